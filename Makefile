@@ -1,0 +1,51 @@
+# Everything below installs what is missing (deploy/bootstrap.sh), so each target works alone on a
+# fresh Debian 12 with Python 3.11, and a second time without network.
+PYTHON := .venv/bin/python
+JOBS := 2
+FORMAT := clang-format-14
+CXX_SOURCES = $(shell find native client bench tests -name '*.cc' -o -name '*.h')
+PYTHON_FOLDERS = petps client bench tests
+
+.PHONY: help bootstrap build demo test bench format tidy clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    build, then train, serve, kill and compare on real accesses (petps demo)"
+	@echo "make test    build, then every check and test; one summary at the end"
+	@echo "make bench   build, then measure; ONLY=pull measures a part"
+	@echo "make build   everything that is needed to run, into .venv and build/release"
+	@echo "make format  rewrite the sources in the one format that make test accepts"
+	@echo "make tidy    clang-tidy over native/ and client/cpp (slow; needs clang-tidy-14)"
+	@echo "make clean   remove build/ (not .venv)"
+
+bootstrap:
+	@deploy/bootstrap.sh
+
+# An editable install: Python edits are live, C++ is rebuilt incrementally in build/release, which
+# the test programs share.
+build: bootstrap
+	@deploy/build.sh
+
+demo: build
+	.venv/bin/petps demo
+
+test: build
+	cmake --build build/release -j $(JOBS) --target petps_bench
+	$(PYTHON) -m tests.run --jobs $(JOBS) $(if $(ONLY),--only $(ONLY))
+
+bench: build
+	cmake --build build/release -j $(JOBS) --target petps_bench
+	$(PYTHON) -m bench.report $(if $(ONLY),--only $(ONLY))
+
+format: bootstrap
+	$(FORMAT) -i $(CXX_SOURCES)
+	.venv/bin/ruff format -q $(PYTHON_FOLDERS)
+	.venv/bin/ruff check -q --fix $(PYTHON_FOLDERS)
+
+tidy: build
+	cmake --preset release >/dev/null
+	find native client/cpp -name '*.cc' -not -path 'native/bindings/*' | \
+	  xargs -P $(JOBS) -n 4 clang-tidy-14 -p build/release --quiet
+
+clean:
+	rm -rf build

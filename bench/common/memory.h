@@ -1,0 +1,65 @@
+// Memory of the limits that petps is compared with: pre-faulted, on huge pages where the kernel
+// gives them, so that no limit is slow for a reason that petps does not have.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+
+namespace petps::bench {
+
+class Memory {
+ public:
+  explicit Memory(size_t bytes) : bytes_((bytes + kHuge - 1) / kHuge * kHuge + kHuge) {
+    void* at = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) {
+      std::perror("mmap");
+      std::exit(1);
+    }
+    start_ = at;
+    const auto address = reinterpret_cast<size_t>(at);
+    at_ = reinterpret_cast<std::byte*>((address + kHuge - 1) / kHuge * kHuge);
+    madvise(at_, bytes_ - kHuge, MADV_HUGEPAGE);
+    for (size_t i = 0; i < bytes_ - kHuge; i += 4096) at_[i] = std::byte{0};
+  }
+  ~Memory() { munmap(start_, bytes_); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  std::byte* at() const { return at_; }
+  size_t bytes() const { return bytes_ - kHuge; }
+
+ private:
+  static constexpr size_t kHuge = size_t{2} << 20;
+  size_t bytes_;
+  void* start_ = nullptr;
+  std::byte* at_ = nullptr;
+};
+
+// The same for a container.
+template <typename T>
+struct HugeAllocator {
+  using value_type = T;
+  HugeAllocator() = default;
+  template <typename U>
+  explicit HugeAllocator(const HugeAllocator<U>&) {}
+  T* allocate(size_t n) {
+    const size_t bytes = bytes_for(n);
+    void* at = nullptr;
+    if (posix_memalign(&at, size_t{2} << 20, bytes) != 0) std::abort();
+    madvise(at, bytes, MADV_HUGEPAGE);
+    return static_cast<T*>(at);
+  }
+  void deallocate(T* at, size_t) { std::free(at); }
+  friend bool operator==(const HugeAllocator&, const HugeAllocator&) { return true; }
+
+ private:
+  static size_t bytes_for(size_t n) {
+    constexpr size_t kHuge = size_t{2} << 20;
+    return (n * sizeof(T) + kHuge - 1) / kHuge * kHuge;
+  }
+};
+
+}  // namespace petps::bench

@@ -1,0 +1,201 @@
+// apply: batches of full rows for keys that are there, beside a loop that reads two random index
+// lines per row and streams the row to where it is told, on the same medium, with one thread.
+#include <emmintrin.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "bench/common/arguments.h"
+#include "bench/common/loaded_table.h"
+#include "bench/common/measure.h"
+#include "bench/common/random.h"
+#include "table/impl.h"
+
+namespace petps::bench {
+namespace {
+
+constexpr uint64_t kLine = media::kLineBytes;
+
+struct Place {
+  uint32_t tags;
+  uint32_t entry;
+};
+
+struct Setting {
+  uint64_t batch;  // rows of one apply
+  uint64_t window_batches;
+  uint64_t target_rows;  // of the limit's mapped memory
+  Plan plan;
+};
+
+// Reads lines of the real index; writes rows one after another, round and round, into an extent of
+// its own on the same medium. The batch of rows it copies from is the one petps applies.
+class Limit {
+ public:
+  Limit(LoadedTable& loaded, media::Media& target, uint64_t rows)
+      : medium_(target),
+        base_(loaded.tables().pool().at(0)),
+        target_(target.base()),
+        rows_(rows),
+        row_bytes_(loaded.row_bytes()) {}
+
+  void run(const Place* places, const std::byte* rows, uint64_t n, uint64_t ahead) {
+    uint64_t sum = 0;
+    for (uint64_t i = 0; i < n; ++i) {
+      if (i + ahead < n) {
+        __builtin_prefetch(base_ + places[i + ahead].tags * kLine);
+        __builtin_prefetch(base_ + places[i + ahead].entry * kLine);
+      }
+      uint64_t tags, entry;
+      std::memcpy(&tags, base_ + places[i].tags * kLine, 8);
+      std::memcpy(&entry, base_ + places[i].entry * kLine, 8);
+      sum += tags ^ entry;
+      stream(target_ + next_ * row_bytes_, rows + i * row_bytes_);
+      if (++next_ == rows_) next_ = 0;
+    }
+    _mm_sfence();
+    if (medium_.durability() ==
+        media::Durability::kPower) {  // the disk's own limit: one sync a batch
+      media::Flusher flusher(medium_);
+      flusher.flush(target_, 1, media::Site::kRow);
+      check_ok(flusher.drain(media::Site::kFilled));
+    }
+    keep(sum);
+  }
+
+ private:
+  void stream(std::byte* to, const std::byte* from) const {
+    for (uint64_t at = 0; at < row_bytes_; at += 16) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + at),
+                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at)));
+    }
+  }
+
+  media::Media& medium_;
+  const std::byte* base_;
+  std::byte* target_;
+  uint64_t rows_;
+  uint64_t row_bytes_;
+  uint64_t next_ = 0;
+};
+
+struct Batches {
+  std::vector<std::vector<uint64_t>> keys;
+  std::vector<std::vector<Place>> places;
+};
+
+// Distinct keys within a batch, as a delta has them.
+Batches make_batches(LoadedTable& loaded, uint64_t count, uint64_t size) {
+  Batches batches;
+  const index::Index& index = loaded.table().impl().index;
+  const std::byte* base = loaded.tables().pool().at(0);
+  Random random(11);
+  std::vector<uint32_t> rows(loaded.rows());
+  for (uint32_t i = 0; i < rows.size(); ++i) rows[i] = i;
+  uint64_t used = 0;
+  for (uint64_t b = 0; b < count; ++b) {
+    std::vector<uint64_t> keys;
+    std::vector<Place> places;
+    if (used + size > rows.size()) used = 0;
+    for (uint64_t i = 0; i < size; ++i, ++used) {
+      std::swap(rows[used], rows[used + random.below(rows.size() - used)]);
+      keys.push_back(LoadedTable::key(rows[used]));
+      const index::Place found = index.find_one(keys.back());
+      if (found.ref == 0) fail("a row is missing");
+      const auto* bucket = reinterpret_cast<const std::byte*>(&index.bucket(found.bucket));
+      const auto tags = static_cast<uint32_t>(static_cast<uint64_t>(bucket - base) / kLine);
+      places.push_back(
+          {tags,
+           tags + static_cast<uint32_t>(offsetof(index::Bucket, entries) + found.entry * 16) / 64});
+    }
+    batches.keys.push_back(std::move(keys));
+    batches.places.push_back(std::move(places));
+  }
+  return batches;
+}
+
+void measure(const TableShape& shape, const Setting& setting) {
+  LoadedTable loaded(shape);
+  media::Options options;
+  const bool power = shape.medium == "file" && shape.durability == "power";
+  options.durability = power ? media::Durability::kPower : media::Durability::kProcess;
+  if (shape.medium == "file") options.path = shape.folder + "/bench-limit.pool";
+  auto target = value_of(media::Media::create(options, setting.target_rows * loaded.row_bytes()));
+  std::memset(target->base(), 0, target->size());
+  Limit limit(loaded, *target, setting.target_rows);
+
+  const uint64_t count = setting.window_batches * setting.plan.windows;
+  const Batches batches = make_batches(loaded, count, setting.batch);
+  std::vector<std::byte> rows(setting.batch * loaded.row_bytes());
+  for (uint64_t i = 0; i < setting.batch; ++i) {
+    LoadedTable::fill(i, 1, rows.data() + i * loaded.row_bytes(), loaded.row_bytes());
+  }
+  uint64_t ours = 0;
+  uint64_t theirs = count / 2;
+  uint64_t ahead = 8;
+  const auto apply = [&] {
+    for (uint64_t i = 0; i < setting.window_batches; ++i, ours = (ours + 1) % count) {
+      const auto report = loaded.table().apply({batches.keys[ours], rows.data(), {}, 1});
+      if (!report.ok() || report.value().updated != setting.batch)
+        fail("apply did not update every row");
+    }
+    return setting.window_batches * setting.batch;
+  };
+  const auto loop = [&] {
+    for (uint64_t i = 0; i < setting.window_batches; ++i, theirs = (theirs + 1) % count) {
+      limit.run(batches.places[theirs].data(), rows.data(), setting.batch, ahead);
+    }
+    return setting.window_batches * setting.batch;
+  };
+  // Every slot that replaced rows will use is touched before the clock starts.
+  for (uint64_t done = 0; done < loaded.rows() / 4 + 2 * pool::kSpareSlots;
+       done += setting.batch * setting.window_batches) {
+    apply();
+  }
+  double best = 0;
+  uint64_t best_ahead = 0;
+  for (const uint64_t candidate : {4, 8, 16, 24, 32, 48}) {
+    ahead = candidate;
+    const double rate = best_rate(setting.plan.windows, loop);
+    if (rate > best) best = rate, best_ahead = candidate;
+  }
+  ahead = best_ahead;
+  const Compared compared = compare(setting.plan, apply, loop);
+  if (!options.path.empty()) std::remove(options.path.c_str());
+  Line(power ? "apply.power" : "apply")
+      .text("medium", shape.medium)
+      .text("durability", shape.medium == "dram" ? "volatile" : shape.durability)
+      .text("unit", "rows/s")
+      .text("ratio_to", power ? "two random index lines read, the row streamed, one sync a batch"
+                              : "two random index lines read and the row streamed, per row")
+      .number("rows", static_cast<double>(loaded.rows()))
+      .number("batch", static_cast<double>(setting.batch))
+      .number("limit_ahead", static_cast<double>(ahead))
+      .compared(compared);
+}
+
+}  // namespace
+}  // namespace petps::bench
+
+int main(int count, char** values) {
+  using namespace petps::bench;
+  Arguments arguments(count, values);
+  TableShape shape;
+  shape.rows = arguments.number("rows", 2'000'000);
+  shape.dim = static_cast<uint32_t>(arguments.number("dim", 128));
+  shape.medium = arguments.text("medium", "dram");
+  shape.folder = arguments.text("folder", shape.folder);
+  shape.durability = arguments.text("durability", shape.durability);
+  Setting setting;
+  setting.batch = arguments.number("batch", 2000);
+  setting.window_batches = arguments.number("window_batches", 5);
+  setting.target_rows = arguments.number("target_rows", 500'000);
+  setting.plan.rounds = static_cast<uint32_t>(arguments.number("rounds", setting.plan.rounds));
+  setting.plan.windows = static_cast<uint32_t>(arguments.number("windows", setting.plan.windows));
+  arguments.finish();
+  if (shape.durability == "power")
+    setting.plan.calm = 0;  // a thread that waits for its disk is calm
+  measure(shape, setting);
+  return 0;
+}

@@ -1,0 +1,175 @@
+// index.search.*: Index::find_refs beside absl::flat_hash_map with the same prefetching, 8-byte
+// values, both at load 0.8, one thread. The map gets the best of what its public interface allows:
+// its own hash, huge pages, prefetch() a tuned distance ahead.
+#include <absl/container/flat_hash_map.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "bench/common/arguments.h"
+#include "bench/common/loaded_table.h"
+#include "bench/common/measure.h"
+#include "bench/common/memory.h"
+#include "bench/common/random.h"
+#include "table/impl.h"
+
+namespace petps::bench {
+namespace {
+
+using index::Index;
+using index::Op;
+using index::OpState;
+using Map =
+    absl::flat_hash_map<uint64_t, uint64_t, absl::container_internal::hash_default_hash<uint64_t>,
+                        absl::container_internal::hash_default_eq<uint64_t>,
+                        HugeAllocator<std::pair<const uint64_t, uint64_t>>>;
+
+uint64_t ref_of(uint64_t row) { return (row + 1) * 8; }
+
+// Entries alone: the refs point to no slot, and nothing of this bench follows them.
+void fill_index(Index& index, media::Media& medium, uint64_t rows) {
+  constexpr uint64_t kBatch = 4096;
+  media::Flusher flusher(medium);
+  std::vector<Op> ops;
+  for (uint64_t begin = 0; begin < rows; begin += kBatch) {
+    ops.assign(std::min(kBatch, rows - begin), Op());
+    for (uint64_t i = 0; i < ops.size(); ++i) {
+      ops[i].key = LoadedTable::key(begin + i);
+      ops[i].ref = ref_of(begin + i);
+    }
+    index.plan(ops);
+    for (bool waiting = true; waiting;) {
+      for (Op& op : ops) {
+        if (op.state != OpState::kDone) index.raise(op, flusher);
+      }
+      check_ok(flusher.drain(media::Site::kFilled));
+      index.publish(ops, flusher);
+      waiting = std::any_of(ops.begin(), ops.end(),
+                            [](const Op& op) { return op.state != OpState::kDone; });
+    }
+    check_ok(flusher.drain(media::Site::kPublished));
+    for (const Op& op : ops) index.settle(op);
+  }
+}
+
+uint64_t search_map(const Map& map, const uint64_t* keys, uint64_t* refs, uint64_t n,
+                    uint64_t ahead) {
+  for (uint64_t i = 0; i < std::min(ahead, n); ++i) map.prefetch(keys[i]);
+  for (uint64_t i = 0; i < n; ++i) {
+    if (i + ahead < n) map.prefetch(keys[i + ahead]);
+    const auto found = map.find(keys[i]);
+    refs[i] = found == map.end() ? 0 : found->second;
+  }
+  return n;
+}
+
+// The same with the hash computed once for the find.
+uint64_t search_map_hashed(const Map& map, const uint64_t* keys, uint64_t* refs, uint64_t n,
+                           uint64_t ahead, uint64_t* hashes) {
+  const auto hash = map.hash_function();
+  for (uint64_t i = 0; i < n; ++i) hashes[i] = hash(keys[i]);
+  for (uint64_t i = 0; i < std::min(ahead, n); ++i) map.prefetch(keys[i]);
+  for (uint64_t i = 0; i < n; ++i) {
+    if (i + ahead < n) map.prefetch(keys[i + ahead]);
+    const auto found = map.find(keys[i], hashes[i]);
+    refs[i] = found == map.end() ? 0 : found->second;
+  }
+  return n;
+}
+
+struct Setting {
+  uint64_t rows;
+  uint64_t batch;  // keys of one call on both sides
+  uint64_t calls;  // of a window
+  Plan plan;
+};
+
+void measure(const Index& index, const Map& map, Access access, const Setting& setting) {
+  const uint64_t window = setting.batch * setting.calls;
+  const uint64_t count = window * setting.plan.windows;
+  std::vector<uint64_t> keys;
+  for (const uint32_t row : row_stream(access, setting.rows, count, 7))
+    keys.push_back(LoadedTable::key(row));
+  std::vector<uint64_t> refs(setting.batch), expected(setting.batch), hashes(setting.batch);
+  index.find_refs({keys.data(), setting.batch}, refs.data());
+  search_map(map, keys.data(), expected.data(), setting.batch, 8);
+  if (refs != expected) fail("index and map disagree");
+
+  uint64_t ours = 0;
+  uint64_t theirs = count / 2;
+  uint64_t ahead = 8;
+  bool hashed = false;
+  const auto search = [&] {
+    for (uint64_t i = 0; i < setting.calls; ++i, ours = (ours + setting.batch) % count) {
+      index.find_refs({keys.data() + ours, setting.batch}, refs.data());
+      keep(refs.data());
+    }
+    return window;
+  };
+  const auto limit = [&] {
+    for (uint64_t i = 0; i < setting.calls; ++i, theirs = (theirs + setting.batch) % count) {
+      if (hashed) {
+        search_map_hashed(map, keys.data() + theirs, refs.data(), setting.batch, ahead,
+                          hashes.data());
+      } else {
+        search_map(map, keys.data() + theirs, refs.data(), setting.batch, ahead);
+      }
+      keep(refs.data());
+    }
+    return window;
+  };
+  double best = 0;
+  uint64_t best_ahead = 0;
+  bool best_hashed = false;
+  for (const bool with : {false, true}) {
+    for (const uint64_t candidate : {4, 8, 12, 16, 24, 32, 48}) {
+      hashed = with;
+      ahead = candidate;
+      const double rate = best_rate(setting.plan.windows, limit);
+      if (rate > best) best = rate, best_ahead = candidate, best_hashed = with;
+    }
+  }
+  ahead = best_ahead;
+  hashed = best_hashed;
+  const Compared compared = compare(setting.plan, search, limit);
+  Line(std::string("index.search.") + access_name(access))
+      .text("unit", "keys/s")
+      .text("ratio_to", "absl::flat_hash_map with prefetch")
+      .number("rows", static_cast<double>(setting.rows))
+      .number("load", static_cast<double>(setting.rows) /
+                          static_cast<double>(index.bucket_count() * index::kEntries))
+      .number("limit_load", static_cast<double>(map.load_factor()))
+      .number("limit_ahead", static_cast<double>(ahead))
+      .number("limit_hashed_once", hashed ? 1 : 0)
+      .compared(compared);
+}
+
+}  // namespace
+}  // namespace petps::bench
+
+int main(int count, char** values) {
+  using namespace petps::bench;
+  Arguments arguments(count, values);
+  Setting setting;
+  // 0.8 of a power of two, so that the map's load is 0.8 too.
+  setting.rows = arguments.number("rows", (uint64_t{1} << 24) / 5 * 4);
+  setting.batch = arguments.number("batch", 500);
+  setting.calls = arguments.number("calls", 100);
+  setting.plan.rounds = static_cast<uint32_t>(arguments.number("rounds", setting.plan.rounds));
+  setting.plan.windows = static_cast<uint32_t>(arguments.number("windows", setting.plan.windows));
+  arguments.finish();
+
+  TableShape shape;
+  shape.capacity = setting.rows;
+  shape.dim = 2;
+  LoadedTable loaded(shape);
+  petps::index::Index& index = loaded.table().impl().index;
+  fill_index(index, loaded.tables().pool().medium(), setting.rows);
+  Map map;
+  map.reserve(setting.rows);
+  for (uint64_t row = 0; row < setting.rows; ++row) map.emplace(LoadedTable::key(row), ref_of(row));
+  for (const Access access : {Access::kUniform, Access::kZipf})
+    measure(index, map, access, setting);
+  return 0;
+}

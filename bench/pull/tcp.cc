@@ -1,0 +1,425 @@
+// pull.tcp: 500-key pulls from a petps server in another process, over loopback TCP, beside a server
+// that gathers the same rows by row number and writes them behind a 4-byte length.
+// pull.p99_during_apply: latency of pulls that are sent on schedule, while the server applies batches
+// to the same table, beside that of the same pulls while it does not.
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "bench/common/arguments.h"
+#include "bench/common/loaded_table.h"
+#include "bench/common/measure.h"
+#include "bench/common/random.h"
+#include "bench/pull/tcp_limit.h"
+#include "bench/pull/tcp_processes.h"
+#include "petps_client/client.h"
+
+namespace petps::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Setting {
+  TableShape shape;
+  ApplyPace pace;
+  Plan plan;
+  uint32_t request_keys = 500;
+  uint32_t in_flight = 2;  // over all connections
+  uint32_t connections_max = 2;
+  uint32_t call_requests = 0;  // of one call of the client, which keeps in_flight of them under way
+  std::chrono::milliseconds window{0};
+  std::chrono::milliseconds apply_window{0};
+  uint32_t apply_windows = 0;  // idle and applying, each
+  uint32_t load_percent = 0;   // of the peak, sent on schedule
+  uint32_t senders = 0;
+};
+
+// Keys and row numbers of the same rows, drawn before the clock starts. One side begins in the
+// middle, so that it does not find in the caches what the other just read.
+struct Stream {
+  std::vector<uint64_t> keys;
+  std::vector<uint32_t> numbers;
+};
+
+Stream make_stream(Access access, uint64_t rows, uint64_t count) {
+  Stream stream;
+  stream.numbers = row_stream(access, rows, count, 1);
+  for (const uint32_t number : stream.numbers) stream.keys.push_back(LoadedTable::key(number));
+  return stream;
+}
+
+void check_rows(const uint64_t* keys, uint64_t n, const std::byte* rows, uint32_t row_bytes) {
+  for (uint64_t i = 0; i < n; ++i) {
+    if (!LoadedTable::whole(keys[i], rows + i * row_bytes, row_bytes)) fail("a row is torn");
+  }
+}
+
+std::unique_ptr<client::Client> connect(const Setting& setting, uint32_t port,
+                                        uint32_t requests_in_flight) {
+  client::Options options;
+  options.name = "bench";
+  options.keys_per_request = setting.request_keys;
+  options.requests_in_flight = requests_in_flight;
+  return value_of(client::Client::connect("petps://127.0.0.1:" + std::to_string(port), options));
+}
+
+// One thread's share of one side. Both cycle through an array of the same size.
+class Lane {
+ public:
+  Lane(const Setting& setting, const Stream& stream, uint32_t in_flight, uint64_t from)
+      : setting_(setting),
+        stream_(stream),
+        in_flight_(in_flight),
+        request_bytes_(uint64_t{setting.request_keys} * setting.shape.dim * 4),
+        // A call drains its pipeline at the end; with one request in flight there is none.
+        call_requests_(in_flight == 1 ? 1 : setting.call_requests),
+        out_(uint64_t{call_requests_} * setting.request_keys * setting.shape.dim),
+        at_(from / call_keys() * call_keys()) {}
+
+  uint64_t pull(client::Client& client, Clock::time_point until) {
+    uint64_t rows = 0;
+    for (; Clock::now() < until; rows += call_keys()) pull_once(client);
+    return rows;
+  }
+
+  void pull_once(client::Client& client) {
+    client::PullOptions options;
+    options.dedup = client::Dedup::kNever;  // the limit answers every row that is asked for
+    const auto report = value_of(client.pull("rows", {keys(), call_keys()}, out_, {}, options));
+    if (report.found != call_keys()) fail("a loaded key is missing");
+    at_ += call_keys();
+  }
+
+  uint64_t gather(LimitClient& client, Clock::time_point until) {
+    uint64_t asked = 0;
+    uint64_t taken = 0;
+    const auto ask = [&] {
+      client.ask(numbers());
+      at_ += setting_.request_keys;
+      ++asked;
+    };
+    while (asked < in_flight_) ask();
+    while (taken < asked) {
+      client.take(out() + taken % call_requests_ * request_bytes_);
+      ++taken;
+      if (Clock::now() < until) ask();
+    }
+    return taken * setting_.request_keys;
+  }
+
+  uint64_t call_keys() const { return uint64_t{call_requests_} * setting_.request_keys; }
+  const uint64_t* keys() const { return stream_.keys.data() + at_ % end(); }
+  std::byte* out() { return reinterpret_cast<std::byte*>(out_.data()); }
+
+ private:
+  const uint32_t* numbers() const { return stream_.numbers.data() + at_ % end(); }
+  uint64_t end() const { return stream_.keys.size() / call_keys() * call_keys(); }
+
+  const Setting& setting_;
+  const Stream& stream_;
+  uint32_t in_flight_;
+  uint64_t request_bytes_;
+  uint32_t call_requests_;
+  std::vector<float> out_;
+  uint64_t at_;
+};
+
+// Runs `work(lane number)` on as many threads as there are connections; the sum of what they return.
+template <typename Work>
+uint64_t on_each(uint32_t connections, const Work& work) {
+  std::atomic<uint64_t> sum{0};
+  std::vector<std::thread> others;
+  for (uint32_t i = 1; i < connections; ++i) {
+    others.emplace_back([&, i] { sum += work(i); });
+  }
+  sum += work(0);
+  for (std::thread& other : others) other.join();
+  return sum;
+}
+
+class Sides {
+ public:
+  Sides(const Setting& setting, Control& control, const Stream& stream, uint32_t connections)
+      : setting_(setting), connections_(connections), limit_port_(control.limit_port) {
+    const uint32_t in_flight = std::max(setting.in_flight / connections, 1u);
+    client_ = connect(setting, control.petps_port, in_flight);
+    const uint64_t part = stream.keys.size() / (2 * connections);
+    for (uint32_t i = 0; i < connections; ++i) {
+      ours_.push_back(std::make_unique<Lane>(setting, stream, in_flight, 2 * i * part));
+      theirs_.push_back(std::make_unique<Lane>(setting, stream, in_flight, (2 * i + 1) * part));
+    }
+  }
+
+  uint64_t pull() {
+    const auto until = Clock::now() + setting_.window;
+    return on_each(connections_, [&](uint32_t i) { return ours_[i]->pull(*client_, until); });
+  }
+  uint64_t gather() {
+    const auto until = Clock::now() + setting_.window;
+    return on_each(connections_,
+                   [&](uint32_t i) { return theirs_[i]->gather(*limits_[i], until); });
+  }
+
+  void set_limit(const LimitSetting& limit) {
+    limits_.clear();
+    for (uint32_t i = 0; i < connections_; ++i) {
+      limits_.push_back(std::make_unique<LimitClient>(static_cast<uint16_t>(limit_port_), limit,
+                                                      setting_.request_keys,
+                                                      setting_.shape.dim * 4));
+    }
+  }
+
+  // Both sides hand out whole rows of the keys that were asked for.
+  void check() {
+    const uint32_t row_bytes = setting_.shape.dim * 4;
+    Lane& ours = *ours_[0];
+    const uint64_t* keys = ours.keys();
+    ours.pull_once(*client_);
+    check_rows(keys, ours.call_keys(), ours.out(), row_bytes);
+    Lane& theirs = *theirs_[0];
+    keys = theirs.keys();
+    theirs.gather(*limits_[0], Clock::now());
+    check_rows(keys, setting_.request_keys, theirs.out(), row_bytes);
+  }
+
+ private:
+  const Setting& setting_;
+  uint32_t connections_;
+  uint32_t limit_port_;
+  std::unique_ptr<client::Client> client_;
+  std::vector<std::unique_ptr<LimitClient>> limits_;
+  std::vector<std::unique_ptr<Lane>> ours_;
+  std::vector<std::unique_ptr<Lane>> theirs_;
+};
+
+LimitSetting tune_limit(const Setting& setting, Sides& sides) {
+  LimitSetting best;
+  double best_found = 0;
+  for (const uint32_t send_rows : {64u, 128u, 256u, setting.request_keys}) {
+    for (const bool wait_all : {true, false}) {
+      const LimitSetting candidate{send_rows, best.ahead, wait_all};
+      sides.set_limit(candidate);
+      const double rate = best_rate(setting.plan.windows, [&] { return sides.gather(); });
+      if (rate > best_found) best_found = rate, best = candidate;
+    }
+  }
+  for (const uint32_t ahead : {4u, 12u, 16u, 24u}) {
+    const LimitSetting candidate{best.send_rows, ahead, best.wait_all};
+    sides.set_limit(candidate);
+    const double rate = best_rate(setting.plan.windows, [&] { return sides.gather(); });
+    if (rate > best_found) best_found = rate, best.ahead = ahead;
+  }
+  sides.set_limit(best);
+  return best;
+}
+
+Line& describe(Line& line, const Setting& setting) {
+  const double trip = line_round_trip_ns();
+  return line.number("rows", static_cast<double>(setting.shape.rows))
+      .number("request_keys", setting.request_keys)
+      .text("scheduling", scheduling())
+      .text("cores", distance_name(trip))
+      .number("line_round_trip_ns", trip);
+}
+
+// As measure.h's compare, but a side of a round is the median of its windows: a thread that waits for
+// its peer cannot tell whether it lost its core, and once a second the kernel hands the cores to
+// whoever the bench has kept waiting.
+Compared compare_medians(const Plan& plan, const std::function<uint64_t()>& petps,
+                         const std::function<uint64_t()>& limit) {
+  const auto rate = [](const std::function<uint64_t()>& side) {
+    const auto start = Clock::now();
+    const uint64_t rows = side();
+    return static_cast<double>(rows) / std::chrono::duration<double>(Clock::now() - start).count();
+  };
+  Compared result;
+  std::vector<double> values, limits, ratios;
+  rate(petps);
+  rate(limit);
+  for (uint32_t round = 0; round < plan.rounds; ++round) {
+    std::vector<double> ours, theirs;
+    for (uint32_t window = 0; window < plan.windows; ++window) {
+      ours.push_back(rate(petps));
+      theirs.push_back(rate(limit));
+      result.value_best = std::max(result.value_best, ours.back());
+      result.limit_best = std::max(result.limit_best, theirs.back());
+    }
+    values.push_back(median(ours));
+    limits.push_back(median(theirs));
+    ratios.push_back(values.back() / limits.back());
+  }
+  result.value = median(values);
+  result.limit = median(limits);
+  result.ratio = median(ratios);
+  result.ratio_low = *std::min_element(ratios.begin(), ratios.end());
+  result.ratio_high = *std::max_element(ratios.begin(), ratios.end());
+  return result;
+}
+
+// Rows a second of petps.
+double measure_rate(const Setting& setting, Control& control, Access access, const Stream& stream,
+                    uint32_t connections) {
+  Sides sides(setting, control, stream, connections);
+  const LimitSetting limit = tune_limit(setting, sides);
+  sides.check();
+  const Compared compared = compare_medians(
+      setting.plan, [&] { return sides.pull(); }, [&] { return sides.gather(); });
+  Line line("pull.tcp");
+  line.text("medium", setting.shape.medium)
+      .text("access", access_name(access))
+      .text("unit", "rows/s")
+      .text("ratio_to", "loopback server of rows by row number behind a 4-byte length")
+      .number("connections", connections)
+      .number("in_flight", setting.in_flight)
+      .number("limit_send_rows", limit.send_rows)
+      .number("limit_ahead", limit.ahead)
+      .text("limit_receive", limit.wait_all ? "whole replies" : "what is there");
+  describe(line, setting).compared(compared);
+  return compared.value;
+}
+
+// Latencies in microseconds of pulls sent every `gap`, from the time they were due: a pull that had
+// to wait for a free sender has waited.
+std::vector<double> send_on_schedule(const Setting& setting, client::Client& client,
+                                     const Stream& stream, std::chrono::nanoseconds gap,
+                                     uint64_t first) {
+  const auto count = static_cast<uint64_t>(std::chrono::nanoseconds(setting.apply_window) / gap);
+  const uint64_t end = stream.keys.size() / setting.request_keys;
+  std::vector<double> latencies(count);
+  std::atomic<uint64_t> next{0};
+  const auto start = Clock::now() + std::chrono::milliseconds(1);
+  on_each(setting.senders, [&](uint32_t) -> uint64_t {
+    prctl(PR_SET_TIMERSLACK, 1);
+    std::vector<float> out(uint64_t{setting.request_keys} * setting.shape.dim);
+    for (uint64_t i = next++; i < count; i = next++) {
+      const auto due = start + gap * i;
+      std::this_thread::sleep_until(due);
+      const uint64_t* keys = stream.keys.data() + (first + i) % end * setting.request_keys;
+      const auto report = value_of(client.pull("rows", {keys, setting.request_keys}, out));
+      latencies[i] = std::chrono::duration<double, std::micro>(Clock::now() - due).count();
+      if (report.found != setting.request_keys) fail("a loaded key is missing");
+      if (i % 64 == 0) {
+        check_rows(keys, setting.request_keys, reinterpret_cast<const std::byte*>(out.data()),
+                   setting.shape.dim * 4);
+      }
+    }
+    return 0;
+  });
+  return latencies;
+}
+
+void measure_latency(const Setting& setting, Control& control, Access access, const Stream& stream,
+                     double peak_rows) {
+  const auto client = connect(setting, control.petps_port, 1);
+  const double pulls_per_s = peak_rows / setting.request_keys * setting.load_percent / 100;
+  const std::chrono::nanoseconds gap(static_cast<int64_t>(1e9 / pulls_per_s));
+  std::vector<double> idle, during, idle_middle, during_middle, ratios, apply_rate;
+  uint64_t first = 0;
+  const auto window = [&](bool apply, std::vector<double>& p99, std::vector<double>& middle) {
+    control.apply = apply;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    const uint64_t applied = control.applied_rows;
+    const auto start = Clock::now();
+    std::vector<double> latencies = send_on_schedule(setting, *client, stream, gap, first);
+    const std::chrono::duration<double> passed = Clock::now() - start;
+    if (apply) {
+      apply_rate.push_back(static_cast<double>(control.applied_rows - applied) / passed.count());
+    }
+    control.apply = false;
+    first += latencies.size();
+    std::sort(latencies.begin(), latencies.end());
+    p99.push_back(percentile(latencies, 0.99));
+    middle.push_back(percentile(latencies, 0.5));
+  };
+  const uint64_t applied = control.applied_rows;
+  const uint64_t apply_ns = control.apply_ns;
+  for (uint32_t i = 0; i < setting.apply_windows; ++i) {
+    window(false, idle, idle_middle);
+    window(true, during, during_middle);
+    ratios.push_back(during.back() / idle.back());
+  }
+  const auto batches = static_cast<double>(control.applied_rows - applied) /
+                       static_cast<double>(setting.pace.batch_rows);
+  Line line("pull.p99_during_apply");
+  line.text("medium", setting.shape.medium)
+      .text("access", access_name(access))
+      .text("unit", "us")
+      .text("ratio_to", "p99 while nothing is applied")
+      .number("senders", setting.senders)
+      .number("pulls_per_s", pulls_per_s)
+      .number("apply_rows_per_s", median(apply_rate))
+      .number("apply_batch_rows", static_cast<double>(setting.pace.batch_rows))
+      .number("apply_batch_us", static_cast<double>(control.apply_ns - apply_ns) / 1e3 / batches)
+      .number("p50", median(during_middle))
+      .number("limit_p50", median(idle_middle));
+  describe(line, setting)
+      .number("value", median(during))
+      .number("limit", median(idle))
+      .number("ratio", median(during) / median(idle))
+      .number("ratio_low", *std::min_element(ratios.begin(), ratios.end()))
+      .number("ratio_high", *std::max_element(ratios.begin(), ratios.end()));
+}
+
+Setting read_setting(Arguments& arguments) {
+  Setting setting;
+  setting.shape.rows = arguments.number("rows", 2'000'000);
+  setting.shape.dim = static_cast<uint32_t>(arguments.number("dim", 128));
+  setting.shape.medium = arguments.text("medium", "dram");
+  setting.shape.folder = arguments.text("folder", setting.shape.folder);
+  const auto small = [&](const char* name, uint64_t otherwise) {
+    return static_cast<uint32_t>(arguments.number(name, otherwise));
+  };
+  setting.request_keys = small("request_keys", setting.request_keys);
+  setting.in_flight = small("in_flight", setting.in_flight);
+  setting.connections_max = small("connections_max", setting.connections_max);
+  setting.call_requests = small("call_requests", 32);
+  // Windows shorter than what a neighbour on the machine changes, and longer than a dozen calls.
+  setting.window = std::chrono::milliseconds(arguments.number("window_ms", 24));
+  setting.plan.rounds = small("rounds", 5);
+  setting.plan.windows = small("windows", 21);
+  setting.apply_window = std::chrono::milliseconds(arguments.number("apply_window_ms", 1500));
+  setting.apply_windows = small("apply_windows", 5);
+  setting.load_percent = small("load_percent", 25);
+  setting.senders = small("senders", 2);
+  setting.pace.batch_rows = arguments.number("apply_batch", setting.pace.batch_rows);
+  setting.pace.rows_per_s = arguments.number("apply_rows_per_s", setting.pace.rows_per_s);
+  return setting;
+}
+
+}  // namespace
+}  // namespace petps::bench
+
+int main(int count, char** values) {
+  using namespace petps::bench;
+  Arguments arguments(count, values);
+  const Setting setting = read_setting(arguments);
+  arguments.finish();
+  ServerProcesses servers(setting.shape, setting.pace);
+  const uint64_t call_keys = uint64_t{setting.call_requests} * setting.request_keys;
+  const uint64_t draws =
+      std::max(std::min<uint64_t>(4'000'000, 4 * setting.shape.rows), 8 * call_keys);
+  const Stream uniform = make_stream(Access::kUniform, setting.shape.rows, draws);
+  const Stream zipf = make_stream(Access::kZipf, setting.shape.rows, draws);
+  servers.wait_until_serving();
+  run_before_others();
+  run_on(client_core());
+  double peak = 0;
+  for (uint32_t connections = 1; connections <= setting.connections_max; ++connections) {
+    const double rate =
+        measure_rate(setting, servers.control(), Access::kUniform, uniform, connections);
+    peak = std::max(peak, rate);
+    measure_rate(setting, servers.control(), Access::kZipf, zipf, connections);
+  }
+  // Three kinds of threads, none busy all the time: the kernel finds them a core, as it does for users.
+  run_on(-1);
+  run_process_on(servers.petps(), -1);
+  if (setting.apply_windows == 0) return 0;
+  measure_latency(setting, servers.control(), Access::kUniform, uniform, peak);
+  return 0;
+}

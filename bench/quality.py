@@ -1,0 +1,104 @@
+"""What does not depend on the clock: bucket reads per hit, and bytes a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from petps import _native
+
+Keys = npt.NDArray[np.uint64]
+BATCH = 50_000
+
+
+def _table(rows: int, dim: int) -> tuple[_native.Tables, _native.Table]:
+    tables = _native.Tables.create("", background=False)
+    instance = tables.create_instance("bench", "bench@1", 1)
+    table = tables.create_table("t", instance=instance.id, dim=dim, dtype="f32", capacity=rows)
+    return tables, table
+
+
+def _add(table: _native.Table, keys: Keys) -> None:
+    for begin in range(0, len(keys), BATCH):
+        part = keys[begin : begin + BATCH]
+        rows = np.zeros((len(part), table.row_bytes), dtype=np.uint8)
+        report = table.apply(part, rows)
+        assert report.inserted == len(part), report.as_dict()
+
+
+def _erase(table: _native.Table, keys: Keys) -> None:
+    for begin in range(0, len(keys), BATCH):
+        part = keys[begin : begin + BATCH]
+        report = table.apply(part, None, np.ones(len(part), dtype=np.bool_))
+        assert report.deleted == len(part), report.as_dict()
+
+
+def _reads_per_hit(table: _native.Table, keys: Keys) -> float:
+    reads, found = table.bucket_reads(keys)
+    assert found == len(keys)
+    return reads / found
+
+
+def _zipf(rng: np.random.Generator, n: int, draws: int) -> npt.NDArray[np.int64]:
+    """Ranks of Zipf 0.99 over n items: int64[draws]."""
+    weights: npt.NDArray[np.float64] = np.cumsum(1.0 / np.arange(1, n + 1) ** 0.99)
+    ranks = np.searchsorted(weights, rng.random(draws) * weights[-1])
+    ranked: npt.NDArray[np.int64] = np.minimum(ranks, n - 1).astype(np.int64)
+    return ranked
+
+
+def bucket_reads(workload: dict[str, Any], seed: int = 1) -> dict[str, float]:
+    """Reads per hit at load 0.8: fresh, Zipf 0.99 with hot placement, after replacing every key.
+
+    A key is replaced by deleting it and adding another, a batch at a time, each ``replacements``
+    times; ``churned_before`` is what that leaves, ``churned`` what re-homing makes of it.
+    """
+    rng = np.random.default_rng(seed)
+    rows = int(workload["rows"])
+    _, table = _table(rows, dim=2)
+    keys = rng.permutation(rows * 2)[:rows].astype(np.uint64)
+    _add(table, keys)
+    figures = {"uniform": _reads_per_hit(table, keys)}
+
+    drawn = keys[_zipf(rng, rows, int(workload["pulls"]))]
+    sample = keys[_zipf(rng, rows, int(workload["pulls"]))]  # what clients saw before: other draws
+    seen, counts = np.unique(sample, return_counts=True)
+    hot = seen[np.argsort(-counts, kind="stable")[: int(workload["hot_keys"])]]
+    figures["zipf099_before"] = _reads_per_hit(table, drawn)
+    table.migrate(hot)
+    figures["zipf099"] = _reads_per_hit(table, drawn)
+
+    following = np.uint64(rows * 2)
+    for _ in range(int(workload["replacements"])):
+        order = rng.permutation(rows)
+        for begin in range(0, rows, BATCH):
+            places = order[begin : begin + BATCH]
+            _erase(table, keys[places])
+            fresh = np.arange(following, following + np.uint64(len(places)), dtype=np.uint64)
+            following += np.uint64(len(places))
+            _add(table, fresh)
+            keys[places] = fresh
+    figures["churned_before"] = _reads_per_hit(table, keys)
+    table.rehome()
+    figures["churned"] = _reads_per_hit(table, keys)
+    return figures
+
+
+def overhead_bytes_per_row(workload: dict[str, Any]) -> dict[str, float]:
+    """Bytes a row beyond the row itself, at load 0.8: index, headers, allocator (pool and DRAM)."""
+    rows = int(workload["rows"])
+    _, table = _table(rows, int(workload["dim"]))
+    _add(table, np.arange(rows, dtype=np.uint64))
+    status = table.status()
+    assert status.rows == status.capacity == rows
+    # Maps and bits of free slots are part of the allocator; the free slots themselves are not.
+    counted = status.index_bytes + status.header_bytes
+    total = counted + status.allocator_bytes
+    return {
+        "value": total / rows,
+        "index": status.index_bytes / rows,
+        "headers": status.header_bytes / rows,
+        "allocator": status.allocator_bytes / rows,
+    }

@@ -1,0 +1,1 @@
+"""How long a killed pool takes to answer again."""

@@ -1,0 +1,74 @@
+"""Time from the call that opens a killed pool to the first correct reply over TCP.
+
+Runs as a child of bench.report, since a pool is killed with its process:
+``python -m bench.recovery.reopen make POOL ROWS DIM`` loads the pool and dies by kill -9;
+``python -m bench.recovery.reopen open POOL ROWS DIM`` opens it, serves, pulls 500 keys, checks
+them, prints one line of JSON and dies by kill -9, so that the next open finds it unclean again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+BATCH = 100_000
+PULL = 500
+
+
+def rows_of(keys: npt.NDArray[np.uint64], dim: int) -> npt.NDArray[np.float32]:
+    """float32[n, dim] that says whose it is."""
+    return (keys[:, None] % 99_991 + np.arange(dim, dtype=np.uint64)).astype(np.float32)
+
+
+def _die() -> None:
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def make(pool: str, rows: int, dim: int) -> None:
+    """Loads fast, then makes all of it durable, then changes some rows and dies."""
+    from petps import _native
+
+    tables = _native.Tables.create(pool, durability="process")
+    instance = tables.create_instance("default", "default@0", 1)
+    table = tables.create_table("t", instance=instance.id, dim=dim, dtype="f32", capacity=rows)
+    for begin in range(0, rows, BATCH):
+        keys = np.arange(begin, min(rows, begin + BATCH), dtype=np.uint64)
+        table.apply(keys, rows_of(keys, dim).view(np.uint8))
+    tables.set_durability("power")
+    keys = np.arange(min(rows, BATCH), dtype=np.uint64)
+    table.apply(keys, rows_of(keys, dim).view(np.uint8))
+    _die()
+
+
+def open_and_pull(pool: str, rows: int, dim: int) -> None:
+    """Prints {open_ms, first_reply_ms, clean}."""
+    import petps_client
+
+    from petps import _native
+
+    keys = np.random.default_rng(rows).integers(0, rows, PULL).astype(np.uint64)
+    expected = rows_of(keys, dim)
+    start = time.perf_counter()
+    tables = _native.Tables.open(pool)
+    opened = time.perf_counter()
+    server = _native.Server.start(tables, port=0)
+    with petps_client.connect(f"petps://127.0.0.1:{server.port}/default") as client:
+        pulled = client.pull("t", keys)
+    done = time.perf_counter()
+    np.testing.assert_array_equal(pulled, expected)
+    assert not tables.info().was_clean
+    figures = {"open_ms": (opened - start) * 1e3, "first_reply_ms": (done - start) * 1e3}
+    print(json.dumps(figures | {"called": time.time() - (time.perf_counter() - start)}))
+    _die()
+
+
+if __name__ == "__main__":
+    _, what, path, count, width = sys.argv
+    {"make": make, "open": open_and_pull}[what](path, int(count), int(width))

@@ -1,0 +1,283 @@
+"""``make bench``: runs the benchmarks, writes build/bench/results.json, prints a table.
+
+results.json is a list of {name, value, unit, ratio_to, ratio}: ``ratio`` is petps' value divided by
+that of ``ratio_to``, same unit and run; null where there is no reference. A name stands once, with
+its worst required configuration; every configuration stands in build/bench/all.json, the machine
+in build/bench/config.json. bench/README.md tells how to read them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+OUTPUT: Final = ROOT / "build" / "bench"
+Result = dict[str, Any]
+Workload = dict[str, Any]
+
+# What each name should reach; beside it: is a higher ratio better? DESIGN section 12.
+TARGETS: Final[dict[str, tuple[str, float, bool]]] = {
+    "pull.inprocess": ("ratio", 0.85, True),
+    "pull.tcp": ("ratio", 0.8, True),
+    "apply": ("ratio", 0.5, True),
+    "pull.p99_during_apply": ("ratio", 1.3, False),
+    "index.search.uniform": ("ratio", 0.9, True),
+    "index.search.zipf099": ("ratio", 0.9, True),
+    "index.bucket_reads_per_hit.uniform": ("value", 1.05, False),
+    "index.bucket_reads_per_hit.zipf099": ("value", 1.02, False),
+    "index.bucket_reads_per_hit.churned": ("value", 1.05, False),
+    "memory.overhead_bytes_per_row": ("value", 40.0, False),
+    "reopen.ms.100k": ("value", 50.0, False),
+    "reopen.ms.1m": ("value", 50.0, False),
+    "reopen.ms.10m": ("value", 50.0, False),
+}
+
+
+def _program(name: str) -> Path:
+    folder = Path(os.environ.get("PETPS_BENCH_FOLDER", ROOT / "build" / "release" / "bench"))
+    path = folder / f"bench_{name}"
+    if not path.exists():
+        raise SystemExit(f"{path} is not built: run `make bench`")
+    return path
+
+
+def _run(name: str, **arguments: object) -> Iterator[Result]:
+    """Lines of JSON that a C++ program prints."""
+    flags = [f"--{key}={value}" for key, value in arguments.items()]
+    done = subprocess.run([_program(name), *flags], check=True, stdout=subprocess.PIPE, text=True)
+    for line in done.stdout.splitlines():
+        yield json.loads(line)
+
+
+def _inprocess(work: Workload) -> Iterator[Result]:
+    yield from _run("pull_inprocess", rows=work["inprocess"]["rows"], rounds=work["rounds"])
+
+
+def _tcp(work: Workload) -> Iterator[Result]:
+    yield from _run("pull_tcp", rounds=work["rounds"], **work["tcp"])
+
+
+def _apply(work: Workload) -> Iterator[Result]:
+    size = work["apply"]
+    # Power durability stands beside under its own name: it measures the disk, a batch a window.
+    power = {"durability": "power", "windows": size["synced_windows"], "window_batches": 1}
+    kinds: tuple[tuple[str, int, dict[str, object]], ...] = (
+        ("dram", size["rows"], {}),
+        ("file", size["rows"], {}),
+        ("file", size["synced_rows"], power),
+    )
+    for medium, rows, more in kinds:
+        with tempfile.TemporaryDirectory(dir=OUTPUT) as folder:
+            yield from _run(
+                "apply", rows=rows, rounds=work["rounds"], medium=medium, folder=folder, **more
+            )
+
+
+def _search(work: Workload) -> Iterator[Result]:
+    yield from _run("index_search", rows=work["search"]["keys"], rounds=work["rounds"])
+
+
+def _quality(work: Workload) -> Iterator[Result]:
+    from bench.quality import bucket_reads
+
+    for name, value in bucket_reads(work["quality"]).items():
+        yield {"name": f"index.bucket_reads_per_hit.{name}", "value": value, "unit": "buckets"}
+
+
+def _memory(work: Workload) -> Iterator[Result]:
+    from bench.quality import overhead_bytes_per_row
+
+    figures = overhead_bytes_per_row(work["memory"])
+    yield {"name": "memory.overhead_bytes_per_row", "unit": "bytes", **figures}
+
+
+def _reopen(work: Workload) -> Iterator[Result]:
+    dim = work["reopen"]["dim"]
+    with tempfile.TemporaryDirectory(dir=OUTPUT) as folder:
+        for label, rows in zip(("100k", "1m", "10m"), work["reopen"]["rows"], strict=True):
+            pool = Path(folder) / f"{label}.pool"
+            arguments = [str(pool), str(rows), str(dim)]
+            command = [sys.executable, "-m", "bench.recovery.reopen"]
+            made = subprocess.run([*command, "make", *arguments], cwd=ROOT, check=False)
+            if made.returncode != -9:
+                raise SystemExit(
+                    f"loading {rows} rows ended with {made.returncode}, not by kill -9"
+                )
+            replies = []
+            starts = []
+            for _ in range(work["rounds"]):
+                started = time.time()
+                done = subprocess.run(
+                    [*command, "open", *arguments],
+                    cwd=ROOT,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    check=False,
+                )
+                if not done.stdout:
+                    raise SystemExit(f"reopening {rows} rows failed with {done.returncode}")
+                found = json.loads(done.stdout)
+                replies.append(found["first_reply_ms"])
+                starts.append((found["called"] - started) * 1e3)
+            yield {
+                "name": f"reopen.ms.{label}",
+                "value": statistics.median(replies),
+                "unit": "ms",
+                "rows": rows,
+                "highest": max(replies),
+                "process_start_and_imports_ms": statistics.median(starts),
+            }
+            pool.unlink()
+
+
+PARTS: Final[tuple[tuple[str, Callable[[Workload], Iterator[Result]]], ...]] = (
+    ("pull.inprocess", _inprocess),
+    ("pull.tcp", _tcp),
+    ("apply", _apply),
+    ("index.search", _search),
+    ("index.bucket_reads", _quality),
+    ("memory", _memory),
+    ("reopen", _reopen),
+)
+
+
+def worst(results: list[Result]) -> list[Result]:
+    """One line a name: the configuration with the worst ratio."""
+    chosen: dict[str, Result] = {}
+    for result in results:
+        name = result["name"]
+        other = chosen.get(name)
+        if other is None:
+            chosen[name] = result
+            continue
+        higher_is_better = str(result["unit"]).endswith("/s")
+        pair = (result.get("ratio"), other.get("ratio"))
+        if pair[0] is None or pair[1] is None:
+            raise SystemExit(f"{name} stands twice without a ratio to choose by")
+        if (pair[0] < pair[1]) == higher_is_better:
+            chosen[name] = result
+    fields = ("name", "value", "unit", "ratio_to", "ratio")
+    return [{field: result.get(field) for field in fields} for result in chosen.values()]
+
+
+def missed(result: Result) -> bool | None:
+    """Whether a result misses its target; None when it has none."""
+    target = TARGETS.get(result["name"])
+    if target is None:
+        return None
+    field, bound, higher = target
+    value = result[field]
+    return bool(value < bound if higher else value > bound)
+
+
+def _command(*words: str) -> str:
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def configuration(workload: str, work: Workload) -> dict[str, Any]:
+    """The machine and the sizes: figures without them mean nothing."""
+    cpu = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        "unknown",
+    )
+    return {
+        "revision": _command("git", "rev-parse", "--short", "HEAD"),
+        "cpu": cpu,
+        "processors": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_at_start": os.getloadavg()[0],
+        "workload": workload,
+        "sizes": work,
+    }
+
+
+def _show(results: list[Result], config: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        title=f"petps {config['revision']} on {config['cpu']}, {config['processors']} processors"
+    )
+    for column, justify in (
+        ("name", "left"),
+        ("value", "right"),
+        ("unit", "left"),
+        ("ratio", "right"),
+    ):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    table.add_column("target", justify="right")
+    table.add_column("to", justify="left")
+    for result in results:
+        target = TARGETS.get(result["name"])
+        bound = "" if target is None else f"{'>=' if target[2] else '<='} {target[1]:g}"
+        mark = {True: "[red]", False: "[green]", None: ""}[missed(result)]
+        ratio = "" if result["ratio"] is None else f"{result['ratio']:.3f}"
+        value = f"{result['value']:,.0f}" if result["value"] > 1000 else f"{result['value']:.4g}"
+        table.add_row(
+            result["name"],
+            value,
+            result["unit"],
+            f"{mark}{ratio}",
+            f"{mark}{bound}",
+            result["ratio_to"] or "",
+        )
+    Console().print(table)
+
+
+def main() -> None:
+    """Runs the parts whose name begins with --only (all without it)."""
+    parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__)
+    parser.add_argument(
+        "--only", default="", help="a part: the beginning of a name, such as pull or reopen"
+    )
+    parser.add_argument(
+        "--workload", default="full", help="a file of bench/workloads: full or smoke"
+    )
+    parser.add_argument("--output", type=Path, default=OUTPUT)
+    options = parser.parse_args()
+    work = tomllib.loads((ROOT / "bench" / "workloads" / f"{options.workload}.toml").read_text())
+    chosen = [
+        part
+        for part in PARTS
+        if part[0].startswith(options.only) or options.only.startswith(part[0])
+    ]
+    if not chosen:
+        raise SystemExit(
+            f"--only {options.only}: no such part; parts: {', '.join(name for name, _ in PARTS)}"
+        )
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    options.output.mkdir(parents=True, exist_ok=True)
+    config = configuration(options.workload, work)
+    print(json.dumps(config), flush=True)
+    results: list[Result] = []
+    for name, part in chosen:
+        print(f"running {name} ...", file=sys.stderr, flush=True)
+        for result in part(work):
+            print(json.dumps(result), flush=True)
+            results.append(result)
+    named = worst(results)
+    for file, content in (("results", named), ("all", results), ("config", config)):
+        (options.output / f"{file}.json").write_text(json.dumps(content, indent=1) + "\n")
+    _show(named, config)
+
+
+if __name__ == "__main__":
+    main()

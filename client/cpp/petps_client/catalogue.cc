@@ -1,0 +1,152 @@
+#include "petps_client/catalogue.h"
+
+#include <algorithm>
+
+namespace petps::client {
+
+using base::Code;
+using base::Result;
+using base::Status;
+
+namespace {
+
+// More names than this make an error unreadable.
+constexpr size_t kMaxNamesShown = 20;
+
+std::string list_of(std::vector<std::string> names) {
+  if (names.empty()) return "none";
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), kMaxNamesShown); ++i) {
+    text.append(text.empty() ? "" : ", ").append(names[i]);
+  }
+  if (names.size() > kMaxNamesShown)
+    text += ", and " + std::to_string(names.size() - kMaxNamesShown) + " more";
+  return text;
+}
+
+Status check_table(const wire::TableInfo& info, const std::string& peer) {
+  std::string wrong;
+  if (!codec::is_dtype(info.dtype)) {
+    return Status(Code::kUnimplemented, peer + ": table '" + info.name + "' has dtype number " +
+                                            std::to_string(info.dtype) +
+                                            ", which this client does not know: upgrade it");
+  }
+  if (info.dim < 1 || info.dim > kMaxDim)
+    wrong = "dim " + std::to_string(info.dim) + " is outside 1..4096";
+  if (wrong.empty() &&
+      info.row_bytes != codec::row_bytes(static_cast<codec::Dtype>(info.dtype), info.dim)) {
+    wrong = std::to_string(info.row_bytes) + " row bytes do not fit its dim and dtype";
+  }
+  if (wrong.empty() && !info.default_row.empty() && info.default_row.size() != info.row_bytes) {
+    wrong = "its default row has another length than its rows";
+  }
+  if (wrong.empty()) return {};
+  return Status(Code::kUnavailable,
+                peer + ": the server broke the protocol: table '" + info.name + "': " + wrong);
+}
+
+CatalogueTable entry_of(const wire::TableInfo& info, Table table) {
+  CatalogueTable entry;
+  entry.id = info.id;
+  entry.default_stored = info.default_row;
+  entry.default_stored.resize(info.row_bytes);
+  entry.default_values.resize(info.dim);
+  codec::decode(table.dtype, entry.default_stored.data(), 1, info.dim, entry.default_values.data());
+  entry.table = std::move(table);
+  return entry;
+}
+
+}  // namespace
+
+Status Catalogue::choose_instance(const wire::TablesReply& reply, const std::string& model,
+                                  const std::string& peer) {
+  std::vector<std::string> models;
+  for (const wire::InstanceInfo& info : reply.instances) models.push_back(info.model);
+  std::string wanted = model;
+  if (model.empty()) {
+    const bool single =
+        !models.empty() && std::all_of(models.begin(), models.end(),
+                                       [&](const std::string& name) { return name == models[0]; });
+    if (!single && !models.empty()) {
+      return Status(Code::kInvalidArgument,
+                    peer + " has several models: name one in the URL, petps://" + peer +
+                        "/<model>; there are: " + list_of(models));
+    }
+    if (models.empty()) return Status(Code::kNotFound, peer + " has no tables yet");
+    wanted = models[0];
+  }
+  for (const wire::AliasInfo& alias : reply.aliases) {
+    if (alias.name != wanted) continue;
+    instance_ = alias.instance;
+    return {};
+  }
+  const wire::InstanceInfo* newest = nullptr;
+  for (const wire::InstanceInfo& info : reply.instances) {
+    if (info.name == wanted) {
+      instance_ = info.id;
+      return {};
+    }
+    if (info.model == wanted) newest = &info;
+    models.push_back(info.name);
+  }
+  if (newest != nullptr) {
+    instance_ = newest->id;
+    return {};
+  }
+  for (const wire::AliasInfo& alias : reply.aliases) models.push_back(alias.name);
+  return Status(Code::kNotFound,
+                "model '" + wanted + "' is unknown at " + peer + "; known: " + list_of(models));
+}
+
+Result<std::shared_ptr<const Catalogue>> Catalogue::build(const wire::TablesReply& reply,
+                                                          const std::string& model,
+                                                          const std::string& peer) {
+  auto catalogue = std::make_shared<Catalogue>();
+  catalogue->peer_ = peer;
+  catalogue->model_ = model;
+  catalogue->model_status_ = catalogue->choose_instance(reply, model, peer);
+  for (const wire::TableInfo& info : reply.tables) {
+    PETPS_RETURN_IF_ERROR(check_table(info, peer));
+    Table table;
+    table.name = info.name;
+    for (const wire::InstanceInfo& instance : reply.instances) {
+      if (instance.id != info.instance) continue;
+      table.model = instance.model;
+      table.instance = instance.name;
+    }
+    table.dtype = static_cast<codec::Dtype>(info.dtype);
+    table.dim = info.dim;
+    table.row_bytes = info.row_bytes;
+    table.takes_pushes = info.feed == 0;
+    table.capacity = info.capacity;
+    table.rows = info.rows;
+    catalogue->all_.push_back(table);
+    if (!catalogue->model_status_.ok() || info.instance != catalogue->instance_) continue;
+    catalogue->by_name_.insert_or_assign(info.name, entry_of(info, std::move(table)));
+  }
+  return std::shared_ptr<const Catalogue>(std::move(catalogue));
+}
+
+Result<const CatalogueTable*> Catalogue::find(std::string_view table) const {
+  PETPS_RETURN_IF_ERROR(model_status_);
+  const auto at = by_name_.find(table);
+  if (at != by_name_.end()) return &at->second;
+  std::vector<std::string> names;
+  for (const auto& [name, entry] : by_name_) names.push_back(name);
+  return Status(Code::kNotFound, "table '" + std::string(table) + "' is unknown at " + peer_ +
+                                     (model_.empty() ? "" : "/" + model_) +
+                                     "; known: " + list_of(std::move(names)));
+}
+
+std::vector<Table> Catalogue::tables() const {
+  if (!model_status_.ok()) return all_;
+  std::vector<Table> tables;
+  for (const auto& [name, entry] : by_name_) tables.push_back(entry.table);
+  std::sort(tables.begin(), tables.end(),
+            [](const Table& a, const Table& b) { return a.name < b.name; });
+  return tables;
+}
+
+}  // namespace petps::client

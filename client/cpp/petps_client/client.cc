@@ -1,0 +1,346 @@
+#include "petps_client/client.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <system_error>
+
+#include "base/clock.h"
+#include "petps_client/impl.h"
+
+namespace petps::client {
+
+using base::Code;
+using base::Result;
+using base::Status;
+
+namespace {
+
+// The background thread's own requests: nobody waits for them.
+constexpr uint32_t kBackgroundDeadlineMs = 1'000;
+constexpr uint32_t kShortestPeriodMs = 10;
+
+Status check_options(const Options& options) {
+  const auto wrong = [](std::string_view name, std::string_view range) {
+    return Status(Code::kInvalidArgument,
+                  "Options." + std::string(name) + " must be " + std::string(range));
+  };
+  if (options.name.size() > wire::kMaxNameBytes) return wrong("name", "at most 255 bytes");
+  if (options.deadline_ms == 0) return wrong("deadline_ms", "at least 1");
+  if (options.keys_per_request == 0 || options.keys_per_request > wire::kMaxKeysPerPull) {
+    return wrong("keys_per_request", "1 to " + std::to_string(wire::kMaxKeysPerPull));
+  }
+  if (options.requests_in_flight == 0 || options.requests_in_flight > wire::kMaxInFlight) {
+    return wrong("requests_in_flight", "1 to " + std::to_string(wire::kMaxInFlight));
+  }
+  if (options.connections == 0 || options.connections > wire::kMaxConnections) {
+    return wrong("connections", "1 to " + std::to_string(wire::kMaxConnections));
+  }
+  if (options.hot_keys > wire::kMaxHotKeys)
+    return wrong("hot_keys", "at most " + std::to_string(wire::kMaxHotKeys));
+  return {};
+}
+
+bool is_unreachable(Code code) {
+  return code == Code::kUnavailable || code == Code::kDeadlineExceeded;
+}
+
+// Other replicas would say the same.
+bool is_final(Code code) {
+  return code == Code::kInvalidArgument || code == Code::kPermissionDenied;
+}
+
+// First contact: any server that knows the model will do; all that do not are named.
+Status first_contact(Client::Impl& impl, const Deadline& deadline) {
+  Status failure;
+  std::string reasons;
+  for (size_t i = 0; i < impl.endpoints.size(); ++i) {
+    Endpoint& endpoint = *impl.endpoints[i];
+    const Deadline until = deadline.share(impl.endpoints.size() - i);
+    Status status;
+    auto leased = endpoint.lease(until);
+    if (leased.ok()) {
+      const auto catalogue = endpoint.read_catalogue(**leased, until);
+      status = catalogue.ok() ? catalogue.value()->model_status() : catalogue.status();
+      // Without a model in the URL, what is asked for later decides.
+      if (catalogue.ok() && (status.ok() || impl.url.model.empty())) return {};
+    } else {
+      status = leased.status();
+    }
+    if (is_unreachable(status.code())) endpoint.failed();
+    reasons.append(reasons.empty() ? "" : "; ").append(status.message());
+    if (failure.ok() || is_unreachable(failure.code())) failure = status;
+  }
+  return Status(failure.code(), reasons);
+}
+
+}  // namespace
+
+Status Client::Impl::check_process() const {
+  if (getpid() == process) return {};
+  return Status(Code::kFailedPrecondition,
+                "this client was connected before fork(): its connections belong to the parent; "
+                "connect in the child");
+}
+
+TableMemory& Client::Impl::memory(std::string_view table) {
+  {
+    const std::shared_lock lock(memories_mutex);
+    const auto at = memories.find(table);
+    if (at != memories.end()) return *at->second;
+  }
+  const std::unique_lock lock(memories_mutex);
+  auto& slot = memories[std::string(table)];
+  if (slot == nullptr) slot = std::make_unique<TableMemory>(options.hot_keys);
+  return *slot;
+}
+
+std::vector<Endpoint*> Client::Impl::awake_endpoints() {
+  const size_t start = rotation.fetch_add(1, std::memory_order_relaxed);
+  const uint64_t now = base::monotonic_ns();
+  std::vector<Endpoint*> awake;
+  for (size_t i = 0; i < endpoints.size(); ++i) {
+    Endpoint* endpoint = endpoints[(start + i) % endpoints.size()].get();
+    if (endpoint->rests_until_ns() <= now) awake.push_back(endpoint);
+  }
+  return awake;
+}
+
+uint64_t Client::Impl::next_wake_ns() const {
+  uint64_t earliest = UINT64_MAX;
+  for (const auto& endpoint : endpoints) earliest = std::min(earliest, endpoint->rests_until_ns());
+  return earliest;
+}
+
+Status Client::Impl::try_endpoints(std::string_view what, const Deadline& deadline,
+                                   const Attempt& attempt) {
+  Status last(Code::kUnavailable, "every server is resting after a failure");
+  std::string
+      before;  // the failure before the last: a last attempt cut short by the deadline tells little
+  Status refusal;  // of a server that was reached: tells more than that another was not
+  size_t tried = 0;
+  for (;;) {
+    const std::vector<Endpoint*> awake = awake_endpoints();
+    size_t refused = 0;
+    for (size_t i = 0; i < awake.size() && !deadline.passed(); ++i) {
+      // A silent server must leave time to ask its replicas.
+      const Status status = attempt(*awake[i], deadline.share(awake.size() - i));
+      ++tried;
+      if (status.ok() || !is_unreachable(status.code())) awake[i]->answered();
+      if (status.ok() || is_final(status.code())) return status;
+      if (is_unreachable(status.code())) {
+        awake[i]->failed();
+        if (last.message() != status.message()) before = last.message();
+        last = status;
+      } else {
+        ++refused;
+        refusal = status;
+      }
+    }
+    if (refused > 0 && refused == awake.size()) return refusal;
+    const uint64_t wake = next_wake_ns();
+    if (wake >= deadline.at_ns || deadline.passed()) {
+      if (!refusal.ok()) return refusal;
+      std::string text(what);
+      text += ": gave up after " + std::to_string(deadline.given_ms) +
+              " ms; last: " + std::string(last.message());
+      if (!before.empty() && tried > 1) text += "; before: " + before;
+      return Status(last.code(), std::move(text));
+    }
+    const uint64_t now = base::monotonic_ns();
+    if (wake > now) std::this_thread::sleep_for(std::chrono::nanoseconds(wake - now));
+  }
+}
+
+Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Client::~Client() {
+  if (!impl_->check_process()
+           .ok()) {  // the parent's thread cannot be joined here, nor its locks be trusted
+    impl_->background.detach();
+    (void)impl_.release();
+    return;
+  }
+  {
+    const std::lock_guard lock(impl_->background_mutex);
+    impl_->stopping = true;
+  }
+  impl_->background_wakes.notify_all();
+  impl_->background.join();
+}
+
+Result<std::unique_ptr<Client>> Client::connect(std::string_view url, const Options& options) {
+  PETPS_RETURN_IF_ERROR(check_options(options));
+  auto parsed = parse_url(url);
+  if (!parsed.ok()) return parsed.status();
+  auto impl = std::make_unique<Impl>();
+  impl->url = std::move(parsed).value();
+  impl->options = options;
+  impl->process = getpid();
+  for (const Address& address : impl->url.addresses) {
+    impl->endpoints.push_back(std::make_unique<Endpoint>(address, impl->url.model, options));
+  }
+  PETPS_RETURN_IF_ERROR(first_contact(*impl, impl->deadline(0)));
+  try {
+    impl->background = std::thread([raw = impl.get()] { raw->run_background(); });
+  } catch (const std::system_error& error) {
+    return Status(Code::kResourceExhausted, std::string("no thread for hot sets: ") + error.what());
+  }
+  return std::unique_ptr<Client>(new Client(std::move(impl)));
+}
+
+size_t Client::servers() const { return impl_->endpoints.size(); }
+
+Result<const CatalogueTable*> find_table(Endpoint& endpoint, Connection& connection,
+                                         std::string_view table, const Deadline& deadline,
+                                         std::shared_ptr<const Catalogue>& catalogue) {
+  auto known = endpoint.catalogue(connection, deadline);
+  if (!known.ok()) return known.status();
+  catalogue = known.value();
+  auto found = catalogue->find(table);
+  if (found.ok()) return found;
+  auto fresh = endpoint.read_catalogue(connection, deadline);
+  if (!fresh.ok()) return fresh.status();
+  catalogue = fresh.value();
+  return catalogue->find(table);
+}
+
+Result<Table> Client::describe(std::string_view table) {
+  PETPS_RETURN_IF_ERROR(impl_->check_process());
+  for (const auto& endpoint : impl_->endpoints) {
+    const auto catalogue = endpoint->last_catalogue();
+    if (catalogue == nullptr) continue;
+    const auto found = catalogue->find(table);
+    if (found.ok()) return found.value()->table;
+  }
+  Table out;
+  const auto attempt = [&](Endpoint& endpoint, const Deadline& deadline) -> Status {
+    auto leased = endpoint.lease(deadline);
+    if (!leased.ok()) return leased.status();
+    std::shared_ptr<const Catalogue> catalogue;
+    const auto found = find_table(endpoint, **leased, table, deadline, catalogue);
+    if (found.ok()) out = found.value()->table;
+    return found.status();
+  };
+  PETPS_RETURN_IF_ERROR(impl_->try_endpoints("describe", impl_->deadline(0), attempt));
+  return out;
+}
+
+Result<std::vector<Table>> Client::tables(uint32_t deadline_ms) {
+  PETPS_RETURN_IF_ERROR(impl_->check_process());
+  std::vector<Table> out;
+  const auto attempt = [&](Endpoint& endpoint, const Deadline& deadline) -> Status {
+    auto leased = endpoint.lease(deadline);
+    if (!leased.ok()) return leased.status();
+    const auto catalogue = endpoint.read_catalogue(**leased, deadline);
+    if (catalogue.ok()) out = catalogue.value()->tables();
+    return catalogue.status();
+  };
+  PETPS_RETURN_IF_ERROR(impl_->try_endpoints("tables", impl_->deadline(deadline_ms), attempt));
+  return out;
+}
+
+Result<std::string> Client::status(int server, uint32_t deadline_ms) {
+  PETPS_RETURN_IF_ERROR(impl_->check_process());
+  const auto servers = static_cast<int>(impl_->endpoints.size());
+  if (server < -1 || server >= servers) {
+    return Status(Code::kInvalidArgument, "server " + std::to_string(server) + " is outside 0.." +
+                                              std::to_string(servers - 1));
+  }
+  std::string out;
+  const auto attempt = [&](Endpoint& endpoint, const Deadline& deadline) -> Status {
+    auto leased = endpoint.lease(deadline);
+    if (!leased.ok()) return leased.status();
+    Connection& connection = **leased;
+    wire::encode_status(connection.next_request_id(), connection.frame());
+    wire::FrameHeader header;
+    const auto body = connection.ask(connection.frame(), header, deadline);
+    if (!body.ok()) return body.status();
+    std::string_view json;
+    const Status decoded = wire::decode_status_reply(header, body.value(), json);
+    out = json;
+    return decoded.ok() ? Status() : connection.distrust(decoded.message());
+  };
+  const Deadline deadline = impl_->deadline(deadline_ms);
+  PETPS_RETURN_IF_ERROR(server < 0
+                            ? impl_->try_endpoints("status", deadline, attempt)
+                            : attempt(*impl_->endpoints[static_cast<size_t>(server)], deadline));
+  return out;
+}
+
+// ---- Hot sets and catalogues, in the background
+
+Status Client::send_hot_sets() {
+  PETPS_RETURN_IF_ERROR(impl_->check_process());
+  return impl_->send_hot_sets();
+}
+
+Status Client::Impl::send_hot_sets() {
+  std::map<std::string, std::vector<uint64_t>> sets;
+  {
+    const std::shared_lock lock(memories_mutex);
+    for (const auto& [table, memory] : memories) {
+      auto keys = memory->hot.take();
+      if (!keys.empty()) sets.emplace(table, std::move(keys));
+    }
+  }
+  Status first;
+  for (const auto& endpoint : endpoints) {
+    if (sets.empty() || endpoint->rests_until_ns() > base::monotonic_ns()) continue;
+    const Deadline deadline = Deadline::in_ms(kBackgroundDeadlineMs);
+    auto leased = endpoint->lease(deadline);
+    Status status = leased.status();
+    for (const auto& [table, keys] : sets) {
+      if (!status.ok()) break;
+      Connection& connection = **leased;
+      std::shared_ptr<const Catalogue> catalogue;
+      const auto found = find_table(*endpoint, connection, table, deadline, catalogue);
+      if (!found.ok()) {
+        status = found.status();
+        continue;
+      }
+      wire::HotKeysRequest hot{found.value()->id, keys};
+      hot.keys = hot.keys.first(std::min<size_t>(keys.size(), leased->limits().hot_keys));
+      wire::encode_hot_keys(connection.next_request_id(), hot, connection.frame());
+      wire::FrameHeader header;
+      status = connection.ask(connection.frame(), header, deadline).status();
+    }
+    if (first.ok()) first = status;
+  }
+  return first;
+}
+
+void Client::Impl::run_background() {
+  uint64_t catalogue_at = base::monotonic_ns() + uint64_t{options.catalogue_ms} * 1'000'000;
+  uint64_t hot_at = base::monotonic_ns();
+  for (bool first = true;; first = false) {
+    uint32_t hot_ms = options.hot_set_ms;
+    for (const auto& endpoint : endpoints) hot_ms = hot_ms != 0 ? hot_ms : endpoint->hot_set_ms();
+    const uint64_t now = base::monotonic_ns();
+    if (now >= hot_at) {
+      if (!first && options.hot_sample_every != 0)
+        (void)send_hot_sets();  // the next set replaces a lost one
+      hot_at = now + uint64_t{std::max(hot_ms, kShortestPeriodMs)} * 1'000'000;
+    }
+    if (options.catalogue_ms != 0 && now >= catalogue_at) {
+      for (const auto& endpoint : endpoints) {
+        const Deadline deadline = Deadline::in_ms(kBackgroundDeadlineMs);
+        if (endpoint->rests_until_ns() > base::monotonic_ns()) continue;
+        auto leased = endpoint->lease(deadline);
+        if (leased.ok())
+          (void)endpoint->read_catalogue(**leased,
+                                         deadline);  // a call that needs it reads it itself
+      }
+      catalogue_at = base::monotonic_ns() +
+                     uint64_t{std::max(options.catalogue_ms, kShortestPeriodMs)} * 1'000'000;
+    }
+    const uint64_t next = options.catalogue_ms != 0 ? std::min(hot_at, catalogue_at) : hot_at;
+    std::unique_lock lock(background_mutex);
+    const uint64_t pause = next - std::min(next, base::monotonic_ns());
+    if (background_wakes.wait_for(lock, std::chrono::nanoseconds(pause),
+                                  [this] { return stopping; }))
+      return;
+  }
+}
+
+}  // namespace petps::client

@@ -1,0 +1,155 @@
+// petps_client: pulls rows from petps servers, and pushes rows to them.
+//
+// Owns:        connections, splitting of large pulls, dedup, retries on another replica, widening to float32, hot-set sampling.
+// Never does:  throw; trust a length a server sent; assume that there is one server; cache rows.
+// Called by:   programs in C++; petps_client._native (Python).
+// Invariants:  a call returns by its deadline; on an error the caller's arrays hold no promise, on OK every row is whole;
+//              after a call returned, nothing writes into its arrays.
+// Threads:     every method is safe from any thread; a Client made before fork() refuses work in the child.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "codec/codec.h"
+
+namespace petps::client {
+
+// Largest dim of a table; a server that announces more is not believed.
+inline constexpr uint32_t kMaxDim = 4096;
+inline constexpr uint16_t kDefaultPort = 7070;
+
+struct Options {
+  std::string name;                 // shown in the servers' reports; at most 255 bytes
+  uint32_t deadline_ms = 2'000;     // of calls that name none
+  uint32_t keys_per_request = 500;  // a longer pull is split; requests of one call are pipelined
+  uint32_t requests_in_flight = 8;  // per connection; the server's own limit holds too
+  uint32_t connections = 16;  // at most, per server: so many calls run at once, the others wait
+  uint32_t hot_sample_every =
+      16;  // 1 of so many requests is sampled for the hot set; 0: no hot sets are sent
+  uint32_t hot_keys = 4'096;  // longest hot set of a table
+  uint32_t hot_set_ms = 0;    // how often hot sets are sent; 0: as the servers ask (10 s)
+  uint32_t catalogue_ms =
+      5'000;  // how often tables and aliases are read again in the background; 0: only when one is missing
+};
+
+enum class Dedup : uint8_t {
+  kWhenItPays,  // from what earlier pulls of the table saw
+  kAlways,
+  kNever,
+};
+
+struct PullOptions {
+  uint32_t deadline_ms = 0;  // 0: the client's
+  uint64_t min_version = 0;  // rows at least this new, or STALE
+  Dedup dedup = Dedup::kWhenItPays;
+};
+
+enum class Form : uint8_t {
+  kFloat32,  // float32[n, dim], whatever the table's dtype
+  kStored,   // the stored bytes, uint8[n, row_bytes]
+};
+
+// The rows of `keys` go to `out` in their order: n * dim * 4 bytes or n * row_bytes; missing keys receive the table's default
+// row. `mask` is empty, or receives n bytes: 1 = found.
+struct TablePull {
+  std::string_view table;
+  std::span<const uint64_t> keys;
+  std::span<std::byte> out;
+  std::span<uint8_t> mask = {};
+  Form form = Form::kFloat32;
+};
+
+struct PullReport {
+  uint64_t applied_version = 0;  // every row is at least that new; 0 when no key was asked for
+  uint64_t found = 0;            // keys found; a repeated key counts each time
+};
+
+struct PushOptions {
+  uint32_t deadline_ms = 0;
+  bool allow_not_finite =
+      false;           // otherwise rows with NaN or infinity, before or after encoding, are refused
+  uint32_t stamp = 0;  // low bits of the version
+  struct PushReport* report =
+      nullptr;  // also filled when the call fails: what one server acknowledged before that
+};
+
+struct PushReport {
+  uint64_t inserted = 0;
+  uint64_t updated = 0;
+  uint64_t deleted = 0;
+  uint64_t absent = 0;   // deletions of keys that were not there
+  uint64_t refused = 0;  // new keys that a full table did not take
+};
+
+struct Table {
+  std::string name;
+  std::string model;
+  std::string instance;  // "ranking@7"
+  codec::Dtype dtype = codec::Dtype::kF32;
+  uint32_t dim = 0;
+  uint32_t row_bytes = 0;  // as stored
+  bool takes_pushes = true;
+  uint64_t capacity = 0;
+  uint64_t rows = 0;  // when the catalogue was read
+};
+
+class [[nodiscard]] Client {
+ public:
+  // "petps://h1:7070,h2:7070/model": addresses are replicas, tried one after another; the port may be left out (7070), a
+  // numeric IPv6 host stands in brackets. The model (or alias, or instance) may be left out when the server has only one.
+  // Errors: kInvalidArgument (the URL, an option), kUnavailable (no server could be reached; each is named with its reason),
+  // kNotFound (model; lists the known ones).
+  static base::Result<std::unique_ptr<Client>> connect(std::string_view url,
+                                                       const Options& options = {});
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  // float32[n, dim]. Errors: kNotFound (lists the tables), kInvalidArgument (sizes), kStale, kDeadlineExceeded, kUnavailable.
+  base::Result<PullReport> pull(std::string_view table, std::span<const uint64_t> keys,
+                                std::span<float> out, std::span<uint8_t> mask = {},
+                                const PullOptions& options = {});
+  // Several tables in the same frames; all rows are of one instance.
+  base::Result<PullReport> pull_many(std::span<const TablePull> pulls,
+                                     const PullOptions& options = {});
+
+  // rows: float32[n, dim], encoded to the table's dtype; durable on every server of the URL when it returns OK. Of a repeated key
+  // the last row wins. Not retried: an error names the server, and whether it may have taken rows.
+  // Errors: kResourceExhausted (table full: the message counts refused keys; the others are applied), kFailedPrecondition (delta-fed),
+  // kInvalidArgument (dim, not finite: names the row).
+  base::Result<PushReport> push(std::string_view table, std::span<const uint64_t> keys,
+                                std::span<const float> rows, uint32_t dim,
+                                const PushOptions& options = {});
+  // rows: n * row_bytes as stored.
+  base::Result<PushReport> push_stored(std::string_view table, std::span<const uint64_t> keys,
+                                       std::span<const std::byte> rows,
+                                       const PushOptions& options = {});
+  base::Result<PushReport> erase(std::string_view table, std::span<const uint64_t> keys,
+                                 const PushOptions& options = {});
+
+  // As last read from a server; no request is sent unless the table is unknown.
+  base::Result<Table> describe(std::string_view table);
+  // Read from a server now.
+  base::Result<std::vector<Table>> tables(uint32_t deadline_ms = 0);
+  // The status text (JSON) of the first server that answers; `server` is its number in the URL, or -1 for any.
+  base::Result<std::string> status(int server = -1, uint32_t deadline_ms = 0);
+  size_t servers() const;
+
+  // Sends the hot sets gathered so far, now. The background thread calls it.
+  base::Status send_hot_sets();
+
+  struct Impl;
+
+ private:
+  explicit Client(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace petps::client

@@ -1,0 +1,213 @@
+// Client::push, push_stored and erase: to every server of the URL, in order, so that replicas stay the same.
+#include <algorithm>
+
+#include "petps_client/impl.h"
+
+namespace petps::client {
+
+using base::Code;
+using base::Result;
+using base::Status;
+
+namespace {
+
+Status wrong(const PushWork& work, const std::string& what) {
+  return Status(Code::kInvalidArgument, "push to '" + std::string(work.table) + "': " + what);
+}
+
+Status check_shape(const PushWork& work, const Table& table) {
+  if (!table.takes_pushes) {
+    return Status(Code::kFailedPrecondition,
+                  "push to '" + table.name +
+                      "': the table is fed by deltas, and takes no pushes: publish a delta");
+  }
+  if (work.deletes) return {};
+  if (work.stored.data() == nullptr && work.dim != table.dim) {
+    return wrong(work, "rows have dim " + std::to_string(work.dim) + ", the table has " +
+                           std::to_string(table.dim));
+  }
+  const size_t values = work.keys.size() * table.dim;
+  const size_t bytes = work.keys.size() * table.row_bytes;
+  if (work.stored.data() == nullptr && work.floats.size() != values) {
+    return wrong(work, std::to_string(work.keys.size()) + " keys need " + std::to_string(values) +
+                           " values, not " + std::to_string(work.floats.size()));
+  }
+  if (work.stored.data() != nullptr && work.stored.size() != bytes) {
+    return wrong(work, std::to_string(work.keys.size()) + " keys need " + std::to_string(bytes) +
+                           " bytes as stored, not " + std::to_string(work.stored.size()));
+  }
+  return {};
+}
+
+// The rows as they are stored: the caller's own memory when nothing has to change.
+Status encode_rows(const PushWork& work, const Table& table, std::vector<std::byte>& encoded,
+                   std::span<const std::byte>& rows) {
+  const size_t n = work.keys.size();
+  if (!work.options.allow_not_finite && !work.floats.empty()) {
+    const size_t row = codec::first_not_finite(work.floats.data(), n, table.dim);
+    if (row < n) {
+      return wrong(work, "row " + std::to_string(row) + " (key " + std::to_string(work.keys[row]) +
+                             ") holds a NaN or infinity; set allow_not_finite to store it");
+    }
+  }
+  if (work.stored.data() != nullptr) {
+    rows = work.stored;
+  } else if (table.dtype == codec::Dtype::kF32) {
+    rows = std::as_bytes(work.floats);
+    return {};
+  } else {
+    encoded.resize(n * table.row_bytes);
+    codec::encode(table.dtype, work.floats.data(), n, table.dim, encoded.data());
+    rows = encoded;
+  }
+  if (work.options.allow_not_finite) return {};
+  if (table.dtype == codec::Dtype::kF32 &&
+      reinterpret_cast<uintptr_t>(rows.data()) % alignof(float) != 0) {
+    return wrong(work, "stored rows of f32 must be aligned to 4 bytes");
+  }
+  const size_t row = codec::first_not_finite_stored(table.dtype, rows.data(), n, table.dim);
+  if (row == n) return {};
+  return wrong(work, "row " + std::to_string(row) + " (key " + std::to_string(work.keys[row]) +
+                         ") becomes NaN or infinite as " +
+                         std::string(codec::dtype_name(table.dtype)) +
+                         ": its values are out of range; set allow_not_finite to store it");
+}
+
+void add(const wire::PushReply& reply, PushReport& report) {
+  report.inserted += reply.inserted;
+  report.updated += reply.updated;
+  report.deleted += reply.deleted;
+  report.absent += reply.absent;
+  report.refused += reply.refused;
+}
+
+size_t keys_per_frame(const wire::Limits& limits, size_t row_bytes) {
+  const size_t fixed = wire::push_request_bytes(0, 0, true);
+  const size_t room = limits.body_bytes > fixed ? limits.body_bytes - fixed : 0;
+  const size_t a_key =
+      sizeof(uint64_t) + row_bytes + 1;  // its bit of the deletion bitmap, rounded up
+  return std::clamp<size_t>(room / a_key, 1, limits.keys_per_push);
+}
+
+Status send_rows(Connection& connection, wire::PushRequest request, const Deadline& deadline,
+                 PushReport& report) {
+  wire::encode_push(connection.next_request_id(), request, connection.frame());
+  wire::FrameHeader header;
+  const auto body = connection.ask(connection.frame(), header, deadline);
+  if (!body.ok()) return body.status();
+  wire::PushReply reply;
+  const Status decoded = wire::decode_push_reply(header, body.value(), reply);
+  if (!decoded.ok()) return connection.distrust(decoded.message());
+  add(reply, report);
+  return {};
+}
+
+}  // namespace
+
+Status Client::Impl::push_to(Endpoint& endpoint, const Deadline& until, const PushWork& work,
+                             PushReport& report) {
+  auto leased = endpoint.lease(until);
+  if (!leased.ok()) return leased.status();
+  Connection& connection = **leased;
+  std::shared_ptr<const Catalogue> catalogue;
+  const auto found = find_table(endpoint, connection, work.table, until, catalogue);
+  if (!found.ok()) return found.status();
+  const Table& table = found.value()->table;
+  PETPS_RETURN_IF_ERROR(check_shape(work, table));
+  std::vector<std::byte> encoded;
+  std::span<const std::byte> rows;
+  if (!work.deletes) PETPS_RETURN_IF_ERROR(encode_rows(work, table, encoded, rows));
+  wire::PushRequest request;
+  request.table = found.value()->id;
+  request.instance = catalogue->instance();
+  request.dim = table.dim;
+  request.dtype = static_cast<uint32_t>(table.dtype);
+  request.row_bytes = work.deletes ? 0 : table.row_bytes;
+  request.stamp = work.options.stamp;
+  const size_t step = keys_per_frame(leased->limits(), request.row_bytes);
+  const std::vector<uint64_t> all_deleted(work.deletes ? wire::bitmap_words(step) : 0,
+                                          ~uint64_t{0});
+  for (size_t first = 0; first < work.keys.size(); first += step) {
+    const size_t keys = std::min(step, work.keys.size() - first);
+    request.keys = work.keys.subspan(first, keys);
+    request.rows =
+        work.deletes ? rows : rows.subspan(first * table.row_bytes, keys * table.row_bytes);
+    std::vector<uint64_t> deletions(
+        all_deleted.begin(),
+        all_deleted.begin() +
+            (work.deletes ? static_cast<ptrdiff_t>(wire::bitmap_words(keys)) : 0));
+    if (!deletions.empty() && keys % 64 != 0) deletions.back() >>= 64 - keys % 64;
+    request.deletions = deletions;
+    const Status status = send_rows(connection, request, until, report);
+    if (status.ok()) continue;
+    const bool in_doubt = connection.broken();
+    std::string text(status.message());
+    text += " (" + std::to_string(first) + " of " + std::to_string(work.keys.size()) +
+            " rows were acknowledged";
+    text += in_doubt ? ", the following " + std::to_string(keys) + " may have been taken)" : ")";
+    return Status(status.code(), std::move(text));
+  }
+  return {};
+}
+
+Result<PushReport> Client::Impl::push(const PushWork& work) {
+  PETPS_RETURN_IF_ERROR(check_process());
+  const Deadline until = deadline(work.options.deadline_ms);
+  PushReport first;
+  for (size_t i = 0; i < endpoints.size(); ++i) {
+    PushReport report;
+    const Status status = push_to(*endpoints[i], until, work, report);
+    if (work.options.report != nullptr) *work.options.report = report;
+    if (!status.ok()) {
+      std::string text(status.message());
+      if (i > 0)
+        text += "; the " + std::to_string(i) + " servers before it have the rows: push again";
+      return Status(status.code(), std::move(text));
+    }
+    if (report.refused != 0) {
+      return Status(Code::kResourceExhausted,
+                    endpoints[i]->name() + ": table '" + std::string(work.table) + "' is full: " +
+                        std::to_string(report.refused) + " of " + std::to_string(work.keys.size()) +
+                        " rows were refused (new keys), the others are applied: raise its capacity "
+                        "or erase rows");
+    }
+    if (i == 0) first = report;
+  }
+  return first;
+}
+
+Result<PushReport> Client::push(std::string_view table, std::span<const uint64_t> keys,
+                                std::span<const float> rows, uint32_t dim,
+                                const PushOptions& options) {
+  PushWork work;
+  work.table = table;
+  work.keys = keys;
+  work.floats = rows;
+  work.dim = dim;
+  work.options = options;
+  return impl_->push(work);
+}
+
+Result<PushReport> Client::push_stored(std::string_view table, std::span<const uint64_t> keys,
+                                       std::span<const std::byte> rows,
+                                       const PushOptions& options) {
+  alignas(8) static constexpr std::byte kNoRows{};  // stored rows of no keys are still stored rows
+  PushWork work;
+  work.table = table;
+  work.keys = keys;
+  work.stored = rows.data() != nullptr ? rows : std::span<const std::byte>(&kNoRows, 0);
+  work.options = options;
+  return impl_->push(work);
+}
+
+Result<PushReport> Client::erase(std::string_view table, std::span<const uint64_t> keys,
+                                 const PushOptions& options) {
+  PushWork work;
+  work.table = table;
+  work.keys = keys;
+  work.deletes = true;
+  work.options = options;
+  return impl_->push(work);
+}
+
+}  // namespace petps::client

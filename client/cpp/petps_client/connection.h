@@ -1,0 +1,93 @@
+// One TCP connection: bytes in and out by a deadline. Knows frames, not what they mean.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "petps_client/address.h"
+#include "wire/wire.h"
+
+namespace petps::client {
+
+// A moment of base::monotonic_ns, and how long the caller gave in all (for messages).
+struct Deadline {
+  uint64_t at_ns = 0;
+  uint64_t given_ms = 0;
+  static Deadline in_ms(uint64_t ms);
+  Deadline share(size_t parts) const;  // the first of so many equal parts of what is left
+  bool passed() const;
+  uint64_t left_ns() const;
+};
+
+// ASSUMPTIONS: one thread at a time. After any error the connection is broken: what arrives next belongs to nobody.
+// ERRORS: kUnavailable (refused, closed, reset), kDeadlineExceeded; both name the server.
+class Connection {
+ public:
+  static base::Result<std::unique_ptr<Connection>> open(const Address& address,
+                                                        const Deadline& deadline);
+  ~Connection();
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  const std::string& peer() const { return peer_; }
+  uint64_t next_request_id() { return next_request_id_++; }
+
+  // Queues a frame; flush sends what the socket takes now, read sends the rest while it waits.
+  void queue(std::span<const std::byte> frame) {
+    outgoing_.insert(outgoing_.end(), frame.begin(), frame.end());
+  }
+  base::Status flush();
+  // Exactly out.size() bytes, straight into `out` where the socket has them.
+  base::Status read(std::span<std::byte> out, const Deadline& deadline);
+  base::Status read_header(wire::FrameHeader& header, const Deadline& deadline);
+  // The whole body of a small reply, 8-byte aligned; valid until the next call.
+  base::Result<std::span<const std::byte>> read_body(const wire::FrameHeader& header,
+                                                     const Deadline& deadline);
+  // Reads the body of an error reply; `error` is what it says, with the server's name.
+  base::Status read_error(const wire::FrameHeader& header, const Deadline& deadline,
+                          base::Status& error);
+  // One request, one reply (not pull): queue, flush, header, body. An error reply is an error here.
+  base::Result<std::span<const std::byte>> ask(const wire::Frame& request, wire::FrameHeader& reply,
+                                               const Deadline& deadline);
+
+  // A broken connection is closed instead of reused.
+  bool broken() const { return broken_; }
+  // The server broke the protocol: kUnavailable with its name, and the connection is not used again.
+  base::Status distrust(std::string_view what);
+  // Nothing is owed either way and the server has not closed it.
+  bool is_reusable() const;
+
+  std::vector<std::byte>& scratch() { return scratch_; }
+  wire::Frame& frame() { return frame_; }
+
+ private:
+  Connection(int socket, std::string peer)
+      : socket_(socket), peer_(std::move(peer)), inbox_(kInboxBytes) {}
+  base::Status wait(const Deadline& deadline);
+  base::Status lost(std::string_view what, int error_number);
+  base::Status break_with(base::Code code, std::string_view what);
+
+  // Replies' heads are read ahead into it behind the rows of the reply before; 500 keys need 136 bytes.
+  static constexpr size_t kInboxBytes = 4096;
+  // What a large push grew is not kept for ever.
+  static constexpr size_t kOutgoingBytesKept = 1 << 20;
+
+  int socket_;
+  std::string peer_;
+  bool broken_ = false;
+  uint64_t next_request_id_ = 1;
+  std::vector<std::byte> inbox_;
+  size_t inbox_begin_ = 0;
+  size_t inbox_end_ = 0;
+  std::vector<std::byte> outgoing_;
+  size_t outgoing_sent_ = 0;
+  std::vector<std::byte> scratch_;
+  std::vector<uint64_t> body_;
+  wire::Frame frame_;
+};
+
+}  // namespace petps::client

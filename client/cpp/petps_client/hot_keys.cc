@@ -1,0 +1,54 @@
+#include "petps_client/hot_keys.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "base/hash.h"
+
+namespace petps::client {
+namespace {
+
+// Of a larger pull, every k-th key is looked at: a bulk read must not pay for statistics.
+constexpr size_t kMaxSampledKeys = 1024;
+
+}  // namespace
+
+HotKeys::HotKeys(size_t hot_keys)
+    : hot_keys_(hot_keys), cells_(std::bit_ceil(std::max<size_t>(hot_keys, 2) * 4)) {}
+
+void HotKeys::sample(std::span<const uint64_t> keys) {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return;
+  const size_t sets = cells_.size() / kWays;
+  const size_t step = keys.size() / kMaxSampledKeys + 1;
+  for (size_t i = 0; i < keys.size(); i += step) {
+    Cell* const set = cells_.data() + (base::index_hash(keys[i]) & (sets - 1)) * kWays;
+    Cell* const end = set + kWays;
+    Cell* cell =
+        std::find_if(set, end, [&](const Cell& c) { return c.count != 0 && c.key == keys[i]; });
+    if (cell == end) {
+      cell = std::min_element(set, end,
+                              [](const Cell& a, const Cell& b) { return a.count < b.count; });
+      cell->key = keys[i];
+    }
+    cell->count += 1;
+  }
+}
+
+std::vector<uint64_t> HotKeys::take() {
+  std::vector<Cell> seen;
+  {
+    const std::lock_guard lock(mutex_);
+    std::copy_if(cells_.begin(), cells_.end(), std::back_inserter(seen),
+                 [](const Cell& c) { return c.count > 1; });
+    std::fill(cells_.begin(), cells_.end(), Cell{});
+  }
+  const size_t n = std::min(hot_keys_, seen.size());
+  std::partial_sort(seen.begin(), seen.begin() + static_cast<ptrdiff_t>(n), seen.end(),
+                    [](const Cell& a, const Cell& b) { return a.count > b.count; });
+  std::vector<uint64_t> keys;
+  for (size_t i = 0; i < n; ++i) keys.push_back(seen[i].key);
+  return keys;
+}
+
+}  // namespace petps::client

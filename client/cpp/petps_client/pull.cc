@@ -1,0 +1,228 @@
+#include "petps_client/pull.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace petps::client {
+
+using base::Code;
+using base::Status;
+
+namespace {
+
+bool is_present(const uint64_t* bitmap, size_t key) {
+  return ((bitmap[key / 64] >> (key % 64)) & 1) != 0;
+}
+
+// `found` rows stand packed at the start of `rows`; afterwards each present key has its row and each other one the default.
+// From the back: a row only ever moves to a later place.
+void place_rows(const uint64_t* bitmap, size_t keys, size_t found, const std::byte* default_row,
+                size_t row_bytes, std::byte* rows) {
+  for (size_t i = keys;
+       i-- > 0 && found <= i;) {  // found == i + 1: the rest is in its place already
+    const bool present = is_present(bitmap, i);
+    const std::byte* from = present ? rows + --found * row_bytes : default_row;
+    std::memmove(rows + i * row_bytes, from, row_bytes);
+  }
+}
+
+}  // namespace
+
+PullExchange::PullExchange(Connection& connection, const PullLimits& limits,
+                           std::span<PullPart> parts, uint32_t instance, uint64_t min_version)
+    : connection_(connection),
+      parts_(parts),
+      instance_(instance),
+      min_version_(min_version),
+      window_(std::clamp<size_t>(limits.requests_in_flight, 1, limits.wire.in_flight)) {
+  plan(limits);
+}
+
+// Fills requests in the order of the keys: each as full as keys, sections and the size of its reply allow.
+void PullExchange::plan(const PullLimits& limits) {
+  const size_t keys_limit =
+      std::clamp<size_t>(limits.keys_per_request, 1, limits.wire.keys_per_pull);
+  const size_t bytes_limit = limits.wire.body_bytes;
+  size_t bytes = 0;
+  for (uint32_t p = 0; p < parts_.size(); ++p) {
+    // A key in a reply: its row, and a bit of a bitmap (a word for every section).
+    const size_t row_bytes = parts_[p].table->table.row_bytes + size_t{1};
+    const size_t section_bytes = sizeof(wire::PullReplySection) + sizeof(uint64_t);
+    size_t left = parts_[p].keys.size();
+    while (left > 0) {
+      const bool full = requests_.empty() || requests_.back().keys >= keys_limit ||
+                        requests_.back().pieces >= limits.wire.sections_per_pull ||
+                        bytes + section_bytes + row_bytes > bytes_limit;
+      if (full) {
+        requests_.push_back({pieces_.size(), 0, 0, false});
+        bytes = sizeof(wire::PullReplyPrefix);
+      }
+      Request& request = requests_.back();
+      bytes += section_bytes;
+      const size_t fitting = bytes < bytes_limit ? (bytes_limit - bytes) / row_bytes : 0;
+      const size_t keys = std::min({left, keys_limit - request.keys, std::max<size_t>(fitting, 1)});
+      pieces_.push_back({p, static_cast<uint32_t>(keys), parts_[p].keys.size() - left});
+      request.pieces += 1;
+      request.keys += static_cast<uint32_t>(keys);
+      bytes += keys * row_bytes;
+      left -= keys;
+    }
+  }
+}
+
+void PullExchange::encode(const Request& request, uint64_t id) {
+  sections_.clear();
+  keys_.clear();
+  for (size_t i = 0; i < request.pieces; ++i) {
+    const Piece& piece = pieces_[request.first_piece + i];
+    sections_.push_back({parts_[piece.part].table->id, piece.keys});
+    const auto keys = parts_[piece.part].keys.subspan(piece.first, piece.keys);
+    if (request.pieces > 1) keys_.insert(keys_.end(), keys.begin(), keys.end());
+  }
+  wire::PullRequest pull;
+  pull.min_version = min_version_;
+  pull.instance = instance_;
+  pull.sections = sections_;
+  const Piece& first = pieces_[request.first_piece];
+  pull.keys = request.pieces == 1 ? parts_[first.part].keys.subspan(first.first, first.keys)
+                                  : std::span<const uint64_t>(keys_);
+  wire::encode_pull(id, pull, connection_.frame());
+  connection_.queue(connection_.frame());
+}
+
+void PullExchange::send_requests() {
+  // Half a window at a time: one send call carries several requests.
+  if (!error_.ok() || sent_ == requests_.size() || sent_ - answered_ > window_ / 2) return;
+  const size_t until = std::min(requests_.size(), answered_ + window_);
+  for (; sent_ < until; ++sent_) {
+    const uint64_t id = connection_.next_request_id();
+    if (sent_ == 0) first_id_ = id;
+    encode(requests_[sent_], id);
+  }
+}
+
+Status PullExchange::run(const Deadline& deadline) {
+  applied_version_ = requests_.empty() ? 0 : UINT64_MAX;
+  send_requests();
+  while (answered_ < sent_) {  // after an error nothing more is sent, but what is under way is read
+    PETPS_RETURN_IF_ERROR(connection_.flush());
+    PETPS_RETURN_IF_ERROR(receive(deadline));
+    ++answered_;
+    send_requests();
+  }
+  return error_;
+}
+
+Status PullExchange::receive(const Deadline& deadline) {
+  wire::FrameHeader header;
+  PETPS_RETURN_IF_ERROR(connection_.read_header(header, deadline));
+  const uint64_t number = header.request_id - first_id_;
+  if (number >= sent_ || requests_[number].answered) {
+    if (header.code == 0)
+      return connection_.distrust("a reply to a request that is not waiting for one");
+    Status error;  // such as that of a server that is about to close the connection
+    PETPS_RETURN_IF_ERROR(connection_.read_error(header, deadline, error));
+    return connection_.distrust(error.message());
+  }
+  Request& request = requests_[number];
+  request.answered = true;
+  if (header.code != 0) return receive_error(header, deadline);
+  wire::PullReply reply;
+  PETPS_RETURN_IF_ERROR(receive_head(header, request, deadline, reply));
+  const uint64_t* bitmap = reply.bitmaps.data();
+  for (size_t i = 0; i < request.pieces; ++i) {
+    const Piece& piece = pieces_[request.first_piece + i];
+    PETPS_RETURN_IF_ERROR(receive_rows(piece, reply.sections[i], bitmap, deadline));
+    bitmap += wire::bitmap_words(piece.keys);
+  }
+  applied_version_ = std::min(applied_version_, reply.applied_version);
+  return {};
+}
+
+Status PullExchange::receive_error(const wire::FrameHeader& header, const Deadline& deadline) {
+  Status error;
+  PETPS_RETURN_IF_ERROR(connection_.read_error(header, deadline, error));
+  remember(std::move(error));
+  return {};
+}
+
+Status PullExchange::receive_head(const wire::FrameHeader& header, const Request& request,
+                                  const Deadline& deadline, wire::PullReply& reply) {
+  // All of its length is known from the request: whatever the server says, no more is read than that.
+  size_t expected = sizeof(wire::PullReplyPrefix) + request.pieces * sizeof(wire::PullReplySection);
+  for (size_t i = 0; i < request.pieces; ++i) {
+    expected += wire::bitmap_words(pieces_[request.first_piece + i].keys) * sizeof(uint64_t);
+  }
+  const bool is_pull =
+      header.opcode == (static_cast<uint16_t>(wire::Opcode::kPull) | wire::kReplyBit);
+  if (!is_pull || header.sections != request.pieces || header.body_bytes < expected) {
+    return connection_.distrust("a reply that does not fit the pull it answers");
+  }
+  head_.resize(expected / sizeof(uint64_t));
+  const auto head = std::as_writable_bytes(std::span(head_));
+  PETPS_RETURN_IF_ERROR(connection_.read(head, deadline));
+  wire::PullReplyPrefix prefix;
+  Status decoded = wire::decode_pull_reply_prefix(header, head, prefix);
+  if (decoded.ok() && prefix.rows_offset != expected) {
+    return connection_.distrust("a reply with other keys than were asked for");
+  }
+  if (decoded.ok()) decoded = wire::decode_pull_reply_head(header, head, reply);
+  if (!decoded.ok()) return connection_.distrust(decoded.message());
+  for (size_t i = 0; i < request.pieces; ++i) {
+    PETPS_RETURN_IF_ERROR(check_section(reply.sections[i], pieces_[request.first_piece + i]));
+  }
+  return {};
+}
+
+Status PullExchange::check_section(const wire::PullReplySection& section, const Piece& piece) {
+  const CatalogueTable& table = *parts_[piece.part].table;
+  if (section.table != table.id || section.keys != piece.keys) {
+    return connection_.distrust("a reply with other tables or keys than were asked for");
+  }
+  if (section.code != 0) {
+    if (section.rows_found != 0)
+      return connection_.distrust("rows of a table that it does not have");
+    const auto code = section.code <= static_cast<uint16_t>(Code::kIoError)
+                          ? static_cast<Code>(section.code)
+                          : Code::kInternal;
+    remember(Status(
+        code, connection_.peer() + ": the server no longer has table '" + table.table.name + "'"));
+    return {};
+  }
+  if (section.rows_found > 0 && section.row_bytes != table.table.row_bytes) {
+    return connection_.distrust("rows of " + std::to_string(section.row_bytes) +
+                                " bytes, the table's have " +
+                                std::to_string(table.table.row_bytes));
+  }
+  return {};
+}
+
+Status PullExchange::receive_rows(const Piece& piece, const wire::PullReplySection& section,
+                                  const uint64_t* bitmap, const Deadline& deadline) {
+  if (section.code != 0) return {};
+  PullPart& part = parts_[piece.part];
+  const size_t out_row_bytes = part.out_row_bytes();
+  const size_t received = size_t{section.rows_found} * part.table->table.row_bytes;
+  std::byte* out = part.out + piece.first * out_row_bytes;
+  if (part.in_place()) {
+    PETPS_RETURN_IF_ERROR(connection_.read({out, received}, deadline));
+  } else {
+    std::vector<std::byte>& scratch = connection_.scratch();
+    if (scratch.size() < received) scratch.resize(received);
+    PETPS_RETURN_IF_ERROR(connection_.read({scratch.data(), received}, deadline));
+    codec::decode(part.table->table.dtype, scratch.data(), section.rows_found,
+                  part.table->table.dim, reinterpret_cast<float*>(out));
+  }
+  const auto* default_row =
+      part.form == Form::kStored
+          ? part.table->default_stored.data()
+          : reinterpret_cast<const std::byte*>(part.table->default_values.data());
+  place_rows(bitmap, piece.keys, section.rows_found, default_row, out_row_bytes, out);
+  part.found += section.rows_found;
+  if (part.mask == nullptr) return {};
+  for (size_t i = 0; i < piece.keys; ++i)
+    part.mask[piece.first + i] = is_present(bitmap, i) ? 1 : 0;
+  return {};
+}
+
+}  // namespace petps::client

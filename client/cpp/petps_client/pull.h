@@ -1,0 +1,95 @@
+// One pull over one connection: planned into requests, pipelined, received in place.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "petps_client/catalogue.h"
+#include "petps_client/connection.h"
+
+namespace petps::client {
+
+// What one call wants of one table. The rows of `keys` go to `out`, packed in their order.
+struct PullPart {
+  const CatalogueTable* table = nullptr;
+  Form form = Form::kFloat32;
+  std::span<const uint64_t> keys;  // already distinct, if that was wanted
+  std::byte* out = nullptr;        // keys.size() * out_row_bytes()
+  uint8_t* mask = nullptr;         // keys.size(), or null
+  uint64_t found = 0;              // filled in
+
+  size_t out_row_bytes() const {
+    const Table& about = table->table;
+    return form == Form::kStored ? about.row_bytes : size_t{about.dim} * sizeof(float);
+  }
+  // Rows arrive in the form that the caller wants.
+  bool in_place() const {
+    return form == Form::kStored || table->table.dtype == codec::Dtype::kF32;
+  }
+};
+
+struct PullLimits {
+  wire::Limits wire;
+  uint32_t keys_per_request = 500;
+  uint32_t requests_in_flight = 8;
+};
+
+// ASSUMPTIONS: one thread; parts, their tables and memory outlive the call.
+// ERRORS: those of the server (the connection stays good: every reply was read), kDeadlineExceeded and kUnavailable
+// (connection broken). A reply that contradicts the request, itself or the catalogue is kUnavailable: nothing in it was trusted.
+class PullExchange {
+ public:
+  PullExchange(Connection& connection, const PullLimits& limits, std::span<PullPart> parts,
+               uint32_t instance, uint64_t min_version);
+  base::Status run(const Deadline& deadline);
+  uint64_t applied_version() const { return applied_version_; }
+  size_t requests() const { return requests_.size(); }
+
+ private:
+  struct Piece {  // consecutive keys of one part
+    uint32_t part;
+    uint32_t keys;
+    size_t first;
+  };
+  struct Request {
+    size_t first_piece;
+    uint32_t pieces;
+    uint32_t keys;
+    bool answered;
+  };
+
+  void plan(const PullLimits& limits);
+  void send_requests();
+  void encode(const Request& request, uint64_t id);
+  base::Status receive(const Deadline& deadline);
+  base::Status receive_error(const wire::FrameHeader& header, const Deadline& deadline);
+  base::Status receive_head(const wire::FrameHeader& header, const Request& request,
+                            const Deadline& deadline, wire::PullReply& reply);
+  base::Status check_section(const wire::PullReplySection& section, const Piece& piece);
+  base::Status receive_rows(const Piece& piece, const wire::PullReplySection& section,
+                            const uint64_t* bitmap, const Deadline& deadline);
+  void remember(base::Status error) {
+    if (error_.ok()) error_ = std::move(error);
+  }
+
+  Connection& connection_;
+  const std::span<PullPart> parts_;
+  const uint32_t instance_;
+  const uint64_t min_version_;
+  size_t window_;
+  std::vector<Piece> pieces_;
+  std::vector<Request> requests_;
+  uint64_t first_id_ = 0;
+  size_t sent_ = 0;
+  size_t answered_ = 0;
+  uint64_t applied_version_ = 0;
+  base::Status error_;  // the first one a server sent
+  std::vector<wire::PullSection> sections_;
+  std::vector<uint64_t> keys_;
+  std::vector<uint64_t> head_;
+};
+
+}  // namespace petps::client

@@ -1,0 +1,231 @@
+#include <pybind11/stl.h>
+
+#include <mutex>
+
+#include "bindings.h"
+
+namespace petps::client::python {
+namespace {
+
+void check(const base::Status& status) {
+  if (!status.ok()) throw StatusError(status);
+}
+
+Form form_of(const std::string& dtype) {
+  if (dtype == "f32") return Form::kFloat32;
+  if (dtype == "stored") return Form::kStored;
+  invalid("dtype '" + dtype + "': rows are pulled as 'f32' or 'stored'");
+}
+
+Dedup dedup_of(const py::object& wish) {
+  if (wish.is_none()) return Dedup::kWhenItPays;
+  return wish.cast<bool>() ? Dedup::kAlways : Dedup::kNever;
+}
+
+py::dict dict_of(const Table& table) {
+  py::dict out;
+  out["name"] = table.name;
+  out["model"] = table.model;
+  out["instance"] = table.instance;
+  out["dtype"] = std::string(codec::dtype_name(table.dtype));
+  out["dim"] = table.dim;
+  out["row_bytes"] = table.row_bytes;
+  out["takes_pushes"] = table.takes_pushes;
+  out["capacity"] = table.capacity;
+  out["rows"] = table.rows;
+  return out;
+}
+
+py::tuple tuple_of(const PushReport& report) {
+  return py::make_tuple(report.inserted, report.updated, report.deleted, report.absent,
+                        report.refused);
+}
+
+// Calls hold the client while they run, so that close() in another thread takes it away from later calls only.
+class Session {
+ public:
+  Session(const std::string& url, const Options& options) {
+    const py::gil_scoped_release released;
+    auto client = Client::connect(url, options);
+    check(client.status());
+    client_ = std::move(client).value();
+  }
+  ~Session() { close(); }
+
+  void close() {
+    const py::gil_scoped_release
+        released;  // before the mutex; the last one out waits for the background thread
+    std::shared_ptr<Client> last;
+    const std::lock_guard lock(mutex_);
+    last.swap(client_);
+  }
+
+  std::shared_ptr<Client> client() {
+    const std::lock_guard lock(mutex_);
+    if (client_ != nullptr) return client_;
+    throw StatusError(
+        base::Status(base::Code::kFailedPrecondition, "the client is closed: connect again"));
+  }
+
+  // pulls: (table, keys, out, mask or None) each.
+  py::tuple pull(const py::list& pulls, const std::string& dtype, uint32_t deadline_ms,
+                 uint64_t min_version, const py::object& dedup) {
+    const Form form = form_of(dtype);
+    std::vector<std::string> names;
+    std::vector<TablePull> wanted;
+    names.reserve(pulls.size());  // the views below point into it
+    for (const py::handle each : pulls) {
+      const auto [table, keys, out, mask] =
+          each.cast<std::tuple<std::string, py::object, py::object, py::object>>();
+      names.push_back(table);
+      const auto key_view = keys_of(keys);
+      wanted.push_back({names.back(), key_view, out_of(out, key_view.size(), form),
+                        mask_of(mask, key_view.size()), form});
+    }
+    PullOptions options;
+    options.deadline_ms = deadline_ms;
+    options.min_version = min_version;
+    options.dedup = dedup_of(dedup);
+    const std::shared_ptr<Client> held = client();
+    PullReport report;
+    {
+      const py::gil_scoped_release released;
+      auto answer = held->pull_many(wanted, options);
+      check(answer.status());
+      report = answer.value();
+    }
+    return py::make_tuple(report.found, report.applied_version);
+  }
+
+  py::tuple push(const std::string& table, const py::object& keys, const py::object& rows,
+                 bool stored, bool allow_not_finite, uint32_t deadline_ms) {
+    const auto key_view = keys_of(keys);
+    PushOptions options;
+    options.deadline_ms = deadline_ms;
+    options.allow_not_finite = allow_not_finite;
+    if (stored) {
+      const auto bytes = stored_rows_of(rows, key_view.size());
+      return run_push(options, [&](Client& client) {
+        return client.push_stored(table, key_view, bytes, options);
+      });
+    }
+    const FloatRows floats = rows_of(rows, key_view.size());
+    return run_push(options, [&](Client& client) {
+      return client.push(table, key_view, floats.values, floats.dim, options);
+    });
+  }
+
+  py::tuple erase(const std::string& table, const py::object& keys, uint32_t deadline_ms) {
+    const auto key_view = keys_of(keys);
+    PushOptions options;
+    options.deadline_ms = deadline_ms;
+    return run_push(options,
+                    [&](Client& client) { return client.erase(table, key_view, options); });
+  }
+
+  py::dict describe(const std::string& table) {
+    const std::shared_ptr<Client> held = client();
+    Table found;
+    {
+      const py::gil_scoped_release released;
+      auto answer = held->describe(table);
+      check(answer.status());
+      found = std::move(answer).value();
+    }
+    return dict_of(found);
+  }
+
+  py::list tables(uint32_t deadline_ms) {
+    const std::shared_ptr<Client> held = client();
+    std::vector<Table> found;
+    {
+      const py::gil_scoped_release released;
+      auto answer = held->tables(deadline_ms);
+      check(answer.status());
+      found = std::move(answer).value();
+    }
+    py::list out;
+    for (const Table& table : found) out.append(dict_of(table));
+    return out;
+  }
+
+  std::string status(int server, uint32_t deadline_ms) {
+    const std::shared_ptr<Client> held = client();
+    const py::gil_scoped_release released;
+    auto answer = held->status(server, deadline_ms);
+    check(answer.status());
+    return std::move(answer).value();
+  }
+
+  void send_hot_sets() {
+    const std::shared_ptr<Client> held = client();
+    const py::gil_scoped_release released;
+    check(held->send_hot_sets());
+  }
+
+ private:
+  // (error or None, counts): a push to a full table fails and has counts.
+  template <typename Push>
+  py::tuple run_push(PushOptions& options, const Push& push) {
+    const std::shared_ptr<Client> held = client();
+    PushReport report;
+    options.report = &report;
+    base::Status status;
+    {
+      const py::gil_scoped_release released;
+      auto answer = push(*held);
+      status = answer.status();
+      if (answer.ok()) report = answer.value();
+    }
+    if (status.ok()) return py::make_tuple(py::none(), tuple_of(report));
+    if (status.code() != base::Code::kResourceExhausted) throw StatusError(status);
+    return py::make_tuple(std::string(status.message()), tuple_of(report));
+  }
+
+  std::mutex mutex_;
+  std::shared_ptr<Client> client_;
+};
+
+}  // namespace
+
+void bind_client(py::module_& module) {
+  py::class_<Session>(module, "Client")
+      .def(py::init([](const std::string& url, const std::string& name, uint32_t deadline_ms,
+                       uint32_t keys_per_request, uint32_t requests_in_flight, uint32_t connections,
+                       uint32_t hot_sample_every, uint32_t hot_keys, uint32_t hot_set_ms,
+                       uint32_t catalogue_ms) {
+             Options options;
+             options.name = name;
+             options.deadline_ms = deadline_ms;
+             options.keys_per_request = keys_per_request;
+             options.requests_in_flight = requests_in_flight;
+             options.connections = connections;
+             options.hot_sample_every = hot_sample_every;
+             options.hot_keys = hot_keys;
+             options.hot_set_ms = hot_set_ms;
+             options.catalogue_ms = catalogue_ms;
+             return std::make_unique<Session>(url, options);
+           }),
+           py::arg("url"), py::kw_only(), py::arg("name"), py::arg("deadline_ms"),
+           py::arg("keys_per_request"), py::arg("requests_in_flight"), py::arg("connections"),
+           py::arg("hot_sample_every"), py::arg("hot_keys"), py::arg("hot_set_ms"),
+           py::arg("catalogue_ms"))
+      .def("pull", &Session::pull, py::arg("pulls"), py::arg("dtype"), py::arg("deadline_ms"),
+           py::arg("min_version"), py::arg("dedup"))
+      .def("push", &Session::push, py::arg("table"), py::arg("keys"), py::arg("rows"),
+           py::arg("stored"), py::arg("allow_not_finite"), py::arg("deadline_ms"))
+      .def("erase", &Session::erase, py::arg("table"), py::arg("keys"), py::arg("deadline_ms"))
+      .def("describe", &Session::describe, py::arg("table"))
+      .def("tables", &Session::tables, py::arg("deadline_ms"))
+      .def("status", &Session::status, py::arg("server"), py::arg("deadline_ms"))
+      .def("send_hot_sets", &Session::send_hot_sets)
+      .def("close", &Session::close);
+}
+
+PYBIND11_MODULE(_native, module) {
+  module.attr("__version__") = PETPS_VERSION;
+  bind_errors(module);
+  bind_client(module);
+}
+
+}  // namespace petps::client::python

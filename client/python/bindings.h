@@ -1,0 +1,50 @@
+// petps_client._native: the C++ client as Python sees it. Thin: checks arrays, releases the GIL, raises.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <exception>
+#include <memory>
+#include <string>
+
+#include "petps_client/client.h"
+
+namespace petps::client::python {
+
+namespace py = pybind11;
+
+// A Status on its way to petps_client.errors.
+class StatusError : public std::exception {
+ public:
+  explicit StatusError(base::Status status)
+      : status_(std::move(status)), text_(status_.to_string()) {}
+  const base::Status& status() const { return status_; }
+  const char* what() const noexcept override { return text_.c_str(); }
+
+ private:
+  base::Status status_;
+  std::string text_;
+};
+
+[[noreturn]] inline void invalid(std::string message) {
+  throw StatusError(base::Status(base::Code::kInvalidArgument, std::move(message)));
+}
+
+// Views of arrays: dtype, rank and layout are checked, nothing is converted. They live as long as the Python object.
+std::span<const uint64_t> keys_of(const py::object& object);
+// bool[n] to write to; empty for None.
+std::span<uint8_t> mask_of(const py::object& object, size_t n);
+// float32[n, dim] or uint8[n, row_bytes] to write to, by the form; the width is the C++ client's to check.
+std::span<std::byte> out_of(const py::object& object, size_t n, Form form);
+struct FloatRows {
+  std::span<const float> values;
+  uint32_t dim = 0;
+};
+FloatRows rows_of(const py::object& object, size_t n);
+std::span<const std::byte> stored_rows_of(const py::object& object, size_t n);
+
+void bind_errors(py::module_& module);
+void bind_client(py::module_& module);
+
+}  // namespace petps::client::python

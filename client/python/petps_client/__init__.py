@@ -1,0 +1,50 @@
+"""Pull embedding rows from petps servers into numpy arrays, and push rows to them.
+
+>>> import petps_client
+>>> with petps_client.connect("petps://h1:7070,h2:7070/ranking") as client:  # doctest: +SKIP
+...     rows = client.pull("users", [17, 4711])  # float32[2, dim]
+"""
+
+from petps_client._native import __version__
+from petps_client.client import Answer, Client, PushReport, Table, connect
+from petps_client.errors import (
+    AlreadyExists,
+    DataLoss,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InternalError,
+    InvalidArgument,
+    IoError,
+    NotFound,
+    PermissionDenied,
+    PetpsError,
+    ResourceExhausted,
+    Stale,
+    Unavailable,
+    Unimplemented,
+    WrongShard,
+)
+
+__all__ = [
+    "AlreadyExists",
+    "Answer",
+    "Client",
+    "DataLoss",
+    "DeadlineExceeded",
+    "FailedPrecondition",
+    "InternalError",
+    "InvalidArgument",
+    "IoError",
+    "NotFound",
+    "PermissionDenied",
+    "PetpsError",
+    "PushReport",
+    "ResourceExhausted",
+    "Stale",
+    "Table",
+    "Unavailable",
+    "Unimplemented",
+    "WrongShard",
+    "__version__",
+    "connect",
+]

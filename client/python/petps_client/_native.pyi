@@ -1,0 +1,46 @@
+"""Types of the extension module: arrays are checked, never converted; the GIL is released."""
+
+from typing import Any
+
+__version__: str
+
+class Client:
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str,
+        deadline_ms: int,
+        keys_per_request: int,
+        requests_in_flight: int,
+        connections: int,
+        hot_sample_every: int,
+        hot_keys: int,
+        hot_set_ms: int,
+        catalogue_ms: int,
+    ) -> None: ...
+    def pull(
+        self,
+        pulls: list[tuple[str, Any, Any, Any]],
+        dtype: str,
+        deadline_ms: int,
+        min_version: int,
+        dedup: bool | None,
+    ) -> tuple[int, int]: ...
+    def push(
+        self,
+        table: str,
+        keys: Any,
+        rows: Any,
+        stored: bool,
+        allow_not_finite: bool,
+        deadline_ms: int,
+    ) -> tuple[str | None, tuple[int, int, int, int, int]]: ...
+    def erase(
+        self, table: str, keys: Any, deadline_ms: int
+    ) -> tuple[str | None, tuple[int, int, int, int, int]]: ...
+    def describe(self, table: str) -> dict[str, Any]: ...
+    def tables(self, deadline_ms: int) -> list[dict[str, Any]]: ...
+    def status(self, server: int, deadline_ms: int) -> str: ...
+    def send_hot_sets(self) -> None: ...
+    def close(self) -> None: ...

@@ -1,0 +1,62 @@
+# Test programs: test_<room> of tests/native/<room>/*_test.cc with that room linked, and
+# test_<suite> of tests/<suite>/*_test.cc with every room linked. Each test case is one ctest
+# entry with its room as label and a time limit, because a hang is a failure.
+find_package(GTest REQUIRED)
+include(GoogleTest)
+get_property(PETPS_ROOMS GLOBAL PROPERTY PETPS_ROOMS)
+list(TRANSFORM PETPS_ROOMS PREPEND petps_ OUTPUT_VARIABLE PETPS_ROOM_LIBRARIES)
+
+set(PETPS_TEST_SLOWDOWN 1)
+if(PETPS_SANITIZE)
+  set(PETPS_TEST_SLOWDOWN 4)
+endif()
+
+# petps_tests(<label> FOLDER <folder> TIMEOUT <seconds> LIBS <libraries...>)
+function(petps_tests label)
+  cmake_parse_arguments(SUITE "" "FOLDER;TIMEOUT" "LIBS" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${SUITE_FOLDER}/*.cc")
+  if(NOT sources)
+    return()
+  endif()
+  add_executable(test_${label} ${sources})
+  target_compile_options(test_${label} PRIVATE ${PETPS_TEST_WARNINGS})
+  target_include_directories(test_${label} PRIVATE "${PROJECT_SOURCE_DIR}/${SUITE_FOLDER}"
+                                                   "${PROJECT_SOURCE_DIR}")
+  target_compile_definitions(test_${label} PRIVATE
+    PETPS_GOLDEN_FOLDER="tests/golden")
+  target_link_libraries(test_${label} PRIVATE ${SUITE_LIBS} GTest::gtest_main)
+  math(EXPR limit "${SUITE_TIMEOUT} * ${PETPS_TEST_SLOWDOWN}")
+  gtest_discover_tests(test_${label}
+    TEST_PREFIX "${label}."
+    WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
+    DISCOVERY_MODE PRE_TEST
+    DISCOVERY_TIMEOUT 60
+    PROPERTIES LABELS ${label} TIMEOUT ${limit})
+  set_property(GLOBAL APPEND PROPERTY PETPS_TEST_PROGRAMS test_${label})
+endfunction()
+
+# The crash suite's test double; its own tests stand beside it. Include as
+# "tests/native/media/simulated_medium.h".
+add_library(petps_simulated_medium STATIC EXCLUDE_FROM_ALL
+  "${PROJECT_SOURCE_DIR}/tests/native/media/simulated_medium.cc")
+target_compile_options(petps_simulated_medium PRIVATE ${PETPS_TEST_WARNINGS})
+target_link_libraries(petps_simulated_medium PUBLIC petps_media GTest::gtest)
+
+foreach(room ${PETPS_ROOMS})
+  if(room STREQUAL "client")
+    petps_tests(client FOLDER tests/native/client TIMEOUT 60 LIBS ${PETPS_ROOM_LIBRARIES})
+  else()
+    set(doubles "")
+    if(room MATCHES "^(pool|index|table)$")
+      set(doubles petps_simulated_medium)
+    endif()
+    petps_tests(${room} FOLDER tests/native/${room} TIMEOUT 60 LIBS ${doubles} petps_${room})
+  endif()
+endforeach()
+foreach(suite contract crash fuzz stress)
+  petps_tests(${suite} FOLDER tests/${suite} TIMEOUT 300
+              LIBS petps_simulated_medium ${PETPS_ROOM_LIBRARIES})
+endforeach()
+
+get_property(programs GLOBAL PROPERTY PETPS_TEST_PROGRAMS)
+add_custom_target(petps_tests DEPENDS ${programs})

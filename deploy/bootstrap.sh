@@ -1,0 +1,126 @@
+#!/usr/bin/env bash
+# Installs what is missing to build and test petps on Debian 12: Debian packages, then .venv.
+#
+# Nothing is asked of the network when nothing is missing, so a second run works offline.
+# Usage: deploy/bootstrap.sh [packages|venv]   (both without an argument)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# The one list of Debian packages. python3-venv and python3-dev are added below when the python3
+# in use has no ensurepip or no Python.h.
+PACKAGES=(
+  ccache
+  clang-format-14
+  cmake
+  g++
+  libabsl-dev       # bench/micro only: the index is compared with absl::flat_hash_map
+  libbenchmark-dev
+  libgtest-dev
+  libxxhash-dev
+  ninja-build
+)
+CONSTRAINTS=deploy/requirements/constraints.txt
+
+fail() {
+  echo "bootstrap: $*" >&2
+  exit 1
+}
+
+installed() {
+  [ "$(dpkg-query -W -f='${db:Status-Abbrev}' "$1" 2>/dev/null | cut -c1-2)" = "ii" ]
+}
+
+# Prints the first interpreter of version 3.11 or newer.
+find_python() {
+  local candidate
+  for candidate in python3 python3.11 python3.12 python3.13 /usr/bin/python3; do
+    if command -v "$candidate" >/dev/null &&
+      "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      command -v "$candidate"
+      return
+    fi
+  done
+}
+
+python_lacks_venv() { ! "$1" -c 'import ensurepip, venv' 2>/dev/null; }
+python_lacks_headers() {
+  ! "$1" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null
+}
+
+install_packages() {
+  command -v dpkg-query >/dev/null ||
+    fail "this is no Debian: install the equivalents of ${PACKAGES[*]} python3-venv python3-dev"
+  local python missing=() package
+  python=$(find_python)
+  if [ -z "$python" ]; then
+    PACKAGES+=(python3 python3-venv python3-dev)
+  else
+    if python_lacks_venv "$python"; then PACKAGES+=(python3-venv); fi
+    if python_lacks_headers "$python"; then PACKAGES+=(python3-dev); fi
+  fi
+  for package in "${PACKAGES[@]}"; do
+    installed "$package" || missing+=("$package")
+  done
+  [ ${#missing[@]} -eq 0 ] && return
+  echo "bootstrap: installing ${missing[*]}"
+  local as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null ||
+      fail "missing Debian packages, and this user is neither root nor has sudo. As root, run:" \
+        "apt-get install --no-install-recommends ${missing[*]}"
+    as_root=(sudo)
+  fi
+  export DEBIAN_FRONTEND=noninteractive
+  "${as_root[@]}" apt-get update -qq ||
+    echo "bootstrap: apt-get update failed; trying with the package lists that are here" >&2
+  "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null ||
+    fail "apt-get could not install: ${missing[*]}. Install them, then run this again."
+}
+
+# Prints the build requirements, dependencies and extras of pyproject.toml, one a line.
+python_requirements() {
+  .venv/bin/python - <<'PYTHON'
+import tomllib
+
+with open("pyproject.toml", "rb") as file:
+    document = tomllib.load(file)
+project = document["project"]
+wanted = document["build-system"]["requires"] + project["dependencies"]
+for extra in project["optional-dependencies"].values():
+    wanted += extra
+print("\n".join(sorted(set(wanted))))
+PYTHON
+}
+
+install_venv() {
+  local python
+  python=$(find_python)
+  [ -n "$python" ] || fail "no Python of version 3.11 or newer: install python3"
+  # A .venv whose interpreter is gone, or that was copied from elsewhere, is made again.
+  if ! .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    rm -rf .venv
+    "$python" -m venv .venv || fail "$python -m venv failed: install python3-venv"
+  fi
+  local wanted stamp=.venv/petps-requirements
+  wanted=$({
+    cat "$CONSTRAINTS"
+    python_requirements
+  } | sha256sum | cut -d' ' -f1)
+  [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
+  echo "bootstrap: installing Python packages into .venv"
+  python_requirements >.venv/petps-requirements.txt
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+    --constraint "$CONSTRAINTS" --requirement .venv/petps-requirements.txt ||
+    fail "pip could not install the packages pinned in $CONSTRAINTS (is there a network?)"
+  echo "$wanted" >"$stamp"
+}
+
+case "${1:-all}" in
+  packages) install_packages ;;
+  venv) install_venv ;;
+  all)
+    install_packages
+    install_venv
+    ;;
+  *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv]" ;;
+esac

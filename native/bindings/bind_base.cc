@@ -1,0 +1,50 @@
+// Small facts of the build: processor features, versions, the checksum of rows.
+#include "base/base.h"
+#include "bindings/bindings.h"
+#include "pool/layout.h"
+#include "wire/wire.h"
+
+namespace petps::bindings {
+
+namespace {
+
+py::dict cpu_features() {
+  const base::CpuFeatures& features = base::cpu_features();
+  py::dict result;
+  result["avx2"] = features.avx2;
+  result["f16c"] = features.f16c;
+  result["avx512f"] = features.avx512f;
+  result["avx512bw"] = features.avx512bw;
+  result["pclmul"] = features.pclmul;
+  result["vpclmulqdq"] = features.vpclmulqdq;
+  result["clflushopt"] = features.clflushopt;
+  result["clwb"] = features.clwb;
+  return result;
+}
+
+uint32_t crc32c(const py::buffer& data, uint32_t seed) {
+  const py::buffer_info view = data.request();
+  if (PyBuffer_IsContiguous(view.view(), 'C') == 0) invalid("data: expected contiguous bytes");
+  const auto bytes = static_cast<size_t>(view.size * view.itemsize);
+  const Released released_gil;
+  return base::crc32c_extend(seed, view.ptr, bytes);
+}
+
+}  // namespace
+
+void bind_base(py::module_& module) {
+  module.def("cpu_features", cpu_features, "What this processor can do, by name.");
+  module.def(
+      "formats",
+      [] {
+        py::dict result;
+        result["pool"] = pool::layout::kFormatVersion;
+        result["wire"] = wire::kProtocolVersion;
+        return result;
+      },
+      "Version of every format this build speaks, by name.");
+  module.def("crc32c", crc32c, py::arg("data"), py::arg("seed") = 0,
+             "CRC-32C of data; seed: the CRC-32C of the bytes before it.");
+}
+
+}  // namespace petps::bindings

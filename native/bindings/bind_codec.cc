@@ -1,0 +1,86 @@
+// Row codecs and the key -> partition function, over numpy arrays.
+#include <pybind11/stl.h>
+
+#include "bindings/arrays.h"
+#include "codec/codec.h"
+#include "pool/pool.h"
+#include "wire/wire.h"
+
+namespace petps::bindings {
+
+namespace {
+
+void check_dim(uint64_t dim) {
+  if (dim == 0 || dim > pool::kMaxDim) {
+    invalid("dim " + std::to_string(dim) + " is outside 1.." + std::to_string(pool::kMaxDim));
+  }
+}
+
+py::array_t<uint8_t> encode_rows(const std::string& dtype_text, const py::object& rows) {
+  const codec::Dtype dtype = unwrap(codec::parse_dtype(dtype_text));
+  const Rows<const float> block = floats_of(rows, "rows");
+  check_dim(block.width);
+  const auto dim = static_cast<uint32_t>(block.width);
+  py::array_t<uint8_t> stored({block.n, codec::row_bytes(dtype, dim)});
+  auto* out = reinterpret_cast<std::byte*>(stored.mutable_data());
+  const Released released_gil;
+  codec::encode(dtype, block.data, block.n, dim, out);
+  return stored;
+}
+
+py::array_t<float> decode_rows(const std::string& dtype_text, uint32_t dim,
+                               const py::object& rows) {
+  const codec::Dtype dtype = unwrap(codec::parse_dtype(dtype_text));
+  check_dim(dim);
+  const Rows<const std::byte> block = stored_rows_of(rows, "rows");
+  if (block.width != codec::row_bytes(dtype, dim)) {
+    invalid("rows: a stored " + dtype_text + " row of dim " + std::to_string(dim) + " has " +
+            std::to_string(codec::row_bytes(dtype, dim)) + " bytes, got uint8[" +
+            std::to_string(block.n) + ", " + std::to_string(block.width) + "]");
+  }
+  py::array_t<float> decoded({block.n, static_cast<size_t>(dim)});
+  float* out = decoded.mutable_data();
+  const Released released_gil;
+  codec::decode(dtype, block.data, block.n, dim, out);
+  return decoded;
+}
+
+size_t first_not_finite(const py::object& rows) {
+  const Rows<const float> block = floats_of(rows, "rows");
+  const Released released_gil;
+  return codec::first_not_finite(block.data, block.n, static_cast<uint32_t>(block.width));
+}
+
+py::array_t<uint32_t> partition_of(const py::object& keys, uint32_t partitions) {
+  const std::span<const uint64_t> wanted = keys_of(keys);
+  if (partitions == 0 || partitions > wire::kMaxPartitions) {
+    invalid("partitions " + std::to_string(partitions) + " is outside 1.." +
+            std::to_string(wire::kMaxPartitions));
+  }
+  py::array_t<uint32_t> result(static_cast<py::ssize_t>(wanted.size()));
+  uint32_t* out = result.mutable_data();
+  const Released released_gil;
+  for (size_t i = 0; i < wanted.size(); ++i) out[i] = wire::partition_of(wanted[i], partitions);
+  return result;
+}
+
+size_t row_bytes(const std::string& dtype, uint32_t dim) {
+  check_dim(dim);
+  return codec::row_bytes(unwrap(codec::parse_dtype(dtype)), dim);
+}
+
+}  // namespace
+
+void bind_codec(py::module_& module) {
+  module.def("encode_rows", encode_rows, py::arg("dtype"), py::arg("rows"),
+             "rows: float32[n, dim] -> uint8[n, row_bytes(dtype, dim)].");
+  module.def("decode_rows", decode_rows, py::arg("dtype"), py::arg("dim"), py::arg("rows"),
+             "rows: uint8[n, row_bytes] -> float32[n, dim].");
+  module.def("row_bytes", row_bytes, py::arg("dtype"), py::arg("dim"), "Bytes of one stored row.");
+  module.def("first_not_finite", first_not_finite, py::arg("rows"),
+             "Index of the first row of float32[n, dim] with a NaN or infinity, or n.");
+  module.def("partition_of", partition_of, py::arg("keys"), py::arg("partitions"),
+             "keys: uint64[n] -> uint32[n], each below partitions: xxh3(key) mod partitions.");
+}
+
+}  // namespace petps::bindings

@@ -1,0 +1,168 @@
+// petps._native.Server: the native server over the tables of an open pool.
+#include <pybind11/stl.h>
+
+#include "bindings/session.h"
+#include "server/server.h"
+
+namespace petps::bindings {
+
+namespace {
+
+// A server and what keeps its pool open. The server goes first.
+class ServerHandle {
+ public:
+  ServerHandle(const std::shared_ptr<Session>& session, const server::ServerOptions& options)
+      : hold_(std::make_unique<Session::Hold>(session, "a running server")),
+        server_(unwrap(server::Server::start(hold_->tables(), options))) {}
+
+  server::Server& server() { return *server_; }
+
+  // The pool may be closed afterwards, also when something was still in flight after the drain
+  // time.
+  void stop() {
+    const base::Status status = server_->stop();
+    hold_.reset();
+    check(status);
+  }
+
+ private:
+  std::unique_ptr<Session::Hold> hold_;
+  std::unique_ptr<server::Server> server_;
+};
+
+transport::GatherMode parse_gather(const std::string& name) {
+  if (name == "auto") return transport::GatherMode::kAuto;
+  if (name == "copy") return transport::GatherMode::kCopy;
+  if (name == "sendmsg") return transport::GatherMode::kSendmsg;
+  invalid("gather '" + name + "' is unknown; write 'auto', 'copy' or 'sendmsg'");
+}
+
+// Takes a limit by name out of `limits` when it is there; what is left at the end is unknown.
+template <typename T>
+void take(py::dict& limits, const char* name, T& value) {
+  if (!limits.contains(name)) return;
+  value = limits[name].cast<T>();
+  limits.attr("pop")(name);
+}
+
+void apply_limits(const py::dict& given, server::ServerOptions& options) {
+  py::dict limits = given.attr("copy")().cast<py::dict>();
+  take(limits, "body_bytes", options.limits.body_bytes);
+  take(limits, "keys_per_pull", options.limits.keys_per_pull);
+  take(limits, "sections_per_pull", options.limits.sections_per_pull);
+  take(limits, "keys_per_push", options.limits.keys_per_push);
+  take(limits, "hot_keys", options.limits.hot_keys);
+  take(limits, "in_flight", options.limits.in_flight);
+  take(limits, "connections", options.limits.connections);
+  options.transport.connections = options.limits.connections;
+  take(limits, "frame_ms", options.transport.frame_ms);
+  take(limits, "output_stall_ms", options.transport.output_stall_ms);
+  take(limits, "output_pause_bytes", options.transport.output_pause_bytes);
+  take(limits, "output_close_bytes", options.transport.output_close_bytes);
+  take(limits, "pin_ms", options.transport.pin_ms);
+  for (const auto& item : limits)
+    invalid("server limit '" + item.first.cast<std::string>() + "' is unknown");
+}
+
+std::unique_ptr<ServerHandle> start(const std::shared_ptr<Session>& session,
+                                    const std::string& host, uint16_t port, uint32_t workers,
+                                    const std::string& gather, uint32_t hot_set_seconds,
+                                    uint64_t drain_ms, const py::dict& limits) {
+  server::ServerOptions options;
+  options.host = host;
+  options.port = port;
+  options.workers = workers;
+  options.gather = parse_gather(gather);
+  options.hot_set_seconds = hot_set_seconds;
+  options.drain_ms = drain_ms;
+  options.software = "petps " PETPS_VERSION;
+  apply_limits(limits, options);
+  const Released released_gil;
+  return std::make_unique<ServerHandle>(session, options);
+}
+
+py::dict histogram(const server::HistogramSnapshot& snapshot) {
+  py::dict result;
+  result["count"] = snapshot.count;
+  result["sum_ns"] = snapshot.sum_ns;
+  result["p50_ns"] = snapshot.quantile_ns(0.50);
+  result["p99_ns"] = snapshot.quantile_ns(0.99);
+  result["p999_ns"] = snapshot.quantile_ns(0.999);
+  py::list buckets;  // (largest value, values up to it), only where values are
+  uint64_t below = 0;
+  for (size_t bucket = 0; bucket < snapshot.counts.size(); ++bucket) {
+    if (snapshot.counts[bucket] == 0) continue;
+    below += snapshot.counts[bucket];
+    buckets.append(py::make_tuple(server::HistogramSnapshot::upper_ns(bucket), below));
+  }
+  result["buckets"] = buckets;
+  return result;
+}
+
+py::dict counters(const server::StatsSnapshot& stats) {
+  py::dict result;
+  result["pulls"] = stats.pulls;
+  result["keys"] = stats.keys;
+  result["rows_found"] = stats.rows_found;
+  result["misses"] = stats.misses;
+  result["pushes"] = stats.pushes;
+  result["rows_pushed"] = stats.rows_pushed;
+  result["rows_refused"] = stats.rows_refused;
+  result["hot_sets"] = stats.hot_sets;
+  result["errors"] = stats.errors;
+  result["stale"] = stats.stale;
+  result["wrong_shard"] = stats.wrong_shard;
+  result["waits_for_pin"] = stats.waits_for_pin;
+  result["bytes_received"] = stats.bytes_received;
+  result["bytes_sent"] = stats.bytes_sent;
+  result["connections"] = stats.connections;
+  result["connections_opened"] = stats.connections_opened;
+  result["connections_refused"] = stats.connections_refused;
+  result["connections_closed_for_cause"] = stats.connections_closed_for_cause;
+  result["pushes_waiting"] = stats.pushes_waiting;
+  return result;
+}
+
+py::dict stats(ServerHandle& handle) {
+  server::StatsSnapshot snapshot;
+  {
+    const Released released_gil;
+    snapshot = handle.server().stats();
+  }
+  py::dict result = counters(snapshot);
+  py::dict latency;
+  for (size_t opcode = 0; opcode < snapshot.latency.size(); ++opcode) {
+    if (snapshot.latency[opcode].count == 0) continue;
+    const std::string_view name = wire::opcode_name(static_cast<uint16_t>(opcode));
+    latency[py::str(name.data(), name.size())] = histogram(snapshot.latency[opcode]);
+  }
+  result["latency"] = latency;
+  return result;
+}
+
+}  // namespace
+
+void bind_server(py::module_& module) {
+  py::class_<ServerHandle> server(module, "Server",
+                                  "The native server over an open pool's tables.");
+  server.def_static("start", start, py::arg("tables"), py::kw_only(), py::arg("host") = "127.0.0.1",
+                    py::arg("port") = 7070, py::arg("workers") = 1, py::arg("gather") = "auto",
+                    py::arg("hot_set_seconds") = 10, py::arg("drain_ms") = 5000,
+                    py::arg("limits") = py::dict());
+  server.def_property_readonly("port", [](ServerHandle& handle) { return handle.server().port(); });
+  server.def("stop", &ServerHandle::stop, py::call_guard<Released>());
+  server.def(
+      "stats", stats,
+      "Counters by name, and latency by operation: count, sum, quantiles and buckets in ns.");
+  server.def(
+      "status_json", [](ServerHandle& handle) { return handle.server().status_json(); },
+      py::call_guard<Released>());
+  server.def(
+      "set_status_member",
+      [](ServerHandle& handle, const std::string& name, std::string json) {
+        handle.server().set_status_member(name, std::move(json));
+      },
+      py::arg("name"), py::arg("json"), py::call_guard<Released>());
+}
+
+}  // namespace petps::bindings

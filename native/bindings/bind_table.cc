@@ -1,0 +1,153 @@
+// petps._native.Table: apply, pull, placement, status.
+#include <pybind11/stl.h>
+
+#include <cstring>
+
+#include "bindings/arrays.h"
+#include "bindings/pool_info.h"
+#include "bindings/pull_rows.h"
+#include "bindings/scan.h"
+#include "bindings/table_handle.h"
+
+namespace petps::bindings {
+
+namespace {
+
+std::string named(const TableHandle& handle) { return "table '" + handle.record.spec.name + "'"; }
+
+table::ApplyReport apply(const TableHandle& handle, const py::object& keys, const py::object& rows,
+                         const py::object& deleted, uint64_t stamp) {
+  table::Batch batch;
+  batch.keys = keys_of(keys);
+  batch.deleted = mask_of(deleted, "deleted", batch.keys.size());
+  batch.stamp = static_cast<uint32_t>(stamp);
+  std::vector<uint8_t> all;
+  if (rows.is_none()) {
+    for (const uint8_t flag : batch.deleted) {
+      if (flag == 0) invalid(named(handle) + ": rows is None, but deleted does not mark every key");
+    }
+    if (deleted.is_none()) all.assign(batch.keys.size(), 1);
+    if (deleted.is_none()) batch.deleted = all;
+  } else {
+    const Rows<const std::byte> block = stored_rows_of(rows, "rows");
+    if (block.n != batch.keys.size() || block.width != handle.record.spec.row_bytes) {
+      invalid(named(handle) + ": rows must be uint8[" + std::to_string(batch.keys.size()) + ", " +
+              std::to_string(handle.record.spec.row_bytes) +
+              "], one stored row per key; got uint8[" + std::to_string(block.n) + ", " +
+              std::to_string(block.width) + "]");
+    }
+    batch.rows = block.data;
+  }
+  return released(handle.session,
+                  [&](table::Tables&) { return unwrap(handle.table->apply(batch)); });
+}
+
+uint64_t pull(const TableHandle& handle, const py::object& keys, const py::object& out,
+              const py::object& mask) {
+  const std::span<const uint64_t> wanted = keys_of(keys);
+  const Out target =
+      out_of(out, wanted.size(), handle.record.spec.dim, handle.record.spec.row_bytes);
+  const PullTarget pull_target{target.data, target.stored,
+                               writable_mask_of(mask, "mask", wanted.size())};
+  return released(handle.session, [&](table::Tables&) {
+    return pull_rows(*handle.session, *handle.table, wanted, pull_target);
+  });
+}
+
+py::array_t<uint8_t> default_row(const TableHandle& handle) {
+  py::array_t<uint8_t> row(static_cast<py::ssize_t>(handle.record.spec.row_bytes));
+  const auto& stored = handle.record.spec.default_row;
+  std::memset(row.mutable_data(), 0, static_cast<size_t>(row.size()));
+  if (!stored.empty()) std::memcpy(row.mutable_data(), stored.data(), stored.size());
+  return row;
+}
+
+py::array_t<uint64_t> keys_of_table(const TableHandle& handle) {
+  constexpr uint64_t kBucketsAtOnce = 4096;  // bounds how long one pin lives
+  std::vector<uint64_t> keys;
+  released(handle.session, [&](table::Tables&) {
+    const table::Table::ScanGuard guard(*handle.table);
+    for (uint64_t bucket = 0; bucket < handle.record.bucket_count;) {
+      Session::Lease lease(*handle.session);
+      const epoch::Pin pin = lease.pin();
+      const table::ScanPage page = handle.table->scan(bucket, kBucketsAtOnce);
+      keys.insert(keys.end(), page.keys.begin(), page.keys.end());
+      bucket = page.next_bucket;
+    }
+  });
+  return py::array_t<uint64_t>(static_cast<py::ssize_t>(keys.size()), keys.data());
+}
+
+void bind_data(py::class_<TableHandle>& table) {
+  table.def("apply", apply, py::arg("keys"), py::arg("rows"), py::arg("deleted") = py::none(),
+            py::arg("stamp") = 0,
+            "keys: uint64[n], rows: uint8[n, row_bytes] or None, deleted: bool[n] or None. Durable "
+            "when it returns.");
+  table.def("pull", pull, py::arg("keys"), py::arg("out"), py::arg("mask") = py::none(),
+            "Fills out (float32[n, dim], or uint8[n, row_bytes] as stored) and mask (bool[n]). "
+            "Returns keys found.");
+}
+
+void bind_placement(py::class_<TableHandle>& table) {
+  table.def(
+      "set_hot_keys",
+      [](const TableHandle& handle, const py::object& keys) {
+        const auto hot = keys_of(keys);
+        std::vector<uint64_t> copy(hot.begin(), hot.end());
+        released(handle.session,
+                 [&](table::Tables&) { handle.table->set_hot_keys(std::move(copy)); });
+      },
+      py::arg("keys"));
+  table.def(
+      "migrate",
+      [](const TableHandle& handle, const py::object& keys) {
+        const auto hot = keys_of(keys, "hot_keys");
+        return released(handle.session,
+                        [&](table::Tables&) { return unwrap(handle.table->migrate(hot)); });
+      },
+      py::arg("hot_keys"));
+  table.def("rehome", [](const TableHandle& handle) {
+    return released(handle.session, [&](table::Tables&) { return unwrap(handle.table->rehome()); });
+  });
+  table.def(
+      "bucket_reads",
+      [](const TableHandle& handle, const py::object& keys) {
+        const auto wanted = keys_of(keys);
+        return released(handle.session,
+                        [&](table::Tables&) { return handle.table->bucket_reads(wanted); });
+      },
+      py::arg("keys"));
+}
+
+}  // namespace
+
+void bind_table(py::module_& module) {
+  py::class_<TableHandle> table(module, "Table", "A table of an open pool.");
+  table.def_property_readonly("record", [](const TableHandle& handle) { return handle.record; });
+  table.def_property_readonly("id", [](const TableHandle& handle) { return handle.record.id; });
+  table.def_property_readonly("name",
+                              [](const TableHandle& handle) { return handle.record.spec.name; });
+  table.def_property_readonly("dim",
+                              [](const TableHandle& handle) { return handle.record.spec.dim; });
+  table.def_property_readonly(
+      "row_bytes", [](const TableHandle& handle) { return handle.record.spec.row_bytes; });
+  table.def_property_readonly("dtype", [](const TableHandle& handle) {
+    return codec::dtype_name(static_cast<codec::Dtype>(handle.record.spec.dtype));
+  });
+  table.def("default_row", default_row,
+            "uint8[row_bytes]: the stored row shown for a missing key.");
+  table.def("status", [](const TableHandle& handle) {
+    return released(handle.session, [&](table::Tables&) { return handle.table->status(); });
+  });
+  table.def(
+      "scan",
+      [](const TableHandle& handle, uint64_t buckets) {
+        return std::make_unique<Scan>(handle, buckets);
+      },
+      py::arg("buckets_per_page") = 4096, "Pages (keys, rows) of the whole table.");
+  table.def("keys", keys_of_table, "uint64[n]: every key, in no order.");
+  bind_data(table);
+  bind_placement(table);
+}
+
+}  // namespace petps::bindings

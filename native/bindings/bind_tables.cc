@@ -1,0 +1,247 @@
+// petps._native.Tables: one open pool and its catalogue.
+#include <pybind11/stl.h>
+
+#include "bindings/arrays.h"
+#include "bindings/pool_info.h"
+#include "bindings/table_handle.h"
+#include "codec/codec.h"
+
+namespace petps::bindings {
+
+namespace {
+
+using SessionPointer = std::shared_ptr<Session>;
+
+table::TablesOptions options_of(const std::string& path, bool background) {
+  table::TablesOptions options;
+  options.pool.media.path = path;
+  options.background = background;
+  return options;
+}
+
+SessionPointer create(const std::string& path, const std::string& durability, uint64_t unit_bytes,
+                      bool background) {
+  table::TablesOptions options = options_of(path, background);
+  options.pool.media.durability = parse_durability(durability);
+  options.pool.unit_bytes = unit_bytes;
+  const Released released_gil;
+  return std::make_shared<Session>(unwrap(table::Tables::create(options)));
+}
+
+SessionPointer open(const std::string& path, bool read_only, bool allow_lost_power,
+                    bool background) {
+  table::TablesOptions options = options_of(path, background);
+  options.allow_lost_power = allow_lost_power;
+  options.pool.media.access = read_only ? media::Access::kReadOnly : media::Access::kReadWrite;
+  const Released released_gil;
+  return std::make_shared<Session>(unwrap(table::Tables::open(options)));
+}
+
+struct NewTable {
+  std::string name;
+  uint32_t instance;
+  uint32_t dim;
+  std::string dtype;
+  uint64_t capacity;
+  std::string feed;
+  py::object default_row;
+};
+
+pool::TableSpec spec_of(const NewTable& wanted) {
+  pool::TableSpec spec;
+  const codec::Dtype dtype = unwrap(codec::parse_dtype(wanted.dtype));
+  spec.name = wanted.name;
+  spec.instance = wanted.instance;
+  spec.dtype = static_cast<uint8_t>(dtype);
+  spec.feed = parse_feed(wanted.feed);
+  spec.dim = wanted.dim;
+  spec.row_bytes = static_cast<uint32_t>(codec::row_bytes(dtype, wanted.dim));
+  spec.capacity = wanted.capacity;
+  if (!wanted.default_row.is_none()) {
+    const Rows<const std::byte> row =
+        stored_rows_of(wanted.default_row[py::make_tuple(py::none())], "default_row");
+    spec.default_row.assign(row.data, row.data + row.width);
+  }
+  return spec;
+}
+
+TableHandle create_table(const SessionPointer& session, const NewTable& wanted) {
+  const pool::TableSpec spec = spec_of(wanted);
+  return released(session, [&](table::Tables& tables) {
+    return handle_of(session, unwrap(tables.create_table(spec)));
+  });
+}
+
+[[noreturn]] void table_not_found(table::Tables& tables, const std::string& instance,
+                                  const std::string& name) {
+  std::string known;
+  for (table::Table* table : tables.tables()) {
+    const pool::TableSpec& spec = table->record().spec;
+    for (const pool::InstanceRecord& record : tables.pool().instances()) {
+      if (record.id != spec.instance || record.name != instance) continue;
+      known += (known.empty() ? "" : ", ") + spec.name;
+    }
+  }
+  throw StatusError(
+      base::Status(base::Code::kNotFound, "instance '" + instance + "' has no table '" + name +
+                                              "'; it has " + (known.empty() ? "none yet" : known)));
+}
+
+TableHandle find(const SessionPointer& session, const std::string& instance,
+                 const std::string& name) {
+  return released(session, [&](table::Tables& tables) {
+    table::Table* table = tables.find(instance, name);
+    if (table == nullptr) table_not_found(tables, instance, name);
+    return handle_of(session, table);
+  });
+}
+
+TableHandle find_id(const SessionPointer& session, uint32_t id) {
+  return released(session, [&](table::Tables& tables) {
+    table::Table* table = tables.find(id);
+    if (table == nullptr) {
+      throw StatusError(base::Status(base::Code::kNotFound,
+                                     "the pool has no table with id " + std::to_string(id)));
+    }
+    return handle_of(session, table);
+  });
+}
+
+std::vector<TableHandle> all_tables(const SessionPointer& session) {
+  return released(session, [&](table::Tables& tables) {
+    std::vector<TableHandle> handles;
+    for (table::Table* table : tables.tables()) handles.push_back(handle_of(session, table));
+    return handles;
+  });
+}
+
+using TablesClass = py::class_<Session, SessionPointer>;
+
+void bind_lifetime(TablesClass& tables) {
+  tables.def_static("create", create, py::arg("path"), py::kw_only(),
+                    py::arg("durability") = "power",
+                    py::arg("unit_bytes") = pool::kDefaultUnitBytes, py::arg("background") = true);
+  tables.def_static("open", open, py::arg("path"), py::kw_only(), py::arg("read_only") = false,
+                    py::arg("allow_lost_power") = false, py::arg("background") = true);
+  tables.def("close", &Session::close, py::call_guard<Released>());
+  tables.def_property_readonly("closed", &Session::closed);
+  tables.def("info", [](const SessionPointer& session) { return released(session, pool_info); });
+  tables.def(
+      "set_durability",
+      [](const SessionPointer& session, const std::string& name) {
+        const media::Durability durability = parse_durability(name);
+        released(session,
+                 [&](table::Tables& open) { check(open.pool().set_durability(durability)); });
+      },
+      py::arg("durability"));
+}
+
+void bind_catalogue(TablesClass& tables) {
+  tables.def(
+      "create_instance",
+      [](const SessionPointer& session, const std::string& model, const std::string& name,
+         uint32_t partitions) {
+        return released(session, [&](table::Tables& open) {
+          return unwrap(open.pool().create_instance(model, name, partitions));
+        });
+      },
+      py::arg("model"), py::arg("name"), py::arg("partitions"));
+  tables.def("instances", [](const SessionPointer& session) {
+    return released(session, [](table::Tables& open) { return open.pool().instances(); });
+  });
+  tables.def(
+      "set_alias",
+      [](const SessionPointer& session, const std::string& alias, uint32_t instance) {
+        released(session,
+                 [&](table::Tables& open) { check(open.pool().set_alias(alias, instance)); });
+      },
+      py::arg("alias"), py::arg("instance"));
+  tables.def("aliases", [](const SessionPointer& session) {
+    py::dict result;
+    for (const auto& [alias, instance] :
+         released(session, [](table::Tables& open) { return open.pool().aliases(); })) {
+      result[py::str(alias)] = instance;
+    }
+    return result;
+  });
+  tables.def(
+      "resolve",
+      [](const SessionPointer& session, const std::string& model) {
+        return released(session, [&](table::Tables& open) { return unwrap(open.resolve(model)); });
+      },
+      py::arg("model"));
+  tables.def(
+      "set_feed",
+      [](const SessionPointer& session, uint32_t table, const std::string& name) {
+        const pool::Feed feed = parse_feed(name);
+        released(session, [&](table::Tables& open) { check(open.pool().set_feed(table, feed)); });
+      },
+      py::arg("table"), py::arg("feed"));
+}
+
+void bind_tables_of_pool(TablesClass& tables) {
+  tables.def(
+      "create_table",
+      [](const SessionPointer& session, std::string name, uint32_t instance, uint32_t dim,
+         std::string dtype, uint64_t capacity, std::string feed, py::object default_row) {
+        return create_table(session, {std::move(name), instance, dim, std::move(dtype), capacity,
+                                      std::move(feed), std::move(default_row)});
+      },
+      py::arg("name"), py::kw_only(), py::arg("instance"), py::arg("dim"), py::arg("dtype"),
+      py::arg("capacity"), py::arg("feed") = "push", py::arg("default_row") = py::none());
+  tables.def("find", find, py::arg("instance"), py::arg("table"));
+  tables.def("find_id", find_id, py::arg("table"));
+  tables.def("tables", all_tables);
+}
+
+void bind_progress_and_upkeep(TablesClass& tables) {
+  tables.def(
+      "record_progress",
+      [](const SessionPointer& session, const pool::Progress& progress) {
+        released(session, [&](table::Tables& open) { check(open.record_progress(progress)); });
+      },
+      py::arg("progress"));
+  tables.def(
+      "progress",
+      [](const SessionPointer& session, uint32_t instance, uint32_t partition) {
+        return released(session, [&](table::Tables& open) {
+          return open.pool().read_progress(instance, partition);
+        });
+      },
+      py::arg("instance"), py::arg("partition"));
+  tables.def("all_progress", [](const SessionPointer& session) {
+    return released(session, [](table::Tables& open) { return open.pool().all_progress(); });
+  });
+  tables.def(
+      "applied_version",
+      [](const SessionPointer& session, uint32_t instance) {
+        return released(session,
+                        [&](table::Tables& open) { return open.applied_version(instance); });
+      },
+      py::arg("instance"));
+  tables.def("walk", [](const SessionPointer& session) {
+    released(session, [](table::Tables& open) { open.walk(); });
+  });
+  tables.def("walked", [](const SessionPointer& session) {
+    return released(session, [](table::Tables& open) { return open.walked(); });
+  });
+  tables.def("reclaim", [](const SessionPointer& session) {
+    return released(session, [](table::Tables& open) { return open.reclaim(); });
+  });
+  tables.def("verify", [](const SessionPointer& session) {
+    return released(session, [](table::Tables& open) { return open.verify(); });
+  });
+}
+
+}  // namespace
+
+void bind_tables(py::module_& module) {
+  TablesClass tables(module, "Tables",
+                     "One open pool: its tables, instances, aliases and progress.");
+  bind_lifetime(tables);
+  bind_catalogue(tables);
+  bind_tables_of_pool(tables);
+  bind_progress_and_upkeep(tables);
+}
+
+}  // namespace petps::bindings

@@ -1,0 +1,40 @@
+// petps._native. Sign on the door: bindings.h.
+#include <unistd.h>
+
+#include "bindings/bindings.h"
+
+namespace petps::bindings {
+
+namespace {
+
+bool interpreter_ends() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+}  // namespace
+
+Released::~Released() noexcept(false) {
+  // As CPython does from 3.14 on: a thread that comes back too late sleeps until the process is gone.
+  while (interpreter_ends()) ::pause();
+  PyEval_RestoreThread(state_);
+}
+
+}  // namespace petps::bindings
+
+PYBIND11_MODULE(_native, module) {
+  namespace bindings = petps::bindings;
+  module.doc() = "The native rooms of petps (types in petps/_native.pyi).";
+  module.attr("__version__") = PETPS_VERSION;
+  bindings::bind_errors(module);
+  bindings::bind_records(module);
+  bindings::bind_base(module);
+  bindings::bind_codec(module);
+  bindings::bind_scan(module);
+  bindings::bind_table(module);
+  bindings::bind_tables(module);
+  bindings::bind_server(module);
+}

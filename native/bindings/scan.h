@@ -1,0 +1,60 @@
+// The pages of a table, copied out under a pin. Holds off migration and the closing of the pool
+// while it lives.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "bindings/table_handle.h"
+
+namespace petps::bindings {
+
+// Keys and rows of one page, owned by the numpy arrays that show them.
+struct Page {
+  std::vector<uint64_t> keys;
+  std::vector<uint8_t> rows;
+};
+
+class Scan {
+ public:
+  Scan(const TableHandle& handle, uint64_t buckets_per_page)
+      : handle_(handle), buckets_per_page_(buckets_per_page) {
+    if (buckets_per_page == 0) invalid("buckets_per_page must be at least 1");
+    hold_.emplace(handle.session, "a scan of table '" + handle.record.spec.name + "'");
+    guard_.emplace(*handle.table);
+  }
+
+  void close() {
+    guard_.reset();
+    hold_.reset();
+  }
+
+  bool done() const { return !hold_.has_value() || next_ >= handle_.record.bucket_count; }
+  size_t row_bytes() const { return handle_.record.spec.row_bytes; }
+  uint64_t buckets_done() const { return next_; }
+  uint64_t buckets() const { return handle_.record.bucket_count; }
+
+  Page page() {
+    Session::Lease lease(*handle_.session);
+    const epoch::Pin pin = lease.pin();
+    table::ScanPage found = handle_.table->scan(next_, buckets_per_page_);
+    Page page;
+    page.rows.resize(found.rows.size() * row_bytes());
+    for (size_t i = 0; i < found.rows.size(); ++i) {
+      std::memcpy(page.rows.data() + i * row_bytes(), found.rows[i], row_bytes());
+    }
+    page.keys = std::move(found.keys);
+    next_ = found.next_bucket;
+    return page;
+  }
+
+ private:
+  TableHandle handle_;
+  uint64_t buckets_per_page_;
+  uint64_t next_ = 0;
+  std::optional<Session::Hold> hold_;  // before guard_: the pool outlives the guard
+  std::optional<table::Table::ScanGuard> guard_;
+};
+
+}  // namespace petps::bindings

@@ -1,0 +1,135 @@
+// One value or one row header at a time: the definition of every format. The scalar kernels are loops over these; the
+// wide kernels use them for the ends of rows, so there is one text of each rule.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace petps::codec {
+
+inline constexpr size_t kInt8HeaderBytes = 8;  // float32 scale, float32 zero
+inline constexpr uint32_t kExponentMask = 0x7f800000u;
+inline constexpr uint32_t kQuietNan = 0x7fc00000u;
+
+template <typename T>
+inline T load(const std::byte* from) {
+  T value;
+  std::memcpy(&value, from, sizeof(T));
+  return value;
+}
+
+template <typename T>
+inline void store(std::byte* to, T value) {
+  std::memcpy(to, &value, sizeof(T));
+}
+
+inline bool is_finite_value(float value) {
+  return (std::bit_cast<uint32_t>(value) & kExponentMask) != kExponentMask;
+}
+
+// Round to nearest even; too large becomes infinity; a NaN stays one (quiet, upper payload bits kept).
+inline uint16_t f16_of(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const auto sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > kExponentMask)
+    return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
+  if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7c00u);  // 65536 and above
+  if (magnitude < 0x33000000u) return sign;  // below half the smallest half
+  uint32_t significand;
+  uint32_t shift;
+  uint32_t base;
+  if (magnitude >= 0x38800000u) {  // a normal half
+    significand = magnitude & 0x7fffffu;
+    shift = 13;
+    base = ((magnitude >> 23) - 112) << 10;
+  } else {  // a subnormal half: the hidden bit becomes part of the significand
+    significand = (magnitude & 0x7fffffu) | 0x800000u;
+    shift = 126 - (magnitude >> 23);
+    base = 0;
+  }
+  const uint32_t kept = significand >> shift;
+  const uint32_t rest = significand & ((1u << shift) - 1);
+  const uint32_t half = 1u << (shift - 1);
+  const uint32_t up = rest > half || (rest == half && (kept & 1u) != 0) ? 1u : 0u;
+  return static_cast<uint16_t>(
+      sign | (base + kept + up));  // a carry moves into the exponent, as it should
+}
+
+inline float f16_value(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
+  const uint32_t exponent = (half >> 10) & 0x1fu;
+  uint32_t significand = half & 0x3ffu;
+  if (exponent == 0x1f) {
+    const uint32_t quiet = significand != 0 ? 0x400000u : 0u;
+    return std::bit_cast<float>(sign | kExponentMask | quiet | (significand << 13));
+  }
+  if (exponent != 0)
+    return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (significand << 13));
+  if (significand == 0) return std::bit_cast<float>(sign);
+  const int shift = std::countl_zero(significand) - 21;  // brings the leading bit to bit 10
+  significand = (significand << shift) & 0x3ffu;
+  return std::bit_cast<float>(sign | static_cast<uint32_t>(113 - shift) << 23 |
+                              (significand << 13));
+}
+
+// Round to nearest even; a NaN stays one (quiet, upper payload bits kept).
+inline uint16_t bf16_of(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  if ((bits & 0x7fffffffu) > kExponentMask) return static_cast<uint16_t>((bits >> 16) | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+inline float bf16_value(uint16_t half) {
+  return std::bit_cast<float>(static_cast<uint32_t>(half) << 16);
+}
+
+// How one row is quantised: code = round_half_even((x - zero) / scale), value = zero + scale * code.
+struct Int8Header {
+  bool representable = false;  // false: a value is not finite, or max - min is not
+  float scale = 0.0f;          // 0: every code is 0
+  float zero = 0.0f;
+};
+
+// ASSUMPTIONS: the sign of a zero is not significant; if finite, minimum <= maximum are finite.
+inline Int8Header int8_header(bool finite, float minimum, float maximum) {
+  minimum +=
+      0.0f;  // -0 becomes +0: which zero a minimum returns depends on the order of comparison
+  maximum += 0.0f;
+  const float range = maximum - minimum;
+  if (!finite || !is_finite_value(range)) return {};
+  float scale = range / 255.0f;
+  while (!is_finite_value(
+      minimum + scale * 255.0f)) {  // rounded up at the very end of float's range: one step or two
+    scale = std::nextafter(scale, 0.0f);
+  }
+  return {true, scale, minimum};
+}
+
+inline uint8_t int8_code(const Int8Header& header, float value) {
+  float quotient = (value - header.zero) / header.scale;
+  quotient = quotient > 0.0f ? quotient : 0.0f;
+  quotient = quotient < 255.0f ? quotient : 255.0f;
+  return static_cast<uint8_t>(std::lrintf(quotient));
+}
+
+// Writes the header. False: all codes of this row are 0 (constant, or not representable: then zero is NaN, and so is
+// every decoded value; a row that cannot be represented must not come back as plausible numbers).
+inline bool write_int8_header(const Int8Header& header, uint32_t dim, std::byte* out) {
+  store(out, header.scale);
+  store(out + 4, header.representable ? header.zero : std::bit_cast<float>(kQuietNan));
+  if (header.scale > 0.0f) return true;
+  std::memset(out + kInt8HeaderBytes, 0, dim);
+  return false;
+}
+
+// A stored row whose scale or zero is not finite: one text for all levels, because which of two NaNs an addition
+// returns depends on the order of its operands.
+inline void decode_int8_not_finite(uint32_t dim, float* out) {
+  for (uint32_t i = 0; i < dim; ++i) out[i] = std::bit_cast<float>(kQuietNan);
+}
+
+}  // namespace petps::codec

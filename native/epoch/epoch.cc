@@ -1,0 +1,154 @@
+#include "epoch/epoch.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace petps::epoch {
+namespace {
+
+// A first window of one cache line: most readers have one pin at a time, and a scan then reads one
+// line of each.
+constexpr size_t kFirstWindow = 8;
+// What a Pin of a disabled Domain holds: live, but newer than every retired item.
+constexpr uint64_t kUnprotected = std::numeric_limits<uint64_t>::max();
+
+}  // namespace
+
+Pin Reader::pin() {
+  // Only this thread makes a place non-zero, so a place seen free stays free until claim() takes
+  // it. `acquire` pairs with the release in Pin::drop: what the dropping thread read there happened
+  // before this place is stored again, and so before a scan that sees the new epoch instead of the
+  // 0.
+  const size_t window = window_.load(std::memory_order_relaxed);
+  for (size_t step = 0; step < window; ++step) {
+    const size_t place = next_ + step < window ? next_ + step : next_ + step - window;
+    if (epochs_[place].load(std::memory_order_acquire) == 0) return claim(place);
+  }
+  if (window == kPinsPerReader) return Pin();
+  const size_t grown = window == 0 ? kFirstWindow : std::min(window * 2, kPinsPerReader);
+  // relaxed: made visible to scans by the fence in claim(), together with the epoch.
+  window_.store(grown, std::memory_order_relaxed);
+  return claim(window);  // its first new place
+}
+
+Pin Reader::claim(size_t place) {
+  const size_t next = place + 1;
+  next_ = next < window_.load(std::memory_order_relaxed) ? next : 0;
+  // acquire: pairs with the release step of retire(). Reading epoch p means that everything retired
+  // before p was removed from the index before this pin's reads: it cannot be found, so the pin
+  // need not protect it.
+  uint64_t epoch = domain_->global_.load(std::memory_order_acquire);
+  if (domain_->pins_disabled_.load(std::memory_order_relaxed)) [[unlikely]]
+    epoch = kUnprotected;
+  // release: carries on what the place's previous pin handed to this thread (see pin()).
+  epochs_[place].store(epoch, std::memory_order_release);
+  // Dekker with the fence in oldest_locked(): both sides store, fence, load. Of two seq_cst fences
+  // one comes first. Ours first: the scan sees this epoch (and the window). Theirs first: this
+  // pin's index reads, which come after the fence, see every removal made before theirs, so it
+  // cannot find what that scan lets go. An epoch that was already old when stored only delays
+  // reclaiming.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  return Pin(&epochs_[place]);
+}
+
+size_t Reader::live() const {
+  const size_t window = window_.load(std::memory_order_relaxed);
+  size_t count = 0;
+  for (size_t place = 0; place < window; ++place) {
+    if (epochs_[place].load(std::memory_order_acquire) != 0) ++count;
+  }
+  return count;
+}
+
+Domain::Domain() = default;
+Domain::~Domain() = default;
+
+Reader* Domain::lease() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const std::unique_ptr<Reader>& reader : readers_) {
+    if (reader->leased_ || reader->live() != 0) continue;
+    reader->leased_ = true;
+    // Nobody pins between release() and here, and no pin is live: the list may start small again. A
+    // scan takes mutex_ too.
+    reader->next_ = 0;
+    reader->window_.store(0, std::memory_order_relaxed);
+    return reader.get();
+  }
+  if (readers_.size() == kMaxReaders) return nullptr;
+  readers_.push_back(std::unique_ptr<Reader>(new Reader(*this)));
+  readers_.back()->leased_ = true;
+  return readers_.back().get();
+}
+
+void Domain::release(Reader* reader) {
+  if (reader == nullptr) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  reader->leased_ = false;
+}
+
+void Domain::retire(Reclaimer& owner, std::span<const uint64_t> items) {
+  if (items.empty()) return;
+  Batch batch{
+      0, &owner,
+      std::vector<uint64_t>(items.begin(), items.end())};  // copied before the lock is taken
+  const std::lock_guard<std::mutex> lock(mutex_);
+  // The step stands under the lock so that queue_ is ordered. release: whoever reads the new epoch,
+  // or a later one (every step is a read-modify-write, so the release sequence goes on), sees the
+  // removals this thread made.
+  batch.epoch = global_.fetch_add(1, std::memory_order_acq_rel);
+  queue_.push_back(std::move(batch));
+}
+
+size_t Domain::reclaim() {
+  std::vector<Batch> ready;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (queue_.empty()) return 0;
+    // Everything queued was removed from the index before this thread took the lock, so before the
+    // scan's fence.
+    const uint64_t oldest = oldest_locked();
+    while (!queue_.empty() && queue_.front().epoch < oldest) {
+      ready.push_back(std::move(queue_.front()));
+      queue_.pop_front();
+    }
+  }
+  size_t count = 0;
+  for (const Batch& batch : ready) {
+    batch.owner->reclaim(batch.items);
+    count += batch.items.size();
+  }
+  return count;
+}
+
+uint64_t Domain::oldest_locked() const {
+  std::atomic_thread_fence(
+      std::memory_order_seq_cst);  // the other half of Dekker: see Reader::claim()
+  // No retire() can step the epoch meanwhile: it takes mutex_.
+  uint64_t oldest = global_.load(std::memory_order_relaxed) + 1;
+  for (const std::unique_ptr<Reader>& reader : readers_) {
+    const size_t window = reader->window_.load(std::memory_order_relaxed);
+    for (size_t place = 0; place < window; ++place) {
+      // acquire: pairs with Pin::drop, so that the dropped pin's last read of a row comes before
+      // the row's reuse.
+      const uint64_t epoch = reader->epochs_[place].load(std::memory_order_acquire);
+      if (epoch != 0) oldest = std::min(oldest, epoch);
+    }
+  }
+  return oldest;
+}
+
+uint64_t Domain::oldest() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return oldest_locked();
+}
+
+uint64_t Domain::retired_items() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  uint64_t count = 0;
+  for (const Batch& batch : queue_) count += batch.items.size();
+  return count;
+}
+
+void Domain::disable_pins_for_test() { pins_disabled_.store(true, std::memory_order_relaxed); }
+
+}  // namespace petps::epoch

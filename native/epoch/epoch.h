@@ -1,0 +1,133 @@
+// Room epoch: when may a replaced row's slot be used again.
+//
+// Owns:         the global epoch, every reader's epoch list, Pin, the queue of retired items.
+// Never does:   know what an item is; free anything that a live Pin may still read; assert on a
+//               full list.
+// Called by:    table and server take pins; table retires and reclaims; transport drops pins by
+//               completion.
+// Invariants:   a Pin is taken before the first index read and dropped when nothing reads the rows
+//               any more, in any order, on any thread; retire(x) comes after x left the index; x is
+//               reclaimed only when every live pin's epoch is greater than x's.
+// Threads:      a Reader's pin() is called by one thread at a time; Pins may be dropped by any
+//               thread; Domain is shared.
+//
+// EPOCH.md beside this file is the essay: why it is right, what it costs, what was rejected.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace petps::epoch {
+
+inline constexpr size_t kPinsPerReader =
+    256;  // replies in flight of one worker; a full list is back-pressure
+inline constexpr size_t kMaxReaders = 1024;  // worker threads and in-process callers of one pool
+
+// One read in progress. Move-only; dropping it is one store.
+class Pin {
+ public:
+  Pin() = default;
+  explicit Pin(std::atomic<uint64_t>* place) : place_(place) {}
+  Pin(Pin&& other) noexcept : place_(std::exchange(other.place_, nullptr)) {}
+  Pin& operator=(Pin&& other) noexcept {
+    if (this != &other) {
+      drop();
+      place_ = std::exchange(other.place_, nullptr);
+    }
+    return *this;
+  }
+  ~Pin() { drop(); }
+  explicit operator bool() const {
+    return place_ != nullptr;
+  }  // false: the list was full, try again later
+  void drop() {
+    if (place_ != nullptr) std::exchange(place_, nullptr)->store(0, std::memory_order_release);
+  }
+
+ private:
+  std::atomic<uint64_t>* place_ = nullptr;
+};
+
+class Domain;
+
+// One reader thread's epoch list.
+class Reader {
+ public:
+  // A Pin at the current epoch; an empty one when kPinsPerReader are live.
+  Pin pin();
+  size_t live() const;
+
+ private:
+  friend class Domain;
+  explicit Reader(const Domain& domain) : domain_(&domain) {}
+  Pin claim(size_t place);
+
+  const Domain* domain_;
+  bool leased_ = false;  // guarded by Domain::mutex_
+  size_t next_ = 0;      // where pin() looks first
+  // Places [0, window_) were ever used since the lease; a scan reads no further. Grows by doubling.
+  std::atomic<size_t> window_{0};
+  // On lines of their own: written by the reader, by whoever drops, and read by every scan. 0 =
+  // free.
+  alignas(64) std::array<std::atomic<uint64_t>, kPinsPerReader> epochs_{};
+};
+
+// Receives what nobody can read any more. Called with no Domain lock held, by whichever thread
+// calls Domain::reclaim(): by two at once, with different items, when two do.
+class Reclaimer {
+ public:
+  virtual ~Reclaimer() = default;
+  virtual void reclaim(std::span<const uint64_t> items) = 0;
+};
+
+class Domain {
+ public:
+  Domain();
+  // Readers and Pins must be gone. What is still queued is forgotten, as after a crash.
+  ~Domain();
+  Domain(const Domain&) = delete;
+  Domain& operator=(const Domain&) = delete;
+
+  // A Reader for a thread or a caller; null when kMaxReaders are leased. Its list may outlive the
+  // lease's end only empty: release() waits for no pin, so drop pins first or let completions do
+  // it; a list with live pins is not reused.
+  Reader* lease();
+  void release(Reader* reader);
+
+  // Queues items that have left the index. One epoch step per call.
+  void retire(Reclaimer& owner, std::span<const uint64_t> items);
+  // Hands to their owners the items that every live pin is newer than. Returns how many.
+  size_t reclaim();
+
+  uint64_t current() const { return global_.load(std::memory_order_acquire); }
+  uint64_t oldest() const;         // smallest live epoch, or current() + 1 when there is none
+  uint64_t retired_items() const;  // waiting
+  // Test-only: makes every Pin empty of protection, to show that the concurrency suites see the
+  // fault.
+  void disable_pins_for_test();
+
+ private:
+  friend class Reader;
+  struct Batch {
+    uint64_t epoch;
+    Reclaimer* owner;
+    std::vector<uint64_t> items;
+  };
+  uint64_t oldest_locked() const;
+
+  std::atomic<uint64_t> global_{1};
+  std::atomic<bool> pins_disabled_{false};
+  mutable std::mutex mutex_;  // guards queue_ (ordered by epoch), readers_ and their leases
+  std::deque<Batch> queue_;
+  std::vector<std::unique_ptr<Reader>> readers_;
+};
+
+}  // namespace petps::epoch

@@ -1,0 +1,98 @@
+// Room gather: the pieces of one reply, in order, without copying them.
+//
+// Owns:        GatherList: one owned header buffer, then (address, length) pieces; copying them
+//              out; filling iovecs.
+// Never does:  keep rows alive (the Pin posted beside the list does); send; know what a row is.
+// Called by:   server builds a list; transport reads it.
+// Invariants:  bytes come out in the order they were added, header first; adjacent pieces are
+//              merged, so a run of neighbouring rows is one piece; clear() keeps the memory, so a
+//              reused list allocates nothing.
+// Threads:     one thread at a time.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+namespace petps::gather {
+
+// What one sendmsg takes at most on Linux (UIO_MAXIOV); more is EMSGSIZE.
+inline constexpr size_t kMaxIovecs = 1024;
+
+struct Piece {
+  const std::byte* address;
+  size_t bytes;
+};
+
+// Where a transfer stands: piece 0 is the header.
+struct Position {
+  size_t piece = 0;
+  size_t offset = 0;  // inside that piece
+};
+
+class GatherList {
+ public:
+  GatherList() = default;
+  GatherList(GatherList&&) noexcept = default;
+  GatherList& operator=(GatherList&&) noexcept = default;
+  GatherList(const GatherList&) = delete;
+  GatherList& operator=(const GatherList&) = delete;
+
+  // Empties the list and keeps its memory.
+  void clear();
+  // The header buffer, `bytes` long, 8-byte aligned, content undefined; behind it there is room for
+  // `room` bytes of append(). Valid until the next header() or a move.
+  std::span<std::byte> header(size_t bytes, size_t room = 0);
+  // Copies bytes behind the header, which grows by them. ASSUMPTIONS: header() made room; no piece
+  // was added yet.
+  void append(const std::byte* address, size_t bytes) {
+    std::memcpy(header_.data() + header_bytes_, address, bytes);
+    header_bytes_ += bytes;
+    bytes_ += bytes;
+  }
+  // A list of a header only: an encoded frame.
+  void assign(std::span<const std::byte> frame);
+  // Appends a piece. ASSUMPTION: the memory stays readable while the Pin that travels with this
+  // list lives.
+  void add(const std::byte* address, size_t bytes) {
+    bytes_ += bytes;
+    if (!pieces_.empty() && pieces_.back().address + pieces_.back().bytes == address) {
+      pieces_.back().bytes += bytes;
+      return;
+    }
+    pieces_.push_back({address, bytes});
+  }
+
+  size_t bytes() const { return bytes_; }  // header included
+  bool empty() const { return bytes_ == 0; }
+  size_t pieces() const { return pieces_.size(); }  // header not included
+  std::span<const std::byte> header_bytes() const { return {header_.data(), header_bytes_}; }
+
+  // Copies everything into out[0, bytes()), prefetching the pieces ahead.
+  void copy_to(std::byte* out) const { copy_from(Position{}, out); }
+  // Copies everything from `at` to the end.
+  void copy_from(Position at, std::byte* out) const { copy_some(at, out, bytes_); }
+  // Copies at most `most` bytes from `at` and moves it behind them; returns how many.
+  size_t copy_some(Position& at, std::byte* out, size_t most) const;
+  // Fills iovecs from `at` on; returns how many (at most out.size()).
+  size_t fill_iovecs(Position at, std::span<iovec> out) const;
+  // The position `bytes` after `at`; the end when the list is shorter.
+  Position advance(Position at, size_t bytes) const;
+  bool at_end(Position at) const { return at.piece > pieces_.size(); }
+
+ private:
+  Piece piece(size_t i) const {
+    return i == 0 ? Piece{header_.data(), header_bytes_} : pieces_[i - 1];
+  }
+
+  std::vector<std::byte> header_;
+  size_t header_bytes_ = 0;
+  std::vector<Piece> pieces_;
+  size_t bytes_ = 0;
+};
+
+}  // namespace petps::gather

@@ -1,0 +1,70 @@
+// The bucket: 256 bytes, four cache lines, 14 entries. FORMAT.md gives the fields, INDEX.md the reasons. Internal to index
+// and to table's walk and verify.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "pool/pool.h"
+
+namespace petps::index {
+
+using pool::SlotRef;
+
+inline constexpr uint32_t kEntries = 14;
+inline constexpr uint32_t kAllEntries = (1u << kEntries) - 1;
+inline constexpr uint8_t kSaturated = 255;  // an overflow counter that reached this stays
+
+struct Entry {
+  uint64_t key;
+  uint64_t ref;  // 0 = empty; its store publishes the entry
+};
+static_assert(sizeof(Entry) == 16, "an entry must not straddle a cache line");
+
+struct alignas(256) Bucket {
+  uint8_t tags[kEntries];  // hints: trusted only in the current generation
+  uint8_t
+      overflow;  // entries that passed this bucket because it was full; may be too high, never too low
+  uint8_t reserved;
+  uint64_t word;  // {generation 32, count 30, state 2}
+  uint64_t reserved2;
+  Entry entries[kEntries];
+};
+static_assert(sizeof(Bucket) == 256, "the block size of persistent memory");
+static_assert(offsetof(Bucket, word) % 8 == 0, "the word is read and swapped whole");
+static_assert(offsetof(Bucket, entries) % 16 == 0, "an entry must not straddle a cache line");
+
+// State of a bucket's lock, the low two bits of its word.
+inline constexpr uint64_t kFree = 0;
+inline constexpr uint64_t kLocked = 1;
+inline constexpr uint64_t kHealing =
+    2;  // locked, and its tags are being recomputed: readers ignore them
+inline constexpr uint64_t kStateMask = 3;
+inline constexpr uint64_t kCountStep = 4;
+inline constexpr uint64_t kCountMask = 0xFFFFFFFC;
+
+inline uint32_t generation_of(uint64_t word) { return static_cast<uint32_t>(word >> 32); }
+inline bool same_count(uint64_t a, uint64_t b) { return ((a ^ b) & ~kStateMask) == 0; }
+inline uint64_t next_count(uint64_t word) {
+  return (word & ~kCountMask) | ((word + kCountStep) & kCountMask);
+}
+
+// Shared memory is touched through these only.
+inline uint64_t load64(const uint64_t& at) {
+  return std::atomic_ref<uint64_t>(const_cast<uint64_t&>(at)).load(std::memory_order_acquire);
+}
+inline void store64(uint64_t& at, uint64_t value) {
+  std::atomic_ref<uint64_t>(at).store(value, std::memory_order_release);
+}
+inline uint8_t load8(const uint8_t& at) {
+  return std::atomic_ref<uint8_t>(const_cast<uint8_t&>(at)).load(std::memory_order_acquire);
+}
+inline void store8(uint8_t& at, uint8_t value) {
+  std::atomic_ref<uint8_t>(at).store(value, std::memory_order_release);
+}
+
+// Entries whose tag equals `tag`, as bits.
+uint32_t match_tags(const Bucket& bucket, uint8_t tag);
+
+}  // namespace petps::index

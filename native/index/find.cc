@@ -1,0 +1,260 @@
+// The read side: lock-free, never writes. Memory orders: every load of shared bytes is an acquire, so a later load (the check of
+// the word) cannot be taken before an earlier one (tags, entries); writers change the count before they write a key, and publish
+// with a release store of the ref.
+#include <emmintrin.h>
+
+#include <array>
+
+#include "base/hash.h"
+#include "index/index.h"
+
+namespace petps::index {
+
+namespace {
+
+// Keys between the stages of search_batch: the time that memory has to bring what a stage asked for. Tuned by
+// bench/micro/index_search and bench/pull/inprocess.
+constexpr size_t kBucketAhead = 16;
+constexpr size_t kEntryAhead = 16;
+constexpr size_t kRowAhead = 16;
+constexpr size_t kWindow = 64;  // keys under way, a power of two
+static_assert(kBucketAhead + 2 * kEntryAhead < kWindow,
+              "a key keeps its place until it is finished");
+
+// A key on its way through the stages.
+struct Probe {
+  const Bucket* bucket;  // home
+  uint64_t hash;
+  uint64_t word;        // of the home bucket when its tags were matched
+  uint64_t candidates;  // entries whose tags match
+};
+
+__extension__ typedef unsigned __int128 Wide;
+
+inline uint64_t scale(uint64_t hash, uint64_t count) {
+  return static_cast<uint64_t>((static_cast<Wide>(hash) * count) >> 64);
+}
+
+// Home from the high bits, tag from the low byte, step from the middle: independent.
+inline uint8_t tag_of(uint64_t hash) { return static_cast<uint8_t>(hash); }
+
+inline Path path_from(uint64_t hash, uint64_t count) {
+  const uint64_t turned = (hash << 32) | (hash >> 32);
+  return {scale(hash, count), 1 + scale(turned, count - 1), tag_of(hash)};
+}
+
+inline void prefetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0); }
+
+// Matches the tags of a bucket that was asked for and asks for the first entry they point to.
+inline uint32_t match_and_ask(const Index& index, const Bucket& bucket, uint64_t word,
+                              uint8_t tag) {
+  const uint32_t candidates = index.trusted(word) ? match_tags(bucket, tag) : kAllEntries;
+  if (candidates != 0) prefetch(&bucket.entries[__builtin_ctz(candidates)]);
+  return candidates;
+}
+
+inline const Bucket& second_bucket(const Index& index, uint64_t hash) {
+  const Path path = path_from(hash, index.bucket_count());
+  const uint64_t number = path.home + path.step;
+  return index.bucket(number < index.bucket_count() ? number : number - index.bucket_count());
+}
+
+// A displaced key's next bucket is asked for as soon as the tags of its home say nothing.
+inline void match_home(const Index& index, Probe* probe) {
+  probe->word = load64(probe->bucket->word);
+  probe->candidates = match_and_ask(index, *probe->bucket, probe->word, tag_of(probe->hash));
+  if (probe->candidates == 0 && load8(probe->bucket->overflow) != 0)
+    prefetch(&second_bucket(index, probe->hash));
+}
+
+// True when the home bucket answers: found, or a miss that search() would believe too.
+inline bool read_home(const Index& index, const Probe& probe, uint64_t key, Place* place) {
+  const Bucket& bucket = *probe.bucket;
+  for (uint64_t c = probe.candidates; c != 0; c &= c - 1) {
+    const auto e = static_cast<uint32_t>(__builtin_ctzll(c));
+    if (load64(bucket.entries[e].key) != key) continue;
+    const uint64_t ref = load64(bucket.entries[e].ref);
+    if (ref == 0) continue;
+    *place = {static_cast<uint64_t>(&bucket - &index.bucket(0)), e, 0, ref};
+    return load64(bucket.entries[e].key) == key && same_count(load64(bucket.word), probe.word);
+  }
+  return load8(bucket.overflow) == 0 && same_count(load64(bucket.word), probe.word);
+}
+
+inline void ask_second(const Index& index, const Probe& probe) {
+  const Bucket& second = second_bucket(index, probe.hash);
+  match_and_ask(index, second, load64(second.word), tag_of(probe.hash));
+}
+
+}  // namespace
+
+uint32_t match_tags(const Bucket& bucket, uint8_t tag) {
+  const auto* halves = reinterpret_cast<const uint64_t*>(bucket.tags);
+  const __m128i tags = _mm_set_epi64x(static_cast<int64_t>(load64(halves[1])),
+                                      static_cast<int64_t>(load64(halves[0])));
+  const __m128i same = _mm_cmpeq_epi8(tags, _mm_set1_epi8(static_cast<char>(tag)));
+  return static_cast<uint32_t>(_mm_movemask_epi8(same)) & kAllEntries;
+}
+
+Path Index::path_of(uint64_t key) const { return path_from(base::index_hash(key), count_); }
+
+uint64_t Index::bucket_at(const Path& path, uint64_t distance) const {
+  return static_cast<uint64_t>((path.home + static_cast<Wide>(distance) * path.step) % count_);
+}
+
+bool Index::scan_bucket(const Bucket& bucket, uint64_t key, uint8_t tag, uint64_t* word,
+                        Place* place) const {
+  for (;;) {
+    *word = load64(bucket.word);
+    uint32_t candidates = trusted(*word) ? match_tags(bucket, tag) : kAllEntries;
+    bool changed = false;
+    for (; candidates != 0; candidates &= candidates - 1) {
+      const auto i = static_cast<uint32_t>(__builtin_ctz(candidates));
+      const Entry& entry = bucket.entries[i];
+      if (load64(entry.key) != key) continue;
+      const uint64_t ref = load64(entry.ref);
+      if (ref == 0) continue;
+      // The ref belongs to this key unless the entry was given to another one in between; that writer changed the key, and
+      // before it the count.
+      if (load64(entry.key) != key || !same_count(load64(bucket.word), *word)) {
+        changed = true;
+        break;
+      }
+      *place = {number_of(bucket), i, 0, ref};
+      return true;
+    }
+    if (!changed) return false;
+  }
+}
+
+Place Index::search(uint64_t key, const Path& path) const {
+  struct Seen {
+    const Bucket* bucket;
+    uint64_t word;
+  };
+  constexpr size_t kInline = 32;
+  std::array<Seen, kInline> seen;
+  std::vector<Seen> more;
+  for (;;) {
+    Place place;
+    size_t probed = 0;
+    more.clear();
+    uint64_t number = path.home;
+    for (;;) {
+      const Bucket& bucket = buckets_[number];
+      uint64_t word;
+      if (scan_bucket(bucket, key, path.tag, &word, &place)) {
+        place.distance = probed;
+        return place;
+      }
+      if (probed < kInline) {
+        seen[probed] = {&bucket, word};
+      } else {
+        more.push_back({&bucket, word});
+      }
+      ++probed;
+      if (load8(bucket.overflow) == 0 || probed >= count_) break;
+      number += path.step;
+      if (number >= count_) number -= count_;
+      prefetch(&buckets_[number]);
+    }
+    // A miss is believed only if no probed bucket took a key meanwhile: a moving entry is always in one of two places.
+    bool changed = false;
+    for (size_t i = 0; i < probed && !changed; ++i) {
+      const Seen& s = i < kInline ? seen[i] : more[i - kInline];
+      changed = !same_count(load64(s.bucket->word), s.word);
+    }
+    if (!changed) return Place{};
+  }
+}
+
+Place Index::find_one(uint64_t key) const { return search(key, path_of(key)); }
+
+// Four stages over a sliding window: ask for the home bucket; match its tags and ask for the entry they point to; read the entry;
+// finish the few keys that live elsewhere. finished(i) is called for every key in order, after its emit.
+template <typename Emit, typename Finished>
+void Index::search_batch(std::span<const uint64_t> keys, Emit emit, Finished finished) const {
+  std::array<Probe, kWindow> window;
+  std::array<size_t, kWindow> late;  // keys whose home bucket did not answer, in order
+  size_t late_end = 0;
+  size_t late_begin = 0;
+  const size_t n = keys.size();
+  for (size_t front = 0; front < n + kBucketAhead + 2 * kEntryAhead; ++front) {
+    if (front < n) {
+      Probe& probe = window[front % kWindow];
+      probe.hash = base::index_hash(keys[front]);
+      probe.bucket = buckets_ + scale(probe.hash, count_);
+      prefetch(probe.bucket);
+    }
+    if (front - kBucketAhead < n) match_home(*this, &window[(front - kBucketAhead) % kWindow]);
+    const size_t read = front - kBucketAhead - kEntryAhead;
+    if (read < n) {
+      const Probe& probe = window[read % kWindow];
+      Place place;
+      if (read_home(*this, probe, keys[read], &place)) [[likely]] {
+        emit(read, place);
+      } else {
+        ask_second(*this, probe);
+        late[late_end++ % kWindow] = read;
+      }
+    }
+    const size_t done = read - kEntryAhead;
+    if (done >= n) continue;
+    if (late_begin != late_end && late[late_begin % kWindow] == done) [[unlikely]] {
+      emit(done, search(keys[done], path_from(window[done % kWindow].hash, count_)));
+      ++late_begin;
+    }
+    finished(done);
+  }
+}
+
+namespace {
+constexpr auto kNothing = [](size_t) {};
+}
+
+void Index::find(std::span<const uint64_t> keys, const std::byte** rows, uint32_t row_lines) const {
+  const auto emit = [&](size_t i, const Place& place) {
+    rows[i] = place.ref == 0 ? nullptr : base_ + place.ref;
+    if (place.ref == 0) return;
+    for (uint32_t line = 0; line < row_lines; ++line) prefetch(rows[i] + line * media::kLineBytes);
+  };
+  search_batch(keys, emit, kNothing);
+}
+
+void Index::find(std::span<const uint64_t> keys, const std::byte** rows, Visit visit,
+                 void* context) const {
+  const auto emit = [&](size_t i, const Place& place) {
+    rows[i] = place.ref == 0 ? nullptr : base_ + place.ref;
+  };
+  const auto finished = [&](size_t i) {
+    visit(context, i, i < kRowAhead ? kNoKey : i - kRowAhead);
+  };
+  search_batch(keys, emit, finished);
+  for (size_t i = keys.size() - std::min(keys.size(), kRowAhead); i < keys.size(); ++i)
+    visit(context, kNoKey, i);
+}
+
+void Index::find_refs(std::span<const uint64_t> keys, SlotRef* refs) const {
+  search_batch(
+      keys, [&](size_t i, const Place& place) { refs[i] = place.ref; }, kNothing);
+}
+
+void Index::plan(std::span<Op> ops, Step step, void* context) const {
+  std::vector<uint64_t> keys(ops.size());
+  for (size_t i = 0; i < ops.size(); ++i) keys[i] = ops[i].key;
+  const auto emit = [&](size_t i, const Place& place) {
+    Op& op = ops[i];
+    if (op.state == OpState::kSkipped) return;
+    op.bucket = place.bucket;
+    op.entry = place.entry;
+    op.passed = 0;
+    op.lower = 0;
+    op.old = 0;
+    op.state = place.ref != 0 ? OpState::kPresent : op.ref != 0 ? OpState::kNew : OpState::kDone;
+  };
+  search_batch(keys, emit, [&](size_t i) {
+    if (step != nullptr) step(context, i);
+  });
+}
+
+}  // namespace petps::index

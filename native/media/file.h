@@ -1,0 +1,37 @@
+// The file under a pool: made, opened, locked, lengthened, synced. Private to room media.
+//
+// ERRORS: every Status names the path and what to do about it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/status.h"
+#include "media/media.h"
+
+namespace petps::media {
+
+// System calls that tests replace to make a disk full or an fsync fail. Each returns 0 or an errno.
+struct FileCalls {
+  int (*allocate)(int file, uint64_t from, uint64_t bytes);
+  int (*sync_data)(int file);
+};
+FileCalls& file_calls();        // what is used
+FileCalls system_file_calls();  // the real ones, to put back
+
+// A new empty file, locked for writing. kAlreadyExists, kNotFound (no such folder), kIoError.
+base::Result<int> create_file(const std::string& path);
+// An existing regular file, locked: exclusively for kReadWrite, shared for kReadOnly.
+base::Result<int> open_file(const std::string& path, Access access);
+base::Result<uint64_t> file_bytes(int file, const std::string& path);
+
+// Gives [from, to) of the file blocks of its own. kResourceExhausted when the disk or a quota is
+// full; the file then has `from` bytes again. Reads as zero where nothing was written.
+base::Status allocate_range(int file, const std::string& path, uint64_t from, uint64_t to);
+// True when some of the file's bytes have no block (a sparse copy): storing there could hit a full
+// disk.
+base::Result<bool> has_holes(int file, const std::string& path);
+// Makes the file's directory entry durable.
+base::Status sync_folder_of(const std::string& path);
+
+}  // namespace petps::media

@@ -1,0 +1,277 @@
+#include "media/media.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "media/file.h"
+#include "media/writeback.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // Linux 5.14; older kernels answer EINVAL
+#endif
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
+namespace petps::media {
+namespace {
+
+using base::Code;
+using base::errno_status;
+using base::Result;
+using base::Status;
+
+constexpr uint64_t kPageBytes = 4096;
+constexpr uint64_t kHugePageBytes =
+    uint64_t{2} << 20;  // base() is aligned to it, so that dax and dram can use huge pages
+// Touching new space at once saves a writer one fault per page. Beyond this the dirty pages would
+// throttle the process instead.
+constexpr uint64_t kPrefaultMaxBytes = uint64_t{1} << 30;
+
+uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
+uint64_t round_down(uint64_t bytes, uint64_t unit) { return bytes / unit * unit; }
+
+std::string name_of(const std::string& path) { return path.empty() ? "anonymous memory" : path; }
+
+// MAP_SYNC is granted on dax only: then a store that was written back is durable, its block
+// included. Asked with a page of its own, because a refused MAP_FIXED leaves a hole in the range on
+// kernels before 6.12.
+bool is_dax(int file) {
+  void* page = mmap(nullptr, kPageBytes, PROT_READ, MAP_SHARED_VALIDATE | MAP_SYNC, file, 0);
+  if (page == MAP_FAILED) return false;
+  munmap(page, kPageBytes);
+  return true;
+}
+
+// ERRORS: none worth reporting: a page that was not touched now is touched by its first store.
+void prefault(std::byte* at, uint64_t bytes) {
+  if (bytes <= kPrefaultMaxBytes) madvise(at, bytes, MADV_POPULATE_WRITE);
+}
+
+}  // namespace
+
+const char* kind_name(Kind kind) {
+  switch (kind) {
+    case Kind::kDram:
+      return "dram";
+    case Kind::kFile:
+      return "file";
+    case Kind::kDax:
+      return "dax";
+  }
+  return "unknown";
+}
+
+const char* durability_name(Durability durability) {
+  return durability == Durability::kPower ? "power" : "process";
+}
+
+Result<std::unique_ptr<Media>> Media::create(const Options& options, uint64_t bytes) {
+  if (bytes == 0)
+    return Status(Code::kInvalidArgument,
+                  name_of(options.path) + ": a medium of 0 bytes holds nothing");
+  std::unique_ptr<Media> media(new Media());
+  media->path_ = options.path;
+  media->durability_ = options.durability;
+  media->huge_pages_ = options.hint_huge_pages;
+  if (options.path.empty()) {
+    PETPS_RETURN_IF_ERROR(media->reserve(options, bytes));
+    PETPS_RETURN_IF_ERROR(media->grow(bytes));
+    return media;
+  }
+  Result<int> file = create_file(options.path);
+  if (!file.ok()) return file.status();
+  media->adopt(file.value());
+  Status status = media->reserve(options, bytes);
+  if (status.ok()) status = media->grow(bytes);
+  if (status.ok()) status = sync_folder_of(options.path);
+  if (!status.ok()) {
+    unlink(options.path.c_str());  // still locked: nobody else can have made it theirs
+    return status;
+  }
+  return media;
+}
+
+Result<std::unique_ptr<Media>> Media::open(const Options& options) {
+  if (options.path.empty())
+    return Status(Code::kInvalidArgument, "anonymous memory cannot be opened: create it");
+  Result<int> file = open_file(options.path, options.access);
+  if (!file.ok()) return file.status();
+  std::unique_ptr<Media> media(new Media());
+  media->path_ = options.path;
+  media->durability_ = options.durability;
+  media->read_only_ = options.access == Access::kReadOnly;
+  media->adopt(file.value());
+  Result<uint64_t> bytes = file_bytes(media->file_, options.path);
+  if (!bytes.ok()) return bytes.status();
+  if (bytes.value() == 0) {
+    return Status(Code::kInvalidArgument,
+                  options.path + " is empty (0 bytes): it is no pool; remove it and create one");
+  }
+  if (!media->read_only_) {
+    Result<bool> holes = has_holes(media->file_, options.path);
+    if (!holes.ok()) return holes.status();
+    if (holes.value())
+      PETPS_RETURN_IF_ERROR(allocate_range(media->file_, options.path, 0, bytes.value()));
+  }
+  PETPS_RETURN_IF_ERROR(media->reserve(options, bytes.value()));
+  PETPS_RETURN_IF_ERROR(media->map(0, bytes.value()));
+  media->size_.store(bytes.value(), std::memory_order_release);
+  return media;
+}
+
+std::unique_ptr<Media> Media::borrow(std::byte* memory, uint64_t bytes, uint64_t reserved,
+                                     Observer* observer, Kind as) {
+  std::unique_ptr<Media> media(new Media());
+  media->base_ = memory;
+  media->size_.store(bytes, std::memory_order_release);
+  media->reserved_ = reserved;
+  media->borrowed_ = true;
+  media->kind_ = as;
+  media->set_observer(observer);
+  return media;
+}
+
+Media::~Media() {
+#if defined(__SANITIZE_ADDRESS__)
+  // Freed slots were poisoned by the pool. munmap does not lift that, and the next mapping may get
+  // the same addresses.
+  if (base_ != nullptr) ASAN_UNPOISON_MEMORY_REGION(base_, size());
+#endif
+  if (!borrowed_ && base_ != nullptr) munmap(base_, reserved_);
+  if (file_ < 0) return;
+  // After a failed sync Linux calls the lost pages clean and keeps showing them. Dropping them
+  // makes the next open see what the disk has, which is what recovery must start from.
+  if (failed()) posix_fadvise(file_, 0, 0, POSIX_FADV_DONTNEED);
+  close(file_);
+}
+
+void Media::adopt(int file) {
+  file_ = file;
+  kind_ = is_dax(file) ? Kind::kDax : Kind::kFile;
+  if (kind_ == Kind::kDax) durability_ = Durability::kPower;
+  set_observer(nullptr);
+}
+
+Status Media::reserve(const Options& options, uint64_t bytes) {
+  const uint64_t wanted = options.reserve_bytes != 0 ? options.reserve_bytes : kDefaultReserveBytes;
+  reserved_ = round_up(std::max(wanted, bytes), kHugePageBytes);
+  const uint64_t with_slack = reserved_ + kHugePageBytes;
+  void* range =
+      mmap(nullptr, with_slack, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (range == MAP_FAILED) {
+    return errno_status(Code::kResourceExhausted,
+                        "reserve " + std::to_string(reserved_) + " bytes of address space for " +
+                            name_of(path_) + " (lower reserve_bytes, or raise `ulimit -v`)",
+                        errno);
+  }
+  const auto start = reinterpret_cast<uintptr_t>(range);
+  const uintptr_t aligned = round_up(start, kHugePageBytes);
+  const uintptr_t end = start + with_slack;
+  if (aligned > start) munmap(range, aligned - start);
+  if (end > aligned + reserved_)
+    munmap(reinterpret_cast<void*>(aligned + reserved_), end - aligned - reserved_);
+  base_ = reinterpret_cast<std::byte*>(aligned);
+  return Status();
+}
+
+Status Media::map(uint64_t from, uint64_t to) {
+  const uint64_t first = round_down(from, kPageBytes);
+  const uint64_t length = round_up(to, kPageBytes) - first;
+  const int access = read_only_ ? PROT_READ : PROT_READ | PROT_WRITE;
+  std::byte* at = base_ + first;
+  void* mapped = MAP_FAILED;
+  if (file_ < 0) {
+    mapped = mmap(at, length, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    if (mapped != MAP_FAILED && huge_pages_)
+      madvise(at, length, MADV_HUGEPAGE);  // refused: small pages
+  } else {
+    const int sharing = kind_ == Kind::kDax ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED;
+    mapped = mmap(at, length, access, sharing | MAP_FIXED, file_, static_cast<off_t>(first));
+  }
+  if (mapped == MAP_FAILED) {
+    return errno_status(errno == ENOMEM ? Code::kResourceExhausted : Code::kIoError,
+                        "map " + std::to_string(length) + " bytes of " + name_of(path_), errno);
+  }
+  // A pull of cold rows reads single pages. With read-around it would drag 128 KiB of strangers through
+  // the page cache per row: 300 us instead of 60 and 30 pages evicted. Scans ask with expect_scan().
+  if (kind_ == Kind::kFile) madvise(at, length, MADV_RANDOM);
+  return Status();
+}
+
+Status Media::grow(uint64_t bytes) {
+  const uint64_t old_bytes = size();
+  if (bytes <= old_bytes) return Status();
+  if (read_only_)
+    return Status(Code::kFailedPrecondition, path_ + " is open read-only: it cannot grow");
+  const uint64_t new_bytes = borrowed_ ? bytes : round_up(bytes, kPageBytes);
+  if (new_bytes > reserved_) {
+    return Status(Code::kResourceExhausted, name_of(path_) + ": " + std::to_string(new_bytes) +
+                                                " bytes do not fit the reserved address range of " +
+                                                std::to_string(reserved_) +
+                                                "; reopen with a larger reserve_bytes");
+  }
+  if (borrowed_) {
+    std::memset(base_ + old_bytes, 0, new_bytes - old_bytes);
+    if (observer_ != nullptr) observer_->on_grow(base_ + old_bytes, new_bytes - old_bytes);
+    size_.store(new_bytes, std::memory_order_release);
+    return Status();
+  }
+  if (failed()) return sticky_failure();
+  if (file_ >= 0) PETPS_RETURN_IF_ERROR(allocate_range(file_, path_, old_bytes, new_bytes));
+  PETPS_RETURN_IF_ERROR(map(old_bytes, new_bytes));
+  // Not for a file that is synced: the sync writes the zeros out and protects every page again, so
+  // that the space is written twice and no fault is saved.
+  const bool synced_file = kind_ == Kind::kFile && durability_ == Durability::kPower;
+  if (!synced_file)
+    prefault(base_ + round_up(old_bytes, kPageBytes), new_bytes - round_up(old_bytes, kPageBytes));
+  // The new length itself must survive power loss before anything is said to live there.
+  if (file_ >= 0 && (durability_ == Durability::kPower || old_bytes == 0))
+    PETPS_RETURN_IF_ERROR(sync());
+  size_.store(new_bytes, std::memory_order_release);
+  return Status();
+}
+
+void Media::expect_scan(uint64_t offset, uint64_t bytes) const {
+  if (kind_ != Kind::kFile || borrowed_ || offset >= size()) return;
+  const uint64_t first = round_down(offset, kPageBytes);
+  const uint64_t end = std::min(offset + bytes, size());
+  madvise(base_ + first, end - first, MADV_WILLNEED);  // a hint: nothing depends on it
+}
+
+void Media::set_durability(Durability durability) {
+  if (kind_ == Kind::kDax) return;
+  const bool must_sync = file_ >= 0 && !read_only_ && durability_ == Durability::kProcess &&
+                         durability == Durability::kPower;
+  durability_ = durability;
+  if (must_sync) [[maybe_unused]]
+    const Status remembered = sync();  // failed() keeps it
+}
+
+Status Media::sync() {
+  const int error_number = file_calls().sync_data(file_);
+  if (error_number == 0) return Status();
+  int expected = 0;
+  failed_errno_.compare_exchange_strong(expected, error_number);
+  failed_.store(true, std::memory_order_release);
+  return sticky_failure();
+}
+
+Status Media::sticky_failure() const {
+  const int error_number = failed_errno_.load(std::memory_order_acquire);
+  const std::string remedy =
+      ": what was written since the last good drain may be lost; the pool is read-only until it is "
+      "reopened";
+  if (error_number == 0)
+    return Status(Code::kIoError, "a drain of " + name_of(path_) + " failed" + remedy);
+  return Status(Code::kIoError, "fdatasync " + path_ + ": " + std::strerror(error_number) +
+                                    " (errno " + std::to_string(error_number) + ")" + remedy);
+}
+
+}  // namespace petps::media

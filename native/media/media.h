@@ -1,0 +1,177 @@
+// Room media: the mapped bytes of a pool and what makes them durable.
+//
+// Owns:         the mapping (dax file, plain file, anonymous memory), its growth, flush / drain /
+//               persist.
+// Never does:   know what the bytes mean; throw; lose a failed drain.
+// Called by:    pool, index and table through Flusher.
+// Invariants:   base() never moves while the Media lives (the address range is reserved, the file
+//               mapped into it); bytes below size() are allocated on the device (a full disk is an
+//               error from grow, never a SIGBUS); after drain() returned OK everything flushed
+//               before through the same Flusher is durable at the pool's Durability; after a failed
+//               drain failed() stays true and every later drain fails.
+// Threads:      Media is shared; grow() is serialised by the caller; a Flusher belongs to one
+//               thread.
+//
+// DURABILITY.md beside this file is the essay: what each medium promises, what it costs, what was
+// rejected.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+#include "media/site.h"
+
+namespace petps::media {
+
+enum class Kind : uint8_t { kDram = 0, kFile = 1, kDax = 2 };
+enum class Durability : uint8_t { kPower = 0, kProcess = 1 };
+enum class Access : uint8_t { kReadWrite, kReadOnly };
+
+const char* kind_name(Kind kind);                    // "dram", "file", "dax"
+const char* durability_name(Durability durability);  // "power", "process"
+
+// Test double's ear: hears every store, flush and drain in program order. Null in production.
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  virtual void on_store(const void* at,
+                        size_t bytes) = 0;  // called right after the store: read the bytes there
+  virtual void on_flush(const void* at, size_t bytes, Site site) = 0;
+  virtual base::Status on_drain(Site site) = 0;  // an error here is a failed drain
+  // The medium grew by [at, at + bytes): zero and durable. Borrowed media only.
+  virtual void on_grow(const void* /*at*/, size_t /*bytes*/) {}
+};
+
+struct Options {
+  std::string path;                            // empty: anonymous memory (volatile)
+  Durability durability = Durability::kPower;  // of a file pool; dax is always kPower
+  Access access = Access::kReadWrite;
+  uint64_t reserve_bytes = 0;  // address range to reserve; 0 = kDefaultReserveBytes
+  bool hint_huge_pages = true;
+};
+
+inline constexpr uint64_t kLineBytes = 64;
+// Address space costs nothing and a pool never moves, so the default is more than any one socket's
+// memory. TSan leaves a program about 1.5 TiB, and its tests open many pools at once.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr uint64_t kDefaultReserveBytes = uint64_t{32} << 30;
+#else
+inline constexpr uint64_t kDefaultReserveBytes = uint64_t{4} << 40;
+#endif
+
+class Media {
+ public:
+  // A new, zeroed medium of `bytes`. kAlreadyExists when the path is there; kResourceExhausted when
+  // the disk is full (the file is removed again). Parent folder is fsynced, so that the file itself
+  // survives power loss.
+  static base::Result<std::unique_ptr<Media>> create(const Options& options, uint64_t bytes);
+  // An existing one. kNotFound; kFailedPrecondition when another process holds it for writing
+  // (exclusive lock for kReadWrite, shared for kReadOnly; released by the kernel when the process
+  // dies). Probes dax by MAP_SYNC.
+  static base::Result<std::unique_ptr<Media>> open(const Options& options);
+  // Somebody else's memory, for tests: `bytes` used of `reserved`. grow() zeroes. As kDax it writes
+  // lines back.
+  static std::unique_ptr<Media> borrow(std::byte* memory, uint64_t bytes, uint64_t reserved,
+                                       Observer* observer, Kind as = Kind::kDram);
+
+  ~Media();
+  Media(const Media&) = delete;
+  Media& operator=(const Media&) = delete;
+
+  std::byte* base() const { return base_; }
+  uint64_t size() const { return size_.load(std::memory_order_acquire); }
+  Kind kind() const { return kind_; }
+  Durability durability() const { return durability_; }
+  // Before use only: after reading the superblock. From kProcess to kPower everything written so
+  // far is synced first; when that fails, failed() is true. dax stays kPower.
+  void set_durability(Durability durability);
+  bool read_only() const { return read_only_; }
+  bool is_volatile() const { return kind_ == Kind::kDram; }
+  const std::string& path() const { return path_; }
+
+  // Makes size() at least `bytes` (zeroed, allocated, mapped, pre-faulted where cheap); durable
+  // before it returns. kResourceExhausted when the disk or the reserved range is full; size() is
+  // then unchanged.
+  base::Status grow(uint64_t bytes);
+
+  // Says that [offset, offset + bytes) is about to be read in order: a file starts reading it ahead.
+  // Random reads of a file get no read-ahead, so scans (walk, verify, export) call this before each
+  // piece of a few MiB. Any thread.
+  void expect_scan(uint64_t offset, uint64_t bytes) const;
+
+  // True after any drain failed: what was flushed since the last good one may be lost.
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+
+  // Tells the observer of a store that was just made by plain code. Free when there is none.
+  void stored(const void* at, size_t bytes) {
+    if (observer_ != nullptr) [[unlikely]]
+      observer_->on_store(at, bytes);
+  }
+
+  void set_observer(Observer* observer) {  // tests only, before any other thread
+    observer_ = observer;
+    flush_does_work_ = observer != nullptr || kind_ == Kind::kDax;
+  }
+  Observer* observer() const { return observer_; }
+
+ private:
+  friend class Flusher;
+  Media() = default;
+  void adopt(int file);
+  base::Status reserve(const Options& options, uint64_t bytes);
+  base::Status map(uint64_t from,
+                   uint64_t to);  // [from, to) of the file or of fresh memory, at base_ + from
+  base::Status sync();            // file: fdatasync; remembers failure
+  base::Status sticky_failure() const;  // what a drain answers once failed() is true
+
+  std::byte* base_ = nullptr;
+  std::atomic<uint64_t> size_{0};
+  uint64_t reserved_ = 0;
+  Kind kind_ = Kind::kDram;
+  Durability durability_ = Durability::kPower;
+  bool read_only_ = false;
+  bool borrowed_ = false;
+  bool huge_pages_ = false;
+  int file_ = -1;
+  std::atomic<bool> failed_{false};
+  std::atomic<int> failed_errno_{
+      0};  // of the first failed sync; 0 when an observer failed the drain
+  Observer* observer_ = nullptr;
+  bool flush_does_work_ =
+      false;  // a dax medium or an observer: else a flush only sets Flusher::dirty_
+  std::string path_;
+};
+
+// What one writer has flushed since its last drain. dax: clwb (clflushopt, clflush) per line, drain
+// is sfence. file with power durability: flush only remembers that something is dirty, drain is one
+// fdatasync. file with process durability and dram: drain is sfence (streamed rows must be visible
+// before the entry that publishes them, on every medium).
+class Flusher {
+ public:
+  explicit Flusher(Media& media) : media_(&media) {}
+
+  // Starts the write-back of every line that [at, at + bytes) touches.
+  void flush(const void* at, size_t bytes, Site site) {
+    dirty_ = true;
+    if (media_->flush_does_work_) write_back(at, bytes, site);
+  }
+  // Copies and flushes; long aligned copies go past the cache. Tells the observer of the store and
+  // the flush.
+  void copy(void* to, const void* from, size_t bytes, Site site);
+  // Everything flushed so far is durable, or an error (then media.failed()).
+  base::Status drain(Site site);
+
+  Media& media() const { return *media_; }
+
+ private:
+  void write_back(const void* at, size_t bytes, Site site);
+
+  Media* media_;
+  bool dirty_ = false;
+};
+
+}  // namespace petps::media

@@ -1,0 +1,42 @@
+// Every place that makes bytes durable has a name here. Production code only passes the name along;
+// the crash suite suppresses one site at a time and must then fail, so a persist call that nothing
+// needs cannot stay.
+#pragma once
+
+#include <cstdint>
+
+namespace petps::media {
+
+enum class Site : uint8_t {
+  // flushes
+  kRow,              // pool: a row written into a fresh slot
+  kRowHeader,        // pool: that slot's header
+  kRaisedCounter,    // index: overflow counter on the path of a displaced entry
+  kEntry,            // index: an entry published or its ref exchanged
+  kErasedEntry,      // index: an entry's ref set to 0
+  kProgress,         // pool: one progress record
+  kSuperblock,       // pool: one superblock copy
+  kExtentRecord,     // pool: ownership of an extent
+  kJournal,          // index: the record of a hot move
+  kMovedEntry,       // index: the copy of an entry at its new place
+  kVacatedEntry,     // index: the place it left
+  kFreeMap,          // pool: the free list that a clean close stores
+  kBucketWord,       // index: words and tags that a clean close stores
+  kAdoptedMetadata,  // pool: extent and progress records that a dead process may have left unwritten
+  kAdoptedBucket,    // index: what the walk found in a bucket, before it frees what no bucket names
+  kAdoptedPath,  // index: the absence of a key that a dead process may have erased, before it comes anew
+  // drains
+  kFilled,      // table: first drain of a batch
+  kPublished,   // table: second drain of a batch
+  kProgressed,  // table: third drain of a batch
+  kSuperblockDrain,
+  kExtentRecordDrain,
+  kJournalDrain,
+  kMovedDrain,
+  kVacatedDrain,
+  kCloseDrain,
+  kAdoptedDrain,  // pool: before an unclean pool is written; table: the walk, before it frees
+  kCount
+};
+
+}  // namespace petps::media

@@ -1,0 +1,116 @@
+#include "media/writeback.h"
+
+#include <emmintrin.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "base/cpu.h"
+#include "media/media.h"
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define PETPS_MEDIA_SANITIZED 1
+#endif
+
+namespace petps::media {
+namespace {
+
+std::atomic<LineSeam> g_seam{nullptr};
+
+// One loop for every primitive, so that what the tests count is what production runs.
+template <typename Primitive>
+void for_each_line(const void* at, size_t bytes, Primitive primitive) {
+  if (bytes == 0) return;
+  const auto first = reinterpret_cast<uintptr_t>(at) & ~(kLineBytes - 1);
+  const auto end = reinterpret_cast<uintptr_t>(at) + bytes;  // the line of byte end - 1 is the last
+  for (uintptr_t line = first; line < end; line += kLineBytes) {
+    primitive(reinterpret_cast<const std::byte*>(line));
+  }
+}
+
+// Inline assembly, because the intrinsics need a target attribute that a template cannot carry.
+void clwb(const std::byte* line) { asm volatile("clwb (%0)" ::"r"(line) : "memory"); }
+void clflushopt(const std::byte* line) { asm volatile("clflushopt (%0)" ::"r"(line) : "memory"); }
+void clflush(const std::byte* line) { asm volatile("clflush (%0)" ::"r"(line) : "memory"); }
+
+const LineInstruction g_best = best_line_instruction();
+
+}  // namespace
+
+const char* line_instruction_name(LineInstruction instruction) {
+  switch (instruction) {
+    case LineInstruction::kClwb:
+      return "clwb";
+    case LineInstruction::kClflushopt:
+      return "clflushopt";
+    case LineInstruction::kClflush:
+      return "clflush";
+  }
+  return "unknown";
+}
+
+bool cpu_has(LineInstruction instruction) {
+  switch (instruction) {
+    case LineInstruction::kClwb:
+      return base::has_clwb();
+    case LineInstruction::kClflushopt:
+      return base::has_clflushopt();
+    case LineInstruction::kClflush:
+      return true;  // part of x86-64
+  }
+  return false;
+}
+
+LineInstruction best_line_instruction() {
+  if (cpu_has(LineInstruction::kClwb)) return LineInstruction::kClwb;
+  if (cpu_has(LineInstruction::kClflushopt)) return LineInstruction::kClflushopt;
+  return LineInstruction::kClflush;
+}
+
+void write_back_lines_by(LineInstruction instruction, const void* at, size_t bytes) {
+  switch (instruction) {
+    case LineInstruction::kClwb:
+      for_each_line(at, bytes, clwb);
+      break;
+    case LineInstruction::kClflushopt:
+      for_each_line(at, bytes, clflushopt);
+      break;
+    case LineInstruction::kClflush:
+      for_each_line(at, bytes, clflush);
+      break;
+  }
+}
+
+void write_back_lines(const void* at, size_t bytes) {
+  if (const LineSeam seam = g_seam.load(std::memory_order_relaxed)) {
+    for_each_line(at, bytes, seam);
+    return;
+  }
+  write_back_lines_by(g_best, at, bytes);
+}
+
+void store_fence() { _mm_sfence(); }
+
+void stream_lines(std::byte* to, const std::byte* from, size_t lines) {
+#ifdef PETPS_MEDIA_SANITIZED
+  std::memcpy(to, from, lines * kLineBytes);
+#else
+  for (size_t i = 0; i < lines; ++i, to += kLineBytes, from += kLineBytes) {
+    const auto* source = reinterpret_cast<const __m128i*>(from);
+    auto* target = reinterpret_cast<__m128i*>(to);
+    const __m128i a = _mm_loadu_si128(source);
+    const __m128i b = _mm_loadu_si128(source + 1);
+    const __m128i c = _mm_loadu_si128(source + 2);
+    const __m128i d = _mm_loadu_si128(source + 3);
+    _mm_stream_si128(
+        target, a);  // four in a row fill the line's write-combining buffer: one full-line write
+    _mm_stream_si128(target + 1, b);
+    _mm_stream_si128(target + 2, c);
+    _mm_stream_si128(target + 3, d);
+  }
+#endif
+}
+
+void set_line_seam_for_test(LineSeam seam) { g_seam.store(seam, std::memory_order_relaxed); }
+
+}  // namespace petps::media

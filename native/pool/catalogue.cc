@@ -1,0 +1,351 @@
+// Tables, instances, aliases: their bytes, their checks, their changes.
+#include "pool/catalogue.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/crc32c.h"
+
+namespace petps::pool {
+
+using base::Code;
+using base::Result;
+using base::Status;
+using media::Flusher;
+using media::Site;
+
+namespace {
+
+template <typename Entry>
+void append(std::vector<std::byte>* image, const Entry& entry) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(&entry);
+  image->insert(image->end(), bytes, bytes + sizeof entry);
+}
+
+void set_name(char (&to)[kMaxNameBytes + 1], const std::string& from) {
+  std::memcpy(to, from.data(), from.size());
+}
+
+std::string name_of(const char (&from)[kMaxNameBytes + 1]) {
+  return std::string(from, strnlen(from, kMaxNameBytes));
+}
+
+Status check_name(const std::string& what, const std::string& name, bool at_sign) {
+  if (name.empty() || name.size() > kMaxNameBytes) {
+    return Status(Code::kInvalidArgument, what + " name '" + name.substr(0, 80) +
+                                              "' must have 1 to " + std::to_string(kMaxNameBytes) +
+                                              " characters");
+  }
+  for (const char c : name) {
+    const bool fine = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                      c == '_' || c == '-' || c == '.' || (at_sign && c == '@');
+    if (!fine) {
+      return Status(Code::kInvalidArgument,
+                    what + " name '" + name + "' may hold only letters, digits, '_', '-' and '.'");
+    }
+  }
+  return Status();
+}
+
+bool is_prime(uint64_t n) {
+  if (n < 4) return n >= 2;
+  if (n % 2 == 0) return false;
+  for (uint64_t d = 3; d * d <= n; d += 2) {
+    if (n % d == 0) return false;
+  }
+  return true;
+}
+
+// A prime, so that every probing step visits every bucket.
+uint64_t bucket_count_for(uint64_t capacity) {
+  const uint64_t entries =
+      (capacity * layout::kLoadDenominator + layout::kLoadNumerator - 1) / layout::kLoadNumerator;
+  uint64_t count =
+      std::max<uint64_t>(2, (entries + layout::kEntriesPerBucket - 1) / layout::kEntriesPerBucket);
+  while (!is_prime(count)) ++count;
+  return count;
+}
+
+}  // namespace
+
+std::vector<std::byte> Pool::Catalogue::serialise(const Pool& pool) const {
+  layout::Superblock header{};
+  header.signature = layout::kSignature;
+  header.format_version = layout::kFormatVersion;
+  header.sequence = sequence;
+  std::copy(pool.uuid_.begin(), pool.uuid_.end(), header.uuid);
+  const auto boot = current_boot_id();
+  std::copy(boot.begin(), boot.end(), header.boot_id);
+  header.unit_bytes = pool.unit_bytes_;
+  header.generation = pool.generation_;
+  header.clean = clean ? 1 : 0;
+  header.durability = static_cast<uint32_t>(durability);
+  header.next_table = next_table;
+  header.next_instance = next_instance;
+  header.table_count = static_cast<uint32_t>(tables.size());
+  header.instance_count = static_cast<uint32_t>(instances.size());
+  header.alias_count = static_cast<uint32_t>(aliases.size());
+  std::vector<std::byte> image(sizeof header);
+  for (const TableRecord& table : tables) {
+    layout::TableEntry entry{};
+    entry.id = table.id;
+    entry.instance = table.spec.instance;
+    entry.dtype = table.spec.dtype;
+    entry.feed = static_cast<uint8_t>(table.spec.feed);
+    entry.dim = table.spec.dim;
+    entry.row_bytes = table.spec.row_bytes;
+    entry.capacity = table.spec.capacity;
+    entry.bucket_offset = table.bucket_offset;
+    entry.bucket_count = table.bucket_count;
+    entry.default_row = table.default_row;
+    entry.rows = table.rows;
+    entry.displaced = table.displaced;
+    set_name(entry.name, table.spec.name);
+    append(&image, entry);
+  }
+  for (const InstanceRecord& instance : instances) {
+    layout::InstanceEntry entry{};
+    entry.id = instance.id;
+    entry.partitions = instance.partitions;
+    set_name(entry.model, instance.model);
+    set_name(entry.name, instance.name);
+    append(&image, entry);
+  }
+  for (const auto& [name, instance] : aliases) {
+    layout::AliasEntry entry{};
+    entry.instance = instance;
+    set_name(entry.name, name);
+    append(&image, entry);
+  }
+  header.length = static_cast<uint32_t>(image.size());
+  std::memcpy(image.data(), &header, sizeof header);
+  return image;
+}
+
+Status Pool::Catalogue::parse(const std::byte* copy, const layout::Superblock& header, int which,
+                              const std::string& path) {
+  const uint64_t needed = sizeof header +
+                          uint64_t{header.table_count} * sizeof(layout::TableEntry) +
+                          uint64_t{header.instance_count} * sizeof(layout::InstanceEntry) +
+                          uint64_t{header.alias_count} * sizeof(layout::AliasEntry);
+  if (needed != header.length) {
+    return Status(Code::kDataLoss, "the superblock of pool '" + path +
+                                       "' contradicts itself; restore it from a base");
+  }
+  sequence = header.sequence;
+  newest = which;
+  clean = header.clean != 0;
+  durability = static_cast<media::Durability>(header.durability);
+  next_table = header.next_table;
+  next_instance = header.next_instance;
+  const std::byte* at = copy + sizeof header;
+  for (uint32_t i = 0; i < header.table_count; ++i, at += sizeof(layout::TableEntry)) {
+    layout::TableEntry entry;
+    std::memcpy(&entry, at, sizeof entry);
+    TableRecord record;
+    record.id = entry.id;
+    record.spec.name = name_of(entry.name);
+    record.spec.instance = entry.instance;
+    record.spec.dtype = entry.dtype;
+    record.spec.feed = static_cast<Feed>(entry.feed);
+    record.spec.dim = entry.dim;
+    record.spec.row_bytes = entry.row_bytes;
+    record.spec.capacity = entry.capacity;
+    record.bucket_offset = entry.bucket_offset;
+    record.bucket_count = entry.bucket_count;
+    record.default_row = entry.default_row;
+    record.rows = entry.rows;
+    record.displaced = entry.displaced;
+    tables.push_back(std::move(record));
+  }
+  for (uint32_t i = 0; i < header.instance_count; ++i, at += sizeof(layout::InstanceEntry)) {
+    layout::InstanceEntry entry;
+    std::memcpy(&entry, at, sizeof entry);
+    instances.push_back({entry.id, name_of(entry.model), name_of(entry.name), entry.partitions});
+  }
+  for (uint32_t i = 0; i < header.alias_count; ++i, at += sizeof(layout::AliasEntry)) {
+    layout::AliasEntry entry;
+    std::memcpy(&entry, at, sizeof entry);
+    aliases.emplace_back(name_of(entry.name), entry.instance);
+  }
+  return Status();
+}
+
+Status Pool::validate(const TableSpec& spec) const {
+  const std::string what = "table '" + spec.name + "': ";
+  PETPS_RETURN_IF_ERROR(check_name("table", spec.name, /*at_sign=*/false));
+  if (spec.dim == 0 || spec.dim > kMaxDim) {
+    return Status(Code::kInvalidArgument, what + "dim " + std::to_string(spec.dim) +
+                                              " is outside 1.." + std::to_string(kMaxDim));
+  }
+  if (spec.row_bytes == 0 || spec.row_bytes > kMaxDim * 8 + 64) {
+    return Status(Code::kInvalidArgument,
+                  what + "a row of " + std::to_string(spec.row_bytes) + " bytes is impossible");
+  }
+  if (spec.capacity == 0 || spec.capacity > uint64_t{1} << 40) {
+    return Status(Code::kInvalidArgument,
+                  what + "capacity must be 1 to 2^40 rows, it is " + std::to_string(spec.capacity));
+  }
+  if (!spec.default_row.empty() && spec.default_row.size() != spec.row_bytes) {
+    return Status(Code::kInvalidArgument,
+                  what + "the default row has " + std::to_string(spec.default_row.size()) +
+                      " bytes, a row has " + std::to_string(spec.row_bytes));
+  }
+  const auto& instances = catalogue_->instances;
+  if (std::none_of(instances.begin(), instances.end(),
+                   [&](const auto& i) { return i.id == spec.instance; })) {
+    return Status(Code::kNotFound,
+                  what + "instance " + std::to_string(spec.instance) + " does not exist");
+  }
+  for (const TableRecord& table : catalogue_->tables) {
+    if (table.spec.instance == spec.instance && table.spec.name == spec.name) {
+      return Status(Code::kAlreadyExists,
+                    what + "exists already in this instance; choose another name");
+    }
+  }
+  if (catalogue_->tables.size() >= kMaxTables) {
+    return Status(Code::kResourceExhausted,
+                  what + "a pool holds at most " + std::to_string(kMaxTables) + " tables");
+  }
+  return Status();
+}
+
+Result<InstanceRecord> Pool::create_instance(const std::string& model, const std::string& name,
+                                             uint32_t partitions) {
+  std::lock_guard lock(mutex_);
+  PETPS_RETURN_IF_ERROR(writable());
+  PETPS_RETURN_IF_ERROR(check_name("model", model, /*at_sign=*/false));
+  PETPS_RETURN_IF_ERROR(check_name("instance", name, /*at_sign=*/true));
+  if (partitions == 0 || partitions > kMaxPartitions) {
+    return Status(Code::kInvalidArgument, "instance '" + name + "' needs 1 to " +
+                                              std::to_string(kMaxPartitions) + " partitions, not " +
+                                              std::to_string(partitions));
+  }
+  for (const InstanceRecord& instance : catalogue_->instances) {
+    if (instance.name == name)
+      return Status(Code::kAlreadyExists, "instance '" + name + "' exists already");
+    if (instance.model == model && instance.partitions != partitions) {
+      return Status(Code::kInvalidArgument, "model '" + model + "' has " +
+                                                std::to_string(instance.partitions) +
+                                                " partitions for ever; instance '" + name +
+                                                "' asks for " + std::to_string(partitions));
+    }
+  }
+  if (catalogue_->instances.size() >= kMaxInstances) {
+    return Status(Code::kResourceExhausted,
+                  "a pool holds at most " + std::to_string(kMaxInstances) + " instances");
+  }
+  const InstanceRecord record{catalogue_->next_instance++, model, name, partitions};
+  catalogue_->instances.push_back(record);
+  if (Status status = write_superblock(); !status.ok()) {
+    catalogue_->instances.pop_back();
+    return status;
+  }
+  return record;
+}
+
+Result<TableRecord> Pool::create_table(const TableSpec& spec) {
+  std::lock_guard lock(mutex_);
+  PETPS_RETURN_IF_ERROR(writable());
+  PETPS_RETURN_IF_ERROR(validate(spec));
+  TableRecord record;
+  record.id = catalogue_->next_table++;
+  record.spec = spec;
+  record.bucket_count = bucket_count_for(spec.capacity);
+  const uint64_t units =
+      (record.bucket_count * layout::kBucketBytes + unit_bytes_ - 1) / unit_bytes_;
+  auto offset = add_extent(static_cast<uint32_t>(layout::ExtentKind::kBuckets), record.id, units);
+  if (!offset.ok()) return offset.status();
+  record.bucket_offset = offset.value();
+  auto slots = std::make_unique<Slots>(*this, record.id, spec.row_bytes, spec.capacity);
+  if (!spec.default_row.empty()) {
+    bool wait = false;
+    PETPS_RETURN_IF_ERROR(slots->allocate({&record.default_row, 1}, &wait));
+    Flusher flusher(*media_);
+    flusher.copy(slots->row(record.default_row), spec.default_row.data(), spec.row_bytes,
+                 Site::kRow);
+    const SlotHeader header{0, 0, base::crc32c(spec.default_row.data(), spec.row_bytes)};
+    flusher.copy(slots->header(record.default_row), &header, sizeof header, Site::kRowHeader);
+    PETPS_RETURN_IF_ERROR(flusher.drain(Site::kFilled));
+  }
+  catalogue_->tables.push_back(record);
+  if (Status status = write_superblock(); !status.ok()) {
+    catalogue_->tables.pop_back();
+    return status;
+  }
+  catalogue_->slots[record.id] = std::move(slots);
+  return record;
+}
+
+void Pool::set_counts(uint32_t table, uint64_t rows, uint64_t displaced) {
+  std::lock_guard lock(mutex_);
+  for (TableRecord& record : catalogue_->tables) {
+    if (record.id != table) continue;
+    record.rows = rows;
+    record.displaced = displaced;
+  }
+}
+
+Status Pool::set_feed(uint32_t table, Feed feed) {
+  std::lock_guard lock(mutex_);
+  PETPS_RETURN_IF_ERROR(writable());
+  for (TableRecord& record : catalogue_->tables) {
+    if (record.id != table) continue;
+    if (record.spec.feed == feed) return Status();
+    record.spec.feed = feed;
+    return write_superblock();
+  }
+  return Status(Code::kNotFound, "table id " + std::to_string(table) + " does not exist");
+}
+
+Status Pool::set_alias(const std::string& alias, uint32_t instance) {
+  std::lock_guard lock(mutex_);
+  PETPS_RETURN_IF_ERROR(writable());
+  PETPS_RETURN_IF_ERROR(check_name("alias", alias, /*at_sign=*/false));
+  auto& aliases = catalogue_->aliases;
+  const auto& instances = catalogue_->instances;
+  if (std::none_of(instances.begin(), instances.end(),
+                   [&](const auto& i) { return i.id == instance; })) {
+    return Status(Code::kNotFound, "alias '" + alias + "': instance " + std::to_string(instance) +
+                                       " does not exist");
+  }
+  const auto before = aliases;
+  const auto known =
+      std::find_if(aliases.begin(), aliases.end(), [&](const auto& a) { return a.first == alias; });
+  if (known != aliases.end()) {
+    known->second = instance;
+  } else if (aliases.size() < kMaxAliases) {
+    aliases.emplace_back(alias, instance);
+  } else {
+    return Status(Code::kResourceExhausted,
+                  "a pool holds at most " + std::to_string(kMaxAliases) + " aliases");
+  }
+  Status status = write_superblock();
+  if (!status.ok()) aliases = before;
+  return status;
+}
+
+std::vector<TableRecord> Pool::tables() const {
+  std::lock_guard lock(mutex_);
+  return catalogue_->tables;
+}
+
+std::vector<InstanceRecord> Pool::instances() const {
+  std::lock_guard lock(mutex_);
+  return catalogue_->instances;
+}
+
+std::vector<std::pair<std::string, uint32_t>> Pool::aliases() const {
+  std::lock_guard lock(mutex_);
+  return catalogue_->aliases;
+}
+
+Slots& Pool::slots(uint32_t table) {
+  std::lock_guard lock(mutex_);
+  const auto slots = catalogue_->slots.find(table);
+  PETPS_CHECK(slots != catalogue_->slots.end(), "slots of a table that does not exist");
+  return *slots->second;
+}
+
+}  // namespace petps::pool

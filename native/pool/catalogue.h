@@ -1,0 +1,50 @@
+// What the superblock says, in DRAM. Internal to room pool.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "pool/layout.h"
+#include "pool/pool.h"
+#include "pool/slots.h"
+
+namespace petps::pool {
+
+struct ExtentPlace {
+  uint32_t table;
+  uint32_t kind;
+  uint64_t offset;
+  uint64_t bytes;
+};
+
+struct ProgressPlace {
+  uint64_t turn;  // of the newest valid record
+  Progress value;
+  uint32_t pair;  // which 128 bytes
+};
+
+struct Pool::Catalogue {
+  uint64_t sequence = 0;
+  int newest = 1;  // the copy written last
+  bool clean = false;
+  media::Durability durability = media::Durability::kPower;
+  uint32_t next_table = 1;
+  uint32_t next_instance = 1;
+  std::vector<TableRecord> tables;
+  std::vector<InstanceRecord> instances;
+  std::vector<std::pair<std::string, uint32_t>> aliases;
+  std::vector<ExtentPlace> extents;
+  std::unordered_map<uint32_t, std::unique_ptr<Slots>> slots;
+  std::map<std::pair<uint32_t, uint32_t>, ProgressPlace> progress;
+  uint32_t progress_pairs = 0;
+
+  std::vector<std::byte> serialise(const Pool& pool) const;
+  base::Status parse(const std::byte* copy, const layout::Superblock& header, int which,
+                     const std::string& path);
+};
+
+}  // namespace petps::pool

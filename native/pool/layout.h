@@ -1,0 +1,134 @@
+// The bytes of a pool's metadata; FORMAT.md is the prose. Little-endian. Change only with kFormatVersion.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "base/checksum.h"
+#include "pool/pool.h"
+
+namespace petps::pool::layout {
+
+inline constexpr uint64_t kSignature = 0x31305F5350544550;  // "PETPS_01"
+inline constexpr uint32_t kFormatVersion = 1;
+
+inline constexpr uint64_t kSuperblockBytes = 128 << 10;  // room of one copy
+inline constexpr uint64_t kSuperblockOffset[2] = {0, kSuperblockBytes};
+inline constexpr uint64_t kJournalOffset = 2 * kSuperblockBytes;
+inline constexpr uint64_t kProgressOffset = kJournalOffset + 4096;
+inline constexpr uint64_t kExtentsOffset = kProgressOffset + kMaxProgress * 128;
+inline constexpr uint64_t kMetadataBytes = uint64_t{1} << 20;
+inline constexpr uint64_t kMaxExtents = (kMetadataBytes - kExtentsOffset) / 8;
+
+struct Superblock {
+  uint64_t signature;
+  uint32_t format_version;
+  uint32_t length;    // bytes that the checksum covers, from the start
+  uint64_t checksum;  // XXH3-64 of {XXH3-64 of this header with 0 here, XXH3-64 of the records}
+  uint64_t sequence;  // the valid copy with the higher one counts
+  uint8_t uuid[16];
+  uint8_t boot_id[16];  // of the machine that wrote last
+  uint64_t unit_bytes;
+  uint32_t generation;
+  uint32_t clean;       // 1: the last writer closed
+  uint32_t durability;  // media::Durability
+  uint32_t next_table;
+  uint32_t next_instance;
+  uint32_t table_count;
+  uint32_t instance_count;
+  uint32_t alias_count;
+  uint64_t reserved[5];
+};
+static_assert(sizeof(Superblock) == 144, "records follow at a fixed place");
+
+struct TableEntry {
+  uint32_t id;
+  uint32_t instance;
+  uint8_t dtype;
+  uint8_t feed;
+  uint16_t reserved;
+  uint32_t dim;
+  uint32_t row_bytes;
+  uint32_t reserved2;
+  uint64_t capacity;
+  uint64_t bucket_offset;
+  uint64_t bucket_count;
+  uint64_t default_row;  // SlotRef, 0 = zeros
+  uint64_t rows;         // as of the last clean close
+  uint64_t displaced;    // likewise
+  char name[kMaxNameBytes + 1];
+};
+static_assert(sizeof(TableEntry) == 136, "pinned by FORMAT.md");
+
+struct InstanceEntry {
+  uint32_t id;
+  uint32_t partitions;
+  char model[kMaxNameBytes + 1];
+  char name[kMaxNameBytes + 1];
+};
+static_assert(sizeof(InstanceEntry) == 136, "pinned by FORMAT.md");
+
+struct AliasEntry {
+  uint32_t instance;
+  uint32_t reserved;
+  char name[kMaxNameBytes + 1];
+};
+static_assert(sizeof(AliasEntry) == 72, "pinned by FORMAT.md");
+static_assert(sizeof(Superblock) + kMaxTables * sizeof(TableEntry) +
+                      kMaxInstances * sizeof(InstanceEntry) + kMaxAliases * sizeof(AliasEntry) <=
+                  kSuperblockBytes,
+              "a full catalogue fits one copy");
+
+// One of the two records of a partition's progress; each in a line of its own.
+struct ProgressEntry {
+  uint32_t instance;
+  uint32_t partition;
+  uint64_t run;
+  uint64_t seq;
+  uint64_t offset;
+  uint64_t version;
+  uint64_t target;
+  uint64_t turn;      // the valid record with the higher one counts; 0 = never written
+  uint32_t state;     // ProgressState
+  uint32_t checksum;  // low 32 bits of XXH3-64 of the bytes before
+};
+static_assert(sizeof(ProgressEntry) == 64,
+              "one cache line, so that a torn one leaves the other whole");
+
+enum class ExtentKind : uint32_t { kBuckets = 1, kSlots = 2 };  // never renumber
+
+// An extent record is one 8-byte word, so that its store publishes it whole:
+// bits 0-3 kind, 4-15 check, 16-39 table, 40-63 units. Extents follow one another in the order of their records.
+struct ExtentWord {
+  uint32_t kind;
+  uint32_t table;
+  uint32_t units;
+};
+
+inline uint64_t extent_check(uint64_t bare, uint64_t position) {
+  const uint64_t input[2] = {bare, position};
+  return base::checksum64(input, sizeof input) & 0xFFF;
+}
+
+inline uint64_t pack_extent(const ExtentWord& extent, uint64_t position) {
+  const uint64_t bare =
+      uint64_t{extent.kind} | (uint64_t{extent.table} << 16) | (uint64_t{extent.units} << 40);
+  return bare | (extent_check(bare, position) << 4);
+}
+
+// False when the word is not what pack_extent gives for this position.
+inline bool unpack_extent(uint64_t word, uint64_t position, ExtentWord* extent) {
+  extent->kind = static_cast<uint32_t>(word & 0xF);
+  extent->table = static_cast<uint32_t>((word >> 16) & 0xFFFFFF);
+  extent->units = static_cast<uint32_t>(word >> 40);
+  return pack_extent(*extent, position) == word &&
+         (extent->kind == static_cast<uint32_t>(ExtentKind::kBuckets) ||
+          extent->kind == static_cast<uint32_t>(ExtentKind::kSlots));
+}
+
+inline constexpr uint32_t kBucketBytes = 256;  // room index owns what is inside
+inline constexpr uint64_t kEntriesPerBucket = 14;
+inline constexpr uint64_t kLoadNumerator = 4, kLoadDenominator = 5;  // capacity / entries
+
+}  // namespace petps::pool::layout

@@ -1,0 +1,355 @@
+#include "pool/pool.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <random>
+
+#include "base/check.h"
+#include "pool/catalogue.h"
+#include "pool/layout.h"
+
+namespace petps::pool {
+
+using base::Code;
+using base::Result;
+using base::Status;
+using media::Flusher;
+using media::Site;
+
+namespace {
+
+Status not_a_pool(const std::string& path, const std::string& why) {
+  return Status(Code::kInvalidArgument, "'" + path + "' is not a petps pool: " + why +
+                                            "; name a file that `petps create` made");
+}
+
+uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// Of the header without its checksum, then of the records behind it.
+uint64_t superblock_checksum(const std::byte* copy, uint32_t length) {
+  layout::Superblock header;
+  std::memcpy(&header, copy, sizeof header);
+  header.checksum = 0;
+  const uint64_t parts[2] = {base::checksum64(&header, sizeof header),
+                             base::checksum64(copy + sizeof header, length - sizeof header)};
+  return base::checksum64(parts, sizeof parts);
+}
+
+// The header of a copy if it is whole.
+bool read_copy(const std::byte* copy, layout::Superblock* header) {
+  std::memcpy(header, copy, sizeof *header);
+  return header->signature == layout::kSignature && header->length >= sizeof *header &&
+         header->length <= layout::kSuperblockBytes &&
+         superblock_checksum(copy, header->length) == header->checksum;
+}
+
+bool unit_is_sane(uint64_t unit) {
+  return unit >= kTestUnitBytes && unit <= (uint64_t{64} << 20) && (unit & (unit - 1)) == 0;
+}
+
+}  // namespace
+
+std::array<uint8_t, 16> random_uuid() {
+  std::random_device source;
+  std::array<uint8_t, 16> uuid;
+  for (auto& byte : uuid) byte = static_cast<uint8_t>(source());
+  return uuid;
+}
+
+std::array<uint8_t, 16> current_boot_id() {
+  std::array<uint8_t, 16> id{};
+  const int file = ::open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+  if (file < 0) return id;
+  char text[64] = {};
+  const ssize_t bytes = ::read(file, text, sizeof text - 1);
+  ::close(file);
+  size_t nibble = 0;
+  for (ssize_t i = 0; i < bytes && nibble < 32; ++i) {
+    const char c = text[i];
+    const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    if (digit < 0) continue;
+    id[nibble / 2] = static_cast<uint8_t>((id[nibble / 2] << 4) | digit);
+    ++nibble;
+  }
+  return id;
+}
+
+Pool::Pool() : catalogue_(std::make_unique<Catalogue>()) {}
+Pool::~Pool() = default;
+
+Result<std::unique_ptr<Pool>> Pool::create(const Options& options) {
+  if (!unit_is_sane(options.unit_bytes)) {
+    return Status(Code::kInvalidArgument, "pool unit must be a power of two from 64 KiB to 64 MiB");
+  }
+  auto medium =
+      media::Media::create(options.media, round_up(layout::kMetadataBytes, options.unit_bytes));
+  if (!medium.ok()) return medium.status();
+  return format(std::move(medium).value(), options.unit_bytes);
+}
+
+Result<std::unique_ptr<Pool>> Pool::open(const Options& options) {
+  auto medium = media::Media::open(options.media);
+  if (!medium.ok()) return medium.status();
+  return attach(std::move(medium).value());
+}
+
+Result<std::unique_ptr<Pool>> Pool::format(std::unique_ptr<media::Media> medium,
+                                           uint64_t unit_bytes) {
+  std::unique_ptr<Pool> pool(new Pool());
+  pool->media_ = std::move(medium);
+  pool->base_ = pool->media_->base();
+  pool->unit_bytes_ = unit_bytes;
+  pool->uuid_ = random_uuid();
+  pool->generation_ = 1;
+  pool->was_clean_ = true;
+  pool->end_ = round_up(layout::kMetadataBytes, unit_bytes);
+  if (pool->media_->size() < pool->end_) PETPS_RETURN_IF_ERROR(pool->media_->grow(pool->end_));
+  Catalogue& catalogue = *pool->catalogue_;
+  catalogue.durability = pool->media_->durability();
+  catalogue.clean = true;
+  // Both copies, so that from the first moment one of them is whole.
+  PETPS_RETURN_IF_ERROR(pool->write_superblock());
+  PETPS_RETURN_IF_ERROR(pool->write_superblock());
+  return pool;
+}
+
+Result<std::unique_ptr<Pool>> Pool::attach(std::unique_ptr<media::Media> medium) {
+  std::unique_ptr<Pool> pool(new Pool());
+  pool->media_ = std::move(medium);
+  pool->base_ = pool->media_->base();
+  pool->read_only_ = pool->media_->read_only();
+  PETPS_RETURN_IF_ERROR(pool->load_superblock());
+  PETPS_RETURN_IF_ERROR(pool->load_extents());
+  PETPS_RETURN_IF_ERROR(pool->load_slots());
+  pool->load_progress();
+  return pool;
+}
+
+Status Pool::load_superblock() {
+  const std::string& path = media_->path();
+  if (media_->size() < layout::kMetadataBytes) {
+    return not_a_pool(path, "it is shorter than a pool's metadata (" +
+                                std::to_string(media_->size()) + " bytes)");
+  }
+  layout::Superblock copies[2];
+  bool whole[2];
+  bool signed_once = false;
+  for (int i = 0; i < 2; ++i) {
+    whole[i] = read_copy(base_ + layout::kSuperblockOffset[i], &copies[i]);
+    signed_once = signed_once || copies[i].signature == layout::kSignature;
+  }
+  if (!whole[0] && !whole[1]) {
+    if (!signed_once) return not_a_pool(path, "its signature is missing");
+    return Status(Code::kDataLoss,
+                  "both superblock copies of pool '" + path +
+                      "' fail their checksum; restore the pool from a base (petps load)");
+  }
+  const int newest = !whole[0]                                 ? 1
+                     : !whole[1]                               ? 0
+                     : copies[1].sequence > copies[0].sequence ? 1
+                                                               : 0;
+  const layout::Superblock& header = copies[newest];
+  if (header.format_version != layout::kFormatVersion) {
+    return Status(
+        Code::kUnimplemented,
+        "pool '" + path + "' has format version " + std::to_string(header.format_version) +
+            ", this build reads version " + std::to_string(layout::kFormatVersion) +
+            "; open it with the petps that wrote it, export it, and load the export here");
+  }
+  if (!unit_is_sane(header.unit_bytes)) {
+    return Status(Code::kDataLoss, "pool '" + path + "' has an impossible unit of " +
+                                       std::to_string(header.unit_bytes) +
+                                       " bytes; restore it from a base (petps load)");
+  }
+  std::copy(std::begin(header.uuid), std::end(header.uuid), uuid_.begin());
+  unit_bytes_ = header.unit_bytes;
+  generation_ = header.generation;
+  was_clean_ = header.clean != 0;
+  // After an unclean stop no bucket's tags are trusted until healed; writers make the raise durable in begin_writing().
+  if (!was_clean_) generation_ += 1;
+  const auto boot = current_boot_id();
+  const bool same_boot = std::equal(boot.begin(), boot.end(), header.boot_id);
+  const auto durability = static_cast<media::Durability>(header.durability);
+  media_->set_durability(durability);
+  lost_power_ = !was_clean_ && durability == media::Durability::kProcess && !same_boot &&
+                !media_->is_volatile();
+  return catalogue_->parse(base_ + layout::kSuperblockOffset[newest], header, newest, path);
+}
+
+Status Pool::load_extents() {
+  end_ = round_up(layout::kMetadataBytes, unit_bytes_);
+  const auto* words = reinterpret_cast<const uint64_t*>(base_ + layout::kExtentsOffset);
+  for (uint64_t i = 0; i < layout::kMaxExtents && words[i] != 0; ++i) {
+    layout::ExtentWord extent;
+    if (!layout::unpack_extent(words[i], i, &extent)) {
+      return Status(Code::kDataLoss, "extent record " + std::to_string(i) + " of pool '" +
+                                         media_->path() +
+                                         "' is corrupt; restore the pool from a base (petps load)");
+    }
+    const uint64_t bytes = extent.units * unit_bytes_;
+    if (end_ + bytes > media_->size()) {
+      return Status(Code::kDataLoss, "pool '" + media_->path() +
+                                         "' is cut short: its extents need " +
+                                         std::to_string(end_ + bytes) + " bytes and it has " +
+                                         std::to_string(media_->size()) +
+                                         "; copy it again while no server has it open");
+    }
+    catalogue_->extents.push_back({extent.table, extent.kind, end_, bytes});
+    catalogue_->next_table = std::max(catalogue_->next_table, extent.table + 1);
+    end_ += bytes;
+    ++extent_count_;
+  }
+  return Status();
+}
+
+Status Pool::load_slots() {
+  for (const TableRecord& record : catalogue_->tables) {
+    catalogue_->slots[record.id] =
+        std::make_unique<Slots>(*this, record.id, record.spec.row_bytes, record.spec.capacity);
+  }
+  for (const ExtentPlace& place : catalogue_->extents) {
+    const auto slots = catalogue_->slots.find(place.table);
+    if (slots == catalogue_->slots.end()) {
+      orphaned_bytes_ += place.bytes;
+    } else if (place.kind == static_cast<uint32_t>(layout::ExtentKind::kSlots)) {
+      slots->second->add(place.offset, place.bytes, /*old=*/true);
+    }
+  }
+  for (const TableRecord& record : catalogue_->tables) {
+    const bool owned = std::any_of(
+        catalogue_->extents.begin(), catalogue_->extents.end(), [&](const ExtentPlace& place) {
+          return place.table == record.id &&
+                 place.kind == static_cast<uint32_t>(layout::ExtentKind::kBuckets) &&
+                 place.offset == record.bucket_offset &&
+                 record.bucket_count <= place.bytes / layout::kBucketBytes;
+        });
+    if (owned &&
+        (record.default_row == 0 || catalogue_->slots.at(record.id)->valid(record.default_row)))
+      continue;
+    return Status(Code::kDataLoss, "table '" + record.spec.name + "' of pool '" + media_->path() +
+                                       "' lies outside the extents that are recorded for it; "
+                                       "restore the pool from a base (petps load)");
+  }
+  return Status();
+}
+
+Status Pool::writable() const {
+  if (read_only_) {
+    return Status(Code::kFailedPrecondition, "pool '" + media_->path() + "' is open read-only");
+  }
+  if (media_->failed()) {
+    return Status(Code::kFailedPrecondition,
+                  "pool '" + media_->path() +
+                      "' is read-only since a write-back failed; check the disk, then restart");
+  }
+  return Status();
+}
+
+Status Pool::write_superblock() {
+  Catalogue& catalogue = *catalogue_;
+  catalogue.sequence += 1;
+  catalogue.newest ^= 1;
+  std::vector<std::byte> image = catalogue.serialise(*this);
+  layout::Superblock header;
+  std::memcpy(&header, image.data(), sizeof header);
+  header.checksum = superblock_checksum(image.data(), header.length);
+  std::memcpy(image.data(), &header, sizeof header);
+  Flusher flusher(*media_);
+  flusher.copy(base_ + layout::kSuperblockOffset[catalogue.newest], image.data(), image.size(),
+               Site::kSuperblock);
+  return flusher.drain(Site::kSuperblockDrain);
+}
+
+Status Pool::begin_writing() {
+  std::lock_guard lock(mutex_);
+  PETPS_RETURN_IF_ERROR(writable());
+  catalogue_->clean = false;
+  Flusher flusher(*media_);
+  // A process that was killed may have left what it wrote in caches: seen now, gone after a power cut. What this open builds on is made
+  // durable first; even of a clean pool the copy that was read, before the other one is overwritten.
+  flusher.flush(base_ + layout::kSuperblockOffset[catalogue_->newest], layout::kSuperblockBytes,
+                Site::kAdoptedMetadata);
+  if (!was_clean_) {
+    if (extent_count_ > 0)
+      flusher.flush(base_ + layout::kExtentsOffset, extent_count_ * 8, Site::kAdoptedMetadata);
+    const uint64_t progress = catalogue_->progress_pairs * uint64_t{128};
+    if (progress > 0)
+      flusher.flush(base_ + layout::kProgressOffset, progress, Site::kAdoptedMetadata);
+  }
+  PETPS_RETURN_IF_ERROR(flusher.drain(Site::kAdoptedDrain));
+  return write_superblock();
+}
+
+Status Pool::finish_clean() {
+  std::lock_guard lock(mutex_);
+  PETPS_RETURN_IF_ERROR(writable());
+  // The clean flag must not reach the disk before what it vouches for, whatever the pool's durability.
+  media_->set_durability(media::Durability::kPower);
+  PETPS_RETURN_IF_ERROR(writable());
+  catalogue_->clean = true;
+  return write_superblock();
+}
+
+Status Pool::set_durability(media::Durability durability) {
+  std::lock_guard lock(mutex_);
+  PETPS_RETURN_IF_ERROR(writable());
+  media_->set_durability(durability);
+  catalogue_->durability = durability;
+  return write_superblock();
+}
+
+std::byte* Pool::journal() const { return base_ + layout::kJournalOffset; }
+
+Result<uint64_t> Pool::add_extent(uint32_t kind, uint32_t table, uint64_t units) {
+  std::lock_guard lock(extents_mutex_);
+  PETPS_RETURN_IF_ERROR(writable());
+  if (extent_count_ >= layout::kMaxExtents) {
+    return Status(Code::kResourceExhausted,
+                  "pool '" + media_->path() + "' has no extent record left");
+  }
+  const uint64_t offset = end_;
+  const uint64_t bytes = units * unit_bytes_;
+  if (media_->size() < offset + bytes) PETPS_RETURN_IF_ERROR(media_->grow(offset + bytes));
+  const uint64_t word =
+      layout::pack_extent({kind, table, static_cast<uint32_t>(units)}, extent_count_);
+  auto* record = reinterpret_cast<uint64_t*>(base_ + layout::kExtentsOffset) + extent_count_;
+  Flusher flusher(*media_);
+  std::atomic_ref<uint64_t>(*record).store(word, std::memory_order_release);
+  media_->stored(record, sizeof *record);
+  flusher.flush(record, sizeof *record, Site::kExtentRecord);
+  PETPS_RETURN_IF_ERROR(flusher.drain(Site::kExtentRecordDrain));
+  extent_count_ += 1;
+  end_ = offset + bytes;
+  return offset;
+}
+
+void Pool::verify_metadata(std::vector<std::string>* problems) const {
+  layout::Superblock header;
+  int whole = 0;
+  for (const uint64_t offset : layout::kSuperblockOffset)
+    whole += read_copy(base_ + offset, &header) ? 1 : 0;
+  if (whole == 0) problems->push_back("no superblock copy passes its checksum");
+  const auto* words = reinterpret_cast<const uint64_t*>(base_ + layout::kExtentsOffset);
+  uint64_t end = round_up(layout::kMetadataBytes, unit_bytes_);
+  uint64_t i = 0;
+  for (; i < layout::kMaxExtents && words[i] != 0; ++i) {
+    layout::ExtentWord extent;
+    if (!layout::unpack_extent(words[i], i, &extent)) {
+      problems->push_back("extent record " + std::to_string(i) + " is corrupt");
+      break;
+    }
+    end += extent.units * unit_bytes_;
+  }
+  // Records follow one another: a line of them cannot come after a missing one.
+  for (uint64_t after = i + 1; after < std::min(i + 1 + media::kLineBytes / 8, layout::kMaxExtents);
+       ++after) {
+    if (words[i] == 0 && words[after] != 0)
+      problems->push_back("extent record " + std::to_string(i) + " is missing before later ones");
+  }
+  if (end > media_->size()) problems->push_back("extents reach beyond the end of the pool");
+  verify_progress(problems);
+}
+
+}  // namespace petps::pool

@@ -1,0 +1,197 @@
+// Room pool: the formatted bytes of a medium. FORMAT.md beside this file gives every field.
+//
+// Owns:        superblock copies, extent records, table and instance records, aliases, progress records, slots and their
+//              headers, the free list (in DRAM; stored by a clean close).
+// Never does:  look inside a bucket; decide when a retired slot is free (epoch does); hand out a raw pointer to keep.
+// Called by:   index (bucket bytes), table (everything else).
+// Invariants:  an extent's record is durable before the extent's first use; a superblock copy is overwritten only while the
+//              other one is whole and newer; a slot is either free, allocated to a writer, reachable from the index, or
+//              retired - and in DRAM only "free" is known.
+// Threads:     catalogue calls (create_table, set_alias, ...) are serialised inside; Slots of one table may be used by several
+//              writers; row() and header() are safe from any thread.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "media/media.h"
+
+namespace petps::pool {
+
+// Position of a slot: byte offset of its row in the pool. 0 = no slot. Never a pointer: the pool may be mapped elsewhere.
+using SlotRef = uint64_t;
+
+// 16 bytes beside every slot, touched by writes, verify and repair, never by pulls.
+struct SlotHeader {
+  uint64_t key;
+  uint32_t stamp;  // low bits of the version that wrote the row
+  uint32_t crc;    // CRC-32C of the row
+};
+static_assert(sizeof(SlotHeader) == 16, "four headers fill a cache line; none straddles one");
+
+inline constexpr uint32_t kMaxTables = 512;
+inline constexpr uint32_t kMaxInstances = 64;
+inline constexpr uint32_t kMaxAliases = 64;
+inline constexpr uint32_t kMaxNameBytes = 63;
+inline constexpr uint32_t kMaxDim = 4096;
+inline constexpr uint32_t kMaxPartitions = 1024;                  // per instance
+inline constexpr uint32_t kMaxProgress = 2048;                    // records of all instances
+inline constexpr uint64_t kDefaultUnitBytes = uint64_t{2} << 20;  // extents are multiples of this
+inline constexpr uint64_t kTestUnitBytes = uint64_t{64} << 10;
+inline constexpr uint32_t kSlotsExtentMaxUnits = 32;  // row extents double from 1 unit to 64 MiB
+
+// Who may write a table: a table takes either pushes or deltas.
+enum class Feed : uint8_t { kPush = 0, kDelta = 1 };
+
+struct TableSpec {
+  std::string
+      name;  // unique within its instance; letters, digits, '_', '-', '.'; at most kMaxNameBytes
+  uint32_t instance = 0;  // id of the instance it belongs to
+  uint8_t dtype = 0;      // codec::Dtype; the pool only stores it
+  Feed feed = Feed::kPush;
+  uint32_t dim = 0;        // 1..kMaxDim
+  uint32_t row_bytes = 0;  // bytes of one stored row
+  uint64_t capacity = 0;   // rows it can hold, at index load 0.8
+  std::vector<std::byte>
+      default_row;  // row_bytes, or empty for zeros: what a client shows for a missing key
+};
+
+struct TableRecord {
+  uint32_t id = 0;  // never reused
+  TableSpec spec;
+  uint64_t bucket_offset = 0;
+  uint64_t bucket_count = 0;
+  SlotRef default_row = 0;  // slot of the default row, 0 = zeros
+  uint64_t rows = 0;        // as of the last clean close
+  uint64_t displaced = 0;
+};
+
+struct InstanceRecord {
+  uint32_t id = 0;
+  std::string model;        // "ranking"
+  std::string name;         // "ranking@7"
+  uint32_t partitions = 1;  // P, fixed for ever
+};
+
+enum class ProgressState : uint32_t { kFollowing = 0, kCatchingUp = 1 };
+
+struct Progress {
+  uint32_t instance = 0;
+  uint32_t partition = 0;
+  uint64_t run = 0;
+  uint64_t seq = 0;      // last applied
+  uint64_t offset = 0;   // source position after it
+  uint64_t version = 0;  // last committed
+  ProgressState state = ProgressState::kFollowing;
+  uint64_t target = 0;  // version being caught up to
+};
+
+struct Options {
+  media::Options media;
+  uint64_t unit_bytes = kDefaultUnitBytes;  // create only
+};
+
+class Slots;
+
+class Pool {
+ public:
+  // Formats a new pool. Returns kAlreadyExists, kResourceExhausted (disk full) as media does.
+  static base::Result<std::unique_ptr<Pool>> create(const Options& options);
+  // Opens one. kDataLoss / kInvalidArgument when it is no pool, of another format version, or shorter than its extents (copied half):
+  // the message names the file and the remedy.
+  static base::Result<std::unique_ptr<Pool>> open(const Options& options);
+  // Same, over a medium the caller made (tests).
+  static base::Result<std::unique_ptr<Pool>> format(std::unique_ptr<media::Media> medium,
+                                                    uint64_t unit_bytes);
+  static base::Result<std::unique_ptr<Pool>> attach(std::unique_ptr<media::Media> medium);
+  ~Pool();
+
+  media::Media& medium() { return *media_; }
+  const media::Media& medium() const { return *media_; }
+  std::byte* at(uint64_t offset) const { return base_ + offset; }
+  const std::array<uint8_t, 16>& uuid() const { return uuid_; }
+  uint32_t generation() const { return generation_; }  // of this open; raised after an unclean stop
+  bool was_clean() const { return was_clean_; }        // how the previous writer left it
+  bool lost_power() const {
+    return lost_power_;
+  }  // process durability, unclean, another boot id: verify before serving
+  bool read_only() const { return read_only_; }
+  uint64_t unit_bytes() const { return unit_bytes_; }
+
+  // Writer's first step: raises the generation if the last stop was unclean, clears the clean flag; durable when it returns.
+  base::Status begin_writing();
+  // What status() of a clean open shows before anything was counted; durable with finish_clean().
+  void set_counts(uint32_t table, uint64_t rows, uint64_t displaced);
+  // Writer's last step, after every table stored its free list: sets the clean flag.
+  base::Status finish_clean();
+  base::Status set_durability(media::Durability durability);
+
+  // Catalogue. Every change is one superblock write, durable when it returns.
+  base::Result<InstanceRecord> create_instance(const std::string& model, const std::string& name,
+                                               uint32_t partitions);
+  base::Result<TableRecord> create_table(const TableSpec& spec);
+  base::Status set_feed(uint32_t table, Feed feed);
+  base::Status set_alias(const std::string& alias, uint32_t instance);
+  std::vector<TableRecord> tables() const;
+  std::vector<InstanceRecord> instances() const;
+  std::vector<std::pair<std::string, uint32_t>> aliases() const;
+  Slots& slots(uint32_t table);
+
+  // Progress of a partition: two records written alternately. Durable after the flusher's drain.
+  base::Status write_progress(const Progress& progress, media::Flusher& flusher);
+  std::optional<Progress> read_progress(uint32_t instance, uint32_t partition) const;
+  std::vector<Progress> all_progress() const;
+
+  // The journal's 64 bytes, for index's hot moves.
+  std::byte* journal() const;
+  // Extents whose table never came to be (a crash while it was created). Reported, not reused.
+  uint64_t orphaned_bytes() const { return orphaned_bytes_; }
+  // Checks metadata as read from the medium: both superblock copies, extent records, progress. Appends what is wrong.
+  void verify_metadata(std::vector<std::string>* problems) const;
+
+ private:
+  friend class Slots;
+  struct Catalogue;
+  Pool();
+  base::Status load_superblock();
+  base::Status load_extents();
+  base::Status load_slots();
+  void load_progress();
+  void verify_progress(std::vector<std::string>* problems) const;
+  base::Status write_superblock();
+  base::Status validate(const TableSpec& spec) const;
+  base::Status writable() const;
+  void note_extent(uint32_t table, uint32_t kind, uint64_t offset, uint64_t bytes);
+  // Appends an extent of `units`; its content is zero and its record durable when this returns its offset.
+  base::Result<uint64_t> add_extent(uint32_t kind, uint32_t table, uint64_t units);
+
+  std::unique_ptr<media::Media> media_;
+  std::byte* base_ = nullptr;
+  std::array<uint8_t, 16> uuid_{};
+  uint32_t generation_ = 0;
+  uint64_t unit_bytes_ = 0;
+  bool was_clean_ = false;
+  bool lost_power_ = false;
+  bool read_only_ = false;
+  uint64_t end_ = 0;  // where the next extent begins
+  uint64_t extent_count_ = 0;
+  uint64_t orphaned_bytes_ = 0;
+  mutable std::mutex mutex_;          // catalogue and progress
+  mutable std::mutex extents_mutex_;  // extent records and the medium's growth; taken after mutex_
+  std::unique_ptr<Catalogue> catalogue_;
+};
+
+// Fresh 16 random bytes; this boot's id (zeros where the kernel has none).
+std::array<uint8_t, 16> random_uuid();
+std::array<uint8_t, 16> current_boot_id();
+
+}  // namespace petps::pool

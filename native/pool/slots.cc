@@ -1,0 +1,306 @@
+#include "pool/slots.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/checksum.h"
+#include "pool/layout.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#define PETPS_POISON(at, bytes) ASAN_POISON_MEMORY_REGION(at, bytes)
+#define PETPS_UNPOISON(at, bytes) ASAN_UNPOISON_MEMORY_REGION(at, bytes)
+#else
+#define PETPS_POISON(at, bytes) static_cast<void>(at)
+#define PETPS_UNPOISON(at, bytes) static_cast<void>(at)
+#endif
+
+namespace petps::pool {
+
+using base::Code;
+using base::Status;
+using media::Site;
+
+namespace {
+constexpr uint64_t kRowAlignment = 256;  // rows begin on a media block
+constexpr uint64_t kMapHeaderBytes = 8;  // checksum in front of a stored free map
+
+uint64_t words_for(uint64_t slots) { return (slots + 63) / 64; }
+}  // namespace
+
+Slots::Slots(Pool& pool, uint32_t table, uint32_t row_bytes, uint64_t capacity)
+    : pool_(&pool),
+      table_(table),
+      row_bytes_(row_bytes),
+      capacity_(capacity),
+      max_slots_(capacity + capacity / 8 + kSpareSlots),
+      extents_(std::make_unique<std::unique_ptr<Extent>[]>(kMaxSlotExtents)),
+      offsets_(std::make_unique_for_overwrite<uint64_t[]>(kMaxSlotExtents)) {}
+
+Slots::Extent Slots::shape(uint64_t offset, uint64_t bytes) const {
+  Extent extent;
+  extent.offset = offset;
+  extent.bytes = bytes;
+  // Largest count whose map, headers and rows fit.
+  uint64_t count = bytes * 8 / (uint64_t{row_bytes_} * 8 + sizeof(SlotHeader) * 8 + 1) + 1;
+  for (;; --count) {
+    const uint64_t map = (kMapHeaderBytes + words_for(count) * 8 + 63) / 64 * 64;
+    extent.headers = offset + map;
+    extent.rows = (extent.headers + count * sizeof(SlotHeader) + kRowAlignment - 1) /
+                  kRowAlignment * kRowAlignment;
+    if (extent.rows + count * row_bytes_ <= offset + bytes) break;
+  }
+  extent.count = count;
+  return extent;
+}
+
+void Slots::add(uint64_t offset, uint64_t bytes, bool old) {
+  auto extent = std::make_unique<Extent>(shape(offset, bytes));
+  extent->old = old;
+  const uint64_t words = words_for(extent->count);
+  extent->free_bits.assign(words, 0);
+  if (old) {
+    extent->marks = std::make_unique<std::atomic<uint64_t>[]>(words);
+    walked_.store(false, std::memory_order_release);
+  } else {
+    for (uint64_t i = 0; i < extent->count; ++i)
+      extent->free_bits[i / 64] |= uint64_t{1} << (i % 64);
+    extent->free = extent->count;
+    free_.fetch_add(extent->count, std::memory_order_relaxed);
+    PETPS_POISON(pool_->at(extent->rows), extent->count * row_bytes_);
+  }
+  total_.fetch_add(extent->count, std::memory_order_relaxed);
+  const uint32_t ordinal = extent_count_.load(std::memory_order_relaxed);
+  PETPS_CHECK(ordinal < kMaxSlotExtents, "more slot extents than a table may have");
+  offsets_[ordinal] = extent->offset;
+  extents_[ordinal] = std::move(extent);
+  extent_count_.store(ordinal + 1, std::memory_order_release);
+}
+
+// Extents of a table lie in the order they were made, so a binary search by offset finds one. Refs are random, so the search takes
+// no branch that could be guessed wrong.
+uint32_t Slots::ordinal_of(SlotRef ref) const {
+  const uint64_t* low = offsets_.get();
+  uint32_t left = extent_count_.load(std::memory_order_acquire);
+  while (left > 1) {
+    const uint32_t half = left / 2;
+    low = low[half] <= ref ? low + half : low;
+    left -= half;
+  }
+  return left == 0 || *low > ref ? kMaxSlotExtents : static_cast<uint32_t>(low - offsets_.get());
+}
+
+Slots::Extent* Slots::extent_of(SlotRef ref) const {
+  const uint32_t ordinal = ordinal_of(ref);
+  return ordinal == kMaxSlotExtents ? nullptr : extents_[ordinal].get();
+}
+
+bool Slots::valid(SlotRef ref) const {
+  const Extent* extent = extent_of(ref);
+  return extent != nullptr && ref >= extent->rows &&
+         ref < extent->rows + extent->count * row_bytes_ && (ref - extent->rows) % row_bytes_ == 0;
+}
+
+SlotHeader* Slots::header_in(const Extent& extent, SlotRef ref) const {
+  const uint64_t slot = (ref - extent.rows) / row_bytes_;
+  return reinterpret_cast<SlotHeader*>(pool_->at(extent.headers)) + slot;
+}
+
+SlotHeader* Slots::header(SlotRef ref) const { return header_in(*extent_of(ref), ref); }
+
+SlotHeader* Slots::header(SlotRef ref, uint32_t* hint) const {
+  const Extent* extent = extents_[*hint].get();
+  if (ref < extent->offset || ref >= extent->offset + extent->bytes) {
+    *hint = ordinal_of(ref);
+    extent = extents_[*hint].get();
+  }
+  return header_in(*extent, ref);
+}
+
+Status Slots::grow() {
+  const uint32_t ordinal = extent_count_.load(std::memory_order_relaxed);
+  uint64_t units =
+      std::min<uint64_t>(uint64_t{1} << std::min<uint32_t>(ordinal, 30), kSlotsExtentMaxUnits);
+  while (units * pool_->unit_bytes() < row_bytes_ * 4) units *= 2;
+  auto offset = pool_->add_extent(static_cast<uint32_t>(layout::ExtentKind::kSlots), table_, units);
+  if (!offset.ok()) return offset.status();
+  add(offset.value(), units * pool_->unit_bytes(), /*old=*/false);
+  return Status();
+}
+
+// Takes up to out.size() free slots in address order from the cursor on.
+uint64_t Slots::take_locked(std::span<SlotRef> out) {
+  uint64_t taken = 0;
+  const uint32_t extents = extent_count_.load(std::memory_order_relaxed);
+  for (uint32_t visited = 0; visited <= extents && taken < out.size(); ++visited) {
+    Extent& extent = *extents_[cursor_extent_];
+    if (extent.free > 0) {
+      const uint64_t before = taken;
+      while (cursor_word_ < extent.free_bits.size()) {
+        uint64_t word = extent.free_bits[cursor_word_];
+        const uint64_t first = extent.rows + cursor_word_ * 64 * row_bytes_;
+        for (; word != 0 && taken < out.size(); word &= word - 1) {
+          out[taken++] = first + static_cast<uint64_t>(std::countr_zero(word)) * row_bytes_;
+        }
+        extent.free_bits[cursor_word_] = word;
+        if (taken == out.size()) break;
+        ++cursor_word_;
+      }
+      extent.free -= taken - before;
+      if (taken == out.size()) break;
+    }
+    cursor_extent_ = (cursor_extent_ + 1) % extents;
+    cursor_word_ = 0;
+  }
+  free_.fetch_sub(taken, std::memory_order_relaxed);
+  return taken;
+}
+
+Status Slots::allocate(std::span<SlotRef> out, bool* wait_for_walk) {
+  std::lock_guard lock(mutex_);
+  *wait_for_walk = false;
+  while (free_.load(std::memory_order_relaxed) < out.size()) {
+    const bool at_limit = total_.load(std::memory_order_relaxed) >= max_slots_ + out.size();
+    Status status =
+        at_limit ? Status(Code::kResourceExhausted, "every spare slot waits for readers to finish")
+                 : grow();
+    if (status.ok()) continue;
+    *wait_for_walk = needs_walk();
+    return status;
+  }
+  const uint64_t taken = take_locked(out);
+  PETPS_CHECK(taken == out.size(), "the free count and the free bits disagree");
+  for (const SlotRef ref : out) PETPS_UNPOISON(row(ref), row_bytes_);
+  return Status();
+}
+
+void Slots::free_locked(SlotRef ref) {
+  Extent* extent = extent_of(ref);
+  PETPS_CHECK(extent != nullptr && ref >= extent->rows,
+              "a slot that is not of this table was released");
+  const uint64_t slot = (ref - extent->rows) / row_bytes_;
+  uint64_t& word = extent->free_bits[slot / 64];
+  const uint64_t bit = uint64_t{1} << (slot % 64);
+  PETPS_CHECK((word & bit) == 0, "a free slot was released again");
+  word |= bit;
+  extent->free += 1;
+  PETPS_POISON(row(ref), row_bytes_);
+}
+
+void Slots::release(std::span<const SlotRef> refs) {
+  std::lock_guard lock(mutex_);
+  const bool walking = needs_walk();
+  uint64_t freed = 0;
+  for (const SlotRef ref : refs) {
+    if (walking && extent_of(ref)->old) {
+      deferred_.push_back(ref);
+    } else {
+      free_locked(ref);
+      freed += 1;
+    }
+  }
+  free_.fetch_add(freed, std::memory_order_relaxed);
+}
+
+void Slots::mark(SlotRef ref) {
+  Extent* extent = extent_of(ref);
+  if (extent == nullptr || !extent->old) return;
+  const uint64_t slot = (ref - extent->rows) / row_bytes_;
+  extent->marks[slot / 64].fetch_or(uint64_t{1} << (slot % 64), std::memory_order_relaxed);
+}
+
+// The free bits of an old extent are known now.
+void Slots::adopt_free_bits(Extent* extent, std::vector<uint64_t> bits) {
+  extent->free_bits = std::move(bits);
+  extent->free = 0;
+  for (const uint64_t word : extent->free_bits)
+    extent->free += static_cast<uint64_t>(std::popcount(word));
+  free_.fetch_add(extent->free, std::memory_order_relaxed);
+  extent->marks.reset();
+#if defined(__SANITIZE_ADDRESS__)
+  for (uint64_t slot = 0; slot < extent->count; ++slot) {
+    if ((extent->free_bits[slot / 64] >> (slot % 64)) & 1)
+      PETPS_POISON(row(extent->rows + slot * row_bytes_), row_bytes_);
+  }
+#endif
+}
+
+void Slots::end_walk_locked() {
+  walked_.store(true, std::memory_order_release);
+  for (const SlotRef ref : deferred_) free_locked(ref);
+  free_.fetch_add(deferred_.size(), std::memory_order_relaxed);
+  deferred_.clear();
+  deferred_.shrink_to_fit();
+}
+
+void Slots::finish_walk() {
+  std::lock_guard lock(mutex_);
+  if (!needs_walk()) return;
+  const uint32_t extents = extent_count_.load(std::memory_order_relaxed);
+  for (uint32_t e = 0; e < extents; ++e) {
+    Extent& extent = *extents_[e];
+    if (!extent.old) continue;
+    std::vector<uint64_t> bits(extent.free_bits.size());
+    for (size_t w = 0; w < bits.size(); ++w)
+      bits[w] = ~extent.marks[w].load(std::memory_order_relaxed);
+    if (extent.count % 64 != 0) bits.back() &= (uint64_t{1} << (extent.count % 64)) - 1;
+    adopt_free_bits(&extent, std::move(bits));
+  }
+  end_walk_locked();
+}
+
+void Slots::load_free_maps() {
+  std::lock_guard lock(mutex_);
+  const uint32_t extents = extent_count_.load(std::memory_order_relaxed);
+  for (uint32_t e = 0; e < extents; ++e) {
+    const Extent& extent = *extents_[e];
+    if (!extent.old) continue;
+    uint64_t stored;
+    const std::byte* map = pool_->at(extent.offset);
+    std::memcpy(&stored, map, sizeof stored);
+    if (stored != base::checksum64(map + kMapHeaderBytes, extent.free_bits.size() * 8)) return;
+  }
+  for (uint32_t e = 0; e < extents; ++e) {
+    Extent& extent = *extents_[e];
+    if (!extent.old) continue;
+    std::vector<uint64_t> bits(extent.free_bits.size());
+    std::memcpy(bits.data(), pool_->at(extent.offset) + kMapHeaderBytes, bits.size() * 8);
+    adopt_free_bits(&extent, std::move(bits));
+  }
+  end_walk_locked();
+}
+
+void Slots::store_free_maps(media::Flusher& flusher) {
+  std::lock_guard lock(mutex_);
+  const uint32_t extents = extent_count_.load(std::memory_order_relaxed);
+  for (uint32_t e = 0; e < extents; ++e) {
+    const Extent& extent = *extents_[e];
+    std::vector<uint64_t> image(1 + extent.free_bits.size());
+    std::copy(extent.free_bits.begin(), extent.free_bits.end(), image.begin() + 1);
+    image[0] = base::checksum64(image.data() + 1, extent.free_bits.size() * 8);
+    flusher.copy(pool_->at(extent.offset), image.data(), image.size() * 8, Site::kFreeMap);
+  }
+}
+
+bool Slots::is_free(SlotRef ref) const {
+  std::lock_guard lock(mutex_);
+  const Extent* extent = extent_of(ref);
+  const uint64_t slot = (ref - extent->rows) / row_bytes_;
+  return (extent->free_bits[slot / 64] >> (slot % 64)) & 1;
+}
+
+uint64_t Slots::allocator_bytes() const {
+  std::lock_guard lock(mutex_);
+  uint64_t bytes = deferred_.capacity() * sizeof(SlotRef);
+  const uint32_t extents = extent_count_.load(std::memory_order_relaxed);
+  for (uint32_t e = 0; e < extents; ++e) {
+    const Extent& extent = *extents_[e];
+    bytes += extent.free_bits.size() * 8 + (extent.headers - extent.offset);
+    if (extent.marks != nullptr) bytes += extent.free_bits.size() * 8;
+  }
+  return bytes;
+}
+
+}  // namespace petps::pool

@@ -1,0 +1,71 @@
+// The requests around the data path: hello, tables, status, hot keys.
+#include <algorithm>
+
+#include "server/shared.h"
+#include "server/worker.h"
+
+namespace petps::server {
+
+using base::Status;
+
+Status Worker::hello(const wire::FrameHeader& header, std::span<const std::byte> body) {
+  wire::HelloRequest request;
+  PETPS_RETURN_IF_ERROR(wire::decode_hello(header, body, request));
+  wire::HelloReply out;
+  const std::array<uint8_t, 16>& uuid = shared_.tables.pool().uuid();
+  std::copy(uuid.begin(), uuid.end(), out.pool_uuid.begin());
+  out.limits = shared_.options.limits;
+  out.shard = shared_.options.shard;
+  out.hot_set_seconds = shared_.options.hot_set_seconds;
+  wire::encode_hello_reply(header.request_id, out, reply_);
+  return {};
+}
+
+wire::TablesReply describe_tables(table::Tables& tables) {
+  wire::TablesReply out;
+  for (const pool::InstanceRecord& record : tables.pool().instances()) {
+    out.instances.push_back({record.id, record.model, record.name, record.partitions,
+                             tables.applied_version(record.id)});
+  }
+  for (const auto& [name, instance] : tables.pool().aliases())
+    out.aliases.push_back({name, instance});
+  for (const table::Table* table : tables.tables()) {
+    const pool::TableRecord& record = table->record();
+    wire::TableInfo info;
+    info.id = record.id;
+    info.instance = record.spec.instance;
+    info.name = record.spec.name;
+    info.dtype = record.spec.dtype;
+    info.feed = static_cast<uint8_t>(record.spec.feed);
+    info.dim = record.spec.dim;
+    info.row_bytes = record.spec.row_bytes;
+    info.capacity = record.spec.capacity;
+    info.rows = table->status().rows;
+    info.default_row = record.spec.default_row;
+    out.tables.push_back(std::move(info));
+  }
+  return out;
+}
+
+Status Worker::list_tables(const wire::FrameHeader& header, std::span<const std::byte> body) {
+  PETPS_RETURN_IF_ERROR(wire::decode_tables(header, body));
+  return wire::encode_tables_reply(header.request_id, describe_tables(shared_.tables), reply_);
+}
+
+Status Worker::show_status(const wire::FrameHeader& header, std::span<const std::byte> body) {
+  PETPS_RETURN_IF_ERROR(wire::decode_status(header, body));
+  return wire::encode_status_reply(header.request_id, shared_.status_json(), reply_);
+}
+
+Status Worker::hot_keys(const wire::FrameHeader& header, std::span<const std::byte> body) {
+  wire::HotKeysRequest request;
+  PETPS_RETURN_IF_ERROR(wire::decode_hot_keys(header, body, shared_.options.limits, request));
+  table::Table* table = find_table(request.table);
+  if (table == nullptr) return unknown_table(request.table);
+  table->set_hot_keys(std::vector<uint64_t>(request.keys.begin(), request.keys.end()));
+  stats_.hot_sets.add(1);
+  wire::encode_hot_keys_reply(header.request_id, reply_);
+  return {};
+}
+
+}  // namespace petps::server

@@ -1,0 +1,160 @@
+// A pull: pin, applied version, lookups, in this order; then everything moves into the transport.
+#include <algorithm>
+
+#include "base/prefetch.h"
+#include "server/shared.h"
+#include "server/worker.h"
+
+namespace petps::server {
+
+using base::Code;
+using base::Status;
+
+Worker::Outcome Worker::pull(transport::ConnectionId connection, const wire::FrameHeader& header,
+                             std::span<const std::byte> body, Status& refusal) {
+  wire::PullRequest request;
+  refusal = wire::decode_pull(header, body, shared_.options.limits, request);
+  if (!refusal.ok()) return Outcome::kDone;
+  refusal = check_owned(request.keys);
+  if (!refusal.ok()) return Outcome::kDone;
+  refusal = find_tables(request);
+  if (!refusal.ok()) return Outcome::kDone;
+  const size_t head_bytes = wire::pull_reply_head_bytes(request.sections);
+  uint64_t rows_bytes_max = 0;
+  refusal = check_reply_size(request, head_bytes, rows_bytes_max);
+  if (!refusal.ok()) return Outcome::kDone;
+
+  epoch::Pin pin = reader_.pin();
+  if (!pin) {  // every list in flight holds one: wait for completions
+    stats_.waits_for_pin.add(1);
+    return Outcome::kWait;
+  }
+  const uint64_t applied = applied_version(request);
+  if (request.min_version > applied) {
+    refusal = Status(Code::kStale, "version " + std::to_string(request.min_version) +
+                                       " is asked for, this server has applied " +
+                                       std::to_string(applied));
+    return Outcome::kDone;
+  }
+
+  list_.clear();
+  const bool copy = copies_rows();
+  const std::span<std::byte> head = list_.header(head_bytes, copy ? rows_bytes_max : 0);
+  const wire::PullReplyParts parts = wire::start_pull_reply(request.sections, head);
+  size_t key = 0;
+  size_t word = 0;
+  uint64_t found = 0;
+  for (size_t i = 0; i < request.sections.size(); ++i) {
+    const size_t n = request.sections[i].keys;
+    const size_t words = wire::bitmap_words(n);
+    if (section_tables_[i] == nullptr) {
+      parts.sections[i].code = static_cast<uint16_t>(Code::kNotFound);
+    } else {
+      gather_section(request.keys.subspan(key, n), *section_tables_[i], parts.sections[i],
+                     parts.bitmaps.subspan(word, words), copy);
+    }
+    found += parts.sections[i].rows_found;
+    key += n;
+    word += words;
+  }
+  const size_t rows_bytes = list_.bytes() - head_bytes;
+  wire::finish_pull_reply(header.request_id, applied, request.sections.size(), rows_bytes, head);
+  endpoint_.post(connection, std::move(list_), std::move(pin));
+  stats_.pulls.add(1);
+  stats_.keys.add(request.keys.size());
+  stats_.rows_found.add(found);
+  return Outcome::kDone;
+}
+
+// Fills section_tables_. One unknown table among others does not take them along; if none is known,
+// the request is refused.
+Status Worker::find_tables(const wire::PullRequest& request) {
+  section_tables_.resize(request.sections.size());
+  bool any = false;
+  for (size_t i = 0; i < request.sections.size(); ++i) {
+    table::Table* table = find_table(request.sections[i].table);
+    section_tables_[i] = table;
+    if (table == nullptr) continue;
+    any = true;
+    const uint32_t instance = table->record().spec.instance;
+    if (request.instance != 0 && instance != request.instance) {
+      return Status(Code::kInvalidArgument, "table " + std::to_string(table->id()) + " (" +
+                                                table->record().spec.name + ") is of instance " +
+                                                std::to_string(instance) + ", not of instance " +
+                                                std::to_string(request.instance) +
+                                                ": no answer mixes two; read the tables again");
+    }
+  }
+  return any ? Status() : unknown_table(request.sections[0].table);
+}
+
+Status Worker::check_reply_size(const wire::PullRequest& request, size_t head_bytes,
+                                uint64_t& rows_bytes_max) const {
+  rows_bytes_max = 0;  // 65,536 keys x 16 KiB: far from overflow
+  for (size_t i = 0; i < request.sections.size(); ++i) {
+    if (section_tables_[i] == nullptr) continue;
+    rows_bytes_max +=
+        uint64_t{request.sections[i].keys} * section_tables_[i]->record().spec.row_bytes;
+  }
+  const uint64_t body_bytes = head_bytes - wire::kHeaderBytes + rows_bytes_max;
+  if (body_bytes <= shared_.options.limits.body_bytes) return {};
+  return Status(
+      Code::kResourceExhausted,
+      "a pull of " + std::to_string(request.keys.size()) + " keys could be answered with " +
+          std::to_string(body_bytes) + " bytes, above the frame limit of " +
+          std::to_string(shared_.options.limits.body_bytes) + ": split the request by row bytes");
+}
+
+uint64_t Worker::applied_version(const wire::PullRequest& request) const {
+  if (request.instance != 0) return shared_.tables.applied_version(request.instance);
+  uint64_t lowest = ~uint64_t{0};
+  uint32_t last = ~uint32_t{0};
+  for (const table::Table* table : section_tables_) {
+    if (table == nullptr || table->record().spec.instance == last) continue;
+    last = table->record().spec.instance;
+    lowest = std::min(lowest, shared_.tables.applied_version(last));
+  }
+  return lowest;
+}
+
+// Small rows are copied in step with the lookup of later ones, which keeps memory and core busy; large
+// ones become pieces that the transport or the kernel reads.
+bool Worker::copies_rows() const {
+  if (shared_.options.gather == transport::GatherMode::kCopy) return true;
+  if (shared_.options.gather == transport::GatherMode::kSendmsg) return false;
+  return std::all_of(section_tables_.begin(), section_tables_.end(), [](const table::Table* table) {
+    return table == nullptr || table->record().spec.row_bytes <= transport::kCopyPieceBytes;
+  });
+}
+
+void Worker::gather_section(std::span<const uint64_t> keys, const table::Table& table,
+                            wire::PullReplySection& section, std::span<uint64_t> bitmap,
+                            bool copy) {
+  const uint32_t row_bytes = table.record().spec.row_bytes;
+  uint32_t found = 0;
+  const auto add = [&](size_t i) {
+    if (rows_[i] == nullptr) return;
+    bitmap[i / 64] |= uint64_t{1} << (i % 64);
+    if (copy) {
+      list_.append(rows_[i], row_bytes);
+    } else {
+      list_.add(rows_[i], row_bytes);
+    }
+    ++found;
+  };
+  if (copy) {
+    table.lookup(keys, rows_.data(), [&](size_t asked, size_t ready) {
+      if (asked != table::kNoKey && rows_[asked] != nullptr) {
+        base::prefetch(rows_[asked], row_bytes);
+      }
+      if (ready != table::kNoKey) add(ready);
+    });
+  } else {
+    table.lookup(keys, rows_.data());
+    for (size_t i = 0; i < keys.size(); ++i) add(i);
+  }
+  section.row_bytes = row_bytes;
+  section.rows_found = found;
+}
+
+}  // namespace petps::server

@@ -1,0 +1,69 @@
+// The thread that applies pushes: a drain to a file may take milliseconds, and no pull of the same
+// worker waits for it. Internal to server.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "table/table.h"
+#include "transport/transport.h"
+#include "wire/wire.h"
+
+namespace petps::server {
+
+// Frames that wait for the writer, in all: four of the largest. More wait in their connections'
+// buffers, then in the kernel's.
+inline constexpr size_t kPushQueueBytes = size_t{64} << 20;
+inline constexpr size_t kPushQueueJobs = 1024;
+
+struct PushJob {
+  size_t worker = 0;
+  transport::ConnectionId connection = 0;
+  uint64_t request_id = 0;
+  uint64_t start_ns = 0;
+  table::Table* table = nullptr;
+  std::vector<std::byte> frame;  // whole and checked
+};
+
+struct PushDone {
+  transport::ConnectionId connection = 0;
+  uint64_t request_id = 0;
+  uint64_t start_ns = 0;
+  uint64_t rows = 0;
+  base::Status status;
+  wire::PushReply reply;
+};
+
+class PushWriter {
+ public:
+  // `done` is called on the writer's thread, with the job's worker.
+  PushWriter(const wire::Limits& limits, std::function<void(size_t worker, PushDone done)> done);
+  ~PushWriter();  // finish()
+
+  void start();
+  void finish();  // applies what is queued, then ends the thread
+  // False: the queue is full, and job is untouched.
+  bool queue(PushJob& job);
+  size_t waiting() const;
+
+ private:
+  void run();
+  PushDone apply(const PushJob& job);
+
+  const wire::Limits limits_;
+  const std::function<void(size_t, PushDone)> done_;
+  mutable std::mutex mutex_;  // guards the four below
+  std::condition_variable ready_;
+  std::deque<PushJob> jobs_;
+  size_t bytes_ = 0;
+  bool ending_ = false;
+  std::vector<uint8_t> deleted_;  // writer's thread only
+  std::thread thread_;
+};
+
+}  // namespace petps::server

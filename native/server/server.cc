@@ -1,0 +1,175 @@
+#include "server/server.h"
+
+#include <pthread.h>
+
+#include "base/clock.h"
+#include "server/shared.h"
+#include "transport/tcp/tcp.h"
+
+namespace petps::server {
+
+using base::Code;
+using base::Status;
+
+namespace {
+
+Status check_limit(const char* name, uint32_t value, uint32_t most) {
+  if (value >= 1 && value <= most) return {};
+  return Status(Code::kInvalidArgument, std::string("limit ") + name + " = " +
+                                            std::to_string(value) + " is outside 1.." +
+                                            std::to_string(most));
+}
+
+Status check_options(const ServerOptions& options) {
+  PETPS_RETURN_IF_ERROR(check_limit("workers", options.workers, kMaxWorkers));
+  const wire::Limits& limits = options.limits;
+  PETPS_RETURN_IF_ERROR(check_limit("body_bytes", limits.body_bytes, wire::kMaxBodyBytes));
+  PETPS_RETURN_IF_ERROR(check_limit("keys_per_pull", limits.keys_per_pull, wire::kMaxKeysPerPull));
+  PETPS_RETURN_IF_ERROR(
+      check_limit("sections_per_pull", limits.sections_per_pull, wire::kMaxSectionsPerPull));
+  PETPS_RETURN_IF_ERROR(check_limit("keys_per_push", limits.keys_per_push, wire::kMaxKeysPerPush));
+  PETPS_RETURN_IF_ERROR(check_limit("hot_keys", limits.hot_keys, wire::kMaxHotKeys));
+  PETPS_RETURN_IF_ERROR(check_limit("in_flight", limits.in_flight, wire::kMaxInFlight));
+  PETPS_RETURN_IF_ERROR(check_limit("connections", limits.connections, wire::kMaxConnections));
+  PETPS_RETURN_IF_ERROR(
+      check_limit("shard.partitions", options.shard.partitions, wire::kMaxPartitions));
+  if (options.shard.shard >= options.shard.shards) {
+    return Status(Code::kInvalidArgument, "shard " + std::to_string(options.shard.shard) + " of " +
+                                              std::to_string(options.shard.shards) +
+                                              " does not exist");
+  }
+  return {};
+}
+
+Status frame_length(std::span<const std::byte> bytes, size_t& length) {
+  wire::FrameHeader header;
+  PETPS_RETURN_IF_ERROR(wire::decode_request_header(bytes, header));
+  length = wire::kHeaderBytes + header.body_bytes;
+  return {};
+}
+
+// An error that answers no request: its id is 0 and its opcode is the hello's, which every client
+// waits for first.
+void encode_connection_error(const Status& reason, std::vector<std::byte>& frame) {
+  wire::encode_error(static_cast<uint16_t>(wire::Opcode::kHello), 0, reason, frame);
+}
+
+// Leases one epoch list a worker and starts the threads.
+Status start_workers(Shared& shared) {
+  for (size_t i = 0; i < shared.options.workers; ++i) {
+    epoch::Reader* reader = shared.tables.epochs().lease();
+    if (reader == nullptr) {
+      return Status(Code::kResourceExhausted,
+                    "no epoch list is left: " + std::to_string(epoch::kMaxReaders) +
+                        " readers of this pool are open; close some");
+    }
+    shared.workers.push_back(
+        std::make_unique<Worker>(shared, i, shared.transport->endpoint(i), *reader));
+  }
+  shared.writer =
+      std::make_unique<PushWriter>(shared.options.limits, [&shared](size_t worker, PushDone done) {
+        shared.workers[worker]->finish_push(std::move(done));
+      });
+  shared.writer->start();
+  for (const auto& worker : shared.workers) {
+    shared.threads.emplace_back([&worker = *worker] { worker.run(); });
+    pthread_setname_np(shared.threads.back().native_handle(), "petps-worker");
+  }
+  return {};
+}
+
+void release_readers(Shared& shared) {
+  for (const auto& worker : shared.workers) shared.tables.epochs().release(&worker->reader());
+}
+
+}  // namespace
+
+transport::FrameRules Server::frame_rules(const wire::Limits& limits) {
+  transport::FrameRules rules;
+  rules.header_bytes = wire::kHeaderBytes;
+  rules.frame_bytes_max = wire::kHeaderBytes + limits.body_bytes;
+  rules.frame_length = frame_length;
+  rules.encode_error = encode_connection_error;
+  return rules;
+}
+
+base::Result<std::unique_ptr<Server>> Server::start(table::Tables& tables,
+                                                    const ServerOptions& options) {
+  PETPS_RETURN_IF_ERROR(check_options(options));
+  transport::TcpOptions tcp;
+  tcp.host = options.host;
+  tcp.port = options.port;
+  tcp.endpoints = options.workers;
+  tcp.mode = options.gather;
+  tcp.limits = options.transport;
+  tcp.limits.connections = options.limits.connections;
+  tcp.rules = frame_rules(options.limits);
+  base::Result<std::unique_ptr<transport::Transport>> made = transport::make_tcp(tcp);
+  if (!made.ok()) return made.status();
+  return start(tables, options, std::move(made.value()));
+}
+
+base::Result<std::unique_ptr<Server>> Server::start(
+    table::Tables& tables, const ServerOptions& options,
+    std::unique_ptr<transport::Transport> transport) {
+  PETPS_RETURN_IF_ERROR(check_options(options));
+  if (transport->endpoints() < options.workers) {
+    return Status(Code::kInvalidArgument, std::to_string(options.workers) +
+                                              " workers need as many endpoints, not " +
+                                              std::to_string(transport->endpoints()));
+  }
+  auto impl = std::make_unique<Impl>(tables, options);
+  Shared& shared = impl->shared;
+  shared.started_ns = base::monotonic_ns();
+  shared.transport = std::move(transport);
+  Status status = start_workers(shared);
+  if (!status.ok()) {
+    release_readers(shared);
+    return status;
+  }
+  std::unique_ptr<Server> server(new Server(std::move(impl)));
+  status = server->impl_->shared.transport->start();
+  if (!status.ok()) return status;  // ~Server stops the threads
+  return server;
+}
+
+Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Server::~Server() {
+  // What could not be drained was closed; a destructor has nobody to tell.
+  [[maybe_unused]] const Status status = stop();
+}
+
+Status Server::stop() {
+  if (impl_->stopped) return {};
+  impl_->stopped = true;
+  Shared& shared = impl_->shared;
+  shared.transport->stop_accepting();
+  shared.drain_until_ns.store(base::monotonic_ns() + shared.options.drain_ms * 1'000'000,
+                              std::memory_order_release);
+  shared.stopping.store(true, std::memory_order_release);
+  for (const auto& worker : shared.workers) worker->endpoint().wake();
+  for (std::thread& thread : shared.threads) thread.join();
+  size_t undrained = 0;
+  for (const auto& worker : shared.workers) undrained += worker->drained() ? 0 : 1;
+  const size_t pushes = shared.writer->waiting();
+  shared.writer->finish();
+  release_readers(shared);
+  if (undrained == 0) return {};
+  return Status(Code::kDeadlineExceeded,
+                std::to_string(undrained) + " workers still had requests in flight after " +
+                    std::to_string(shared.options.drain_ms) + " ms (" + std::to_string(pushes) +
+                    " pushes were waiting): connections closed");
+}
+
+uint16_t Server::port() const { return impl_->shared.transport->port(); }
+transport::Transport& Server::transport() { return *impl_->shared.transport; }
+StatsSnapshot Server::stats() const { return impl_->shared.stats(); }
+std::string Server::status_json() const { return impl_->shared.status_json(); }
+
+void Server::set_status_member(const std::string& name, std::string json) {
+  const std::lock_guard lock(impl_->shared.mutex);
+  impl_->shared.members[name] = std::move(json);
+}
+
+}  // namespace petps::server

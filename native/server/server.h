@@ -1,0 +1,115 @@
+// Room server: answers requests over a transport from the tables of one pool.
+//
+// Owns:        worker threads (run to completion), the push writer, back-pressure, statistics, the
+//              status text.
+// Never does:  decode rows, open pools, touch an index; let one connection's fault reach another.
+// Called by:   bindings (Python's `petps serve`), tests, bench.
+// Invariants:  in a pull: pin, then the applied version, then lookups; the pin moves into the
+//              transport with the rows; a push is answered after it is durable; every request gets
+//              exactly one reply, or its connection is closed.
+// Threads:     start and stop by one thread; stats() and status_json() by any, at any time.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+#include "table/table.h"
+#include "transport/transport.h"
+#include "wire/wire.h"
+
+namespace petps::server {
+
+struct ServerOptions {
+  std::string host = "127.0.0.1";  // numeric IPv4 or IPv6 address
+  uint16_t port = 7070;            // 0: any free one, see Server::port()
+  uint32_t workers = 1;            // 1..kMaxWorkers
+  transport::GatherMode gather = transport::GatherMode::kAuto;
+  wire::Limits limits;  // lowered, never raised above wire's constants
+  transport::Limits transport;
+  wire::Shard shard;              // partitions that this server owns
+  uint32_t hot_set_seconds = 10;  // told to clients
+  uint64_t drain_ms = 5'000;      // how long stop() waits for what is in flight
+  std::string software;           // version text for the status
+};
+
+// More workers than this is a mistake in a configuration file, not a machine.
+inline constexpr uint32_t kMaxWorkers = 256;
+
+// Latencies in nanoseconds, log-linear: 8 buckets for each power of two, so a quantile is off by at
+// most 6 %.
+struct HistogramSnapshot {
+  static constexpr size_t kSubBuckets = 8;
+  static constexpr size_t kBuckets = 8 + 37 * kSubBuckets;  // up to 2^40 ns = 18 minutes
+  std::array<uint64_t, kBuckets> counts{};
+  uint64_t count = 0;
+  uint64_t sum_ns = 0;
+  static size_t bucket_of(uint64_t ns);
+  static uint64_t upper_ns(size_t bucket);  // largest value that falls into it
+  uint64_t quantile_ns(double q) const;     // 0 when empty
+  void merge(const HistogramSnapshot& other);
+};
+
+struct StatsSnapshot {
+  uint64_t pulls = 0;
+  uint64_t keys = 0;
+  uint64_t rows_found = 0;
+  uint64_t misses = 0;
+  uint64_t pushes = 0;
+  uint64_t rows_pushed = 0;
+  uint64_t rows_refused = 0;  // new keys that full tables did not take
+  uint64_t hot_sets = 0;
+  uint64_t errors = 0;         // error replies
+  uint64_t stale = 0;          // of those: STALE
+  uint64_t wrong_shard = 0;    // of those: WRONG_SHARD
+  uint64_t waits_for_pin = 0;  // times a worker stopped because its epoch list was full
+  uint64_t bytes_received = 0;
+  uint64_t bytes_sent = 0;
+  uint64_t connections = 0;         // open now
+  uint64_t connections_opened = 0;  // ever
+  uint64_t connections_refused = 0;
+  uint64_t connections_closed_for_cause = 0;
+  uint64_t pushes_waiting = 0;  // in the writer's queue
+  // By opcode number (wire::Opcode): from the decoded request to the posted reply.
+  std::array<HistogramSnapshot, 7> latency;
+};
+
+class Server {
+ public:
+  // Listens and serves when it returns OK. `tables` must outlive the Server.
+  // Errors: kInvalidArgument (names the option), kUnavailable / kIoError (address in use, not an
+  // address).
+  static base::Result<std::unique_ptr<Server>> start(table::Tables& tables,
+                                                     const ServerOptions& options);
+  // The same over a transport that the caller made with frame_rules(options.limits) (tests:
+  // loopback).
+  static base::Result<std::unique_ptr<Server>> start(
+      table::Tables& tables, const ServerOptions& options,
+      std::unique_ptr<transport::Transport> transport);
+  static transport::FrameRules frame_rules(const wire::Limits& limits);
+
+  ~Server();  // stop()
+
+  uint16_t port() const;
+  transport::Transport& transport();
+  // Accepts no more, answers what has arrived, ends the workers. kDeadlineExceeded: something was
+  // still in flight after drain_ms; it was closed. Calling it again does nothing.
+  base::Status stop();
+
+  StatsSnapshot stats() const;
+  // What `petps status` shows: one JSON object.
+  std::string status_json() const;
+  // Adds or replaces a member of the status object. `json` must be a JSON value (Python's ingest
+  // reports itself here).
+  void set_status_member(const std::string& name, std::string json);
+
+  struct Impl;
+
+ private:
+  explicit Server(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace petps::server

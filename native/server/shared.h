@@ -1,0 +1,54 @@
+// What all workers of one server share. Internal to server.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "server/push_writer.h"
+#include "server/server.h"
+#include "server/worker.h"
+
+namespace petps::server {
+
+// Connections that were closed for a cause, kept for the status: enough to see a pattern, not a
+// log.
+inline constexpr size_t kIncidentsKept = 32;
+
+struct Shared {
+  explicit Shared(table::Tables& of, const ServerOptions& with) : tables(of), options(with) {}
+
+  table::Tables& tables;
+  const ServerOptions options;
+  uint64_t started_ns = 0;
+  std::atomic<bool> stopping{false};
+  std::atomic<uint64_t> drain_until_ns{0};
+  std::unique_ptr<transport::Transport> transport;
+  std::unique_ptr<PushWriter> writer;
+  std::vector<std::unique_ptr<Worker>> workers;
+  std::vector<std::thread> threads;
+
+  std::mutex mutex;                            // guards the two below
+  std::map<std::string, std::string> members;  // of the status, by name
+  std::deque<std::string> incidents;
+
+  void report_incident(std::string text);
+  std::string status_json();
+  StatsSnapshot stats() const;
+};
+
+// What a client is told about the catalogue.
+wire::TablesReply describe_tables(table::Tables& tables);
+
+struct Server::Impl {
+  explicit Impl(table::Tables& tables, const ServerOptions& options) : shared(tables, options) {}
+  Shared shared;
+  bool stopped = false;
+};
+
+}  // namespace petps::server

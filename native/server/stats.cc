@@ -1,0 +1,67 @@
+#include "server/stats.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+namespace petps::server {
+
+size_t HistogramSnapshot::bucket_of(uint64_t ns) {
+  if (ns < kSubBuckets) return ns;
+  const auto exponent = static_cast<size_t>(std::bit_width(ns) - 1);  // at least 3
+  const size_t sub = (ns >> (exponent - 3)) & (kSubBuckets - 1);
+  return std::min(kSubBuckets + (exponent - 3) * kSubBuckets + sub, kBuckets - 1);
+}
+
+uint64_t HistogramSnapshot::upper_ns(size_t bucket) {
+  if (bucket < kSubBuckets) return bucket;
+  const size_t shift = (bucket - kSubBuckets) / kSubBuckets;
+  const size_t sub = bucket % kSubBuckets;
+  return ((kSubBuckets + sub + 1) << shift) - 1;
+}
+
+uint64_t HistogramSnapshot::quantile_ns(double q) const {
+  if (count == 0) return 0;
+  const auto rank =
+      static_cast<uint64_t>(std::ceil(std::clamp(q, 0.0, 1.0) * static_cast<double>(count)));
+  uint64_t seen = 0;
+  for (size_t i = 0; i < kBuckets; ++i) {
+    seen += counts[i];
+    if (seen >= std::max<uint64_t>(rank, 1)) return upper_ns(i);
+  }
+  return upper_ns(kBuckets - 1);
+}
+
+void HistogramSnapshot::merge(const HistogramSnapshot& other) {
+  for (size_t i = 0; i < kBuckets; ++i) counts[i] += other.counts[i];
+  count += other.count;
+  sum_ns += other.sum_ns;
+}
+
+void Histogram::add_to(HistogramSnapshot& snapshot) const {
+  for (size_t i = 0; i < counts_.size(); ++i) {
+    const uint64_t n = counts_[i].read();
+    snapshot.counts[i] += n;
+    // from the buckets, so that quantiles agree with it while the worker goes on
+    snapshot.count += n;
+  }
+  snapshot.sum_ns += sum_ns_.read();
+}
+
+void WorkerStats::add_to(StatsSnapshot& snapshot) const {
+  snapshot.pulls += pulls.read();
+  snapshot.rows_found += rows_found.read();
+  snapshot.keys += keys.read();
+  snapshot.misses = snapshot.keys - std::min(snapshot.keys, snapshot.rows_found);
+  snapshot.pushes += pushes.read();
+  snapshot.rows_pushed += rows_pushed.read();
+  snapshot.rows_refused += rows_refused.read();
+  snapshot.hot_sets += hot_sets.read();
+  snapshot.errors += errors.read();
+  snapshot.stale += stale.read();
+  snapshot.wrong_shard += wrong_shard.read();
+  snapshot.waits_for_pin += waits_for_pin.read();
+  for (size_t i = 0; i < latency.size(); ++i) latency[i].add_to(snapshot.latency[i]);
+}
+
+}  // namespace petps::server

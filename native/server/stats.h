@@ -1,0 +1,54 @@
+// Counters of one worker: written by that worker only, read by any thread. Internal to server.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "server/server.h"
+
+namespace petps::server {
+
+// One writer, so a load and a store do: no locked instruction on the data path.
+class Counter {
+ public:
+  void add(uint64_t n) {
+    value_.store(value_.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
+  }
+  uint64_t read() const { return value_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<uint64_t> value_{0};
+};
+
+class Histogram {
+ public:
+  void add(uint64_t ns) {
+    counts_[HistogramSnapshot::bucket_of(ns)].add(1);
+    sum_ns_.add(ns);
+  }
+  void add_to(HistogramSnapshot& snapshot) const;
+
+ private:
+  std::array<Counter, HistogramSnapshot::kBuckets> counts_;
+  Counter sum_ns_;
+};
+
+// Its own cache lines: a neighbour's counting must not slow this worker down.
+struct alignas(64) WorkerStats {
+  Counter pulls;
+  Counter keys;
+  Counter rows_found;
+  Counter pushes;
+  Counter rows_pushed;
+  Counter rows_refused;
+  Counter hot_sets;
+  Counter errors;
+  Counter stale;
+  Counter wrong_shard;
+  Counter waits_for_pin;
+  std::array<Histogram, 7> latency;
+  void add_to(StatsSnapshot& snapshot) const;
+};
+
+}  // namespace petps::server

@@ -1,0 +1,196 @@
+// The status text: what `petps status` shows.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/clock.h"
+#include "server/json.h"
+#include "server/shared.h"
+
+namespace petps::server {
+
+namespace {
+
+std::string uuid_text(const std::array<uint8_t, 16>& uuid) {
+  std::string text;
+  for (size_t i = 0; i < uuid.size(); ++i) {
+    char digits[4];
+    std::snprintf(digits, sizeof(digits), "%02x", uuid[i]);
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += digits;
+  }
+  return text;
+}
+
+const char* mode_name(transport::GatherMode mode) {
+  switch (mode) {
+    case transport::GatherMode::kAuto:
+      return "auto";
+    case transport::GatherMode::kCopy:
+      return "copy";
+    case transport::GatherMode::kSendmsg:
+      return "sendmsg";
+  }
+  return "unknown";
+}
+
+void write_pool(table::Tables& tables, JsonWriter& json) {
+  const pool::Pool& pool = tables.pool();
+  const media::Media& medium = pool.medium();
+  json.begin_object("pool");
+  json.member("uuid", uuid_text(pool.uuid()));
+  json.member("path", medium.path());
+  json.member("medium", media::kind_name(medium.kind()));
+  json.member("durability",
+              medium.is_volatile() ? "volatile" : media::durability_name(medium.durability()));
+  json.member("volatile", medium.is_volatile());
+  json.member("read_only", pool.read_only());
+  json.member("failed", medium.failed());
+  json.member("bytes", medium.size());
+  json.member("generation", pool.generation());
+  json.member("was_clean", pool.was_clean());
+  json.member("walked", tables.walked());
+  json.end_object();
+}
+
+void write_tables(table::Tables& tables, JsonWriter& json) {
+  json.begin_array("tables");
+  for (const table::Table* table : tables.tables()) {
+    const pool::TableSpec& spec = table->record().spec;
+    const table::TableStatus status = table->status();
+    json.begin_object();
+    json.member("id", table->id());
+    json.member("name", spec.name);
+    json.member("instance", spec.instance);
+    json.member("feed", spec.feed == pool::Feed::kDelta ? "delta" : "push");
+    json.member("dim", spec.dim);
+    json.member("dtype", uint32_t{spec.dtype});
+    json.member("row_bytes", spec.row_bytes);
+    json.member("rows", status.rows);
+    json.member("capacity", status.capacity);
+    json.member("slots", status.slots);
+    json.member("free_slots", status.free_slots);
+    json.member("retired_slots", status.retired_slots);
+    json.member("displaced", status.displaced);
+    json.member("index_bytes", status.index_bytes);
+    json.member("header_bytes", status.header_bytes);
+    json.member("allocator_bytes", status.allocator_bytes);
+    json.member("walked", status.walked);
+    json.end_object();
+  }
+  json.end_array();
+}
+
+void write_catalogue(table::Tables& tables, JsonWriter& json) {
+  json.begin_array("instances");
+  for (const pool::InstanceRecord& record : tables.pool().instances()) {
+    json.begin_object();
+    json.member("id", record.id);
+    json.member("model", record.model);
+    json.member("name", record.name);
+    json.member("partitions", record.partitions);
+    json.member("applied_version", tables.applied_version(record.id));
+    json.end_object();
+  }
+  json.end_array();
+  json.begin_object("aliases");
+  for (const auto& [name, instance] : tables.pool().aliases()) json.member(name, instance);
+  json.end_object();
+}
+
+void write_latency(const StatsSnapshot& stats, JsonWriter& json) {
+  json.begin_object("latency");
+  for (size_t opcode = 1; opcode < stats.latency.size(); ++opcode) {
+    const HistogramSnapshot& histogram = stats.latency[opcode];
+    if (histogram.count == 0) continue;
+    json.begin_object(wire::opcode_name(static_cast<uint16_t>(opcode)));
+    json.member("count", histogram.count);
+    json.member("mean_us",
+                static_cast<double>(histogram.sum_ns) / static_cast<double>(histogram.count) / 1e3);
+    json.member("p50_us", static_cast<double>(histogram.quantile_ns(0.5)) / 1e3);
+    json.member("p99_us", static_cast<double>(histogram.quantile_ns(0.99)) / 1e3);
+    json.member("p999_us", static_cast<double>(histogram.quantile_ns(0.999)) / 1e3);
+    json.end_object();
+  }
+  json.end_object();
+}
+
+void write_stats(const StatsSnapshot& stats, JsonWriter& json) {
+  json.begin_object("stats");
+  json.member("pulls", stats.pulls);
+  json.member("keys", stats.keys);
+  json.member("rows_found", stats.rows_found);
+  json.member("misses", stats.misses);
+  json.member("pushes", stats.pushes);
+  json.member("rows_pushed", stats.rows_pushed);
+  json.member("rows_refused", stats.rows_refused);
+  json.member("pushes_waiting", stats.pushes_waiting);
+  json.member("hot_sets", stats.hot_sets);
+  json.member("errors", stats.errors);
+  json.member("stale", stats.stale);
+  json.member("wrong_shard", stats.wrong_shard);
+  json.member("waits_for_pin", stats.waits_for_pin);
+  json.member("bytes_received", stats.bytes_received);
+  json.member("bytes_sent", stats.bytes_sent);
+  json.member("connections", stats.connections);
+  json.member("connections_opened", stats.connections_opened);
+  json.member("connections_refused", stats.connections_refused);
+  json.member("connections_closed_for_cause", stats.connections_closed_for_cause);
+  json.end_object();
+}
+
+}  // namespace
+
+std::string Shared::status_json() {
+  JsonWriter json;
+  const StatsSnapshot snapshot = stats();
+  json.begin_object();
+  json.member("software", options.software);
+  json.member("pid", static_cast<int64_t>(getpid()));
+  json.member("uptime_s", static_cast<double>(base::monotonic_ns() - started_ns) / 1e9);
+  json.member("transport", transport->name());
+  json.member("host", options.host);
+  json.member("port", uint32_t{transport->port()});
+  json.member("gather", mode_name(options.gather));
+  json.member("workers", workers.size());
+  write_pool(tables, json);
+  write_catalogue(tables, json);
+  write_tables(tables, json);
+  write_stats(snapshot, json);
+  write_latency(snapshot, json);
+  const std::lock_guard lock(mutex);
+  json.begin_array("incidents");
+  for (const std::string& incident : incidents) json.element(incident);
+  json.end_array();
+  for (const auto& [name, value] : members) json.raw(name, value);
+  json.end_object();
+  return json.take();
+}
+
+void Shared::report_incident(std::string text) {
+  const std::lock_guard lock(mutex);
+  incidents.push_back(std::move(text));
+  if (incidents.size() > kIncidentsKept) incidents.pop_front();
+}
+
+StatsSnapshot Shared::stats() const {
+  StatsSnapshot snapshot;
+  for (const auto& worker : workers) {
+    worker->stats().add_to(snapshot);
+    const transport::Counters& counters = worker->endpoint().counters();
+    const uint64_t opened = counters.opened.load(std::memory_order_relaxed);
+    const uint64_t closed = counters.closed.load(std::memory_order_relaxed);
+    snapshot.connections_opened += opened;
+    snapshot.connections += opened - std::min(opened, closed);
+    snapshot.connections_closed_for_cause +=
+        counters.closed_for_cause.load(std::memory_order_relaxed);
+    snapshot.bytes_received += counters.bytes_received.load(std::memory_order_relaxed);
+    snapshot.bytes_sent += counters.bytes_sent.load(std::memory_order_relaxed);
+  }
+  snapshot.connections_refused = transport->refused();
+  snapshot.pushes_waiting = writer->waiting();
+  return snapshot;
+}
+
+}  // namespace petps::server

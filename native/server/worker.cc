@@ -1,0 +1,224 @@
+#include "server/worker.h"
+
+#include "base/clock.h"
+#include "server/shared.h"
+
+namespace petps::server {
+
+using base::Code;
+using base::Status;
+using transport::ConnectionId;
+using transport::Event;
+using wire::Opcode;
+
+namespace {
+
+// A poll returns at least so often, to see that the server stops.
+constexpr int kPollMs = 500;
+// A frame that waits for a pin or for the writer is tried again after this, if nothing wakes the
+// worker earlier.
+constexpr int kRetryMs = 1;
+
+}  // namespace
+
+Worker::Worker(Shared& shared, size_t number, transport::Endpoint& endpoint, epoch::Reader& reader)
+    : shared_(shared),
+      number_(number),
+      endpoint_(endpoint),
+      reader_(reader),
+      owns_all_(shared.options.shard.owns_all()) {
+  rows_.resize(wire::kMaxKeysPerPull);
+}
+
+void Worker::run() {
+  while (!shared_.stopping.load(std::memory_order_acquire)) {
+    const std::span<const Event> events = endpoint_.poll(blocked_.empty() ? kPollMs : kRetryMs);
+    if (has_done_.load(std::memory_order_acquire)) post_pushes();
+    if (!blocked_.empty()) resume_blocked();
+    for (const Event& event : events) handle(event);
+  }
+  drain();
+}
+
+// Answers what has arrived, then waits for pushes and for posted lists, but reads nothing new.
+void Worker::drain() {
+  draining_ = true;
+  for (const Event& event : endpoint_.poll(0)) handle(event);
+  for (const ConnectionId connection : endpoint_.connections()) endpoint_.pause(connection);
+  const uint64_t until = shared_.drain_until_ns.load(std::memory_order_acquire);
+  while (true) {
+    post_pushes();
+    resume_blocked();
+    endpoint_.flush();
+    drained_ = pushes_in_flight_ == 0 && blocked_.empty() && unblocked_.empty() &&
+               endpoint_.pending_posts() == 0;
+    if (drained_ || base::monotonic_ns() >= until) break;
+    for (const Event& event : endpoint_.poll(kRetryMs)) handle(event);
+    unblocked_.clear();
+  }
+  for (const ConnectionId connection : endpoint_.connections()) {
+    endpoint_.close(connection, Status(Code::kUnavailable,
+                                       "the server is stopping: ask another replica or try again"));
+  }
+  endpoint_.poll(0);
+}
+
+Worker::ConnectionState& Worker::state_of(ConnectionId connection) {
+  const uint32_t slot = transport::slot_of(connection);
+  if (slot >= connections_.size()) connections_.resize(slot + 1);
+  ConnectionState& state = connections_[slot];
+  if (state.id != connection) state = {connection, 0};  // the slot has another connection now
+  return state;
+}
+
+void Worker::handle(const Event& event) {
+  switch (event.kind) {
+    case Event::Kind::kOpened:
+      state_of(event.connection) = {event.connection, 0};
+      break;
+    case Event::Kind::kFrames:
+      while (handle_frames(event.connection) && draining_) {  // the last turn takes what there is
+      }
+      if (draining_) endpoint_.pause(event.connection);
+      break;
+    case Event::Kind::kClosed:
+      if (!event.reason.ok()) shared_.report_incident(event.reason.to_string());
+      break;
+    case Event::Kind::kOverdue: {
+      const std::string text = "connection " + endpoint_.peer(event.connection) +
+                               " has held rows longer than " +
+                               std::to_string(shared_.options.transport.pin_ms) + " ms: closed";
+      endpoint_.close(event.connection,
+                      Status(Code::kDeadlineExceeded, text));  // its kClosed reports it
+      break;
+    }
+  }
+}
+
+// A turn is bounded, so that a client with a long pipeline does not keep its neighbours waiting; what
+// is left is reported by the next poll, with theirs. True: the turn ended before the frames did.
+bool Worker::handle_frames(ConnectionId connection) {
+  uint32_t handled = 0;
+  std::span<const std::byte> frame;
+  while (handled < shared_.options.limits.in_flight && endpoint_.peek(connection, frame)) {
+    if (handle_frame(connection, frame) == Outcome::kWait) {
+      endpoint_.pause(connection);
+      blocked_.push_back(connection);
+      break;
+    }
+    endpoint_.consume(connection);
+    ++handled;
+  }
+  endpoint_.flush();
+  return handled == shared_.options.limits.in_flight;
+}
+
+// Their frames are reported by the next poll, which does not wait for that.
+void Worker::resume_blocked() {
+  unblocked_.swap(blocked_);
+  blocked_.clear();
+  for (const ConnectionId connection : unblocked_) endpoint_.resume(connection);
+  if (!draining_) unblocked_.clear();  // a drain looks whether anything waited
+}
+
+Worker::Outcome Worker::handle_frame(ConnectionId connection, std::span<const std::byte> frame) {
+  const uint64_t start = base::monotonic_ns();
+  wire::FrameHeader header;
+  Status refusal = wire::decode_request_header(frame, header);
+  const std::span<const std::byte> body = frame.subspan(wire::kHeaderBytes);
+  bool answered = false;  // by the opcode's own function, now or later
+  if (refusal.ok()) {
+    switch (static_cast<Opcode>(header.opcode)) {
+      case Opcode::kPull:
+        if (pull(connection, header, body, refusal) == Outcome::kWait) return Outcome::kWait;
+        answered = true;
+        break;
+      case Opcode::kPush:
+        if (push(connection, header, frame, start, refusal) == Outcome::kWait)
+          return Outcome::kWait;
+        if (refusal.ok()) return Outcome::kDone;  // its latency ends with its reply
+        break;
+      case Opcode::kHello:
+        refusal = hello(header, body);
+        break;
+      case Opcode::kTables:
+        refusal = list_tables(header, body);
+        break;
+      case Opcode::kStatus:
+        refusal = show_status(header, body);
+        break;
+      case Opcode::kHotKeys:
+        refusal = hot_keys(header, body);
+        break;
+      default:
+        refusal = Status(Code::kUnimplemented, "opcode " + std::to_string(header.opcode) +
+                                                   " is unknown to this server (protocol version " +
+                                                   std::to_string(wire::kProtocolVersion) + ")");
+    }
+  }
+  if (!refusal.ok()) {
+    reply_error(connection, header, refusal);
+  } else if (!answered) {
+    reply(connection);
+  }
+  if (header.opcode < stats_.latency.size())
+    stats_.latency[header.opcode].add(base::monotonic_ns() - start);
+  return Outcome::kDone;
+}
+
+void Worker::reply(ConnectionId connection) {
+  list_.assign(reply_);
+  endpoint_.post(connection, std::move(list_), epoch::Pin());
+}
+
+void Worker::reply_error(ConnectionId connection, const wire::FrameHeader& header,
+                         const Status& status) {
+  stats_.errors.add(1);
+  if (status.code() == Code::kStale) stats_.stale.add(1);
+  if (status.code() == Code::kWrongShard) stats_.wrong_shard.add(1);
+  wire::encode_error(header.opcode, header.request_id, status, reply_);
+  reply(connection);
+}
+
+table::Table* Worker::find_table(uint32_t id) {
+  if (id < tables_by_id_.size() && tables_by_id_[id] != nullptr) return tables_by_id_[id];
+  table::Table* table = shared_.tables.find(id);
+  // Ids are small in every pool that a catalogue of this size can make; others are looked up each
+  // time.
+  constexpr uint32_t kRemembered = 1u << 16;
+  if (table != nullptr && id < kRemembered) {
+    if (id >= tables_by_id_.size()) tables_by_id_.resize(id + 1);
+    tables_by_id_[id] = table;
+  }
+  return table;
+}
+
+Status Worker::unknown_table(uint32_t id) const {
+  constexpr size_t kNamed = 16;
+  std::string text = "table " + std::to_string(id) + " is unknown; this pool has ";
+  const std::vector<table::Table*> tables = shared_.tables.tables();
+  if (tables.empty()) text += "no tables: create one with `petps create`";
+  for (size_t i = 0; i < tables.size() && i < kNamed; ++i) {
+    if (i > 0) text += ", ";
+    text += std::to_string(tables[i]->id()) + " (" + tables[i]->record().spec.name + ")";
+  }
+  if (tables.size() > kNamed) text += " and " + std::to_string(tables.size() - kNamed) + " more";
+  return Status(Code::kNotFound, std::move(text));
+}
+
+Status Worker::check_owned(std::span<const uint64_t> keys) const {
+  if (owns_all_) return {};
+  const wire::Shard& shard = shared_.options.shard;
+  for (const uint64_t key : keys) {
+    const uint32_t partition = wire::partition_of(key, shard.partitions);
+    if (shard.owns(partition)) continue;
+    return Status(Code::kWrongShard,
+                  "key " + std::to_string(key) + " is of partition " + std::to_string(partition) +
+                      ", which shard " + std::to_string(shard.shard) +
+                      " does not own (map version " + std::to_string(shard.map_version) +
+                      "): read the shard map again");
+  }
+  return {};
+}
+
+}  // namespace petps::server

@@ -1,0 +1,109 @@
+// One worker: run to completion, receive -> decode -> pin -> lookup -> gather -> post. Internal to
+// server.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "epoch/epoch.h"
+#include "gather/gather.h"
+#include "server/push_writer.h"
+#include "server/server.h"
+#include "server/stats.h"
+#include "table/table.h"
+#include "transport/transport.h"
+#include "wire/wire.h"
+
+namespace petps::server {
+
+struct Shared;
+
+class Worker {
+ public:
+  Worker(Shared& shared, size_t number, transport::Endpoint& endpoint, epoch::Reader& reader);
+
+  void run();                                // until shared.stopping, then drains
+  bool drained() const { return drained_; }  // after run(): nothing was in flight any more
+  void finish_push(PushDone done);           // writer's thread
+
+  const WorkerStats& stats() const { return stats_; }
+  transport::Endpoint& endpoint() { return endpoint_; }
+  epoch::Reader& reader() { return reader_; }
+
+ private:
+  // What became of a frame: answered (or refused), or it must wait and stays in front of its
+  // connection.
+  enum class Outcome : uint8_t { kDone, kWait };
+  struct ConnectionState {
+    transport::ConnectionId id = 0;
+    uint32_t pushes_in_flight = 0;
+  };
+
+  ConnectionState& state_of(transport::ConnectionId connection);
+  void handle(const transport::Event& event);
+  bool handle_frames(transport::ConnectionId connection);
+  Outcome handle_frame(transport::ConnectionId connection, std::span<const std::byte> frame);
+  void resume_blocked();
+  void post_pushes();
+  void drain();
+
+  // One function per opcode.
+  base::Status hello(const wire::FrameHeader& header, std::span<const std::byte> body);
+  base::Status list_tables(const wire::FrameHeader& header, std::span<const std::byte> body);
+  base::Status show_status(const wire::FrameHeader& header, std::span<const std::byte> body);
+  base::Status hot_keys(const wire::FrameHeader& header, std::span<const std::byte> body);
+  Outcome pull(transport::ConnectionId connection, const wire::FrameHeader& header,
+               std::span<const std::byte> body, base::Status& refusal);
+  Outcome push(transport::ConnectionId connection, const wire::FrameHeader& header,
+               std::span<const std::byte> frame, uint64_t start_ns, base::Status& refusal);
+
+  // Parts of a pull.
+  base::Status find_tables(const wire::PullRequest& request);
+  // rows_bytes_max: of all rows that the request could find.
+  base::Status check_reply_size(const wire::PullRequest& request, size_t head_bytes,
+                                uint64_t& rows_bytes_max) const;
+  bool copies_rows() const;
+  uint64_t applied_version(const wire::PullRequest& request) const;
+  void gather_section(std::span<const uint64_t> keys, const table::Table& table,
+                      wire::PullReplySection& section, std::span<uint64_t> bitmap, bool copy);
+
+  table::Table* find_table(uint32_t id);
+  base::Status unknown_table(uint32_t id) const;
+  base::Status check_owned(std::span<const uint64_t> keys) const;
+  base::Status check_push(const wire::PushRequest& push, const table::Table& table) const;
+  void reply(transport::ConnectionId connection);  // posts reply_
+  void reply_error(transport::ConnectionId connection, const wire::FrameHeader& header,
+                   const base::Status& status);
+
+  Shared& shared_;
+  const size_t number_;
+  transport::Endpoint& endpoint_;
+  epoch::Reader& reader_;
+  const bool owns_all_;
+
+  std::vector<ConnectionState> connections_;  // by slot
+  std::vector<transport::ConnectionId>
+      blocked_;  // paused: a frame in front waits for a pin or for the writer
+  std::vector<transport::ConnectionId> unblocked_;
+  std::vector<table::Table*>
+      tables_by_id_;  // ids are never reused, tables live as long as the pool
+  uint64_t pushes_in_flight_ = 0;
+  bool draining_ = false;
+  bool drained_ = false;
+
+  // Reused by every request: the data path allocates nothing.
+  wire::Frame reply_;
+  gather::GatherList list_;
+  std::vector<const std::byte*> rows_;
+  std::vector<table::Table*> section_tables_;
+
+  std::mutex done_mutex_;  // guards done_
+  std::vector<PushDone> done_;
+  std::vector<PushDone> done_now_;
+  std::atomic<bool> has_done_{false};
+  WorkerStats stats_;
+};
+
+}  // namespace petps::server

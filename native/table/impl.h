@@ -1,0 +1,103 @@
+// The insides of Table and Tables, shared by the files of this room.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <thread>
+#include <vector>
+
+#include "epoch/epoch.h"
+#include "index/index.h"
+#include "pool/slots.h"
+#include "table/table.h"
+
+namespace petps::table {
+
+struct Table::Impl final : epoch::Reclaimer {
+  Impl(Tables::Impl& tables, const pool::TableRecord& table);
+  void reclaim(std::span<const uint64_t> items) override {
+    slots.release(items);
+    retired.fetch_sub(items.size(), std::memory_order_relaxed);
+  }
+
+  bool walked() const { return !slots.needs_walk() && index.walked(); }
+  bool synced() const {  // a drain is a disk's flush
+    return pool.medium().kind() == media::Kind::kFile &&
+           pool.medium().durability() == media::Durability::kPower;
+  }
+  base::Status writable() const;  // an error that says why not
+  bool reserve_new(
+      uint64_t
+          leaving);  // one more key, if capacity allows when `leaving` keys go at the same time
+  base::Status allocate(
+      std::span<pool::SlotRef> refs);  // waits for the walk or for readers where that helps
+  void walk();
+  void read_ahead(uint64_t bucket) const;
+  base::Result<uint64_t> migrate(std::span<const uint64_t> hot_keys);
+  base::Result<uint64_t> rehome();
+
+  Tables::Impl& owner;
+  pool::Pool& pool;
+  epoch::Domain& epochs;
+  pool::TableRecord record;
+  pool::Slots& slots;
+  index::Index index;
+  uint32_t row_lines;                     // cache lines of a row that lookup prefetches
+  std::atomic<uint64_t> pending_new{0};   // keys reserved by batches that are under way
+  std::atomic<uint64_t> new_unwalked{0};  // keys added before the walk had counted the old ones
+  std::atomic<uint64_t> erased{0};        // since the last re-homing
+  std::atomic<uint64_t> retired{0};       // slots handed to epoch and not back yet
+  std::atomic<uint64_t> batches{0};       // applied, for verify to see that nothing moved
+  std::mutex writer;                      // a table's batches, one after another
+  std::shared_mutex walk_gate;  // shared: publish and mark; exclusive: the walk takes the marks
+  mutable std::shared_mutex moves_gate;  // shared: scans; exclusive: one move
+  std::mutex hot_mutex;
+  std::vector<uint64_t> hot_keys;  // pending hot set
+};
+
+struct Tables::Impl {
+  explicit Impl(std::unique_ptr<pool::Pool> opened);
+  ~Impl();
+  void add(const pool::TableRecord& record);
+  void start_background();
+  void stop_background();
+  void background();
+  void walk();
+  void wait_for_walk();
+  void wake();
+  void refresh_applied(uint32_t instance);
+
+  std::unique_ptr<pool::Pool> pool;
+  epoch::Domain epochs;
+  mutable std::mutex mutex;  // guards tables and by_id growth
+  std::vector<std::unique_ptr<Table>> tables;
+  std::mutex walk_mutex;   // one walk at a time
+  std::mutex moves_mutex;  // one hot move at a time: the pool has one journal
+  std::atomic<bool> walked{false};
+  std::array<std::atomic<uint64_t>, pool::kMaxInstances + 1> applied{};
+  bool runs_background = false;
+  std::atomic<bool> stopping{false};
+  std::mutex wake_mutex;
+  std::condition_variable wake_signal;
+  bool work_waits = false;
+  std::thread thread;
+};
+
+inline constexpr size_t kApplyChunk =
+    512;  // keys of one round of the five verbs where a drain is cheap
+inline constexpr size_t kApplyChunkSynced = 65536;  // where a drain is a disk's flush
+inline constexpr uint64_t kUnwalkedShare =
+    16;  // before the walk, new keys up to capacity / 16 are taken uncounted
+// A hot move is three drains; where a drain is a disk's flush, a hot set may not keep the disk from the deltas. The next one goes on.
+inline constexpr uint64_t kMaxMovesSynced = 200;
+inline constexpr uint64_t kRehomePasses = 6;
+inline constexpr uint64_t kRehomeEnough =
+    2000;  // a pass that moves fewer than 1/2000 of the rows is the last
+inline constexpr int kReclaimPatienceMs =
+    10'000;  // how long a writer waits for readers to leave slots
+
+}  // namespace petps::table

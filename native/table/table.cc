@@ -1,0 +1,211 @@
+#include "table/table.h"
+
+#include <algorithm>
+
+#include "table/impl.h"
+
+namespace petps::table {
+
+using base::Result;
+using base::Status;
+
+namespace {
+// Longer rows are left to the hardware's own prefetcher after these.
+constexpr uint32_t kMaxRowLines = 8;
+
+uint32_t lines_of(uint32_t row_bytes) {
+  return std::min<uint32_t>(
+      kMaxRowLines, static_cast<uint32_t>((row_bytes + media::kLineBytes - 1) / media::kLineBytes));
+}
+}  // namespace
+
+Table::Impl::Impl(Tables::Impl& tables, const pool::TableRecord& table)
+    : owner(tables),
+      pool(*tables.pool),
+      epochs(tables.epochs),
+      record(table),
+      slots(pool.slots(table.id)),
+      index(pool, table.id, table.bucket_offset, table.bucket_count),
+      row_lines(lines_of(table.spec.row_bytes)) {
+  if (pool.was_clean()) index.set_walked(record.rows, record.displaced);
+}
+
+Table::Table(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Table::~Table() = default;
+
+const pool::TableRecord& Table::record() const { return impl_->record; }
+
+void Table::lookup(std::span<const uint64_t> keys, const std::byte** rows) const {
+  impl_->index.find(keys, rows, impl_->row_lines);
+}
+
+void Table::lookup_in_step(std::span<const uint64_t> keys, const std::byte** rows, Visit visit,
+                           void* context) const {
+  static_assert(kNoKey == index::kNoKey);
+  impl_->index.find(keys, rows, visit, context);
+}
+
+const std::byte* Table::lookup_one(uint64_t key) const {
+  const index::Place place = impl_->index.find_one(key);
+  return place.ref == 0 ? nullptr : impl_->slots.row(place.ref);
+}
+
+const std::byte* Table::default_row() const {
+  return impl_->record.default_row == 0 ? nullptr : impl_->slots.row(impl_->record.default_row);
+}
+
+std::pair<uint64_t, uint64_t> Table::bucket_reads(std::span<const uint64_t> keys) const {
+  uint64_t reads = 0;
+  uint64_t found = 0;
+  for (const uint64_t key : keys) {
+    const index::Place place = impl_->index.find_one(key);
+    if (place.ref == 0) continue;
+    reads += place.distance + 1;
+    found += 1;
+  }
+  return {reads, found};
+}
+
+// ---- scan ----
+
+Table::ScanGuard::ScanGuard(const Table& table) : table_(table) {
+  table_.impl_->moves_gate.lock_shared();
+}
+Table::ScanGuard::~ScanGuard() { table_.impl_->moves_gate.unlock_shared(); }
+
+ScanPage Table::scan(uint64_t from_bucket, uint64_t buckets) const {
+  const index::Index& index = impl_->index;
+  ScanPage page;
+  const uint64_t end = std::min(index.bucket_count(), from_bucket + buckets);
+  for (uint64_t number = from_bucket; number < end; ++number) {
+    impl_->read_ahead(number);
+    const index::Bucket& bucket = index.bucket(number);
+    const size_t kept = page.keys.size();
+    for (;;) {  // until the bucket took no key while it was read
+      const uint64_t word = index::load64(bucket.word);
+      for (const index::Entry& entry : bucket.entries) {
+        const uint64_t ref = index::load64(entry.ref);
+        if (ref == 0) continue;
+        page.keys.push_back(index::load64(entry.key));
+        page.rows.push_back(impl_->slots.row(ref));
+      }
+      if (index::same_count(word, index::load64(bucket.word))) break;
+      page.keys.resize(kept);
+      page.rows.resize(kept);
+    }
+  }
+  page.next_bucket = end;
+  return page;
+}
+
+TableStatus Table::status() const {
+  const Impl& table = *impl_;
+  TableStatus status;
+  const bool counted = table.index.walked();
+  status.rows = counted ? table.index.rows() : std::max(table.record.rows, table.index.rows());
+  status.capacity = table.record.spec.capacity;
+  status.slots = table.slots.total();
+  status.free_slots = table.slots.free_count();
+  status.retired_slots = table.retired.load(std::memory_order_relaxed);
+  status.index_bytes = table.index.bucket_count() * sizeof(index::Bucket);
+  status.header_bytes = status.rows * sizeof(pool::SlotHeader);
+  status.row_bytes_total = status.rows * table.record.spec.row_bytes;
+  status.allocator_bytes = table.slots.allocator_bytes();
+  status.displaced = table.index.displaced();
+  status.walked = table.walked();
+  return status;
+}
+
+// ---- hot placement ----
+
+void Table::set_hot_keys(std::vector<uint64_t> keys) {
+  {
+    std::lock_guard lock(impl_->hot_mutex);
+    impl_->hot_keys = std::move(keys);
+  }
+  impl_->owner.wake();
+}
+
+Result<uint64_t> Table::migrate(std::span<const uint64_t> hot_keys) {
+  return impl_->migrate(hot_keys);
+}
+Result<uint64_t> Table::rehome() { return impl_->rehome(); }
+
+Result<uint64_t> Table::Impl::migrate(std::span<const uint64_t> keys) {
+  if (!walked()) owner.wait_for_walk();
+  PETPS_RETURN_IF_ERROR(writable());
+  const std::unordered_set<uint64_t> hot(keys.begin(), keys.end());
+  std::lock_guard one(owner.moves_mutex);
+  uint64_t moves = 0;
+  for (const uint64_t key : keys) {
+    std::unique_lock gate(moves_gate);
+    auto moved = index.move_home(key, hot);
+    if (!moved.ok()) return moved;
+    moves += moved.value();
+    if (owner.stopping.load(std::memory_order_relaxed) || (synced() && moves >= kMaxMovesSynced))
+      break;
+  }
+  return moves;
+}
+
+Result<uint64_t> Table::Impl::rehome() {
+  if (!walked()) owner.wait_for_walk();
+  PETPS_RETURN_IF_ERROR(writable());
+  std::lock_guard one(owner.moves_mutex);
+  erased.store(0, std::memory_order_relaxed);
+  uint64_t moves = 0;
+  // A place that an entry left may be another one's home: passes until few are left that gain.
+  for (uint64_t pass = 0, last = UINT64_MAX;
+       pass < kRehomePasses && last > index.rows() / kRehomeEnough; ++pass) {
+    const uint64_t before = moves;
+    for (uint64_t number = 0; number < index.bucket_count(); ++number) {
+      std::unique_lock gate(moves_gate);
+      auto moved = index.rehome_bucket(number);
+      if (!moved.ok()) return moved;
+      moves += moved.value();
+      if (owner.stopping.load(std::memory_order_relaxed) || (synced() && moves >= kMaxMovesSynced))
+        return moves;
+    }
+    last = moves - before;
+  }
+  return moves;
+}
+
+// ---- recovery ----
+
+// Before bucket `number` of a scan in order: a file reads nothing ahead unless told.
+void Table::Impl::read_ahead(uint64_t number) const {
+  constexpr uint64_t kPiece = 16384;  // buckets: 4 MiB
+  if (number % kPiece != 0) return;
+  const uint64_t buckets = std::min(kPiece, index.bucket_count() - number);
+  pool.medium().expect_scan(record.bucket_offset + number * sizeof(index::Bucket),
+                            buckets * sizeof(index::Bucket));
+}
+
+void Table::Impl::walk() {
+  if (walked()) return;
+  if (slots.needs_walk() && pool.was_clean()) {
+    std::unique_lock gate(walk_gate);
+    slots.load_free_maps();
+  }
+  if (!walked()) {
+    const auto mark = [this](uint64_t, pool::SlotRef ref) {
+      if (slots.valid(ref)) slots.mark(ref);  // verify reports the others
+    };
+    media::Flusher flusher(pool.medium());
+    for (uint64_t number = 0; number < index.bucket_count(); ++number) {
+      read_ahead(number);
+      index.walk_bucket(number, flusher, mark);
+    }
+    // An entry that a killed process published or erased without draining may revert at a power cut: nothing that it replaced
+    // may be free before it is durable. A failed drain has made the pool read-only; its slots then stay as they are.
+    if (!flusher.drain(media::Site::kAdoptedDrain).ok()) return;
+  }
+  if (slots.needs_walk()) {
+    std::unique_lock gate(walk_gate);
+    if (record.default_row != 0) slots.mark(record.default_row);
+    slots.finish_walk();
+  }
+}
+
+}  // namespace petps::table

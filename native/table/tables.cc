@@ -1,0 +1,250 @@
+#include <algorithm>
+#include <chrono>
+
+#include "base/check.h"
+#include "table/impl.h"
+
+namespace petps::table {
+
+using base::Code;
+using base::Result;
+using base::Status;
+using media::Flusher;
+using media::Site;
+
+namespace {
+constexpr auto kBackgroundPause =
+    std::chrono::milliseconds(100);  // between looks at what waits to be reclaimed
+constexpr auto kWalkDelay = std::chrono::milliseconds(100);
+constexpr uint64_t kRehomeShare =
+    64;  // re-home a table when it lost 1/64 of its rows since the last time
+}  // namespace
+
+Tables::Impl::Impl(std::unique_ptr<pool::Pool> opened) : pool(std::move(opened)) {
+  for (const pool::TableRecord& record : pool->tables()) add(record);
+  for (const pool::InstanceRecord& instance : pool->instances()) refresh_applied(instance.id);
+}
+
+Tables::Impl::~Impl() { stop_background(); }
+
+void Tables::Impl::add(const pool::TableRecord& record) {
+  auto table = std::make_unique<Table>(std::make_unique<Table::Impl>(*this, record));
+  std::lock_guard lock(mutex);
+  tables.push_back(std::move(table));
+}
+
+Result<std::unique_ptr<Tables>> Tables::create(const TablesOptions& options) {
+  auto pool = pool::Pool::create(options.pool);
+  if (!pool.ok()) return pool.status();
+  return attach(std::move(pool).value(), options.background);
+}
+
+Result<std::unique_ptr<Tables>> Tables::open(const TablesOptions& options) {
+  auto pool = pool::Pool::open(options.pool);
+  if (!pool.ok()) return pool.status();
+  if (pool.value()->lost_power() && !options.allow_lost_power) {
+    return Status(Code::kFailedPrecondition,
+                  "pool '" + options.pool.media.path +
+                      "' has durability 'process' and the machine went down while it was open, so "
+                      "rows may be lost; "
+                      "run `petps verify --accept` on it, or rebuild it from a base");
+  }
+  return attach(std::move(pool).value(), options.background);
+}
+
+Result<std::unique_ptr<Tables>> Tables::attach(std::unique_ptr<pool::Pool> pool, bool background) {
+  if (!pool->read_only()) {
+    PETPS_RETURN_IF_ERROR(index::replay_journal(*pool));
+    PETPS_RETURN_IF_ERROR(pool->begin_writing());
+  }
+  auto impl = std::make_unique<Impl>(std::move(pool));
+  if (background && !impl->pool->read_only()) impl->start_background();
+  return std::unique_ptr<Tables>(new Tables(std::move(impl)));
+}
+
+Tables::Tables(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Tables::~Tables() = default;
+
+pool::Pool& Tables::pool() { return *impl_->pool; }
+epoch::Domain& Tables::epochs() { return impl_->epochs; }
+void Tables::walk() { impl_->walk(); }
+bool Tables::walked() const { return impl_->walked.load(std::memory_order_acquire); }
+size_t Tables::reclaim() { return impl_->epochs.reclaim(); }
+
+Status Tables::close() {
+  impl_->stop_background();
+  if (impl_->pool->read_only()) return Status();
+  impl_->walk();
+  impl_->epochs.reclaim();
+  Flusher flusher(impl_->pool->medium());
+  for (const auto& table : impl_->tables) {
+    Table::Impl& t = table->impl();
+    t.slots.store_free_maps(flusher);
+    t.index.flush_words(flusher);
+    impl_->pool->set_counts(t.record.id, t.index.rows(), t.index.displaced());
+  }
+  PETPS_RETURN_IF_ERROR(flusher.drain(Site::kCloseDrain));
+  return impl_->pool->finish_clean();
+}
+
+Result<Table*> Tables::create_table(const pool::TableSpec& spec) {
+  auto record = impl_->pool->create_table(spec);
+  if (!record.ok()) return record.status();
+  impl_->add(record.value());
+  Table* table = find(record.value().id);
+  table->impl().index.set_walked(0, 0);  // fresh buckets are empty
+  return table;
+}
+
+Table* Tables::find(uint32_t id) const {
+  std::lock_guard lock(impl_->mutex);
+  for (const auto& table : impl_->tables) {
+    if (table->id() == id) return table.get();
+  }
+  return nullptr;
+}
+
+Table* Tables::find(const std::string& instance, const std::string& name) const {
+  for (const pool::InstanceRecord& record : impl_->pool->instances()) {
+    if (record.name != instance) continue;
+    std::lock_guard lock(impl_->mutex);
+    for (const auto& table : impl_->tables) {
+      if (table->record().spec.instance == record.id && table->record().spec.name == name)
+        return table.get();
+    }
+  }
+  return nullptr;
+}
+
+std::vector<Table*> Tables::tables() const {
+  std::lock_guard lock(impl_->mutex);
+  std::vector<Table*> all;
+  for (const auto& table : impl_->tables) all.push_back(table.get());
+  return all;
+}
+
+Result<pool::InstanceRecord> Tables::resolve(const std::string& model) const {
+  const auto instances = impl_->pool->instances();
+  for (const auto& [alias, id] : impl_->pool->aliases()) {
+    if (alias != model) continue;
+    for (const auto& instance : instances) {
+      if (instance.id == id) return instance;
+    }
+  }
+  std::string known;
+  const pool::InstanceRecord* newest = nullptr;
+  for (const auto& instance : instances) {
+    if (instance.name == model) return instance;
+    if (instance.model == model) newest = &instance;
+    known += (known.empty() ? "" : ", ") + instance.name;
+  }
+  if (newest != nullptr) return *newest;
+  return Status(Code::kNotFound, "there is no model, instance or alias '" + model +
+                                     "'; this pool has: " + (known.empty() ? "none" : known));
+}
+
+// ---- progress ----
+
+void Tables::Impl::refresh_applied(uint32_t instance) {
+  if (instance >= applied.size()) return;
+  uint64_t partitions = 0;
+  for (const auto& record : pool->instances()) {
+    if (record.id == instance) partitions = record.partitions;
+  }
+  uint64_t lowest = UINT64_MAX;
+  uint64_t recorded = 0;
+  for (const pool::Progress& progress : pool->all_progress()) {
+    if (progress.instance != instance) continue;
+    recorded += 1;
+    lowest = std::min(lowest, progress.version);
+  }
+  applied[instance].store(recorded >= partitions && recorded > 0 ? lowest : 0,
+                          std::memory_order_release);
+}
+
+Status Tables::record_progress(const pool::Progress& progress) {
+  Flusher flusher(impl_->pool->medium());
+  PETPS_RETURN_IF_ERROR(impl_->pool->write_progress(progress, flusher));
+  PETPS_RETURN_IF_ERROR(flusher.drain(Site::kProgressed));
+  impl_->refresh_applied(progress.instance);
+  return Status();
+}
+
+uint64_t Tables::applied_version(uint32_t instance) const {
+  return instance < impl_->applied.size() ? impl_->applied[instance].load(std::memory_order_acquire)
+                                          : 0;
+}
+
+// ---- background ----
+
+void Tables::Impl::walk() {
+  std::lock_guard lock(walk_mutex);
+  if (walked.load(std::memory_order_acquire)) return;
+  std::vector<Table*> all;
+  {
+    std::lock_guard guard(mutex);
+    for (const auto& table : tables) all.push_back(table.get());
+  }
+  for (Table* table : all) table->impl().walk();
+  walked.store(true, std::memory_order_release);
+}
+
+void Tables::Impl::wait_for_walk() { walk(); }
+
+void Tables::Impl::wake() {
+  std::lock_guard lock(wake_mutex);
+  work_waits = true;
+  wake_signal.notify_one();
+}
+
+void Tables::Impl::start_background() {
+  runs_background = true;
+  thread = std::thread([this] { background(); });
+}
+
+void Tables::Impl::stop_background() {
+  stopping.store(true);
+  wake();
+  if (thread.joinable()) thread.join();
+  stopping.store(false);
+}
+
+void Tables::Impl::background() {
+  {
+    // The first pulls after a restart have the processors to themselves; a writer that needs the walk does not wait for this.
+    std::unique_lock lock(wake_mutex);
+    wake_signal.wait_for(lock, kWalkDelay, [this] { return stopping.load(); });
+  }
+  if (stopping.load()) return;
+  walk();
+  while (!stopping.load()) {
+    {
+      std::unique_lock lock(wake_mutex);
+      wake_signal.wait_for(lock, kBackgroundPause, [this] { return work_waits; });
+      work_waits = false;
+    }
+    if (stopping.load()) return;
+    epochs.reclaim();
+    std::vector<Table*> all;
+    {
+      std::lock_guard guard(mutex);
+      for (const auto& table : tables) all.push_back(table.get());
+    }
+    for (Table* table : all) {
+      Table::Impl& t = table->impl();
+      std::vector<uint64_t> hot;
+      {
+        std::lock_guard lock(t.hot_mutex);
+        hot.swap(t.hot_keys);
+      }
+      // A failed drain has made the pool read-only, which every writer reports: nothing to add here.
+      if (!hot.empty() && !pool->medium().failed()) static_cast<void>(t.migrate(hot).ok());
+      const bool lost_many =
+          t.erased.load(std::memory_order_relaxed) > t.index.rows() / kRehomeShare;
+      if (lost_many && t.index.displaced() > 0 && !pool->medium().failed())
+        static_cast<void>(t.rehome().ok());
+    }
+  }
+}
+
+}  // namespace petps::table

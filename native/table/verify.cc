@@ -1,0 +1,155 @@
+// verify: every invariant that the medium can show, table by table.
+#include <algorithm>
+
+#include "base/crc32c.h"
+#include "table/impl.h"
+
+namespace petps::table {
+
+namespace {
+
+using index::Bucket;
+using index::Entry;
+using pool::SlotRef;
+
+class Verifier {
+ public:
+  Verifier(const Table::Impl& table, VerifyReport* report)
+      : table_(table), index_(table.index), report_(report) {}
+
+  void run() {
+    const uint64_t batches = table_.batches.load();
+    passed_.assign(index_.bucket_count(), 0);
+    if (table_.pool.read_only()) interrupted_ = index::interrupted_move(table_.pool).from;
+    for (uint64_t number = 0; number < index_.bucket_count(); ++number) {
+      table_.read_ahead(number);
+      check_bucket(number);
+    }
+    const bool quiet = batches == table_.batches.load();
+    for (uint64_t number = 0; number < index_.bucket_count(); ++number)
+      check_counter(number, quiet);
+    report_->buckets += index_.bucket_count();
+    const uint64_t used =
+        rows_ + (table_.record.default_row != 0 ? 1 : 0) + table_.slots.free_count();
+    if (quiet && table_.slots.total() > used)
+      report_->unreachable_slots += table_.slots.total() - used;
+    if (quiet && table_.walked() && table_.index.rows() != rows_) {
+      problem("counts " + std::to_string(table_.index.rows()) + " rows, its buckets hold " +
+              std::to_string(rows_));
+    }
+    if (const SlotRef ref = table_.record.default_row; ref != 0)
+      check_row(ref, nullptr, "the default row");
+    report_->rows += rows_;
+  }
+
+ private:
+  void problem(const std::string& text) {
+    report_->problem_count += 1;
+    if (report_->problems.size() < kMaxProblems) {
+      report_->problems.push_back("table '" + table_.record.spec.name + "' " + text);
+    }
+  }
+
+  void check_bucket(uint64_t number) {
+    const Bucket& bucket = index_.bucket(number);
+    for (uint32_t i = 0; i < index::kEntries; ++i) {
+      const Entry& entry = bucket.entries[i];
+      if (&entry == interrupted_) continue;  // goes when the pool is opened for writing
+      const SlotRef ref = index::load64(entry.ref);
+      if (ref == 0) continue;
+      const uint64_t key = index::load64(entry.key);
+      if (index::load64(entry.ref) != ref) {  // being replaced right now: the next look is as good
+        --i;
+        continue;
+      }
+      rows_ += 1;
+      check_entry(number, i, key, ref);
+    }
+  }
+
+  void check_entry(uint64_t number, uint32_t i, uint64_t key, SlotRef ref) {
+    const Bucket& bucket = index_.bucket(number);
+    const std::string name = "key " + std::to_string(key) + " in bucket " + std::to_string(number);
+    const index::Path path = index_.path_of(key);
+    const index::Place place = index_.find_one(key);
+    const bool here = place.ref != 0 && place.bucket == number && place.entry == i;
+    const bool gone =
+        index::load64(bucket.entries[i].ref) == 0 || index::load64(bucket.entries[i].key) != key;
+    if (gone) return;  // erased or moved meanwhile
+    if (!here) {
+      problem(name + (place.ref == 0 ? " cannot be found by probing" : " is there twice"));
+      return;
+    }
+    for (uint64_t distance = 0; distance < place.distance; ++distance) {
+      uint32_t& passed = passed_[index_.bucket_at(path, distance)];
+      passed += 1;
+    }
+    const uint64_t word = index::load64(bucket.word);
+    if (index::load8(bucket.tags[i]) != path.tag) {
+      if (index_.trusted(word)) {
+        problem(name + " has a wrong tag in the current generation");
+      } else {
+        report_->stale_tags += 1;
+      }
+    }
+    check_row(ref, &key, name);
+  }
+
+  void check_row(SlotRef ref, const uint64_t* key, const std::string& name) {
+    if (!table_.slots.valid(ref)) {
+      problem(name + " points to " + std::to_string(ref) + ", which is no slot of the table");
+      return;
+    }
+    if (!table_.slots.needs_walk() && table_.slots.is_free(ref)) {
+      problem(name + " points to a slot that is on the free list");
+      return;
+    }
+    const pool::SlotHeader header = *table_.slots.header(ref);
+    if (key != nullptr && header.key != *key) {
+      problem(name + " points to the row of key " + std::to_string(header.key));
+    } else if (header.crc != base::crc32c(table_.slots.row(ref), table_.record.spec.row_bytes)) {
+      problem(name + " has a row whose checksum fails");
+    }
+  }
+
+  void check_counter(uint64_t number, bool quiet) {
+    const uint8_t counter = index::load8(index_.bucket(number).overflow);
+    if (counter == index::kSaturated || !quiet) return;
+    if (counter < passed_[number]) {
+      problem("bucket " + std::to_string(number) + " counts " + std::to_string(counter) +
+              " displaced entries, " + std::to_string(passed_[number]) + " passed it");
+    } else if (counter > passed_[number]) {
+      report_->high_counters += 1;
+    }
+  }
+
+  const Table::Impl& table_;
+  const index::Index& index_;
+  VerifyReport* report_;
+  std::vector<uint32_t> passed_;  // displaced entries that passed each bucket
+  uint64_t rows_ = 0;
+  const Entry* interrupted_ = nullptr;  // half of a hot move that a crash left
+};
+
+}  // namespace
+
+VerifyReport Tables::verify() const {
+  VerifyReport report;
+  impl_->pool->verify_metadata(&report.problems);
+  report.problem_count = report.problems.size();
+  epoch::Reader* reader = impl_->epochs.lease();
+  if (reader == nullptr) {
+    report.problems.push_back("no reader place is free for verify; close some connections");
+    report.problem_count += 1;
+    return report;
+  }
+  for (Table* table : tables()) {
+    const Table::ScanGuard still(*table);
+    const epoch::Pin pin = reader->pin();
+    Verifier(table->impl(), &report).run();
+  }
+  impl_->epochs.release(reader);
+  return report;
+}
+
+}  // namespace petps::table

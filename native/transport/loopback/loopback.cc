@@ -1,0 +1,162 @@
+#include "transport/loopback/loopback.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "base/clock.h"
+#include "transport/loopback/endpoint.h"
+
+namespace petps::transport {
+
+using base::Code;
+using base::Status;
+
+// ---- The peer's side
+
+bool LoopbackClient::send(std::span<const std::byte> bytes) {
+  const std::lock_guard lock(transport_.mutex_);
+  if (line_->server_ended || line_->client_ended) return false;
+  line_->to_server.insert(line_->to_server.end(), bytes.begin(), bytes.end());
+  transport_.changed_.notify_all();
+  return true;
+}
+
+size_t LoopbackClient::receive(std::span<std::byte> out, int timeout_ms) {
+  std::unique_lock lock(transport_.mutex_);
+  transport_.changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms),
+                               [&] { return line_->unread() > 0 || line_->server_ended; });
+  const size_t n = std::min(out.size(), line_->unread());
+  if (n == 0) return 0;
+  std::memcpy(out.data(), line_->to_client.data() + line_->to_client_at, n);
+  line_->to_client_at += n;
+  line_->taken_ns = base::monotonic_ns();
+  if (line_->unread() == 0) {
+    line_->to_client.clear();
+    line_->to_client_at = 0;
+  }
+  transport_.changed_.notify_all();
+  return n;
+}
+
+void LoopbackClient::end_sending() {
+  const std::lock_guard lock(transport_.mutex_);
+  line_->client_ended = true;
+  transport_.changed_.notify_all();
+}
+
+void LoopbackClient::close() {
+  const std::lock_guard lock(transport_.mutex_);
+  line_->client_ended = line_->client_gone = true;
+  transport_.changed_.notify_all();
+}
+
+// ---- The server's side
+
+LoopbackTransport::LoopbackTransport(const LoopbackOptions& options) : options_(options) {
+  for (size_t i = 0; i < options.endpoints; ++i)
+    endpoints_.push_back(std::make_unique<LoopbackEndpoint>(*this));
+}
+
+LoopbackTransport::~LoopbackTransport() = default;
+
+Endpoint& LoopbackTransport::endpoint(size_t worker) { return *endpoints_[worker]; }
+
+Status LoopbackTransport::start() {
+  const std::lock_guard lock(mutex_);
+  accepting_ = true;
+  return {};
+}
+
+void LoopbackTransport::stop_accepting() {
+  const std::lock_guard lock(mutex_);
+  accepting_ = false;
+}
+
+std::unique_ptr<LoopbackClient> LoopbackTransport::connect() {
+  const std::lock_guard lock(mutex_);
+  auto line = std::make_shared<Line>();
+  line->taken_ns = base::monotonic_ns();
+  const std::string address = "loopback:" + std::to_string(next_peer_++);
+  size_t open = 0;
+  size_t fewest = 0;
+  for (size_t i = 0; i < endpoints_.size(); ++i) {
+    open += endpoints_[i]->open_connections();
+    if (endpoints_[i]->open_connections() < endpoints_[fewest]->open_connections()) fewest = i;
+  }
+  Status refusal;
+  if (!accepting_) {
+    refusal = Status(Code::kUnavailable, "the server is stopping");
+  } else if (open >= options_.limits.connections) {
+    refusal = Status(Code::kResourceExhausted,
+                     "the server has its " + std::to_string(options_.limits.connections) +
+                         " connections already: close one or ask another replica");
+  } else if (options_.admit) {
+    refusal = options_.admit(Peer{address});
+  }
+  auto client = std::make_unique<LoopbackClient>(*this, line);
+  if (!refusal.ok()) {
+    refused_.fetch_add(1, std::memory_order_relaxed);
+    options_.rules.encode_error(refusal, line->to_client);
+    line->server_ended = true;
+    return client;
+  }
+  endpoints_[fewest]->adopt(line, address);
+  changed_.notify_all();
+  return client;
+}
+
+void LoopbackTransport::set_completions(Completions completions, uint64_t seed) {
+  const std::lock_guard lock(mutex_);
+  completions_ = completions;
+  random_.seed(seed);
+  changed_.notify_all();
+}
+
+size_t LoopbackTransport::held() const {
+  const std::lock_guard lock(mutex_);
+  size_t n = 0;
+  for (const auto& endpoint : endpoints_) {
+    n += static_cast<size_t>(std::count_if(endpoint->posted_.begin(), endpoint->posted_.end(),
+                                           [](const auto& posted) { return !posted.complete; }));
+  }
+  return n;
+}
+
+bool LoopbackTransport::end_one(Which which, bool lost) {
+  const std::lock_guard lock(mutex_);
+  LoopbackEndpoint* at = nullptr;
+  LoopbackEndpoint::Posted* chosen = nullptr;
+  for (const auto& endpoint : endpoints_) {
+    for (auto& posted : endpoint->posted_) {
+      if (posted.complete) continue;
+      const bool better =
+          chosen == nullptr || (which == Which::kOldest) == (posted.number < chosen->number);
+      if (!better) continue;
+      chosen = &posted;
+      at = endpoint.get();
+    }
+  }
+  if (chosen == nullptr) return false;
+  if (lost) {
+    if (auto* c = at->find(chosen->connection)) {
+      at->end_connection(*c, Status(Code::kUnavailable, "the connection broke"), false, false);
+    }
+    chosen->list.clear();
+  }
+  at->complete(*chosen);
+  at->deliver();
+  changed_.notify_all();
+  return true;
+}
+
+bool LoopbackTransport::complete_oldest() { return end_one(Which::kOldest, false); }
+bool LoopbackTransport::complete_newest() { return end_one(Which::kNewest, false); }
+bool LoopbackTransport::drop_newest() { return end_one(Which::kNewest, true); }
+
+void LoopbackTransport::complete_all() {
+  while (complete_oldest()) {
+  }
+}
+
+}  // namespace petps::transport

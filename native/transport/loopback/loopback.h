@@ -1,0 +1,108 @@
+// transport inside one process, for tests: the same contract as tcp, and completions that a test
+// holds, shuffles or loses.
+//
+// A held list is read only when it completes, as a network card would: a row that was freed too
+// early shows in the reply.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <vector>
+
+#include "transport/transport.h"
+
+namespace petps::transport {
+
+struct LoopbackOptions {
+  size_t endpoints = 1;
+  Limits limits;
+  FrameRules rules;
+  Admit admit;  // empty: everyone
+};
+
+enum class Completions : uint8_t {
+  kAtOnce,    // post() reads the rows and drops the pin
+  kHeld,      // nothing completes until the test says so
+  kShuffled,  // each poll completes a random part, in random order
+};
+
+// Both directions of one connection. Guarded by LoopbackTransport's mutex.
+struct Line {
+  std::vector<std::byte> to_server;
+  std::vector<std::byte> to_client;
+  size_t to_client_at = 0;
+  uint64_t taken_ns = 0;      // when the client last took something, or had nothing to take
+  bool client_ended = false;  // sends no more
+  bool client_gone = false;   // reads no more either
+  bool server_ended = false;
+  size_t unread() const { return to_client.size() - to_client_at; }
+};
+
+class LoopbackTransport;
+
+// The peer's side. Safe from any thread.
+class LoopbackClient {
+ public:
+  LoopbackClient(LoopbackTransport& transport, std::shared_ptr<Line> line)
+      : transport_(transport), line_(std::move(line)) {}
+  ~LoopbackClient() { close(); }
+
+  bool send(std::span<const std::byte> bytes);  // false: the server has closed
+  // Some bytes, at most out.size(); 0: closed by the server and read to the end, or the time is
+  // over.
+  size_t receive(std::span<std::byte> out, int timeout_ms);
+  void end_sending();
+  void close();
+
+ private:
+  LoopbackTransport& transport_;
+  std::shared_ptr<Line> line_;
+};
+
+class LoopbackEndpoint;
+
+class LoopbackTransport final : public Transport {
+ public:
+  explicit LoopbackTransport(const LoopbackOptions& options);
+  ~LoopbackTransport() override;
+
+  size_t endpoints() const override { return endpoints_.size(); }
+  Endpoint& endpoint(size_t worker) override;
+  base::Status start() override;
+  void stop_accepting() override;
+  uint16_t port() const override { return 0; }
+  uint64_t refused() const override { return refused_.load(std::memory_order_relaxed); }
+  const char* name() const override { return "loopback"; }
+
+  // A refused peer gets a client whose only bytes are the error frame.
+  std::unique_ptr<LoopbackClient> connect();
+
+  // Test control, any thread. Oldest and newest are those of all connections of all endpoints.
+  void set_completions(Completions completions, uint64_t seed = 0);
+  size_t held() const;
+  bool complete_oldest();
+  bool complete_newest();
+  bool drop_newest();  // the list is lost: its pin ends, its connection breaks
+  void complete_all();
+
+ private:
+  friend class LoopbackClient;
+  friend class LoopbackEndpoint;
+  enum class Which : uint8_t { kOldest, kNewest };
+  bool end_one(Which which, bool lost);
+
+  const LoopbackOptions options_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::unique_ptr<LoopbackEndpoint>> endpoints_;
+  Completions completions_ = Completions::kAtOnce;
+  std::mt19937_64 random_;
+  uint64_t next_post_ = 0;  // order of all posts
+  bool accepting_ = false;
+  uint64_t next_peer_ = 1;
+  std::atomic<uint64_t> refused_{0};
+};
+
+}  // namespace petps::transport

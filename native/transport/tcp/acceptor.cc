@@ -1,0 +1,209 @@
+#include "transport/tcp/acceptor.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace petps::transport {
+
+using base::Code;
+using base::Status;
+
+namespace {
+
+// Numeric addresses only: a name that resolves to something public would open a door nobody asked
+// for.
+Status parse_address(const std::string& host, uint16_t port, sockaddr_storage& out,
+                     socklen_t& length) {
+  out = {};
+  auto* v4 = reinterpret_cast<sockaddr_in*>(&out);
+  if (inet_pton(AF_INET, host.c_str(), &v4->sin_addr) == 1) {
+    v4->sin_family = AF_INET;
+    v4->sin_port = htons(port);
+    length = sizeof(sockaddr_in);
+    return {};
+  }
+  auto* v6 = reinterpret_cast<sockaddr_in6*>(&out);
+  if (inet_pton(AF_INET6, host.c_str(), &v6->sin6_addr) == 1) {
+    v6->sin6_family = AF_INET6;
+    v6->sin6_port = htons(port);
+    length = sizeof(sockaddr_in6);
+    return {};
+  }
+  return Status(Code::kInvalidArgument,
+                "host '" + host + "' is not a numeric IPv4 or IPv6 address");
+}
+
+std::string address_text(const sockaddr_storage& address) {
+  char text[INET6_ADDRSTRLEN] = "?";
+  uint16_t port = 0;
+  if (address.ss_family == AF_INET) {
+    const auto* v4 = reinterpret_cast<const sockaddr_in*>(&address);
+    inet_ntop(AF_INET, &v4->sin_addr, text, sizeof(text));
+    port = ntohs(v4->sin_port);
+    return std::string(text) + ":" + std::to_string(port);
+  }
+  const auto* v6 = reinterpret_cast<const sockaddr_in6*>(&address);
+  inet_ntop(AF_INET6, &v6->sin6_addr, text, sizeof(text));
+  port = ntohs(v6->sin6_port);
+  return "[" + std::string(text) + "]:" + std::to_string(port);
+}
+
+}  // namespace
+
+Acceptor::Acceptor(const TcpOptions& options, std::vector<std::unique_ptr<TcpEndpoint>>& endpoints)
+    : options_(options), endpoints_(endpoints) {}
+
+Acceptor::~Acceptor() {
+  stop();
+  if (listener_ >= 0) ::close(listener_);
+  if (stop_ >= 0) ::close(stop_);
+  if (reserve_ >= 0) ::close(reserve_);
+}
+
+Status Acceptor::listen() {
+  sockaddr_storage address{};
+  socklen_t length = 0;
+  PETPS_RETURN_IF_ERROR(parse_address(options_.host, options_.port, address, length));
+  const std::string where = options_.host + ":" + std::to_string(options_.port);
+  listener_ = ::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (listener_ < 0) return base::errno_status(Code::kIoError, "socket", errno);
+  const int on = 1;
+  setsockopt(listener_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));  // reopen at once after a crash
+  // Buffer sizes are inherited by accepted sockets, and the receive window must be known before the
+  // handshake.
+  if (options_.socket_buffer_bytes > 0) {
+    const int size = options_.socket_buffer_bytes;
+    setsockopt(listener_, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
+    setsockopt(listener_, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size));
+  }
+  if (::bind(listener_, reinterpret_cast<sockaddr*>(&address), length) != 0) {
+    const int error = errno;
+    return base::errno_status(error == EADDRINUSE ? Code::kUnavailable : Code::kIoError,
+                              "cannot listen on " + where + " (choose another port, 0 for any)",
+                              error);
+  }
+  if (::listen(listener_, kBacklog) != 0)
+    return base::errno_status(Code::kIoError, "listen on " + where, errno);
+  length = sizeof(address);
+  if (getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+    return base::errno_status(Code::kIoError, "getsockname", errno);
+  }
+  port_ = address.ss_family == AF_INET
+              ? ntohs(reinterpret_cast<sockaddr_in*>(&address)->sin_port)
+              : ntohs(reinterpret_cast<sockaddr_in6*>(&address)->sin6_port);
+  stop_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  reserve_ = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (stop_ < 0 || reserve_ < 0)
+    return base::errno_status(Code::kIoError, "eventfd or /dev/null", errno);
+  return {};
+}
+
+Status Acceptor::start() {
+  if (thread_.joinable()) return Status(Code::kFailedPrecondition, "already accepting");
+  thread_ = std::thread([this] { run(); });
+  pthread_setname_np(thread_.native_handle(), "petps-accept");
+  return {};
+}
+
+void Acceptor::stop() {
+  if (!thread_.joinable()) return;
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t n = ::write(stop_, &one, sizeof(one));
+  thread_.join();
+  ::close(listener_);  // peers in the backlog are reset now and do not wait for nothing
+  listener_ = -1;
+}
+
+void Acceptor::run() {
+  std::array<pollfd, 2> fds{pollfd{listener_, POLLIN, 0}, pollfd{stop_, POLLIN, 0}};
+  while (true) {
+    const int n = ::poll(fds.data(), fds.size(), -1);
+    if (n < 0 && errno != EINTR) return;
+    if (fds[1].revents != 0) return;
+    if (n > 0 && fds[0].revents != 0) accept_one();
+  }
+}
+
+void Acceptor::accept_one() {
+  sockaddr_storage address{};
+  socklen_t length = sizeof(address);
+  const int fd = ::accept4(listener_, reinterpret_cast<sockaddr*>(&address), &length,
+                           SOCK_NONBLOCK | SOCK_CLOEXEC);
+  if (fd >= 0) {
+    hand_over(fd, address_text(address));
+    return;
+  }
+  // A peer that gave up (ECONNABORTED) and network errors concern that peer only.
+  if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+    survive_no_descriptors();
+}
+
+// The one place where a peer becomes known: TLS, certificates and tokens are checked by
+// options.admit.
+Status Acceptor::admit(const std::string& address, uint32_t open) const {
+  if (open >= options_.limits.connections) {
+    return Status(Code::kResourceExhausted,
+                  "the server has its " + std::to_string(options_.limits.connections) +
+                      " connections already: close one or ask another replica");
+  }
+  return options_.admit ? options_.admit(Peer{address}) : Status();
+}
+
+void Acceptor::hand_over(int fd, std::string address) {
+  const int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  // A peer whose machine is gone never says so: probed after a minute, given up after two.
+  const int idle_s = 60;
+  const int interval_s = 10;
+  const int probes = 6;
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
+  uint32_t open = 0;
+  TcpEndpoint* fewest = endpoints_.front().get();
+  for (const auto& endpoint : endpoints_) {
+    open += endpoint->assigned();
+    if (endpoint->assigned() < fewest->assigned()) fewest = endpoint.get();
+  }
+  Status refusal = admit(address, open);
+  if (!refusal.ok()) {
+    refused_.fetch_add(1, std::memory_order_relaxed);
+    if (open >= options_.limits.connections + kRefusalsAtOnce) {
+      ::close(fd);
+      return;
+    }
+  }
+  fewest->adopt({fd, std::move(address), std::move(refusal)});
+}
+
+// Without this the listener stays readable for ever and the thread spins, while the peer waits for
+// nothing.
+void Acceptor::survive_no_descriptors() {
+  ::close(reserve_);
+  const int fd = ::accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  if (fd >= 0) {
+    refused_.fetch_add(1, std::memory_order_relaxed);
+    std::vector<std::byte> frame;
+    options_.rules.encode_error(
+        Status(Code::kResourceExhausted,
+               "the server has no file descriptors left: raise its limit (ulimit -n)"),
+        frame);
+    [[maybe_unused]] const ssize_t n = ::send(fd, frame.data(), frame.size(), MSG_NOSIGNAL);
+    ::close(fd);
+  } else {
+    ::poll(nullptr, 0, 10);  // memory is short: try again in a moment
+  }
+  reserve_ = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+}  // namespace petps::transport

@@ -1,0 +1,150 @@
+// One epoll with its connections. Internal to transport/tcp.
+#pragma once
+
+#include <sys/epoll.h>
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "transport/receive_buffer.h"
+#include "transport/tcp/tcp.h"
+
+namespace petps::transport {
+
+// Replies staged before a send. A send wakes the peer and costs about 10 us beside its bytes, so
+// small replies share one; and the peer of a large one should start to read while the next is
+// gathered.
+inline constexpr size_t kStageBytes = size_t{128} << 10;
+// A longer reply is staged and sent in parts of this: it bounds the buffer and stays within a
+// second-level cache.
+inline constexpr size_t kStageBytesMax = size_t{1} << 20;
+// A peer that is told why it is closed may read so long; then its socket goes.
+inline constexpr uint64_t kLingerMs = 1'000;
+// What is thrown away from such a peer before its socket goes earlier.
+inline constexpr size_t kLingerBytes = size_t{1} << 20;
+inline constexpr int kEpollEvents = 256;
+// Connections that are read once more before epoll is asked; and how often, in a row, that may do
+// without asking it.
+inline constexpr size_t kReceiveTries = 4;
+inline constexpr uint32_t kPollsSkipped = 16;
+
+// What the acceptor hands over. refusal not OK: tell the peer and close.
+struct NewPeer {
+  int fd = -1;
+  std::string address;
+  base::Status refusal;
+};
+
+class TcpEndpoint final : public Endpoint {
+ public:
+  explicit TcpEndpoint(const TcpOptions& options);
+  ~TcpEndpoint() override;
+  base::Status open();
+
+  std::span<const Event> poll(int timeout_ms) override;
+  bool peek(ConnectionId connection, std::span<const std::byte>& frame) override;
+  void consume(ConnectionId connection) override;
+  void post(ConnectionId connection, gather::GatherList&& list, epoch::Pin&& pin) override;
+  void flush() override;
+  void pause(ConnectionId connection) override;
+  void resume(ConnectionId connection) override;
+  void close(ConnectionId connection, base::Status reason) override;
+  size_t pending_posts() const override { return with_output_; }
+  std::vector<ConnectionId> connections() const override;
+  std::string peer(ConnectionId connection) const override;
+  void wake() override;
+
+  // Acceptor's thread.
+  void adopt(NewPeer peer);
+  uint32_t assigned() const { return assigned_.load(std::memory_order_relaxed); }
+
+ private:
+  enum class State : uint8_t { kFree, kOpen, kLingering };
+  struct Connection {
+    int fd = -1;
+    uint32_t slot = 0;
+    uint32_t generation = 1;
+    State state = State::kFree;
+    bool paused = false;
+    bool ended = false;      // the peer sends no more
+    bool candidate = false;  // stands in candidates_
+    bool broken = false;     // the socket failed or a limit broke: to be closed at once
+    bool broken_for_cause = false;
+    uint32_t interest = 0;  // epoll mask
+    int64_t owed = 0;  // frames consumed less lists posted: replies that the peer may still expect
+    ReceiveBuffer in;
+    std::vector<std::byte> out;  // what the socket did not take; out[out_at, end)
+    size_t out_at = 0;
+    uint64_t out_since_ns = 0;      // last time it took something
+    uint64_t partial_since_ns = 0;  // sweep saw the same incomplete frame then
+    uint64_t partial_frame = 0;     // in.frames_consumed() at that time
+    uint64_t linger_until_ns = 0;
+    size_t linger_bytes = 0;
+    base::Status broken_reason;
+    std::string address;
+    size_t output() const { return out.size() - out_at; }
+  };
+
+  ConnectionId id_of(const Connection& c) const { return uint64_t{c.generation} << 32 | c.slot; }
+  Connection* find(ConnectionId id) const;
+  bool may_read(const Connection& c) const;
+  void add_candidate(Connection& c);
+  void set_interest(Connection& c);
+
+  void adopt_new();
+  bool review_candidates();
+  bool has_frame(Connection& c);
+  bool may_end(const Connection& c) const;
+  void report_candidates();
+  void handle(Connection& c, uint32_t events);
+  void receive(Connection& c);
+  void discard(Connection& c);
+  void sweep(uint64_t now);
+  void sweep_connection(Connection& c, uint64_t now);
+
+  void send_staged();
+  // Sends as much as the socket takes; false: the connection is broken.
+  bool send_some(Connection& c, const std::byte* bytes, size_t n, size_t& sent);
+  void send_whole(Connection& c, std::span<const std::byte> bytes);
+  void stage_list(Connection& c, const gather::GatherList& list);
+  void send_list(Connection& c, const gather::GatherList& list);
+  void send_output(Connection& c);
+  void keep_output(Connection& c, const std::byte* bytes, size_t n);
+  std::byte* grow_output(Connection& c, size_t n);
+  void break_connection(Connection& c, base::Status reason, bool for_cause = false);
+
+  // Tells the peer why, stops reading, closes after a while. The server learns of it at once.
+  void fail(Connection& c, base::Status reason);
+  void abort_connection(Connection& c, base::Status reason, bool for_cause);
+  void start_linger(Connection& c);
+  void destroy(Connection& c);  // closes the socket, frees the slot
+  void finish(Connection& c, base::Status reason, bool for_cause);  // kClosed event
+
+  const TcpOptions options_;
+  int epoll_ = -1;
+  int wake_ = -1;
+  std::vector<std::unique_ptr<Connection>> slots_;
+  std::vector<uint32_t> free_slots_;
+  std::vector<uint32_t> candidates_;  // may have complete frames
+  std::vector<uint32_t> scratch_;
+  std::vector<Event> events_;       // of the last poll
+  std::vector<Event> next_events_;  // of the next one
+  std::array<epoll_event, kEpollEvents> ready_{};
+  std::vector<std::byte> stage_;
+  size_t staged_ = 0;
+  Connection* staged_for_ = nullptr;
+  uint32_t polls_skipped_ = 0;
+  size_t with_output_ = 0;  // connections whose output waits
+  uint64_t next_sweep_ns_ = 0;
+  uint64_t sweep_ns_ = 0;
+
+  std::atomic<uint32_t> assigned_{0};
+  std::atomic<bool> has_new_{false};
+  std::mutex mutex_;  // guards new_
+  std::vector<NewPeer> new_;
+};
+
+}  // namespace petps::transport

@@ -1,0 +1,30 @@
+// transport over TCP: one acceptor thread, one epoll per endpoint.
+//
+// Why an acceptor and not SO_REUSEPORT: the kernel spreads REUSEPORT by a hash of the addresses, so
+// two connections on two workers share one worker half of the time; the acceptor gives each
+// connection to the endpoint with the fewest.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "transport/transport.h"
+
+namespace petps::transport {
+
+struct TcpOptions {
+  std::string host = "127.0.0.1";  // numeric
+  uint16_t port = 0;
+  size_t endpoints = 1;
+  GatherMode mode = GatherMode::kAuto;
+  int socket_buffer_bytes = 0;  // SO_SNDBUF and SO_RCVBUF; 0: the kernel tunes them
+  Limits limits;
+  FrameRules rules;
+  Admit admit;  // empty: everyone
+};
+
+// Binds and listens; peers are accepted after start(). Errors: kInvalidArgument (not an address),
+// kUnavailable (in use).
+base::Result<std::unique_ptr<Transport>> make_tcp(const TcpOptions& options);
+
+}  // namespace petps::transport

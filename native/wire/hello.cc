@@ -1,0 +1,113 @@
+#include <algorithm>
+
+#include "wire/bytes.h"
+#include "wire/wire.h"
+
+namespace petps::wire {
+
+using base::Code;
+using base::Status;
+
+namespace {
+
+struct HelloHead {
+  uint16_t version_min;
+  uint16_t version_max;
+  uint32_t reserved;
+};
+
+// Later versions append fields; a reader takes what it knows and ignores the rest.
+struct HelloReplyBody {
+  uint16_t version_min;
+  uint16_t version_max;
+  uint32_t hot_set_seconds;
+  std::array<uint8_t, 16> pool_uuid;
+  Limits limits;
+  uint32_t shard;
+  uint32_t shards;
+  uint32_t partitions;
+  uint64_t map_version;
+  std::array<uint64_t, kMaxPartitions / 64> owned;
+};
+static_assert(sizeof(HelloReplyBody) == 200, "copied whole: see FORMAT.md, hello reply");
+
+}  // namespace
+
+void encode_hello(uint64_t request_id, const HelloRequest& hello, Frame& frame) {
+  start_frame(Opcode::kHello, request_id, frame);
+  append(HelloHead{hello.version_min, hello.version_max, 0}, frame);
+  append_name(hello.client, frame);
+  pad_body(frame);
+  finish_frame(frame);
+}
+
+Status decode_hello(const FrameHeader& header, std::span<const std::byte> body,
+                    HelloRequest& hello) {
+  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kHello), body));
+  Cursor cursor(body);
+  HelloHead head{};
+  if (!cursor.take(head)) return truncated("hello", "versions", body.size());
+  if (!cursor.take_name(hello.client)) return truncated("hello", "client name", body.size());
+  hello.version_min = head.version_min;
+  hello.version_max = head.version_max;
+  if (head.version_min > head.version_max)
+    return bad_frame("hello: version_min is above version_max");
+  if (head.version_max < kProtocolVersionMin || head.version_min > kProtocolVersion) {
+    return Status(Code::kUnimplemented,
+                  "client speaks protocol versions " + std::to_string(head.version_min) + " to " +
+                      std::to_string(head.version_max) + ", this server " +
+                      std::to_string(kProtocolVersionMin) + " to " +
+                      std::to_string(kProtocolVersion) + ": upgrade the older side");
+  }
+  return {};
+}
+
+void encode_hello_reply(uint64_t request_id, const HelloReply& hello, Frame& frame) {
+  start_reply(Opcode::kHello, request_id, frame);
+  HelloReplyBody out{};
+  out.version_min = hello.version_min;
+  out.version_max = hello.version_max;
+  out.hot_set_seconds = hello.hot_set_seconds;
+  out.pool_uuid = hello.pool_uuid;
+  out.limits = hello.limits;
+  out.shard = hello.shard.shard;
+  out.shards = hello.shard.shards;
+  out.partitions = hello.shard.partitions;
+  out.map_version = hello.shard.map_version;
+  out.owned = hello.shard.owned;
+  append(out, frame);
+  finish_frame(frame);
+}
+
+Status decode_hello_reply(const FrameHeader& header, std::span<const std::byte> body,
+                          HelloReply& hello) {
+  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kHello) | kReplyBit, body));
+  Cursor cursor(body);
+  HelloReplyBody in{};
+  if (!cursor.take(in)) return truncated("hello reply", "limits", body.size());
+  if (in.partitions == 0 || in.partitions > kMaxPartitions || in.shard >= in.shards) {
+    return bad_frame("hello reply: shard " + std::to_string(in.shard) + " of " +
+                     std::to_string(in.shards) + ", " + std::to_string(in.partitions) +
+                     " partitions is no shard map");
+  }
+  hello.version_min = in.version_min;
+  hello.version_max = in.version_max;
+  hello.hot_set_seconds = in.hot_set_seconds;
+  hello.pool_uuid = in.pool_uuid;
+  // Never more than this build can hold, whatever the peer says.
+  hello.limits.body_bytes = std::min(in.limits.body_bytes, kMaxBodyBytes);
+  hello.limits.keys_per_pull = std::min(in.limits.keys_per_pull, kMaxKeysPerPull);
+  hello.limits.sections_per_pull = std::min(in.limits.sections_per_pull, kMaxSectionsPerPull);
+  hello.limits.keys_per_push = std::min(in.limits.keys_per_push, kMaxKeysPerPush);
+  hello.limits.hot_keys = std::min(in.limits.hot_keys, kMaxHotKeys);
+  hello.limits.in_flight = std::min(in.limits.in_flight, kMaxInFlight);
+  hello.limits.connections = in.limits.connections;
+  hello.shard.shard = in.shard;
+  hello.shard.shards = in.shards;
+  hello.shard.partitions = in.partitions;
+  hello.shard.map_version = in.map_version;
+  hello.shard.owned = in.owned;
+  return {};
+}
+
+}  // namespace petps::wire

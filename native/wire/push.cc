@@ -1,0 +1,105 @@
+#include <bit>
+
+#include "wire/bytes.h"
+#include "wire/wire.h"
+
+namespace petps::wire {
+
+using base::Code;
+using base::Status;
+
+namespace {
+
+struct PushHead {
+  uint32_t table;
+  uint32_t instance;
+  uint32_t keys;
+  uint32_t flags;
+  uint32_t dim;
+  uint32_t dtype;
+  uint32_t row_bytes;
+  uint32_t stamp;
+};
+static_assert(sizeof(PushHead) == 32, "copied whole: see FORMAT.md, push");
+
+}  // namespace
+
+size_t push_request_bytes(size_t keys, size_t row_bytes, bool deletions) {
+  const size_t body = sizeof(PushHead) + keys * sizeof(uint64_t) +
+                      (deletions ? bitmap_words(keys) * sizeof(uint64_t) : 0) + keys * row_bytes;
+  return kHeaderBytes + (body + kBodyAlignment - 1) / kBodyAlignment * kBodyAlignment;
+}
+
+void encode_push(uint64_t request_id, const PushRequest& push, Frame& frame) {
+  start_frame(Opcode::kPush, request_id, frame);
+  frame.reserve(push_request_bytes(push.keys.size(), push.row_bytes, !push.deletions.empty()));
+  append(PushHead{push.table, push.instance, static_cast<uint32_t>(push.keys.size()),
+                  push.deletions.empty() ? 0 : kPushHasDeletions, push.dim, push.dtype,
+                  push.row_bytes, push.stamp},
+         frame);
+  append_bytes(push.keys.data(), push.keys.size_bytes(), frame);
+  append_bytes(push.deletions.data(), push.deletions.size_bytes(), frame);
+  append_bytes(push.rows.data(), push.rows.size(), frame);
+  pad_body(frame);
+  finish_frame(frame);
+}
+
+Status decode_push(const FrameHeader& header, std::span<const std::byte> body, const Limits& limits,
+                   PushRequest& push) {
+  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kPush), body));
+  Cursor cursor(body);
+  PushHead head{};
+  if (!cursor.take(head)) return truncated("push", "head", body.size());
+  if (head.keys > limits.keys_per_push) {
+    return Status(Code::kResourceExhausted,
+                  "push of " + std::to_string(head.keys) + " rows is above the limit of " +
+                      std::to_string(limits.keys_per_push) + ": split the request");
+  }
+  if ((head.flags & ~kPushHasDeletions) != 0) return bad_frame("push: unknown flags");
+  push.table = head.table;
+  push.instance = head.instance;
+  push.dim = head.dim;
+  push.dtype = head.dtype;
+  push.row_bytes = head.row_bytes;
+  push.stamp = head.stamp;
+  push.deletions = {};
+  if (!cursor.take_array(head.keys, push.keys)) return truncated("push", "keys", body.size());
+  if ((head.flags & kPushHasDeletions) != 0 &&
+      !cursor.take_array(bitmap_words(head.keys), push.deletions)) {
+    return truncated("push", "deletion bitmap", body.size());
+  }
+  const uint64_t rows_bytes = uint64_t{head.keys} * head.row_bytes;  // 32 x 32 bits: no overflow
+  if (!cursor.take_bytes(rows_bytes, push.rows)) return truncated("push", "rows", body.size());
+  if (cursor.left() >= kBodyAlignment) {
+    return bad_frame("push: " + std::to_string(cursor.left()) + " bytes are left after its rows");
+  }
+  uint64_t deletions = 0;
+  for (const uint64_t word : push.deletions)
+    deletions += static_cast<uint64_t>(std::popcount(word));
+  const size_t tail = head.keys % 64;
+  if (tail != 0 && !push.deletions.empty() && (push.deletions.back() >> tail) != 0) {
+    return bad_frame("push: the deletion bitmap marks keys beyond the last one");
+  }
+  if (head.row_bytes == 0 && deletions != head.keys) {
+    return bad_frame("push: rows of 0 bytes are only for deletions, and " +
+                     std::to_string(head.keys - deletions) + " keys are not marked as deleted");
+  }
+  return {};
+}
+
+void encode_push_reply(uint64_t request_id, const PushReply& reply, Frame& frame) {
+  start_reply(Opcode::kPush, request_id, frame);
+  append(reply, frame);
+  finish_frame(frame);
+}
+
+Status decode_push_reply(const FrameHeader& header, std::span<const std::byte> body,
+                         PushReply& reply) {
+  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kPush) | kReplyBit, body));
+  Cursor cursor(body);
+  if (!cursor.take(reply)) return truncated("push reply", "counts", body.size());
+  if (cursor.left() != 0) return bad_frame("push reply: bytes are left after the counts");
+  return {};
+}
+
+}  // namespace petps::wire

@@ -1,0 +1,155 @@
+#include "wire/bytes.h"
+#include "wire/wire.h"
+
+namespace petps::wire {
+
+using base::Code;
+using base::Status;
+
+namespace {
+
+struct TablesHead {
+  uint32_t instances;
+  uint32_t aliases;
+  uint32_t tables;
+  uint32_t reserved;
+};
+
+struct InstanceHead {
+  uint32_t id;
+  uint32_t partitions;
+  uint64_t applied_version;
+};
+
+struct TableHead {
+  uint32_t id;
+  uint32_t instance;
+  uint8_t dtype;
+  uint8_t feed;
+  uint16_t reserved;
+  uint32_t dim;
+  uint32_t row_bytes;
+  uint32_t default_row_bytes;
+  uint64_t capacity;
+  uint64_t rows;
+};
+static_assert(sizeof(TableHead) == 40, "copied whole: see FORMAT.md, tables reply");
+
+Status take_instance(Cursor& cursor, size_t body_bytes, InstanceInfo& out) {
+  InstanceHead head{};
+  std::string_view model;
+  std::string_view name;
+  if (!cursor.take(head) || !cursor.take_name(model) || !cursor.take_name(name)) {
+    return truncated("tables reply", "instances", body_bytes);
+  }
+  out = {head.id, std::string(model), std::string(name), head.partitions, head.applied_version};
+  return {};
+}
+
+Status take_table(Cursor& cursor, size_t body_bytes, TableInfo& out) {
+  TableHead head{};
+  std::string_view name;
+  std::span<const std::byte> default_row;
+  if (!cursor.take(head) || !cursor.take_name(name) ||
+      !cursor.take_bytes(head.default_row_bytes, default_row)) {
+    return truncated("tables reply", "tables", body_bytes);
+  }
+  if (head.default_row_bytes != 0 && head.default_row_bytes != head.row_bytes) {
+    return bad_frame("tables reply: a default row must be as long as a row");
+  }
+  out.id = head.id;
+  out.instance = head.instance;
+  out.name = name;
+  out.dtype = head.dtype;
+  out.feed = head.feed;
+  out.dim = head.dim;
+  out.row_bytes = head.row_bytes;
+  out.capacity = head.capacity;
+  out.rows = head.rows;
+  out.default_row.assign(default_row.begin(), default_row.end());
+  return {};
+}
+
+}  // namespace
+
+void encode_tables(uint64_t request_id, Frame& frame) {
+  start_frame(Opcode::kTables, request_id, frame);
+}
+
+Status decode_tables(const FrameHeader& header, std::span<const std::byte> body) {
+  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kTables), body));
+  if (!body.empty()) return bad_frame("a tables request has no body");
+  return {};
+}
+
+Status encode_tables_reply(uint64_t request_id, const TablesReply& reply, Frame& frame) {
+  start_reply(Opcode::kTables, request_id, frame);
+  append(TablesHead{static_cast<uint32_t>(reply.instances.size()),
+                    static_cast<uint32_t>(reply.aliases.size()),
+                    static_cast<uint32_t>(reply.tables.size()), 0},
+         frame);
+  for (const InstanceInfo& instance : reply.instances) {
+    append(InstanceHead{instance.id, instance.partitions, instance.applied_version}, frame);
+    append_name(instance.model, frame);
+    append_name(instance.name, frame);
+  }
+  for (const AliasInfo& alias : reply.aliases) {
+    append(alias.instance, frame);
+    append_name(alias.name, frame);
+  }
+  for (const TableInfo& table : reply.tables) {
+    TableHead head{};
+    head.id = table.id;
+    head.instance = table.instance;
+    head.dtype = table.dtype;
+    head.feed = table.feed;
+    head.dim = table.dim;
+    head.row_bytes = table.row_bytes;
+    head.default_row_bytes = static_cast<uint32_t>(table.default_row.size());
+    head.capacity = table.capacity;
+    head.rows = table.rows;
+    append(head, frame);
+    append_name(table.name, frame);
+    append_bytes(table.default_row.data(), table.default_row.size(), frame);
+  }
+  if (frame.size() - kHeaderBytes > kMaxBodyBytes) {
+    return Status(Code::kResourceExhausted, "the list of " + std::to_string(reply.tables.size()) +
+                                                " tables does not fit in one frame");
+  }
+  finish_frame(frame);
+  return {};
+}
+
+Status decode_tables_reply(const FrameHeader& header, std::span<const std::byte> body,
+                           TablesReply& reply) {
+  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kTables) | kReplyBit, body));
+  Cursor cursor(body);
+  TablesHead head{};
+  if (!cursor.take(head)) return truncated("tables reply", "counts", body.size());
+  // Grown one by one, never reserved from a count of the peer's: memory stays in proportion to the
+  // frame.
+  reply = {};
+  for (uint32_t i = 0; i < head.instances; ++i) {
+    InstanceInfo instance;
+    PETPS_RETURN_IF_ERROR(take_instance(cursor, body.size(), instance));
+    reply.instances.push_back(std::move(instance));
+  }
+  for (uint32_t i = 0; i < head.aliases; ++i) {
+    AliasInfo alias;
+    std::string_view name;
+    if (!cursor.take(alias.instance) || !cursor.take_name(name)) {
+      return truncated("tables reply", "aliases", body.size());
+    }
+    alias.name = name;
+    reply.aliases.push_back(std::move(alias));
+  }
+  for (uint32_t i = 0; i < head.tables; ++i) {
+    TableInfo table;
+    PETPS_RETURN_IF_ERROR(take_table(cursor, body.size(), table));
+    reply.tables.push_back(std::move(table));
+  }
+  if (cursor.left() != 0) return bad_frame("tables reply: bytes are left after the tables");
+  return {};
+}
+
+}  // namespace petps::wire

@@ -1,0 +1,344 @@
+// Room wire: the bytes between processes. FORMAT.md beside this file gives every field of every
+// frame.
+//
+// Owns:        the frame header, opcodes, limits, encode and decode of every request and reply; key
+//              -> partition -> shard.
+// Never does:  sockets, tables, threads; allocate more than the frame it was handed; trust a length
+//              before checking it.
+// Called by:   server (decodes requests, encodes replies) and client (the other way round).
+// Invariants:  decode(encode(x)) == x; a decoded message only views the bytes it was decoded from;
+//              every check is written so that it cannot overflow; the numbers of opcodes, flags and
+//              codes are never reused.
+// Threads:     pure functions.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+
+namespace petps::wire {
+
+static_assert(std::endian::native == std::endian::little,
+              "frames are little-endian and are read in place");
+
+// ---- Limits. Every one is in the hello reply; breaking it gets an error on that connection alone.
+
+// Longest body of a frame, both ways: 500 rows of the largest row (4096 x f32 = 16 KiB) need 8 MiB;
+// twice that leaves room for pushes of the same, and bounds what one connection can make a server
+// hold.
+inline constexpr uint32_t kMaxBodyBytes = 16u << 20;
+// A pull is run to completion by one worker: 65,536 keys are about 10 ms, the longest a neighbour
+// should wait.
+inline constexpr uint32_t kMaxKeysPerPull = 65536;
+// Sections of one pull: thousands of features in one inference exist; more is a client's mistake.
+inline constexpr uint32_t kMaxSectionsPerPull = 4096;
+// Rows of one push: what one durable batch may hold before its drain delays the pushes behind it.
+inline constexpr uint32_t kMaxKeysPerPush = 65536;
+// Hot keys of one message: a hot set is the head of a skewed distribution; 512 KiB of keys.
+inline constexpr uint32_t kMaxHotKeys = 65536;
+// Requests that one connection may have unanswered; beyond it, the server stops reading from that
+// connection.
+inline constexpr uint32_t kMaxInFlight = 64;
+// Connections of one server: a file descriptor and at least one receive buffer (64 KiB) each.
+inline constexpr uint32_t kMaxConnections = 4096;
+// Names of tables, models, instances, aliases and clients.
+inline constexpr uint32_t kMaxNameBytes = 255;
+// Text of an error reply; longer ones are cut.
+inline constexpr uint32_t kMaxErrorBytes = 4096;
+// Partitions of a model, and so bits of a shard's ownership bitmap.
+inline constexpr uint32_t kMaxPartitions = 1024;
+
+inline constexpr uint16_t kProtocolVersion = 1;     // the newest this build speaks
+inline constexpr uint16_t kProtocolVersionMin = 1;  // the oldest
+inline constexpr uint32_t kSignature = 0x53505450;  // the bytes "PTPS"
+inline constexpr uint16_t kReplyBit = 0x8000;       // reply opcode = request opcode | kReplyBit
+// A request's body is a multiple of this, so that frames behind each other in a buffer keep their
+// keys aligned.
+inline constexpr uint32_t kBodyAlignment = 8;
+
+enum class Opcode : uint16_t {  // never renumber
+  kHello = 1,                   // who speaks, and the limits
+  kTables = 2,                  // tables, instances and aliases
+  kPull = 3,                    // read rows
+  kPush = 4,                    // write full rows or deletions
+  kStatus = 5,                  // the server's status as JSON text
+  kHotKeys = 6,                 // a client's hot set of one table
+};
+std::string_view opcode_name(
+    uint16_t opcode);  // "pull"; "unknown" for what is not known; ignores kReplyBit
+
+// ---- The header: 32 bytes before every body.
+
+struct FrameHeader {
+  uint32_t signature = kSignature;
+  uint16_t version = kProtocolVersion;
+  uint16_t opcode = 0;
+  uint64_t request_id = 0;  // chosen by the client, echoed by the reply
+  uint32_t flags = 0;       // none is defined yet; must be 0
+  uint32_t sections = 0;    // pull and its reply; 0 elsewhere
+  uint32_t body_bytes = 0;
+  // base::Code; 0 in requests. Not 0 in a reply: the body is the message, UTF-8 text
+  uint16_t code = 0;
+  uint16_t reserved = 0;
+};
+static_assert(sizeof(FrameHeader) == 32, "the header is copied to and from frames whole");
+inline constexpr size_t kHeaderBytes = sizeof(FrameHeader);
+
+// Bytes are at least kHeaderBytes. Checks signature, version and body length: what must hold before
+// a body is waited for.
+// Errors: kInvalidArgument (not petps, reserved bits), kUnimplemented (version), kResourceExhausted
+// (body above the limit).
+base::Status decode_header(std::span<const std::byte> bytes, FrameHeader& header);
+// The same, and that it is a request: no reply bit, code 0, body a multiple of kBodyAlignment.
+// Servers.
+base::Status decode_request_header(std::span<const std::byte> bytes, FrameHeader& header);
+// The same, and that it is a reply. Clients. An error reply is OK here: see header.code and
+// decode_error.
+base::Status decode_reply_header(std::span<const std::byte> bytes, FrameHeader& header);
+
+// Every encode_... below replaces the content of `frame` (header included); reusing a vector
+// allocates nothing in the long run.
+using Frame = std::vector<std::byte>;
+
+// ---- Errors
+
+void encode_error(uint16_t request_opcode, uint64_t request_id, const base::Status& status,
+                  Frame& frame);
+// The Status of a reply whose header.code is not 0.
+base::Status decode_error(const FrameHeader& header, std::span<const std::byte> body);
+
+// ---- Hello
+
+struct Limits {
+  uint32_t body_bytes = kMaxBodyBytes;
+  uint32_t keys_per_pull = kMaxKeysPerPull;
+  uint32_t sections_per_pull = kMaxSectionsPerPull;
+  uint32_t keys_per_push = kMaxKeysPerPush;
+  uint32_t hot_keys = kMaxHotKeys;
+  uint32_t in_flight = kMaxInFlight;
+  uint32_t connections = kMaxConnections;
+  bool operator==(const Limits&) const = default;
+};
+
+// The partitions that one server owns. partitions = 1, owned: this server has everything.
+struct Shard {
+  uint32_t shard = 0;  // this server's number in the map
+  uint32_t shards = 1;
+  uint32_t partitions = 1;  // P of the map, 1..kMaxPartitions
+  uint64_t map_version = 0;
+  std::array<uint64_t, kMaxPartitions / 64> owned{1};  // bit p: owns partition p
+  bool owns(uint32_t partition) const {
+    return partition < partitions && ((owned[partition / 64] >> (partition % 64)) & 1) != 0;
+  }
+  bool owns_all() const;
+  bool operator==(const Shard&) const = default;
+};
+
+struct HelloRequest {
+  uint16_t version_min = kProtocolVersionMin;
+  uint16_t version_max = kProtocolVersion;
+  std::string_view client;  // name for the server's reports, at most kMaxNameBytes
+};
+struct HelloReply {
+  uint16_t version_min = kProtocolVersionMin;
+  uint16_t version_max = kProtocolVersion;
+  std::array<uint8_t, 16>
+      pool_uuid{};  // another uuid after a reconnect: another pool, ask for its tables again
+  Limits limits;
+  Shard shard;
+  uint32_t hot_set_seconds = 10;  // how often a client should send its hot set
+};
+
+void encode_hello(uint64_t request_id, const HelloRequest& hello, Frame& frame);
+base::Status decode_hello(const FrameHeader& header, std::span<const std::byte> body,
+                          HelloRequest& hello);
+void encode_hello_reply(uint64_t request_id, const HelloReply& hello, Frame& frame);
+base::Status decode_hello_reply(const FrameHeader& header, std::span<const std::byte> body,
+                                HelloReply& hello);
+
+// ---- Tables
+
+struct TableInfo {
+  uint32_t id = 0;
+  uint32_t instance = 0;
+  std::string name;
+  uint8_t dtype = 0;  // codec::Dtype
+  uint8_t feed = 0;   // 0: takes pushes, 1: takes deltas
+  uint32_t dim = 0;
+  uint32_t row_bytes = 0;
+  uint64_t capacity = 0;
+  uint64_t rows = 0;
+  std::vector<std::byte> default_row;  // row_bytes as stored; empty: zeros
+  bool operator==(const TableInfo&) const = default;
+};
+struct InstanceInfo {
+  uint32_t id = 0;
+  std::string model;  // "ranking"
+  std::string name;   // "ranking@7"
+  uint32_t partitions = 1;
+  uint64_t applied_version = 0;
+  bool operator==(const InstanceInfo&) const = default;
+};
+struct AliasInfo {
+  std::string name;
+  uint32_t instance = 0;
+  bool operator==(const AliasInfo&) const = default;
+};
+struct TablesReply {
+  std::vector<InstanceInfo> instances;
+  std::vector<AliasInfo> aliases;
+  std::vector<TableInfo> tables;
+  bool operator==(const TablesReply&) const = default;
+};
+
+void encode_tables(uint64_t request_id, Frame& frame);
+base::Status decode_tables(const FrameHeader& header, std::span<const std::byte> body);
+// kResourceExhausted when the catalogue does not fit in one frame.
+base::Status encode_tables_reply(uint64_t request_id, const TablesReply& reply, Frame& frame);
+base::Status decode_tables_reply(const FrameHeader& header, std::span<const std::byte> body,
+                                 TablesReply& reply);
+
+// ---- Pull
+
+struct PullSection {
+  uint32_t table = 0;
+  uint32_t keys = 0;
+};
+static_assert(sizeof(PullSection) == 8, "read in place from the frame");
+
+struct PullRequest {
+  uint64_t min_version = 0;  // 0: any
+  uint32_t instance = 0;     // every table must be of this instance; 0: do not check
+  std::span<const PullSection> sections;
+  std::span<const uint64_t> keys;  // of all sections, one after another
+};
+
+size_t pull_request_bytes(size_t sections, size_t keys);  // whole frame
+// sections' keys must sum to keys.size(). Limits are the caller's to keep (the hello reply has
+// them).
+void encode_pull(uint64_t request_id, const PullRequest& pull, Frame& frame);
+base::Status decode_pull(const FrameHeader& header, std::span<const std::byte> body,
+                         const Limits& limits, PullRequest& pull);
+
+struct PullReplySection {
+  // base::Code: kNotFound when the table is unknown; then row_bytes and rows_found are 0
+  uint16_t code = 0;
+  uint16_t reserved = 0;
+  uint32_t table = 0;
+  uint32_t row_bytes = 0;
+  uint32_t keys = 0;        // as in the request
+  uint32_t rows_found = 0;  // set bits of the section's presence bitmap
+  uint32_t reserved2 = 0;
+};
+static_assert(sizeof(PullReplySection) == 24, "read in place from the frame");
+
+// The start of a pull reply's body. Reading it tells how much to read before the rows begin.
+struct PullReplyPrefix {
+  uint64_t applied_version = 0;
+  uint64_t rows_offset = 0;  // from the start of the body: prefix, section heads, bitmaps
+};
+static_assert(sizeof(PullReplyPrefix) == 16, "read in place from the frame");
+
+// body = prefix | PullReplySection[sections] | bitmap of each section | rows. Rows found lie in
+// request order and packed, section after section, so that a client can read them straight into the
+// caller's array.
+struct PullReply {
+  uint64_t applied_version = 0;
+  std::span<const PullReplySection> sections;
+  std::span<const uint64_t>
+      // of all sections, one after another; bitmap_words(keys) each; bit i%64 of word i/64 = key i
+      bitmaps;
+  uint64_t rows_offset = 0;
+  uint64_t rows_bytes = 0;  // body_bytes - rows_offset
+};
+
+inline constexpr size_t bitmap_words(size_t keys) { return (keys + 63) / 64; }
+// Bytes of a whole pull reply before its rows: header, prefix, section heads, bitmaps.
+size_t pull_reply_head_bytes(std::span<const PullSection> sections);
+// Where the parts of a reply's head lie in a buffer of pull_reply_head_bytes, 8-byte aligned.
+struct PullReplyParts {
+  std::span<PullReplySection> sections;
+  std::span<uint64_t> bitmaps;
+};
+// Writes heads with nothing found and zeroed bitmaps; the server sets bits, rows_found, row_bytes
+// and code, then calls finish.
+PullReplyParts start_pull_reply(std::span<const PullSection> sections, std::span<std::byte> head);
+void finish_pull_reply(uint64_t request_id, uint64_t applied_version, size_t sections,
+                       uint64_t rows_bytes, std::span<std::byte> head);
+
+// `prefix`: at least the first 16 bytes of the body. Checks rows_offset against the header and the
+// limits.
+base::Status decode_pull_reply_prefix(const FrameHeader& header, std::span<const std::byte> prefix,
+                                      PullReplyPrefix& out);
+// `head`: the first rows_offset bytes of the body, 8-byte aligned. Checks that bitmaps, rows_found
+// and row_bytes agree with each other and with the body's length.
+base::Status decode_pull_reply_head(const FrameHeader& header, std::span<const std::byte> head,
+                                    PullReply& reply);
+
+// ---- Push
+
+inline constexpr uint32_t kPushHasDeletions = 1;  // a deletion bitmap follows the keys
+
+struct PushRequest {
+  uint32_t table = 0;
+  uint32_t instance = 0;   // 0: do not check
+  uint32_t dim = 0;        // the server refuses another dim, dtype or row_bytes than the table's
+  uint32_t dtype = 0;      // codec::Dtype
+  uint32_t row_bytes = 0;  // 0: all are deletions and no rows follow
+  uint32_t stamp = 0;      // low bits of the version, kept beside the row
+  std::span<const uint64_t> keys;
+  std::span<const uint64_t> deletions;  // empty, or bitmap_words(keys): bit = delete that key
+  std::span<const std::byte> rows;  // keys * row_bytes, as stored; those of deletions are ignored
+};
+struct
+    // table::ApplyReport. refused != 0: the table is full; clients report RESOURCE_EXHAUSTED
+    PushReply {
+  uint64_t inserted = 0;
+  uint64_t updated = 0;
+  uint64_t deleted = 0;
+  uint64_t absent = 0;
+  uint64_t refused = 0;
+  bool operator==(const PushReply&) const = default;
+};
+
+size_t push_request_bytes(size_t keys, size_t row_bytes, bool deletions);  // whole frame
+void encode_push(uint64_t request_id, const PushRequest& push, Frame& frame);
+base::Status decode_push(const FrameHeader& header, std::span<const std::byte> body,
+                         const Limits& limits, PushRequest& push);
+void encode_push_reply(uint64_t request_id, const PushReply& reply, Frame& frame);
+base::Status decode_push_reply(const FrameHeader& header, std::span<const std::byte> body,
+                               PushReply& reply);
+
+// ---- Status and hot keys
+
+void encode_status(uint64_t request_id, Frame& frame);
+base::Status decode_status(const FrameHeader& header, std::span<const std::byte> body);
+// kResourceExhausted when the text does not fit in one frame.
+base::Status encode_status_reply(uint64_t request_id, std::string_view json, Frame& frame);
+base::Status decode_status_reply(const FrameHeader& header, std::span<const std::byte> body,
+                                 std::string_view& json);
+
+struct HotKeysRequest {
+  uint32_t table = 0;
+  std::span<const uint64_t> keys;
+};
+void encode_hot_keys(uint64_t request_id, const HotKeysRequest& hot, Frame& frame);
+base::Status decode_hot_keys(const FrameHeader& header, std::span<const std::byte> body,
+                             const Limits& limits, HotKeysRequest& hot);
+void encode_hot_keys_reply(uint64_t request_id, Frame& frame);  // empty body
+base::Status decode_hot_keys_reply(const FrameHeader& header, std::span<const std::byte> body);
+
+// ---- Key -> partition
+
+// XXH3-64 of the key's 8 little-endian bytes, seed 0, modulo partitions (DESIGN: a partition never
+// changes for a key).
+uint32_t partition_of(uint64_t key, uint32_t partitions);
+
+}  // namespace petps::wire

@@ -1,0 +1,270 @@
+"""Types of the extension module (native/bindings). Thin: no logic, the GIL released on all work.
+
+Arrays are checked, never converted: a wrong dtype, shape or a strided array raises
+``petps.errors.InvalidArgument`` that names the argument. Everything else raises the class of
+``petps.errors`` that native/base/status.h names. Methods of a closed ``Tables`` (and of its tables)
+raise ``FailedPrecondition``. Do not write to an array while a call is reading it.
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+__version__: str
+
+Keys = npt.NDArray[np.uint64]
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+Mask = npt.NDArray[np.bool_]
+Durability = Literal["power", "process"]
+
+class PoolInfo:
+    path: str
+    medium: str
+    """'file', 'dax' or 'dram'."""
+    durability: str
+    volatile: bool
+    read_only: bool
+    failed: bool
+    """A drain failed since it was opened: the pool is read-only until reopened."""
+    uuid: str
+    generation: int
+    was_clean: bool
+    lost_power: bool
+    size_bytes: int
+    unit_bytes: int
+    epoch_current: int
+    epoch_retired_items: int
+    def as_dict(self) -> dict[str, Any]: ...
+
+class InstanceRecord:
+    id: int
+    model: str
+    name: str
+    partitions: int
+    def as_dict(self) -> dict[str, Any]: ...
+
+class TableRecord:
+    id: int
+    name: str
+    instance: int
+    dim: int
+    dtype: str
+    """'f32', 'f16', 'bf16' or 'int8'."""
+    row_bytes: int
+    capacity: int
+    feed: str
+    """'push' or 'delta'."""
+    bucket_count: int
+    def as_dict(self) -> dict[str, Any]: ...
+
+class TableStatus:
+    rows: int
+    capacity: int
+    slots: int
+    free_slots: int
+    retired_slots: int
+    index_bytes: int
+    header_bytes: int
+    row_bytes_total: int
+    allocator_bytes: int
+    displaced: int
+    walked: bool
+    def as_dict(self) -> dict[str, Any]: ...
+
+class ApplyReport:
+    inserted: int
+    updated: int
+    deleted: int
+    absent: int
+    refused: int
+    """New keys refused because the table is at capacity."""
+    superseded: int
+    """Entries of the batch that a later one of the same key replaced."""
+    def as_dict(self) -> dict[str, Any]: ...
+
+class VerifyReport:
+    clean: bool
+    rows: int
+    buckets: int
+    stale_tags: int
+    high_counters: int
+    unreachable_slots: int
+    problem_count: int
+    problems: list[str]
+    def as_dict(self) -> dict[str, Any]: ...
+
+class Progress:
+    """What a partition of an instance has applied. ``state``: 'following' or 'catching_up'."""
+
+    instance: int
+    partition: int
+    run: int
+    seq: int
+    offset: int
+    version: int
+    state: str
+    target: int
+    def __init__(
+        self,
+        *,
+        instance: int,
+        partition: int,
+        run: int,
+        seq: int,
+        offset: int,
+        version: int,
+        state: str = "following",
+        target: int = 0,
+    ) -> None: ...
+    def as_dict(self) -> dict[str, Any]: ...
+
+class Scan:
+    """Pages of a table, each a copy; holds off migration until closed or exhausted."""
+
+    def __enter__(self) -> Scan: ...
+    def __exit__(self, *exc: object) -> None: ...
+    def __iter__(self) -> Scan: ...
+    def __next__(self) -> tuple[Keys, Bytes]:
+        """keys: uint64[n], rows: uint8[n, row_bytes]; n may be 0."""
+    def close(self) -> None: ...
+    buckets_done: int
+    buckets: int
+
+class Table:
+    @property
+    def record(self) -> TableRecord: ...
+    @property
+    def id(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def row_bytes(self) -> int: ...
+    def default_row(self) -> Bytes:
+        """uint8[row_bytes]: the stored row shown for a missing key."""
+    def apply(
+        self, keys: Keys, rows: Bytes | None, deleted: Mask | None = None, stamp: int = 0
+    ) -> ApplyReport:
+        """keys: uint64[n], rows: uint8[n, row_bytes] or None (all deletions), deleted: bool[n].
+
+        Durable at the pool's level when it returns. Later entries of the same key win. ``stamp`` is
+        the low 32 bits of the writing version (a wider number is cut).
+        """
+    def pull(self, keys: Keys, out: Floats | Bytes, mask: Mask | None = None) -> int:
+        """Fills out (float32[n, dim], or uint8[n, row_bytes] for stored bytes) and mask (bool[n]).
+
+        Missing keys get the table's default row. Returns how many keys were found.
+        """
+    def keys(self) -> Keys:
+        """uint64[n]: every key, in no order; one written meanwhile may be missing or twice."""
+    def scan(self, buckets_per_page: int = 4096) -> Scan: ...
+    def status(self) -> TableStatus: ...
+    def set_hot_keys(self, keys: Keys) -> None: ...
+    def migrate(self, hot_keys: Keys) -> int: ...
+    def rehome(self) -> int: ...
+    def bucket_reads(self, keys: Keys) -> tuple[int, int]:
+        """(buckets read, keys found) for the keys that are there."""
+
+class Tables:
+    """One open pool. ``close`` stores the free lists; dropped without it, it recovers at open."""
+
+    @staticmethod
+    def create(
+        path: str,
+        *,
+        durability: Durability = "power",
+        unit_bytes: int = ...,
+        background: bool = True,
+    ) -> Tables:
+        """path '' makes a volatile pool in anonymous memory."""
+    @staticmethod
+    def open(
+        path: str,
+        *,
+        read_only: bool = False,
+        allow_lost_power: bool = False,
+        background: bool = True,
+    ) -> Tables:
+        """allow_lost_power: open a process-durability pool that lost power (for verify)."""
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    def info(self) -> PoolInfo: ...
+    def create_instance(self, model: str, name: str, partitions: int) -> InstanceRecord: ...
+    def instances(self) -> list[InstanceRecord]: ...
+    def set_alias(self, alias: str, instance: int) -> None: ...
+    def aliases(self) -> dict[str, int]: ...
+    def resolve(self, model: str) -> InstanceRecord: ...
+    def create_table(
+        self,
+        name: str,
+        *,
+        instance: int,
+        dim: int,
+        dtype: str,
+        capacity: int,
+        feed: Literal["push", "delta"] = "push",
+        default_row: Bytes | None = None,
+    ) -> Table: ...
+    def find(self, instance: str, table: str) -> Table:
+        """Raises NotFound that names the tables of the instance."""
+    def find_id(self, table: int) -> Table: ...
+    def tables(self) -> list[Table]: ...
+    def set_feed(self, table: int, feed: Literal["push", "delta"]) -> None: ...
+    def set_durability(self, durability: Durability) -> None: ...
+    def record_progress(self, progress: Progress) -> None: ...
+    def progress(self, instance: int, partition: int) -> Progress | None: ...
+    def all_progress(self) -> list[Progress]: ...
+    def applied_version(self, instance: int) -> int: ...
+    def walk(self) -> None: ...
+    def walked(self) -> bool: ...
+    def reclaim(self) -> int: ...
+    def verify(self) -> VerifyReport: ...
+
+class Server:
+    """The native server over the tables of an open pool. ``Tables.close`` refuses while it runs."""
+
+    @staticmethod
+    def start(
+        tables: Tables,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 7070,
+        workers: int = 1,
+        gather: Literal["auto", "copy", "sendmsg"] = "auto",
+        hot_set_seconds: int = 10,
+        drain_ms: int = 5000,
+        limits: dict[str, int] = ...,
+    ) -> Server:
+        """Listens and serves when it returns. Unknown limits raise InvalidArgument."""
+    @property
+    def port(self) -> int: ...
+    def stop(self) -> None:
+        """Accepts no more, answers what arrived. DeadlineExceeded: cut after drain_ms."""
+    def stats(self) -> dict[str, Any]: ...
+    def status_json(self) -> str: ...
+    def set_status_member(self, name: str, json: str) -> None: ...
+
+def encode_rows(dtype: str, rows: Floats) -> Bytes:
+    """rows: float32[n, dim] -> uint8[n, row_bytes(dtype, dim)]."""
+
+def decode_rows(dtype: str, dim: int, rows: Bytes) -> Floats:
+    """rows: uint8[n, row_bytes] -> float32[n, dim]."""
+
+def row_bytes(dtype: str, dim: int) -> int: ...
+def first_not_finite(rows: Floats) -> int:
+    """Index of the first row of float32[n, dim] with a NaN or infinity, or n."""
+
+def partition_of(keys: Keys, partitions: int) -> npt.NDArray[np.uint32]:
+    """keys: uint64[n] -> uint32[n], each below ``partitions``: xxh3(key) mod partitions."""
+
+def cpu_features() -> dict[str, bool]: ...
+def formats() -> dict[str, int]:
+    """Version of every format this build reads and writes, by name."""
+
+def crc32c(data: bytes | memoryview, seed: int = 0) -> int: ...

@@ -1,0 +1,122 @@
+"""The `petps` command: its groups, and how errors become text and exit codes.
+
+Commands import what they need when they run, so that `petps --help` is quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from petps.cli import commands
+from petps.errors import PetpsError
+
+__all__ = ["EXIT_CODES", "app", "main"]
+
+# By the code of petps.errors; what is not here exits with 1.
+EXIT_CODES: Final = {
+    "INVALID_ARGUMENT": 2,
+    "NOT_FOUND": 3,
+    "ALREADY_EXISTS": 4,
+    "RESOURCE_EXHAUSTED": 5,
+    "FAILED_PRECONDITION": 6,
+    "UNAVAILABLE": 7,
+    "DEADLINE_EXCEEDED": 8,
+    "DATA_LOSS": 9,
+}
+INTERRUPTED: Final = 130
+
+_EXIT_TEXT = "Exit codes: 0 done; 1 error; " + "; ".join(
+    f"{number} {code.lower().replace('_', ' ')}" for code, number in EXIT_CODES.items()
+)
+_HELP = """Serves huge embedding tables from a persistent pool.
+
+A first pool, from nothing to a pull over the network:
+
+    petps create my.pool --table items:64:f32:1m
+
+    petps load my.pool items rows.npz
+
+    petps serve my.pool &
+
+    petps pull petps://127.0.0.1:7070 items 1 2 3
+
+Everywhere, TARGET is a pool's path (nobody else may have it open) or a running server,
+petps://HOST:PORT or petps://HOST:PORT/MODEL."""
+
+
+def exit_code(error: PetpsError) -> int:
+    """The exit code of an error."""
+    return EXIT_CODES.get(error.code, 1)
+
+
+class _Commands(TyperGroup):
+    """Errors of petps become one sentence in red and an exit code, never a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PetpsError as error:
+            _say(str(error))
+            raise typer.Exit(exit_code(error)) from None
+        except KeyboardInterrupt:
+            _say("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:  # `petps pull ... | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from None
+        except OSError as error:
+            _say(_text_of(error))
+            raise typer.Exit(1) from None
+
+
+def _text_of(error: OSError) -> str:
+    """One sentence: which file, and what the operating system said."""
+    text = error.strerror or str(error)
+    return f"{error.filename}: {text}" if error.filename else text
+
+
+def _say(message: str) -> None:
+    lead = typer.style("error:", fg=typer.colors.RED, bold=True)
+    typer.echo(f"{lead} {message}", err=True)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help=_HELP,
+    epilog=_EXIT_TEXT,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from petps import _native
+
+        typer.echo(f"petps {_native.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    pass
+
+
+commands.register(app)
+
+
+def main() -> None:
+    """The `petps` script."""
+    app()

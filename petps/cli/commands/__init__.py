@@ -1,0 +1,47 @@
+"""One module for each command; importing them must be cheap (typer and the standard library)."""
+
+from __future__ import annotations
+
+import typer
+
+from petps.cli.commands import (
+    config,
+    create,
+    demo,
+    export,
+    load,
+    publish,
+    pull,
+    push,
+    serve,
+    status,
+    verify,
+)
+
+__all__ = ["register"]
+
+_SETUP = "Pools"
+_ROWS = "Rows"
+_RUN = "Running"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds every command."""
+    app.command(rich_help_panel=_SETUP)(create.create)
+    app.command(rich_help_panel=_SETUP)(status.status)
+    app.command(rich_help_panel=_SETUP)(verify.verify)
+    app.command(rich_help_panel=_SETUP)(config.config)
+    app.command(rich_help_panel=_ROWS)(load.load)
+    app.command(rich_help_panel=_ROWS)(pull.pull)
+    app.command(rich_help_panel=_ROWS)(push.push)
+    app.command(rich_help_panel=_ROWS)(export.export)
+    app.command(rich_help_panel=_ROWS)(publish.publish)
+    app.command(rich_help_panel=_RUN)(serve.serve)
+    app.command(
+        rich_help_panel=_RUN,
+        context_settings={
+            "allow_extra_args": True,
+            "ignore_unknown_options": True,
+            "help_option_names": [],
+        },
+    )(demo.demo)

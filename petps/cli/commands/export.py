@@ -1,0 +1,50 @@
+"""petps export."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from petps.cli.output import bytes_text, json_out, note, progress
+
+
+def export(
+    pool: Annotated[
+        Path, typer.Argument(metavar="POOL", help="The pool; no server may have it open.")
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder for the base.")],
+    model: Annotated[str | None, typer.Option(help="Model, instance or alias.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+) -> None:
+    """Write all rows of a model as a base: sorted Arrow files and a manifest.
+
+    A base loads into another pool (`petps load`), starts a trainer's run, and is what servers
+    catch up to after a gap. It exists once its manifest does: a stopped export leaves none.
+
+    [bold]Examples[/bold]
+
+        petps export my.pool bases/monday
+
+        petps load other.pool items bases/monday
+    """
+    from petps.pool import Pool
+
+    begun = time.perf_counter()
+    with Pool.open(pool, read_only=True) as opened:
+        report = opened.export(
+            folder,
+            model=model,
+            bar=lambda table, rows: progress(f"exporting {table}", rows, quiet=json_),
+        )
+    report["seconds"] = round(time.perf_counter() - begun, 3)
+    if json_:
+        json_out(report)
+        return
+    rows = sum(table["rows"] for table in report["tables"])
+    note(
+        f"{folder}: {rows:,} rows of {len(report['tables'])} tables of {report['instance']}, "
+        f"version {report['version']}, {bytes_text(report['bytes'])} in {report['seconds']:.1f} s"
+    )

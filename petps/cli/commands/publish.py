@@ -1,0 +1,186 @@
+"""petps publish."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from petps.cli.output import json_out, note, progress
+from petps.errors import FailedPrecondition, InvalidArgument
+
+if TYPE_CHECKING:
+    from petps.cli.sources import Source
+    from petps.delta import TableSchema
+    from petps.delta.directory import DirectoryLog
+    from petps.publish import Position, Publisher
+
+
+def publish(
+    log: Annotated[
+        Path,
+        typer.Argument(metavar="LOG", help="Folder of the delta log; made if it is not there."),
+    ],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table.")],
+    source: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[SOURCE...]", help="Files or folders of rows, as for `petps load`."
+        ),
+    ] = None,
+    model: Annotated[str, typer.Option(help="The model.")] = "default",
+    dtype: Annotated[str, typer.Option(help="The table's dtype.")] = "f32",
+    dim: Annotated[int | None, typer.Option(help="The table's dim; by default the file's.")] = None,
+    delete: Annotated[list[str] | None, typer.Option(help="A key to delete. Repeatable.")] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(help="Begin with this base (`petps export`) instead of continuing the log."),
+    ] = None,
+    partitions: Annotated[int, typer.Option(help="Partitions of a new log; the model's.")] = 8,
+    key_column: Annotated[str | None, typer.Option(help="Name of the keys in the file.")] = None,
+    row_column: Annotated[str | None, typer.Option(help="Name of the rows in the file.")] = None,
+    allow_not_finite: Annotated[
+        bool, typer.Option("--allow-not-finite", help="Take rows with NaN or infinity.")
+    ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+) -> None:
+    """Publish rows to a delta log as one version. Servers that follow it apply them.
+
+    The rows become a run of their own, which continues where the log ends. Durable, and visible to
+    servers, when the command returns.
+
+    [bold]Examples[/bold]
+
+        petps publish deltas/ items changed.npz
+
+        petps publish deltas/ items --dim 64 --delete 17 --delete 18
+
+        petps publish deltas/ items --dim 64 --base bases/monday
+    """
+    from petps.cli.commands.push import _key
+    from petps.cli.sources import Columns, open_sources
+    from petps.delta.directory import DirectoryLog
+
+    if not source and not delete and base is None:
+        raise InvalidArgument("nothing to publish: name files of rows, --delete KEY or --base")
+    deleted = [_key(text, "--delete") for text in delete or []]
+    sources = open_sources(source or [], Columns(key_column, row_column), table)
+    schema = _schema(table, dtype, dim, sources)
+    exists = (log / "log.json").exists()
+    begun = time.perf_counter()
+    with DirectoryLog(log, partitions=None if exists else partitions) as opened:
+        report = _publish(opened, model, schema, sources, deleted, base, allow_not_finite, json_)
+    report["seconds"] = round(time.perf_counter() - begun, 3)
+    if json_:
+        json_out(report)
+        return
+    note(
+        f"{report['rows']:,} rows and {report['deletions']:,} deletions of {table} in {log}: "
+        f"run {report['run']}, version {report['version']}"
+    )
+
+
+def _schema(table: str, dtype: str, dim: int | None, sources: list[Source]) -> TableSchema:
+    from petps.delta import TableSchema
+
+    if dim is None:
+        dims = {source.dim for source in sources if source.dim is not None}
+        if not dims:
+            raise InvalidArgument("the files do not tell the table's dim; name it with --dim")
+        if len(dims) > 1:
+            raise InvalidArgument(
+                f"the files have rows of dim {', '.join(map(str, sorted(dims)))}; one is needed"
+            )
+        dim = dims.pop()
+    for source in sources:
+        if source.dim not in (None, dim):
+            raise InvalidArgument(f"{source.name} has rows of dim {source.dim}, expected {dim}")
+    return TableSchema(table, dtype, dim)
+
+
+def _publish(
+    log: DirectoryLog,
+    model: str,
+    schema: TableSchema,
+    sources: list[Source],
+    deleted: list[int],
+    base: Path | None,
+    allow_not_finite: bool,
+    quiet: bool,
+) -> dict[str, Any]:
+    from petps.publish import Publisher
+
+    position = _end_of(log, model)
+    publisher = Publisher(log, model, tables=[schema], allow_not_finite=allow_not_finite)
+    if base is None:
+        publisher.begin_continue(position)
+    else:
+        _begin_base(publisher, base, model)
+    rows = 0
+    sizes = [source.rows for source in sources]
+    total = None if None in sizes else sum(size for size in sizes if size is not None)
+    with progress(f"publishing {schema.name}", total, quiet=quiet) as advance:
+        for source in sources:
+            for keys, values in source.chunks():
+                publisher.publish(schema.name, keys, values)
+                rows += len(keys)
+                advance(len(keys))
+    if deleted:
+        _publish_deletions(publisher, schema.name, deleted)
+    version = publisher.commit() if rows or deleted else publisher.version
+    return {
+        "log": str(log.path),
+        "model": model,
+        "table": schema.name,
+        "rows": rows,
+        "deletions": len(deleted),
+        "run": publisher.run,
+        "version": version,
+    }
+
+
+def _publish_deletions(publisher: Publisher, table: str, keys: list[int]) -> None:
+    import numpy as np
+
+    publisher.publish(table, np.array(keys, np.uint64), None, np.ones(len(keys), np.bool_))
+
+
+def _begin_base(publisher: Publisher, folder: Path, model: str) -> None:
+    from petps.checkpoint.base import Base
+
+    found = Base(folder)
+    if found.model != model:
+        raise InvalidArgument(f"{folder} is a base of model '{found.model}', not '{model}'")
+    version = found.version if found.version > publisher.version else publisher.version + 1
+    publisher.begin_base(str(folder.resolve()), version=version)
+
+
+def _end_of(log: DirectoryLog, model: str) -> Position | None:
+    """Where the log ends, for a continue marker; None for an empty log.
+
+    Errors: FailedPrecondition when its partitions end in different runs (a publisher died while it
+    began one): only a base can go on from there.
+    """
+    from petps.delta import read_header
+    from petps.publish import Position
+
+    headers = []
+    for partition in range(log.partitions):
+        message = log.last_message(partition)
+        if message is not None:
+            headers.append(read_header(message))
+    if not headers:
+        return None
+    other = next((header.model for header in headers if header.model != model), None)
+    if other is not None:
+        raise InvalidArgument(f"{log.name} belongs to model '{other}', not '{model}'; use --model")
+    runs = {header.run for header in headers}
+    if len(runs) > 1 or len(headers) < log.partitions:
+        raise FailedPrecondition(
+            f"{log.name}: its partitions end in different runs, so nothing can continue them; "
+            "begin again with a base: petps export, then petps publish --base"
+        )
+    seqs = tuple(header.seq for header in sorted(headers, key=lambda header: header.partition))
+    return Position(runs.pop(), seqs, max(header.version for header in headers))

@@ -1,0 +1,127 @@
+"""petps pull."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from petps.cli.output import json_out, note, table
+from petps.cli.target import TARGET_HELP, open_target
+from petps.errors import InvalidArgument, NotFound
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+VALUES_SHOWN = 6  # of a row on a terminal; --json and --out give all
+
+
+def pull(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help=TARGET_HELP)],
+    table_: Annotated[str, typer.Argument(metavar="TABLE", help="The table.")],
+    keys: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY...]", help="Keys: numbers from 0 to 2^64-1.")
+    ] = None,
+    keys_file: Annotated[
+        Path | None, typer.Option("--keys", help="A .npy file of keys instead.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write to this file: .npy (rows), or .npz (keys, rows, found)."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model, instance or alias.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+) -> None:
+    """Show the rows of keys. A missing key shows the table's default row, and says so.
+
+    [bold]Examples[/bold]
+
+        petps pull my.pool items 1 2 3
+
+        petps pull petps://127.0.0.1:7070 items 42 --json
+
+        petps pull petps://127.0.0.1:7070/ranking items --keys keys.npy --out rows.npz
+    """
+    if out is not None and out.suffix not in (".npy", ".npz"):
+        raise InvalidArgument(f"--out {out}: write .npy (rows alone) or .npz (keys, rows, found)")
+    wanted = _keys(keys or [], keys_file)
+    opened = open_target(target, model=model, read_only=True)
+    try:
+        rows, found = opened.pull(table_, wanted)
+    finally:
+        opened.close()
+    if out is not None:
+        _write(out, wanted, rows, found)
+    if json_:
+        _show_json(table_, wanted, rows, found, out)
+    elif out is not None:
+        note(f"{len(wanted):,} keys, {int(found.sum()):,} found -> {out}")
+    else:
+        lines = [
+            (str(key), "yes" if there else "no", _shown(row))
+            for key, there, row in zip(wanted.tolist(), found.tolist(), rows, strict=True)
+        ]
+        table(("key", "found", f"row (dim {rows.shape[1]})"), lines)
+
+
+def _keys(texts: list[str], file: Path | None) -> npt.NDArray[np.uint64]:
+    import numpy as np
+
+    from petps.pool.arrays import as_keys
+
+    if (file is None) == (not texts):
+        raise InvalidArgument("name the keys, either as arguments or with --keys FILE.npy")
+    if file is None:
+        for text in texts:
+            if not text.isdecimal() or int(text) >= 1 << 64:
+                raise InvalidArgument(f"key '{text}' is no number from 0 to 2^64-1")
+        return np.array([int(text) for text in texts], dtype=np.uint64)
+    try:
+        return as_keys(np.load(file, allow_pickle=False))
+    except FileNotFoundError:
+        raise NotFound(f"{file}: no such file") from None
+    except (ValueError, EOFError, TypeError) as error:
+        raise InvalidArgument(f"{file} is no .npy file of keys: {error}") from None
+
+
+def _shown(row: npt.NDArray[np.float32]) -> str:
+    values = " ".join(f"{value:.6g}" for value in row[:VALUES_SHOWN].tolist())
+    return values + (" …" if row.shape[0] > VALUES_SHOWN else "")
+
+
+def _write(
+    out: Path,
+    keys: npt.NDArray[np.uint64],
+    rows: npt.NDArray[np.float32],
+    found: npt.NDArray[np.bool_],
+) -> None:
+    import numpy as np
+
+    if out.suffix == ".npy":
+        np.save(out, rows)
+    else:
+        np.savez(out, keys=keys, rows=rows, found=found)
+
+
+def _show_json(
+    name: str,
+    keys: npt.NDArray[np.uint64],
+    rows: npt.NDArray[np.float32],
+    found: npt.NDArray[np.bool_],
+    out: Path | None,
+) -> None:
+    report: dict[str, object] = {
+        "table": name,
+        "keys": len(keys),
+        "found": int(found.sum()),
+    }
+    if out is not None:
+        report["out"] = str(out)
+    else:
+        report["rows"] = [
+            {"key": key, "found": there, "row": row}
+            for key, there, row in zip(keys.tolist(), found.tolist(), rows.tolist(), strict=True)
+        ]
+    json_out(report)

@@ -1,0 +1,93 @@
+"""petps serve."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from petps.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from petps.config import Config
+
+
+def serve(
+    pool: Annotated[
+        Path | None, typer.Argument(metavar="[POOL]", help="The pool; or take it from --config.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A configuration file (`petps config`).")
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; by default 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Native port, by default 7070; 0: any free one.")
+    ] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(help="Port of health, /metrics and the status page, by default 7072."),
+    ] = None,
+    no_http: Annotated[bool, typer.Option("--no-http", help="No HTTP at all.")] = False,
+    workers: Annotated[
+        int | None, typer.Option(help="Worker threads; 0, the default: one for each processor.")
+    ] = None,
+    gather: Annotated[str | None, typer.Option(help="auto (the default), copy or sendmsg.")] = None,
+    log: Annotated[Path | None, typer.Option(help="Follow the delta log in this folder.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model that the log writes.")] = None,
+    ready_file: Annotated[
+        Path | None, typer.Option(help="Write this file (JSON: pid, port, ...) when serving.")
+    ] = None,
+) -> None:
+    """Serve a pool over the network until SIGTERM or Ctrl-C.
+
+    It serves at once, whatever the pool's size, also after a crash. Options win over --config.
+
+    [bold]Examples[/bold]
+
+        petps serve my.pool
+
+        petps serve --config deploy/config/petps.toml --ready-file /run/petps/ready
+
+        petps serve my.pool --log deltas/ --port 0
+    """
+    import logging
+
+    from petps.server import serve as run
+
+    # Rooms report through logging ([ingest] ...): warnings and errors are the operator's.
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+
+    given: dict[str, dict[str, Any]] = {
+        "pool": {"path": pool},
+        "server": {
+            "host": host,
+            "port": port,
+            "http_port": http_port,
+            "http": False if no_http else None,
+            "workers": workers,
+            "gather": gather,
+        },
+        "ingest": {"log": log, "model": model},
+    }
+    run(_settings(config, given), ready_file=ready_file, log=_line)
+
+
+def _line(text: str) -> None:
+    # Flushed by echo: whoever waits for the line must not wait for a full buffer. A reader that has
+    # gone away must not stop the server.
+    with contextlib.suppress(OSError):
+        typer.echo(text)
+
+
+def _settings(file: Path | None, given: dict[str, dict[str, Any]]) -> Config:
+    """The configuration of ``file``, with what was given on the command line in its place."""
+    from petps.config import load, merged
+
+    base = None if file is None else load(file)
+    if base is None and given["pool"]["path"] is None:
+        raise InvalidArgument("name the pool: `petps serve PATH`, or --config FILE")
+    return merged(base, given, "command line")

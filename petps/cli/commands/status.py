@@ -1,0 +1,126 @@
+"""petps status."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from petps.cli.output import bytes_text, facts, json_out, table
+from petps.cli.target import TARGET_HELP, open_target
+
+
+def status(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help=TARGET_HELP)],
+    json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+) -> None:
+    """Show a pool or a running server: tables, rows, bytes, versions, ingest.
+
+    [bold]Examples[/bold]
+
+        petps status my.pool
+
+        petps status petps://127.0.0.1:7070 --json
+    """
+    opened = open_target(target, model=None, read_only=True)
+    try:
+        found = opened.status()
+    finally:
+        opened.close()
+    if json_:
+        json_out(found)
+        return
+    _show_pool(found)
+    _show_tables(found)
+    if found.get("ingest"):
+        _show_ingest(found["ingest"])
+    for incident in found.get("incidents", []):
+        typer.echo(f"incident: {incident}")
+
+
+def _show_pool(found: dict[str, Any]) -> None:
+    pool = found["pool"]
+    durability = "volatile (gone with the process)" if pool["volatile"] else pool["durability"]
+    state = "read-only after a failed write-back; restart" if pool["failed"] else "good"
+    if pool.get("lost_power"):
+        state = "lost power; run `petps verify`"
+    pairs: list[tuple[str, object]] = [
+        ("pool", pool["path"] or "in memory"),
+        ("medium", f"{pool['medium']}, durability {durability}"),
+        ("size", bytes_text(pool["bytes"])),
+        ("state", state),
+        ("last stop", "clean" if pool["was_clean"] else "a crash; recovered"),
+    ]
+    if "uptime_s" in found:
+        stats = found["stats"]
+        pairs += [
+            ("server", f"{found['host']}:{found['port']}, {found['workers']} workers"),
+            ("up", f"{found['uptime_s']:,.0f} s"),
+            ("pulls", f"{stats['pulls']:,} ({stats['keys']:,} keys, {stats['misses']:,} missing)"),
+            ("pushes", f"{stats['pushes']:,} ({stats['rows_pushed']:,} rows)"),
+            ("error replies", stats["errors"]),
+            ("connections", stats["connections"]),
+        ]
+        for name, latency in found.get("latency", {}).items():
+            quantiles = f"p50 {latency['p50_us']:.0f} us, p99 {latency['p99_us']:.0f} us"
+            pairs.append((f"{name} latency", quantiles))
+    for instance in found["instances"]:
+        names = [name for name, number in found["aliases"].items() if number == instance["id"]]
+        alias = f", alias {', '.join(names)}" if names else ""
+        shown = f"{instance['partitions']} partitions, version {instance['applied_version']}{alias}"
+        pairs.append((f"instance {instance['name']}", shown))
+    facts(pairs)
+
+
+def _show_tables(found: dict[str, Any]) -> None:
+    rows = [
+        (
+            each["name"],
+            each["instance"],
+            f"{each['dim']} x {each['dtype']}",
+            each["feed"],
+            each["rows"],
+            f"{100 * each['rows'] / each['capacity']:.1f} %",
+            bytes_text(each["slots"] * each["row_bytes"]),
+            bytes_text(each["index_bytes"] + each["header_bytes"] + each["allocator_bytes"]),
+        )
+        for each in found["tables"]
+    ]
+    table(
+        ("table", "instance", "row", "fed by", "rows", "full", "row slots", "index, headers"), rows
+    )
+
+
+def _show_ingest(ingest: dict[str, Any]) -> None:
+    fresh = ingest["freshness"]
+    freshness = (
+        "no message yet"
+        if fresh["p50_ms"] is None
+        else f"p50 {fresh['p50_ms']} ms, p99 {fresh['p99_ms']} ms"
+    )
+    facts(
+        [
+            ("ingest", f"model {ingest['model']} from {ingest['log']}"),
+            ("state", ingest["error"] or ("paused" if ingest["paused"] else "following")),
+            ("version", ingest["version"]),
+            ("rows", ingest["rows"]),
+            ("freshness", freshness),
+        ]
+    )
+    lines = [
+        (
+            str(each["partition"]),
+            f"{each['state']}: {each['reason']}" if each["reason"] else each["state"],
+            str(each["run"]),
+            each["seq"],
+            each["version"],
+            each["lag_records"],
+            each["gaps"],
+            each["duplicates"],
+            each["zombies"],
+            each["dead_letters"],
+        )
+        for each in ingest["partitions"]
+    ]
+    columns = ("partition", "state", "run", "seq", "version", "lag", "gaps", "duplicates")
+    table((*columns, "older runs", "dead letters"), lines)

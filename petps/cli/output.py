@@ -1,0 +1,120 @@
+"""What commands show: JSON for programs, or tables and bars for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["bytes_text", "facts", "json_out", "note", "progress", "table", "waiting"]
+
+PIPE_COLUMNS: Final = 140
+
+
+def json_out(value: Any) -> None:
+    """One JSON document on standard output."""
+    typer.echo(json.dumps(value, indent=2, allow_nan=True))
+
+
+def note(text: str) -> None:
+    """A line for people, on standard error: standard output stays a report."""
+    typer.echo(text, err=True)
+
+
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None
+) -> None:
+    """A table; the first column left, numbers right."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(title=title, title_justify="left", header_style="bold")
+    for number, column in enumerate(columns):
+        shown.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+    for row in rows:
+        shown.add_row(*(Text(_text(value)) for value in row))
+    _console().print(shown)
+
+
+def facts(pairs: Sequence[tuple[str, object]], title: str | None = None) -> None:
+    """Names and values, one pair a line."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+    shown.add_column(style="dim")
+    shown.add_column(overflow="fold")
+    for name, value in pairs:
+        shown.add_row(name, Text(_text(value)))
+    _console().print(shown)
+
+
+def _console() -> Console:
+    """Standard output; wide enough for our tables where nobody tells its width (a pipe)."""
+    from rich.console import Console
+
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)
+
+
+def bytes_text(n: float) -> str:
+    """1536 -> '1.5 KiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} TiB"
+
+
+@contextmanager
+def progress(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error; gives a function that is told of each n done."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda n: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(what, total=total)
+        yield lambda n: bar.advance(task, n)
+
+
+@contextmanager
+def waiting(what: str, *, quiet: bool) -> Iterator[None]:
+    """A spinner on standard error, for work that cannot say how far it is."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield

@@ -1,0 +1,103 @@
+"""What a source is, and the checks that all kinds share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from petps.errors import InvalidArgument
+from petps.pool.arrays import as_keys
+
+__all__ = [
+    "KEY_NAMES",
+    "ROW_NAMES",
+    "Chunk",
+    "Source",
+    "checked_keys",
+    "checked_rows",
+    "chunk_rows",
+    "pick",
+]
+
+Chunk = tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]
+
+# Names that are looked for when none is given.
+KEY_NAMES: Final = ("keys", "key", "ids", "id")
+ROW_NAMES: Final = (
+    "rows",
+    "row",
+    "embeddings",
+    "embedding",
+    "emb_vector",
+    "vectors",
+    "vector",
+    "values",
+)
+
+CHUNK_BYTES: Final = 16 << 20  # of float32 rows: some chunks are alive at once
+CHUNK_ROWS_MAX: Final = 1 << 16  # one durable batch, one push
+
+
+class Source(Protocol):
+    """Keys and rows of one file, or of one pair or folder."""
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages: its path."""
+
+    @property
+    def rows(self) -> int | None:
+        """How many rows it has, if it says so beforehand."""
+
+    @property
+    def dim(self) -> int | None:
+        """Numbers in a row, if it says so beforehand."""
+
+    def chunks(self) -> Iterator[Chunk]:
+        """keys: uint64[n], rows: float32[n, dim]. Raises DataLoss or InvalidArgument."""
+
+
+def chunk_rows(dim: int) -> int:
+    """Rows of one chunk."""
+    return max(1, min(CHUNK_ROWS_MAX, CHUNK_BYTES // (4 * dim)))
+
+
+def pick(
+    names: Iterable[str], wanted: str | None, usual: tuple[str, ...], what: str, where: str
+) -> str:
+    """The name of the key or row column among ``names``."""
+    present = list(names)
+    if wanted is not None:
+        if wanted in present:
+            return wanted
+        raise InvalidArgument(f"{where} has no {what} column '{wanted}'; it has {_listed(present)}")
+    for name in usual:
+        if name in present:
+            return name
+    raise InvalidArgument(
+        f"{where} has {_listed(present)}; none is named like a {what} column "
+        f"({', '.join(usual)}): name it with --{what}-column"
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names) if names else "nothing"
+
+
+def checked_keys(keys: npt.NDArray[Any], where: str) -> npt.NDArray[np.uint64]:
+    """A chunk's keys as uint64[n]."""
+    try:
+        return as_keys(keys)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{where}: {error}") from None
+
+
+def checked_rows(rows: npt.NDArray[Any], where: str) -> npt.NDArray[np.float32]:
+    """A chunk's rows as float32[n, dim]."""
+    if rows.dtype.kind != "f":
+        raise InvalidArgument(f"{where}: rows are {rows.dtype}, expected floats")
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which is checked
+        return np.ascontiguousarray(rows, dtype=np.float32)

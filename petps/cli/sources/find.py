@@ -1,0 +1,81 @@
+"""Which kind of source a path is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from petps.cli.sources.base import Source
+from petps.errors import InvalidArgument, NotFound
+
+__all__ = ["Columns", "open_sources"]
+
+PARQUET: Final = (".parquet", ".pq")
+ARROW: Final = (".arrow", ".arrows", ".ipc", ".feather")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of the key and row columns; None: one of the usual names."""
+
+    key: str | None = None
+    row: str | None = None
+
+
+def open_sources(paths: Sequence[Path], columns: Columns, table: str) -> list[Source]:
+    """The sources that ``paths`` name, opened and checked. ``table``: which one of a base."""
+    arrays = [path for path in paths if path.suffix == ".npy"]
+    if len(arrays) not in (0, 2):
+        raise InvalidArgument(
+            f"{len(arrays)} .npy given; give two, the keys and the rows (or one .npz with both)"
+        )
+    for path in paths:
+        if not path.exists():
+            raise NotFound(f"{path}: no such file or folder")
+    sources: list[Source] = []
+    for path in paths:
+        if path.suffix == ".npy":
+            continue
+        sources.append(_open(path, columns, table))
+    if arrays:
+        from petps.cli.sources.numpy_files import NpyPair
+
+        sources.append(NpyPair(arrays[0], arrays[1]))
+    return sources
+
+
+def _open(path: Path, columns: Columns, table: str) -> Source:
+    if path.is_dir():
+        return _open_folder(path, table)
+    suffix = path.suffix.lower()
+    if suffix == ".npz":
+        from petps.cli.sources.numpy_files import Npz
+
+        return Npz(path, columns.key, columns.row)
+    if suffix in PARQUET:
+        from petps.cli.sources.arrow_files import ParquetFile
+
+        return ParquetFile(path, columns.key, columns.row)
+    if suffix in ARROW:
+        from petps.cli.sources.arrow_files import ArrowFile
+
+        return ArrowFile(path, columns.key, columns.row)
+    raise InvalidArgument(
+        f"{path}: what kind of file is it? Known are .npz, a pair of .npy, "
+        f"{', '.join(PARQUET + ARROW)}, a folder with key and emb_vector (HPS) and a base"
+    )
+
+
+def _open_folder(path: Path, table: str) -> Source:
+    from petps.cli.sources.folders import BaseTable, HpsFolder
+
+    if (path / "manifest.json").exists():
+        return BaseTable(path, table)
+    if (path / "key").exists() and (path / "emb_vector").exists():
+        return HpsFolder(path)
+    raise InvalidArgument(
+        f"folder {path} holds neither key and emb_vector (HPS) nor a manifest.json (a base); "
+        "name the files in it one by one"
+    )

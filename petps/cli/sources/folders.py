@@ -1,0 +1,75 @@
+"""Folders: HPS's `key` + `emb_vector`, and a petps base."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from petps.cli.sources.base import Chunk, chunk_rows
+from petps.errors import DataLoss, InvalidArgument
+
+__all__ = ["BaseTable", "HpsFolder"]
+
+
+class HpsFolder:
+    """A sparse model of HugeCTR HPS: `key` (int64, raw) and `emb_vector` (float32[n, dim], raw).
+
+    A key's 64 bits are taken as they are: a negative one becomes the unsigned key of these bits.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.name = str(folder)
+        key_bytes = (folder / "key").stat().st_size
+        row_bytes = (folder / "emb_vector").stat().st_size
+        if key_bytes % 8 != 0:
+            raise DataLoss(
+                f"{folder / 'key'} has {key_bytes:,} bytes, which is no whole number of int64 "
+                "keys: it is cut short, or has 32-bit keys"
+            )
+        self.rows = key_bytes // 8
+        if self.rows == 0 and row_bytes == 0:
+            raise InvalidArgument(f"{folder} holds no rows")
+        if self.rows == 0 or row_bytes == 0 or row_bytes % (4 * self.rows) != 0:
+            raise DataLoss(
+                f"{folder}: emb_vector has {row_bytes:,} bytes, which is no whole number of "
+                f"float32 for each of the {self.rows:,} keys in key: one of the two is cut short"
+            )
+        self.dim = row_bytes // (4 * self.rows)
+        self._folder = folder
+
+    def chunks(self) -> Iterator[Chunk]:
+        """See Source."""
+        keys = np.memmap(self._folder / "key", dtype="<u8", mode="r", shape=(self.rows,))
+        rows = np.memmap(
+            self._folder / "emb_vector", dtype="<f4", mode="r", shape=(self.rows, self.dim)
+        )
+        step = chunk_rows(self.dim)
+        for at in range(0, self.rows, step):
+            yield np.array(keys[at : at + step]), np.array(rows[at : at + step])
+
+
+class BaseTable:
+    """One table of a petps base (`petps export`)."""
+
+    def __init__(self, folder: Path, table: str) -> None:
+        from petps.checkpoint.base import Base
+
+        self.name = str(folder)
+        self._base = Base(folder)
+        self._table = table
+        self.rows = self._base.rows(table)
+        self._schema = self._base.schemas()[table]
+        self.dim = self._schema.dim
+
+    def chunks(self) -> Iterator[Chunk]:
+        """See Source."""
+        from petps import _native
+
+        step = chunk_rows(self.dim)
+        for keys, stored in self._base.chunks(self._table):
+            for at in range(0, len(keys), step):
+                part = np.ascontiguousarray(stored[at : at + step])
+                rows = _native.decode_rows(self._schema.dtype, self.dim, part)
+                yield np.ascontiguousarray(keys[at : at + step]), rows

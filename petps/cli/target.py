@@ -1,0 +1,218 @@
+"""TARGET of a command: a pool's path, or a running server (petps://HOST:PORT[/MODEL])."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from petps.errors import BY_CODE, FailedPrecondition, InvalidArgument, NotFound, PetpsError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["TARGET_HELP", "Target", "TargetTable", "is_server", "open_target"]
+
+TARGET_HELP: Final = "A pool's path, or a server: petps://HOST:PORT or petps://HOST:PORT/MODEL."
+
+# A command is patient: one request is 65,536 rows at most, made durable on a disk.
+DEADLINE_MS: Final = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTable:
+    """What a command must know of a table."""
+
+    name: str
+    dim: int
+    dtype: str
+
+
+class Target(Protocol):
+    """Tables that can be pulled and pushed, wherever they are."""
+
+    def describe(self, table: str) -> TargetTable:
+        """NotFound names the tables there are."""
+
+    def pull(
+        self, table: str, keys: npt.NDArray[np.uint64]
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+        """rows float32[n, dim] and mask bool[n]."""
+
+    def push(
+        self,
+        table: str,
+        keys: npt.NDArray[np.uint64],
+        rows: npt.NDArray[np.float32],
+        allow_not_finite: bool,
+    ) -> dict[str, int]:
+        """Counts of what was done. Durable on return."""
+
+    def load(
+        self,
+        table: str,
+        keys: npt.NDArray[np.uint64],
+        rows: npt.NDArray[np.float32],
+        allow_not_finite: bool,
+    ) -> dict[str, int]:
+        """As push; also into a table that deltas write, before its first one (pools only)."""
+
+    def erase(self, table: str, keys: npt.NDArray[np.uint64]) -> dict[str, int]:
+        """Counts of what was done. Durable on return."""
+
+    def status(self) -> dict[str, Any]:
+        """The normalised status."""
+
+    def close(self) -> None:
+        """Gives back the pool or the connections."""
+
+
+def is_server(target: str) -> bool:
+    """Whether TARGET names a server. InvalidArgument for a URL of another kind."""
+    if target.startswith("petps://"):
+        return True
+    scheme, found, _ = target.partition("://")
+    if found:
+        raise InvalidArgument(
+            f"{target}: '{scheme}://' is not understood; write petps://HOST:PORT[/MODEL] or a path"
+        )
+    return False
+
+
+def open_target(target: str, *, model: str | None, read_only: bool) -> Target:
+    """Opens it. A pool that a server holds raises FailedPrecondition with the remedy."""
+    if is_server(target):
+        return _ServerTarget(target, model)
+    return _PoolTarget(target, model, read_only)
+
+
+class _PoolTarget:
+    def __init__(self, path: str, model: str | None, read_only: bool) -> None:
+        from petps.pool import Pool
+
+        try:
+            self._pool = Pool.open(path, read_only=read_only)
+        except NotFound:
+            raise NotFound(f"there is no pool at {path}: make one with `petps create`") from None
+        except FailedPrecondition as error:
+            if "open in another process" not in str(error):
+                raise
+            raise FailedPrecondition(
+                f"{path} is in use by another process. If that is a server, name the server "
+                "instead: petps://HOST:PORT (by default petps://127.0.0.1:7070)"
+            ) from None
+        self._model = model
+
+    def describe(self, table: str) -> TargetTable:
+        found = self._pool.table(table, self._model)
+        return TargetTable(found.name, found.dim, found.dtype)
+
+    def pull(
+        self, table: str, keys: npt.NDArray[np.uint64]
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+        return self._pool.pull(table, keys, return_mask=True, model=self._model)
+
+    def push(
+        self,
+        table: str,
+        keys: npt.NDArray[np.uint64],
+        rows: npt.NDArray[np.float32],
+        allow_not_finite: bool,
+    ) -> dict[str, int]:
+        return self._pool.push(
+            table, keys, rows, model=self._model, allow_not_finite=allow_not_finite
+        ).as_dict()
+
+    def load(
+        self,
+        table: str,
+        keys: npt.NDArray[np.uint64],
+        rows: npt.NDArray[np.float32],
+        allow_not_finite: bool,
+    ) -> dict[str, int]:
+        return self._pool.load(
+            table, keys, rows, model=self._model, allow_not_finite=allow_not_finite
+        ).as_dict()
+
+    def erase(self, table: str, keys: npt.NDArray[np.uint64]) -> dict[str, int]:
+        return self._pool.erase(table, keys, model=self._model).as_dict()
+
+    def status(self) -> dict[str, Any]:
+        from petps.server.status import normalised
+
+        return normalised(self._pool.status())
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class _ServerTarget:
+    def __init__(self, url: str, model: str | None) -> None:
+        import petps_client
+
+        if model is not None:
+            host, _, named = url.removeprefix("petps://").partition("/")
+            if named not in ("", model):
+                raise InvalidArgument(f"{url} names model '{named}', --model '{model}'; name one")
+            url = f"petps://{host}/{model}"
+        with _own_errors():
+            self._client = petps_client.connect(url, name="petps command", hot_sample_every=0)
+
+    def describe(self, table: str) -> TargetTable:
+        with _own_errors():
+            found = self._client.describe(table)
+        return TargetTable(found.name, found.dim, found.dtype)
+
+    def pull(
+        self, table: str, keys: npt.NDArray[np.uint64]
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+        with _own_errors():
+            rows, found = self._client.pull(table, keys, return_mask=True, deadline_ms=DEADLINE_MS)
+        return rows, found
+
+    def push(
+        self,
+        table: str,
+        keys: npt.NDArray[np.uint64],
+        rows: npt.NDArray[np.float32],
+        allow_not_finite: bool,
+    ) -> dict[str, int]:
+        with _own_errors():
+            report = self._client.push(
+                table, keys, rows, allow_not_finite=allow_not_finite, deadline_ms=DEADLINE_MS
+            )
+        return _counts(report)
+
+    load = push
+
+    def erase(self, table: str, keys: npt.NDArray[np.uint64]) -> dict[str, int]:
+        with _own_errors():
+            report = self._client.erase(table, keys, deadline_ms=DEADLINE_MS)
+        return _counts(report)
+
+    def status(self) -> dict[str, Any]:
+        from petps.server.status import normalised
+
+        with _own_errors():
+            return normalised(self._client.status())
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """petps_client has a tree of its own, for machines without petps; its codes are the same."""
+    import petps_client
+
+    try:
+        yield
+    except petps_client.PetpsError as error:
+        raise BY_CODE.get(error.code, PetpsError)(str(error)) from None
+
+
+def _counts(report: Any) -> dict[str, int]:
+    names = ("inserted", "updated", "deleted", "absent", "refused")
+    return {name: int(getattr(report, name)) for name in names}

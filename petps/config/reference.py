@@ -1,0 +1,118 @@
+"""The documentation of every key, made from the schema so that it cannot fall behind."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from petps.config.schema import Config
+
+__all__ = ["Key", "keys", "keys_markdown"]
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of the file."""
+
+    section: str
+    """'pool', 'server.limits', 'tables.<name>'."""
+    name: str
+    kind: str
+    """What may be written: 'integer', "'power' or 'process'"."""
+    default: str
+    """As TOML would write it; 'required' or 'none'."""
+    description: str
+
+
+def keys() -> Iterator[Key]:
+    """Every key, in the order of the schema."""
+    return _keys_of(Config, "")
+
+
+def _keys_of(model: type[BaseModel], section: str) -> Iterator[Key]:
+    later: list[tuple[type[BaseModel], str]] = []
+    for name, field in model.model_fields.items():
+        nested = _nested(field.annotation)
+        path = f"{section}.{name}" if section else name
+        if nested is not None:
+            later.append((nested, f"{path}.<name>" if _is_mapping(field.annotation) else path))
+        else:
+            text = field.description or ""
+            yield Key(section, name, _kind(field.annotation), _default(field), text)
+    for nested, path in later:
+        yield from _keys_of(nested, path)
+
+
+def _nested(annotation: Any) -> type[BaseModel] | None:
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def _is_mapping(annotation: Any) -> bool:
+    return get_origin(annotation) is dict
+
+
+_KIND_NAMES: dict[Any, str] = {
+    int: "integer",
+    float: "number",
+    str: "text",
+    bool: "true or false",
+    Path: "path",
+}
+
+
+def _kind(annotation: Any) -> str:
+    if get_origin(annotation) is typing.Annotated:
+        return _kind(get_args(annotation)[0])
+    if get_origin(annotation) is Literal:
+        return " or ".join(f"'{value}'" for value in get_args(annotation))
+    if get_origin(annotation) is list:
+        return f"list of {_kind(get_args(annotation)[0])}s"
+    members = [member for member in get_args(annotation) if member is not NoneType]
+    if members:
+        return " or ".join(_kind(member) for member in members)
+    return _KIND_NAMES[annotation]
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined:
+        return "required"
+    if field.default is None:
+        return "none"
+    if isinstance(field.default, bool):
+        return str(field.default).lower()
+    if isinstance(field.default, str):
+        return f'"{field.default}"'
+    return str(field.default)
+
+
+def keys_markdown() -> str:
+    """The keys as a Markdown document, one table for each section."""
+    lines = [
+        "# Configuration keys",
+        "",
+        "Made by `petps config --markdown`; a test keeps it so. Unknown keys are refused.",
+    ]
+    section = None
+    for key in keys():
+        if key.section != section:
+            section = key.section
+            lines += [
+                "",
+                f"## [{section}]",
+                "",
+                "| key | value | default | meaning |",
+                "|---|---|---|---|",
+            ]
+        lines.append(f"| `{key.name}` | {key.kind} | `{key.default}` | {key.description} |")
+    return "\n".join(lines) + "\n"

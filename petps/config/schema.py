@@ -1,0 +1,213 @@
+"""The schema of a configuration file. The documentation is made of its descriptions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+__all__ = [
+    "Config",
+    "IngestConfig",
+    "LimitsConfig",
+    "ModelConfig",
+    "PoolConfig",
+    "ServerConfig",
+    "TableConfig",
+]
+
+MAX_DIM = 4096  # native/pool/pool.h kMaxDim
+MAX_PARTITIONS = 1024  # native/pool/pool.h kMaxPartitions
+MAX_WORKERS = 256  # native/server/server.h kMaxWorkers
+MAX_PORT = 65535
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,63}$")]
+Port = Annotated[int, Field(ge=0, le=MAX_PORT)]
+
+
+class Section(BaseModel):
+    """One table of the file. Unknown keys are refused (load.py names the nearest known one)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class PoolConfig(Section):
+    """Where the rows live."""
+
+    path: Path = Field(
+        strict=False, description="The pool: a file on a disk, or on persistent memory (fsdax)."
+    )
+    durability: Literal["power", "process"] = Field(
+        default="power",
+        description="What an acknowledged write survives: 'power' loss, or only the end of the "
+        "'process' (the kernel writes back when it likes). Used when the pool is created.",
+    )
+
+
+class ModelConfig(Section):
+    """The model that the tables belong to."""
+
+    name: Name = Field(default="default", description="The model's name, as clients ask for it.")
+    partitions: int = Field(
+        default=8,
+        ge=1,
+        le=MAX_PARTITIONS,
+        description="Partitions of its keys: the unit of ordering and of ownership, and the "
+        "partitions of its delta log. Fixed for ever when the model is created.",
+    )
+
+
+class LimitsConfig(Section):
+    """Limits of one server; breaking one gets a clear error on that connection alone."""
+
+    keys_per_pull: int = Field(default=65_536, ge=1, le=65_536, description="Keys of one pull.")
+    keys_per_push: int = Field(default=65_536, ge=1, le=65_536, description="Rows of one push.")
+    body_bytes: int = Field(
+        default=16 << 20, ge=4096, le=16 << 20, description="Bytes of one frame, both ways."
+    )
+    in_flight: int = Field(
+        default=64, ge=1, le=64, description="Unanswered requests of one connection."
+    )
+    connections: int = Field(default=4096, ge=1, le=4096, description="Connections at once.")
+    frame_ms: int = Field(
+        default=30_000,
+        ge=10,
+        description="Milliseconds from a request's first byte to its last (slow-loris clients).",
+    )
+    output_stall_ms: int = Field(
+        default=10_000,
+        ge=10,
+        description="Milliseconds after which a client that takes no reply is closed.",
+    )
+    pin_ms: int = Field(
+        default=5_000,
+        ge=10,
+        description="Milliseconds that one reply may hold rows from being reused.",
+    )
+
+
+class ServerConfig(Section):
+    """The server's doors and threads."""
+
+    host: str = Field(
+        default="127.0.0.1",
+        description="Numeric address to listen on. All but 127.0.0.1 are open to the network.",
+    )
+    port: Port = Field(default=7070, description="Native port; 0: any free one.")
+    workers: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_WORKERS,
+        description="Worker threads; 0: one for each processor, at most 8.",
+    )
+    gather: Literal["auto", "copy", "sendmsg"] = Field(
+        default="auto",
+        description="How a reply's rows are collected: copied into one buffer, gathered by the "
+        "kernel (sendmsg), or chosen by row size.",
+    )
+    http_host: str = Field(
+        default="127.0.0.1", description="Address of health, /metrics and the status page."
+    )
+    http_port: Port = Field(default=7072, description="Port of those; 0: any free one.")
+    http: bool = Field(default=True, description="Whether to serve HTTP at all.")
+    hot_set_seconds: int = Field(
+        default=10, ge=1, description="How often clients are asked to send their hot keys."
+    )
+    drain_seconds: float = Field(
+        default=5.0,
+        ge=0,
+        le=600,
+        description="How long a stop waits for what is in flight before it cuts it.",
+    )
+    limits: LimitsConfig = Field(default_factory=LimitsConfig, description="See [server.limits].")
+
+
+class IngestConfig(Section):
+    """Where deltas come from. Without a log, nothing is ingested."""
+
+    log: Path | None = Field(
+        default=None, strict=False, description="Folder of the delta log (directory log) to follow."
+    )
+    model: Name | None = Field(
+        default=None, description="The model to follow; by default the one of [model]."
+    )
+    bases: Path | None = Field(
+        default=None,
+        strict=False,
+        description="Folder of the bases to catch up from; by default 'bases' beside the log.",
+    )
+    rows_per_second: int = Field(
+        default=0, ge=0, description="Most rows to apply per second; 0: as fast as they come."
+    )
+    dead_letters: Path | None = Field(
+        default=None,
+        strict=False,
+        description="Folder for chunks that could not be read; by default 'dead-letters' beside "
+        "the pool.",
+    )
+
+
+class TableConfig(Section):
+    """One table."""
+
+    dim: int = Field(ge=1, le=MAX_DIM, description="Numbers in a row.")
+    dtype: Literal["f32", "f16", "bf16", "int8"] = Field(
+        default="f32", description="How a number is stored; int8 is row-wise quantised."
+    )
+    capacity: int = Field(
+        ge=1, description="Rows the table can hold. A full table keeps updating what it has."
+    )
+    default: float | list[float] = Field(
+        default=0.0,
+        description="What a missing key shows: one number for all, or dim numbers.",
+    )
+    feed: Literal["push", "delta"] = Field(
+        default="push", description="Who writes it: pushes (and load), or the delta log."
+    )
+
+    @field_validator("default")
+    @classmethod
+    def _finite(cls, value: float | list[float]) -> float | list[float]:
+        numbers = value if isinstance(value, list) else [value]
+        if any(number != number or number in (float("inf"), float("-inf")) for number in numbers):
+            raise ValueError("must be finite numbers")
+        return value
+
+    @model_validator(mode="after")
+    def _default_has_dim(self) -> TableConfig:
+        if isinstance(self.default, list) and len(self.default) != self.dim:
+            raise ValueError(f"default has {len(self.default)} numbers, but dim is {self.dim}")
+        return self
+
+    def default_row(self) -> list[float]:
+        """The default row as ``dim`` numbers."""
+        return self.default if isinstance(self.default, list) else [self.default] * self.dim
+
+
+class Config(Section):
+    """A whole file."""
+
+    pool: PoolConfig = Field(description="Where the rows live.")
+    model: ModelConfig = Field(default_factory=ModelConfig, description="The model of the tables.")
+    server: ServerConfig = Field(default_factory=ServerConfig, description="Doors and threads.")
+    ingest: IngestConfig = Field(
+        default_factory=IngestConfig, description="Where deltas come from."
+    )
+    tables: dict[Name, TableConfig] = Field(
+        default_factory=dict, description="The tables that `petps create` makes, by name."
+    )
+
+    def ingest_model(self) -> str:
+        """The model whose log is followed."""
+        return self.ingest.model or self.model.name
+
+    def bases(self) -> Path | None:
+        """Where bases are looked for; None without a log."""
+        if self.ingest.log is None:
+            return None
+        return self.ingest.bases or self.ingest.log.parent / "bases"
+
+    def dead_letters(self) -> Path:
+        """Where unreadable chunks go."""
+        return self.ingest.dead_letters or self.pool.path.parent / "dead-letters"

@@ -1,0 +1,51 @@
+"""Room delta: the delta record and the log that carries it.
+
+Owns:        the record's schema, encode and decode (FORMAT.md), the log contract (log.py) and the
+             directory log (directory/), the atomic replacement of files (files.py).
+Never does:  decide whether a record may be applied (ingest) or when one is due (publish).
+Called by:   publish, ingest, checkpoint, server, cli.
+"""
+
+from petps.delta.errors import DeltaError, Fault, LogLocked
+from petps.delta.headers import MAX_MESSAGE_BYTES, Message
+from petps.delta.log import Damage, Delivery, DeltaLog, Event, Lost, Subscription
+from petps.delta.record import (
+    BaseBody,
+    CommitBody,
+    ContinueBody,
+    Kind,
+    Record,
+    RecordHeader,
+    RowsBody,
+    TableCount,
+    decode_record,
+    encode_record,
+    read_header,
+)
+from petps.delta.schema import TableSchema
+
+__all__ = [
+    "MAX_MESSAGE_BYTES",
+    "BaseBody",
+    "CommitBody",
+    "ContinueBody",
+    "Damage",
+    "Delivery",
+    "DeltaError",
+    "DeltaLog",
+    "Event",
+    "Fault",
+    "Kind",
+    "LogLocked",
+    "Lost",
+    "Message",
+    "Record",
+    "RecordHeader",
+    "RowsBody",
+    "Subscription",
+    "TableCount",
+    "TableSchema",
+    "decode_record",
+    "encode_record",
+    "read_header",
+]

@@ -1,0 +1,149 @@
+"""Rows of one chunk as an Arrow IPC stream: {key uint64, row fixed-size binary, null row = delete}.
+
+A stream and not a file: a message is read once from start to end, its length comes from the log and
+its integrity from the checksum, so the footer would be dead weight in every message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from petps.delta.errors import DeltaError, Fault
+from petps.delta.headers import MAX_MESSAGE_BYTES
+
+__all__ = ["decode_rows", "encode_rows", "rows_per_chunk", "slices"]
+
+Keys = npt.NDArray[np.uint64]
+Rows = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+
+# Headers (15 of at most 63 bytes and their names), the stream's schema and padding: under 3,000.
+RESERVED_BYTES: Final = 4096
+# What Arrow may raise on bytes that no writer of ours made.
+_ARROW_ERRORS: Final = (
+    pa.ArrowException,
+    OSError,
+    ValueError,
+    TypeError,
+    MemoryError,
+    OverflowError,
+    EOFError,
+    StopIteration,
+)
+
+
+def rows_per_chunk(row_bytes: int, limit: int = MAX_MESSAGE_BYTES) -> int:
+    """Most rows whose message stays within ``limit`` bytes; at least 1."""
+    bits_per_row = 8 * (8 + row_bytes) + 1
+    return max(1, 8 * (limit - RESERVED_BYTES) // bits_per_row)
+
+
+def slices(n: int, row_bytes: int, limit: int = MAX_MESSAGE_BYTES) -> Iterator[slice]:
+    """Cuts n rows into consecutive slices, each small enough for one message."""
+    step = rows_per_chunk(row_bytes, limit)
+    for start in range(0, n, step):
+        yield slice(start, min(n, start + step))
+
+
+def encode_rows(keys: Keys, rows: Rows, deleted: Mask | None = None) -> memoryview:
+    """keys: uint64[n], rows: uint8[n, row_bytes], deleted: bool[n] -> the bytes of an IPC stream.
+
+    The rows of deletions are written as zeros, so that equal deltas have equal bytes.
+    """
+    n, row_bytes = rows.shape
+    validity = None
+    if deleted is not None and deleted.any():
+        rows = np.where(deleted[:, None], np.uint8(0), rows)
+        validity = pa.py_buffer(np.packbits(~deleted, bitorder="little"))
+    data = pa.py_buffer(np.ascontiguousarray(rows))
+    key_column = pa.Array.from_buffers(
+        pa.uint64(), n, [None, pa.py_buffer(np.ascontiguousarray(keys, dtype="<u8"))]
+    )
+    row_column = pa.Array.from_buffers(pa.binary(row_bytes), n, [validity, data])
+    batch = pa.record_batch([key_column, row_column], names=["key", "row"])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return memoryview(sink.getvalue())
+
+
+def decode_rows(body: bytes | memoryview, row_bytes: int) -> tuple[Keys, Rows, Mask | None]:
+    """IPC stream -> keys uint64[n], rows uint8[n, row_bytes], deleted bool[n] or None.
+
+    keys and rows are views of ``body`` (read-only), copied only where it is not aligned to 8 bytes.
+    Raises DeltaError.
+    """
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
+            batch = reader.read_next_batch()
+            batch.validate(full=True)
+            try:
+                reader.read_next_batch()
+            except StopIteration:
+                pass
+            else:
+                raise DeltaError(Fault.BODY_INVALID, "more than one record batch in a message")
+    except DeltaError:
+        raise
+    except _ARROW_ERRORS as error:
+        text = str(error) or type(error).__name__
+        raise DeltaError(Fault.BODY_INVALID, f"not an Arrow IPC stream: {text[:200]}") from None
+    key_column = _column(batch, "key", pa.uint64())
+    row_column = _row_column(batch, row_bytes)
+    if key_column.null_count:
+        raise DeltaError(Fault.KEY_NULL, f"{key_column.null_count} keys are null")
+    n = batch.num_rows
+    keys = _view(key_column, n, 8).view("<u8")
+    rows = _view(row_column, n, row_bytes).reshape(n, row_bytes)
+    return np.require(keys, np.uint64, "A"), rows, _deleted(row_column, n)
+
+
+def _column(batch: pa.RecordBatch, name: str, expected: pa.DataType) -> pa.Array:
+    found = batch.schema.get_all_field_indices(name)
+    if len(found) != 1:
+        what = "no" if not found else "more than one"
+        raise DeltaError(Fault.COLUMN_MISSING, f"{what} column {name!r} in {batch.schema.names}")
+    column = batch.column(found[0])
+    if column.type != expected:
+        raise DeltaError(
+            Fault.COLUMN_TYPE, f"column {name!r} is {column.type}, expected {expected}"
+        )
+    return column
+
+
+def _row_column(batch: pa.RecordBatch, row_bytes: int) -> pa.Array:
+    for field in batch.schema:
+        if field.name != "row" or not pa.types.is_fixed_size_binary(field.type):
+            continue
+        if field.type.byte_width != row_bytes:
+            raise DeltaError(
+                Fault.WRONG_DIM,
+                f"rows of {field.type.byte_width} bytes, the table's have {row_bytes}",
+            )
+    return _column(batch, "row", pa.binary(row_bytes))
+
+
+def _view(column: pa.Array, n: int, width: int) -> Rows:
+    data = column.buffers()[1]
+    need = (column.offset + n) * width
+    if n == 0:
+        return np.empty(0, dtype=np.uint8)
+    if data is None or data.size < need:
+        raise DeltaError(Fault.BODY_INVALID, f"a column is shorter than its {n} rows")
+    return np.frombuffer(data, dtype=np.uint8, count=n * width, offset=column.offset * width)
+
+
+def _deleted(column: pa.Array, n: int) -> Mask | None:
+    validity = column.buffers()[0]
+    if n == 0 or validity is None or not column.null_count:
+        return None
+    if validity.size * 8 < column.offset + n:
+        raise DeltaError(Fault.BODY_INVALID, f"a null mask is shorter than its {n} rows")
+    bits = np.unpackbits(np.frombuffer(validity, dtype=np.uint8), bitorder="little")
+    present: Mask = bits[column.offset : column.offset + n].view(np.bool_)
+    return ~present

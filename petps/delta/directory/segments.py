@@ -1,0 +1,88 @@
+"""Names of the directory log: log.json, one folder a partition, one file a segment."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from petps.delta.files import publish_file, sync_folder
+from petps.delta.schema import MAX_PARTITIONS
+from petps.errors import DataLoss, InvalidArgument, NotFound, Unimplemented
+
+__all__ = ["LogFile", "list_segments", "partition_folder", "read_log_file", "write_log_file"]
+
+LOG_FILE: Final = "log.json"
+FORMAT_NAME: Final = "petps-directory-log"
+FORMAT: Final = 1
+_SEGMENT_NAME: Final = re.compile(r"(\d{20})\.log")
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """What log.json says: P, and an id that tells two logs at one path apart."""
+
+    partitions: int
+    uuid: str
+
+
+def partition_folder(root: Path, partition: int) -> Path:
+    """Where the segments of a partition are."""
+    return root / f"p{partition:04d}"
+
+
+def segment_path(folder: Path, first_offset: int) -> Path:
+    """The segment file that begins with this offset."""
+    return folder / f"{first_offset:020d}.log"
+
+
+def list_segments(folder: Path) -> list[int]:
+    """First offsets of a partition's segments, ascending."""
+    try:
+        names = [entry.name for entry in folder.iterdir()]
+    except FileNotFoundError:
+        return []
+    matches = (_SEGMENT_NAME.fullmatch(name) for name in names)
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def write_log_file(root: Path, partitions: int) -> None:
+    """Makes an empty log; if another process makes it first, that one stands."""
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise InvalidArgument(f"{partitions} partitions are outside 1..{MAX_PARTITIONS}")
+    root.mkdir(parents=True, exist_ok=True)
+    for partition in range(partitions):
+        partition_folder(root, partition).mkdir(exist_ok=True)
+    text = json.dumps(
+        {"format": f"{FORMAT_NAME}-{FORMAT}", "partitions": partitions, "uuid": str(uuid.uuid4())}
+    )
+    try:
+        publish_file(root / LOG_FILE, text.encode() + b"\n", exclusive=True)
+    except FileExistsError:
+        return
+    sync_folder(root.absolute().parent)
+
+
+def read_log_file(root: Path) -> LogFile:
+    """Reads log.json. Raises NotFound, DataLoss or Unimplemented that names the folder."""
+    path = root / LOG_FILE
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        raise NotFound(f"{root} is no directory log: it has no {LOG_FILE}") from None
+    try:
+        values = json.loads(text)
+        name, _, number = str(values["format"]).rpartition("-")
+        if name == FORMAT_NAME and int(number) > FORMAT:
+            raise Unimplemented(f"{path} has format {number}, this release reads {FORMAT}: upgrade")
+        if name != FORMAT_NAME:
+            raise ValueError("format")
+        found = LogFile(int(values["partitions"]), str(values["uuid"]))
+    except (ValueError, KeyError, TypeError):
+        raise DataLoss(f"{path} is not the description of a petps directory log") from None
+    if not 1 <= found.partitions <= MAX_PARTITIONS:
+        raise DataLoss(f"{path}: {found.partitions} partitions are outside 1..{MAX_PARTITIONS}")
+    return found

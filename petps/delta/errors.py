@@ -1,0 +1,42 @@
+"""What can be wrong with a delta record or with a delta log."""
+
+from __future__ import annotations
+
+import enum
+
+from petps.errors import DataLoss, FailedPrecondition
+
+__all__ = ["DeltaError", "Fault", "LogLocked"]
+
+
+class Fault(enum.Enum):
+    """Why a message was refused: stands in dead letters and counters, so never rename a value."""
+
+    HEADER_MISSING = "header-missing"
+    HEADER_INVALID = "header-invalid"
+    FOREIGN = "foreign"
+    NEWER_FORMAT = "newer-format"
+    CHECKSUM = "checksum"
+    TOO_LARGE = "too-large"
+    BODY_INVALID = "body-invalid"
+    COLUMN_MISSING = "column-missing"
+    COLUMN_TYPE = "column-type"
+    KEY_NULL = "key-null"
+    WRONG_MODEL = "wrong-model"
+    WRONG_TABLE = "wrong-table"
+    WRONG_DIM = "wrong-dim"
+    WRONG_DTYPE = "wrong-dtype"
+    WRONG_PARTITION = "wrong-partition"
+    LOG_DAMAGED = "log-damaged"
+
+
+class DeltaError(DataLoss):
+    """A message that is no delta record for this reader. ``fault`` says why, the text says what."""
+
+    def __init__(self, fault: Fault, text: str) -> None:
+        super().__init__(f"{fault.value}: {text}")
+        self.fault = fault
+
+
+class LogLocked(FailedPrecondition):
+    """Another process writes this partition of the log."""

@@ -1,0 +1,48 @@
+"""The one way to put a whole file in place: temporary name, fsync, rename, fsync the folder."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["publish_file", "sync_folder"]
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def publish_file(
+    path: Path, content: bytes | Callable[[BinaryIO], None], *, exclusive: bool = False
+) -> None:
+    """Puts ``content`` at ``path``: a reader, or a crash, finds the old file or the new one, whole.
+
+    ``content`` is the bytes, or a function that writes them. Durable when it returns. With
+    ``exclusive`` an existing file stays and FileExistsError is raised. Nothing is left on failure.
+    """
+    temporary = path.parent / f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp"
+    try:
+        with open(temporary, "xb") as file:
+            if callable(content):
+                content(file)
+            else:
+                file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if exclusive:
+            os.link(temporary, path)
+            temporary.unlink()
+        else:
+            os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)

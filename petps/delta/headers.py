@@ -1,0 +1,144 @@
+"""Message and its headers: sealing, checking, reading. FORMAT.md gives the bytes.
+
+Headers are a list of (name, value) so that Kafka carries them unchanged. Names that are not ours
+are left to their owners (tracing, mirroring): neither read nor part of the checksum.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import xxhash
+
+from petps.delta.errors import DeltaError, Fault
+
+__all__ = ["FIELDS", "FORMAT", "MAX_MESSAGE_BYTES", "Fields", "Message", "seal", "unseal"]
+
+# Kafka's default message.max.bytes is 1,048,588 for a batch; the rest is room for its framing.
+MAX_MESSAGE_BYTES: Final = 1_000_000
+# What Kafka adds: at most 10 bytes of lengths per header, at most 100 per message.
+HEADER_OVERHEAD_BYTES: Final = 10
+MESSAGE_OVERHEAD_BYTES: Final = 100
+MAX_FIELD_BYTES: Final = 255  # names are at most 63 bytes, numbers 20
+
+FORMAT_NAME: Final = "petps-delta"
+FORMAT: Final = 1
+# The headers of format 1, in the order in which the checksum takes them. Never reorder.
+FIELDS: Final = (
+    "format",
+    "model",
+    "table",
+    "kind",
+    "run",
+    "publisher",
+    "step",
+    "seq",
+    "version",
+    "time",
+    "partition",
+    "partitions",
+    "dtype",
+    "dim",
+)
+_KNOWN: Final = frozenset((*FIELDS, "checksum"))
+_U64_LIMIT: Final = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a log. ``body`` may be a view of a larger buffer."""
+
+    headers: list[tuple[str, bytes]]
+    body: bytes | memoryview
+
+    @property
+    def size(self) -> int:
+        """Bytes that Kafka counts at most, headers included."""
+        named = sum(len(name) + len(value) + HEADER_OVERHEAD_BYTES for name, value in self.headers)
+        return len(self.body) + named + MESSAGE_OVERHEAD_BYTES
+
+
+class Fields:
+    """Our headers of one message, checked on reading."""
+
+    def __init__(self, values: dict[str, bytes]) -> None:
+        self._values = values
+
+    def text(self, name: str) -> str:
+        """A header as text. Raises DeltaError when it is not UTF-8."""
+        try:
+            return self._values[name].decode()
+        except UnicodeDecodeError:
+            raise DeltaError(Fault.HEADER_INVALID, f"header {name} is not UTF-8") from None
+
+    def number(self, name: str) -> int:
+        """A header as a u64. Raises DeltaError when it is not a decimal number below 2**64."""
+        value = self._values[name]
+        if not 1 <= len(value) <= 20 or not value.isdigit() or int(value) >= _U64_LIMIT:
+            raise DeltaError(Fault.HEADER_INVALID, f"header {name} is no u64: {value[:32]!r}")
+        return int(value)
+
+
+def _checksum(values: dict[str, bytes], body: bytes | memoryview) -> bytes:
+    hasher = xxhash.xxh3_64()
+    for name in FIELDS:
+        value = values[name]
+        hasher.update(struct.pack("<II", len(name), len(value)) + name.encode() + value)
+    hasher.update(body)
+    return hasher.hexdigest().encode()
+
+
+def seal(fields: list[tuple[str, bytes]], body: bytes | memoryview) -> Message:
+    """Adds format and checksum. Raises DeltaError when the message is larger than any log takes."""
+    sealed = [("format", f"{FORMAT_NAME}-{FORMAT}".encode()), *fields]
+    values = dict(sealed)
+    sealed.append(("checksum", _checksum(values, body)))
+    message = Message(sealed, body)
+    if message.size > MAX_MESSAGE_BYTES:
+        raise DeltaError(
+            Fault.TOO_LARGE, f"a message of {message.size} bytes; the limit is {MAX_MESSAGE_BYTES}"
+        )
+    return message
+
+
+def unseal(message: Message) -> Fields:
+    """Checks size, format, presence of every header, and the checksum. Raises DeltaError."""
+    if message.size > MAX_MESSAGE_BYTES:
+        raise DeltaError(
+            Fault.TOO_LARGE, f"a message of {message.size} bytes; the limit is {MAX_MESSAGE_BYTES}"
+        )
+    values: dict[str, bytes] = {}
+    for name, value in message.headers:
+        if name not in _KNOWN:
+            continue
+        if name in values:
+            raise DeltaError(Fault.HEADER_INVALID, f"header {name} stands twice")
+        if len(value) > MAX_FIELD_BYTES:
+            raise DeltaError(Fault.HEADER_INVALID, f"header {name} has {len(value)} bytes")
+        values[name] = value
+    _check_format(values.get("format"))
+    for name in (*FIELDS, "checksum"):
+        if name not in values:
+            raise DeltaError(Fault.HEADER_MISSING, f"no header {name}")
+    if _checksum(values, message.body) != values["checksum"]:
+        raise DeltaError(
+            Fault.CHECKSUM, "headers and body do not fit the checksum: truncated or altered"
+        )
+    return Fields(values)
+
+
+def _check_format(value: bytes | None) -> None:
+    if value is None:
+        raise DeltaError(Fault.FOREIGN, "no header format: not a message of petps")
+    name, _, number = value.rpartition(b"-")
+    if name != FORMAT_NAME.encode() or not number.isdigit() or len(number) > 9:
+        raise DeltaError(Fault.FOREIGN, f"format {value[:32]!r}: not a message of petps")
+    if int(number) > FORMAT:
+        raise DeltaError(
+            Fault.NEWER_FORMAT,
+            f"format {int(number)}, this release reads up to {FORMAT}: upgrade the server first",
+        )
+    if int(number) < 1:
+        raise DeltaError(Fault.FOREIGN, f"format {value[:32]!r}: formats count from 1")

@@ -1,0 +1,78 @@
+"""What a table's rows look like: name, dtype, dim. Row layouts are those of native/codec."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from petps import _native
+from petps.errors import InvalidArgument
+
+__all__ = [
+    "DTYPES",
+    "MAX_DIM",
+    "MAX_NAME_BYTES",
+    "MAX_PARTITIONS",
+    "TableSchema",
+    "check_name",
+    "partition_of",
+]
+
+MAX_DIM: Final = 4096  # pool::kMaxDim
+MAX_NAME_BYTES: Final = 63  # pool::kMaxNameBytes
+MAX_PARTITIONS: Final = 1024  # pool::kMaxPartitions
+
+DTYPES: Final = ("f32", "f16", "bf16", "int8")
+_NAME: Final = re.compile(r"[A-Za-z0-9_.\-]+")
+
+
+def check_name(what: str, name: str) -> str:
+    """Returns ``name`` if a pool can hold it. Raises InvalidArgument that says whose name it is."""
+    if len(name) > MAX_NAME_BYTES or not _NAME.fullmatch(name):
+        raise InvalidArgument(
+            f"{what} {name!r}: a name has 1 to {MAX_NAME_BYTES} letters, digits, '_', '-' or '.'"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """Rows of one table: ``dim`` values stored as ``dtype`` (f32, f16, bf16 or int8)."""
+
+    name: str
+    dtype: str
+    dim: int
+
+    def __post_init__(self) -> None:
+        check_name("table", self.name)
+        if self.dtype not in DTYPES:
+            raise InvalidArgument(
+                f"table {self.name}: unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}"
+            )
+        if not 1 <= self.dim <= MAX_DIM:
+            raise InvalidArgument(f"table {self.name}: dim {self.dim} is outside 1..{MAX_DIM}")
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one stored row."""
+        return _native.row_bytes(self.dtype, self.dim)
+
+    def encode(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+        """rows: float32[n, dim] -> uint8[n, row_bytes]; a view for f32."""
+        if rows.ndim != 2 or rows.shape[1] != self.dim:
+            raise InvalidArgument(
+                f"table {self.name}: rows have shape {rows.shape}, expected (n, {self.dim})"
+            )
+        rows = np.ascontiguousarray(rows, dtype=np.float32)
+        if self.dtype == "f32":
+            return rows.view(np.uint8).reshape(rows.shape[0], self.dim * 4)
+        return _native.encode_rows(self.dtype, rows)
+
+
+def partition_of(keys: npt.NDArray[np.uint64], partitions: int) -> npt.NDArray[np.uint32]:
+    """keys: uint64[n] -> uint32[n], each below ``partitions``: XXH3-64 (seed 0) mod partitions."""
+    return _native.partition_of(np.ascontiguousarray(keys), partitions)

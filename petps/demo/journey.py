@@ -1,0 +1,283 @@
+"""The demo's course: pool, base, serve, deltas, kill, restart, deltas, comparison."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import petps_client
+
+from petps.demo.kill import KillTest
+from petps.demo.model import Settings
+from petps.demo.processes import ServerProcess, TrainerProcess
+from petps.demo.ranking import Hits, K, Ranker
+from petps.demo.report import Comparison, Freshness, Group, Report
+from petps.demo.screen import Screen
+from petps.demo.state import compare
+from petps.demo.trace import ATTRIBUTION, load_trace
+from petps.demo.traffic import Mode, Sample, Traffic, latency_of
+from petps.demo.trainer import MODEL, TABLE, TrainerSettings
+from petps.errors import InternalError
+from petps.pool import Pool
+
+__all__ = ["ACCESSES_MIN", "Journey", "Options"]
+
+PARTITIONS: Final = 8
+STEP: Final = 4_000  # accesses of a delta
+ACCESSES_MIN: Final = 40_000  # below, no half has two deltas
+BASE_SHARE: Final = 0.4  # of the accesses, learned before anything is served
+RANK_EVERY: Final = 2  # deltas
+EXPIRE_EVERY: Final = 5  # deltas
+LINES: Final = 10  # of the table of deltas
+SERVABLE_SECONDS: Final = 60.0
+DEADLINE_MS: Final = 30_000  # of pulls that nobody times, on a machine that does much else
+COMPARE_KEYS: Final = 10_000  # at a time; the client splits them into pulls of 500
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `petps demo` was asked."""
+
+    accesses: int
+    durability: str
+    seed: int
+    idle_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Delta:
+    """One published delta and when it was servable (time.monotonic())."""
+
+    end: int
+    version: int
+    rows: int
+    deleted: int
+    begin: float
+    servable: float
+
+
+class Journey:
+    """One run in ``folder``. ``run`` returns the report; its errors are of petps.errors."""
+
+    def __init__(self, options: Options, folder: Path, screen: Screen) -> None:
+        self._options = options
+        self._folder = folder
+        self._screen = screen
+        self._trace = load_trace()
+        accesses = min(options.accesses, len(self._trace.accesses))
+        self._begin = round(accesses * BASE_SHARE / STEP) * STEP
+        self._end = accesses
+        self._deltas: list[_Delta] = []
+        self._report = Report(
+            trace=ATTRIBUTION,
+            accesses=accesses,
+            base_accesses=self._begin,
+            dim=Settings().dim,
+            k=K,
+            processors=os.cpu_count() or 1,
+        )
+        self._trainer: TrainerProcess
+        self._server: ServerProcess
+        self._traffic: Traffic
+        self._client: petps_client.Client
+        self._ranker: Ranker
+
+    def run(self) -> Report:
+        """Everything, in order. Children end before it returns, whatever happens."""
+        begun = time.monotonic()
+        with ExitStack() as stack:
+            self._prepare(stack)
+            self._idle()
+            steps = range(self._begin, self._end, STEP)
+            middle = len(steps) // 2
+            self._follow(steps[:middle])
+            self._kill()
+            self._follow(steps[middle:])
+            self._measure_apply()
+            self._compare()
+            self._close_cleanly()
+        self._report.seconds = round(time.monotonic() - begun, 1)
+        return self._report
+
+    # ---- before the deltas
+
+    def _prepare(self, stack: ExitStack) -> None:
+        screen, report = self._screen, self._report
+        screen.begin(self._trace, report)
+        pool_path = self._make_pool()
+        log = self._folder / "log"
+        with screen.working("the trainer learns the base"):
+            settings = TrainerSettings(str(log), PARTITIONS, self._options.seed)
+            self._trainer = stack.enter_context(TrainerProcess(self._folder, settings))
+            learned = self._trainer.ask("learn", begin=0, end=self._begin, expire=True)
+            base = self._trainer.ask("base", folder=str(self._folder / "bases" / "first"))
+        report.base_rows = base["rows"]
+        screen.base(self._begin, learned["seconds"], base)
+        with screen.working("the server starts and loads the base"):
+            self._server = stack.enter_context(ServerProcess(self._folder, pool_path, log))
+            begun = self._server.start()
+            facts = self._server.wait_ready()
+            ready = time.monotonic()
+            self._traffic = stack.enter_context(
+                Traffic(self._server.url, self._trace, self._server.running)
+            )
+            self._client = stack.enter_context(
+                petps_client.connect(self._server.url, deadline_ms=DEADLINE_MS)
+            )
+            self._ranker = Ranker(
+                self._trace.accesses, len(self._trace.keys), self._rows_of, self._options.seed
+            )
+            self._traffic.ask(Mode.PACED, self._begin, self._begin + STEP)
+            served = self._traffic.wait_for_version(base["version"], SERVABLE_SECONDS)
+        screen.serving(self._server, facts, ready - begun, served.end - ready)
+
+    def _make_pool(self) -> Path:
+        path = self._folder / "demo.pool"
+        with Pool.create(path, durability=self._options.durability) as pool:
+            pool.create_model(MODEL, PARTITIONS)
+            pool.create_table(
+                TABLE,
+                dim=self._report.dim,
+                dtype="f32",
+                capacity=2 * len(self._trace.keys),
+                feed="delta",
+                model=MODEL,
+            )
+            info = pool.status()["pool"]
+        self._report.medium, self._report.durability = info["medium"], info["durability"]
+        self._screen.pool(path, info["medium"], info["durability"])
+        return path
+
+    def _idle(self) -> None:
+        """Nothing but pulls: first as fast as one thread can, then at the pace of the rest."""
+        seconds = self._options.idle_seconds
+        with self._screen.working("pulls with nothing else going on"):
+            closed = self._pulls(Mode.CLOSED, seconds)
+            paced = self._pulls(Mode.PACED, seconds)
+        span = closed[-1].end - closed[0].begin
+        self._report.pulls_per_second = round(len(closed) / span, 1)
+        self._report.pull_idle = latency_of(paced)
+        self._screen.idle(self._report)
+
+    def _pulls(self, mode: Mode, seconds: float) -> list[Sample]:
+        self._traffic.ask(mode, self._begin, self._begin + STEP)
+        first = len(self._traffic.samples)
+        time.sleep(seconds)
+        return self._traffic.samples[first:]
+
+    # ---- deltas
+
+    def _follow(self, steps: range) -> None:
+        """Deltas for these steps, while the client pulls what the following accesses ask for."""
+        lines = max(1, round(LINES * len(steps) * STEP / (self._end - self._begin)))
+        per_line = max(RANK_EVERY, -(-len(steps) // lines))  # each line has a prediction
+        with self._screen.deltas(self._report, len(steps)) as show:
+            for first in range(0, len(steps), per_line):
+                hits = Hits(0, 0, 0)
+                group = []
+                for number, begin in enumerate(steps[first : first + per_line], start=first):
+                    delta, found = self._step(begin, number)
+                    hits += found
+                    group.append(delta)
+                    show.advance()
+                self._report.groups.append(_group_of(group, hits))
+                show.line(self._report.groups[-1])
+
+    def _step(self, begin: int, number: int) -> tuple[_Delta, Hits]:
+        """Accesses [begin, begin + STEP) happen: predicted from what is served, then learned."""
+        end = min(begin + STEP, self._end)
+        self._traffic.ask(Mode.PACED, begin, end)
+        self._trainer.begin("learn", begin=begin, end=end, expire=number % EXPIRE_EVERY == 0)
+        hits = self._ranker.ask(begin, end) if number % RANK_EVERY == 0 else Hits(0, 0, 0)
+        self._trainer.end()
+        seen = len(self._traffic.samples)
+        published = self._trainer.ask("publish")
+        served = self._traffic.wait_for_version(published["version"], SERVABLE_SECONDS, since=seen)
+        delta = _Delta(
+            end,
+            published["version"],
+            published["rows"],
+            published["deleted"],
+            published["begin"],
+            served.end,
+        )
+        self._deltas.append(delta)
+        return delta, hits
+
+    def _rows_of(self, objects: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """The served rows; a missing one is zeros, the table's default."""
+        rows: npt.NDArray[np.float32] = self._client.pull(TABLE, self._trace.keys[objects])
+        return rows
+
+    def _kill(self) -> None:
+        with self._screen.working("kill -9 of the server while it applies a delta of all rows"):
+            test = KillTest(self._server, self._trainer, self._traffic, self._trace, self._folder)
+            self._report.restart = test.run()
+        self._screen.restart(self._report.restart)
+
+    def _measure_apply(self) -> None:
+        """Pulls that overlap the time from publish to servable of a delta; and freshness."""
+        samples = self._traffic.samples
+        begins = np.array([sample.begin for sample in samples])
+        during: list[Sample] = []
+        for delta in self._deltas:
+            first = max(0, int(np.searchsorted(begins, delta.begin)) - 1)
+            for sample in samples[first:]:
+                if sample.begin > delta.servable:
+                    break
+                if sample.end > delta.begin:
+                    during.append(sample)
+        self._report.pull_during_apply = latency_of(during)
+        fresh = 1e3 * np.array([delta.servable - delta.begin for delta in self._deltas])
+        p50, p99 = np.percentile(fresh, (50, 99))
+        self._report.freshness = Freshness(len(fresh), round(float(p50), 2), round(float(p99), 2))
+        self._report.deltas = len(self._deltas)
+        self._report.rows_published = sum(delta.rows for delta in self._deltas)
+        self._report.rows_deleted = sum(delta.deleted for delta in self._deltas)
+
+    # ---- the end
+
+    def _compare(self) -> None:
+        """Every key of the trace, pulled and compared with the trainer's state bit by bit."""
+        self._traffic.ask(Mode.REST, 0, 0)
+        state = self._trainer.state(self._folder / "last.npz")
+        version = self._deltas[-1].version
+        result = Comparison()
+        with self._screen.bar("comparing every row", len(self._trace.keys)) as advance:
+            for first in range(0, len(self._trace.keys), COMPARE_KEYS):
+                chosen = slice(first, first + COMPARE_KEYS)
+                answer = self._client.pull_answer(
+                    TABLE, self._trace.keys[chosen], min_version=version
+                )
+                result += compare(state.part(chosen), answer.rows, answer.mask)
+                advance(len(answer.mask))
+        self._report.comparison = result
+        self._report.rows = int(np.count_nonzero(state.present))
+        self._report.pulls = len(self._traffic.samples)
+
+    def _close_cleanly(self) -> None:
+        code = self._server.stop()
+        if code != 0:
+            raise InternalError(
+                f"the server ended with exit status {code}:\n{self._server.last_words()}"
+            )
+
+
+def _group_of(deltas: list[_Delta], hits: Hits) -> Group:
+    fresh = np.median([1e3 * (delta.servable - delta.begin) for delta in deltas])
+    return Group(
+        accesses=deltas[-1].end,
+        version=deltas[-1].version,
+        rows=sum(delta.rows for delta in deltas),
+        deleted=sum(delta.deleted for delta in deltas),
+        freshness_p50_ms=round(float(fresh), 2),
+        asked=hits.asked,
+        hits=hits.rows,
+        popularity_hits=hits.popularity,
+    )

@@ -1,0 +1,160 @@
+"""kill -9 of the server while it applies a delta, and the restart."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import petps_client
+
+from petps.demo.processes import ServerProcess, TrainerProcess
+from petps.demo.report import Restart
+from petps.demo.state import State, bits
+from petps.demo.trace import Trace
+from petps.demo.traffic import KEYS_PER_PULL, Traffic
+from petps.demo.trainer import TABLE
+from petps.errors import DataLoss, DeadlineExceeded
+
+__all__ = ["KillTest", "share_of_new"]
+
+TRIES: Final = 10  # a small delta may be applied between two looks
+ENOUGH: Final = 0.25  # of its rows are visible when the server is killed; later tries take any
+LOOK_SECONDS: Final = 60.0
+RESTART_SECONDS: Final = 60.0
+RETRY_SECONDS: Final = 0.0005
+DEADLINE_MS: Final = 10_000
+CATCH_UP_SECONDS: Final = 120.0
+
+
+class KillTest:
+    """One kill. Every row seen is the one before the delta or the one after it, whole."""
+
+    def __init__(
+        self,
+        server: ServerProcess,
+        trainer: TrainerProcess,
+        traffic: Traffic,
+        trace: Trace,
+        folder: Path,
+    ) -> None:
+        self._server = server
+        self._trainer = trainer
+        self._traffic = traffic
+        self._trace = trace
+        self._folder = folder
+        self._probe: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+    def run(self) -> Restart:
+        """Publishes a delta of all rows, kills the server in the middle of it, starts it again."""
+        for attempt in range(TRIES):
+            version_before = self._traffic.version_seen()
+            before = self._trainer.state(self._folder / "before.npz")
+            delta_rows = self._trainer.ask("sweep")["rows"]
+            after = self._trainer.state(self._folder / "after.npz")
+            self._choose_probe(before)
+            self._trainer.begin("publish")
+            share = self._kill_in_the_middle(before, after, ENOUGH if attempt < TRIES // 2 else 0)
+            if share is not None:
+                return self._restart(before, after, delta_rows, share, version_before)
+            published = self._trainer.end()
+            self._traffic.wait_for_version(published["version"], CATCH_UP_SECONDS)
+        raise DeadlineExceeded(
+            f"{TRIES} deltas of all rows were each applied between two looks: nothing was killed; "
+            "take more --accesses"
+        )
+
+    def _choose_probe(self, state: State) -> None:
+        """Objects all over the partitions: their keys' hashes are."""
+        present = np.flatnonzero(state.present)
+        step = max(1, len(present) // KEYS_PER_PULL)
+        self._probe = present[::step][:KEYS_PER_PULL]
+
+    def _pull(self, client: petps_client.Client) -> npt.NDArray[np.float32]:
+        rows, mask = client.pull(TABLE, self._trace.keys[self._probe], return_mask=True)
+        if not mask.all():
+            raise DataLoss(f"{np.count_nonzero(~mask)} rows are missing that were served before")
+        return rows
+
+    def _new_share(self, pulled: npt.NDArray[np.float32], before: State, after: State) -> float:
+        return share_of_new(pulled, before.rows[self._probe], after.rows[self._probe])
+
+    def _kill_in_the_middle(self, before: State, after: State, enough: float) -> float | None:
+        """Kills when ``enough`` of the probed rows are new, but not all.
+
+        Returns that share, or None when all were new before it could look.
+        """
+        deadline = time.monotonic() + LOOK_SECONDS
+        with petps_client.connect(self._server.url, deadline_ms=DEADLINE_MS) as client:
+            while time.monotonic() < deadline:
+                share = self._new_share(self._pull(client), before, after)
+                if 0 < share < 1 and share >= enough:
+                    self._server.kill()
+                    return share
+                if share == 1:
+                    return None
+        raise DeadlineExceeded(f"no row of the delta was served within {LOOK_SECONDS:.0f} s")
+
+    def _restart(
+        self, before: State, after: State, delta_rows: int, share: float, version_before: int
+    ) -> Restart:
+        seen = len(self._traffic.samples)
+        begun = self._server.start()
+        first = self._first_correct_pull(before, after)
+        facts = self._server.wait_ready()
+        published = self._trainer.end()
+        self._traffic.wait_for_version(published["version"], CATCH_UP_SECONDS, since=seen)
+        caught_up = time.monotonic()
+        with petps_client.connect(self._server.url, deadline_ms=DEADLINE_MS) as client:
+            share_after = self._new_share(self._pull(client), before, after)
+        if share_after < 1:
+            raise DataLoss(f"version {published['version']} is served, but not all of its rows")
+        waited = max(
+            sample.end - sample.begin for sample in self._traffic.samples[max(0, seen - 1) :]
+        )
+        return Restart(
+            delta_rows=delta_rows,
+            share_visible=round(share, 4),
+            version_before=version_before,
+            exec_to_first_correct_pull_ms=round(1e3 * (first - begun), 3),
+            open_to_first_correct_pull_ms=round(1e3 * (first - facts["opened_at"]), 3),
+            open_ms=facts["open_ms"],
+            client_waited_ms=round(1e3 * waited, 3),
+            client_failures=len(self._traffic.failures),
+            caught_up_ms=round(1e3 * (caught_up - begun), 3),
+        )
+
+    def _first_correct_pull(self, before: State, after: State) -> float:
+        """When the first pull after the restart was answered, each row old or new."""
+        deadline = time.monotonic() + RESTART_SECONDS
+        while True:
+            try:
+                with petps_client.connect(self._server.url, deadline_ms=DEADLINE_MS) as client:
+                    self._new_share(self._pull(client), before, after)
+                    return time.monotonic()
+            except (petps_client.Unavailable, petps_client.DeadlineExceeded):
+                self._server.running()
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(RETRY_SECONDS)
+
+
+def share_of_new(
+    pulled: npt.NDArray[np.float32],
+    before: npt.NDArray[np.float32],
+    after: npt.NDArray[np.float32],
+) -> float:
+    """The share of rows that are the new ones; float32[n, dim] each.
+
+    Raises DataLoss if a row is neither the one before nor the one after: torn, or of another key.
+    """
+    new = (bits(pulled) == bits(after)).all(axis=1)
+    old = (bits(pulled) == bits(before)).all(axis=1)
+    if not (new | old).all():
+        raise DataLoss(
+            f"{np.count_nonzero(~(new | old))} of {len(new)} rows are neither the ones before the "
+            "delta nor the ones after it"
+        )
+    return float(np.mean(new))

@@ -1,0 +1,194 @@
+"""The demo's two children: a real `petps serve`, and the trainer. Ended by process id only."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Final, Self
+
+from petps.demo.state import State
+from petps.demo.trainer import MODEL, TrainerSettings
+from petps.errors import DeadlineExceeded, InternalError, Unavailable
+
+__all__ = ["ServerProcess", "TrainerProcess"]
+
+READY_SECONDS: Final = 60.0
+READY_POLL_SECONDS: Final = 0.0005
+STOP_SECONDS: Final = 20.0
+LAST_WORDS_LINES: Final = 15
+
+
+def _environment() -> dict[str, str]:
+    # Two processors for three processes: a matrix product that spins on both delays the others.
+    return {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+class _Child:
+    """A child process in a session of its own, so that Ctrl-C reaches only the demo itself."""
+
+    def __init__(self, name: str, words: Path) -> None:
+        self._name = name
+        self._words = words
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _start(self, arguments: list[str], pipes: bool) -> subprocess.Popen[str]:
+        with self._words.open("a") as words:
+            self._process = subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if pipes else words,
+                stderr=words,
+                text=True,
+                env=_environment(),
+                start_new_session=True,
+            )
+        return self._process
+
+    def running(self) -> subprocess.Popen[str]:
+        """The process. Raises Unavailable with its last words when it ended by itself."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            code = "not started" if process is None else f"exit status {process.returncode}"
+            raise Unavailable(f"the {self._name} is not running ({code}):\n{self.last_words()}")
+        return process
+
+    def last_words(self) -> str:
+        """The end of what it wrote."""
+        if not self._words.exists():
+            return ""
+        with self._words.open(errors="replace") as words:
+            return "".join(deque(words, LAST_WORDS_LINES)).rstrip()
+
+    def kill(self) -> None:
+        """SIGKILL; returns when it is gone."""
+        process = self.running()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def stop(self) -> int | None:
+        """Asks it to end, waits, kills it if need be. Its exit status; None: not started."""
+        process = self._process
+        if process is None:
+            return None
+        if process.poll() is None:
+            self._ask_to_end(process)
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
+        return process.returncode
+
+    def _ask_to_end(self, process: subprocess.Popen[str]) -> None:
+        process.terminate()
+
+
+class ServerProcess(_Child):
+    """`petps serve` on 127.0.0.1. It keeps its ports over a restart."""
+
+    def __init__(self, folder: Path, pool: Path, log: Path) -> None:
+        super().__init__("server", folder / "server.txt")
+        self._pool = pool
+        self._log = log
+        self._ready = folder / "ready.json"
+        self.port = 0
+        self.http_port = 0
+
+    @property
+    def url(self) -> str:
+        """What a client connects to."""
+        return f"petps://127.0.0.1:{self.port}/{MODEL}"
+
+    def start(self) -> float:
+        """Starts it without waiting. Returns when, on the clock of time.monotonic()."""
+        self._ready.unlink(missing_ok=True)
+        begun = time.monotonic()
+        options = {
+            "--log": self._log,
+            "--model": MODEL,
+            "--port": self.port,
+            "--http-port": self.http_port,
+            "--ready-file": self._ready,
+        }
+        arguments = [str(part) for option in options.items() for part in option]
+        self._start(["-m", "petps.cli", "serve", str(self._pool), *arguments], pipes=False)
+        return begun
+
+    def wait_ready(self) -> dict[str, Any]:
+        """The facts of its ready file."""
+        deadline = time.monotonic() + READY_SECONDS
+        while not self._ready.exists():
+            self.running()
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"the server is not ready after {READY_SECONDS:.0f} s")
+            time.sleep(READY_POLL_SECONDS)
+        facts: dict[str, Any] = json.loads(self._ready.read_text())
+        self.port, self.http_port = facts["port"], facts["http_port"]
+        return facts
+
+
+class TrainerProcess(_Child):
+    """The trainer. ``ask`` is one command and its answer; ``begin`` and ``end`` are its halves."""
+
+    def __init__(self, folder: Path, settings: TrainerSettings) -> None:
+        super().__init__("trainer", folder / "trainer.txt")
+        self._start(["-m", "petps.demo.trainer", settings.as_text()], pipes=True)
+
+    def begin(self, do: str, **arguments: Any) -> None:
+        """Sends a command; its answer is due with end()."""
+        try:
+            self._pipe(self.running().stdin).write(json.dumps({"do": do, **arguments}) + "\n")
+            self._pipe(self.running().stdin).flush()
+        except BrokenPipeError:
+            raise Unavailable(f"the trainer ended:\n{self.last_words()}") from None
+
+    def end(self) -> dict[str, Any]:
+        """Waits for the answer. Raises InternalError when the trainer failed."""
+        line = self._pipe(self.running().stdout).readline()
+        if not line:
+            raise Unavailable(f"the trainer ended:\n{self.last_words()}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise InternalError(f"the trainer: {answer['error']}")
+        return answer
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """A command and its answer."""
+        self.begin(do, **arguments)
+        return self.end()
+
+    def state(self, path: Path) -> State:
+        """Its rows, by way of a file."""
+        self.ask("save", path=str(path))
+        state = State.read(path)
+        path.unlink()
+        return state
+
+    def _ask_to_end(self, process: subprocess.Popen[str]) -> None:
+        self._pipe(process.stdin).close()  # it ends with its input
+
+    @staticmethod
+    def _pipe(stream: IO[str] | None) -> IO[str]:
+        assert stream is not None
+        return stream

@@ -1,0 +1,136 @@
+"""What a demo found out: plain values, as --json prints them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from petps.demo.traffic import Latency
+
+__all__ = ["Comparison", "Freshness", "Group", "Report", "Restart"]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Some deltas in a row: one line of the table. Rates are shares of 0 to 1."""
+
+    accesses: int
+    version: int
+    rows: int
+    deleted: int
+    freshness_p50_ms: float
+    asked: int
+    hits: int
+    popularity_hits: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Of the prediction by served rows."""
+        return self.hits / self.asked if self.asked else 0.0
+
+    @property
+    def popularity_rate(self) -> float:
+        """Of the baseline."""
+        return self.popularity_hits / self.asked if self.asked else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """From the call that publishes a delta to the end of the first pull that is served it."""
+
+    versions: int
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """The kill -9 in the middle of a delta, and what came after. Times in milliseconds."""
+
+    delta_rows: int
+    share_visible: float
+    version_before: int
+    exec_to_first_correct_pull_ms: float
+    open_to_first_correct_pull_ms: float
+    open_ms: float
+    client_waited_ms: float
+    client_failures: int
+    caught_up_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Every key of the trace, pulled, beside the trainer's state. ``wrong`` must be 0."""
+
+    keys: int = 0
+    rows_equal: int = 0
+    missing_as_they_should: int = 0
+    rows_different: int = 0
+    rows_lost: int = 0
+    rows_undead: int = 0
+
+    def __add__(self, other: Comparison) -> Comparison:
+        mine, others = asdict(self), asdict(other)
+        return Comparison(**{name: mine[name] + others[name] for name in mine})
+
+    @property
+    def wrong(self) -> int:
+        """Keys whose answer is not the trainer's."""
+        return self.keys - self.rows_equal - self.missing_as_they_should
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything. Filled as the demo goes on."""
+
+    trace: str
+    accesses: int
+    base_accesses: int
+    dim: int
+    k: int
+    medium: str = ""
+    durability: str = ""
+    processors: int = 0
+    base_rows: int = 0
+    rows: int = 0
+    deltas: int = 0
+    rows_published: int = 0
+    rows_deleted: int = 0
+    pulls: int = 0
+    pulls_per_second: float = 0.0
+    pull_idle: Latency | None = None
+    pull_during_apply: Latency | None = None
+    freshness: Freshness | None = None
+    restart: Restart | None = None
+    groups: list[Group] = field(default_factory=list)
+    comparison: Comparison | None = None
+    seconds: float = 0.0
+
+    @property
+    def asked(self) -> int:
+        """Next accesses predicted."""
+        return sum(group.asked for group in self.groups)
+
+    @property
+    def hit_rate(self) -> float:
+        """Of the prediction by served rows, over all."""
+        return sum(group.hits for group in self.groups) / max(1, self.asked)
+
+    @property
+    def popularity_rate(self) -> float:
+        """Of the baseline, over all."""
+        return sum(group.popularity_hits for group in self.groups) / max(1, self.asked)
+
+    @property
+    def passed(self) -> bool:
+        """Every row equal, bit by bit, and every other key missing."""
+        return self.comparison is not None and self.comparison.wrong == 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self) | {
+            "asked": self.asked,
+            "hit_rate": self.hit_rate,
+            "popularity_rate": self.popularity_rate,
+            "passed": self.passed,
+        }

@@ -1,0 +1,281 @@
+"""What the demo shows: steps, the growing table of deltas, and the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.console import Group as Stack
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from petps.demo.processes import ServerProcess
+from petps.demo.report import Group, Report, Restart
+from petps.demo.trace import Trace
+from petps.demo.traffic import KEYS_PER_PULL
+
+__all__ = ["DeltaLines", "Screen"]
+
+PIPE_COLUMNS: Final = 100  # where nobody tells the width (a pipe, a file)
+LABEL_COLUMNS: Final = 10
+
+
+class DeltaLines:
+    """The table of deltas while it grows: ``advance`` after each delta, ``line`` after a group."""
+
+    def __init__(self, k: int, deltas: int) -> None:
+        self._table = Table(box=None, header_style="dim", padding=(0, 1), pad_edge=False)
+        for name in ("  accesses", "version", "rows sent", "deleted", "fresh after"):
+            self._table.add_column(name, justify="right")
+        for name in (f"hit@{k}", "popularity", "gain"):
+            self._table.add_column(name, justify="right")
+        self._progress = _progress()
+        self._task = self._progress.add_task("  deltas", total=deltas)
+
+    def shown(self) -> Stack:
+        """Table and bar."""
+        return Stack(self._table, self._progress)
+
+    def done(self) -> Table:
+        """The table alone."""
+        return self._table
+
+    def advance(self) -> None:
+        """One delta is servable."""
+        self._progress.advance(self._task)
+
+    def line(self, group: Group) -> None:
+        """Adds a line."""
+        gain = 100 * (group.hit_rate - group.popularity_rate)
+        self._table.add_row(
+            f"{group.accesses:,}",
+            f"{group.version:,}",
+            f"{group.rows:,}",
+            f"{group.deleted:,}",
+            f"{group.freshness_p50_ms:.1f} ms",
+            f"{100 * group.hit_rate:.1f} %",
+            f"{100 * group.popularity_rate:.1f} %",
+            Text(f"{gain:+.1f}", style="green" if gain > 0 else "red"),
+        )
+
+
+class Screen:
+    """Writes to ``console``; a quiet one (for --json) writes nothing."""
+
+    def __init__(self, *, quiet: bool, console: Console | None = None) -> None:
+        self._console = console or Console(quiet=quiet, highlight=False)
+        if not self._console.is_terminal:
+            self._console.width = PIPE_COLUMNS
+
+    # ---- steps
+
+    def begin(self, trace: Trace, report: Report) -> None:
+        """The first lines."""
+        self._console.print(Text("petps demo", style="bold"))
+        self._console.print(
+            Text(
+                f"{report.accesses:,} of {len(trace.accesses):,} real accesses to "
+                f"{len(trace.keys):,} objects: {report.trace}",
+                style="dim",
+            )
+        )
+        self._console.print()
+
+    def pool(self, path: Path, medium: str, durability: str) -> None:
+        """The pool is made."""
+        self._step("pool", f"{path}", f"medium {medium}, durability {durability}")
+
+    def base(self, accesses: int, seconds: float, base: dict[str, Any]) -> None:
+        """The base is published."""
+        self._step(
+            "base",
+            f"{base['rows']:,} rows, learned from {accesses:,} accesses in {seconds:.1f} s",
+            "skip-gram with negative sampling",
+        )
+
+    def serving(
+        self, server: ServerProcess, facts: dict[str, Any], ready: float, base: float
+    ) -> None:
+        """The server answers, and has the base."""
+        self._step(
+            "server",
+            f"{server.url}, process {facts['pid']}; the base was servable after {base:.2f} s",
+            f"watch it live: http://127.0.0.1:{server.http_port}/",
+        )
+
+    def idle(self, report: Report) -> None:
+        """Pulls alone."""
+        latency = report.pull_idle
+        assert latency is not None
+        self._step(
+            "idle",
+            f"{report.pulls_per_second:,.0f} pulls/s of {KEYS_PER_PULL} keys by one thread "
+            f"({KEYS_PER_PULL * report.pulls_per_second / 1e6:.2f} M rows/s)",
+            f"p50 {latency.p50_ms:.2f} ms, p99 {latency.p99_ms:.2f} ms",
+        )
+
+    def restart(self, restart: Restart) -> None:
+        """The server was killed, and is back."""
+        self._console.print()
+        self._step(
+            "kill -9",
+            f"in the middle of a delta of {restart.delta_rows:,} rows: "
+            f"{100 * restart.share_visible:.0f} % of them were visible",
+            mark="[red]✗[/red]",
+        )
+        self._step(
+            "restart",
+            f"first correct pull {restart.exec_to_first_correct_pull_ms:.0f} ms after exec, "
+            f"{restart.open_to_first_correct_pull_ms:.1f} ms after the pool's open call",
+            f"the delta was whole {restart.caught_up_ms:.0f} ms after exec; the client only waited "
+            f"({restart.client_waited_ms:.0f} ms, {restart.client_failures} failed pulls)",
+        )
+        self._console.print()
+
+    def _step(
+        self, label: str, text: str, detail: str = "", mark: str = "[green]✓[/green]"
+    ) -> None:
+        line = Table.grid(padding=(0, 1))
+        line.add_column(width=1)
+        line.add_column(width=LABEL_COLUMNS, style="bold")
+        line.add_column(overflow="fold")
+        line.add_row(mark, label, Text(text))
+        if detail:
+            line.add_row("", "", Text(detail, style="dim"))
+        self._console.print(line)
+
+    # ---- while something goes on
+
+    @contextmanager
+    def working(self, what: str) -> Iterator[None]:
+        """A spinner."""
+        if not self._console.is_terminal or self._console.quiet:
+            yield
+            return
+        with self._console.status(what):
+            yield
+
+    @contextmanager
+    def bar(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A bar; gives a function that is told of each n done."""
+        if not self._console.is_terminal or self._console.quiet:
+            yield lambda n: None
+            return
+        with _progress(self._console, transient=True) as progress:
+            task = progress.add_task(f"  {what}", total=total)
+            yield lambda n: progress.advance(task, n)
+
+    @contextmanager
+    def deltas(self, report: Report, deltas: int) -> Iterator[DeltaLines]:
+        """The table of deltas grows, with a bar below; the table stays."""
+        lines = DeltaLines(report.k, deltas)
+        if not self._console.is_terminal or self._console.quiet:
+            yield lines
+            self._console.print(lines.done())
+            return
+        if not report.groups:
+            self._console.print()
+        with Live(lines.shown(), console=self._console, refresh_per_second=8) as live:
+            yield lines
+            live.update(lines.done())
+
+    # ---- the end
+
+    def result(self, report: Report) -> None:
+        """Everything once more, and the verdict."""
+        self._console.print()
+        self._console.print(_numbers(report))
+        comparison = report.comparison
+        assert comparison is not None
+        gain = 100 * (report.hit_rate - report.popularity_rate)
+        if gain <= 0:
+            self._console.print(
+                Text("! the served rows did not beat popularity on these accesses", style="yellow")
+            )
+        self._console.print()
+        if report.passed:
+            self._console.print(
+                Text("✓ every row is the trainer's, bit by bit: ", style="bold green")
+                + Text(
+                    f"{comparison.rows_equal:,} rows equal, "
+                    f"{comparison.missing_as_they_should:,} keys missing as they should",
+                    style="green",
+                )
+            )
+        else:
+            self._console.print(
+                Text(f"✗ {comparison.wrong:,} keys are wrong: ", style="bold red")
+                + Text(
+                    f"{comparison.rows_different:,} rows differ, {comparison.rows_lost:,} are "
+                    f"lost, {comparison.rows_undead:,} should be missing and are not",
+                    style="red",
+                )
+            )
+        self._console.print(Text(f"{report.seconds:.0f} s", style="dim"))
+
+    def kept(self, folder: Path) -> None:
+        """Where the work folder is."""
+        self._console.print(Text(f"kept: {folder}", style="dim"))
+
+
+def _numbers(report: Report) -> Table:
+    idle, during, fresh = report.pull_idle, report.pull_during_apply, report.freshness
+    restart = report.restart
+    assert idle is not None
+    assert fresh is not None
+    assert restart is not None
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(style="dim")
+    sent = f"{report.rows_published:,} rows and {report.rows_deleted:,} deletions in deltas"
+    table.add_row("rows served", f"{report.rows:,}", f"of {report.dim} float32; {sent}")
+    table.add_row(
+        "pulls/s", f"{report.pulls_per_second:,.0f}", f"of {KEYS_PER_PULL} keys, one thread, idle"
+    )
+    table.add_row(
+        "pull, idle",
+        f"p50 {idle.p50_ms:.2f}, p99 {idle.p99_ms:.2f} ms",
+        f"{idle.pulls:,} pulls of {KEYS_PER_PULL} keys, from call to rows in the caller's array",
+    )
+    if during is not None:
+        table.add_row(
+            "pull, applying",
+            f"p50 {during.p50_ms:.2f}, p99 {during.p99_ms:.2f} ms",
+            f"{during.pulls:,} pulls between publish() and servable; client, server and trainer "
+            f"share {report.processors} processors",
+        )
+    table.add_row(
+        "freshness",
+        f"p50 {fresh.p50_ms:.1f}, p99 {fresh.p99_ms:.1f} ms",
+        f"from publish() to the first pull that is served it; {fresh.versions} deltas",
+    )
+    table.add_row(
+        "restart",
+        f"{restart.open_to_first_correct_pull_ms:.1f} ms",
+        "from the pool's open call to the first correct pull after kill -9; "
+        f"{restart.exec_to_first_correct_pull_ms:.0f} ms from exec (Python and its imports)",
+    )
+    table.add_row(
+        f"hit@{report.k}",
+        f"{100 * report.hit_rate:.1f} %",
+        f"next access among the {report.k} nearest by the served rows; by popularity "
+        f"{100 * report.popularity_rate:.1f} %; {report.asked:,} predictions",
+    )
+    return table
+
+
+def _progress(console: Console | None = None, *, transient: bool = False) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=40),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=transient,
+    )

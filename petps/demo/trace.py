@@ -1,0 +1,33 @@
+"""The access stream that the demo learns from and serves: see data/README.md for its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from petps.errors import NotFound
+
+__all__ = ["ATTRIBUTION", "Trace", "load_trace"]
+
+ATTRIBUTION: Final = "Twitter cache cluster 52 (twitter/cache-trace; Yang, Yue, Rashmi, OSDI 2020)"
+_FILE: Final = Path(__file__).parent / "data" / "twitter_c52_1M.npz"
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """keys: uint64[n], distinct and sorted; accesses: int64[m], in order, positions in ``keys``."""
+
+    keys: npt.NDArray[np.uint64]
+    accesses: npt.NDArray[np.int64]
+
+
+def load_trace(path: Path = _FILE) -> Trace:
+    """The trace that comes with petps. Raises NotFound when the installation lacks it."""
+    if not path.exists():
+        raise NotFound(f"{path} is missing: install petps again, the file belongs to the package")
+    with np.load(path, allow_pickle=False) as arrays:
+        return Trace(arrays["ids"], arrays["accesses"].astype(np.int64))

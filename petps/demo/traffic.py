@@ -1,0 +1,159 @@
+"""The demo's client: pulls, all the time, the rows that the following accesses ask for."""
+
+from __future__ import annotations
+
+import enum
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+import numpy as np
+import numpy.typing as npt
+import petps_client
+
+from petps.demo.trace import Trace
+from petps.demo.trainer import TABLE
+from petps.errors import DeadlineExceeded
+
+__all__ = ["KEYS_PER_PULL", "Latency", "Mode", "Sample", "Traffic", "latency_of"]
+
+KEYS_PER_PULL: Final = 500
+PULLS_PER_SECOND: Final = 500  # paced: far below what one thread could
+STRIDE: Final = 10  # accesses that pass between two pulls
+FAILED_REST_SECONDS: Final = 0.001
+DEADLINE_MS: Final = 20_000  # longer than a restart: the client waits for the server by itself
+
+
+class Mode(enum.Enum):
+    """How the client asks."""
+
+    REST = "rest"  # not at all
+    PACED = "paced"  # PULLS_PER_SECOND
+    CLOSED = "closed"  # the next pull when the last one is answered
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One pull: when it began and ended (time.monotonic()), its version and the keys found."""
+
+    begin: float
+    end: float
+    version: int
+    found: int
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Of ``pulls`` pulls of KEYS_PER_PULL keys, from the call to rows in the caller's array."""
+
+    pulls: int
+    p50_ms: float
+    p99_ms: float
+
+
+def latency_of(samples: Sequence[Sample]) -> Latency | None:
+    """None when there are no samples."""
+    if not samples:
+        return None
+    milliseconds = 1e3 * np.array([sample.end - sample.begin for sample in samples])
+    p50, p99 = np.percentile(milliseconds, (50, 99))
+    return Latency(len(samples), round(float(p50), 3), round(float(p99), 3))
+
+
+class Traffic:
+    """A thread that pulls. ``samples`` only grows; read it from any thread.
+
+    ``check`` raises when the server is gone: waiting for it would be in vain.
+    """
+
+    def __init__(self, url: str, trace: Trace, check: Callable[[], object]) -> None:
+        self._check = check
+        self._keys = trace.keys[trace.accesses]
+        self._client = petps_client.connect(url, name="petps demo", deadline_ms=DEADLINE_MS)
+        self._rows: npt.NDArray[np.float32] = np.empty(
+            (KEYS_PER_PULL, self._client.describe(TABLE).dim), np.float32
+        )
+        self._window = (0, len(self._keys))
+        self._mode = Mode.REST
+        self._wake = threading.Event()
+        self._stop = False
+        self.samples: list[Sample] = []
+        self.failures: list[str] = []
+        self._thread = threading.Thread(target=self._main, name="petps-demo-traffic", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop = True
+        self._wake.set()
+        self._thread.join()
+        self._client.close()
+
+    def ask(self, mode: Mode, begin: int, end: int) -> None:
+        """From now on pulls keys of accesses in [begin, end), in their order, again and again."""
+        self._window = (begin, end)
+        self._mode = mode
+        if mode is Mode.REST:
+            self._wake.clear()
+        else:
+            self._wake.set()
+
+    def version_seen(self) -> int:
+        """The applied version of the newest answer."""
+        return self.samples[-1].version if self.samples else 0
+
+    def wait_for_version(self, version: int, seconds: float, since: int = 0) -> Sample:
+        """The first pull, of samples[since:], that was served ``version``."""
+        deadline = time.monotonic() + seconds
+        place = since
+        while True:
+            while place < len(self.samples):
+                if self.samples[place].version >= version:
+                    return self.samples[place]
+                place += 1
+            self._check()
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(
+                    f"version {version} is not served {seconds:.0f} s after it was published; "
+                    f"the server is at {self.version_seen()}"
+                )
+            time.sleep(0.002)
+
+    def _main(self) -> None:
+        pulls = 0
+        due = time.monotonic()
+        while not self._stop:
+            self._wake.wait()
+            if self._mode is Mode.PACED:
+                now = time.monotonic()
+                if now < due:
+                    time.sleep(due - now)
+                due = max(due, now - 0.1) + 1 / PULLS_PER_SECOND  # a long stall is not made up for
+            self._pull(pulls)
+            pulls += 1
+
+    def _pull(self, pulls: int) -> None:
+        first, last = self._window
+        span = max(1, last - first - KEYS_PER_PULL)
+        start = first + pulls * STRIDE % span
+        keys = self._keys[start : start + KEYS_PER_PULL]
+        rows = self._rows[: len(keys)]
+        begin = time.monotonic()
+        try:
+            answer = self._client.pull_answer(TABLE, keys, rows)
+        except petps_client.PetpsError as error:
+            self.failures.append(str(error))
+            time.sleep(FAILED_REST_SECONDS)
+            return
+        sample = Sample(begin, time.monotonic(), answer.applied_version, answer.found)
+        self.samples.append(sample)

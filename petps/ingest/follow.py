@@ -1,0 +1,373 @@
+"""Follower: what each event of the log does to its partition. Order, window, stop, catch-up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from petps.delta import (
+    BaseBody,
+    CommitBody,
+    ContinueBody,
+    Damage,
+    Delivery,
+    DeltaError,
+    Event,
+    Kind,
+    Lost,
+    Message,
+    Record,
+    RecordHeader,
+    RowsBody,
+    TableSchema,
+    decode_record,
+    read_header,
+)
+from petps.delta.record import check_place
+from petps.errors import PetpsError
+from petps.ingest.catch_up import catch_up
+from petps.ingest.order import Decision, Outcome, decide
+from petps.ingest.partition import BaseMarker, PartitionState
+from petps.ingest.status import Mode
+from petps.ingest.store import (
+    ApplyReport,
+    BaseReader,
+    BaseSource,
+    DeadLetters,
+    Progress,
+    Store,
+    StoreTable,
+)
+from petps.ingest.window import Window
+
+__all__ = ["Follower"]
+
+_log = logging.getLogger("petps.ingest")
+
+
+class Follower:
+    """The order rules over all partitions of one instance; no thread, no log of its own.
+
+    take() returns where to read a partition again, when it must be read again; the rest of what was
+    read of it is then to be dropped. flush() applies what was taken and records the progress;
+    ``until_done`` repeats an action until the pool accepts it, so nothing taken is ever dropped.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        bases: BaseSource | None,
+        dead_letters: DeadLetters,
+        states: dict[int, PartitionState],
+        *,
+        rows_max: int,
+        pace: Callable[[int], None],
+        until_done: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._until_done = until_done
+        self._store = store
+        self._bases = bases
+        self._dead_letters = dead_letters
+        self._states = states
+        self._rows_max = rows_max
+        self._pace = pace
+        self._tables: dict[str, StoreTable] = dict(store.tables())
+        self._window = Window()
+        self.refused: dict[str, int] = {}
+        self.dense: tuple[int, str | None] = (0, None)
+
+    def take(self, event: Event) -> int | None:
+        """Acts on one event; the offset to read its partition from again, or None."""
+        state = self._states[event.partition]
+        if isinstance(event, Lost):
+            return self._lost(state, event)
+        if isinstance(event, Damage):
+            self._corrupt(state, event, f"log-damaged: {event.reason}", None)
+            return None
+        try:
+            header = read_header(event.message)
+            check_place(
+                header,
+                model=self._store.model,
+                partition=event.partition,
+                partitions=self._store.partitions,
+            )
+            record = None if header.kind is Kind.ROWS else self._decode(event, header)
+            marker = record.body if record and isinstance(record.body, ContinueBody) else None
+            decision = decide(state.applied, header, marker)
+            if not state.following:
+                return self._take_stopped(state, event, header, record, decision)
+            if decision.outcome in (Outcome.APPLY, Outcome.NEW_RUN):
+                self._accept(state, event, record or self._decode(event, header), decision)
+            else:
+                self._decline(state, event, decision)
+        except DeltaError as error:
+            self._corrupt(state, event, str(error), event.message)
+        return None
+
+    def _decode(self, event: Delivery, header: RecordHeader) -> Record:
+        return decode_record(
+            event.message,
+            model=self._store.model,
+            partition=event.partition,
+            partitions=self._store.partitions,
+            schema_of=self._schema_of,
+            header=header,
+        )
+
+    def _schema_of(self, name: str) -> TableSchema | None:
+        if name not in self._tables:  # created since
+            self._tables = dict(self._store.tables())
+        table = self._tables.get(name)
+        return None if table is None else table.schema
+
+    def _accept(
+        self, state: PartitionState, event: Delivery, record: Record, decision: Decision
+    ) -> None:
+        header, body = record.header, record.body
+        if decision.outcome is Outcome.NEW_RUN:
+            if isinstance(body, BaseBody):
+                self._begin_from_base(state, event, header, body)
+                return
+            state.counts = {}
+        if isinstance(body, CommitBody) and (problem := _count_problem(state, header, body)):
+            self._stop(state, event, problem)
+            return
+        state.run, state.seq, state.publisher = header.run, header.seq, header.publisher
+        state.offset = event.next_offset
+        if isinstance(body, RowsBody):
+            self._window.add(state, header, body)
+            if state.counts is not None:
+                state.counts[header.table] = state.counts.get(header.table, 0) + len(body.keys)
+        elif isinstance(body, CommitBody):
+            state.version = max(state.version, header.version)
+            state.counts = {}
+            if header.version >= self.dense[0]:
+                self.dense = (header.version, body.dense)
+        self._window.touch(state)
+        if self._window.rows >= self._rows_max:
+            self.flush()
+
+    def _decline(self, state: PartitionState, event: Delivery, decision: Decision) -> None:
+        if decision.outcome is Outcome.DUPLICATE:
+            state.duplicates += 1
+            state.offset = event.next_offset
+        elif decision.outcome is Outcome.ZOMBIE:
+            if state.zombies == 0:
+                _log.warning(
+                    "[ingest] partition %d: %s: rejected", state.partition, decision.reason
+                )
+            state.zombies += 1
+            state.offset = event.next_offset
+        elif decision.outcome is Outcome.CONFLICT:
+            self.flush()
+            state.conflicts += 1
+            state.stop(
+                Mode.CONFLICT, decision.reason, offset=event.offset, resume_offset=event.offset
+            )
+            _log.error("[ingest] partition %d stopped: %s", state.partition, decision.reason)
+        else:
+            self._stop(state, event, decision.reason)
+
+    def _stop(self, state: PartitionState, event: Delivery, reason: str) -> None:
+        self._gap(state, reason, offset=event.offset, resume_offset=event.offset)
+
+    def _gap(self, state: PartitionState, reason: str, *, offset: int, resume_offset: int) -> None:
+        self.flush()
+        state.gaps += 1
+        state.stop(Mode.STALE, reason, offset=offset, resume_offset=resume_offset)
+        _log.error("[ingest] partition %d is stale: %s", state.partition, reason)
+
+    def _corrupt(
+        self, state: PartitionState, event: Delivery | Damage, reason: str, message: Message | None
+    ) -> None:
+        """A dead letter, and a gap. Reading on behind it may show that nothing is missing."""
+        state.dead_letters += 1
+        self._dead_letters.add(event.partition, event.offset, reason, message)
+        if state.following:
+            where = f"message at offset {event.offset} refused: {reason}"
+            self._gap(state, where, offset=event.offset, resume_offset=event.next_offset)
+
+    def _lost(self, state: PartitionState, event: Lost) -> int:
+        start = min(event.start, event.end)
+        if state.following:
+            self._gap(state, event.reason, offset=event.offset, resume_offset=start)
+        state.resume_offset = start
+        return start
+
+    def _take_stopped(
+        self,
+        state: PartitionState,
+        event: Delivery,
+        header: RecordHeader,
+        record: Record | None,
+        decision: Decision,
+    ) -> int | None:
+        """A stopped partition reads on for what mends it: the missing seq, a new run, a base."""
+        body = record.body if record else None
+        if decision.outcome is Outcome.NEW_RUN and not (
+            state.mixed and header.kind is Kind.CONTINUE
+        ):
+            assert record is not None
+            state.follow()
+            self._accept(state, event, record, decision)
+            return None
+        if decision.outcome is Outcome.ZOMBIE:
+            state.zombies += 1
+        if state.mode is not Mode.STALE:
+            return None
+        if decision.outcome is Outcome.APPLY and not state.mixed:
+            again = state.resume_offset
+            record = record or self._decode(event, header)
+            state.follow()
+            self._accept(state, event, record, decision)
+            if not state.following or again >= event.next_offset:
+                return None
+            # It came late: what was passed over meanwhile is due now.
+            state.offset = again
+            return again
+        if isinstance(body, BaseBody) and header.run >= state.run and header.seq > 1:
+            marker = BaseMarker(header, body.location, event.next_offset)
+            if (header.run, header.seq) > (state.run, state.seq) or state.mixed:
+                self._catch_up_marker(state, marker)
+        return None
+
+    def _begin_from_base(
+        self, state: PartitionState, event: Delivery, header: RecordHeader, body: BaseBody
+    ) -> None:
+        marker = BaseMarker(header, body.location, event.next_offset)
+        if self._catch_up_marker(state, marker):
+            return
+        state.gaps += 1
+        state.stop(Mode.STALE, state.reason, offset=event.offset, resume_offset=event.offset)
+        state.mixed = state.recorded.catching_up
+        state.marker = marker
+
+    def _catch_up_marker(self, state: PartitionState, marker: BaseMarker) -> bool:
+        header = marker.header
+        after = Progress(
+            state.partition, header.run, header.seq, marker.next_offset, header.version
+        )
+        try:
+            if self._bases is None:
+                raise PetpsError(
+                    f"the run begins with the base {marker.location}, and no checkpoint folder is "
+                    "configured to read it from"
+                )
+            base = self._bases.open(marker.location)
+        except PetpsError as error:
+            state.reason = f"base {marker.location}: {error}"
+            _log.error("[ingest] partition %d: %s", state.partition, state.reason)
+            return False
+        if not self._catch_up(state, base, after, header.publisher):
+            return False
+        # Within a run, rows of the version at hand may stand before the marker.
+        state.counts = {} if header.begins_run else None
+        return True
+
+    def _catch_up(
+        self, state: PartitionState, base: BaseReader, after: Progress, publisher: str | None
+    ) -> bool:
+        """Makes the partition equal to the base, and follow from ``after`` on. False: it failed."""
+        self.flush()
+        before = state.recorded
+        state.mode = Mode.CATCHING_UP
+        try:
+            catch_up(self._store, base, before, after, refused=self._count_refused, pace=self._pace)
+        except PetpsError as error:
+            recorded = self._store.progress(state.partition)
+            state.recorded = recorded or before
+            state.mixed = state.recorded.catching_up
+            state.mode = Mode.STALE
+            state.reason = f"catch-up to {base.name}: {error}"
+            _log.error("[ingest] partition %d: %s", state.partition, state.reason)
+            return False
+        state.recorded = after
+        state.run, state.seq, state.version = after.run, after.seq, after.version
+        state.offset = after.offset
+        state.publisher = publisher
+        state.counts = None
+        state.catch_ups += 1
+        state.follow()
+        _log.info(
+            "[ingest] partition %d caught up to %s (run %d, seq %d)",
+            state.partition,
+            base.name,
+            after.run,
+            after.seq,
+        )
+        return True
+
+    def retry_stale(self) -> dict[int, int]:
+        """Looks for bases for the stale: {partition: offset to read on from} of those caught up."""
+        stale = [state for state in self._states.values() if state.mode is Mode.STALE]
+        if not stale or self._bases is None:
+            return {}
+        found: dict[int, int] = {}
+        candidates: list[BaseReader] | None = None
+        for state in stale:
+            marker = state.marker
+            if marker is not None:
+                if self._catch_up_marker(state, marker):
+                    found[state.partition] = state.offset
+                continue
+            if candidates is None:
+                candidates = list(self._bases.of_model(self._store.model))
+            if self._catch_up_newest(state, candidates):
+                found[state.partition] = state.offset
+        return found
+
+    def _catch_up_newest(self, state: PartitionState, candidates: list[BaseReader]) -> bool:
+        """To the newest base that holds more than what is applied (as much, if rows are mixed)."""
+        applied = (state.recorded.run, state.recorded.seq)
+        for base in candidates:
+            position = base.position(state.partition)
+            if position < applied or (position == applied and not state.mixed):
+                continue
+            run, seq = position
+            after = Progress(state.partition, run, seq, state.resume_offset, base.version)
+            if self._catch_up(state, base, after, None):
+                return True
+        return False
+
+    def flush(self) -> None:
+        """Applies the window and records the progress."""
+        if not self._window:
+            return
+        self._until_done(self._apply_window)
+        window, self._window = self._window, Window()
+        self._pace(window.rows)
+
+    def _apply_window(self) -> None:
+        """May be repeated after an error: applying again changes nothing."""
+        refused: dict[str, int] = {}
+
+        def count(table: str, report: ApplyReport) -> None:
+            refused[table] = refused.get(table, 0) + report.refused
+
+        self._window.apply(self._tables, self._rows_max, count)
+        self._window.record(self._store)
+        for table, rows in refused.items():
+            self._count_refused(table, rows)
+
+    def _count_refused(self, table: str, rows: int) -> None:
+        if not rows:
+            return
+        if table not in self.refused:
+            _log.error(
+                "[ingest] table %s is full: new keys are refused; let rows expire or grow it", table
+            )
+        self.refused[table] = self.refused.get(table, 0) + rows
+
+
+def _count_problem(state: PartitionState, header: RecordHeader, body: CommitBody) -> str:
+    """What a commit says arrived against what did; empty when they agree or can't be compared."""
+    if state.counts is None:
+        return ""
+    said = {name: count.here for name, count in body.tables.items() if count.here}
+    if said == state.counts:
+        return ""
+    return (
+        f"version {header.version} says that {said} rows of it are in this partition, "
+        f"{state.counts} arrived: the publisher lost some"
+    )

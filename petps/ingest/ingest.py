@@ -1,0 +1,262 @@
+"""Ingest: the thread that follows a delta log and keeps the tables of one instance up to date."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from petps.delta import DeltaLog, Subscription
+from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
+from petps.ingest.follow import Follower
+from petps.ingest.partition import PartitionState
+from petps.ingest.status import Freshness, IngestStatus, freshness_of
+from petps.ingest.store import BaseSource, DeadLetters, Store
+
+__all__ = ["Ingest"]
+
+_log = logging.getLogger("petps.ingest")
+
+POLL_SECONDS: Final = 0.1  # how soon stop() and pause() are noticed
+POLL_BYTES: Final = 8 << 20  # read, and so held, at a time
+ROWS_MAX: Final = 16384  # rows of one apply: its drains cost little by then, and pulls wait little
+RETRY_FIRST_SECONDS: Final = 0.1
+RETRY_LAST_SECONDS: Final = 5.0
+STALE_SECONDS: Final = 1.0  # between looks for a base
+
+
+class _Stopped(Exception):
+    """stop() was called while an action was being repeated."""
+
+
+class Ingest:
+    """Follows ``log`` from where the store's progress stands: source, order, apply, progress.
+
+    ``partitions``: those owned, by default all. ``bases`` finds what to catch up to after a gap.
+    ``rows_per_second`` bounds the rate so that pulls keep their latency (None: unbounded).
+    Errors of the pool or of the log are reported in status() and tried again, longer apart each
+    time. Threads: every method may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        log: DeltaLog,
+        store: Store,
+        *,
+        dead_letters: DeadLetters,
+        bases: BaseSource | None = None,
+        partitions: Sequence[int] | None = None,
+        rows_per_second: float | None = None,
+        rows_max: int = ROWS_MAX,
+        poll_bytes: int = POLL_BYTES,
+        stale_seconds: float = STALE_SECONDS,
+    ) -> None:
+        if log.partitions != store.partitions:
+            raise InvalidArgument(
+                f"{log.name} has {log.partitions} partitions, model {store.model} "
+                f"{store.partitions}: the number is fixed for ever"
+            )
+        if rows_per_second is not None and rows_per_second <= 0:
+            raise InvalidArgument(f"rows_per_second {rows_per_second}: above 0, or None")
+        if rows_max < 1 or poll_bytes < 1:
+            raise InvalidArgument("rows_max and poll_bytes are at least 1")
+        self._log = log
+        self._store = store
+        self._dead_letters = dead_letters
+        self._bases = bases
+        self._partitions = sorted(set(range(log.partitions) if partitions is None else partitions))
+        self._rows_per_second = rows_per_second
+        self._rows_max = rows_max
+        self._poll_bytes = poll_bytes
+        self._stale_seconds = stale_seconds
+        self._states: dict[int, PartitionState] = {}
+        self._follower: Follower | None = None
+        self._refused_before: dict[str, int] = {}
+        self._error = ""
+        self._errors = 0
+        self._not_before = 0.0  # the rate limit's clock
+        self._stop = threading.Event()
+        self._run = threading.Event()
+        self._run.set()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Starts the thread."""
+        if self._thread is not None:
+            raise FailedPrecondition("ingest has been started already")
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._main, name="petps-ingest", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Ends the thread after the apply that is going on; False if it goes on beyond ``timeout``.
+
+        Progress stands at what was applied; start() goes on from there.
+        """
+        self._stop.set()
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
+            if thread.is_alive():
+                return False
+            self._thread = None
+        return True
+
+    def pause(self) -> None:
+        """Takes nothing more after what was read; pulls go on. See resume()."""
+        self._run.clear()
+
+    def resume(self) -> None:
+        """Undoes pause()."""
+        self._run.set()
+
+    def set_rate(self, rows_per_second: float | None) -> None:
+        """Changes the rate limit; None removes it."""
+        if rows_per_second is not None and rows_per_second <= 0:
+            raise InvalidArgument(f"rows_per_second {rows_per_second}: above 0, or None")
+        self._rows_per_second = rows_per_second
+
+    def wait_for(self, version: int, timeout: float) -> bool:
+        """Waits until ``version`` is applied in every partition; False when it is not in time."""
+        deadline = time.monotonic() + timeout
+        while self.version() < version:
+            if time.monotonic() > deadline or self._stop.is_set():
+                return self.version() >= version
+            time.sleep(0.002)
+        return True
+
+    def version(self) -> int:
+        """The highest version that is complete in all owned partitions."""
+        states = list(self._states.values())
+        return min((state.recorded.version for state in states), default=0)
+
+    def status(self) -> IngestStatus:
+        """A snapshot of everything. Asks the log for its end."""
+        states = list(self._states.values())
+        try:
+            ends = self._log.end_offsets([state.partition for state in states])
+        except PetpsError as error:
+            ends = {}
+            self._report(f"{self._log.name}: {error}")
+        follower = self._follower
+        thread = self._thread
+        version, dense = (0, None) if follower is None else follower.dense
+        refused = dict(self._refused_before)
+        for table, rows in (follower.refused if follower else {}).items():
+            refused[table] = refused.get(table, 0) + rows
+        applied = min((state.recorded.version for state in states), default=0)
+        return IngestStatus(
+            running=thread is not None and thread.is_alive(),
+            paused=not self._run.is_set(),
+            model=self._store.model,
+            log=self._log.name,
+            error=self._error,
+            errors=self._errors,
+            rows=sum(state.rows for state in states),
+            records=sum(state.records for state in states),
+            refused=refused,
+            version=applied,
+            dense=dense if version == applied else None,
+            freshness=freshness_of(*(s.samples for s in states)) if states else Freshness(),
+            partitions=[state.status(ends.get(state.partition, 0)) for state in states],
+        )
+
+    def _main(self) -> None:
+        wait = RETRY_FIRST_SECONDS
+        while not self._stop.is_set():
+            try:
+                self._follow()
+            except _Stopped:
+                return
+            except Exception as error:  # whatever it is must be seen, and must not end ingest
+                _log.exception("[ingest] stopped by an error, going on from the recorded progress")
+                self._report(f"{type(error).__name__}: {error}")
+                self._stop.wait(wait)
+                wait = min(2 * wait, RETRY_LAST_SECONDS)
+
+    def _follow(self) -> None:
+        """From the recorded progress on, until stop()."""
+        states = self._load_states()
+        follower = Follower(
+            self._store,
+            self._bases,
+            self._dead_letters,
+            states,
+            rows_max=self._rows_max,
+            pace=self._pace,
+            until_done=self._until_done,
+        )
+        if self._follower is not None:
+            for table, rows in self._follower.refused.items():
+                self._refused_before[table] = self._refused_before.get(table, 0) + rows
+        self._states, self._follower = states, follower
+        subscription = self._log.subscribe({p: state.offset for p, state in states.items()})
+        look = time.monotonic()
+        try:
+            while not self._stop.is_set():
+                if not self._run.wait(POLL_SECONDS):
+                    continue
+                self._poll(subscription, follower)
+                if time.monotonic() >= look:
+                    for partition, offset in follower.retry_stale().items():
+                        subscription.seek(partition, offset)
+                    look = time.monotonic() + self._stale_seconds
+        finally:
+            subscription.close()
+
+    def _load_states(self) -> dict[int, PartitionState]:
+        """States from the recorded progress; counters and samples go on."""
+        starts = self._log.start_offsets(self._partitions)
+        states = {}
+        for partition in self._partitions:
+            state = PartitionState.of(partition, self._store.progress(partition), starts[partition])
+            earlier = self._states.get(partition)
+            if earlier is not None:
+                state.take_counters(earlier)
+            states[partition] = state
+        return states
+
+    def _poll(self, subscription: Subscription, follower: Follower) -> None:
+        events = subscription.poll(max_bytes=self._poll_bytes, timeout=POLL_SECONDS)
+        read_again: set[int] = set()
+        for event in events:
+            if event.partition in read_again:
+                continue
+            offset = follower.take(event)
+            if offset is not None:
+                subscription.seek(event.partition, offset)
+                read_again.add(event.partition)
+        follower.flush()
+
+    def _until_done(self, action: Callable[[], None]) -> None:
+        """Repeats an action of the pool until it succeeds. Raises _Stopped if stop() is first."""
+        wait = RETRY_FIRST_SECONDS
+        while True:
+            try:
+                action()
+                self._error = ""
+                return
+            except PetpsError as error:
+                self._report(f"apply: {error}")
+                _log.error("[ingest] apply failed, trying again in %.1f s: %s", wait, error)
+            if self._stop.wait(wait):
+                raise _Stopped
+            wait = min(2 * wait, RETRY_LAST_SECONDS)
+
+    def _report(self, error: str) -> None:
+        self._error = error
+        self._errors += 1
+
+    def _pace(self, rows: int) -> None:
+        """Waits as the rate limit asks after ``rows``. Raises _Stopped when stop() comes first."""
+        rate = self._rows_per_second
+        if rate is None:
+            return
+        now = time.monotonic()
+        self._not_before = max(now, self._not_before) + rows / rate
+        while now < self._not_before:
+            if self._stop.wait(min(POLL_SECONDS, self._not_before - now)):
+                raise _Stopped
+            now = time.monotonic()

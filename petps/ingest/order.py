@@ -1,0 +1,83 @@
+"""The order rule: may this message be applied after that one? Pure, and nowhere else."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from petps.delta import ContinueBody, Kind, RecordHeader
+
+__all__ = ["Applied", "Decision", "Outcome", "decide"]
+
+
+class Outcome(enum.Enum):
+    """What to do with a message (DESIGN section 9)."""
+
+    APPLY = "apply"
+    DUPLICATE = "duplicate"  # applied before: count and skip
+    GAP = "gap"  # something before it is missing: the partition stops and is stale
+    ZOMBIE = "zombie"  # of an older run: reject and count
+    CONFLICT = "conflict"  # of this run, from another publisher: the partition stops
+    NEW_RUN = "new_run"  # a higher run begins here, and may
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What a partition has applied. publisher None: not known, as after a restart."""
+
+    run: int = 0
+    seq: int = 0
+    publisher: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An outcome, and in words what was wrong (empty when nothing was)."""
+
+    outcome: Outcome
+    reason: str = ""
+
+
+def decide(applied: Applied, header: RecordHeader, marker: ContinueBody | None = None) -> Decision:
+    """The outcome for a message with ``header``; ``marker`` is the body of a continue."""
+    if header.run < applied.run:
+        return Decision(
+            Outcome.ZOMBIE,
+            f"run {header.run} of publisher {header.publisher} is older than run {applied.run}",
+        )
+    if header.run > applied.run:
+        return _begin(applied, header, marker)
+    if applied.publisher is not None and header.publisher != applied.publisher:
+        return Decision(
+            Outcome.CONFLICT,
+            f"publishers {applied.publisher} and {header.publisher} both write run {header.run}: "
+            "stop one of them and begin a new run with a base",
+        )
+    if header.seq <= applied.seq:
+        return Decision(Outcome.DUPLICATE)
+    if header.seq > applied.seq + 1:
+        return Decision(
+            Outcome.GAP,
+            f"run {header.run}: seq {applied.seq + 1} to {header.seq - 1} are missing",
+        )
+    return Decision(Outcome.APPLY)
+
+
+def _begin(applied: Applied, header: RecordHeader, marker: ContinueBody | None) -> Decision:
+    if not header.begins_run:
+        return Decision(
+            Outcome.GAP,
+            f"run {header.run} is seen first at seq {header.seq} ({header.kind.value}), not at a "
+            "base or continue marker",
+        )
+    if header.kind is Kind.BASE:
+        return Decision(Outcome.NEW_RUN)
+    if marker is None:
+        raise ValueError("a continue marker is decided with its body")
+    if (marker.previous_run, marker.last_seq) == (applied.run, applied.seq):
+        return Decision(Outcome.NEW_RUN)
+    return Decision(
+        Outcome.GAP,
+        f"run {header.run} goes on from run {marker.previous_run} seq {marker.last_seq}; here run "
+        f"{applied.run} seq {applied.seq} was applied last",
+    )

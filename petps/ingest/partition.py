@@ -1,0 +1,151 @@
+"""One partition as ingest sees it: where it stands, how it stands, what it has counted."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+from petps.delta import RecordHeader
+from petps.ingest.order import Applied
+from petps.ingest.status import Mode, PartitionStatus, Samples, freshness_of
+from petps.ingest.store import Progress
+
+__all__ = ["BaseMarker", "PartitionState"]
+
+COUNTERS: Final = (
+    "records",
+    "rows",
+    "duplicates",
+    "gaps",
+    "zombies",
+    "conflicts",
+    "dead_letters",
+    "catch_ups",
+    "last_time_ns",
+    "samples",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BaseMarker:
+    """A base record that the stream holds: it may be caught up to, and read on from behind it."""
+
+    header: RecordHeader
+    location: str
+    next_offset: int
+
+
+@dataclass(slots=True)
+class PartitionState:
+    """Belongs to ingest's thread; status reads it without a lock, field by field.
+
+    run, seq, version, offset: after everything taken so far, applied or still in the window.
+    ``recorded`` is what the pool knows. ``offset`` is where reading would go on after a restart.
+    """
+
+    partition: int
+    recorded: Progress
+    run: int = 0
+    seq: int = 0
+    version: int = 0
+    offset: int = 0
+    publisher: str | None = None
+    mode: Mode = Mode.FOLLOWING
+    reason: str = ""
+    # Stale: where to read again once the missing seq is there.
+    resume_offset: int = 0
+    # Stale, and a catch-up was broken off: only a base makes the rows whole again.
+    mixed: bool = False
+    marker: BaseMarker | None = None
+    # Rows by table since the last commit; None while it is not known where that version began.
+    counts: dict[str, int] | None = None
+    records: int = 0
+    rows: int = 0
+    duplicates: int = 0
+    gaps: int = 0
+    zombies: int = 0
+    conflicts: int = 0
+    dead_letters: int = 0
+    catch_ups: int = 0
+    last_time_ns: int = 0
+    samples: Samples = field(default_factory=Samples)
+
+    @staticmethod
+    def of(partition: int, recorded: Progress | None, start: int) -> PartitionState:
+        """From what the pool remembers, or else from the log's first message, at ``start``."""
+        progress = recorded or Progress(partition, offset=start)
+        state = PartitionState(
+            partition,
+            progress,
+            run=progress.run,
+            seq=progress.seq,
+            version=progress.version,
+            offset=progress.offset,
+            resume_offset=progress.offset,
+        )
+        if progress.catching_up:
+            state.mode = Mode.STALE
+            state.mixed = True
+            state.reason = f"the catch-up to version {progress.target} was broken off"
+        return state
+
+    @property
+    def following(self) -> bool:
+        """Records are applied as they come."""
+        return self.mode is Mode.FOLLOWING
+
+    @property
+    def applied(self) -> Applied:
+        """For the order rule."""
+        return Applied(self.run, self.seq, self.publisher)
+
+    def progress(self) -> Progress:
+        """What to record once everything taken is applied."""
+        return Progress(self.partition, self.run, self.seq, self.offset, self.version)
+
+    def stop(self, mode: Mode, reason: str, *, offset: int, resume_offset: int) -> None:
+        """Nothing more is applied until the reason is gone. A restart reads on at ``offset``."""
+        self.mode = mode
+        self.reason = reason
+        self.offset = offset
+        self.resume_offset = resume_offset
+        self.counts = None
+
+    def take_counters(self, earlier: PartitionState) -> None:
+        """Goes on counting where the state before an error stood."""
+        for name in COUNTERS:
+            setattr(self, name, getattr(earlier, name))
+
+    def follow(self) -> None:
+        """The reason to stop is gone."""
+        self.mode = Mode.FOLLOWING
+        self.reason = ""
+        self.mixed = False
+        self.marker = None
+
+    def status(self, end: int) -> PartitionStatus:
+        """A snapshot; ``end`` is the log's end offset."""
+        recorded = self.recorded
+        lag_records = max(0, end - recorded.offset)
+        age = (time.time_ns() - self.last_time_ns) / 1e9 if self.last_time_ns else 0.0
+        return PartitionStatus(
+            partition=self.partition,
+            state=self.mode.value,
+            reason=self.reason,
+            run=recorded.run,
+            seq=recorded.seq,
+            offset=recorded.offset,
+            version=recorded.version,
+            lag_records=lag_records,
+            lag_seconds=round(max(0.0, age), 3) if lag_records else 0.0,
+            records=self.records,
+            rows=self.rows,
+            duplicates=self.duplicates,
+            gaps=self.gaps,
+            zombies=self.zombies,
+            conflicts=self.conflicts,
+            dead_letters=self.dead_letters,
+            catch_ups=self.catch_ups,
+            freshness=freshness_of(self.samples),
+        )

@@ -1,0 +1,134 @@
+"""What ingest asks of the tables, of bases and of dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from petps.delta import Message, TableSchema
+
+__all__ = [
+    "ApplyReport",
+    "BaseReader",
+    "BaseSource",
+    "DeadLetters",
+    "Progress",
+    "Store",
+    "StoreTable",
+]
+
+Keys = npt.NDArray[np.uint64]
+Rows = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a partition has applied, as the pool remembers it.
+
+    ``offset``: where reading goes on. ``target``: the base's version while ``catching_up``; rows
+    are then a mixture of the old stream and of the base.
+    """
+
+    partition: int
+    run: int = 0
+    seq: int = 0
+    offset: int = 0
+    version: int = 0
+    catching_up: bool = False
+    target: int = 0
+
+
+class ApplyReport(Protocol):
+    """What an apply did, in rows."""
+
+    inserted: int
+    updated: int
+    deleted: int
+    absent: int
+    refused: int
+
+
+class StoreTable(Protocol):
+    """One table that deltas feed."""
+
+    @property
+    def schema(self) -> TableSchema:
+        """Its name, dtype and dim."""
+
+    def apply(self, keys: Keys, rows: Rows | None, deleted: Mask | None, stamp: int) -> ApplyReport:
+        """keys: uint64[n], rows: uint8[n, row_bytes] or None (all deleted). Durable on return."""
+
+    def all_keys(self) -> Iterator[Keys]:
+        """Every key that is there from the call to the end, in pages; others may be given."""
+
+
+class Store(Protocol):
+    """The tables and the progress of one instance."""
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+
+    @property
+    def partitions(self) -> int:
+        """P of the model."""
+
+    def tables(self) -> Mapping[str, StoreTable]:
+        """The tables that deltas feed, by name."""
+
+    def progress(self, partition: int) -> Progress | None:
+        """What was recorded last, or None."""
+
+    def record_progress(self, progress: Progress) -> None:
+        """Durable on return."""
+
+
+class BaseReader(Protocol):
+    """A base, as petps.checkpoint reads it."""
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages."""
+
+    @property
+    def model(self) -> str:
+        """The model whose rows it holds."""
+
+    @property
+    def version(self) -> int:
+        """The version it holds."""
+
+    @property
+    def partitions(self) -> int:
+        """P of the model."""
+
+    def position(self, partition: int) -> tuple[int, int]:
+        """(run, seq) up to which it holds the partition's deltas."""
+
+    def schemas(self) -> Mapping[str, TableSchema]:
+        """Its tables, by name."""
+
+    def chunks(self, table: str, partition: int | None = None) -> Iterator[tuple[Keys, Rows]]:
+        """Its rows of one partition. Raises PetpsError when they can't be read whole."""
+
+
+class BaseSource(Protocol):
+    """Where bases are found."""
+
+    def open(self, location: str) -> BaseReader:
+        """The base that a marker names. Raises PetpsError."""
+
+    def of_model(self, model: str) -> Sequence[BaseReader]:
+        """The bases of a model, newest first."""
+
+
+class DeadLetters(Protocol):
+    """Where messages go that could not be decoded."""
+
+    def add(self, partition: int, offset: int, reason: str, message: Message | None) -> None:
+        """Keeps a message (None: the log had lost it) and why it was refused."""

@@ -1,0 +1,452 @@
+"""Pool: an open pool as Python sees it. Sign on the door: petps/pool/__init__.py."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from petps import _native
+from petps.errors import FailedPrecondition, InvalidArgument, PetpsError, ResourceExhausted
+from petps.pool.arrays import as_keys, as_rows, as_stored, check_finite
+
+if TYPE_CHECKING:
+    from petps.pool.export import Bar
+
+__all__ = ["MAX_ROWS_PER_APPLY", "Pool", "PushReport", "TableInfo"]
+
+# One durable batch: enough that its three drains cost little beside its rows, and few enough that a
+# failed one (disk full) loses little work.
+MAX_ROWS_PER_APPLY: Final = 1 << 16
+DEFAULT_MODEL: Final = "default"
+DEFAULT_PARTITIONS: Final = 8
+
+Keys = npt.NDArray[np.uint64]
+# float32[n, dim], or uint8[n, row_bytes] as stored.
+Rows = npt.NDArray[Any]
+Mask = npt.NDArray[np.bool_]
+Form = Literal["f32", "stored"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableInfo:
+    """A table as it was created."""
+
+    id: int
+    name: str
+    instance: str
+    dim: int
+    dtype: str
+    capacity: int
+    feed: str
+
+
+@dataclass(slots=True)
+class PushReport:
+    """What a push did. ``refused``: new keys that a full table did not take."""
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    absent: int = 0
+    refused: int = 0
+    superseded: int = 0
+
+    def add(self, report: _native.ApplyReport) -> None:
+        """Adds one batch's report."""
+        for name, value in report.as_dict().items():
+            setattr(self, name, getattr(self, name) + value)
+
+    def as_dict(self) -> dict[str, int]:
+        """The counts by name."""
+        return asdict(self)
+
+
+def _close_quietly(native: _native.Tables) -> None:
+    """At the end of the process: a pool that cannot be closed recovers at its next open."""
+    with contextlib.suppress(PetpsError):
+        native.close()
+
+
+class Pool:
+    """An open pool. A context manager; closed at the end of the process if nobody did before.
+
+    Threads: any method from any thread; pulls and pushes run without the GIL.
+    """
+
+    def __init__(self, native: _native.Tables) -> None:
+        self._native = native
+        self._finalizer = weakref.finalize(self, _close_quietly, native)
+
+    @staticmethod
+    def create(path: str | PathLike[str] | None = None, *, durability: str = "power") -> Pool:
+        """See petps.create."""
+        if durability not in ("power", "process"):
+            raise InvalidArgument(
+                f"durability '{durability}' is unknown; write 'power' or 'process'"
+            )
+        kind = cast(Literal["power", "process"], durability)
+        return Pool(_native.Tables.create("" if path is None else fspath(path), durability=kind))
+
+    @staticmethod
+    def open(path: str | PathLike[str], *, read_only: bool = False) -> Pool:
+        """See petps.open."""
+        if not fspath(path):
+            raise InvalidArgument("a pool's path is needed to open it")
+        return Pool(_native.Tables.open(fspath(path), read_only=read_only))
+
+    @property
+    def native(self) -> _native.Tables:
+        """The native tables, for petps' own rooms (server, ingest, checkpoint)."""
+        return self._native
+
+    def close(self) -> None:
+        """Closes cleanly. Waits for calls in progress; FailedPrecondition while a server runs."""
+        self._native.close()
+        self._finalizer.detach()
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._native.closed
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return "<petps.Pool closed>"
+        return f"<petps.Pool {self._native.info().path or 'in memory'}>"
+
+    # ---- catalogue
+
+    def create_model(self, name: str = DEFAULT_MODEL, partitions: int = DEFAULT_PARTITIONS) -> str:
+        """A new model with its first instance, whose name (``model@0``) is returned."""
+        return self._native.create_instance(name, f"{name}@0", partitions).name
+
+    def create_table(
+        self,
+        name: str,
+        *,
+        dim: int,
+        capacity: int,
+        dtype: str = "f32",
+        default: float | npt.ArrayLike = 0.0,
+        feed: Literal["push", "delta"] = "push",
+        model: str | None = None,
+    ) -> TableInfo:
+        """A new table of ``model`` (made if the pool has none at all).
+
+        dtype: 'f32', 'f16', 'bf16' or 'int8'; capacity: rows it can hold; default: what a missing
+        key shows, a number or float[dim].
+        """
+        if model is None and not self._native.instances():
+            self.create_model()
+        instance = self._instance(model)
+        stored = _native.encode_rows(dtype, _default_row(default, dim, name))
+        table = self._native.create_table(
+            name,
+            instance=instance.id,
+            dim=dim,
+            dtype=dtype,
+            capacity=capacity,
+            feed=feed,
+            default_row=stored[0] if np.any(np.asarray(default)) else None,
+        )
+        return self._info(table)
+
+    def tables(self, model: str | None = None) -> list[TableInfo]:
+        """All tables, or those of one model, instance or alias."""
+        wanted = None if model is None else self._native.resolve(model).id
+        tables = self._native.tables()
+        return [self._info(each) for each in tables if wanted in (None, each.record.instance)]
+
+    def table(self, name: str, model: str | None = None) -> _native.Table:
+        """The native table ``name`` of ``model``. NotFound names what there is."""
+        return self._native.find(self._instance(model).name, name)
+
+    def _instance(self, model: str | None) -> _native.InstanceRecord:
+        if model is not None:
+            return self._native.resolve(model)
+        instances = self._native.instances()
+        models = {instance.model for instance in instances}
+        if len(models) == 1:
+            return self._native.resolve(instances[0].model)
+        return self._native.resolve(DEFAULT_MODEL)
+
+    def _info(self, table: _native.Table) -> TableInfo:
+        record = table.record
+        names = {instance.id: instance.name for instance in self._native.instances()}
+        return TableInfo(
+            id=record.id,
+            name=record.name,
+            instance=names[record.instance],
+            dim=record.dim,
+            dtype=record.dtype,
+            capacity=record.capacity,
+            feed=record.feed,
+        )
+
+    # ---- rows
+
+    @overload
+    def pull(
+        self,
+        table: str,
+        keys: npt.ArrayLike,
+        out: Rows | None = ...,
+        return_mask: Literal[False] = ...,
+        dtype: Form = ...,
+        *,
+        mask: Mask | None = ...,
+        model: str | None = ...,
+    ) -> Rows: ...
+    @overload
+    def pull(
+        self,
+        table: str,
+        keys: npt.ArrayLike,
+        out: Rows | None = ...,
+        *,
+        return_mask: Literal[True],
+        dtype: Form = ...,
+        mask: Mask | None = ...,
+        model: str | None = ...,
+    ) -> tuple[Rows, Mask]: ...
+    def pull(
+        self,
+        table: str,
+        keys: npt.ArrayLike,
+        out: Rows | None = None,
+        return_mask: bool = False,
+        dtype: Form = "f32",
+        *,
+        mask: Mask | None = None,
+        model: str | None = None,
+    ) -> Rows | tuple[Rows, Mask]:
+        """keys: integers[n] -> float32[n, dim]; a missing key has the table's default row.
+
+        out: a C-contiguous float32[n, dim] to fill; it is returned. return_mask: return (rows,
+        mask), bool[n] says which keys were found. mask: a bool[n] to receive it. dtype: "f32", or
+        "stored" for uint8[n, row_bytes] as the pool stores them.
+        Errors: NotFound (lists the tables), InvalidArgument (names the array).
+        """
+        native = self.table(table, model)
+        checked = as_keys(keys)
+        rows = _empty_rows(native, checked.shape[0], dtype) if out is None else out
+        if mask is None and return_mask:
+            mask = np.empty(checked.shape[0], np.bool_)
+        native.pull(checked, rows, mask)
+        return (rows, mask) if return_mask and mask is not None else rows
+
+    @overload
+    def pull_many(
+        self,
+        keys: Mapping[str, npt.ArrayLike],
+        *,
+        return_mask: Literal[False] = ...,
+        model: str | None = ...,
+    ) -> dict[str, Rows]: ...
+    @overload
+    def pull_many(
+        self,
+        keys: Mapping[str, npt.ArrayLike],
+        *,
+        return_mask: Literal[True],
+        model: str | None = ...,
+    ) -> dict[str, tuple[Rows, Mask]]: ...
+    def pull_many(
+        self,
+        keys: Mapping[str, npt.ArrayLike],
+        *,
+        return_mask: bool = False,
+        model: str | None = None,
+    ) -> dict[str, Rows] | dict[str, tuple[Rows, Mask]]:
+        """Keys of several tables of one instance, as pull for each; answers by table."""
+        name = self._instance(model).name
+        answers = {
+            table: self.pull(table, wanted, return_mask=True, model=name)
+            for table, wanted in keys.items()
+        }
+        return answers if return_mask else {table: rows for table, (rows, _) in answers.items()}
+
+    def push(
+        self,
+        table: str,
+        keys: npt.ArrayLike,
+        rows: npt.ArrayLike,
+        *,
+        dtype: Form = "f32",
+        allow_not_finite: bool = False,
+        model: str | None = None,
+    ) -> PushReport:
+        """Writes full rows; durable when it returns. Of a repeated key the last row counts.
+
+        keys: integers[n], rows: floats[n, dim], encoded to the table's dtype, or with
+        dtype="stored" uint8[n, row_bytes]. Errors: ResourceExhausted when the table is full (what
+        it has was updated, new keys were refused; see the error's ``report``) or the disk is;
+        FailedPrecondition for a table that deltas write.
+        """
+        native = self.table(table, model)
+        _check_feed(native)
+        return self._write(native, keys, rows, allow_not_finite, stored=dtype == "stored")
+
+    def load(
+        self,
+        table: str,
+        keys: npt.ArrayLike,
+        rows: npt.ArrayLike,
+        *,
+        model: str | None = None,
+        allow_not_finite: bool = False,
+    ) -> PushReport:
+        """As push, and also for a table that deltas write, as long as it has applied none."""
+        native = self.table(table, model)
+        if native.record.feed == "delta" and any(
+            progress.instance == native.record.instance for progress in self._native.all_progress()
+        ):
+            raise FailedPrecondition(
+                f"table '{table}' has applied deltas already, so nothing else may write it: "
+                "publish to its log (petps publish) instead"
+            )
+        return self._write(native, keys, rows, allow_not_finite)
+
+    def _write(
+        self,
+        native: _native.Table,
+        keys: npt.ArrayLike,
+        rows: npt.ArrayLike,
+        allow_not_finite: bool,
+        *,
+        stored: bool = False,
+    ) -> PushReport:
+        checked = as_keys(keys)
+        dtype, dim, name = native.dtype, native.dim, native.name
+        parts = [
+            slice(at, at + MAX_ROWS_PER_APPLY)
+            for at in range(0, checked.shape[0], MAX_ROWS_PER_APPLY)
+        ]
+        if stored:
+            encoded = as_stored(rows, checked.shape[0], native.row_bytes, name)
+        else:
+            values = as_rows(rows, checked.shape[0], dim, name)
+            if not allow_not_finite:
+                check_finite(checked, values, name)
+            encoded = _native.encode_rows(dtype, values)
+        if not allow_not_finite and (stored or dtype != "f32"):
+            for part in parts:  # a number too large for f16 becomes infinity only when encoded
+                seen = _native.decode_rows(dtype, dim, encoded[part])
+                check_finite(checked[part], seen, name, first=part.start)
+        report = PushReport()
+        for part in parts:
+            report.add(native.apply(checked[part], encoded[part]))
+        _check_refused(native, report)
+        return report
+
+    def erase(self, table: str, keys: npt.ArrayLike, *, model: str | None = None) -> PushReport:
+        """Deletes keys; durable when it returns. Keys that are not there are counted, no error."""
+        native = self.table(table, model)
+        _check_feed(native)
+        checked = as_keys(keys)
+        report = PushReport()
+        for at in range(0, checked.shape[0], MAX_ROWS_PER_APPLY):
+            report.add(native.apply(checked[at : at + MAX_ROWS_PER_APPLY], None))
+        return report
+
+    def scan(self, table: str, *, model: str | None = None) -> Iterator[tuple[Keys, Rows]]:
+        """All rows in pages: keys uint64[n], rows float32[n, dim]. Sees later writes or not."""
+        native = self.table(table, model)
+        with native.scan() as pages:
+            for keys, stored in pages:
+                yield keys, _native.decode_rows(native.dtype, native.dim, stored)
+
+    # ---- upkeep
+
+    def verify(self) -> _native.VerifyReport:
+        """Reads everything and checks it. Slow; may run beside pulls and pushes."""
+        return self._native.verify()
+
+    def export(
+        self, folder: str | PathLike[str], *, model: str | None = None, bar: Bar | None = None
+    ) -> dict[str, Any]:
+        """Writes every row of a model as a base (`petps export`) and says what it wrote.
+
+        The folder must hold no base yet. ``bar`` is told of the rows written, table by table.
+        """
+        # Imported here: pulls and pushes need no Arrow.
+        from petps.pool.export import write_base
+
+        instance = self._instance(model)
+        if bar is None:
+            return write_base(self._native, instance, folder)
+        return write_base(self._native, instance, folder, bar=bar)
+
+    def status(self) -> dict[str, Any]:
+        """What `petps status` shows, in the form of the server's status text."""
+        info = self._native.info().as_dict()
+        info["bytes"] = info.pop("size_bytes")
+        info["walked"] = self._native.walked()
+        instances = [
+            record.as_dict() | {"applied_version": self._native.applied_version(record.id)}
+            for record in self._native.instances()
+        ]
+        tables = [
+            table.record.as_dict() | table.status().as_dict() for table in self._native.tables()
+        ]
+        return {
+            "pool": info,
+            "instances": instances,
+            "aliases": self._native.aliases(),
+            "tables": tables,
+        }
+
+
+def _empty_rows(table: _native.Table, n: int, dtype: Form) -> Rows:
+    if dtype == "stored":
+        return np.empty((n, table.row_bytes), np.uint8)
+    if dtype != "f32":
+        raise InvalidArgument(f"dtype '{dtype}' is unknown; rows come as 'f32' or as 'stored'")
+    return np.empty((n, table.dim), np.float32)
+
+
+def _default_row(default: float | npt.ArrayLike, dim: int, table: str) -> Rows:
+    if not 1 <= dim <= 4096:
+        raise InvalidArgument(f"table '{table}': dim {dim} is outside 1..4096")
+    row = np.asarray(default, dtype=np.float32)
+    if row.ndim == 0:
+        row = np.full(dim, row, np.float32)
+    if row.shape != (dim,):
+        raise InvalidArgument(
+            f"table '{table}': default has shape {row.shape}, expected one number or ({dim},)"
+        )
+    if not np.isfinite(row).all():
+        raise InvalidArgument(f"table '{table}': default has a NaN or infinity")
+    return np.ascontiguousarray(row.reshape(1, dim))
+
+
+def _check_feed(table: _native.Table) -> None:
+    if table.record.feed == "delta":
+        raise FailedPrecondition(
+            f"table '{table.name}' is written by deltas: publish to its log (petps publish) instead"
+        )
+
+
+def _check_refused(table: _native.Table, report: PushReport) -> None:
+    if report.refused == 0:
+        return
+    error = ResourceExhausted(
+        f"table '{table.name}' is full (capacity {table.record.capacity:,}): {report.refused:,} "
+        f"new keys were refused, {report.updated:,} rows updated, {report.inserted:,} inserted; "
+        "delete rows, or create the table anew with a larger capacity"
+    )
+    error.report = report
+    raise error

@@ -1,0 +1,465 @@
+"""Publisher: a trainer's side of a delta log. See petps/publish/__init__.py."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from petps.delta import (
+    MAX_MESSAGE_BYTES,
+    BaseBody,
+    CommitBody,
+    ContinueBody,
+    DeltaError,
+    DeltaLog,
+    Kind,
+    Record,
+    RecordHeader,
+    RowsBody,
+    TableCount,
+    TableSchema,
+    encode_record,
+    read_header,
+)
+from petps.delta.chunk import slices
+from petps.delta.record import Body
+from petps.delta.schema import MAX_NAME_BYTES, check_name, partition_of
+from petps.errors import FailedPrecondition, InvalidArgument
+
+__all__ = ["Position", "Publisher"]
+
+Keys = npt.NDArray[np.uint64]
+Rows = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+# Rows and bytes handled at a time: bounds the memory of a publish() whatever its size.
+BLOCK_ROWS: Final = 1 << 18
+BLOCK_BYTES: Final = 64 << 20
+FINITE_VALUES: Final = 1 << 18  # checked at a time, while they are in the cache
+MIN_CHUNK_BYTES: Final = 16 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a publisher stands: what a trainer saves beside its state, to go on from it.
+
+    ``seqs[p]`` is the last seq written to partition p in ``run``; ``version`` the last committed.
+    """
+
+    run: int
+    seqs: tuple[int, ...]
+    version: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for a checkpoint's metadata."""
+        return {"run": self.run, "seqs": list(self.seqs), "version": self.version}
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> Position:
+        """The inverse of as_json."""
+        return Position(int(values["run"]), tuple(values["seqs"]), int(values["version"]))
+
+
+class Publisher:
+    """Writes the rows that a trainer changed to a delta log, in order and exactly once in effect.
+
+    A run begins with begin_base() or begin_continue(); then publish() as often as wanted, and
+    commit() when what was published makes a version. ``run`` must be above every earlier run of the
+    model: without one, the clock's milliseconds, or one more than the newest run in the log.
+    ``publisher_id`` tells two trainers that took the same run apart. Memory is bounded by one block
+    (BLOCK_ROWS, BLOCK_BYTES) and one chunk. Threads: calls are serialised.
+
+    An error of the log reaches the caller, and ends the run: what was written since the last commit
+    is unknown. Go on with a new Publisher and a base or a continue marker.
+    """
+
+    def __init__(
+        self,
+        log: DeltaLog,
+        model: str,
+        partitions: int | None = None,
+        *,
+        tables: Mapping[str, TableSchema] | Sequence[TableSchema],
+        run: int | None = None,
+        publisher_id: str | None = None,
+        chunk_bytes: int = MAX_MESSAGE_BYTES,
+        allow_not_finite: bool = False,
+    ) -> None:
+        check_name("model", model)
+        if partitions is not None and partitions != log.partitions:
+            raise InvalidArgument(
+                f"{log.name} has {log.partitions} partitions, not {partitions}: "
+                "the number is fixed for ever"
+            )
+        if not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_MESSAGE_BYTES:
+            raise InvalidArgument(
+                f"chunk_bytes {chunk_bytes} is outside {MIN_CHUNK_BYTES}..{MAX_MESSAGE_BYTES}"
+            )
+        schemas = tables.values() if isinstance(tables, Mapping) else tables
+        self._log = log
+        self._model = model
+        self._tables = {schema.name: schema for schema in schemas}
+        self._chunk_bytes = chunk_bytes
+        self._allow_not_finite = allow_not_finite
+        self._publisher = publisher_id or uuid.uuid4().hex
+        if len(self._publisher.encode()) > MAX_NAME_BYTES:
+            raise InvalidArgument(f"publisher_id is longer than {MAX_NAME_BYTES} bytes")
+        last_run, last_version = _newest(log)
+        self._run = max(time.time_ns() // 1_000_000, last_run + 1) if run is None else run
+        if not last_run < self._run < 1 << 64:
+            raise InvalidArgument(
+                f"run {self._run} is not above run {last_run} in {log.name}: every server would "
+                "reject it as an older one; leave run out, or take a higher one"
+            )
+        self._version = last_version
+        self._step = 0
+        self._seqs = [0] * log.partitions
+        self._counts: dict[str, list[int]] = {}
+        self._begun = False
+        self._failed = ""
+        self._mutex = threading.Lock()
+
+    @property
+    def run(self) -> int:
+        """This run's number."""
+        return self._run
+
+    @property
+    def publisher_id(self) -> str:
+        """This publisher's id."""
+        return self._publisher
+
+    @property
+    def version(self) -> int:
+        """The last version committed; before the first commit of this run, the log's last."""
+        return self._version
+
+    def position(self) -> Position:
+        """What to save beside the trainer's state, for begin_continue() of the next run."""
+        with self._mutex:
+            return Position(self._run, tuple(self._seqs), self._version)
+
+    def begin_base(self, location: str, *, version: int | None = None, step: int = 0) -> None:
+        """Begins the run: servers become equal to the base at ``location``, then follow.
+
+        ``version`` is the base's, above every version in the log (None: one more than the last):
+        even a base of an older state is something that no server has served before.
+        """
+        with self._mutex:
+            if self._begun:
+                raise FailedPrecondition(f"run {self._run} has begun; use base() within a run")
+            version = self._version + 1 if version is None else version
+            self._check_version(version)
+            self._step = step
+            self._write_base(location, version)
+
+    def base(self, location: str) -> None:
+        """Says, within a run, that the base at ``location`` holds everything published so far."""
+        with self._mutex:
+            self._check_begun()
+            self._write_base(location, self._version)
+
+    def _write_base(self, location: str, version: int) -> None:
+        if not location:
+            raise InvalidArgument("a base needs a location: the folder that holds its manifest")
+        body = BaseBody(location=location)
+        with self._failing():
+            for partition in range(self._log.partitions):
+                self._send(partition, Kind.BASE, body, version=version)
+            self._log.flush()
+        self._version = version
+        self._begun = True
+
+    def begin_continue(self, position: Position | None) -> None:
+        """Begins the run: it goes on from ``position``, saved with the state the trainer restored.
+
+        None: the trainer's state holds what the servers' tables were loaded with, and no delta.
+        Servers that applied more than the position, or less, mark themselves stale.
+        """
+        partitions = self._log.partitions
+        if position is None:
+            position = Position(0, (0,) * partitions, self._version)
+        if len(position.seqs) != partitions:
+            raise InvalidArgument(
+                f"the position has {len(position.seqs)} partitions, {self._log.name} {partitions}"
+            )
+        if position.run >= self._run:
+            raise InvalidArgument(f"run {self._run} cannot continue run {position.run}")
+        with self._mutex:
+            if self._begun:
+                raise FailedPrecondition(f"run {self._run} has begun already")
+            with self._failing():
+                for partition, last_seq in enumerate(position.seqs):
+                    body = ContinueBody(previous_run=position.run, last_seq=last_seq)
+                    self._send(partition, Kind.CONTINUE, body)
+                self._log.flush()
+            self._version = max(self._version, position.version)
+            self._begun = True
+
+    def publish(
+        self,
+        table: str,
+        keys: npt.ArrayLike,
+        rows: npt.NDArray[np.float32] | Rows | None,
+        deleted: npt.ArrayLike | None = None,
+        *,
+        step: int | None = None,
+    ) -> int:
+        """Appends rows and deletions of one table; returns the number of messages.
+
+        keys: integers[n] of 0 to 2**64 - 1; rows: float32[n, dim], or uint8[n, row_bytes] as
+        stored, or None when all are deletions; deleted: bool[n], whose rows are ignored. Of a key
+        that stands several times the last one counts. Durable, and visible, with commit().
+        """
+        with self._mutex:
+            self._check_begun()
+            schema = self._schema(table)
+            checked = self._check(schema, keys, rows, deleted)
+            if step is not None:
+                self._step = step
+            messages = 0
+            with self._failing():
+                for part in _blocks(*checked):
+                    messages += self._publish_block(schema, *part)
+            return messages
+
+    def commit(
+        self, version: int | None = None, step: int | None = None, dense: str | None = None
+    ) -> int:
+        """Makes what was published a version, in every partition; returns it. Durable on return.
+
+        ``version`` grows over all runs of a model (None: one more than the last); ``dense`` names
+        where the version's dense weights are.
+        """
+        with self._mutex:
+            self._check_begun()
+            version = self._version + 1 if version is None else version
+            self._check_version(version)
+            if step is not None:
+                self._step = step
+            with self._failing():
+                # Rows first: a commit must never stand in a log that misses its rows.
+                self._log.flush()
+                totals = {name: sum(counts) for name, counts in self._counts.items()}
+                for partition in range(self._log.partitions):
+                    tables = {
+                        name: TableCount(here=counts[partition], everywhere=totals[name])
+                        for name, counts in self._counts.items()
+                    }
+                    body = CommitBody(tables=tables, dense=dense)
+                    self._send(partition, Kind.COMMIT, body, version=version)
+                self._log.flush()
+            self._counts = {}
+            self._version = version
+            return version
+
+    def _schema(self, table: str) -> TableSchema:
+        schema = self._tables.get(table)
+        if schema is None:
+            raise InvalidArgument(
+                f"the publisher of model {self._model} has no table {table!r}; "
+                f"it has: {', '.join(sorted(self._tables)) or 'none'}"
+            )
+        return schema
+
+    def _check(
+        self,
+        schema: TableSchema,
+        keys: npt.ArrayLike,
+        rows: npt.NDArray[Any] | None,
+        deleted: npt.ArrayLike | None,
+    ) -> tuple[Keys, npt.NDArray[Any] | None, Mask | None, TableSchema]:
+        checked_keys = _check_keys(schema, keys)
+        n = checked_keys.shape[0]
+        mask = None if deleted is None else np.asarray(deleted)
+        if mask is not None and (mask.dtype != np.bool_ or mask.shape != (n,)):
+            raise InvalidArgument(
+                f"table {schema.name}: deleted is {mask.dtype}{list(mask.shape)}, "
+                f"expected bool[{n}]"
+            )
+        if rows is None:
+            if mask is None or not mask.all():
+                raise InvalidArgument(
+                    f"table {schema.name}: rows are missing; only deletions need none"
+                )
+            return checked_keys, None, mask, schema
+        rows = np.asarray(rows)
+        stored = rows.dtype == np.uint8
+        width = schema.row_bytes if stored else schema.dim
+        if rows.shape != (n, width):
+            raise InvalidArgument(
+                f"table {schema.name}: rows have shape {rows.shape}, expected ({n}, {width})"
+            )
+        if not stored and rows.dtype != np.float32:
+            raise InvalidArgument(
+                f"table {schema.name}: rows are {rows.dtype}; "
+                "give float32 values or uint8 stored rows"
+            )
+        if not stored and not self._allow_not_finite:
+            _check_finite(schema, checked_keys, rows, mask)
+        return checked_keys, rows, mask, schema
+
+    def _publish_block(
+        self, schema: TableSchema, keys: Keys, rows: Rows, deleted: Mask | None
+    ) -> int:
+        partitions = partition_of(keys, self._log.partitions)
+        order = np.argsort(partitions, kind="stable")
+        bounds = np.searchsorted(partitions[order], np.arange(self._log.partitions + 1))
+        counts = self._counts.setdefault(schema.name, [0] * self._log.partitions)
+        messages = 0
+        for partition in range(self._log.partitions):
+            chosen = order[bounds[partition] : bounds[partition + 1]]
+            for part in slices(len(chosen), schema.row_bytes, self._chunk_bytes):
+                index = chosen[part]
+                mask = None if deleted is None else deleted[index]
+                body = RowsBody(keys[index], rows[index], mask)
+                self._send(partition, Kind.ROWS, body, schema=schema)
+                counts[partition] += len(index)
+                messages += 1
+        return messages
+
+    def _send(
+        self,
+        partition: int,
+        kind: Kind,
+        body: Body,
+        *,
+        version: int | None = None,
+        schema: TableSchema | None = None,
+    ) -> None:
+        header = RecordHeader(
+            model=self._model,
+            kind=kind,
+            run=self._run,
+            publisher=self._publisher,
+            step=self._step,
+            seq=self._seqs[partition] + 1,
+            version=self._version + 1 if version is None else version,
+            time_ns=time.time_ns(),
+            partition=partition,
+            partitions=self._log.partitions,
+            table=schema.name if schema else "",
+            dtype=schema.dtype if schema else "",
+            dim=schema.dim if schema else 0,
+        )
+        self._log.publish(partition, encode_record(Record(header, body)))
+        self._seqs[partition] += 1
+
+    def _check_version(self, version: int) -> None:
+        if not self._version < version < 1 << 64:
+            raise InvalidArgument(
+                f"version {version} is not above {self._version}: versions grow over all runs"
+            )
+
+    def _check_begun(self) -> None:
+        if self._failed:
+            raise FailedPrecondition(
+                f"run {self._run} ended with an error ({self._failed}): begin a new run with a new "
+                "Publisher and a base or a continue marker"
+            )
+        if not self._begun:
+            raise FailedPrecondition("begin the run first: begin_base() or begin_continue()")
+
+    def _failing(self) -> _Failing:
+        return _Failing(self)
+
+    def fail(self, reason: str) -> None:
+        """Ends the run: every later call raises FailedPrecondition with the reason."""
+        self._failed = reason
+
+
+class _Failing:
+    """Whatever leaves this block ends the run: its seqs are no longer known to be in the log."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is not None:
+            self._publisher.fail(f"{kind.__name__}: {error}")
+
+
+def _newest(log: DeltaLog) -> tuple[int, int]:
+    """(highest run, highest version already taken) among the log's last messages."""
+    run = version = 0
+    for partition in range(log.partitions):
+        message = log.last_message(partition)
+        if message is None:
+            continue
+        try:
+            header = read_header(message)
+        except DeltaError:
+            continue  # not ours: ingest will say so
+        run = max(run, header.run)
+        complete = header.kind in (Kind.COMMIT, Kind.BASE)
+        version = max(version, header.version if complete else header.version - 1)
+    return run, version
+
+
+def _check_keys(schema: TableSchema, keys: npt.ArrayLike) -> Keys:
+    array = np.asarray(keys)
+    if array.ndim != 1:
+        raise InvalidArgument(f"table {schema.name}: keys have shape {array.shape}, expected (n,)")
+    if array.size == 0:
+        return np.empty(0, np.uint64)
+    if array.dtype.kind == "i" and (array < 0).any():
+        where = int(np.argmax(array < 0))
+        raise InvalidArgument(
+            f"table {schema.name}: keys[{where}] is {array[where]}; "
+            "keys are unsigned 64-bit numbers"
+        )
+    if array.dtype.kind not in "iu":
+        raise InvalidArgument(f"table {schema.name}: keys are {array.dtype}, expected integers")
+    return np.ascontiguousarray(array, dtype=np.uint64)
+
+
+def _check_finite(
+    schema: TableSchema, keys: Keys, rows: npt.NDArray[np.float32], deleted: Mask | None
+) -> None:
+    step = max(1, FINITE_VALUES // schema.dim)
+    for start in range(0, len(keys), step):
+        finite = np.isfinite(rows[start : start + step]).all(axis=1)
+        if deleted is not None:
+            finite |= deleted[start : start + step]
+        if not finite.all():
+            where = start + int(np.argmin(finite))
+            raise InvalidArgument(
+                f"table {schema.name}: the row of key {keys[where]} (row {where}) holds NaN or "
+                "infinity; mend the trainer, or allow them with allow_not_finite=True"
+            )
+
+
+def _blocks(
+    keys: Keys, rows: npt.NDArray[Any] | None, deleted: Mask | None, schema: TableSchema
+) -> Iterator[tuple[Keys, Rows, Mask | None]]:
+    """Blocks of stored rows, of each key the last one, in the order given."""
+    newest = _newest_of_each(keys)
+    n = len(keys) if newest is None else len(newest)
+    step = max(1, min(BLOCK_ROWS, BLOCK_BYTES // schema.row_bytes))
+    for start in range(0, n, step):
+        stop = min(n, start + step)
+        index = slice(start, stop) if newest is None else newest[start:stop]
+        if rows is None:
+            stored = np.zeros((stop - start, schema.row_bytes), np.uint8)
+        elif rows.dtype == np.uint8:
+            stored = rows[index]
+        else:
+            stored = schema.encode(rows[index])
+        yield keys[index], stored, None if deleted is None else deleted[index]
+
+
+def _newest_of_each(keys: Keys) -> npt.NDArray[np.intp] | None:
+    """Positions of the last occurrence of each key, ascending; None when no key repeats."""
+    _, first_from_end = np.unique(keys[::-1], return_index=True)
+    if len(first_from_end) == len(keys):
+        return None
+    return np.sort(len(keys) - 1 - first_from_end)

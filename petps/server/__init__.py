@@ -1,0 +1,14 @@
+"""Room server: the life of a server process, and its HTTP door.
+
+Owns:        open -> recover -> serve -> ingest -> drain -> close (lifecycle.py), health, metrics,
+             the status page (http.py, metrics.py, page.html), the one form of a status (status.py).
+Never does:  answer pulls or pushes (native room server does), decide what a delta means (ingest).
+Called by:   cli serve, demo, tests.
+Invariants:  pulls are served before anything slow is imported or started; a signal drains and
+             closes; an ingest that fails never stops the serving of pulls.
+"""
+
+from petps.server.lifecycle import Serving, serve
+from petps.server.status import normalised
+
+__all__ = ["Serving", "normalised", "serve"]

@@ -1,0 +1,246 @@
+"""The life of a server process: open -> recover -> serve -> ingest -> drain -> close."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from petps import _native
+from petps.config import Config
+from petps.errors import InvalidArgument, NotFound, PetpsError
+from petps.server.status import normalised
+
+__all__ = ["Serving", "serve"]
+
+MAX_AUTOMATIC_WORKERS: Final = 8
+REPORT_SECONDS: Final = 1.0  # how often ingest's state enters the status
+
+Log = Callable[[str], None]
+
+
+class Serving:
+    """A pool being served. Use as a context manager, or call close().
+
+    The order is the point: pulls are answered as soon as the pool is open; the background walk,
+    HTTP and ingest follow. ``on_serving`` is called once the ports answer, before the slow import
+    of what ingest needs. Errors of opening, of the ports and of ingest's settings come out of the
+    constructor, with everything undone.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        log: Log = print,
+        on_serving: Callable[[Serving], None] = lambda serving: None,
+    ) -> None:
+        self._config = config
+        self._log = log
+        self._draining = False
+        self._ingest: Any = None
+        self._http: Any = None
+        self._metrics: Any = None
+        self.opened_at = time.monotonic()
+        self._tables = _open(config)
+        try:
+            self._server = _start(config, self._tables)
+            self.open_ms = 1e3 * (time.monotonic() - self.opened_at)
+            try:
+                self._start_http()
+                on_serving(self)
+                self._start_ingest()
+            except BaseException:
+                self._stop()
+                raise
+        except BaseException:
+            self._tables.close()
+            raise
+
+    @property
+    def port(self) -> int:
+        """The native port."""
+        return self._server.port
+
+    @property
+    def http_port(self) -> int | None:
+        """The HTTP port, or None without HTTP."""
+        return None if self._http is None else self._http.port
+
+    def status(self) -> dict[str, Any]:
+        """What `petps status` shows, ingest as it is now."""
+        self.report()
+        status: dict[str, Any] = normalised(json.loads(self._server.status_json()))
+        return status
+
+    def report(self) -> None:
+        """Takes ingest's state into the status. Called about every second."""
+        if self._ingest is not None and not self._draining:
+            self._server.set_status_member("ingest", json.dumps(self._ingest.status()))
+
+    def close(self) -> None:
+        """Drains and closes. Raises what kept the pool from being closed cleanly."""
+        if self._tables.closed:
+            return
+        self._stop()
+        self._tables.close()
+
+    def __enter__(self) -> Serving:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ---- steps
+
+    def _start_http(self) -> None:
+        server = self._config.server
+        if not server.http:
+            return
+        # Imported here: pulls are served already.
+        from petps.server.http import HttpDoor
+
+        self._http = HttpDoor(
+            server.http_host,
+            server.http_port,
+            status=self.status,
+            metrics=self._metrics_text,
+            fault=self._fault,
+            ready=lambda: "draining" if self._draining else None,
+        )
+
+    def _metrics_text(self) -> bytes:
+        if self._metrics is None:
+            from petps.server.metrics import Metrics  # at the first scrape: nobody may ask
+
+            self._metrics = Metrics(self.status, self._server.stats)
+        text: bytes = self._metrics.text()
+        return text
+
+    def _start_ingest(self) -> None:
+        log_folder = self._config.ingest.log
+        if log_folder is None:
+            return
+        from petps.server.ingest import start_ingest
+
+        self._ingest = start_ingest(self._config, self._tables, log_folder)
+        self.report()
+
+    def _fault(self) -> str | None:
+        if self._tables.info().failed:
+            return (
+                "a write-back of the pool failed: it is read-only until the server is restarted; "
+                "check the disk first"
+            )
+        return None
+
+    def _stop(self) -> None:
+        """Ingest first (no new rows), then the native server (no new requests), then HTTP."""
+        self._draining = True
+        for name, part in (("ingest", self._ingest), ("server", self._server)):
+            try:
+                if part is not None:
+                    part.stop()
+            except PetpsError as error:
+                self._log(f"{name}: {error}")
+        if self._http is not None:
+            self._http.close()
+
+
+def _open(config: Config) -> _native.Tables:
+    try:
+        return _native.Tables.open(str(config.pool.path))
+    except NotFound:
+        raise NotFound(
+            f"there is no pool at {config.pool.path}: make one with `petps create`, "
+            "for instance `petps create --config FILE`"
+        ) from None
+
+
+def _start(config: Config, tables: _native.Tables) -> _native.Server:
+    server = config.server
+    return _native.Server.start(
+        tables,
+        host=server.host,
+        port=server.port,
+        workers=server.workers or min(os.cpu_count() or 1, MAX_AUTOMATIC_WORKERS),
+        gather=server.gather,
+        hot_set_seconds=server.hot_set_seconds,
+        drain_ms=round(1e3 * server.drain_seconds),
+        limits=server.limits.model_dump(),
+    )
+
+
+def serve(config: Config, *, ready_file: Path | None = None, log: Log = print) -> None:
+    """Serves until SIGTERM or SIGINT, then drains and closes. Call from the main thread.
+
+    ready_file: written whole once pulls are served, removed when they no longer are: JSON with
+    pid, host, port, http_port, pool, opened_at (CLOCK_MONOTONIC seconds when the pool's open was
+    called) and open_ms (from then to serving).
+    """
+    stop = threading.Event()
+    received: list[int] = []
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        stop.set()
+
+    if ready_file is not None and not ready_file.parent.is_dir():
+        raise InvalidArgument(f"--ready-file: there is no folder {ready_file.parent}")
+    handlers = {
+        number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        announce = partial(_announce, config=config, ready_file=ready_file, log=log)
+        with Serving(config, log=log, on_serving=announce) as serving:
+            while not stop.wait(REPORT_SECONDS):
+                serving.report()
+            log(f"{signal.Signals(received[0]).name}: draining")
+            _remove(ready_file)
+        log("closed cleanly")
+    finally:
+        _remove(ready_file)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _remove(ready_file: Path | None) -> None:
+    """Removes our own ready file; one of another server that has the pool stays."""
+    if ready_file is None or not ready_file.exists():
+        return
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        if json.loads(ready_file.read_text())["pid"] == os.getpid():
+            ready_file.unlink()
+
+
+def _announce(serving: Serving, *, config: Config, ready_file: Path | None, log: Log) -> None:
+    facts = {
+        "pid": os.getpid(),
+        "host": config.server.host,
+        "port": serving.port,
+        "http_port": serving.http_port,
+        "pool": str(config.pool.path),
+        "opened_at": serving.opened_at,
+        "open_ms": round(serving.open_ms, 3),
+    }
+    if ready_file is not None:
+        temporary = ready_file.with_name(f".{ready_file.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(facts) + "\n")
+        temporary.replace(ready_file)
+    http = (
+        ""
+        if serving.http_port is None
+        else (f", http://{config.server.http_host}:{serving.http_port}/")
+    )
+    log(
+        f"serving petps://{config.server.host}:{serving.port}{http} from {config.pool.path} "
+        f"(opened in {serving.open_ms:.1f} ms)"
+    )

@@ -1,0 +1,200 @@
+"""Prometheus metrics, made from the status and the counters when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+__all__ = ["Metrics"]
+
+# Bounds of the latency buckets: powers of two in ns, which are edges of the native histogram's
+# buckets, from 16 us to 17 s.
+BOUND_BITS: Final = range(14, 35)
+
+_COUNTERS: Final = {
+    "pulls": "Pulls answered.",
+    "keys": "Keys asked for by pulls.",
+    "rows_found": "Rows found by pulls.",
+    "misses": "Keys that pulls did not find.",
+    "pushes": "Pushes answered.",
+    "rows_pushed": "Rows that pushes wrote or deleted.",
+    "rows_refused": "New keys that full tables did not take.",
+    "hot_sets": "Hot sets received from clients.",
+    "errors": "Error replies.",
+    "stale": "Error replies STALE.",
+    "wrong_shard": "Error replies WRONG_SHARD.",
+    "waits_for_pin": "Times a worker waited because its epoch list was full.",
+    "bytes_received": "Bytes received.",
+    "bytes_sent": "Bytes sent.",
+    "connections_opened": "Connections ever opened.",
+    "connections_refused": "Connections refused.",
+    "connections_closed_for_cause": "Connections closed because they broke a rule or limit.",
+}
+_TABLE_GAUGES: Final = {
+    "rows": "Rows in the table.",
+    "capacity": "Rows the table can hold.",
+    "slots": "Slots taken from the pool, used or free.",
+    "free_slots": "Free slots.",
+    "retired_slots": "Replaced rows whose slots wait for the last reader.",
+    "displaced": "Rows outside their home bucket.",
+    "index_bytes": "Bytes of the index.",
+    "header_bytes": "Bytes of slot headers.",
+    "allocator_bytes": "Bytes of the allocator.",
+}
+_INGEST_COUNTERS: Final = {
+    "records": "Messages applied.",
+    "rows": "Rows and deletions applied.",
+    "duplicates": "Messages that had been applied before, skipped.",
+    "gaps": "Gaps found.",
+    "zombies": "Messages of an older run, rejected.",
+    "conflicts": "Messages of another publisher of the same run.",
+    "dead_letters": "Messages that could not be decoded.",
+    "catch_ups": "Catch-ups from a base.",
+}
+_INGEST_GAUGES: Final = {
+    "version": "Last version committed.",
+    "seq": "Last message applied, counted in its run.",
+    "lag_records": "Messages that wait in the log.",
+    "lag_seconds": "Age of the last message applied while others wait.",
+}
+
+
+class _Collector(Collector):
+    def __init__(
+        self, status: Callable[[], dict[str, Any]], stats: Callable[[], dict[str, Any]]
+    ) -> None:
+        self._status = status
+        self._stats = stats
+
+    def collect(self) -> Iterable[Metric]:
+        """All metrics, as of now."""
+        status = self._status()
+        stats = self._stats()
+        yield from _server_metrics(stats)
+        yield from _pool_metrics(status)
+        yield from _table_metrics(status)
+        yield from _ingest_metrics(status.get("ingest") or {})
+
+
+def _server_metrics(stats: dict[str, Any]) -> Iterator[Metric]:
+    for name, text in _COUNTERS.items():
+        yield CounterMetricFamily(f"petps_server_{name}", text, value=stats[name])
+    yield GaugeMetricFamily(
+        "petps_server_connections", "Connections open now.", value=stats["connections"]
+    )
+    yield GaugeMetricFamily(
+        "petps_server_pushes_waiting", "Pushes that wait to be written.", stats["pushes_waiting"]
+    )
+    latency = HistogramMetricFamily(
+        "petps_server_latency_seconds",
+        "From the decoded request to the posted reply.",
+        labels=["operation"],
+    )
+    for operation, histogram in stats["latency"].items():
+        latency.add_metric([operation], _buckets(histogram), sum_value=histogram["sum_ns"] / 1e9)
+    yield latency
+
+
+def _buckets(histogram: dict[str, Any]) -> list[tuple[str, float]]:
+    """Cumulative counts at the bounds; `buckets` holds (largest value, values up to it)."""
+    result: list[tuple[str, float]] = []
+    for bits in BOUND_BITS:
+        below = [count for upper, count in histogram["buckets"] if upper <= 1 << bits]
+        result.append((repr((1 << bits) / 1e9), float(below[-1]) if below else 0.0))
+    result.append(("+Inf", float(histogram["count"])))
+    return result
+
+
+def _pool_metrics(status: dict[str, Any]) -> Iterator[Metric]:
+    pool = status["pool"]
+    yield GaugeMetricFamily("petps_pool_size_bytes", "Bytes of the pool.", value=pool["bytes"])
+    yield GaugeMetricFamily(
+        "petps_pool_failed", "1: a write-back failed; the pool is read-only.", float(pool["failed"])
+    )
+    yield GaugeMetricFamily(
+        "petps_pool_walked", "1: the background walk has finished.", float(pool["walked"])
+    )
+    yield GaugeMetricFamily(
+        "petps_server_uptime_seconds", "Seconds since the server started.", status["uptime_s"]
+    )
+    applied = GaugeMetricFamily(
+        "petps_table_applied_version",
+        "Highest version committed in all partitions.",
+        labels=["instance"],
+    )
+    for instance in status["instances"]:
+        applied.add_metric([instance["name"]], instance["applied_version"])
+    yield applied
+
+
+def _table_metrics(status: dict[str, Any]) -> Iterator[Metric]:
+    for name, text in _TABLE_GAUGES.items():
+        family = GaugeMetricFamily(f"petps_table_{name}", text, labels=["instance", "table"])
+        for table in status["tables"]:
+            family.add_metric([table["instance"], table["name"]], table[name])
+        yield family
+
+
+def _ingest_metrics(ingest: dict[str, Any]) -> Iterator[Metric]:
+    partitions = ingest.get("partitions", [])
+    families: list[tuple[str, Metric]] = [
+        (name, CounterMetricFamily(f"petps_ingest_{name}", text, labels=["partition"]))
+        for name, text in _INGEST_COUNTERS.items()
+    ]
+    families += [
+        (name, GaugeMetricFamily(f"petps_ingest_{name}", text, labels=["partition"]))
+        for name, text in _INGEST_GAUGES.items()
+    ]
+    for name, family in families:
+        for entry in partitions:
+            family.add_sample(  # what add_metric of either family does
+                f"{family.name}_total" if family.type == "counter" else family.name,
+                {"partition": str(entry["partition"])},
+                entry[name],
+            )
+        yield family
+    if ingest:
+        yield CounterMetricFamily(
+            "petps_ingest_errors", "Errors of the log, a base or a table.", value=ingest["errors"]
+        )
+        not_following = sum(entry["state"] != "following" for entry in partitions)
+        yield GaugeMetricFamily(
+            "petps_ingest_partitions_not_following",
+            "Partitions that are stale, in conflict or catching up.",
+            value=not_following,
+        )
+    freshness = GaugeMetricFamily(
+        "petps_ingest_freshness_milliseconds",
+        "Published to servable, over the last messages.",
+        labels=["quantile"],
+    )
+    for name, value in (ingest.get("freshness") or {}).items():
+        if value is not None:
+            freshness.add_metric([name.removesuffix("_ms")], value)
+    yield freshness
+
+
+class Metrics:
+    """The text of /metrics.
+
+    status: a normalised status; stats: native ``Server.stats()``.
+    """
+
+    def __init__(
+        self, status: Callable[[], dict[str, Any]], stats: Callable[[], dict[str, Any]]
+    ) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Collector(status, stats))
+
+    def text(self) -> bytes:
+        """In the Prometheus exposition format."""
+        return generate_latest(self._registry)

@@ -1,0 +1,21 @@
+"""One form of a status, whether a server or a pool in this process gave it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+__all__ = ["DTYPE_NAMES", "normalised"]
+
+DTYPE_NAMES: Final = ("f32", "f16", "bf16", "int8")  # native/codec/codec.h Dtype, never renumbered
+
+
+def normalised(status: dict[str, Any]) -> dict[str, Any]:
+    """A status whose tables name their dtype and instance; native servers send numbers."""
+    instances = {entry["id"]: entry["name"] for entry in status.get("instances", [])}
+    for table in status.get("tables", []):
+        dtype = table["dtype"]
+        if isinstance(dtype, int):
+            table["dtype"] = DTYPE_NAMES[dtype] if dtype < len(DTYPE_NAMES) else f"dtype {dtype}"
+        if isinstance(table["instance"], int):
+            table["instance"] = instances.get(table["instance"], str(table["instance"]))
+    return status

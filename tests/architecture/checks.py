@@ -1,0 +1,216 @@
+"""The checks of tests/architecture: each takes a path and a text, and returns its complaints.
+
+They take text rather than files so that the tests can show that each of them fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE_SUFFIXES = (".cc", ".h", ".py", ".pyi")
+TEXT_SUFFIXES = (*CODE_SUFFIXES, ".md", ".toml", ".txt", ".json", ".cmake", ".sh", ".proto", "")
+# Where nothing of ours lives: build output, environments, caches, version control.
+LEFT_OUT = {"build", ".venv", ".git", "shared", "dist", "__pycache__"}
+
+
+@cache
+def rooms() -> dict[str, Any]:
+    """The table of rooms.toml."""
+    return tomllib.loads((ROOT / "tests/architecture/rooms.toml").read_text())
+
+
+def project_files(suffixes: tuple[str, ...]) -> Iterator[tuple[PurePosixPath, str]]:
+    """(path relative to the root, text) of every file of the project with one of `suffixes`."""
+    for path in sorted(ROOT.rglob("*")):
+        relative = path.relative_to(ROOT)
+        if LEFT_OUT & set(relative.parts) or any("cache" in part for part in relative.parts):
+            continue
+        if relative.parts[0].endswith(".egg-info"):
+            continue
+        if path.suffix in suffixes and path.is_file() and not path.is_symlink():
+            try:
+                yield PurePosixPath(relative), path.read_text()
+            except UnicodeDecodeError:  # data without a suffix
+                continue
+
+
+def without_comments(text: str) -> str:
+    """C++ `text` with comments and string literals blanked, line numbers kept."""
+    pattern = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"'
+    return re.sub(pattern, lambda match: "\n" * match.group().count("\n"), text, flags=re.DOTALL)
+
+
+def cxx_room(path: PurePosixPath) -> tuple[str, set[str]] | None:
+    """(the room's own name, what it may include) for a C++ file; None where all is allowed."""
+    if path.parts[0] == "native" and len(path.parts) > 2:
+        allowed = rooms()["native"].get(path.parts[1])
+        return (path.parts[1], set() if allowed is None else set(allowed))
+    if path.parts[0] == "client" and len(path.parts) > 2:
+        return (f"client/{path.parts[1]}", set(rooms()["client"][path.parts[1]]))
+    return None
+
+
+def include_complaints(path: PurePosixPath, text: str) -> list[str]:
+    """Includes of a room that the including room's brackets don't name."""
+    room = cxx_room(path)
+    if room is None:
+        return []
+    name, allowed = room
+    complaints = []
+    for line, included in re.findall(r'^([ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"])', text, re.M):
+        first = included.split("/")[0] if "/" in included else ""
+        known = first in rooms()["native"] or first == "client"
+        if known and first not in {*allowed, name} and not name.startswith(f"{first}/"):
+            complaints.append(f"{path}: room {name} may not include {included}")
+        elif known and "<" in line:
+            complaints.append(f'{path}: write "{included}", not <{included}>')
+        elif '"' in line and not known and ".." in included:
+            complaints.append(f"{path}: {included} leaves its room; include from native/")
+    return complaints
+
+
+def imported_modules(text: str, package: str) -> Iterator[str]:
+    """Full names of the modules that a Python file of `package` imports, wherever in the file.
+
+    `from petps import errors` counts as petps.errors.
+    """
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, *([base] if base else [])])
+            if base == "petps":
+                for alias in node.names:
+                    yield f"petps.{alias.name}"
+            else:
+                yield base
+
+
+def import_complaints(path: PurePosixPath, text: str) -> list[str]:
+    """Imports of petps/ and petps_client against the order of rooms.toml."""
+    parts = path.with_suffix("").parts
+    if parts[0] == "petps":
+        return petps_complaints(path, text)
+    if parts[:3] == ("client", "python", "petps_client"):
+        return client_complaints(path, text)
+    return []
+
+
+def petps_complaints(path: PurePosixPath, text: str) -> list[str]:
+    """Imports of a file of petps/ that go against the order."""
+    parts = path.with_suffix("").parts
+    own = parts[1]
+    if own == "__init__":
+        return []
+    order: list[list[str]] = rooms()["python"]["order"]
+    level = {package: number for number, packages in enumerate(order) for package in packages}
+    if own not in level:
+        return [f"{path}: package petps.{own} has no place in rooms.toml [python] order"]
+    complaints = []
+    package = ".".join(parts[:-1])
+    for module in imported_modules(text, package):
+        names = module.split(".")
+        if names[0] == "petps_client" and own not in rooms()["python"]["client_users"]:
+            complaints.append(f"{path}: petps.{own} may not import petps_client")
+        if names[0] != "petps":
+            continue
+        other = names[1] if len(names) > 1 else ""
+        if other == own:
+            continue
+        if other not in level:
+            complaints.append(f"{path}: {module} is no package of petps in rooms.toml")
+        elif level[other] <= level[own]:
+            complaints.append(f"{path}: petps.{own} may not import petps.{other}")
+    return complaints
+
+
+def client_complaints(path: PurePosixPath, text: str) -> list[str]:
+    """Imports of petps_client beyond the standard library, numpy and itself."""
+    allowed = {"petps_client", *rooms()["python"]["client_third_party"], *sys.stdlib_module_names}
+    package = ".".join(path.with_suffix("").parts[2:-1])
+    return [
+        f"{path}: petps_client may not import {module}"
+        for module in imported_modules(text, package)
+        if module.split(".")[0] not in allowed
+    ]
+
+
+def length_complaints(path: PurePosixPath, text: str) -> list[str]:
+    """Files longer than a reader can hold."""
+    limit: int = rooms()["limits"]["file_lines_max"]
+    lines = text.count("\n")
+    return [f"{path}: {lines} lines; at most {limit}"] if lines > limit else []
+
+
+def words_of(identifier: str) -> list[str]:
+    """The words of an identifier: fetch_rows, FetchRows and kFetchRows all hold fetch."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", identifier)
+    return [word.lower() for word in spaced.split("_") if word]
+
+
+def word_complaints(path: PurePosixPath, text: str) -> list[str]:
+    """Words that the design doesn't use, in identifiers of headers of native/ and client/cpp."""
+    if path.suffix != ".h" or path.parts[0] not in ("native", "client"):
+        return []
+    if path.parts[1] in ("bindings", "python"):  # nobody includes them; they speak Python's words
+        return []
+    not_used = set(rooms()["words"]["not_used"])
+    complaints = []
+    code = re.sub(r"^[ \t]*#[ \t]*include[^\n]*", "", without_comments(text), flags=re.M)
+    # std::get, a pointer's .get() and an atomic's .fetch_add() are the standard library's words.
+    code = re.sub(r"(std::|\.|->)(get|fetch_(add|sub|or|and))\b", "", code)
+    for identifier in sorted(set(re.findall(r"\b[A-Za-z_]\w*", code))):
+        for word in not_used & set(words_of(identifier)):
+            complaints.append(f"{path}: {identifier}: the design doesn't use the word {word}")
+    return complaints
+
+
+def is_front_door(path: PurePosixPath) -> bool:
+    """native/<room>/<room>.h."""
+    return path.parts[0] == "native" and path.match("native/*/*.h") and path.stem == path.parts[1]
+
+
+def sign_complaints(path: PurePosixPath, text: str) -> list[str]:
+    """A front door whose opening comment lacks a line of the sign."""
+    if not is_front_door(path):
+        return []
+    opening = text.split("#pragma once")[0]
+    return [
+        f"{path}: the sign on the door lacks '{entry}:'"
+        for entry in rooms()["door"]["sign"]
+        if not re.search(rf"^// {entry}:", opening, re.M)
+    ]
+
+
+def machine_path_complaints(path: PurePosixPath, text: str) -> list[str]:
+    """Paths that exist on one machine only."""
+    homes = "|".join(("home", "root", "work", "Users", "mnt"))
+    return [
+        f"{path}:{number}: machine path {found.group()}"
+        for number, line in enumerate(text.splitlines(), 1)
+        if (found := re.search(rf"(?<![\w.~/}}>)*-])/(?:{homes})/[\w.-]+", line))
+    ]
+
+
+def cmake_complaints(room: str, text: str) -> list[str]:
+    """DEPS of a room's CMakeLists.txt that differ from its brackets."""
+    found = re.search(r"petps_room\(\s*(\w+)(?:\s+DEPS\s+([a-z \n]+))?", text)
+    if found is None:
+        return [f"native/{room}/CMakeLists.txt does not call petps_room"]
+    linked = set((found.group(2) or "").split())
+    allowed = set(rooms()["native"][room])
+    if linked != allowed:
+        return [f"native/{room}/CMakeLists.txt links {sorted(linked)}, not {sorted(allowed)}"]
+    return []

@@ -1,0 +1,115 @@
+"""The design's rules about the source itself; each is followed by a proof that it can fail."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import PurePosixPath
+
+import pytest
+
+from tests.architecture import checks
+
+Check = Callable[[PurePosixPath, str], list[str]]
+
+
+def complaints_of(check: Check, suffixes: tuple[str, ...]) -> list[str]:
+    return [
+        complaint
+        for path, text in checks.project_files(suffixes)
+        for complaint in check(path, text)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("check", "suffixes"),
+    [
+        (checks.include_complaints, (".cc", ".h")),
+        (checks.import_complaints, (".py", ".pyi")),
+        (checks.length_complaints, checks.CODE_SUFFIXES),
+        (checks.word_complaints, (".h",)),
+        (checks.sign_complaints, (".h",)),
+        (checks.machine_path_complaints, checks.TEXT_SUFFIXES),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_project_keeps(check: Check, suffixes: tuple[str, ...]) -> None:
+    assert complaints_of(check, suffixes) == []
+
+
+def test_every_room_has_a_front_door() -> None:
+    doors = {
+        path.parts[1] for path, _ in checks.project_files((".h",)) if checks.is_front_door(path)
+    }
+    assert doors == set(checks.rooms()["native"])
+
+
+@pytest.mark.parametrize("room", sorted(set(checks.rooms()["native"]) - {"bindings"}))
+def test_cmake_links_what_the_brackets_name(room: str) -> None:
+    text = (checks.ROOT / "native" / room / "CMakeLists.txt").read_text()
+    assert checks.cmake_complaints(room, text) == []
+
+
+def test_one_version_number() -> None:
+    project = tomllib.loads((checks.ROOT / "pyproject.toml").read_text())["project"]
+    cmake = (checks.ROOT / "CMakeLists.txt").read_text()
+    found = re.search(r"project\(petps VERSION (\S+)", cmake)
+    assert found is not None
+    assert found.group(1) == project["version"]
+
+
+BAD_CODE: list[tuple[Check, str, str, str]] = [
+    (checks.include_complaints, "native/wire/pull.cc", '#include "table/table.h"', "may not"),
+    (checks.include_complaints, "native/base/a.h", "#  include <media/media.h>", "may not"),
+    (checks.include_complaints, "native/pool/a.cc", "#include <media/media.h>", "not <"),
+    (checks.include_complaints, "native/pool/a.cc", '#include "../index/index.h"', "leaves"),
+    (checks.include_complaints, "client/cpp/a.cc", '#include "table/table.h"', "may not"),
+    (checks.import_complaints, "petps/delta/a.py", "import petps.ingest", "may not import"),
+    (checks.import_complaints, "petps/delta/a.py", "from petps import server", "may not import"),
+    (checks.import_complaints, "petps/delta/a.py", "from ..cli import main", "may not import"),
+    (checks.import_complaints, "petps/ingest/a.py", "def f():\n import petps.publish", "may not"),
+    (checks.import_complaints, "petps/ingest/a.py", "import petps_client", "petps_client"),
+    (checks.import_complaints, "petps/util/a.py", "", "no place"),
+    (checks.import_complaints, "petps/ingest/a.py", "import petps", "is no package"),
+    (checks.import_complaints, "client/python/petps_client/a.py", "import petps", "may not"),
+    (checks.import_complaints, "client/python/petps_client/a.py", "import pyarrow", "may not"),
+    (checks.length_complaints, "native/base/a.cc", "\n" * 601, "601 lines"),
+    (checks.word_complaints, "native/base/a.h", "int fetch_rows();", "fetch"),
+    (checks.word_complaints, "native/base/a.h", "class PoolManager {};", "manager"),
+    (checks.word_complaints, "client/cpp/a.h", "const int kMagic = 1;", "magic"),
+    (checks.sign_complaints, "native/base/base.h", "// Owns: x\n#pragma once", "Never does"),
+    (checks.machine_path_complaints, "Makefile", "ROOT := /ho" + "me/someone", "machine path"),
+    (checks.machine_path_complaints, "README.md", "see /wo" + "rk/shared", "machine path"),
+]
+
+
+@pytest.mark.parametrize(("check", "path", "text", "expected"), BAD_CODE)
+def test_check_can_fail(check: Check, path: str, text: str, expected: str) -> None:
+    complaints = check(PurePosixPath(path), text)
+    assert complaints
+    assert expected in complaints[0]
+
+
+GOOD_CODE: list[tuple[Check, str, str]] = [
+    (checks.include_complaints, "native/pool/a.cc", '#include "media/media.h"\n#include <vector>'),
+    (checks.include_complaints, "tests/native/wire/a.cc", '#include "table/table.h"'),
+    (checks.import_complaints, "petps/ingest/a.py", "import petps.delta\nfrom . import order"),
+    (checks.import_complaints, "petps/cli/a.py", "import petps_client\nfrom petps import server"),
+    (checks.import_complaints, "client/python/petps_client/a.py", "import numpy\nimport os"),
+    (checks.word_complaints, "native/base/a.h", "// we fetch\nauto x = pointer.get();"),
+    (checks.word_complaints, "native/base/a.h", "int target, budget, output, gather;"),
+    (checks.word_complaints, "native/base/a.cc", "int fetch;"),
+    (checks.machine_path_complaints, "README.md", "https://example.org/home/page and a/work/b"),
+]
+
+
+@pytest.mark.parametrize(("check", "path", "text"), GOOD_CODE)
+def test_check_does_not_cry_wolf(check: Check, path: str, text: str) -> None:
+    assert check(PurePosixPath(path), text) == []
+
+
+def test_cmake_check_can_fail() -> None:
+    assert checks.cmake_complaints("wire", "petps_room(wire DEPS base table)")
+    assert checks.cmake_complaints("wire", "add_library(petps_wire a.cc)")
+    assert not checks.cmake_complaints("wire", "petps_room(wire DEPS base)")

@@ -1,0 +1,191 @@
+#include "transport_client.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+namespace petps::transport {
+
+using base::Code;
+using base::Status;
+
+namespace {
+
+class TcpClient final : public Client {
+ public:
+  explicit TcpClient(uint16_t port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(::connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0)
+        << strerror(errno);
+    const timeval limit{5, 0};  // a server that does not read must not hang the test
+    setsockopt(fd_, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+  }
+  ~TcpClient() override { close(); }
+
+  bool send(std::span<const std::byte> bytes) override {
+    while (!bytes.empty()) {
+      const ssize_t n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (n <= 0) return false;
+      bytes = bytes.subspan(static_cast<size_t>(n));
+    }
+    return true;
+  }
+  size_t receive(std::span<std::byte> out, int timeout_ms) override {
+    pollfd waiting{fd_, POLLIN, 0};
+    if (::poll(&waiting, 1, timeout_ms) <= 0) return 0;
+    const ssize_t n = ::recv(fd_, out.data(), out.size(), 0);
+    return n > 0 ? static_cast<size_t>(n) : 0;
+  }
+  void end_sending() override { ::shutdown(fd_, SHUT_WR); }
+  void close() override {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = -1;
+  }
+
+ private:
+  int fd_;
+};
+
+class LoopbackPeer final : public Client {
+ public:
+  explicit LoopbackPeer(std::unique_ptr<LoopbackClient> client) : client_(std::move(client)) {}
+  bool send(std::span<const std::byte> bytes) override { return client_->send(bytes); }
+  size_t receive(std::span<std::byte> out, int timeout_ms) override {
+    return client_->receive(out, timeout_ms);
+  }
+  void end_sending() override { client_->end_sending(); }
+  void close() override { client_->close(); }
+
+ private:
+  std::unique_ptr<LoopbackClient> client_;
+};
+
+Status test_frame_length(std::span<const std::byte> bytes, size_t& length) {
+  const TestHeader header = header_of(bytes);
+  if (header.length == kBadLength || header.length % 8 != 0) {
+    return Status(Code::kInvalidArgument, "broken header");
+  }
+  length = header.length;
+  return {};
+}
+
+void encode_test_error(const Status& reason, std::vector<std::byte>& frame) {
+  const std::string text = reason.to_string();
+  frame = test_frame(kErrorNumber, (text.size() + 7) / 8 * 8);
+  std::memset(frame.data() + sizeof(TestHeader), 0, frame.size() - sizeof(TestHeader));
+  std::memcpy(frame.data() + sizeof(TestHeader), text.data(), text.size());
+}
+
+Backend tcp_backend(std::string name, GatherMode mode) {
+  Backend backend;
+  backend.name = std::move(name);
+  backend.make = [mode](const Limits& limits, size_t endpoints, const Admit& admit) {
+    TcpOptions options;
+    options.endpoints = endpoints;
+    options.mode = mode;
+    options.limits = limits;
+    options.rules = test_rules();
+    options.admit = admit;
+    auto made = make_tcp(options);
+    EXPECT_TRUE(made.ok()) << made.status().to_string();
+    return std::move(made.value());
+  };
+  backend.connect = [](Transport& transport) {
+    return std::make_unique<TcpClient>(transport.port());
+  };
+  return backend;
+}
+
+}  // namespace
+
+std::vector<std::byte> test_frame(uint32_t number, size_t content_bytes) {
+  std::vector<std::byte> frame(sizeof(TestHeader) + content_bytes);
+  const TestHeader header{static_cast<uint32_t>(frame.size()), number};
+  std::memcpy(frame.data(), &header, sizeof(header));
+  for (size_t i = sizeof(header); i < frame.size(); ++i)
+    frame[i] = static_cast<std::byte>(number * 31 + i);
+  return frame;
+}
+
+TestHeader header_of(std::span<const std::byte> frame) {
+  TestHeader header;
+  if (frame.size() >= sizeof(header)) std::memcpy(&header, frame.data(), sizeof(header));
+  return header;
+}
+
+FrameRules test_rules() {
+  FrameRules rules;
+  rules.header_bytes = sizeof(TestHeader);
+  rules.frame_bytes_max = kTestFrameBytesMax;
+  rules.frame_length = test_frame_length;
+  rules.encode_error = encode_test_error;
+  return rules;
+}
+
+bool Client::receive_exactly(std::byte* out, size_t n, int timeout_ms) {
+  const uint64_t until = base::monotonic_ns() + static_cast<uint64_t>(timeout_ms) * 1'000'000;
+  while (n > 0) {
+    const uint64_t now = base::monotonic_ns();
+    if (now >= until) return false;
+    const size_t got = receive({out, n}, static_cast<int>((until - now) / 1'000'000) + 1);
+    if (got == 0) return false;
+    out += got;
+    n -= got;
+  }
+  return true;
+}
+
+std::vector<std::byte> Client::receive_frame(int timeout_ms) {
+  std::vector<std::byte> frame(sizeof(TestHeader));
+  if (!receive_exactly(frame.data(), frame.size(), timeout_ms)) return {};
+  const TestHeader header = header_of(frame);
+  if (header.length < sizeof(TestHeader)) return {};
+  frame.resize(header.length);
+  if (!receive_exactly(frame.data() + sizeof(TestHeader), header.length - sizeof(TestHeader),
+                       timeout_ms))
+    return {};
+  return frame;
+}
+
+std::string Client::read_to_end(int timeout_ms) {
+  std::string message;
+  while (true) {
+    const std::vector<std::byte> frame = receive_frame(timeout_ms);
+    if (frame.empty()) return message;
+    if (header_of(frame).number != kErrorNumber) continue;
+    message.assign(reinterpret_cast<const char*>(frame.data()) + sizeof(TestHeader),
+                   frame.size() - sizeof(TestHeader));
+    message.erase(message.find_last_not_of('\0') + 1);
+  }
+}
+
+std::vector<Backend> backends() {
+  std::vector<Backend> all;
+  Backend loopback;
+  loopback.name = "loopback";
+  loopback.make = [](const Limits& limits, size_t endpoints, const Admit& admit) {
+    LoopbackOptions options;
+    options.endpoints = endpoints;
+    options.limits = limits;
+    options.rules = test_rules();
+    options.admit = admit;
+    return std::make_unique<LoopbackTransport>(options);
+  };
+  loopback.connect = [](Transport& transport) {
+    return std::make_unique<LoopbackPeer>(static_cast<LoopbackTransport&>(transport).connect());
+  };
+  all.push_back(std::move(loopback));
+  all.push_back(tcp_backend("tcp_copy", GatherMode::kCopy));
+  all.push_back(tcp_backend("tcp_sendmsg", GatherMode::kSendmsg));
+  all.push_back(tcp_backend("tcp_auto", GatherMode::kAuto));
+  return all;
+}
+
+}  // namespace petps::transport

@@ -1,0 +1,325 @@
+#include "driver.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "table/impl.h"
+
+namespace petps::crash {
+
+using base::Status;
+using media::Site;
+using table::Tables;
+
+const char* site_name(Site site) {
+  switch (site) {
+    case Site::kRow:
+      return "kRow";
+    case Site::kRowHeader:
+      return "kRowHeader";
+    case Site::kRaisedCounter:
+      return "kRaisedCounter";
+    case Site::kEntry:
+      return "kEntry";
+    case Site::kErasedEntry:
+      return "kErasedEntry";
+    case Site::kProgress:
+      return "kProgress";
+    case Site::kSuperblock:
+      return "kSuperblock";
+    case Site::kExtentRecord:
+      return "kExtentRecord";
+    case Site::kJournal:
+      return "kJournal";
+    case Site::kMovedEntry:
+      return "kMovedEntry";
+    case Site::kVacatedEntry:
+      return "kVacatedEntry";
+    case Site::kFreeMap:
+      return "kFreeMap";
+    case Site::kBucketWord:
+      return "kBucketWord";
+    case Site::kFilled:
+      return "kFilled";
+    case Site::kPublished:
+      return "kPublished";
+    case Site::kProgressed:
+      return "kProgressed";
+    case Site::kSuperblockDrain:
+      return "kSuperblockDrain";
+    case Site::kExtentRecordDrain:
+      return "kExtentRecordDrain";
+    case Site::kJournalDrain:
+      return "kJournalDrain";
+    case Site::kMovedDrain:
+      return "kMovedDrain";
+    case Site::kVacatedDrain:
+      return "kVacatedDrain";
+    case Site::kCloseDrain:
+      return "kCloseDrain";
+    case Site::kAdoptedMetadata:
+      return "kAdoptedMetadata";
+    case Site::kAdoptedBucket:
+      return "kAdoptedBucket";
+    case Site::kAdoptedPath:
+      return "kAdoptedPath";
+    case Site::kAdoptedDrain:
+      return "kAdoptedDrain";
+    case Site::kCount:
+      break;
+  }
+  return "unknown";
+}
+
+void CrashMedium::on_flush(const void* at, size_t bytes, Site site) {
+  heard.set(static_cast<size_t>(site));
+  SimulatedMedium::on_flush(at, bytes, site);
+}
+
+Status CrashMedium::on_drain(Site site) {
+  heard.set(static_cast<size_t>(site));
+  if (fail_in_ > 0 && --fail_in_ == 0) fail_next_drain();
+  return SimulatedMedium::on_drain(site);
+}
+
+void Driver::step(const std::string& name, const std::function<Status()>& act,
+                  const std::function<void(World*)>& expect) {
+  if (!problem.empty()) return;
+  step_name = name;
+  World after = world;
+  expect(&after);
+  if (listener != nullptr) listener->before_step(*this);
+  const Status status = act();
+  if (!status.ok() && !expects_failure && problem.empty())
+    problem = name + " failed: " + status.to_string();
+  if (listener != nullptr) listener->after_step(*this, status, after);
+  if (status.ok()) world = std::move(after);
+}
+
+void Driver::adopt(const World& found) {
+  world = found;
+  for (TableWorld& table : world.tables) std::fill(table.written.begin(), table.written.end(), 0);
+}
+
+void Driver::kill_before_drain(size_t drain, bool seen, const std::function<void()>& perform) {
+  medium_->settle();
+  const World before = world;
+  perform();
+  PETPS_CHECK(problem.empty() && drain < medium_->drains().size(),
+              "a step to be killed has fewer drains");
+  drop();
+  medium_->kill(medium_->drains()[drain]);
+  if (!seen) world = before;
+  for (World& earlier : killed_from) earlier = reverted_to(earlier, before);
+  killed_from.push_back(before);
+  adopt(World(world));
+}
+
+void Driver::format() {
+  auto pool = pool::Pool::format(medium_->media(kMetadataBytes), pool::kTestUnitBytes);
+  PETPS_CHECK(pool.ok(), pool.status().to_string());
+  PETPS_CHECK(pool.value()->create_instance("model", "model@1", 3).ok(),
+              "an empty pool takes an instance");
+  world.instances.insert("model@1");
+  auto attached = Tables::attach(std::move(pool).value(), /*background=*/false);
+  PETPS_CHECK(attached.ok(), attached.status().to_string());
+  tables = std::move(attached).value();
+}
+
+void Driver::open() {
+  step(
+      "open",
+      [this]() -> Status {
+        drop();
+        auto pool = pool::Pool::attach(medium_->media());
+        if (!pool.ok()) return pool.status();
+        auto attached = Tables::attach(std::move(pool).value(), /*background=*/false);
+        if (!attached.ok()) return attached.status();
+        tables = std::move(attached).value();
+        return Status();
+      },
+      [](World*) {});
+}
+
+void Driver::close() {
+  step(
+      "close", [this] { return tables->close(); }, [](World*) {});
+}
+
+void Driver::walk() {
+  if (problem.empty() && tables != nullptr) tables->walk();
+}
+
+void Driver::create_instance(const std::string& name) {
+  step(
+      "create_instance", [&] { return tables->pool().create_instance("model", name, 3).status(); },
+      [&](World* w) { w->instances.insert(name); });
+}
+
+void Driver::create_table(std::shared_ptr<const Shape> shape) {
+  step(
+      "create_table",
+      [&] {
+        pool::TableSpec spec = shape->spec;
+        spec.instance = tables->resolve(shape->instance).value().id;
+        return tables->create_table(spec).status();
+      },
+      [&](World* w) { w->tables.emplace_back(shape); });
+}
+
+void Driver::set_feed(const std::string& name, pool::Feed feed) {
+  step(
+      "set_feed", [&] { return tables->pool().set_feed(table(name).id(), feed); },
+      [&](World* w) { w->find(name)->feed = feed; });
+}
+
+void Driver::set_alias(const std::string& alias, const std::string& instance) {
+  step(
+      "set_alias",
+      [&] { return tables->pool().set_alias(alias, tables->resolve(instance).value().id); },
+      [&](World* w) { w->aliases[alias] = instance; });
+}
+
+void Driver::set_durability(media::Durability durability) {
+  step(
+      "set_durability", [&] { return tables->pool().set_durability(durability); }, [](World*) {});
+}
+
+void Driver::record_progress(pool::Progress progress) {
+  step(
+      "record_progress", [&] { return tables->record_progress(progress); },
+      [&](World* w) {
+        w->progress[{progress.instance, progress.partition}] = progress;
+      });
+}
+
+void Driver::apply(const std::string& name, const std::vector<Change>& changes) {
+  const auto act = [&]() -> Status {
+    table::Table& target = table(name);
+    const size_t bytes = target.record().spec.row_bytes;
+    std::vector<uint64_t> keys;
+    std::vector<uint8_t> deleted;
+    std::vector<std::byte> rows(changes.size() * bytes);
+    for (size_t i = 0; i < changes.size(); ++i) {
+      keys.push_back(changes[i].key);
+      deleted.push_back(changes[i].value == 0 ? 1 : 0);
+      if (changes[i].value != 0)
+        write_row(changes[i].key, changes[i].value, rows.data() + i * bytes, bytes);
+    }
+    table::Batch batch;
+    batch.keys = keys;
+    batch.rows = rows.data();
+    batch.deleted = deleted;
+    auto report = target.apply(batch);
+    if (!report.ok()) return report.status();
+    PETPS_CHECK(report.value().refused == 0, "a scenario wrote more keys than its table takes");
+    return Status();
+  };
+  step("apply", act, [&](World* w) {
+    TableWorld& target = *w->find(name);
+    const auto& keys = target.shape->keys;
+    for (const Change& change : changes) {
+      const auto at = std::lower_bound(keys.begin(), keys.end(), change.key);
+      PETPS_CHECK(at != keys.end() && *at == change.key,
+                  "a key that the table's shape does not name");
+      target.values[static_cast<size_t>(at - keys.begin())] = change.value;
+      target.written[static_cast<size_t>(at - keys.begin())] = 1;
+    }
+  });
+}
+
+void Driver::migrate(const std::string& name, const std::vector<uint64_t>& hot) {
+  step(
+      "migrate", [&] { return table(name).migrate(hot).status(); }, [](World*) {});
+}
+
+void Driver::rehome(const std::string& name) {
+  step(
+      "rehome", [&] { return table(name).rehome().status(); }, [](World*) {});
+}
+
+table::Table& Driver::table(const std::string& name) {
+  for (table::Table* t : tables->tables()) {
+    if (t->record().spec.name == name) return *t;
+  }
+  PETPS_CHECK(false, "a scenario names a table that is not there");
+  std::abort();
+}
+
+std::vector<Change> Driver::random_changes(const std::string& name, size_t inserts, size_t updates,
+                                           size_t deletions) {
+  if (!problem.empty()) return {};  // nothing is performed any more
+  const TableWorld& target = *world.find(name);
+  std::vector<size_t> present;
+  std::vector<size_t> absent;
+  for (size_t i = 0; i < target.values.size(); ++i)
+    (target.values[i] != 0 ? present : absent).push_back(i);
+  std::shuffle(present.begin(), present.end(), random);
+  std::shuffle(absent.begin(), absent.end(), random);
+  // Deletions of the same batch make no room: a batch is planned before it is published.
+  inserts = std::min(
+      {inserts, absent.size(), static_cast<size_t>(target.shape->spec.capacity) - present.size()});
+  updates = std::min(updates, present.size());
+  deletions = std::min(deletions, present.size() - updates);
+  std::vector<Change> changes;
+  for (size_t i = 0; i < inserts; ++i)
+    changes.push_back({target.shape->keys[absent[i]], next_value()});
+  for (size_t i = 0; i < updates; ++i)
+    changes.push_back({target.shape->keys[present[i]], next_value()});
+  for (size_t i = 0; i < deletions; ++i)
+    changes.push_back({target.shape->keys[present[updates + i]], 0});
+  std::shuffle(changes.begin(), changes.end(), random);
+  return changes;
+}
+
+pool::TableSpec table_spec(const std::string& name, uint64_t capacity, uint32_t row_bytes,
+                           bool with_default) {
+  pool::TableSpec spec;
+  spec.name = name;
+  spec.dim = row_bytes / 4;
+  spec.row_bytes = row_bytes;
+  spec.capacity = capacity;
+  if (with_default) {
+    spec.default_row.resize(row_bytes);
+    write_row(0, 77, spec.default_row.data(), row_bytes);
+  }
+  return spec;
+}
+
+std::shared_ptr<const Shape> shape_of(const pool::TableSpec& spec, size_t keys, uint64_t seed) {
+  auto shape = std::make_shared<Shape>();
+  shape->spec = spec;
+  shape->instance = "model@1";
+  std::mt19937_64 random(seed);
+  for (size_t i = 0; i < keys; ++i) shape->keys.push_back(random());
+  std::sort(shape->keys.begin(), shape->keys.end());
+  return shape;
+}
+
+std::shared_ptr<const Shape> crowded_shape(const pool::TableSpec& spec, size_t keys, size_t others,
+                                           uint64_t seed) {
+  // A scratch pool tells how many buckets the table gets and where a key is at home.
+  media::SimulatedMedium scratch(kMediumBytes);
+  auto pool = pool::Pool::format(scratch.media(kMetadataBytes), pool::kTestUnitBytes);
+  PETPS_CHECK(pool.ok() && pool.value()->create_instance("model", "model@1", 1).ok(),
+              "a scratch pool");
+  pool::TableSpec named = spec;
+  named.instance = 1;
+  const auto record = pool.value()->create_table(named);
+  PETPS_CHECK(record.ok(), record.status().to_string());
+  const index::Index index(*pool.value(), 1, record.value().bucket_offset,
+                           record.value().bucket_count);
+  auto shape = std::make_shared<Shape>();
+  shape->spec = spec;
+  shape->instance = "model@1";
+  std::mt19937_64 random(seed);
+  while (shape->keys.size() < keys) {
+    const uint64_t key = random();
+    if (index.path_of(key).home == 0) shape->keys.push_back(key);
+  }
+  for (size_t i = 0; i < others; ++i) shape->keys.push_back(random());
+  std::sort(shape->keys.begin(), shape->keys.end());
+  return shape;
+}
+
+}  // namespace petps::crash

@@ -1,0 +1,235 @@
+#include "explorer.h"
+
+#include <algorithm>
+
+namespace petps::crash {
+
+using base::Status;
+using table::Tables;
+
+namespace {
+
+constexpr uint64_t kExhaustiveStates =
+    40;  // a point with no more states than this gets each of them
+constexpr int kSecondCrashes = 2;
+constexpr size_t kGoOnSteps = 3;
+
+// Remembers where in the recording each step was acknowledged, and the world it made.
+class Boundaries : public Listener {
+ public:
+  Boundaries(CrashMedium& medium, const World& start) : medium_(&medium) {
+    list.emplace_back(0, start);
+  }
+  void after_step(Driver&, const Status& status, const World& after) override {
+    if (status.ok()) list.emplace_back(medium_->events(), after);
+  }
+  std::vector<std::pair<size_t, World>> list;
+
+ private:
+  CrashMedium* medium_;
+};
+
+const std::shared_ptr<const Shape>& late_shape() {
+  static const std::shared_ptr<const Shape> shape =
+      shape_of(table_spec("late", 40, 72, true), 40, 99);
+  return shape;
+}
+
+}  // namespace
+
+void Explorer::report(const std::string& what, const CrashMedium& medium,
+                      const std::string& where) {
+  if (problem_.empty()) problem_ = where + ": " + what + "\n  " + medium.describe();
+}
+
+void Explorer::before_step(Driver& driver) {
+  if (exploring_) driver.medium().settle();
+}
+
+void Explorer::after_step(Driver& driver, const Status& status, const World& after) {
+  if (!exploring_ || !status.ok() || !problem_.empty()) return;
+  steps_ += 1;
+  const World before = driver.world;
+  std::unique_ptr<Tables> live = std::move(driver.tables);
+  explore(driver, before, after);
+  driver.tables = std::move(live);
+  if (!problem_.empty()) driver.problem = "explored";  // nothing further is to be done
+}
+
+// Points with few states get all of them, up to `until`.
+void Explorer::explore_exhaustively(Driver& driver, const World& before, const World& after,
+                                    uint64_t until) {
+  CrashMedium& medium = driver.medium();
+  for (size_t point = medium.events() + 1; point-- > 0;) {
+    const uint64_t count = medium.state_count(point);
+    if (count > kExhaustiveStates) continue;
+    const bool acknowledged = point == medium.events();
+    for (uint64_t i = 0; i < count; ++i) {
+      if (states_ >= until || !problem_.empty()) return;
+      medium.crash_exhaustive(point, i);
+      try_state(driver, acknowledged ? after : before, after, /*killed=*/false);
+    }
+  }
+}
+
+void Explorer::explore(Driver& driver, const World& before, const World& after) {
+  CrashMedium& medium = driver.medium();
+  const uint64_t until = states_ + budget_.states_per_step;
+  explore_exhaustively(driver, before, after, states_ + budget_.states_per_step / 3);
+  const size_t events = medium.events();
+  const std::vector<size_t> drains = medium.drains();
+  while (states_ < until && problem_.empty()) {
+    size_t point = random_() % (events + 1);
+    const uint64_t kind = random_() % 8;
+    if (kind < 3 && !drains.empty()) point = drains[random_() % drains.size()];
+    if (kind == 3) point = events;
+    medium.set_any_word((random_() & 1) != 0);
+    const bool killed = random_() % 4 == 0;
+    if (killed) {
+      medium.kill(point);
+    } else {
+      medium.crash(point, random_);
+    }
+    try_state(driver, point == events ? after : before, after, killed);
+  }
+}
+
+std::unique_ptr<Tables> Explorer::reopen(CrashMedium& medium) {
+  auto pool = pool::Pool::attach(medium.media());
+  if (!pool.ok()) {
+    report("the pool cannot be opened: " + pool.status().to_string(), medium, "attach");
+    return nullptr;
+  }
+  auto tables = Tables::attach(std::move(pool).value(), /*background=*/false);
+  if (!tables.ok()) {
+    report("the tables cannot be opened: " + tables.status().to_string(), medium, "attach");
+    return nullptr;
+  }
+  return std::move(tables).value();
+}
+
+void Explorer::try_state(Driver& live, const World& before, const World& after, bool killed) {
+  CrashMedium& medium = live.medium();
+  states_ += 1;
+  const std::string where = "step " + std::to_string(steps_) + " (" + live.step_name + "), state " +
+                            std::to_string(states_) + (killed ? ", killed, " : ", ") +
+                            medium.describe();
+  Driver driver(medium, random_());
+  driver.tables = reopen(medium);
+  std::vector<World> reverted;
+  for (const World& world : live.killed_from) reverted.push_back(reverted_to(world, before));
+  Life life{before, after, std::move(reverted), killed, medium.events(), {}};
+  if (driver.tables != nullptr) live_on(&driver, &life, where);
+  driver.drop();
+  for (int i = 0; i < kSecondCrashes && problem_.empty(); ++i) second_crash(medium, life);
+  if (!problem_.empty() && problem_.find(where) == std::string::npos)
+    problem_ = where + "\n  then " + problem_;
+  medium.undo();
+}
+
+// Checks a reopened pool, writes to it, walks it before or after that, and checks again.
+void Explorer::live_on(Driver* driver, Life* life, const std::string& where) {
+  CrashMedium& medium = driver->medium();
+  World found;
+  std::string wrong =
+      check(*driver->tables, {life->opened_before, life->opened_after, life->reverted}, &found);
+  if (!wrong.empty()) return report(wrong, medium, where + "\n  reopened");
+  driver->adopt(found);
+  const bool walks_first = (random_() & 1) != 0;
+  if (walks_first) {
+    driver->walk();
+    wrong = check(*driver->tables, {found, found}, &found);
+    if (!wrong.empty()) return report(wrong, medium, where + "\n  walked");
+  }
+  Boundaries boundaries(medium, driver->world);
+  driver->listener = &boundaries;
+  go_on(driver);
+  life->acknowledged = std::move(boundaries.list);
+  if (!driver->problem.empty()) return report(driver->problem, medium, where + "\n  going on");
+  if (!walks_first) driver->walk();
+  wrong = check(*driver->tables, {driver->world, driver->world}, &found);
+  if (!wrong.empty()) report(wrong, medium, where + "\n  after going on");
+}
+
+// Random further life of a reopened pool: mostly rows, sometimes everything else.
+void Explorer::go_on(Driver* driver) {
+  Driver& d = *driver;
+  const size_t steps = 1 + d.random() % kGoOnSteps;
+  for (size_t i = 0; i < steps && d.problem.empty(); ++i) {
+    const uint64_t kind = d.random() % 24;
+    if (kind == 0 && d.world.find("late") == nullptr) {
+      d.create_table(late_shape());
+      d.apply("late", d.random_changes("late", 5, 0, 0));
+      continue;
+    }
+    if (kind == 1) {
+      d.set_alias("live", "model@1");
+      continue;
+    }
+    if (kind <= 3) {
+      d.record_progress(
+          {1, static_cast<uint32_t>(d.random() % 3), 9, d.next_value(), d.random(), 1, {}, 0});
+      continue;
+    }
+    if (kind == 4) {
+      d.close();
+      d.open();
+    }
+    if (d.world.tables.empty() || !d.problem.empty()) continue;
+    const TableWorld& table = d.world.tables[d.random() % d.world.tables.size()];
+    const std::string name = table.shape->spec.name;
+    if (kind == 5) {
+      d.rehome(name);
+    } else if (kind <= 7) {
+      std::vector<uint64_t> hot;
+      for (int k = 0; k < 4; ++k)
+        hot.push_back(table.shape->keys[d.random() % table.shape->keys.size()]);
+      d.migrate(name, hot);
+    } else {
+      d.apply(name, d.random_changes(name, d.random() % 4, d.random() % 4, d.random() % 4));
+    }
+  }
+}
+
+// Another crash, anywhere in what the reopened pool did, its opening included.
+void Explorer::second_crash(CrashMedium& medium, const Life& life) {
+  const size_t events = medium.events();
+  size_t point = random_() % (events + 1);
+  const uint64_t kind = random_() % 4;
+  if (kind == 0) point = events;
+  if (kind == 1 && !medium.drains().empty())
+    point = medium.drains()[random_() % medium.drains().size()];
+  const auto& acknowledged = life.acknowledged;
+  size_t done = 0;
+  while (done + 1 < acknowledged.size() && acknowledged[done + 1].first <= point) ++done;
+  Choices choices{acknowledged[done].second,
+                  acknowledged[std::min(done + 1, acknowledged.size() - 1)].second};
+  if (life.killed) {
+    choices.reverted.push_back(reverted_to(life.opened_before, choices.before));
+    choices.reverted.push_back(reverted_to(life.opened_after, choices.before));
+    for (const World& world : life.reverted)
+      choices.reverted.push_back(reverted_to(world, choices.before));
+  }
+  const bool opening = point < life.open_done;
+  const Choices unopened{life.opened_before, life.opened_after, life.reverted};
+  // Nothing that a kill left is durable before the open is done.
+  const Choices& allowed = opening && life.killed ? unopened : choices;
+  medium.crash(point, random_);
+  states_ += 1;
+  const std::unique_ptr<Tables> tables = reopen(medium);
+  if (tables != nullptr) {
+    World found;
+    std::string wrong = check(*tables, allowed, &found);
+    // The new superblock copy may complete the torn one of a change that was under way: it is made after all, whole.
+    if (opening && wrong == kOtherCatalogue) wrong = check(*tables, unopened, &found);
+    if (!wrong.empty()) report(wrong, medium, "reopened after a second crash");
+    if (problem_.empty() && (random_() & 1) != 0) {
+      tables->walk();
+      wrong = check(*tables, {found, found}, &found);
+      if (!wrong.empty()) report(wrong, medium, "walked after a second crash");
+    }
+  }
+  medium.undo();
+}
+
+}  // namespace petps::crash

@@ -1,0 +1,117 @@
+// Every persist call is needed: with any one site suppressed, some scenario must fail.
+//
+// A mutant runs in a child process, because what it breaks may be anything: a wrong answer, a failed check, a hang. Each of
+// them is a kill. Suppression begins with the explored steps, so that a scenario kills by what it performs and not by its set-up.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <map>
+
+#include "explorer.h"
+#include "scale.h"
+#include "scenarios.h"
+
+namespace petps::crash {
+namespace {
+
+using media::Site;
+
+// A mutant that lives longer than this in every scenario has survived.
+constexpr uint64_t kStatesPerStep = 2000;
+constexpr unsigned kHangSeconds = 10;
+
+// Sites that each scenario reaches in its explored steps.
+std::bitset<kSites> sites_reached(const Scenario& scenario, uint64_t seed) {
+  CrashMedium medium;
+  Driver driver(medium, seed);
+  scenario.run(driver, [&] { medium.heard.reset(); });
+  EXPECT_EQ(driver.problem, "") << scenario.name;
+  return medium.heard;
+}
+
+const std::map<std::string, std::bitset<kSites>>& reached() {
+  static const auto all = [] {
+    std::map<std::string, std::bitset<kSites>> sites;
+    for (const Scenario& scenario : scenarios())
+      sites[scenario.name] = sites_reached(scenario, suite_seed());
+    return sites;
+  }();
+  return all;
+}
+
+// What the child found, as text; empty when it found nothing.
+std::string run_mutant(const Scenario& scenario, Site site, uint64_t seed) {
+  CrashMedium medium;
+  Driver driver(medium, seed);
+  Explorer explorer(Budget{kStatesPerStep}, seed);
+  driver.listener = &explorer;
+  scenario.run(driver, [&] {
+    medium.suppress(site);
+    explorer.begin();
+  });
+  const std::string problem =
+      explorer.problem() + (explorer.problem().empty() ? driver.problem : "");
+  return problem.empty() ? ""
+                         : "after " + std::to_string(explorer.states()) + " states: " + problem;
+}
+
+std::string kill(const Scenario& scenario, Site site, uint64_t seed) {
+  int channel[2];
+  if (pipe(channel) != 0) return "";
+  const pid_t child = fork();
+  if (child == 0) {
+    close(channel[0]);
+    close(STDERR_FILENO);  // a failed check of a mutant is no news
+    alarm(kHangSeconds);
+    const std::string found = run_mutant(scenario, site, seed).substr(0, 2000);
+    const bool told =
+        write(channel[1], found.data(), found.size()) == static_cast<ssize_t>(found.size());
+    _exit(told ? 0 : 1);
+  }
+  close(channel[1]);
+  std::string found;
+  char buffer[2048];
+  for (ssize_t n; (n = read(channel[0], buffer, sizeof buffer)) > 0;)
+    found.append(buffer, static_cast<size_t>(n));
+  close(channel[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (WIFSIGNALED(status)) return "the process died of signal " + std::to_string(WTERMSIG(status));
+  return found;
+}
+
+class Mutation : public testing::TestWithParam<int> {};
+
+TEST_P(Mutation, IsKilled) {
+  const Site site = static_cast<Site>(GetParam());
+  const bool matrix = std::getenv("PETPS_MUTATION_MATRIX") != nullptr;
+  bool heard = false;
+  bool killed = false;
+  for (const Scenario& scenario : scenarios()) {
+    if (!reached().at(scenario.name).test(static_cast<size_t>(site))) continue;
+    heard = true;
+    const std::string how = kill(scenario, site, suite_seed());
+    if (!how.empty()) {
+      std::cout << "[mutant] " << site_name(site) << " killed by " << scenario.name << " " << how
+                << std::endl;
+      killed = true;
+      if (!matrix) break;
+    } else if (matrix) {
+      std::cout << "[mutant] " << site_name(site) << " survives " << scenario.name << std::endl;
+    }
+  }
+  EXPECT_TRUE(heard) << "no scenario reaches " << site_name(site)
+                     << ": nothing tests it, or no code names it any more";
+  EXPECT_TRUE(killed) << "nothing fails without " << site_name(site)
+                      << ", PETPS_SEED=" << suite_seed()
+                      << ": a scenario is too weak, or the persist call is not needed";
+}
+
+INSTANTIATE_TEST_SUITE_P(Sites, Mutation, testing::Range(0, static_cast<int>(kSites)),
+                         [](const auto& site) {
+                           return std::string(site_name(static_cast<Site>(site.param)));
+                         });
+
+}  // namespace
+}  // namespace petps::crash

@@ -1,0 +1,464 @@
+#include "scenarios.h"
+
+#include <algorithm>
+
+#include "base/crc32c.h"
+#include "table/impl.h"
+
+namespace petps::crash {
+
+namespace {
+
+using Begin = std::function<void()>;
+using base::Status;
+using media::Site;
+
+constexpr uint32_t kOddRow = 72;    // straddles lines
+constexpr uint32_t kLongRow = 512;  // streamed past the cache
+
+void start(Driver& d, const std::shared_ptr<const Shape>& shape, size_t rows) {
+  d.format();
+  d.create_table(shape);
+  if (rows > 0) d.apply("t", d.random_changes("t", rows, 0, 0));
+}
+
+// Rewrites rows until the allocator has come round and hands out slots that held rows before.
+void come_round(Driver& d, const std::string& table) {
+  const uint64_t slots = d.table(table).status().slots;
+  for (uint64_t used = 0; used < slots; used += 8) d.apply(table, d.random_changes(table, 0, 8, 0));
+}
+
+// Keys that are displaced now.
+std::vector<uint64_t> displaced_keys(Driver& d, const std::string& table) {
+  std::vector<uint64_t> keys;
+  const index::Index& index = d.table(table).impl().index;
+  const TableWorld& world = *d.world.find(table);
+  for (size_t i = 0; i < world.values.size(); ++i) {
+    if (world.values[i] != 0 && index.find_one(world.shape->keys[i]).distance > 0)
+      keys.push_back(world.shape->keys[i]);
+  }
+  return keys;
+}
+
+// Deletes `count` keys from the home bucket of a displaced key, so that re-homing has something to do.
+void make_room_at_home(Driver& d, const std::string& table, size_t count) {
+  const std::vector<uint64_t> displaced = displaced_keys(d, table);
+  if (displaced.empty()) {
+    d.problem = "no key is displaced";
+    return;
+  }
+  const index::Index& index = d.table(table).impl().index;
+  const uint64_t home = index.path_of(displaced.front()).home;
+  const TableWorld& world = *d.world.find(table);
+  std::vector<Change> changes;
+  for (size_t i = 0; i < world.values.size() && changes.size() < count; ++i) {
+    if (world.values[i] != 0 && index.find_one(world.shape->keys[i]).bucket == home)
+      changes.push_back({world.shape->keys[i], 0});
+  }
+  d.apply(table, changes);
+}
+
+void insert(Driver& d, const Begin& begin, uint32_t row_bytes) {
+  start(d, shape_of(table_spec("t", 120, row_bytes), 120, 1), 50);
+  begin();
+  d.apply("t", d.random_changes("t", 1, 0, 0));
+  d.apply("t", d.random_changes("t", 1, 0, 0));
+  d.apply("t", d.random_changes("t", 12, 0, 0));
+  d.apply("t", d.random_changes("t", 24, 0, 0));
+}
+
+void update(Driver& d, const Begin& begin, uint32_t row_bytes) {
+  start(d, shape_of(table_spec("t", 60, row_bytes), 60, 2), 50);
+  come_round(d, "t");
+  begin();
+  d.apply("t", d.random_changes("t", 0, 1, 0));
+  d.apply("t", d.random_changes("t", 0, 1, 0));
+  d.apply("t", d.random_changes("t", 0, 12, 0));
+  d.apply("t", d.random_changes("t", 0, 30, 0));
+}
+
+void erase(Driver& d, const Begin& begin) {
+  start(d, crowded_shape(table_spec("t", 56, kOddRow), 24, 32, 3), 56);
+  begin();
+  d.apply("t", d.random_changes("t", 0, 0, 1));
+  d.apply("t", d.random_changes("t", 0, 0, 1));
+  d.apply("t", d.random_changes("t", 0, 0, 20));
+  d.apply("t", d.random_changes("t", 0, 0, 34));
+}
+
+void mixed(Driver& d, const Begin& begin) {
+  start(d, shape_of(table_spec("t", 80, kOddRow), 90, 4), 50);
+  come_round(d, "t");
+  begin();
+  for (int i = 0; i < 4; ++i) d.apply("t", d.random_changes("t", 6, 6, 6));
+}
+
+void duplicates(Driver& d, const Begin& begin) {
+  start(d, shape_of(table_spec("t", 60, kOddRow), 70, 5), 30);
+  begin();
+  for (int i = 0; i < 3; ++i) {
+    std::vector<Change> changes = d.random_changes("t", 4, 3, 3);
+    const std::vector<Change> first = changes;
+    for (const Change& change : first) {  // again: with another row, or the other way round
+      changes.push_back({change.key, (d.random() & 1) != 0 ? d.next_value() : 0});
+    }
+    for (const Change& change : first) {
+      if ((d.random() & 1) != 0) changes.push_back({change.key, d.next_value()});
+    }
+    d.apply("t", changes);
+  }
+}
+
+void two_buckets(Driver& d, const Begin& begin) {
+  start(d, crowded_shape(table_spec("t", 22, kOddRow), 24, 8, 6), 12);
+  begin();
+  d.apply("t", d.random_changes("t", 4, 0, 0));
+  d.apply("t", d.random_changes("t", 6, 0, 0));  // full
+  d.apply("t", d.random_changes("t", 0, 4, 6));
+  d.apply("t", d.random_changes("t", 6, 4, 0));
+  d.apply("t", d.random_changes("t", 0, 2, 8));
+}
+
+void displacement(Driver& d, const Begin& begin) {
+  start(d, crowded_shape(table_spec("t", 56, kOddRow), 40, 30, 7), 20);
+  begin();
+  d.apply("t", d.random_changes("t", 1, 0, 0));
+  d.apply("t", d.random_changes("t", 12, 0, 0));
+  d.apply("t", d.random_changes("t", 20, 2, 2));
+  d.apply("t", d.random_changes("t", 2, 6, 10));
+  d.apply("t", d.random_changes("t", 11, 0, 0));
+}
+
+void hot_moves(Driver& d, const Begin& begin) {
+  start(d, crowded_shape(table_spec("t", 56, kOddRow), 30, 30, 8), 54);
+  begin();
+  for (int i = 0; i < 3 && d.problem.empty(); ++i) {
+    const std::vector<uint64_t> hot = displaced_keys(d, "t");
+    if (hot.empty()) break;
+    d.migrate("t", {hot[0], hot[hot.size() / 2]});
+  }
+  d.apply("t", d.random_changes("t", 2, 4, 8));
+  if (!d.problem.empty()) return;
+  std::vector<uint64_t> hot = displaced_keys(d, "t");
+  hot.resize(std::min<size_t>(hot.size(), 6));
+  d.migrate("t", hot);
+}
+
+void rehoming(Driver& d, const Begin& begin) {
+  start(d, crowded_shape(table_spec("t", 56, kOddRow), 34, 26, 9), 56);
+  make_room_at_home(d, "t", 6);
+  begin();
+  d.rehome("t");
+  d.apply("t", d.random_changes("t", 0, 0, 8));
+  d.rehome("t");
+  d.apply("t", d.random_changes("t", 6, 2, 0));
+}
+
+void table_creation(Driver& d, const Begin& begin) {
+  d.format();
+  begin();
+  d.create_table(shape_of(table_spec("t", 40, kOddRow), 40, 10));
+  d.apply("t", d.random_changes("t", 10, 0, 0));
+  d.create_table(shape_of(table_spec("u", 30, kLongRow, /*with_default=*/true), 30, 11));
+  d.apply("u", d.random_changes("u", 10, 0, 0));
+  d.create_table(shape_of(table_spec("v", 30, 8, /*with_default=*/true), 30, 12));
+  d.apply("t", d.random_changes("t", 3, 3, 3));
+}
+
+// Each batch needs more slots than are free: extents are added in its middle.
+void extent_growth(Driver& d, const Begin& begin) {
+  start(d, shape_of(table_spec("t", 900, kLongRow), 700, 13), 100);
+  begin();
+  d.apply("t", d.random_changes("t", 60, 0, 0));
+  d.apply("t", d.random_changes("t", 40, 60, 0));
+  const uint64_t free = d.problem.empty() ? d.table("t").status().free_slots : 0;
+  d.apply("t", d.random_changes("t", free + 4, 0, 4));
+}
+
+void catalogue(Driver& d, const Begin& begin) {
+  start(d, shape_of(table_spec("t", 30, kOddRow), 30, 14), 10);
+  begin();
+  d.set_alias("live", "model@1");
+  d.create_instance("model@2");
+  d.set_alias("live", "model@2");
+  d.set_alias("next", "model@1");
+  d.set_feed("t", pool::Feed::kDelta);
+  d.set_durability(media::Durability::kProcess);
+  d.set_feed("t", pool::Feed::kPush);
+  d.apply("t", d.random_changes("t", 4, 2, 2));
+}
+
+void progress(Driver& d, const Begin& begin) {
+  start(d, shape_of(table_spec("t", 30, kOddRow), 30, 15), 10);
+  begin();
+  for (uint64_t seq = 1; seq <= 3; ++seq) {
+    for (uint32_t partition = 0; partition < 3; ++partition) {
+      d.record_progress(
+          {1, partition, 7, seq, seq * 1000 + partition, seq, pool::ProgressState::kFollowing, 0});
+    }
+  }
+  d.apply("t", d.random_changes("t", 3, 3, 1));
+  d.record_progress({1, 1, 8, 1, 1, 3, pool::ProgressState::kCatchingUp, 9});
+}
+
+// Several partitions written for the first time, one drain for all of them at the end.
+void progress_together(Driver& d, const Begin& begin) {
+  d.format();
+  begin();
+  const auto written = [](uint32_t partition, uint64_t seq) {
+    return pool::Progress{1, partition, 7, seq, seq * 10, seq, pool::ProgressState::kFollowing, 0};
+  };
+  for (uint64_t seq = 1; seq <= 3; ++seq) {
+    d.step(
+        "write_progress of three partitions",
+        [&]() -> Status {
+          media::Flusher flusher(d.tables->pool().medium());
+          for (uint32_t p = 0; p < 3; ++p) {
+            PETPS_RETURN_IF_ERROR(d.tables->pool().write_progress(written(p, seq), flusher));
+          }
+          return flusher.drain(Site::kProgressed);
+        },
+        [&](World* w) {
+          for (uint32_t p = 0; p < 3; ++p) w->progress[{1, p}] = written(p, seq);
+        });
+  }
+}
+
+// Twice, so that the second close overwrites what the first one stored.
+void clean_close(Driver& d, const Begin& begin) {
+  start(d, crowded_shape(table_spec("t", 56, kOddRow), 30, 30, 16), 40);
+  begin();
+  d.close();
+  d.open();
+  d.apply("t", d.random_changes("t", 6, 6, 6));  // before the stored free list is read
+  d.walk();
+  d.apply("t", d.random_changes("t", 4, 8, 6));
+  d.close();
+  d.open();
+  d.walk();
+  d.apply("t", d.random_changes("t", 4, 8, 6));
+  d.close();
+  d.open();
+}
+
+// The process dies; what follows meets buckets of an older generation and no free list.
+void reopening(Driver& d, const Begin& begin) {
+  start(d, crowded_shape(table_spec("t", 56, kOddRow), 30, 30, 17), 40);
+  begin();
+  d.open();
+  d.apply("t", d.random_changes("t", 4, 4, 4));
+  d.open();
+  d.apply("t", d.random_changes("t", 1, 4, 1));
+  d.walk();
+  d.apply("t", d.random_changes("t", 4, 8, 4));
+}
+
+// Power fails when an entry stands at both places of a move; the next opening finishes it.
+void interrupted_move(Driver& d, const Begin& begin) {
+  start(d, crowded_shape(table_spec("t", 56, kOddRow), 30, 30, 18), 56);
+  make_room_at_home(d, "t", 6);
+  d.medium().settle();
+  constexpr size_t kVacatedDrainOfMove = 2;  // after the journal's and the copy's
+  d.medium().fail_drain(kVacatedDrainOfMove);
+  if (d.table("t").rehome().ok()) d.problem = "the interrupted move was to fail";
+  d.drop();
+  d.medium().crash_exhaustive(d.medium().events(), 0);  // nothing that was not durable survives
+  begin();
+  d.open();
+  d.rehome("t");
+  d.apply("t", d.random_changes("t", 4, 4, 4));
+}
+
+// The process is killed when its deletions are seen and not durable; the next one writes those keys anew, before its walk. A power
+// cut must not bring an old entry back beside the new one.
+void killed_erase(Driver& d, const Begin& begin) {
+  start(d, crowded_shape(table_spec("t", 700, kOddRow), 40, 20, 22), 58);
+  std::vector<Change> away;  // displaced keys, and keys that stand in the way at their home
+  std::vector<Change> home;
+  const std::vector<uint64_t> displaced = displaced_keys(d, "t");
+  for (const uint64_t key : displaced) {
+    if (away.size() < 8) away.push_back({key, 0});
+  }
+  const index::Index& index = d.table("t").impl().index;
+  for (const uint64_t key : d.world.find("t")->shape->keys) {
+    const index::Place place = index.find_one(key);
+    if (home.size() < 8 && place.ref != 0 && place.bucket == index.path_of(displaced.front()).home)
+      home.push_back({key, 0});
+  }
+  std::vector<Change> both = away;
+  both.insert(both.end(), home.begin(), home.end());
+  d.kill_before_drain(1, /*seen=*/true, [&] { d.apply("t", both); });
+  d.open();
+  begin();
+  for (Change& change : away) change.value = d.next_value();
+  d.apply("t", {away.begin(), away.begin() + 3});  // their homes have room now
+  d.apply("t", {away.begin() + 3, away.end()});
+  d.walk();
+  for (Change& change : home) change.value = d.next_value();
+  d.apply("t", home);
+}
+
+// The process is killed when rows were published and not drained; the next one walks and gives away the slots they replaced.
+void killed_update(Driver& d, const Begin& begin) {
+  start(d, shape_of(table_spec("t", 60, kOddRow), 60, 23), 50);
+  const std::vector<Change> changes = d.random_changes("t", 4, 16, 0);
+  d.kill_before_drain(1, /*seen=*/true, [&] { d.apply("t", changes); });
+  begin();
+  d.open();
+  d.walk();
+  d.apply("t", d.random_changes("t", 0, 12, 0));
+  d.apply("t", d.random_changes("t", 0, 20, 4));
+}
+
+// The process is killed when the copy of a moved entry is seen and not durable.
+void killed_move(Driver& d, const Begin& begin) {
+  start(d, crowded_shape(table_spec("t", 56, kOddRow), 30, 30, 24), 56);
+  make_room_at_home(d, "t", 6);
+  constexpr size_t kMovedDrainOfMove = 1;
+  d.kill_before_drain(kMovedDrainOfMove, /*seen=*/false, [&] { d.rehome("t"); });
+  begin();
+  d.open();
+  d.rehome("t");
+  d.apply("t", d.random_changes("t", 4, 4, 4));
+}
+
+// The process is killed when the place that an entry left is seen empty and not durable; the next one deletes the key.
+void killed_departure(Driver& d, const Begin& begin) {
+  start(d, crowded_shape(table_spec("t", 700, kOddRow), 40, 20, 26), 58);
+  make_room_at_home(d, "t", 1);
+  const std::vector<uint64_t> displaced = displaced_keys(d, "t");
+  constexpr size_t kVacatedDrainOfMove = 2;
+  d.kill_before_drain(kVacatedDrainOfMove, /*seen=*/false, [&] { d.rehome("t"); });
+  d.open();
+  begin();
+  const index::Index& index = d.table("t").impl().index;
+  std::vector<Change> moved;
+  for (const uint64_t key : displaced) {
+    if (index.find_one(key).distance == 0) moved.push_back({key, 0});
+  }
+  d.apply("t", moved);
+  d.walk();
+  for (Change& change : moved) change.value = d.next_value();
+  d.apply("t", moved);
+}
+
+// The process is killed when an extent's record, a progress record, a superblock are seen and not durable.
+void killed_metadata(Driver& d, const Begin& begin) {
+  start(d, shape_of(table_spec("t", 900, kLongRow), 700, 25), 100);
+  const std::vector<Change> many = d.random_changes("t", 40, 0, 0);
+  d.kill_before_drain(0, /*seen=*/false, [&] { d.apply("t", many); });
+  d.open();
+  d.kill_before_drain(0, /*seen=*/true, [&] { d.record_progress({1, 0, 7, 1, 1, 1, {}, 0}); });
+  d.open();
+  d.record_progress({1, 1, 7, 1, 1, 1, {}, 0});
+  constexpr size_t kCleanFlagDrain = 1;  // after the close's own
+  d.walk();
+  d.kill_before_drain(kCleanFlagDrain, /*seen=*/true, [&] { d.close(); });
+  begin();
+  d.open();
+  d.apply("t", d.random_changes("t", 40, 4, 4));
+  d.record_progress({1, 2, 7, 1, 1, 1, {}, 0});
+}
+
+// exchange and erase by themselves: durable when they return, without a batch around them.
+void single_forms(Driver& d, const Begin& begin) {
+  start(d, crowded_shape(table_spec("t", 56, kOddRow), 40, 20, 19), 14);
+  begin();
+  for (int i = 0; i < 8 && d.problem.empty(); ++i) {
+    const bool erases = i % 3 == 2;
+    const auto changes = erases ? d.random_changes("t", 0, 0, 1)
+                                : d.random_changes("t", i % 3 == 0 ? 1 : 0, i % 3, 0);
+    const Change change = changes.front();
+    const auto act = [&]() -> Status {
+      table::Table::Impl& table = d.table("t").impl();
+      const pool::SlotRef old = table.index.find_one(change.key).ref;
+      if (erases) return table.index.erase(change.key, old);
+      pool::SlotRef ref = 0;
+      PETPS_RETURN_IF_ERROR(table.allocate({&ref, 1}));
+      std::vector<std::byte> row(kOddRow);
+      write_row(change.key, change.value, row.data(), row.size());
+      media::Flusher flusher(table.pool.medium());
+      flusher.copy(table.slots.row(ref), row.data(), row.size(), Site::kRow);
+      const pool::SlotHeader header{change.key, 0, base::crc32c(row.data(), row.size())};
+      flusher.copy(table.slots.header(ref), &header, sizeof header, Site::kRowHeader);
+      PETPS_RETURN_IF_ERROR(flusher.drain(Site::kFilled));
+      return table.index.exchange(change.key, ref).status();
+    };
+    d.step(erases ? "erase" : "exchange", act, [&](World* w) {
+      TableWorld& table = *w->find("t");
+      const auto at = std::find(table.shape->keys.begin(), table.shape->keys.end(), change.key);
+      table.values[static_cast<size_t>(at - table.shape->keys.begin())] = change.value;
+      table.written[static_cast<size_t>(at - table.shape->keys.begin())] = 1;
+    });
+  }
+}
+
+// Anything after anything.
+void everything(Driver& d, const Begin& begin) {
+  start(d, crowded_shape(table_spec("t", 80, kOddRow), 30, 70, 20), 40);
+  d.create_table(shape_of(table_spec("u", 40, 264), 50, 21));
+  begin();
+  for (int i = 0; i < 24 && d.problem.empty(); ++i) {
+    const std::string table = (d.random() & 1) != 0 ? "t" : "u";
+    switch (d.random() % 10) {
+      case 0:
+        d.close();
+        d.open();
+        break;
+      case 1:
+        d.open();
+        break;
+      case 2:
+        d.walk();
+        break;
+      case 3:
+        d.rehome("t");
+        break;
+      case 4:
+        d.migrate("t", displaced_keys(d, "t"));
+        break;
+      case 5:
+        d.record_progress(
+            {1, static_cast<uint32_t>(d.random() % 3), 1, d.next_value(), 5, 6, {}, 0});
+        break;
+      default:
+        d.apply(table, d.random_changes(table, d.random() % 8, d.random() % 8, d.random() % 8));
+    }
+  }
+}
+
+}  // namespace
+
+const std::vector<Scenario>& scenarios() {
+  static const std::vector<Scenario> all = {
+      {"insert", [](Driver& d, const Begin& b) { insert(d, b, kOddRow); }},
+      {"insert_long_rows", [](Driver& d, const Begin& b) { insert(d, b, kLongRow); }},
+      {"update", [](Driver& d, const Begin& b) { update(d, b, kOddRow); }},
+      {"update_long_rows", [](Driver& d, const Begin& b) { update(d, b, kLongRow); }},
+      {"erase", erase},
+      {"mixed_batch", mixed},
+      {"duplicates_in_batch", duplicates},
+      {"two_buckets", two_buckets},
+      {"displacement", displacement},
+      {"hot_moves", hot_moves},
+      {"rehoming", rehoming},
+      {"table_creation", table_creation},
+      {"extent_growth", extent_growth},
+      {"catalogue", catalogue},
+      {"progress", progress},
+      {"progress_together", progress_together},
+      {"clean_close", clean_close},
+      {"reopening", reopening},
+      {"interrupted_move", interrupted_move},
+      {"killed_erase", killed_erase},
+      {"killed_update", killed_update},
+      {"killed_move", killed_move},
+      {"killed_departure", killed_departure},
+      {"killed_metadata", killed_metadata},
+      {"single_forms", single_forms},
+      {"everything", everything},
+  };
+  return all;
+}
+
+}  // namespace petps::crash

@@ -1,0 +1,209 @@
+#include "world.h"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+
+namespace petps::crash {
+
+namespace {
+
+using table::Table;
+using table::Tables;
+
+uint64_t row_word(uint64_t key, uint64_t value, size_t i) {
+  return i == 0 ? value : (key * 0x9E3779B97F4A7C15 ^ value * 0xC2B2AE3D27D4EB4F) + i;
+}
+
+// The value that a whole row of `key` was written with; 0 when the row is torn or another key's.
+uint64_t value_of(uint64_t key, const std::byte* row, size_t bytes) {
+  uint64_t value;
+  std::memcpy(&value, row, sizeof value);
+  uint64_t different = 0;
+  for (size_t i = 1; i < bytes / 8; ++i) {
+    uint64_t word;
+    std::memcpy(&word, row + i * 8, sizeof word);
+    different |= word ^ row_word(key, value, i);
+  }
+  return different == 0 ? value : 0;
+}
+
+bool same(const pool::Progress& a, const pool::Progress& b) {
+  return a.run == b.run && a.seq == b.seq && a.offset == b.offset && a.version == b.version &&
+         a.state == b.state && a.target == b.target;
+}
+
+bool same_spec(const pool::TableSpec& a, const pool::TableSpec& b) {
+  return a.dtype == b.dtype && a.dim == b.dim && a.row_bytes == b.row_bytes &&
+         a.capacity == b.capacity;
+}
+
+// Instances, aliases, tables and their feeds are one superblock: all old or all new.
+bool catalogue_is(const Tables& tables, const World& world) {
+  const pool::Pool& pool = const_cast<Tables&>(tables).pool();
+  std::set<std::string> instances;
+  std::map<uint32_t, std::string> names;
+  for (const auto& instance : pool.instances()) {
+    instances.insert(instance.name);
+    names[instance.id] = instance.name;
+  }
+  std::map<std::string, std::string> aliases;
+  for (const auto& [alias, id] : pool.aliases()) aliases[alias] = names[id];
+  if (instances != world.instances || aliases != world.aliases) return false;
+  const auto records = pool.tables();
+  if (records.size() != world.tables.size()) return false;
+  for (size_t i = 0; i < records.size(); ++i) {
+    const TableWorld& expected = world.tables[i];
+    if (records[i].spec.name != expected.shape->spec.name ||
+        records[i].spec.feed != expected.feed ||
+        names[records[i].spec.instance] != expected.shape->instance ||
+        !same_spec(records[i].spec, expected.shape->spec)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::string check_default(const Table& table, const pool::TableSpec& spec) {
+  const std::byte* row = table.default_row();
+  const bool right =
+      spec.default_row.empty()
+          ? row == nullptr
+          : row != nullptr && std::memcmp(row, spec.default_row.data(), spec.row_bytes) == 0;
+  return right ? "" : "table '" + spec.name + "' has another default row";
+}
+
+// Every key of the shape by batched lookup; what is there into `observed`.
+std::string check_keys(const Table& table, std::span<const TableWorld* const> choices,
+                       TableWorld* observed) {
+  const Shape& shape = *choices[0]->shape;
+  const std::vector<uint64_t>& keys = shape.keys;
+  std::vector<const std::byte*> rows(keys.size());
+  table.lookup(keys, rows.data());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const uint64_t value =
+        rows[i] == nullptr ? 0 : value_of(keys[i], rows[i], shape.spec.row_bytes);
+    bool allowed = false;
+    for (const TableWorld* choice : choices) allowed = allowed || value == choice->values[i];
+    if (allowed && (rows[i] != nullptr) == (value != 0)) {
+      observed->values[i] = value;
+      continue;
+    }
+    const std::string name = "table '" + shape.spec.name + "' key " + std::to_string(keys[i]);
+    if (rows[i] != nullptr && value == 0) return name + " has a torn row";
+    std::string expected;
+    for (const TableWorld* choice : choices) {
+      expected += (expected.empty() ? "" : " or ") + std::to_string(choice->values[i]);
+    }
+    return name +
+           (rows[i] == nullptr ? " is missing" : " has the row of value " + std::to_string(value)) +
+           ", expected value " + expected;
+  }
+  return "";
+}
+
+// A scan shows exactly the keys that lookups find, each once.
+std::string check_scan(const Table& table, const TableWorld& observed) {
+  std::vector<uint64_t> expected;
+  for (size_t i = 0; i < observed.values.size(); ++i) {
+    if (observed.values[i] != 0) expected.push_back(observed.shape->keys[i]);
+  }
+  std::vector<uint64_t> scanned = table.scan(0, UINT64_MAX / 2).keys;
+  std::sort(scanned.begin(), scanned.end());
+  if (scanned == expected) return "";
+  return "table '" + observed.shape->spec.name + "': a scan shows " +
+         std::to_string(scanned.size()) + " keys, lookups find " + std::to_string(expected.size());
+}
+
+std::string check_progress(const Tables& tables, const World& before, const World& after,
+                           World* observed) {
+  std::map<Place, pool::Progress> all;  // *observed may be one of the two worlds
+  for (const pool::Progress& found : const_cast<Tables&>(tables).pool().all_progress()) {
+    const Place place{found.instance, found.partition};
+    const auto old = before.progress.find(place);
+    const auto fresh = after.progress.find(place);
+    const bool known = (old != before.progress.end() && same(old->second, found)) ||
+                       (fresh != after.progress.end() && same(fresh->second, found));
+    if (!known) {
+      return "progress of partition " + std::to_string(place.second) + " is seq " +
+             std::to_string(found.seq) + ", which nobody wrote last";
+    }
+    all[place] = found;
+  }
+  for (const auto& [place, value] : before.progress) {
+    if (!all.contains(place)) {
+      return "progress of partition " + std::to_string(place.second) + " is gone";
+    }
+  }
+  observed->progress = std::move(all);
+  return "";
+}
+
+}  // namespace
+
+TableWorld* World::find(const std::string& name) {
+  for (TableWorld& table : tables) {
+    if (table.shape->spec.name == name) return &table;
+  }
+  return nullptr;
+}
+
+void write_row(uint64_t key, uint64_t value, std::byte* row, size_t bytes) {
+  for (size_t i = 0; i < bytes / 8; ++i) {
+    const uint64_t word = row_word(key, value, i);
+    std::memcpy(row + i * 8, &word, 8);
+  }
+}
+
+World reverted_to(const World& then, const World& now) {
+  World world = now;
+  for (size_t t = 0; t < std::min(then.tables.size(), now.tables.size()); ++t) {
+    for (size_t i = 0; i < then.tables[t].values.size(); ++i) {
+      if (now.tables[t].written[i] == 0) world.tables[t].values[i] = then.tables[t].values[i];
+    }
+  }
+  return world;
+}
+
+std::string check_rows(const Tables& tables, const Choices& choices, World* observed) {
+  const auto found = tables.tables();
+  for (size_t i = 0; i < found.size(); ++i) {
+    std::vector<const TableWorld*> worlds;
+    const auto add = [&](const World& world) {
+      if (i < world.tables.size()) worlds.push_back(&world.tables[i]);
+    };
+    add(choices.before);
+    add(choices.after);
+    for (const World& world : choices.reverted) add(world);
+    TableWorld seen = observed->tables[i];
+    std::string problem = check_keys(*found[i], worlds, &seen);
+    if (problem.empty()) problem = check_scan(*found[i], seen);
+    if (problem.empty()) problem = check_default(*found[i], seen.shape->spec);
+    if (!problem.empty()) return problem;
+    observed->tables[i] = std::move(seen);
+  }
+  return "";
+}
+
+std::string check(const Tables& tables, const Choices& choices, World* observed) {
+  const table::VerifyReport report = tables.verify();
+  if (!report.clean()) {
+    return "verify found " + std::to_string(report.problem_count) +
+           " problems, the first: " + report.problems.front();
+  }
+  if (tables.walked() && report.stale_tags != 0) return "stale tags are left after the walk";
+  if (tables.walked() && report.unreachable_slots != 0) {
+    return std::to_string(report.unreachable_slots) + " slots are lost after the walk";
+  }
+  const bool is_new = catalogue_is(tables, choices.after);
+  if (!is_new && !catalogue_is(tables, choices.before)) {
+    return kOtherCatalogue;
+  }
+  World seen = is_new ? choices.after : choices.before;
+  std::string problem = check_rows(tables, choices, &seen);
+  if (problem.empty()) problem = check_progress(tables, choices.before, choices.after, &seen);
+  *observed = std::move(seen);
+  return problem;
+}
+
+}  // namespace petps::crash

@@ -1,0 +1,99 @@
+// What client tests stand on: a real server over a pool in memory, and a server that lies.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "petps_client/client.h"
+#include "server/server.h"
+#include "table/table.h"
+#include "wire/wire.h"
+
+namespace petps::client::testing {
+
+uint64_t seed();  // printed once; PETPS_TEST_SEED chooses it
+
+// Row of a key: small multiples of 1/4, exact in every dtype but int8.
+std::vector<float> row_of(uint64_t key, uint32_t dim, uint64_t version = 0);
+// What a pull of that row shows: the row after the table's dtype.
+std::vector<float> shown_row(codec::Dtype dtype, uint64_t key, uint32_t dim, uint64_t version = 0);
+
+// A pool in memory, served on a port of 127.0.0.1 that stays the same over restarts.
+class RealServer {
+ public:
+  explicit RealServer(server::ServerOptions options = {});
+  ~RealServer() { stop(); }
+  // default_row: dim values, or empty. Keys first..first+rows-1 are filled.
+  table::Table& add_table(const std::string& name, codec::Dtype dtype, uint32_t dim,
+                          uint64_t capacity, uint64_t rows,
+                          const std::vector<float>& default_row = {},
+                          pool::Feed feed = pool::Feed::kPush, uint32_t instance = UINT32_MAX);
+  static void fill(table::Table& table, uint64_t rows, uint64_t version);
+  void start();
+  void stop();  // waits for what is in flight
+  table::Tables& tables() { return *tables_; }
+  server::Server& server() { return *server_; }
+  uint32_t instance() const { return instance_; }
+  std::string address() const { return "127.0.0.1:" + std::to_string(options_.port); }
+  std::string url() const { return "petps://" + address() + "/ranking"; }
+
+ private:
+  server::ServerOptions options_;
+  std::unique_ptr<table::Tables> tables_;
+  uint32_t instance_ = 0;
+  std::unique_ptr<server::Server> server_;
+};
+
+enum class Answer { kSend, kSilent, kClose, kSendAndClose };
+
+// Answers hello, tables, pull and push correctly for one table "users" (dim 4, f32, id 7; odd keys are missing), then lets
+// `tamper` change the frame. One thread per connection.
+class FakeServer {
+ public:
+  // count: how many requests of this opcode came before, over all connections.
+  using Tamper = std::function<Answer(wire::Opcode opcode, uint64_t count, wire::Frame& reply)>;
+  static constexpr uint32_t kTable = 7;
+  static constexpr uint32_t kDim = 4;
+  static constexpr uint64_t kVersion = 5;
+
+  explicit FakeServer(Tamper tamper);
+  ~FakeServer();
+  std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
+  std::string url() const { return "petps://" + address() + "/ranking"; }
+  uint64_t count(wire::Opcode opcode) const { return counts_[static_cast<size_t>(opcode)].load(); }
+  wire::HelloReply& hello() { return hello_; }     // before connecting
+  wire::TablesReply& tables() { return tables_; }  // before connecting
+  // As if restarted on another pool, where the table has another id.
+  void move_to_pool(uint8_t uuid, uint32_t table);
+
+ private:
+  void accept_all();
+  void serve(int socket);
+  void answer(const wire::FrameHeader& header, std::span<const std::byte> body, wire::Frame& reply);
+  void answer_pull(const wire::FrameHeader& header, std::span<const std::byte> body,
+                   wire::Frame& reply);
+
+  Tamper tamper_;
+  wire::HelloReply hello_;
+  wire::TablesReply tables_;
+  std::atomic<uint64_t> counts_[8] = {};
+  int listener_ = -1;
+  uint16_t port_ = 0;
+  std::thread accepting_;
+  std::mutex mutex_;
+  std::vector<int> sockets_;
+  std::vector<std::thread> serving_;
+};
+
+// A port on which nothing listens.
+uint16_t free_port();
+
+}  // namespace petps::client::testing

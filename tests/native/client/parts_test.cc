@@ -1,0 +1,124 @@
+// The parts that need no server: URLs, dedup, hot keys.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <unordered_map>
+
+#include "fixtures.h"
+#include "petps_client/address.h"
+#include "petps_client/dedup.h"
+#include "petps_client/hot_keys.h"
+
+namespace petps::client {
+namespace {
+
+TEST(Url, Forms) {
+  const auto url = parse_url("petps://h1:7070,h2,[::1]:99/ranking");
+  ASSERT_TRUE(url.ok()) << url.status().to_string();
+  const std::vector<Address> expected = {{"h1", 7070}, {"h2", 7070}, {"::1", 99}};
+  EXPECT_EQ(expected, url.value().addresses);
+  EXPECT_EQ("ranking", url.value().model);
+  EXPECT_EQ("[::1]:99", url.value().addresses[2].text());
+  EXPECT_EQ("", parse_url("petps://h").value().model);
+  EXPECT_EQ("a@7", parse_url("petps://h/a@7").value().model);
+}
+
+TEST(Url, WrongOnesAreNamed) {
+  const std::pair<std::string, std::string> wrong[] = {
+      {"http://h/m", "must start with petps://"},
+      {"petps://", "no host"},
+      {"petps://h1,,h2/m", "no host"},
+      {"petps://h:0/m", "port must be"},
+      {"petps://h:65536/m", "port must be"},
+      {"petps://h:7x/m", "port must be"},
+      {"petps://h:/m", "port must be"},
+      {"petps://::1/m", "brackets"},
+      {"petps://[::1/m", "without ']'"},
+      {"petps://[::1]x/m", "port must be"},
+      {"petps://h/m/n", "no '/'"},
+      {"petps://h/" + std::string(256, 'm'), "longer than 255"},
+  };
+  for (const auto& [url, part] : wrong) {
+    const base::Status status = parse_url(url).status();
+    EXPECT_EQ(base::Code::kInvalidArgument, status.code()) << url;
+    EXPECT_NE(std::string_view::npos, status.message().find(part)) << status.to_string();
+    EXPECT_NE(std::string_view::npos, status.message().find("petps://host:7070")) << "the remedy";
+  }
+}
+
+TEST(Distinct, EqualsASlowModel) {
+  std::mt19937_64 random(testing::seed());
+  Distinct distinct;  // reused, as calls do
+  for (int round = 0; round < 500; ++round) {
+    const size_t n = random() % 300;
+    const uint64_t range = 1 + random() % 400;
+    std::vector<uint64_t> keys(n);
+    for (uint64_t& key : keys) key = (random() % range) << (round % 2 * 40);
+    distinct.build(keys);
+    std::vector<uint64_t> order;
+    std::map<uint64_t, uint32_t> numbers;
+    for (size_t i = 0; i < n; ++i) {
+      if (numbers.emplace(keys[i], static_cast<uint32_t>(order.size())).second)
+        order.push_back(keys[i]);
+    }
+    ASSERT_EQ(order, std::vector(distinct.keys().begin(), distinct.keys().end()));
+    ASSERT_EQ(n, distinct.positions().size());
+    for (size_t i = 0; i < n; ++i) ASSERT_EQ(numbers[keys[i]], distinct.positions()[i]);
+    // And in place: rows of the distinct keys become rows of all.
+    std::vector<std::array<uint64_t, 3>> rows(n);
+    for (size_t i = 0; i < order.size(); ++i) rows[i] = {order[i], ~order[i], i};
+    spread(distinct.positions(), 24, reinterpret_cast<std::byte*>(rows.data()));
+    for (size_t i = 0; i < n; ++i)
+      ASSERT_EQ((std::array<uint64_t, 3>{keys[i], ~keys[i], numbers[keys[i]]}), rows[i]);
+  }
+}
+
+TEST(DedupGauge, FollowsTheTraffic) {
+  DedupGauge gauge;
+  EXPECT_FALSE(gauge.pays(4, 512)) << "too few keys";
+  for (int i = 0; i < 200; ++i) {
+    if (gauge.pays(500, 512)) gauge.saw(500, 500);
+  }
+  int looked = 0;
+  for (int i = 0; i < 320; ++i) {
+    if (!gauge.pays(500, 512)) continue;
+    ++looked;
+    gauge.saw(500, 500);
+  }
+  EXPECT_EQ(10, looked) << "distinct keys: only a look now and then";
+  for (int i = 0; i < 200; ++i) {
+    if (gauge.pays(500, 512)) gauge.saw(500, 250);
+  }
+  for (int i = 0; i < 100; ++i) EXPECT_TRUE(gauge.pays(500, 512)) << "half of the keys repeat";
+}
+
+TEST(HotKeys, FindsTheHotOnesOfASkewedStream) {
+  std::mt19937_64 random(testing::seed());
+  HotKeys hot(100);
+  std::vector<uint64_t> keys(200);
+  for (int round = 0; round < 500; ++round) {
+    // Half of the accesses go to 50 keys, the other half to a million.
+    for (uint64_t& key : keys)
+      key = random() % 2 == 0 ? random() % 50 : 1000 + random() % 1'000'000;
+    hot.sample(keys);
+  }
+  const std::vector<uint64_t> found = hot.take();
+  EXPECT_LE(found.size(), 100u);
+  ASSERT_GE(found.size(), 50u);
+  std::vector<uint64_t> first(found.begin(), found.begin() + 50);
+  std::sort(first.begin(), first.end());
+  for (uint64_t key = 0; key < 50; ++key) EXPECT_EQ(key, first[key]) << "seed " << testing::seed();
+  EXPECT_TRUE(hot.take().empty()) << "starts anew";
+}
+
+TEST(HotKeys, KeysSeenOnceAreNotHot) {
+  HotKeys hot(1000);
+  const std::vector<uint64_t> keys = {1, 2, 3, 3};
+  hot.sample(keys);
+  EXPECT_EQ(std::vector<uint64_t>{3}, hot.take());
+}
+
+}  // namespace
+}  // namespace petps::client

@@ -1,0 +1,260 @@
+// Servers that die and come back, and replicas that stand in.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "base/clock.h"
+#include "fixtures.h"
+
+namespace petps::client {
+namespace {
+
+using base::Code;
+using base::Status;
+using codec::Dtype;
+using testing::Answer;
+using testing::FakeServer;
+using testing::RealServer;
+using wire::Opcode;
+
+constexpr uint32_t kDim = 8;
+
+Status pull_users(Client& client, uint32_t deadline_ms = 0, uint64_t min_version = 0) {
+  const std::vector<uint64_t> keys = {2, 4, 6};
+  std::vector<float> rows(3 * FakeServer::kDim);
+  PullOptions options;
+  options.deadline_ms = deadline_ms;
+  options.min_version = min_version;
+  return client.pull("users", keys, rows, {}, options).status();
+}
+
+TEST(Retry, NobodyThere) {
+  const std::string first = "127.0.0.1:" + std::to_string(testing::free_port());
+  const std::string second = "127.0.0.1:" + std::to_string(testing::free_port());
+  const Status status = Client::connect("petps://" + first + "," + second + "/m").status();
+  EXPECT_EQ(Code::kUnavailable, status.code());
+  EXPECT_NE(std::string_view::npos, status.message().find(first)) << status.to_string();
+  EXPECT_NE(std::string_view::npos, status.message().find(second)) << status.to_string();
+  EXPECT_NE(std::string_view::npos, status.message().find("Connection refused"))
+      << status.to_string();
+}
+
+TEST(Retry, UnknownHostIsNamed) {
+  const Status status = Client::connect("petps://no-such-host.invalid/m").status();
+  EXPECT_EQ(Code::kUnavailable, status.code());
+  EXPECT_NE(std::string_view::npos, status.message().find("no-such-host.invalid:7070"))
+      << status.to_string();
+}
+
+TEST(Retry, AnotherReplicaAnswers) {
+  const std::string dead = "127.0.0.1:" + std::to_string(testing::free_port());
+  FakeServer alive(nullptr);
+  auto client = Client::connect("petps://" + dead + "," + alive.address() + "/ranking");
+  ASSERT_TRUE(client.ok()) << client.status().to_string();
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(pull_users(**client, 1000).ok());
+}
+
+TEST(Retry, SilentReplicaLeavesTimeForTheOther) {
+  FakeServer silent([](Opcode opcode, uint64_t, wire::Frame&) {
+    return opcode == Opcode::kPull ? Answer::kSilent : Answer::kSend;
+  });
+  FakeServer good(nullptr);
+  auto client = Client::connect("petps://" + silent.address() + "," + good.address() + "/ranking");
+  ASSERT_TRUE(client.ok()) << client.status().to_string();
+  for (int i = 0; i < 6; ++i) {
+    const Status status = pull_users(**client, 400);
+    EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+  EXPECT_LT(silent.count(Opcode::kPull), 5u) << "it rests after a failure";
+}
+
+TEST(Retry, StaleReplicaIsPassedOver) {
+  const auto old_server = [](Opcode opcode, uint64_t, wire::Frame& reply) {
+    if (opcode != Opcode::kPull) return Answer::kSend;
+    wire::FrameHeader header;
+    std::memcpy(&header, reply.data(), sizeof(header));
+    wire::encode_error(3, header.request_id, Status(Code::kStale, "too old"), reply);
+    return Answer::kSend;
+  };
+  FakeServer old(old_server);
+  FakeServer fresh(nullptr);
+  auto client = Client::connect("petps://" + old.address() + "," + fresh.address() + "/ranking");
+  ASSERT_TRUE(client.ok()) << client.status().to_string();
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(pull_users(**client, 1000, 5).ok());
+  EXPECT_GT(old.count(Opcode::kPull), 0u);
+}
+
+TEST(Retry, DeadServerIsReportedByTheDeadline) {
+  auto server = std::make_unique<RealServer>();
+  server->add_table("users", Dtype::kF32, FakeServer::kDim, 100, 50);
+  server->start();
+  auto client = Client::connect(server->url());
+  ASSERT_TRUE(client.ok()) << client.status().to_string();
+  ASSERT_TRUE(pull_users(**client).ok());
+  server->stop();
+  const uint64_t before = base::monotonic_ns();
+  const Status status = pull_users(**client, 300);
+  EXPECT_EQ(Code::kUnavailable, status.code());
+  EXPECT_NE(std::string_view::npos, status.message().find("gave up after 300 ms"))
+      << status.to_string();
+  EXPECT_NE(std::string_view::npos, status.message().find(server->address())) << status.to_string();
+  EXPECT_LT(base::monotonic_ns() - before, 2'000'000'000u);
+  server->start();  // the same port
+  EXPECT_TRUE(pull_users(**client, 2000).ok());
+}
+
+TEST(Retry, PullWaitsForARestart) {
+  RealServer server;
+  server.add_table("users", Dtype::kF32, FakeServer::kDim, 100, 50);
+  server.start();
+  auto client = Client::connect(server.url());
+  ASSERT_TRUE(client.ok()) << client.status().to_string();
+  server.stop();
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(150));
+    server.start();
+  });
+  const Status status = pull_users(**client, 5000);
+  later.join();
+  EXPECT_TRUE(status.ok()) << status.to_string();
+}
+
+TEST(Retry, AnotherPoolBehindTheSameAddressHasOtherIds) {
+  FakeServer server(nullptr);
+  Options options;
+  options.catalogue_ms = 0;
+  auto client = Client::connect(server.url(), options);
+  ASSERT_TRUE(client.ok()) << client.status().to_string();
+  ASSERT_TRUE(pull_users(**client).ok());
+  server.move_to_pool(9, 99);
+  EXPECT_TRUE(pull_users(**client).ok());  // the server refuses the old id
+  EXPECT_GE(server.count(Opcode::kTables), 2u);
+}
+
+TEST(Retry, DroppedTableIsLookedForOnce) {
+  FakeServer server([](Opcode opcode, uint64_t, wire::Frame& reply) {
+    if (opcode != Opcode::kPull) return Answer::kSend;
+    wire::FrameHeader header;
+    std::memcpy(&header, reply.data(), sizeof(header));
+    wire::encode_error(3, header.request_id, Status(Code::kNotFound, "no table 7; there are: 8"),
+                       reply);
+    return Answer::kSend;
+  });
+  auto client = Client::connect(server.url());
+  ASSERT_TRUE(client.ok()) << client.status().to_string();
+  const uint64_t before = server.count(Opcode::kTables);
+  const Status status = pull_users(**client, 1000);
+  EXPECT_EQ(Code::kNotFound, status.code()) << status.to_string();
+  EXPECT_EQ(2u, server.count(Opcode::kPull));
+  EXPECT_GE(server.count(Opcode::kTables), before + 1);
+}
+
+TEST(Retry, TooFewConnectionsAreNotTheServersFault) {
+  std::atomic<bool> silent{true};
+  FakeServer server([&](Opcode opcode, uint64_t, wire::Frame&) {
+    return opcode == Opcode::kPull && silent ? Answer::kSilent : Answer::kSend;
+  });
+  Options options;
+  options.connections = 1;
+  auto client = Client::connect(server.url(), options);
+  ASSERT_TRUE(client.ok()) << client.status().to_string();
+  std::thread holds_the_connection(
+      [&] { EXPECT_EQ(Code::kDeadlineExceeded, pull_users(**client, 1000).code()); });
+  while (server.count(Opcode::kPull) == 0) std::this_thread::yield();
+  const Status status = pull_users(**client, 100);
+  EXPECT_EQ(Code::kResourceExhausted, status.code());
+  EXPECT_NE(std::string_view::npos, status.message().find("all 1 connections were in use"))
+      << status.to_string();
+  holds_the_connection.join();
+  silent = false;
+  EXPECT_TRUE(pull_users(**client).ok());
+}
+
+TEST(Retry, PushIsNotRetried) {
+  FakeServer server([](Opcode opcode, uint64_t, wire::Frame&) {
+    return opcode == Opcode::kPush ? Answer::kClose : Answer::kSend;
+  });
+  auto client = Client::connect(server.url());
+  ASSERT_TRUE(client.ok()) << client.status().to_string();
+  const std::vector<uint64_t> keys = {1};
+  const std::vector<float> rows(FakeServer::kDim);
+  const Status status = (*client)->push("users", keys, rows, FakeServer::kDim).status();
+  EXPECT_EQ(Code::kUnavailable, status.code());
+  EXPECT_NE(
+      std::string_view::npos,
+      status.message().find("0 of 1 rows were acknowledged, the following 1 may have been taken"))
+      << status.to_string();
+  EXPECT_EQ(1u, server.count(Opcode::kPush));
+}
+
+TEST(Retry, PushGoesToEveryReplica) {
+  RealServer first;
+  RealServer second;
+  for (RealServer* server : {&first, &second}) {
+    server->add_table("users", Dtype::kF32, kDim, 100, 0);
+    server->start();
+  }
+  auto both = Client::connect("petps://" + first.address() + "," + second.address() + "/ranking");
+  ASSERT_TRUE(both.ok()) << both.status().to_string();
+  const std::vector<uint64_t> keys = {42};
+  ASSERT_TRUE((*both)->push("users", keys, testing::row_of(42, kDim), kDim).ok());
+  for (RealServer* server : {&first, &second}) {
+    auto one = Client::connect(server->url());
+    std::vector<float> rows(kDim);
+    ASSERT_TRUE((*one)->pull("users", keys, rows).ok());
+    EXPECT_EQ(testing::row_of(42, kDim), rows);
+  }
+  second.stop();
+  PushOptions options;
+  options.deadline_ms = 200;
+  const Status status =
+      (*both)->push("users", keys, testing::row_of(42, kDim), kDim, options).status();
+  EXPECT_EQ(Code::kUnavailable, status.code());
+  EXPECT_NE(std::string_view::npos, status.message().find("have the rows: push again"))
+      << status.to_string();
+}
+
+TEST(Retry, ThreadsPullThroughRestarts) {
+  RealServer server;
+  server.add_table("users", Dtype::kF16, kDim, 3000, 2000);
+  server.start();
+  auto client = Client::connect(server.url());
+  ASSERT_TRUE(client.ok()) << client.status().to_string();
+  std::atomic<bool> stop{false};
+  std::atomic<uint64_t> pulls{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937_64 random(testing::seed() + static_cast<uint64_t>(t));
+      PullOptions options;
+      options.deadline_ms = 10'000;
+      while (!stop) {
+        std::vector<uint64_t> keys(900);
+        for (uint64_t& key : keys) key = random() % 2000;
+        std::vector<float> rows(keys.size() * kDim);
+        const auto report = (*client)->pull("users", keys, rows, {}, options);
+        ASSERT_TRUE(report.ok()) << report.status().to_string();
+        ASSERT_EQ(keys.size(), report.value().found);
+        for (size_t i = 0; i < keys.size(); ++i) {
+          const auto expected = testing::row_of(keys[i], kDim);
+          ASSERT_EQ(0, std::memcmp(expected.data(), rows.data() + i * kDim, kDim * 4));
+        }
+        ++pulls;
+      }
+    });
+  }
+  for (int i = 0; i < 6; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    server.stop();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    server.start();
+  }
+  const uint64_t before = pulls;
+  while (pulls < before + 10 && !::testing::Test::HasFailure()) std::this_thread::yield();
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace petps::client

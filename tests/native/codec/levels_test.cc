@@ -1,0 +1,165 @@
+// Every wide path against the scalar one, bit by bit; the scalar one against the compiler's own conversions.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "codec/codec.h"
+#include "codec/kernels.h"
+#include "codec/values.h"
+#include "rows.h"
+
+namespace petps::codec {
+namespace {
+
+using testing::Kind;
+
+constexpr std::byte kUntouched{0xa5};
+
+class WideLevel : public ::testing::TestWithParam<Level> {
+ protected:
+  void SetUp() override {
+    if (!is_supported(GetParam()))
+      GTEST_SKIP() << "this processor has no " << level_name(GetParam());
+  }
+  const Kernels& wide() const { return kernels_of(GetParam()); }
+};
+
+void expect_encode_equal(const Kernels& wide, const Kernels& plain, Dtype dtype, const float* rows,
+                         size_t n, uint32_t dim, size_t shift) {
+  const size_t bytes = n * row_bytes(dtype, dim);
+  std::vector<std::byte> expected(bytes + 64, kUntouched);
+  std::vector<std::byte> found(bytes + 64, kUntouched);
+  const auto run = [&](const Kernels& kernels, std::byte* out) {
+    if (dtype == Dtype::kF16) kernels.encode_f16(rows, n * dim, out);
+    if (dtype == Dtype::kBf16) kernels.encode_bf16(rows, n * dim, out);
+    if (dtype == Dtype::kInt8) kernels.encode_int8(rows, n, dim, out);
+  };
+  run(plain, expected.data() + shift);
+  run(wide, found.data() + shift);
+  ASSERT_EQ(0, std::memcmp(expected.data(), found.data(), expected.size()))
+      << dtype_name(dtype) << " n " << n << " dim " << dim << " seed " << testing::seed();
+  ASSERT_EQ(kUntouched, found[shift + bytes]) << "wrote past the end";
+}
+
+void expect_decode_equal(const Kernels& wide, const Kernels& plain, Dtype dtype,
+                         const std::byte* rows, size_t n, uint32_t dim, size_t shift) {
+  const size_t values = n * dim;
+  std::vector<float> expected(values + 32, -7.0f);
+  std::vector<float> found(values + 32, -7.0f);
+  const auto run = [&](const Kernels& kernels, float* out) {
+    if (dtype == Dtype::kF16) kernels.decode_f16(rows, values, out);
+    if (dtype == Dtype::kBf16) kernels.decode_bf16(rows, values, out);
+    if (dtype == Dtype::kInt8) kernels.decode_int8(rows, n, dim, out);
+  };
+  run(plain, expected.data() + shift);
+  run(wide, found.data() + shift);
+  ASSERT_EQ(0, std::memcmp(expected.data(), found.data(), expected.size() * sizeof(float)))
+      << dtype_name(dtype) << " n " << n << " dim " << dim << " seed " << testing::seed();
+}
+
+void compare_all(const Kernels& wide, Kind kind, size_t n, uint32_t dim, size_t shift,
+                 std::mt19937_64& random) {
+  std::vector<float> rows(n * dim + shift);
+  for (size_t i = 0; i < n; ++i)
+    testing::fill_row(kind, random, rows.data() + shift + i * dim, dim);
+  for (const Dtype dtype : {Dtype::kF16, Dtype::kBf16, Dtype::kInt8}) {
+    expect_encode_equal(wide, kScalarKernels, dtype, rows.data() + shift, n, dim, shift);
+    std::vector<std::byte> stored(n * row_bytes(dtype, dim) + shift);
+    encode(dtype, rows.data() + shift, n, dim, stored.data() + shift);
+    expect_decode_equal(wide, kScalarKernels, dtype, stored.data() + shift, n, dim, shift);
+    for (std::byte& byte : stored)
+      byte = static_cast<std::byte>(random());  // bytes that no encoder wrote
+    expect_decode_equal(wide, kScalarKernels, dtype, stored.data() + shift, n, dim, shift);
+  }
+  ASSERT_EQ(kScalarKernels.first_not_finite(rows.data() + shift, n * dim),
+            wide.first_not_finite(rows.data() + shift, n * dim));
+}
+
+TEST_P(WideLevel, EqualsScalarForEveryDim) {
+  std::mt19937_64 random(testing::seed());
+  for (const Kind kind : testing::kKinds) {
+    for (uint32_t dim = 1; dim <= 130; ++dim) {
+      compare_all(wide(), kind, 3, dim, random() % 8, random);
+      if (HasFatalFailure()) return;
+    }
+    compare_all(wide(), kind, 2, 4096, 1, random);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(WideLevel, EqualsScalarForEveryHalf) {
+  std::vector<std::byte> halves(2 << 16);
+  for (uint32_t i = 0; i < 1u << 16; ++i) store(halves.data() + 2 * i, static_cast<uint16_t>(i));
+  expect_decode_equal(wide(), kScalarKernels, Dtype::kF16, halves.data(), 1, 1u << 16, 0);
+  expect_decode_equal(wide(), kScalarKernels, Dtype::kBf16, halves.data(), 1, 1u << 16, 0);
+}
+
+TEST_P(WideLevel, EqualsScalarAroundEveryHalf) {
+  // The two floats beside each half and beside each middle between halves: every rounding decision there is.
+  std::vector<float> floats;
+  for (uint32_t i = 0; i < 1u << 16; ++i) {
+    const uint32_t at_half = std::bit_cast<uint32_t>(f16_value(static_cast<uint16_t>(i)));
+    for (const uint32_t middle : {at_half, at_half + 0x1000u, (i << 16) + 0x8000u, i << 16}) {
+      for (const uint32_t bits : {middle - 1, middle, middle + 1})
+        floats.push_back(std::bit_cast<float>(bits));
+    }
+  }
+  const auto count = static_cast<uint32_t>(floats.size());
+  expect_encode_equal(wide(), kScalarKernels, Dtype::kF16, floats.data(), 1, count, 0);
+  expect_encode_equal(wide(), kScalarKernels, Dtype::kBf16, floats.data(), 1, count, 0);
+}
+
+TEST_P(WideLevel, FindsTheFirstNotFiniteWhereverItIs) {
+  for (uint32_t count = 1; count <= 130; ++count) {
+    std::vector<float> values(count, 1.0f);
+    ASSERT_EQ(count, wide().first_not_finite(values.data(), count));
+    for (uint32_t at = 0; at < count; ++at) {
+      values[at] = at % 2 == 0 ? std::numeric_limits<float>::infinity()
+                               : std::numeric_limits<float>::quiet_NaN();
+      values[count - 1] = std::numeric_limits<float>::quiet_NaN();  // a later one does not matter
+      ASSERT_EQ(at, wide().first_not_finite(values.data(), count));
+      values[at] = values[count - 1] = 1.0f;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Levels, WideLevel, ::testing::Values(Level::kAvx2, Level::kAvx512),
+                         [](const auto& level) { return std::string(level_name(level.param)); });
+
+#ifdef __FLT16_MANT_DIG__
+TEST(ScalarValues, F16EqualsTheCompilersConversion) {
+  for (uint32_t i = 0; i < 1u << 16; ++i) {
+    const auto half = static_cast<uint16_t>(i);
+    const auto theirs = static_cast<float>(std::bit_cast<_Float16>(half));
+    ASSERT_EQ(std::bit_cast<uint32_t>(theirs), std::bit_cast<uint32_t>(f16_value(half))) << i;
+  }
+  std::mt19937_64 random(testing::seed());
+  for (int i = 0; i < 2'000'000; ++i) {
+    const float value = testing::any_bits(random);
+    ASSERT_EQ(std::bit_cast<uint16_t>(static_cast<_Float16>(value)), f16_of(value))
+        << std::bit_cast<uint32_t>(value) << " seed " << testing::seed();
+  }
+}
+#endif
+
+TEST(ScalarValues, Bf16IsTheNearestEven) {
+  std::mt19937_64 random(testing::seed());
+  for (int i = 0; i < 500'000; ++i) {
+    const float value = testing::finite_bits(random);
+    const uint16_t found = bf16_of(value);
+    const double error = std::abs(static_cast<double>(bf16_value(found)) - value);
+    if (!is_finite_value(bf16_value(found))) continue;  // above the largest
+    for (const int step : {-1, 1}) {
+      const float other = bf16_value(static_cast<uint16_t>(found + step));
+      if (!is_finite_value(other)) continue;
+      const double other_error = std::abs(static_cast<double>(other) - value);
+      ASSERT_LE(error, other_error) << value;
+      if (error == other_error) {
+        ASSERT_EQ(0, found & 1) << value;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace petps::codec

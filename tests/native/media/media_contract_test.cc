@@ -1,0 +1,246 @@
+// One contract, every medium: dram, file in both durabilities, borrowed memory (as dram and as dax).
+// A real dax mount is opt-in: set PETPS_TEST_DAX_FOLDER to a folder of one.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "media/media.h"
+#include "temporary_folder.h"
+
+namespace petps::media {
+namespace {
+
+struct Backend {
+  const char* name;
+  bool persistent;  // open() sees what was written
+  Kind kind;
+};
+
+constexpr Backend kBackends[] = {
+    {"dram", false, Kind::kDram},        {"file_power", true, Kind::kFile},
+    {"file_process", true, Kind::kFile}, {"borrowed", false, Kind::kDram},
+    {"borrowed_dax", false, Kind::kDax}, {"dax", true, Kind::kDax}};
+constexpr uint64_t kStartBytes = 64 * 1024;
+constexpr uint64_t kRoomBytes = 16 * 1024 * 1024;
+
+class MediaContract : public testing::TestWithParam<Backend> {
+ protected:
+  void SetUp() override {
+    if (name() != "dax") return;
+    const char* folder = std::getenv("PETPS_TEST_DAX_FOLDER");
+    if (folder == nullptr) GTEST_SKIP() << "no dax mount: set PETPS_TEST_DAX_FOLDER to use one";
+    path_ = std::string(folder) + "/petps_contract_" + std::to_string(getpid());
+  }
+  void TearDown() override {
+    if (name() == "dax" && !path_.empty()) unlink(path_.c_str());
+  }
+  std::string name() const { return GetParam().name; }
+
+  Options options() const {
+    Options options;
+    options.reserve_bytes = kRoomBytes;
+    if (GetParam().persistent) options.path = path_;
+    if (name() == "file_process") options.durability = Durability::kProcess;
+    return options;
+  }
+
+  std::unique_ptr<Media> make() {
+    if (name().starts_with("borrowed")) {
+      borrowed_.assign(kRoomBytes + kLineBytes, std::byte{0xee});  // grow() must zero it
+      std::byte* start = borrowed_.data();
+      start += (kLineBytes - reinterpret_cast<uintptr_t>(start) % kLineBytes) % kLineBytes;
+      std::memset(start, 0, kStartBytes);
+      return Media::borrow(start, kStartBytes, kRoomBytes, nullptr, GetParam().kind);
+    }
+    auto media = Media::create(options(), kStartBytes);
+    EXPECT_TRUE(media.ok()) << media.status().to_string();
+    return media.ok() ? std::move(media).value() : nullptr;
+  }
+
+  static bool all_zero(const Media& media, uint64_t from, uint64_t to) {
+    for (uint64_t i = from; i < to; ++i) {
+      if (media.base()[i] != std::byte{0}) return false;
+    }
+    return true;
+  }
+
+  testing_support::TemporaryFolder folder_;
+  std::string path_ = folder_.path("pool");
+  std::vector<std::byte> borrowed_;
+};
+
+TEST_P(MediaContract, SaysWhatItIs) {
+  auto media = make();
+  EXPECT_EQ(media->kind(), GetParam().kind);
+  EXPECT_EQ(media->size(), kStartBytes);
+  EXPECT_EQ(media->is_volatile(), GetParam().kind == Kind::kDram);
+  EXPECT_FALSE(media->read_only());
+  EXPECT_FALSE(media->failed());
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(media->base()) % kLineBytes, 0u);
+  if (name() == "dax") {
+    EXPECT_EQ(media->durability(), Durability::kPower);
+  }
+}
+
+TEST_P(MediaContract, StartsZeroedAndHoldsWhatIsStored) {
+  auto media = make();
+  EXPECT_TRUE(all_zero(*media, 0, kStartBytes));
+  std::memset(media->base(), 0x5a, kStartBytes);
+  Flusher flusher(*media);
+  flusher.flush(media->base(), kStartBytes, Site::kRow);
+  EXPECT_TRUE(flusher.drain(Site::kFilled).ok());
+  EXPECT_EQ(media->base()[kStartBytes - 1], std::byte{0x5a});
+}
+
+TEST_P(MediaContract, CopyCopiesExactlyTheBytes) {
+  auto media = make();
+  Flusher flusher(*media);
+  constexpr size_t kMargin = 128;
+  std::vector<std::byte> source(1200);
+  std::mt19937_64 random(11);
+  for (std::byte& byte : source) byte = static_cast<std::byte>(random());
+  std::vector<std::byte> expected(4096);
+  const std::vector<size_t> lengths = {0,   1,   7,   8,   15,  16,  63,  64,   65,  127,
+                                       128, 129, 191, 192, 255, 256, 257, 271,  272, 319,
+                                       320, 321, 384, 511, 512, 513, 577, 1024, 1087};
+  for (size_t offset = 0; offset < 2 * kLineBytes; ++offset) {
+    for (const size_t bytes : lengths) {
+      const size_t from = (offset * 5 + bytes) % 64;  // every alignment of the source too
+      std::memset(media->base(), 0x11, expected.size());
+      std::fill(expected.begin(), expected.end(), std::byte{0x11});
+      std::copy_n(source.begin() + from, bytes, expected.begin() + kMargin + offset);
+      flusher.copy(media->base() + kMargin + offset, source.data() + from, bytes, Site::kRow);
+      ASSERT_EQ(std::memcmp(media->base(), expected.data(), expected.size()), 0)
+          << "offset " << offset << " bytes " << bytes;
+    }
+  }
+  EXPECT_TRUE(flusher.drain(Site::kFilled).ok());
+}
+
+TEST_P(MediaContract, GrowsInPlaceWithZeros) {
+  auto media = make();
+  std::byte* const base = media->base();
+  base[kStartBytes - 1] = std::byte{7};
+  uint64_t before = media->size();
+  for (const uint64_t bytes :
+       {uint64_t{68 * 1024}, uint64_t{1} << 20, (uint64_t{5} << 20) + 4096}) {
+    ASSERT_TRUE(media->grow(bytes).ok());
+    EXPECT_EQ(media->base(), base) << "the base never moves";
+    EXPECT_GE(media->size(), bytes);
+    EXPECT_TRUE(all_zero(*media, before, media->size()));
+    media->base()[media->size() - 1] = std::byte{9};
+    before = media->size();
+  }
+  EXPECT_EQ(base[kStartBytes - 1], std::byte{7});
+  EXPECT_TRUE(media->grow(100).ok()) << "growing to less is no change";
+  EXPECT_EQ(media->size(), before);
+}
+
+TEST_P(MediaContract, RefusesToGrowBeyondTheReservedRange) {
+  auto media = make();
+  const base::Status status = media->grow(kRoomBytes + 4096);
+  EXPECT_EQ(status.code(), base::Code::kResourceExhausted);
+  EXPECT_NE(status.message().find("reserve_bytes"), std::string::npos) << status.to_string();
+  EXPECT_EQ(media->size(), kStartBytes);
+  EXPECT_TRUE(media->grow(kRoomBytes).ok()) << "and is still usable";
+}
+
+TEST_P(MediaContract, AReopenedMediumHoldsWhatWasDrained) {
+  if (!GetParam().persistent) GTEST_SKIP() << name() << " is volatile";
+  uint64_t bytes = 0;
+  {
+    auto media = make();
+    ASSERT_TRUE(media->grow(1 << 20).ok());
+    Flusher flusher(*media);
+    std::vector<std::byte> row(512, std::byte{3});
+    flusher.copy(media->base() + 700'000, row.data(), row.size(), Site::kRow);
+    ASSERT_TRUE(flusher.drain(Site::kFilled).ok());
+    bytes = media->size();
+  }
+  auto reopened = Media::open(options());
+  ASSERT_TRUE(reopened.ok()) << reopened.status().to_string();
+  EXPECT_EQ(reopened.value()->size(), bytes);
+  EXPECT_EQ(reopened.value()->kind(), GetParam().kind);
+  EXPECT_EQ(reopened.value()->base()[700'511], std::byte{3});
+  EXPECT_EQ(reopened.value()->base()[700'512], std::byte{0});
+  reopened.value()->expect_scan(0, bytes);
+  reopened.value()->expect_scan(bytes - 100, 1 << 20);
+  reopened.value()->expect_scan(bytes, 1);
+  ASSERT_TRUE(reopened.value()->grow(2 << 20).ok()) << "an opened medium grows as well";
+  EXPECT_TRUE(all_zero(*reopened.value(), bytes, 2 << 20));
+}
+
+struct Heard : Observer {
+  std::vector<std::string> calls;
+  base::Status answer;
+  const std::byte* base = nullptr;
+  uint64_t seen = 0;
+  void on_store(const void* at, size_t bytes) override {
+    std::memcpy(&seen, at, sizeof seen);  // the store is visible by now
+    note("store", at, bytes);
+  }
+  void on_flush(const void* at, size_t bytes, Site) override { note("flush", at, bytes); }
+  base::Status on_drain(Site) override {
+    calls.push_back("drain");
+    return answer;
+  }
+  void note(const char* what, const void* at, size_t bytes) {
+    calls.push_back(std::string(what) + " " +
+                    std::to_string(static_cast<const std::byte*>(at) - base) + "+" +
+                    std::to_string(bytes));
+  }
+};
+
+TEST_P(MediaContract, AnObserverHearsEverythingInOrder) {
+  auto media = make();
+  Heard heard;
+  heard.base = media->base();
+  media->set_observer(&heard);
+  Flusher flusher(*media);
+  for (const size_t bytes : {size_t{8}, size_t{512}}) {
+    heard.calls.clear();
+    std::vector<std::byte> row(bytes, std::byte{0x42});
+    flusher.copy(media->base() + 128, row.data(), bytes, Site::kRow);
+    EXPECT_EQ(heard.seen, 0x4242424242424242u);
+    EXPECT_TRUE(flusher.drain(Site::kFilled).ok());
+    const std::string range = " 128+" + std::to_string(bytes);
+    EXPECT_EQ(heard.calls, (std::vector<std::string>{"store" + range, "flush" + range, "drain"}));
+  }
+  heard.calls.clear();
+  media->base()[5] = std::byte{1};
+  media->stored(media->base() + 5, 1);
+  flusher.flush(media->base() + 5, 1, Site::kEntry);
+  EXPECT_EQ(heard.calls, (std::vector<std::string>{"store 5+1", "flush 5+1"}));
+  media->set_observer(nullptr);
+}
+
+TEST_P(MediaContract, AFailedDrainStays) {
+  auto media = make();
+  Heard heard;
+  heard.base = media->base();
+  heard.answer = base::Status(base::Code::kIoError, "told to fail");
+  media->set_observer(&heard);
+  Flusher flusher(*media);
+  Flusher other(*media);
+  flusher.flush(media->base(), 8, Site::kRow);
+  EXPECT_EQ(flusher.drain(Site::kFilled).message(), "told to fail");
+  EXPECT_TRUE(media->failed());
+  heard.answer = base::Status();
+  const base::Status later = other.drain(Site::kFilled);
+  EXPECT_EQ(later.code(), base::Code::kIoError);
+  EXPECT_NE(later.message().find("read-only until it is reopened"), std::string_view::npos)
+      << later.to_string();
+  media->set_observer(nullptr);
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, MediaContract, testing::ValuesIn(kBackends),
+                         [](const auto& backend) { return std::string(backend.param.name); });
+
+}  // namespace
+}  // namespace petps::media

@@ -1,0 +1,189 @@
+// A medium whose power can fail at any instant: the test double of the crash suite.
+//
+// It hears every store, flush and drain of a Media over memory it owns, and can afterwards turn
+// that memory into any state that a crash at any event could have left:
+//   - a line (64 bytes) holds what was durable of it plus ANY prefix of its later stores, each line
+//   on its own;
+//   - an aligned 8-byte store is never torn; a longer one is split into its 8-byte words, in
+//   address order
+//     (or, with set_any_word(true), into any subset of them: what streamed and string stores may
+//     really do);
+//   - a flush marks what its lines hold as being written back; a drain makes every mark durable;
+//   nothing else does.
+//
+// Recordings form a stack, so that a state can be reopened, written to, crashed again, and taken
+// back, at the cost of the lines that were touched and never of the whole image:
+//
+//   SimulatedMedium disk(4 << 20);
+//   auto pool = Pool::format(disk.media(kBytes), kTestUnitBytes);  // recording 0
+//   disk.settle();                                                  // what is durable by now is
+//   the start
+//   ... one operation on the pool ...
+//   for (size_t point = 0; point <= disk.events(); ++point) {
+//     disk.crash(point, rng);              // memory is a crash state; recording 1 begins
+//     { auto reopened = Pool::attach(disk.media()); ... verify, write ... }
+//     disk.crash(disk.events(), rng);      // a second crash; recording 2 begins
+//     { auto again = Pool::attach(disk.media()); ... verify ... }
+//     disk.undo();                         // back to recording 1
+//     disk.undo();                         // back to recording 0: memory as the live pool left it,
+//     which may go on
+//   }
+//
+// A store that nobody reported is a test failure that names its offset: each drain compares memory
+// with the record. Not covered: two threads storing at once; stores that the CPU makes visible out
+// of program order within a line (x86 does not, except as set_any_word says); a drain that loses
+// lines of another process.
+#pragma once
+
+#include <array>
+#include <bitset>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "media/media.h"
+
+namespace petps::media {
+
+class SimulatedMedium : public Observer {
+ public:
+  // Zeroed memory of `capacity` bytes, a multiple of 64; all of it durable.
+  explicit SimulatedMedium(size_t capacity);
+  ~SimulatedMedium() override;
+  SimulatedMedium(const SimulatedMedium&) = delete;
+  SimulatedMedium& operator=(const SimulatedMedium&) = delete;
+
+  // A Media over the memory, `bytes` long and growable to the capacity, recorded by the top
+  // recording.
+  std::unique_ptr<Media> media(uint64_t bytes);
+  // The same with the length that the medium had at the crash.
+  std::unique_ptr<Media> media() { return media(size_); }
+  std::byte* memory() { return memory_; }
+  uint64_t size() const { return size_; }
+
+  // Events (stores, flushes, drains, grows) of the top recording. A crash point p is "after the
+  // first p events".
+  size_t events() const { return top().events; }
+  // For each drain of the top recording, the point just before it: where the most lines are open.
+  const std::vector<size_t>& drains() const { return top().drains; }
+  size_t depth() const { return depth_; }
+
+  // Forgets what is durable already: the top recording restarts at event 0 with only the undrained
+  // stores open.
+  void settle();
+
+  // Turns memory into a random crash state at `point` of the top recording and begins a new one
+  // above it.
+  void crash(size_t point, std::mt19937_64& random);
+  // How many states there are at `point` (saturating), and the index-th of them.
+  uint64_t state_count(size_t point) const;
+  void crash_exhaustive(size_t point, uint64_t index);
+  // The process dies at `point` and the power stays: memory is everything that was stored by then, and a
+  // new recording begins, in which what was not drained is still open. Whoever reopens the memory sees
+  // stores that a later crash may yet take back.
+  void kill(size_t point);
+  // Lines that hold undrained stores at `point`.
+  size_t open_lines(size_t point) const;
+  // Drops the top recording; memory is again what the recording below it had when it was crashed.
+  void undo();
+  // What the last crash() chose, for messages: "point 17 of 40: lines 3 (1 of 4), 9 (0 of 2)".
+  std::string describe() const;
+
+  // Mutation check: flushes and drains of `site` do nothing from now on.
+  void suppress(Site site) { suppressed_.set(static_cast<size_t>(site)); }
+  void suppress_none() { suppressed_.reset(); }
+  // Sites heard since construction, so that a suite can tell that it reaches each of them.
+  const std::bitset<static_cast<size_t>(Site::kCount)>& sites_heard() const { return heard_; }
+
+  // The next drain that is not suppressed fails, and makes nothing durable.
+  void fail_next_drain() { fail_next_drain_ = true; }
+  void set_any_word(bool any) { any_word_ = any; }
+  // Compares all of memory with the record now. Adds a test failure per line that differs (at most
+  // 8).
+  bool check_all_recorded();
+
+  void on_store(const void* at, size_t bytes) override;
+  void on_flush(const void* at, size_t bytes, Site site) override;
+  base::Status on_drain(Site site) override;
+  void on_grow(const void* at, size_t bytes) override;
+
+ private:
+  static constexpr size_t kWords = kLineBytes / 8;
+  using LineContent = std::array<uint64_t, kWords>;
+
+  struct Store {
+    uint64_t value;  // of the whole word, after the store
+    uint32_t event;
+    uint32_t word;  // 0..7
+  };
+  struct Durable {
+    uint32_t event;  // the drain
+    uint32_t count;  // of the line's stores
+  };
+  struct Line {
+    uint32_t number;
+    uint32_t flushed;  // stores marked as being written back
+    LineContent start;
+    std::vector<Store> stores;
+    std::vector<Durable> durable;
+  };
+  struct SizeChange {
+    uint32_t event;
+    uint64_t size;
+  };
+  struct Recording {
+    size_t events = 0;
+    std::vector<size_t> drains;
+    std::vector<Line> lines;  // the first `used`; the rest keep their vectors for reuse
+    size_t used = 0;
+    std::vector<uint32_t> slot_of_line;  // 1 + place in lines; 0 = untouched
+    std::vector<uint32_t> flushed_lines;
+    std::vector<SizeChange> sizes;
+    uint64_t start_size = 0;
+    void clear();
+  };
+  struct Choice {
+    uint32_t line;
+    uint32_t from, kept, to;
+  };
+  struct Span {
+    uint32_t durable, stored;
+  };
+
+  Recording& top() { return *recordings_[depth_]; }
+  const Recording& top() const { return *recordings_[depth_]; }
+  Line& line_of(uint32_t number);
+  void record_words(uint64_t first_word, uint64_t last_word);
+  void mark_durable(Line& line, uint32_t event);
+  static Span span_at(const Line& line, size_t point);
+  static LineContent content(const Line& line, uint32_t kept);
+  static LineContent torn_content(const Line& line, uint32_t durable, uint32_t kept,
+                                  std::mt19937_64& random);
+  std::vector<Line> open_at(size_t point) const;
+  void carry_on(std::vector<Line> open);
+  void write_line(uint32_t number, const LineContent& content);
+  void begin_crash(size_t point);
+  void end_crash(size_t point);
+  void check_some_recorded();
+  bool check_lines(uint64_t first, uint64_t last);
+
+  size_t capacity_;
+  std::byte* memory_;
+  std::byte* shadow_;  // memory as the recorded stores make it
+  uint64_t size_ = 0;
+  size_t depth_ = 0;
+  std::vector<std::unique_ptr<Recording>> recordings_;
+  std::vector<Choice> choices_;
+  size_t crash_point_ = 0;
+  size_t crash_events_ = 0;
+  uint64_t drains_seen_ = 0;
+  std::bitset<static_cast<size_t>(Site::kCount)> suppressed_;
+  std::bitset<static_cast<size_t>(Site::kCount)> heard_;
+  bool fail_next_drain_ = false;
+  bool any_word_ = false;
+};
+
+}  // namespace petps::media

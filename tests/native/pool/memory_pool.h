@@ -1,0 +1,68 @@
+// A pool over memory that outlives it, so that tests can open it again, copy it and spoil it.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "pool/pool.h"
+
+namespace petps::pool::testing_support {
+
+class Memory {
+ public:
+  static constexpr uint64_t kReserve = uint64_t{16} << 20;
+
+  std::byte* base() {
+    const auto address = reinterpret_cast<uintptr_t>(bytes_.data());
+    return bytes_.data() + (4096 - address % 4096) % 4096;
+  }
+  // A new pool of 64 KiB units with one instance of two partitions.
+  std::unique_ptr<Pool> format() {
+    used = uint64_t{1} << 20;
+    auto pool = Pool::format(medium(), kTestUnitBytes);
+    EXPECT_TRUE(pool.ok()) << pool.status().to_string();
+    EXPECT_TRUE(pool.value()->create_instance("model", "model@1", 2).ok());
+    return std::move(pool).value();
+  }
+  base::Result<std::unique_ptr<Pool>> attach() { return Pool::attach(medium()); }
+  // Takes what the pool uses now as the length to open next.
+  void keep(const Pool& pool) { used = pool.medium().size(); }
+  std::unique_ptr<media::Media> medium() {
+    return media::Media::borrow(base(), used, kReserve, nullptr);
+  }
+
+  template <typename T>
+  T read(uint64_t offset) {
+    T value;
+    std::memcpy(&value, base() + offset, sizeof value);
+    return value;
+  }
+  template <typename T>
+  void write(uint64_t offset, const T& value) {
+    std::memcpy(base() + offset, &value, sizeof value);
+  }
+
+  uint64_t used = 0;
+
+ private:
+  std::vector<std::byte> bytes_ = std::vector<std::byte>(kReserve + 4096);
+};
+
+inline TableSpec spec(const std::string& name, uint64_t capacity, uint32_t row_bytes = 64) {
+  TableSpec s;
+  s.name = name;
+  s.instance = 1;
+  s.dim = 16;
+  s.row_bytes = row_bytes;
+  s.capacity = capacity;
+  return s;
+}
+
+inline bool contains(const base::Status& status, const std::string& text) {
+  return status.message().find(text) != std::string_view::npos;
+}
+
+}  // namespace petps::pool::testing_support

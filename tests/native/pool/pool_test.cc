@@ -1,0 +1,310 @@
+// What can be wrong with a pool's metadata, and what the message says; limits of the catalogue.
+#include "pool/pool.h"
+
+#include <gtest/gtest.h>
+
+#include "memory_pool.h"
+#include "pool/layout.h"
+#include "pool/slots.h"
+
+namespace petps::pool {
+namespace {
+
+using base::Code;
+using testing_support::contains;
+using testing_support::Memory;
+using testing_support::spec;
+
+TEST(Pool, ComesBackAsItWasLeft) {
+  Memory memory;
+  {
+    auto pool = memory.format();
+    TableSpec with_default = spec("users", 100, 72);
+    with_default.default_row.assign(72, std::byte{7});
+    ASSERT_TRUE(pool->create_table(spec("items", 1000)).ok());
+    ASSERT_TRUE(pool->create_table(with_default).ok());
+    ASSERT_TRUE(pool->create_instance("model", "model@2", 2).ok());
+    ASSERT_TRUE(pool->set_alias("live", 2).ok());
+    ASSERT_TRUE(pool->set_feed(2, Feed::kDelta).ok());
+    media::Flusher flusher(pool->medium());
+    ASSERT_TRUE(
+        pool->write_progress({1, 1, 5, 6, 7, 8, ProgressState::kCatchingUp, 9}, flusher).ok());
+    memory.keep(*pool);
+  }
+  auto pool = std::move(memory.attach()).value();
+  const auto tables = pool->tables();
+  ASSERT_EQ(tables.size(), 2u);
+  EXPECT_EQ(tables[0].spec.name, "items");
+  EXPECT_EQ(tables[0].spec.feed, Feed::kPush);
+  EXPECT_EQ(tables[0].default_row, 0u);
+  EXPECT_EQ(tables[1].spec.name, "users");
+  EXPECT_EQ(tables[1].spec.feed, Feed::kDelta);
+  EXPECT_EQ(tables[1].spec.row_bytes, 72u);
+  ASSERT_NE(tables[1].default_row, 0u);
+  EXPECT_EQ(*pool->slots(2).row(tables[1].default_row), std::byte{7});
+  ASSERT_EQ(pool->instances().size(), 2u);
+  EXPECT_EQ(pool->instances()[1].name, "model@2");
+  const std::vector<std::pair<std::string, uint32_t>> aliases = {{"live", 2}};
+  EXPECT_EQ(pool->aliases(), aliases);
+  const auto progress = pool->read_progress(1, 1);
+  ASSERT_TRUE(progress.has_value());
+  EXPECT_EQ(progress->seq, 6u);
+  EXPECT_EQ(progress->state, ProgressState::kCatchingUp);
+  EXPECT_FALSE(pool->read_progress(1, 0).has_value());
+  std::vector<std::string> problems;
+  pool->verify_metadata(&problems);
+  EXPECT_TRUE(problems.empty()) << problems.front();
+}
+
+TEST(Pool, BytesThatAreNoPool) {
+  Memory memory;
+  memory.used = uint64_t{1} << 20;
+  auto pool = memory.attach();
+  EXPECT_EQ(pool.status().code(), Code::kInvalidArgument);
+  EXPECT_TRUE(contains(pool.status(), "not a petps pool")) << pool.status().to_string();
+  EXPECT_TRUE(contains(pool.status(), "signature")) << pool.status().to_string();
+  EXPECT_TRUE(contains(pool.status(), "petps create")) << pool.status().to_string();
+  memory.used = 5000;
+  pool = memory.attach();
+  EXPECT_EQ(pool.status().code(), Code::kInvalidArgument);
+  EXPECT_TRUE(contains(pool.status(), "shorter than a pool's metadata (5000 bytes)"))
+      << pool.status().to_string();
+}
+
+// Writes a header as another version would, with a right checksum.
+void set_format_version(Memory& memory, uint64_t copy, uint32_t version) {
+  auto header = memory.read<layout::Superblock>(copy);
+  header.format_version = version;
+  header.checksum = 0;
+  const uint64_t parts[2] = {
+      base::checksum64(&header, sizeof header),
+      base::checksum64(memory.base() + copy + sizeof header, header.length - sizeof header)};
+  header.checksum = base::checksum64(parts, sizeof parts);
+  memory.write(copy, header);
+}
+
+TEST(Pool, OfAnotherFormatVersion) {
+  Memory memory;
+  memory.format();
+  for (const uint64_t copy : layout::kSuperblockOffset) set_format_version(memory, copy, 2);
+  const auto pool = memory.attach();
+  EXPECT_EQ(pool.status().code(), Code::kUnimplemented);
+  EXPECT_TRUE(contains(pool.status(), "format version 2")) << pool.status().to_string();
+  EXPECT_TRUE(contains(pool.status(), "reads version 1")) << pool.status().to_string();
+  EXPECT_TRUE(contains(pool.status(), "export")) << pool.status().to_string();
+}
+
+TEST(Pool, CutShort) {
+  Memory memory;
+  {
+    auto pool = memory.format();
+    ASSERT_TRUE(pool->create_table(spec("t", 100)).ok());
+    memory.keep(*pool);
+  }
+  memory.used -= 4096;
+  const auto pool = memory.attach();
+  EXPECT_EQ(pool.status().code(), Code::kDataLoss);
+  EXPECT_TRUE(contains(pool.status(), "cut short")) << pool.status().to_string();
+  EXPECT_TRUE(contains(pool.status(), std::to_string(memory.used))) << pool.status().to_string();
+  EXPECT_TRUE(contains(pool.status(), "copy it again")) << pool.status().to_string();
+}
+
+// Each byte of a copy that the checksum covers.
+TEST(Pool, OneSpoiledSuperblockCopyIsPassedOver) {
+  Memory memory;
+  {
+    auto pool = memory.format();
+    ASSERT_TRUE(pool->create_table(spec("t", 100)).ok());
+    memory.keep(*pool);
+  }
+  for (const uint64_t copy : layout::kSuperblockOffset) {
+    const auto length = memory.read<layout::Superblock>(copy).length;
+    for (uint64_t at = 0; at < length; ++at) {
+      memory.base()[copy + at] ^= std::byte{0x10};
+      const auto pool = memory.attach();
+      ASSERT_TRUE(pool.ok()) << "byte " << at << ": " << pool.status().to_string();
+      memory.base()[copy + at] ^= std::byte{0x10};
+    }
+  }
+}
+
+TEST(Pool, TheNewerCopyCounts) {
+  Memory memory;
+  {
+    auto pool = memory.format();
+    ASSERT_TRUE(pool->set_alias("live", 1).ok());
+    memory.keep(*pool);
+  }
+  EXPECT_EQ(std::move(memory.attach()).value()->aliases().size(), 1u);
+  const auto a = memory.read<layout::Superblock>(layout::kSuperblockOffset[0]);
+  const auto b = memory.read<layout::Superblock>(layout::kSuperblockOffset[1]);
+  ASSERT_EQ(std::max(a.sequence, b.sequence), std::min(a.sequence, b.sequence) + 1);
+  memory.base()[layout::kSuperblockOffset[a.sequence > b.sequence ? 0 : 1]] ^= std::byte{1};
+  EXPECT_EQ(std::move(memory.attach()).value()->aliases().size(), 0u)
+      << "the older one, for want of the newer";
+}
+
+TEST(Pool, BothSuperblockCopiesSpoiled) {
+  Memory memory;
+  memory.format();
+  for (const uint64_t copy : layout::kSuperblockOffset) memory.base()[copy + 40] ^= std::byte{1};
+  const auto pool = memory.attach();
+  EXPECT_EQ(pool.status().code(), Code::kDataLoss);
+  EXPECT_TRUE(contains(pool.status(), "both superblock copies")) << pool.status().to_string();
+  EXPECT_TRUE(contains(pool.status(), "petps load")) << pool.status().to_string();
+}
+
+TEST(Pool, SpoiledExtentRecord) {
+  Memory memory;
+  {
+    auto pool = memory.format();
+    ASSERT_TRUE(pool->create_table(spec("t", 100)).ok());
+    memory.keep(*pool);
+  }
+  for (int bit = 0; bit < 64; ++bit) {
+    const auto word = memory.read<uint64_t>(layout::kExtentsOffset);
+    memory.write(layout::kExtentsOffset, word ^ (uint64_t{1} << bit));
+    const auto pool = memory.attach();
+    EXPECT_FALSE(pool.ok()) << "bit " << bit;
+    EXPECT_EQ(pool.status().code(), Code::kDataLoss);
+    EXPECT_TRUE(contains(pool.status(), "extent record 0")) << pool.status().to_string();
+    memory.write(layout::kExtentsOffset, word);
+  }
+  EXPECT_TRUE(memory.attach().ok());
+}
+
+// The table's buckets stand in an extent that no record names: not this table's, or nobody's.
+TEST(Pool, ATableWithoutItsExtents) {
+  Memory memory;
+  {
+    auto pool = memory.format();
+    ASSERT_TRUE(pool->create_table(spec("t", 100)).ok());
+    memory.keep(*pool);
+  }
+  memory.write(layout::kExtentsOffset, uint64_t{0});
+  const auto pool = memory.attach();
+  EXPECT_EQ(pool.status().code(), Code::kDataLoss);
+  EXPECT_TRUE(contains(pool.status(), "table 't'")) << pool.status().to_string();
+}
+
+TEST(Pool, VerifySeesAHoleInTheExtentRecords) {
+  Memory memory;
+  auto pool = memory.format();
+  ASSERT_TRUE(pool->create_table(spec("t", 100)).ok());
+  bool wait = false;
+  std::vector<SlotRef> refs(10);
+  ASSERT_TRUE(pool->slots(1).allocate(refs, &wait).ok());
+  std::vector<std::string> problems;
+  pool->verify_metadata(&problems);
+  EXPECT_TRUE(problems.empty());
+  memory.write(layout::kExtentsOffset, uint64_t{0});
+  pool->verify_metadata(&problems);
+  ASSERT_EQ(problems.size(), 1u);
+  EXPECT_EQ(problems[0], "extent record 0 is missing before later ones");
+}
+
+TEST(Pool, ProgressSurvivesASpoiledRecord) {
+  Memory memory;
+  {
+    auto pool = memory.format();
+    for (uint64_t seq = 1; seq <= 2; ++seq) {
+      media::Flusher flusher(pool->medium());
+      ASSERT_TRUE(pool->write_progress({1, 0, 1, seq, 0, 0, {}, 0}, flusher).ok());
+    }
+    memory.keep(*pool);
+  }
+  ASSERT_EQ(std::move(memory.attach()).value()->read_progress(1, 0)->seq, 2u);
+  memory.base()[layout::kProgressOffset + 8] ^= std::byte{1};  // turn 2 stands in the first line
+  EXPECT_EQ(std::move(memory.attach()).value()->read_progress(1, 0)->seq, 1u);
+}
+
+TEST(Pool, GenerationRisesOnlyAfterAnUncleanStop) {
+  Memory memory;
+  memory.format();
+  auto pool = std::move(memory.attach()).value();
+  EXPECT_TRUE(pool->was_clean());
+  EXPECT_EQ(pool->generation(), 1u);
+  ASSERT_TRUE(pool->begin_writing().ok());
+  pool = std::move(memory.attach()).value();
+  EXPECT_FALSE(pool->was_clean());
+  EXPECT_EQ(pool->generation(), 2u);
+  ASSERT_TRUE(pool->begin_writing().ok());
+  pool = std::move(memory.attach()).value();
+  EXPECT_EQ(pool->generation(), 3u);
+  ASSERT_TRUE(pool->begin_writing().ok());
+  ASSERT_TRUE(pool->finish_clean().ok());
+  pool = std::move(memory.attach()).value();
+  EXPECT_TRUE(pool->was_clean());
+  EXPECT_EQ(pool->generation(), 3u);
+}
+
+TEST(Pool, BadTablesAreRefusedByName) {
+  Memory memory;
+  auto pool = memory.format();
+  const auto refused = [&](TableSpec s, Code code, const std::string& text) {
+    const auto result = pool->create_table(s);
+    EXPECT_EQ(result.status().code(), code) << text;
+    EXPECT_TRUE(contains(result.status(), text)) << result.status().to_string();
+  };
+  TableSpec s = spec("t", 10);
+  s.dim = 5000;
+  refused(s, Code::kInvalidArgument, "dim 5000 is outside 1..4096");
+  s = spec("t", 10, 0);
+  refused(s, Code::kInvalidArgument, "a row of 0 bytes");
+  s = spec("t", 0);
+  refused(s, Code::kInvalidArgument, "capacity");
+  s = spec("t", 10);
+  s.default_row.resize(63);
+  refused(s, Code::kInvalidArgument, "the default row has 63 bytes, a row has 64");
+  s = spec("t", 10);
+  s.instance = 9;
+  refused(s, Code::kNotFound, "instance 9 does not exist");
+  refused(spec("", 10), Code::kInvalidArgument, "1 to 63 characters");
+  refused(spec(std::string(64, 'a'), 10), Code::kInvalidArgument, "1 to 63 characters");
+  refused(spec("a b", 10), Code::kInvalidArgument, "'a b'");
+  ASSERT_TRUE(pool->create_table(spec("t", 10)).ok());
+  refused(spec("t", 10), Code::kAlreadyExists, "table 't'");
+  EXPECT_EQ(pool->tables().size(), 1u);
+}
+
+TEST(Pool, ALargeTableThatDoesNotFitLeavesThePoolAsItWas) {
+  Memory memory;
+  auto pool = memory.format();
+  const auto result = pool->create_table(spec("t", uint64_t{1} << 30));
+  EXPECT_EQ(result.status().code(), Code::kResourceExhausted) << result.status().to_string();
+  EXPECT_TRUE(pool->tables().empty());
+  EXPECT_TRUE(pool->create_table(spec("t", 100)).ok());
+}
+
+TEST(Pool, LimitsOfTheCatalogue) {
+  Memory memory;
+  auto pool = memory.format();
+  for (uint32_t i = 1; i < kMaxInstances; ++i) {
+    ASSERT_TRUE(pool->create_instance("model", "model@" + std::to_string(i + 1), 2).ok());
+  }
+  const auto too_many = pool->create_instance("model", "model@99", 2);
+  EXPECT_EQ(too_many.status().code(), Code::kResourceExhausted);
+  EXPECT_TRUE(contains(too_many.status(), "at most 64 instances")) << too_many.status().to_string();
+  for (uint32_t i = 0; i < kMaxAliases; ++i)
+    ASSERT_TRUE(pool->set_alias("a" + std::to_string(i), 1 + i % 5).ok());
+  EXPECT_EQ(pool->set_alias("b", 1).code(), Code::kResourceExhausted);
+  EXPECT_TRUE(pool->set_alias("a3", 7).ok()) << "one that is there may change";
+  EXPECT_EQ(pool->set_alias("a3", 70).code(), Code::kNotFound);
+  const auto other = pool->create_instance("model", "model@1", 2);
+  EXPECT_EQ(other.status().code(), Code::kAlreadyExists);
+  memory.keep(*pool);
+  const auto again = std::move(memory.attach()).value();
+  EXPECT_EQ(again->instances().size(), kMaxInstances);
+  EXPECT_EQ(again->aliases().size(), kMaxAliases);
+}
+
+TEST(Pool, PartitionsOfAModelNeverChange) {
+  Memory memory;
+  auto pool = memory.format();
+  const auto result = pool->create_instance("model", "model@2", 3);
+  EXPECT_EQ(result.status().code(), Code::kInvalidArgument);
+  EXPECT_TRUE(contains(result.status(), "2 partitions for ever")) << result.status().to_string();
+}
+
+}  // namespace
+}  // namespace petps::pool

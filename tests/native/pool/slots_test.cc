@@ -1,0 +1,186 @@
+// Slots against a slow model: every slot is free, taken, or waiting for the walk, and never two of them.
+#include "pool/slots.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <iostream>
+#include <random>
+#include <set>
+
+#include "memory_pool.h"
+
+namespace petps::pool {
+namespace {
+
+using testing_support::Memory;
+using testing_support::spec;
+
+uint64_t suite_seed() {
+  static const uint64_t value = [] {
+    const char* given = std::getenv("PETPS_SEED");
+    const uint64_t chosen =
+        given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
+    std::cout << "PETPS_SEED=" << chosen << std::endl;
+    return chosen;
+  }();
+  return value;
+}
+
+class Fuzz {
+ public:
+  Fuzz(uint32_t row_bytes, uint64_t seed)
+      : random_(seed), row_bytes_(row_bytes), pool_(memory_.format()) {
+    EXPECT_TRUE(pool_->create_table(spec("t", 2000, row_bytes)).ok());
+  }
+
+  void run(int rounds) {
+    for (int round = 0; round < rounds && !::testing::Test::HasFailure(); ++round) {
+      const uint64_t kind = random_() % 20;
+      if (kind < 9) take();
+      if (kind >= 9 && kind < 18) release();
+      if (kind == 18) reopen(random_() % 2 == 0);
+      if (kind == 19) walk();
+      check();
+    }
+  }
+
+ private:
+  Slots& slots() { return pool_->slots(1); }
+
+  void take() {
+    std::vector<SlotRef> refs(1 + random_() % 60);
+    if (taken_.size() + refs.size() > 2000) return;
+    bool wait = false;
+    base::Status status = slots().allocate(refs, &wait);
+    if (!status.ok() && wait) {  // fresh extents alone do not suffice
+      walk();
+      status = slots().allocate(refs, &wait);
+    }
+    ASSERT_TRUE(status.ok()) << status.to_string();
+    for (const SlotRef ref : refs) {
+      ASSERT_TRUE(slots().valid(ref));
+      ASSERT_FALSE(slots().valid(ref + 1));
+      ASSERT_TRUE(taken_.insert(ref).second) << "slot " << ref << " was given out twice";
+      ASSERT_FALSE(waiting_.contains(ref))
+          << "slot " << ref << " waits for the walk and was given out";
+      std::memset(slots().row(ref), static_cast<int>(ref & 0xFF), row_bytes_);
+      slots().header(ref)->key = ref;
+    }
+  }
+
+  void release() {
+    std::vector<SlotRef> refs;
+    for (const SlotRef ref : taken_) {
+      if (random_() % 8 == 0) refs.push_back(ref);
+    }
+    for (const SlotRef ref : refs) {
+      taken_.erase(ref);
+      if (slots().needs_walk() && ref < old_end_) waiting_.insert(ref);
+    }
+    slots().release(refs);
+  }
+
+  void walk() {
+    if (!slots().needs_walk()) return;
+    for (const SlotRef ref : taken_) slots().mark(ref);
+    for (const SlotRef ref : waiting_) slots().mark(ref);  // as a reader's slot would be
+    slots().finish_walk();
+    waiting_.clear();
+  }
+
+  void reopen(bool clean) {
+    if (clean) {
+      walk();
+      media::Flusher flusher(pool_->medium());
+      slots().store_free_maps(flusher);
+    }
+    memory_.keep(*pool_);
+    pool_ = std::move(memory_.attach()).value();
+    old_end_ = memory_.used;
+    waiting_.clear();
+    if (slots().total() > 0) {
+      ASSERT_TRUE(slots().needs_walk());
+      ASSERT_EQ(slots().free_count(), 0u);
+    }
+    if (clean && slots().needs_walk()) {
+      slots().load_free_maps();
+      ASSERT_FALSE(slots().needs_walk());
+    }
+  }
+
+  void check() {
+    if (!slots().needs_walk()) {
+      ASSERT_EQ(slots().free_count() + taken_.size(), slots().total());
+    }
+    for (const SlotRef ref : taken_) {
+      ASSERT_EQ(slots().header(ref)->key, ref);
+      ASSERT_EQ(*slots().row(ref), static_cast<std::byte>(ref & 0xFF));
+      ASSERT_EQ(slots().row(ref)[row_bytes_ - 1], static_cast<std::byte>(ref & 0xFF));
+      ASSERT_FALSE(slots().is_free(ref));
+    }
+  }
+
+  std::mt19937_64 random_;
+  uint32_t row_bytes_;
+  Memory memory_;
+  std::unique_ptr<Pool> pool_;
+  std::set<SlotRef> taken_;
+  std::set<SlotRef> waiting_;  // released and of an extent that the walk has not judged
+  uint64_t old_end_ = 0;
+};
+
+TEST(Slots, AgainstAModel) {
+  for (const uint32_t row_bytes : {8u, 72u, 512u, 1000u}) {
+    for (uint64_t i = 0; i < 5; ++i) {
+      SCOPED_TRACE("row bytes " + std::to_string(row_bytes) + ", seed " +
+                   std::to_string(suite_seed() + i));
+      Fuzz(row_bytes, suite_seed() + i).run(150);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST(Slots, ATornFreeMapIsNotBelieved) {
+  Memory memory;
+  {
+    auto pool = memory.format();
+    ASSERT_TRUE(pool->create_table(spec("t", 100)).ok());
+    bool wait = false;
+    std::vector<SlotRef> refs(10);
+    ASSERT_TRUE(pool->slots(1).allocate(refs, &wait).ok());
+    media::Flusher flusher(pool->medium());
+    pool->slots(1).store_free_maps(flusher);
+    memory.keep(*pool);
+  }
+  const uint64_t slots_extent = memory.used - kTestUnitBytes;
+  memory.base()[slots_extent + 16] ^= std::byte{1};
+  auto pool = std::move(memory.attach()).value();
+  pool->slots(1).load_free_maps();
+  EXPECT_TRUE(pool->slots(1).needs_walk());
+  memory.base()[slots_extent + 16] ^= std::byte{1};
+  pool->slots(1).load_free_maps();
+  EXPECT_FALSE(pool->slots(1).needs_walk());
+  EXPECT_EQ(pool->slots(1).free_count(), pool->slots(1).total() - 10);
+}
+
+TEST(Slots, WhenThePoolIsFullNothingIsTaken) {
+  Memory memory;
+  auto pool = memory.format();
+  ASSERT_TRUE(pool->create_table(spec("t", 30'000, 4096)).ok());
+  bool wait = false;
+  std::vector<SlotRef> refs(64);
+  base::Status status;
+  while (status.ok()) status = pool->slots(1).allocate(refs, &wait);
+  EXPECT_EQ(status.code(), base::Code::kResourceExhausted);
+  EXPECT_FALSE(wait) << "there is nothing that a walk would free";
+  const uint64_t left = pool->slots(1).free_count();
+  EXPECT_LT(left, 64u);
+  if (left > 0) {
+    EXPECT_TRUE(pool->slots(1).allocate({refs.data(), left}, &wait).ok());
+  }
+  EXPECT_EQ(pool->slots(1).free_count(), 0u);
+}
+
+}  // namespace
+}  // namespace petps::pool

@@ -1,0 +1,225 @@
+#include "raw_client.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "base/clock.h"
+
+namespace petps::server {
+
+using base::Code;
+using base::Status;
+
+Status Reply::error() const {
+  if (closed) return Status(Code::kUnavailable, "no reply came");
+  return header.code == 0 ? Status() : wire::decode_error(header, body);
+}
+
+RawClient::RawClient(uint16_t port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(::connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0)
+      << strerror(errno);
+  const timeval limit{10, 0};
+  setsockopt(fd_, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+}
+
+RawClient::RawClient(std::unique_ptr<transport::LoopbackClient> loopback)
+    : loopback_(std::move(loopback)) {}
+
+RawClient::~RawClient() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+bool RawClient::send(std::span<const std::byte> bytes) {
+  if (loopback_) return loopback_->send(bytes);
+  while (!bytes.empty()) {
+    const ssize_t n = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (n <= 0) return false;
+    bytes = bytes.subspan(static_cast<size_t>(n));
+  }
+  return true;
+}
+
+void RawClient::end_sending() {
+  if (loopback_) {
+    loopback_->end_sending();
+  } else {
+    ::shutdown(fd_, SHUT_WR);
+  }
+}
+
+bool RawClient::receive_exactly(std::byte* out, size_t n, int timeout_ms) {
+  const uint64_t until = base::monotonic_ns() + static_cast<uint64_t>(timeout_ms) * 1'000'000;
+  while (n > 0) {
+    const uint64_t now = base::monotonic_ns();
+    if (now >= until) return false;
+    const int left = static_cast<int>((until - now) / 1'000'000) + 1;
+    size_t got = 0;
+    if (loopback_) {
+      got = loopback_->receive({out, n}, left);
+    } else {
+      pollfd waiting{fd_, POLLIN, 0};
+      if (::poll(&waiting, 1, left) <= 0) return false;
+      const ssize_t took = ::recv(fd_, out, n, 0);
+      got = took > 0 ? static_cast<size_t>(took) : 0;
+    }
+    if (got == 0) return false;
+    out += got;
+    n -= got;
+  }
+  return true;
+}
+
+Reply RawClient::receive(int timeout_ms) {
+  Reply reply;
+  std::vector<std::byte> head(wire::kHeaderBytes);
+  if (!receive_exactly(head.data(), head.size(), timeout_ms)) {
+    reply.closed = true;
+    return reply;
+  }
+  const Status status = wire::decode_reply_header(head, reply.header);
+  EXPECT_TRUE(status.ok()) << status.to_string();
+  reply.body.resize(reply.header.body_bytes);
+  if (!reply.body.empty() && !receive_exactly(reply.body.data(), reply.body.size(), timeout_ms))
+    reply.closed = true;
+  return reply;
+}
+
+Status RawClient::last_error(int timeout_ms) {
+  Status last;
+  while (true) {
+    const Reply reply = receive(timeout_ms);
+    if (reply.closed) return last;
+    if (reply.header.code != 0) last = reply.error();
+  }
+}
+
+Pulled decode_pulled(const Reply& reply) {
+  Pulled pulled;
+  pulled.status = reply.error();
+  if (!pulled.status.ok()) return pulled;
+  wire::PullReplyPrefix prefix;
+  wire::PullReply head;
+  pulled.status = wire::decode_pull_reply_prefix(reply.header, reply.body, prefix);
+  if (!pulled.status.ok()) return pulled;
+  pulled.status = wire::decode_pull_reply_head(
+      reply.header, std::span(reply.body).first(prefix.rows_offset), head);
+  if (!pulled.status.ok()) return pulled;
+  pulled.applied_version = head.applied_version;
+  const std::byte* row = reply.body.data() + prefix.rows_offset;
+  size_t word = 0;
+  for (const wire::PullReplySection& section : head.sections) {
+    pulled.sections.push_back(section);
+    for (size_t i = 0; i < section.keys; ++i) {
+      pulled.rows.emplace_back();
+      if (((head.bitmaps[word + i / 64] >> (i % 64)) & 1) == 0) continue;
+      pulled.rows.back().assign(row, row + section.row_bytes);
+      row += section.row_bytes;
+    }
+    word += wire::bitmap_words(section.keys);
+  }
+  EXPECT_EQ(row, reply.body.data() + reply.body.size());
+  return pulled;
+}
+
+wire::Frame pull_frame(uint64_t id, const std::vector<Ask>& asks, uint32_t instance,
+                       uint64_t min_version) {
+  std::vector<wire::PullSection> sections;
+  std::vector<uint64_t> keys;
+  for (const Ask& ask : asks) {
+    sections.push_back({ask.table, static_cast<uint32_t>(ask.keys.size())});
+    keys.insert(keys.end(), ask.keys.begin(), ask.keys.end());
+  }
+  wire::Frame frame;
+  wire::encode_pull(id, {min_version, instance, sections, keys}, frame);
+  return frame;
+}
+
+TestPool::TestPool() {
+  table::TablesOptions options;
+  options.pool.unit_bytes = pool::kTestUnitBytes;
+  options.pool.media.reserve_bytes = uint64_t{1} << 30;
+  auto made = table::Tables::create(options);
+  EXPECT_TRUE(made.ok()) << made.status().to_string();
+  tables = std::move(made.value());
+  const auto record = tables->pool().create_instance("ranking", "ranking@1", 2);
+  EXPECT_TRUE(record.ok()) << record.status().to_string();
+  instance = record.value().id;
+}
+
+table::Table& TestPool::add_table(const std::string& name, uint32_t dim, uint32_t row_bytes,
+                                  uint64_t capacity, pool::Feed feed) {
+  pool::TableSpec spec;
+  spec.name = name;
+  spec.instance = instance;
+  spec.feed = feed;
+  spec.dim = dim;
+  spec.row_bytes = row_bytes;
+  spec.capacity = capacity;
+  const auto made = tables->create_table(spec);
+  EXPECT_TRUE(made.ok()) << made.status().to_string();
+  return *made.value();
+}
+
+std::vector<std::byte> row_of(uint64_t key, uint64_t version, size_t row_bytes) {
+  std::vector<std::byte> row(row_bytes);
+  const uint64_t word = key * 0x9E3779B97F4A7C15u + version;
+  for (size_t i = 0; i < row_bytes; ++i)
+    row[i] = static_cast<std::byte>((i < 8 ? version >> (8 * i) : word >> (8 * (i % 8))));
+  return row;
+}
+
+bool is_whole(uint64_t key, std::span<const std::byte> row, uint64_t* version) {
+  uint64_t of = 0;
+  std::memcpy(&of, row.data(), std::min<size_t>(8, row.size()));
+  if (version != nullptr) *version = of;
+  const std::vector<std::byte> expected = row_of(key, of, row.size());
+  return std::equal(row.begin(), row.end(), expected.begin());
+}
+
+wire::Frame push_frame(uint64_t id, const table::Table& table, const std::vector<uint64_t>& keys,
+                       uint64_t version) {
+  const pool::TableSpec& spec = table.record().spec;
+  std::vector<std::byte> rows;
+  for (const uint64_t key : keys) {
+    const std::vector<std::byte> row = row_of(key, version, spec.row_bytes);
+    rows.insert(rows.end(), row.begin(), row.end());
+  }
+  wire::PushRequest push;
+  push.table = table.id();
+  push.dim = spec.dim;
+  push.dtype = spec.dtype;
+  push.row_bytes = spec.row_bytes;
+  push.stamp = static_cast<uint32_t>(version);
+  push.keys = keys;
+  push.rows = rows;
+  wire::Frame frame;
+  wire::encode_push(id, push, frame);
+  return frame;
+}
+
+void fill(table::Table& table, uint64_t keys, uint64_t version) {
+  std::vector<uint64_t> batch_keys;
+  std::vector<std::byte> rows;
+  for (uint64_t key = 0; key < keys; ++key) {
+    batch_keys.push_back(key);
+    const std::vector<std::byte> row = row_of(key, version, table.record().spec.row_bytes);
+    rows.insert(rows.end(), row.begin(), row.end());
+  }
+  table::Batch batch;
+  batch.keys = batch_keys;
+  batch.rows = rows.data();
+  batch.stamp = static_cast<uint32_t>(version);
+  const auto report = table.apply(batch);
+  EXPECT_TRUE(report.ok()) << report.status().to_string();
+}
+
+}  // namespace petps::server

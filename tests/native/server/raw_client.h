@@ -1,0 +1,79 @@
+// A client of bytes: sends any frame, good or bad, and reads one reply. Over a socket or the
+// loopback transport.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "table/table.h"
+#include "transport/loopback/loopback.h"
+#include "wire/wire.h"
+
+namespace petps::server {
+
+struct Reply {
+  wire::FrameHeader header;
+  std::vector<std::byte> body;
+  bool closed = false;         // nothing came: the connection ended or the time was over
+  base::Status error() const;  // OK when the code is 0; kUnavailable when closed
+};
+
+class RawClient {
+ public:
+  explicit RawClient(uint16_t port);
+  explicit RawClient(std::unique_ptr<transport::LoopbackClient> loopback);
+  ~RawClient();
+  RawClient(RawClient&&) = delete;
+
+  bool send(std::span<const std::byte> bytes);
+  void end_sending();
+  Reply receive(int timeout_ms = 5000);
+  Reply call(const wire::Frame& frame) {
+    send(frame);
+    return receive();
+  }
+  // Reads until the connection is closed; the last error.
+  base::Status last_error(int timeout_ms = 5000);
+
+ private:
+  bool receive_exactly(std::byte* out, size_t n, int timeout_ms);
+  int fd_ = -1;
+  std::unique_ptr<transport::LoopbackClient> loopback_;
+};
+
+// What a pull answered: rows[i] empty for a missing key.
+struct Pulled {
+  base::Status status;
+  uint64_t applied_version = 0;
+  std::vector<wire::PullReplySection> sections;
+  std::vector<std::vector<std::byte>> rows;  // of all sections, by key
+};
+Pulled decode_pulled(const Reply& reply);
+
+struct Ask {
+  uint32_t table;
+  std::vector<uint64_t> keys;
+};
+wire::Frame pull_frame(uint64_t id, const std::vector<Ask>& asks, uint32_t instance = 0,
+                       uint64_t min_version = 0);
+
+// A pool in memory with one instance and the tables that the tests name.
+struct TestPool {
+  TestPool();
+  table::Table& add_table(const std::string& name, uint32_t dim, uint32_t row_bytes,
+                          uint64_t capacity, pool::Feed feed = pool::Feed::kPush);
+  std::unique_ptr<table::Tables> tables;
+  uint32_t instance = 0;
+};
+
+// A row that shows which key and which write it came from, and whether it is torn.
+std::vector<std::byte> row_of(uint64_t key, uint64_t version, size_t row_bytes);
+bool is_whole(uint64_t key, std::span<const std::byte> row, uint64_t* version = nullptr);
+wire::Frame push_frame(uint64_t id, const table::Table& table, const std::vector<uint64_t>& keys,
+                       uint64_t version);
+void fill(table::Table& table, uint64_t keys, uint64_t version);
+
+}  // namespace petps::server

@@ -1,0 +1,560 @@
+// Requests and their replies, good and bad, through a raw socket: the message of every refusal is
+// read.
+#include "server/server.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "raw_client.h"
+
+namespace petps::server {
+namespace {
+
+using base::Code;
+using base::Status;
+
+class ServerTest : public testing::Test {
+ protected:
+  ServerTest()
+      : users_(pool_.add_table("users", 16, 64, 1000)),
+        items_(pool_.add_table("items", 3, 6, 1000)),
+        deltas_(pool_.add_table("clicks", 16, 64, 1000, pool::Feed::kDelta)) {
+    fill(users_, 100, 1);
+    fill(items_, 50, 1);
+    options_.port = 0;
+    options_.software = "test \"quoted\"";
+  }
+  void start() {
+    auto started = Server::start(*pool_.tables, options_);
+    ASSERT_TRUE(started.ok()) << started.status().to_string();
+    server_ = std::move(started.value());
+  }
+  std::unique_ptr<RawClient> connect() { return std::make_unique<RawClient>(server_->port()); }
+
+  static void expect_error(const Status& status, Code code, const std::string& part) {
+    EXPECT_EQ(status.code(), code) << status.to_string();
+    EXPECT_NE(status.message().find(part), std::string_view::npos) << status.to_string();
+  }
+  // A bad request must not hurt its connection's next one.
+  void expect_serves(RawClient& client) {
+    const Pulled pulled = decode_pulled(client.call(pull_frame(7, {{users_.id(), {1}}})));
+    ASSERT_TRUE(pulled.status.ok()) << pulled.status.to_string();
+    EXPECT_EQ(pulled.rows[0], row_of(1, 1, 64));
+  }
+
+  TestPool pool_;
+  table::Table& users_;
+  table::Table& items_;
+  table::Table& deltas_;
+  ServerOptions options_;
+  std::unique_ptr<Server> server_;
+};
+
+TEST_F(ServerTest, HelloTellsTheLimits) {
+  options_.limits.keys_per_pull = 1234;
+  options_.hot_set_seconds = 3;
+  start();
+  wire::Frame frame;
+  wire::encode_hello(5, {1, 1, "tester"}, frame);
+  const Reply reply = connect()->call(frame);
+  EXPECT_EQ(reply.header.request_id, 5u);
+  wire::HelloReply hello;
+  ASSERT_TRUE(wire::decode_hello_reply(reply.header, reply.body, hello).ok());
+  EXPECT_EQ(hello.limits, options_.limits);
+  EXPECT_EQ(hello.pool_uuid, pool_.tables->pool().uuid());
+  EXPECT_EQ(hello.hot_set_seconds, 3u);
+  EXPECT_TRUE(hello.shard.owns_all());
+}
+
+TEST_F(ServerTest, HelloOfANewerClient) {
+  start();
+  wire::Frame frame;
+  wire::encode_hello(5, {7, 9, "tester"}, frame);
+  expect_error(connect()->call(frame).error(), Code::kUnimplemented, "protocol versions 7 to 9");
+}
+
+TEST_F(ServerTest, TablesAreListed) {
+  start();
+  ASSERT_TRUE(pool_.tables->pool().set_alias("live", pool_.instance).ok());
+  wire::Frame frame;
+  wire::encode_tables(6, frame);
+  const Reply reply = connect()->call(frame);
+  wire::TablesReply list;
+  ASSERT_TRUE(wire::decode_tables_reply(reply.header, reply.body, list).ok());
+  ASSERT_EQ(list.tables.size(), 3u);
+  EXPECT_EQ(list.tables[0].name, "users");
+  EXPECT_EQ(list.tables[0].rows, 100u);
+  EXPECT_EQ(list.tables[1].row_bytes, 6u);
+  EXPECT_EQ(list.tables[2].feed, 1);
+  ASSERT_EQ(list.instances.size(), 1u);
+  EXPECT_EQ(list.instances[0].name, "ranking@1");
+  ASSERT_EQ(list.aliases.size(), 1u);
+  EXPECT_EQ(list.aliases[0].name, "live");
+}
+
+TEST_F(ServerTest, PullAnswersFoundMissingAndRepeatedKeys) {
+  start();
+  const std::vector<uint64_t> keys = {3, 1'000'000, 99, 3, ~uint64_t{0}, 0};
+  const Pulled pulled = decode_pulled(connect()->call(pull_frame(1, {{users_.id(), keys}})));
+  ASSERT_TRUE(pulled.status.ok()) << pulled.status.to_string();
+  ASSERT_EQ(pulled.rows.size(), keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    EXPECT_EQ(pulled.rows[i], keys[i] < 100 ? row_of(keys[i], 1, 64) : std::vector<std::byte>())
+        << keys[i];
+  }
+  EXPECT_EQ(pulled.sections[0].rows_found, 4u);
+  const StatsSnapshot stats = server_->stats();
+  EXPECT_EQ(stats.pulls, 1u);
+  EXPECT_EQ(stats.keys, 6u);
+  EXPECT_EQ(stats.misses, 2u);
+}
+
+TEST_F(ServerTest, PullOfSeveralTablesInOneFrame) {
+  start();
+  const Pulled pulled = decode_pulled(connect()->call(pull_frame(
+      1, {{items_.id(), {1, 70, 2}}, {users_.id(), {5}}, {items_.id(), {}}, {99, {1, 2}}})));
+  ASSERT_TRUE(pulled.status.ok()) << pulled.status.to_string();
+  ASSERT_EQ(pulled.rows.size(), 6u);
+  EXPECT_EQ(pulled.rows[0], row_of(1, 1, 6));
+  EXPECT_TRUE(pulled.rows[1].empty());
+  EXPECT_EQ(pulled.rows[2], row_of(2, 1, 6));
+  EXPECT_EQ(pulled.rows[3], row_of(5, 1, 64));
+  EXPECT_EQ(pulled.sections[2].keys, 0u);
+  EXPECT_EQ(pulled.sections[3].code, static_cast<uint16_t>(Code::kNotFound))
+      << "an unknown table among known ones";
+  EXPECT_EQ(pulled.sections[3].table, 99u);
+}
+
+TEST_F(ServerTest, EveryGatherModeGivesTheSameRows) {
+  table::Table& wide = pool_.add_table("wide", 1024, 4096, 200);
+  fill(wide, 100, 1);
+  std::vector<uint64_t> keys;
+  for (uint64_t key = 0; key < 150; ++key) keys.push_back(key * 7 % 150);  // a third is missing
+  for (const transport::GatherMode mode :
+       {transport::GatherMode::kAuto, transport::GatherMode::kCopy,
+        transport::GatherMode::kSendmsg}) {
+    options_.gather = mode;
+    start();
+    auto client = connect();
+    for (const std::vector<Ask>& asks :
+         {std::vector<Ask>{{users_.id(), keys}, {wide.id(), keys}, {items_.id(), keys}},
+          std::vector<Ask>{{users_.id(), keys}, {99, keys}, {items_.id(), keys}}}) {
+      const Pulled pulled = decode_pulled(client->call(pull_frame(1, asks)));
+      ASSERT_TRUE(pulled.status.ok()) << pulled.status.to_string();
+      size_t at = 0;
+      for (const wire::PullReplySection& section : pulled.sections) {
+        const uint64_t rows = section.table == items_.id() ? 50 : section.table == 99 ? 0 : 100;
+        for (const uint64_t key : keys) {
+          ASSERT_EQ(pulled.rows[at++],
+                    key < rows ? row_of(key, 1, section.row_bytes) : std::vector<std::byte>());
+        }
+      }
+    }
+    ASSERT_TRUE(server_->stop().ok());
+    server_.reset();
+  }
+}
+
+TEST_F(ServerTest, UnknownTableIsNamedAndTheKnownOnesListed) {
+  start();
+  auto client = connect();
+  const Status status = client->call(pull_frame(1, {{99, {1}}})).error();
+  expect_error(status, Code::kNotFound, "table 99 is unknown");
+  expect_error(status, Code::kNotFound, std::to_string(users_.id()) + " (users)");
+  expect_serves(*client);
+}
+
+TEST_F(ServerTest, AnotherInstanceIsRefused) {
+  start();
+  auto client = connect();
+  expect_error(client->call(pull_frame(1, {{users_.id(), {1}}}, 55)).error(),
+               Code::kInvalidArgument,
+               "(users) is of instance " + std::to_string(pool_.instance) + ", not of instance 55");
+  EXPECT_TRUE(client->call(pull_frame(1, {{users_.id(), {1}}}, pool_.instance)).error().ok());
+}
+
+TEST_F(ServerTest, MinVersionAboveTheAppliedOneIsStale) {
+  start();
+  auto client = connect();
+  for (uint32_t partition = 0; partition < 2; ++partition) {
+    pool::Progress progress;
+    progress.instance = pool_.instance;
+    progress.partition = partition;
+    progress.run = 1;
+    progress.seq = 5;
+    progress.version = 7;
+    ASSERT_TRUE(pool_.tables->record_progress(progress).ok());
+  }
+  expect_error(client->call(pull_frame(1, {{users_.id(), {1}}}, 0, 8)).error(), Code::kStale,
+               "version 8 is asked for, this server has applied 7");
+  const Pulled pulled = decode_pulled(client->call(pull_frame(1, {{users_.id(), {1}}}, 0, 7)));
+  ASSERT_TRUE(pulled.status.ok());
+  EXPECT_EQ(pulled.applied_version, 7u);
+  EXPECT_EQ(server_->stats().stale, 1u);
+}
+
+TEST_F(ServerTest, AForeignKeyRefusesTheWholeRequest) {
+  options_.shard.partitions = 4;
+  options_.shard.shards = 2;
+  options_.shard.owned[0] = 0b0101;
+  start();
+  auto client = connect();
+  std::vector<uint64_t> owned;
+  uint64_t foreign = 0;
+  for (uint64_t key = 0; key < 50; ++key) {
+    if (options_.shard.owns(wire::partition_of(key, 4))) {
+      owned.push_back(key);
+    } else {
+      foreign = key;
+    }
+  }
+  EXPECT_TRUE(decode_pulled(client->call(pull_frame(1, {{users_.id(), owned}}))).status.ok());
+  EXPECT_TRUE(client->call(push_frame(2, users_, owned, 2)).error().ok());
+  owned.push_back(foreign);
+  const std::string named = "key " + std::to_string(foreign) + " is of partition";
+  expect_error(client->call(pull_frame(1, {{users_.id(), owned}})).error(), Code::kWrongShard,
+               named);
+  expect_error(client->call(push_frame(2, users_, owned, 3)).error(), Code::kWrongShard, named);
+  EXPECT_EQ(server_->stats().wrong_shard, 2u);
+}
+
+TEST_F(ServerTest, PushInsertsUpdatesAndDeletes) {
+  start();
+  auto client = connect();
+  Reply reply = client->call(push_frame(9, users_, {5, 500, 501}, 2));
+  EXPECT_EQ(reply.header.request_id, 9u);
+  wire::PushReply counts;
+  ASSERT_TRUE(wire::decode_push_reply(reply.header, reply.body, counts).ok())
+      << reply.error().to_string();
+  EXPECT_EQ(counts, (wire::PushReply{2, 1, 0, 0, 0}));
+  const std::vector<uint64_t> keys = {500, 777};
+  const std::vector<uint64_t> deletions = {0b11};
+  wire::PushRequest deletion;
+  deletion.table = users_.id();
+  deletion.keys = keys;
+  deletion.deletions = deletions;
+  wire::Frame frame;
+  wire::encode_push(10, deletion, frame);
+  reply = client->call(frame);
+  ASSERT_TRUE(wire::decode_push_reply(reply.header, reply.body, counts).ok())
+      << reply.error().to_string();
+  EXPECT_EQ(counts, (wire::PushReply{0, 0, 1, 1, 0}));
+  const Pulled pulled = decode_pulled(client->call(pull_frame(1, {{users_.id(), {5, 500, 501}}})));
+  ASSERT_TRUE(pulled.status.ok());
+  EXPECT_EQ(pulled.rows[0], row_of(5, 2, 64));
+  EXPECT_TRUE(pulled.rows[1].empty());
+  EXPECT_EQ(pulled.rows[2], row_of(501, 2, 64));
+}
+
+TEST_F(ServerTest, PushOfTheWrongShapeIsRefused) {
+  start();
+  auto client = connect();
+  const std::vector<uint64_t> keys = {1};
+  std::vector<std::byte> rows(64);
+  wire::PushRequest push;
+  push.table = users_.id();
+  push.dim = 32;
+  push.row_bytes = 64;
+  push.keys = keys;
+  push.rows = rows;
+  wire::Frame frame;
+  wire::encode_push(1, push, frame);
+  expect_error(client->call(frame).error(), Code::kInvalidArgument,
+               "(users) has rows of dim 16, the push has dim 32");
+  push.dim = 16;
+  push.dtype = 1;
+  wire::encode_push(1, push, frame);
+  expect_error(client->call(frame).error(), Code::kInvalidArgument, "the push has dtype 1");
+  push.dtype = 0;
+  push.row_bytes = 32;
+  rows.resize(32);
+  push.rows = rows;
+  wire::encode_push(1, push, frame);
+  expect_error(client->call(frame).error(), Code::kInvalidArgument,
+               "64 bytes a row, the push has dtype 0 in 32");
+  push.table = 98;
+  wire::encode_push(1, push, frame);
+  expect_error(client->call(frame).error(), Code::kNotFound, "table 98 is unknown");
+  expect_serves(*client);
+}
+
+TEST_F(ServerTest, PushToADeltaFedTableIsRefused) {
+  start();
+  auto client = connect();
+  expect_error(client->call(push_frame(1, deltas_, {1}, 2)).error(), Code::kFailedPrecondition,
+               "(clicks) is fed by deltas: a push to it is refused");
+  expect_serves(*client);
+}
+
+TEST_F(ServerTest, AFullTableRefusesNewKeysAndKeepsServing) {
+  table::Table& small = pool_.add_table("small", 16, 64, 40);
+  start();
+  auto client = connect();
+  std::vector<uint64_t> keys;
+  for (uint64_t key = 0; key < 400; ++key) keys.push_back(key);
+  wire::PushReply counts;
+  Reply reply = client->call(push_frame(1, small, keys, 2));
+  ASSERT_TRUE(wire::decode_push_reply(reply.header, reply.body, counts).ok())
+      << reply.error().to_string();
+  EXPECT_GE(counts.inserted, 40u);
+  EXPECT_EQ(counts.inserted + counts.refused, 400u);
+  EXPECT_GT(counts.refused, 0u);
+  EXPECT_EQ(server_->stats().rows_refused, counts.refused);
+  reply = client->call(push_frame(1, small, {0, 1}, 3));
+  ASSERT_TRUE(wire::decode_push_reply(reply.header, reply.body, counts).ok());
+  EXPECT_EQ(counts.updated, 2u);
+  expect_serves(*client);
+}
+
+TEST_F(ServerTest, HotKeysAreTaken) {
+  start();
+  auto client = connect();
+  const std::vector<uint64_t> keys = {1, 2, 3};
+  wire::Frame frame;
+  wire::encode_hot_keys(3, {users_.id(), keys}, frame);
+  const Reply reply = client->call(frame);
+  EXPECT_TRUE(wire::decode_hot_keys_reply(reply.header, reply.body).ok())
+      << reply.error().to_string();
+  wire::encode_hot_keys(3, {77, keys}, frame);
+  expect_error(client->call(frame).error(), Code::kNotFound, "table 77 is unknown");
+  EXPECT_EQ(server_->stats().hot_sets, 1u);
+}
+
+TEST_F(ServerTest, StatusIsJson) {
+  start();
+  server_->set_status_member("ingest", "{\"lag\":3}");
+  wire::Frame frame;
+  wire::encode_status(3, frame);
+  const Reply reply = connect()->call(frame);
+  std::string_view json;
+  ASSERT_TRUE(wire::decode_status_reply(reply.header, reply.body, json).ok());
+  for (const char* part :
+       {"\"software\":\"test \\\"quoted\\\"\"", "\"durability\":\"volatile\"", "\"name\":\"users\"",
+        "\"ingest\":{\"lag\":3}", "\"transport\":\"tcp\"", "\"incidents\":[]"}) {
+    EXPECT_NE(json.find(part), std::string_view::npos) << part << " in " << json;
+  }
+  EXPECT_EQ(std::count(json.begin(), json.end(), '{'), std::count(json.begin(), json.end(), '}'));
+}
+
+TEST_F(ServerTest, TooManyKeysAreRefused) {
+  start();
+  auto client = connect();
+  const std::vector<uint64_t> keys(wire::kMaxKeysPerPull + 1, 1);
+  expect_error(client->call(pull_frame(1, {{users_.id(), keys}})).error(), Code::kResourceExhausted,
+               "pull of 65537 keys is above the limit of 65536: split the request");
+  expect_serves(*client);
+}
+
+TEST_F(ServerTest, AReplyAboveTheFrameLimitIsRefusedBeforeItIsGathered) {
+  table::Table& wide = pool_.add_table("wide", 4096, 16384, 100);
+  start();
+  auto client = connect();
+  const std::vector<uint64_t> keys(1100, 1);
+  expect_error(client->call(pull_frame(1, {{wide.id(), keys}})).error(), Code::kResourceExhausted,
+               "above the frame limit of 16777216: split the request by row bytes");
+  expect_serves(*client);
+}
+
+TEST_F(ServerTest, UnknownOpcodeIsRefusedAndTheConnectionLives) {
+  start();
+  auto client = connect();
+  wire::Frame frame = pull_frame(4, {{users_.id(), {1}}});
+  const uint16_t opcode = 99;
+  std::memcpy(frame.data() + offsetof(wire::FrameHeader, opcode), &opcode, sizeof(opcode));
+  const Reply reply = client->call(frame);
+  EXPECT_EQ(reply.header.request_id, 4u);
+  expect_error(reply.error(), Code::kUnimplemented, "opcode 99 is unknown");
+  expect_serves(*client);
+}
+
+TEST_F(ServerTest, GarbageIsToldWhatThisPortSpeaks) {
+  start();
+  auto client = connect();
+  const std::string text = "GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n";
+  client->send(std::as_bytes(std::span(text)));
+  expect_error(client->last_error(), Code::kInvalidArgument, "not a petps frame");
+  auto other = connect();
+  expect_serves(*other);
+}
+
+TEST_F(ServerTest, OversizedFrameIsRefusedByItsHeader) {
+  start();
+  auto client = connect();
+  wire::FrameHeader header;
+  header.opcode = static_cast<uint16_t>(wire::Opcode::kPush);
+  header.body_bytes = wire::kMaxBodyBytes + 8;
+  client->send(std::as_bytes(std::span(&header, 1)));
+  expect_error(client->last_error(), Code::kResourceExhausted, "16777224 bytes is above the limit");
+}
+
+TEST_F(ServerTest, AServersOwnLowerFrameLimitHolds) {
+  options_.limits.body_bytes = 4096;
+  start();
+  auto client = connect();
+  expect_serves(*client);
+  wire::FrameHeader header;
+  header.opcode = static_cast<uint16_t>(wire::Opcode::kPush);
+  header.body_bytes = 8192;
+  client->send(std::as_bytes(std::span(&header, 1)));
+  expect_error(client->last_error(), Code::kResourceExhausted, "above the limit of 4128");
+}
+
+TEST_F(ServerTest, TruncatedFrameIsTold) {
+  start();
+  auto client = connect();
+  const wire::Frame frame = pull_frame(1, {{users_.id(), {1, 2, 3}}});
+  client->send(std::span(frame).first(frame.size() - 8));
+  client->end_sending();
+  expect_error(client->last_error(), Code::kInvalidArgument, "truncated frame");
+}
+
+TEST_F(ServerTest, SlowLorisIsClosed) {
+  options_.transport.frame_ms = 80;
+  start();
+  auto client = connect();
+  const wire::Frame frame = pull_frame(1, {{users_.id(), {1, 2, 3}}});
+  client->send(std::span(frame).first(40));
+  expect_error(client->last_error(), Code::kDeadlineExceeded,
+               "not complete 80 ms after its first byte");
+  auto other = connect();
+  expect_serves(*other);
+  EXPECT_NE(server_->status_json().find("not complete 80 ms"), std::string::npos)
+      << "it is among the incidents";
+}
+
+TEST_F(ServerTest, AClientThatNeverReadsIsClosed) {
+  options_.transport.output_stall_ms = 200;
+  start();
+  auto mute = connect();
+  const std::vector<uint64_t> keys(20'000, 1);
+  const wire::Frame frame = pull_frame(1, {{users_.id(), keys}});  // 1.3 MB of reply each
+  std::thread flood([&] {
+    for (int i = 0; i < 200 && mute->send(frame); ++i) {
+    }
+  });
+  const auto told = [&] {  // the incident is written after the connection is counted
+    return server_->status_json().find("has read nothing for 200 ms") != std::string::npos;
+  };
+  for (int i = 0; i < 1000 && !told(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  flood.join();
+  EXPECT_EQ(server_->stats().connections_closed_for_cause, 1u);
+  EXPECT_TRUE(told()) << server_->status_json();
+  auto other = connect();
+  expect_serves(*other);
+}
+
+TEST_F(ServerTest, ConnectionsAboveTheLimitAreTold) {
+  options_.limits.connections = 2;
+  start();
+  auto first = connect();
+  auto second = connect();
+  expect_serves(*first);
+  expect_serves(*second);
+  expect_error(connect()->last_error(), Code::kResourceExhausted, "has its 2 connections already");
+  EXPECT_EQ(server_->stats().connections_refused, 1u);
+}
+
+TEST_F(ServerTest, ManyRequestsInFlightAreAllAnswered) {
+  options_.limits.in_flight = 4;  // far fewer than are sent: the rest waits in its connection
+  start();
+  auto client = connect();
+  constexpr uint64_t kRequests = 300;
+  std::thread sender([&] {
+    for (uint64_t id = 0; id < kRequests; ++id) {
+      EXPECT_TRUE(client->send(id % 3 == 0 ? push_frame(id, users_, {id % 100, id % 100 + 1}, id)
+                                           : pull_frame(id, {{users_.id(), {id % 100}}})));
+    }
+  });
+  std::vector<int> answers(kRequests);
+  for (uint64_t i = 0; i < kRequests; ++i) {
+    const Reply reply = client->receive();
+    ASSERT_TRUE(reply.error().ok()) << reply.error().to_string();
+    ++answers[reply.header.request_id];
+  }
+  sender.join();
+  for (uint64_t id = 0; id < kRequests; ++id) EXPECT_EQ(answers[id], 1) << id;
+}
+
+TEST_F(ServerTest, StopAnswersWhatHasArrivedAndTellsTheRest) {
+  start();
+  auto client = connect();
+  expect_serves(*client);
+  constexpr uint64_t kRequests = 50;
+  wire::Frame all;
+  for (uint64_t id = 0; id < kRequests; ++id) {
+    const wire::Frame frame = push_frame(id, users_, {id}, 9);
+    all.insert(all.end(), frame.begin(), frame.end());
+  }
+  client->send(all);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  const Status stopped = server_->stop();
+  EXPECT_TRUE(stopped.ok()) << stopped.to_string();
+  for (uint64_t i = 0; i < kRequests; ++i) {
+    const Reply reply = client->receive();
+    ASSERT_TRUE(reply.error().ok()) << i << " " << reply.error().to_string();
+  }
+  expect_error(client->last_error(), Code::kUnavailable, "the server is stopping");
+  EXPECT_TRUE(server_->stop().ok()) << "stopping twice does nothing";
+}
+
+TEST_F(ServerTest, BadOptionsAreNamed) {
+  const auto refused = [&](const std::string& part) {
+    const auto started = Server::start(*pool_.tables, options_);
+    expect_error(started.status(), Code::kInvalidArgument, part);
+    options_ = {};
+    options_.port = 0;
+  };
+  options_.workers = 0;
+  refused("workers = 0");
+  options_.limits.keys_per_pull = wire::kMaxKeysPerPull + 1;
+  refused("keys_per_pull = 65537 is outside 1..65536");
+  options_.host = "example.org";
+  refused("'example.org' is not a numeric");
+  options_.shard.shard = 2;
+  refused("shard 2 of 1");
+}
+
+TEST_F(ServerTest, MutatedFramesNeverStopTheServer) {
+  options_.transport.frame_ms = 1000;
+  start();
+  const uint64_t seed = std::random_device()();
+  std::printf("[ seed     ] %llu\n", static_cast<unsigned long long>(seed));
+  std::mt19937_64 random(seed);
+  std::vector<wire::Frame> samples = {pull_frame(1, {{users_.id(), {1, 2, 3}}, {items_.id(), {4}}}),
+                                      push_frame(2, users_, {1, 2}, 1)};
+  samples.emplace_back();
+  wire::encode_hello(3, {1, 1, "x"}, samples.back());
+  samples.emplace_back();
+  wire::encode_tables(3, samples.back());
+  samples.emplace_back();
+  wire::encode_hot_keys(3, {users_.id(), std::vector<uint64_t>{1, 2}}, samples.back());
+  for (int i = 0; i < 400; ++i) {
+    wire::Frame frame = samples[random() % samples.size()];
+    for (uint64_t n = 1 + random() % 3; n > 0; --n) {
+      // The body mostly: a broken header is refused by its first check.
+      const size_t from = random() % 4 == 0 ? 0 : wire::kHeaderBytes;
+      if (frame.size() > from)
+        frame[from + random() % (frame.size() - from)] = static_cast<std::byte>(random());
+    }
+    auto client = connect();
+    client->send(frame);
+    client->end_sending();
+    const Reply reply = client->receive();
+    ASSERT_FALSE(reply.closed) << "round " << i
+                               << ": every frame is answered, if only with an error";
+    if (reply.header.code != 0) {
+      ASSERT_FALSE(reply.error().message().empty());
+    }
+  }
+  auto client = connect();
+  const Pulled pulled = decode_pulled(client->call(pull_frame(1, {{items_.id(), {4}}})));
+  ASSERT_TRUE(pulled.status.ok());
+}
+
+}  // namespace
+}  // namespace petps::server

@@ -1,0 +1,241 @@
+#include "frames.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+namespace petps::wire {
+
+using base::Code;
+using base::Status;
+
+namespace {
+
+Frame sample_pull_reply() {
+  const std::vector<PullSection> sections = {{7, 3}, {9, 65}};
+  Frame frame(pull_reply_head_bytes(sections));
+  const PullReplyParts parts = start_pull_reply(sections, frame);
+  parts.sections[0].row_bytes = 4;
+  parts.sections[0].rows_found = 2;
+  parts.bitmaps[0] = 0b101;
+  parts.sections[1].row_bytes = 3;
+  parts.sections[1].rows_found = 1;
+  parts.bitmaps[2] = 1;  // key 64 of the second section
+  finish_pull_reply(11, 42, sections.size(), 2 * 4 + 3, frame);
+  for (int i = 0; i < 11; ++i) frame.push_back(static_cast<std::byte>(0xA0 + i));
+  return frame;
+}
+
+TablesReply sample_tables() {
+  TablesReply reply;
+  reply.instances = {{1, "ranking", "ranking@7", 4, 42}};
+  reply.aliases = {{"live", 1}};
+  TableInfo table{7, 1, "users", 0, 1, 2, 8, 1000, 12, {}};
+  reply.tables.push_back(table);
+  table = {9, 1, "items", 3, 0, 1, 9, 50, 0, {}};
+  for (int i = 0; i < 9; ++i) table.default_row.push_back(static_cast<std::byte>(i));
+  reply.tables.push_back(table);
+  return reply;
+}
+
+HelloReply sample_hello() {
+  HelloReply hello;
+  for (size_t i = 0; i < 16; ++i) hello.pool_uuid[i] = static_cast<uint8_t>(i * 17);
+  hello.shard.shard = 1;
+  hello.shard.shards = 3;
+  hello.shard.partitions = 96;
+  hello.shard.map_version = 5;
+  hello.shard.owned = {};
+  hello.shard.owned[0] = 0xF0;
+  hello.shard.owned[1] = 1;
+  return hello;
+}
+
+Frame sample_push() {
+  const std::vector<uint64_t> keys = {1, 2, ~uint64_t{0}};
+  const std::vector<uint64_t> deletions = {0b010};
+  const std::vector<std::byte> rows(9, std::byte{0x5A});
+  PushRequest push;
+  push.table = 9;
+  push.instance = 1;
+  push.dim = 3;
+  push.dtype = 3;
+  push.row_bytes = 3;
+  push.stamp = 77;
+  push.keys = keys;
+  push.deletions = deletions;
+  push.rows = rows;
+  Frame frame;
+  encode_push(13, push, frame);
+  return frame;
+}
+
+bool inside(const void* begin, size_t bytes, std::span<const std::byte> frame) {
+  const auto* at = static_cast<const std::byte*>(begin);
+  return bytes == 0 || (at >= frame.data() && at + bytes <= frame.data() + frame.size());
+}
+
+Status decode_request(const FrameHeader& header, std::span<const std::byte> body) {
+  const Limits limits;
+  switch (static_cast<Opcode>(header.opcode)) {
+    case Opcode::kHello: {
+      HelloRequest hello;
+      const Status status = decode_hello(header, body, hello);
+      if (status.ok()) {
+        EXPECT_TRUE(inside(hello.client.data(), hello.client.size(), body));
+      }
+      return status;
+    }
+    case Opcode::kTables:
+      return decode_tables(header, body);
+    case Opcode::kPull: {
+      PullRequest pull;
+      const Status status = decode_pull(header, body, limits, pull);
+      if (status.ok()) {
+        EXPECT_TRUE(inside(pull.sections.data(), pull.sections.size_bytes(), body));
+        EXPECT_TRUE(inside(pull.keys.data(), pull.keys.size_bytes(), body));
+        EXPECT_LE(pull.keys.size(), limits.keys_per_pull);
+      }
+      return status;
+    }
+    case Opcode::kPush: {
+      PushRequest push;
+      const Status status = decode_push(header, body, limits, push);
+      if (status.ok()) {
+        EXPECT_TRUE(inside(push.keys.data(), push.keys.size_bytes(), body));
+        EXPECT_TRUE(inside(push.deletions.data(), push.deletions.size_bytes(), body));
+        EXPECT_TRUE(inside(push.rows.data(), push.rows.size(), body));
+        EXPECT_EQ(push.rows.size(), push.keys.size() * push.row_bytes);
+      }
+      return status;
+    }
+    case Opcode::kStatus:
+      return decode_status(header, body);
+    case Opcode::kHotKeys: {
+      HotKeysRequest hot;
+      const Status status = decode_hot_keys(header, body, limits, hot);
+      if (status.ok()) {
+        EXPECT_TRUE(inside(hot.keys.data(), hot.keys.size_bytes(), body));
+      }
+      return status;
+    }
+  }
+  return Status(Code::kUnimplemented, "unknown opcode");
+}
+
+Status decode_pull_reply(const FrameHeader& header, std::span<const std::byte> body) {
+  PullReplyPrefix prefix;
+  PETPS_RETURN_IF_ERROR(decode_pull_reply_prefix(header, body, prefix));
+  EXPECT_LE(prefix.rows_offset, body.size());
+  PullReply reply;
+  PETPS_RETURN_IF_ERROR(decode_pull_reply_head(header, body.first(prefix.rows_offset), reply));
+  EXPECT_TRUE(inside(reply.sections.data(), reply.sections.size_bytes(), body));
+  EXPECT_TRUE(inside(reply.bitmaps.data(), reply.bitmaps.size_bytes(), body));
+  uint64_t bytes = 0;
+  for (const PullReplySection& section : reply.sections)
+    bytes += uint64_t{section.rows_found} * section.row_bytes;
+  EXPECT_EQ(bytes, body.size() - reply.rows_offset);
+  return {};
+}
+
+Status decode_reply(const FrameHeader& header, std::span<const std::byte> body) {
+  if (header.code != 0) {
+    EXPECT_FALSE(decode_error(header, body).ok());
+    return {};
+  }
+  switch (static_cast<Opcode>(header.opcode & ~kReplyBit)) {
+    case Opcode::kHello: {
+      HelloReply hello;
+      return decode_hello_reply(header, body, hello);
+    }
+    case Opcode::kTables: {
+      TablesReply tables;
+      return decode_tables_reply(header, body, tables);
+    }
+    case Opcode::kPull:
+      return decode_pull_reply(header, body);
+    case Opcode::kPush: {
+      PushReply push;
+      return decode_push_reply(header, body, push);
+    }
+    case Opcode::kStatus: {
+      std::string_view json;
+      return decode_status_reply(header, body, json);
+    }
+    case Opcode::kHotKeys:
+      return decode_hot_keys_reply(header, body);
+  }
+  return Status(Code::kUnimplemented, "unknown opcode");
+}
+
+}  // namespace
+
+std::vector<NamedFrame> sample_frames() {
+  std::vector<NamedFrame> frames;
+  const auto add = [&](const char* name, auto&& encode) {
+    Frame frame;
+    encode(frame);
+    frames.push_back({name, std::move(frame)});
+  };
+  const std::vector<uint64_t> keys = {1, 2, 1, 0x0102030405060708};
+  const std::vector<PullSection> sections = {{7, 3}, {9, 1}};
+  add("hello", [](Frame& f) { encode_hello(10, {1, 1, "trainer"}, f); });
+  add("hello_reply", [](Frame& f) { encode_hello_reply(10, sample_hello(), f); });
+  add("tables", [](Frame& f) { encode_tables(12, f); });
+  add("tables_reply",
+      [](Frame& f) { ASSERT_TRUE(encode_tables_reply(12, sample_tables(), f).ok()); });
+  add("pull", [&](Frame& f) { encode_pull(11, {42, 1, sections, keys}, f); });
+  frames.push_back({"pull_reply", sample_pull_reply()});
+  frames.push_back({"push", sample_push()});
+  add("push_reply", [](Frame& f) { encode_push_reply(13, {1, 2, 3, 4, 5}, f); });
+  add("status", [](Frame& f) { encode_status(14, f); });
+  add("status_reply",
+      [](Frame& f) { ASSERT_TRUE(encode_status_reply(14, "{\"rows\":1}", f).ok()); });
+  add("hot_keys", [&](Frame& f) { encode_hot_keys(15, {7, keys}, f); });
+  add("hot_keys_reply", [](Frame& f) { encode_hot_keys_reply(15, f); });
+  add("error",
+      [](Frame& f) { encode_error(3, 16, Status(Code::kStale, "version 5 is not here yet"), f); });
+  return frames;
+}
+
+Status decode_any(std::span<const std::byte> frame) {
+  FrameHeader header;
+  PETPS_RETURN_IF_ERROR(decode_header(frame, header));
+  // What a transport does with a length: it waits for more, or hands over exactly the frame.
+  if (frame.size() - kHeaderBytes < header.body_bytes)
+    return Status(Code::kInvalidArgument, "incomplete");
+  const std::span<const std::byte> body = frame.subspan(kHeaderBytes, header.body_bytes);
+  if ((header.opcode & kReplyBit) != 0) return decode_reply(header, body);
+  PETPS_RETURN_IF_ERROR(decode_request_header(frame, header));
+  return decode_request(header, body);
+}
+
+std::string to_hex(std::span<const std::byte> bytes) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    const auto value = std::to_integer<unsigned>(bytes[i]);
+    text += kDigits[value >> 4];
+    text += kDigits[value & 15];
+    text += i % 16 == 15 || i + 1 == bytes.size() ? '\n' : ' ';
+  }
+  return text;
+}
+
+Frame from_hex(const std::string& text) {
+  Frame bytes;
+  int high = -1;
+  for (const char c : text) {
+    const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+    if (digit < 0) continue;
+    if (high < 0) {
+      high = digit;
+    } else {
+      bytes.push_back(static_cast<std::byte>(high * 16 + digit));
+      high = -1;
+    }
+  }
+  return bytes;
+}
+
+}  // namespace petps::wire

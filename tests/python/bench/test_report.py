@@ -1,0 +1,70 @@
+"""The benchmarks run, and give every name that the project promises. The figures are not judged."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.report import PARTS, TARGETS, missed, worst
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def _result(name: str, ratio: float | None, unit: str = "rows/s") -> dict[str, Any]:
+    return {"name": name, "value": 1.0, "unit": unit, "ratio_to": "limit", "ratio": ratio}
+
+
+def test_the_worst_configuration_stands_under_a_name() -> None:
+    rates = worst([_result("apply", 0.6), _result("apply", 0.5), _result("apply", 0.7)])
+    assert [result["ratio"] for result in rates] == [0.5]
+    times = worst([_result("pull.p99_during_apply", r, "us") for r in (1.1, 1.4, 1.2)])
+    assert [result["ratio"] for result in times] == [1.4]
+
+
+def test_two_results_without_a_ratio_cannot_share_a_name() -> None:
+    with pytest.raises(SystemExit, match="stands twice"):
+        worst([_result("memory", None), _result("memory", None)])
+
+
+def test_a_missed_target_is_seen() -> None:
+    assert missed(_result("apply", 0.4))
+    assert not missed(_result("apply", 0.6))
+    assert missed(_result("pull.p99_during_apply", 1.4, "us"))
+    assert missed(_result("something.else", 1.0)) is None
+
+
+@pytest.mark.timeout(240)
+def test_every_promised_name_is_measured(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "bench.report",
+        "--workload",
+        "smoke",
+        "--output",
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    names = [result["name"] for result in results]
+    assert len(names) == len(set(names))
+    assert set(TARGETS) <= set(names)
+    for result in results:
+        assert set(result) == {"name", "value", "unit", "ratio_to", "ratio"}
+        assert result["value"] > 0
+        assert (result["ratio"] is None) == (result["ratio_to"] is None)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["workload"] == "smoke"
+
+
+def test_an_unknown_part_names_the_parts() -> None:
+    command = [sys.executable, "-m", "bench.report", "--only", "nothing"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert all(name in done.stderr for name, _ in PARTS)

@@ -1,0 +1,44 @@
+"""Long work shows a bar on a terminal, and nothing of it in a pipe."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from tests.python.cli.conftest import Command, keys_and_rows
+
+
+def run_on_a_terminal(*arguments: str) -> str:
+    """What a command writes to a terminal as its standard error."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "petps.cli", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs) as process:
+        os.close(theirs)
+        parts = []
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # how Linux tells that the other side is gone
+                break
+            parts.append(part)
+        os.close(ours)
+        assert process.wait(60) == 0
+    return b"".join(parts).decode()
+
+
+def test_bar_on_a_terminal_only(petps_command: Command, pool: Path, tmp_path: Path) -> None:
+    keys, rows = keys_and_rows()
+    np.savez(tmp_path / "rows.npz", keys=keys, rows=rows)
+    shown = run_on_a_terminal("load", str(pool), "items", str(tmp_path / "rows.npz"))
+    assert "loading items" in shown
+    assert "1000/1000" in shown
+    assert "verifying" in run_on_a_terminal("verify", str(pool))
+    assert "exporting items" in run_on_a_terminal("export", str(pool), str(tmp_path / "base"))
+    quiet = run_on_a_terminal("load", str(pool), "items", str(tmp_path / "rows.npz"), "--json")
+    assert quiet == ""
+    assert "loading" not in petps_command("load", pool, "items", tmp_path / "rows.npz")

@@ -1,0 +1,92 @@
+"""What is shown: the verdict, the numbers, and nothing when nothing should be."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from petps.demo.report import Comparison, Freshness, Group, Report, Restart
+from petps.demo.screen import Screen
+from petps.demo.traffic import Latency, Sample, latency_of
+
+
+def report(wrong: int = 0, hits: int = 37) -> Report:
+    """A finished report."""
+    return Report(
+        trace="some accesses",
+        accesses=1000,
+        base_accesses=400,
+        dim=64,
+        k=50,
+        processors=2,
+        rows=1234,
+        pulls_per_second=4321.0,
+        pull_idle=Latency(100, 0.12, 1.5),
+        pull_during_apply=Latency(50, 0.2, 2.5),
+        freshness=Freshness(15, 70.0, 115.0),
+        restart=Restart(900, 0.4, 7, 480.0, 21.5, 3.0, 600.0, 0, 900.0),
+        groups=[Group(500, 3, 40, 2, 71.0, 100, hits, 35)],
+        comparison=Comparison(10, 8 - wrong, 2, rows_different=wrong),
+        seconds=50.0,
+    )
+
+
+def shown(each: Report, *, quiet: bool = False) -> str:
+    text = io.StringIO()
+    screen = Screen(quiet=quiet, console=Console(file=text, width=100, quiet=quiet))
+    with screen.deltas(each, 1) as lines:
+        lines.advance()
+        lines.line(each.groups[0])
+    assert each.restart is not None
+    screen.restart(each.restart)
+    screen.result(each)
+    return text.getvalue()
+
+
+def test_all_numbers_are_there() -> None:
+    text = shown(report())
+    for part in ("1,234", "4,321", "0.12", "2.50", "70.0", "21.5 ms", "480 ms", "37.0 %", "35.0 %"):
+        assert part in text
+    assert "40 % of them were visible" in text
+    assert "every row is the trainer's, bit by bit: 8 rows equal, 2 keys missing" in text
+    assert "did not beat" not in text
+
+
+def test_a_wrong_row_is_said_in_the_verdict() -> None:
+    text = shown(report(wrong=3))
+    assert "3 keys are wrong: 3 rows differ, 0 are lost" in text
+    assert "bit by bit" not in text
+
+
+def test_rows_that_lose_to_popularity_are_said() -> None:
+    assert "the served rows did not beat popularity" in shown(report(hits=35))
+
+
+def test_quiet_is_silent() -> None:
+    assert shown(report(), quiet=True) == ""
+
+
+def test_the_report_is_json() -> None:
+    values = json.loads(json.dumps(report(wrong=1).as_json()))
+    assert values["passed"] is False
+    assert values["hit_rate"] == pytest.approx(0.37)
+    assert values["restart"]["share_visible"] == 0.4
+
+
+def test_no_comparison_is_no_pass() -> None:
+    each = report()
+    each.comparison = None
+    assert not each.passed
+
+
+def test_latency() -> None:
+    assert latency_of([]) is None
+    samples = [Sample(i, i + 0.001 * (1 + i), 1, 500) for i in range(101)]
+    found = latency_of(samples)
+    assert found is not None
+    assert found.pulls == 101
+    assert found.p50_ms == pytest.approx(51.0)
+    assert found.p99_ms == pytest.approx(100.0)

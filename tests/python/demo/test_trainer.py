@@ -1,0 +1,110 @@
+"""The trainer process: what it publishes adds up to what it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from petps.checkpoint.base import Base
+from petps.delta import DeltaLog, Kind, RowsBody, TableSchema, decode_record, read_header
+from petps.delta.directory import DirectoryLog
+from petps.delta.log import Delivery
+from petps.demo.processes import TrainerProcess
+from petps.demo.trace import load_trace
+from petps.demo.trainer import MODEL, TABLE, TrainerSettings
+from petps.errors import InternalError, Unavailable
+
+PARTITIONS = 2
+SCHEMA = TableSchema(TABLE, "f32", 64)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> TrainerSettings:
+    return TrainerSettings(str(tmp_path / "log"), PARTITIONS, seed=3)
+
+
+def replay(log: DeltaLog, rows: dict[int, bytes]) -> list[int]:
+    """Applies a log's rows and deletions; returns the versions that were committed."""
+    subscription = log.subscribe(log.start_offsets(range(PARTITIONS)))
+    versions = []
+    while events := subscription.poll(max_bytes=1 << 20, timeout=0):
+        for event in events:
+            assert isinstance(event, Delivery)
+            header = read_header(event.message)
+            if header.kind is Kind.COMMIT:
+                versions.append(header.version)
+            if header.kind is not Kind.ROWS:
+                continue
+            body = decode_record(
+                event.message,
+                model=MODEL,
+                partition=event.partition,
+                partitions=PARTITIONS,
+                schema_of=lambda name: SCHEMA if name == TABLE else None,
+            ).body
+            assert isinstance(body, RowsBody)
+            for place, key in enumerate(body.keys.tolist()):
+                if body.deleted is not None and body.deleted[place]:
+                    rows.pop(key, None)
+                else:
+                    rows[key] = body.rows[place].tobytes()
+    subscription.close()
+    return versions
+
+
+def test_base_and_deltas_are_the_trainers_state(tmp_path: Path, settings: TrainerSettings) -> None:
+    trace = load_trace()
+    folder = tmp_path / "bases" / "first"
+    with TrainerProcess(tmp_path, settings) as trainer:
+        trainer.ask("learn", begin=0, end=60_000, expire=False)
+        base = trainer.ask("base", folder=str(folder))
+        trainer.ask("learn", begin=60_000, end=64_000, expire=True)
+        first = trainer.ask("publish")
+        trainer.ask("sweep")
+        second = trainer.ask("publish")
+        state = trainer.state(tmp_path / "state.npz")
+    rows = {
+        key: row.tobytes()
+        for keys, stored in Base(folder).chunks(TABLE)
+        for key, row in zip(keys.tolist(), stored, strict=True)
+    }
+    assert len(rows) == base["rows"]
+    log = DirectoryLog(Path(settings.log), partitions=PARTITIONS)
+    versions = replay(log, rows)
+    log.close()
+    assert sorted(set(versions)) == [first["version"], second["version"]]
+    assert first["deleted"] > 0
+    assert second["rows"] == np.count_nonzero(state.present)
+    expected = {
+        int(key): row.tobytes()
+        for key, row in zip(trace.keys[state.present], state.rows[state.present], strict=True)
+    }
+    assert rows == expected
+
+
+def test_a_failed_command_is_an_error_and_the_trainer_goes_on(
+    tmp_path: Path, settings: TrainerSettings
+) -> None:
+    with TrainerProcess(tmp_path, settings) as trainer:
+        with pytest.raises(InternalError, match="the trainer does not know 'dance'"):
+            trainer.ask("dance")
+        with pytest.raises(InternalError, match="begin the run first"):
+            trainer.ask("publish")
+        assert trainer.ask("sweep") == {"rows": 0}
+
+
+def test_a_trainer_that_died_is_named_with_its_last_words(tmp_path: Path) -> None:
+    bad = TrainerSettings(str(tmp_path / "log"), PARTITIONS, seed=-1)
+    with TrainerProcess(tmp_path, bad) as trainer:
+        with pytest.raises(Unavailable, match="the trainer"):
+            trainer.ask("sweep")
+        assert "ValueError" in trainer.last_words()
+
+
+def test_the_trainer_ends_with_the_demo(tmp_path: Path, settings: TrainerSettings) -> None:
+    with TrainerProcess(tmp_path, settings) as trainer:
+        trainer.ask("sweep")
+        process = trainer.running()
+    assert process.returncode == 0

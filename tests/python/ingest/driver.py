@@ -1,0 +1,171 @@
+"""Ingest without its thread, and streams whose state after every seq is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from petps.checkpoint import BaseFolder, BaseWriter
+from petps.delta import Delivery, DeltaLog, Message, RowsBody, TableSchema, decode_record
+from petps.delta.directory import DirectoryLog
+from petps.delta.schema import partition_of
+from petps.ingest.follow import Follower
+from petps.ingest.ingest import ROWS_MAX
+from petps.ingest.partition import PartitionState
+from petps.publish import Position, Publisher
+from tests.python.ingest.model import Letters, MemoryStore
+
+SCHEMAS = [TableSchema("user", "f32", 4), TableSchema("item", "f32", 2)]
+P = 3
+Rows = dict[tuple[str, int], bytes]
+
+
+@dataclass
+class Driver:
+    """Follows a log until nothing more can be done, in the caller's thread."""
+
+    log: DeltaLog
+    store: MemoryStore
+    letters: Letters
+    bases: BaseFolder | None = None
+    rows_max: int = ROWS_MAX
+    poll_bytes: int = 1 << 20
+    pace: Callable[[int], None] = lambda rows: None
+
+    def __post_init__(self) -> None:
+        starts = self.log.start_offsets(range(P))
+        self.states = {
+            partition: PartitionState.of(
+                partition, self.store.progress(partition), starts[partition]
+            )
+            for partition in range(P)
+        }
+        self.follower = Follower(
+            self.store,
+            self.bases,
+            self.letters,
+            self.states,
+            rows_max=self.rows_max,
+            pace=self.pace,
+            until_done=lambda action: action(),
+        )
+        self.subscription = self.log.subscribe({p: s.offset for p, s in self.states.items()})
+
+    def read(self) -> None:
+        """Until the log has no more."""
+        while events := self.subscription.poll(max_bytes=self.poll_bytes, timeout=0):
+            again: set[int] = set()
+            for event in events:
+                if event.partition in again:
+                    continue
+                offset = self.follower.take(event)
+                if offset is not None:
+                    self.subscription.seek(event.partition, offset)
+                    again.add(event.partition)
+            self.follower.flush()
+
+    def run(self) -> Driver:
+        """Until the log has no more and no base helps."""
+        self.read()
+        while found := self.follower.retry_stale():
+            for partition, offset in found.items():
+                self.subscription.seek(partition, offset)
+            self.read()
+        return self
+
+    def close(self) -> None:
+        self.subscription.close()
+
+
+@dataclass
+class Stream:
+    """The messages of a publisher by partition, and the rows of each partition after each seq."""
+
+    messages: dict[int, list[Message]]
+    position: Position
+    states: dict[tuple[int, int, int], Rows] = field(default_factory=dict)
+
+    def rows_at(self, partition: int, run: int, seq: int) -> Rows:
+        """Rows of a partition once {run, seq} is applied."""
+        return {} if run == 0 else self.states[(partition, run, seq)]
+
+    def final(self) -> dict[int, Rows]:
+        """Rows of each partition at the end."""
+        position = self.position
+        return {p: self.rows_at(p, position.run, position.seqs[p]) for p in range(P)}
+
+
+def publish_versions(
+    publisher: Publisher, rng: np.random.Generator, versions: int, key_space: int = 60
+) -> None:
+    """Some versions of both tables, with repeats and deletions."""
+    for _ in range(versions):
+        for schema in SCHEMAS:
+            n = int(rng.integers(0, 40))
+            keys = rng.integers(0, key_space, n, dtype=np.uint64)
+            rows = rng.standard_normal((n, schema.dim), dtype=np.float32)
+            publisher.publish(schema.name, keys, rows, rng.random(n) < 0.2)
+        publisher.commit()
+
+
+def stream_of(log: DirectoryLog, position: Position) -> Stream:
+    """Everything in a log, decoded into the rows after each seq: the slow model."""
+    stream = Stream({p: [] for p in range(P)}, position)
+    rows: dict[int, Rows] = {p: {} for p in range(P)}
+    subscription = log.subscribe(dict.fromkeys(range(P), 0))
+    schemas = {schema.name: schema for schema in SCHEMAS}
+    while events := subscription.poll(max_bytes=1 << 22, timeout=0):
+        for event in events:
+            assert isinstance(event, Delivery)
+            p = event.partition
+            stream.messages[p].append(event.message)
+            record = decode_record(
+                event.message, model="m", partition=p, partitions=P, schema_of=schemas.get
+            )
+            if isinstance(record.body, RowsBody):
+                body = record.body
+                for at, key in enumerate(body.keys.tolist()):
+                    if body.deleted is not None and body.deleted[at]:
+                        rows[p].pop((record.header.table, key), None)
+                    else:
+                        rows[p][(record.header.table, key)] = body.rows[at].tobytes()
+            stream.states[(p, record.header.run, record.header.seq)] = dict(rows[p])
+    subscription.close()
+    return stream
+
+
+def rows_by_partition(store: MemoryStore) -> dict[int, Rows]:
+    """What the store holds, by partition."""
+    found: dict[int, Rows] = {p: {} for p in range(P)}
+    for name, table in store.by_name.items():
+        keys = np.array(list(table.rows), dtype=np.uint64)
+        for key, p in zip(keys.tolist(), partition_of(keys, P).tolist(), strict=True):
+            found[p][(name, key)] = table.rows[key]
+    return found
+
+
+def write_base(
+    folder: Path, rows: dict[int, Rows], positions: dict[int, tuple[int, int]], version: int
+) -> Path:
+    """A base that holds these rows."""
+    writer = BaseWriter(
+        folder, model="m", instance="m@1", partitions=P, positions=positions, version=version
+    )
+    merged = {key: row for part in rows.values() for key, row in part.items()}
+    for schema in SCHEMAS:
+        mine = {key: row for (name, key), row in merged.items() if name == schema.name}
+        keys = np.array(list(mine), dtype=np.uint64)
+        stored = np.frombuffer(b"".join(mine.values()), np.uint8).reshape(-1, schema.row_bytes)
+        where = {key: at for at, key in enumerate(keys.tolist())}
+        writer.add_table(
+            schema,
+            keys,
+            lambda chosen, stored=stored, where=where: (  # type: ignore[misc]
+                stored[[where[key] for key in chosen.tolist()]],
+                None,
+            ),
+        )
+    return writer.commit()

@@ -1,0 +1,116 @@
+"""A slow, obvious store: dicts of bytes. What ingest did to it can be compared with a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from petps.delta import Message, TableSchema
+from petps.errors import ResourceExhausted
+from petps.ingest import Progress, StoreTable
+
+Keys = npt.NDArray[np.uint64]
+Rows = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass
+class Report:
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    absent: int = 0
+    refused: int = 0
+
+
+class MemoryTable:
+    def __init__(self, schema: TableSchema, capacity: int = 1 << 30) -> None:
+        self._schema = schema
+        self.capacity = capacity
+        self.rows: dict[int, bytes] = {}
+        self.applies = 0
+        self.fail_next = 0
+
+    @property
+    def schema(self) -> TableSchema:
+        return self._schema
+
+    def apply(self, keys: Keys, rows: Rows | None, deleted: Mask | None, stamp: int) -> Report:
+        if self.fail_next:
+            self.fail_next -= 1
+            raise ResourceExhausted("no space left on device: free some and it goes on")
+        assert keys.dtype == np.uint64
+        assert keys.flags.c_contiguous
+        assert keys.flags.aligned
+        assert 0 <= stamp < 1 << 32
+        if rows is None:
+            assert deleted is not None
+            assert deleted.all()
+        else:
+            assert rows.dtype == np.uint8
+            assert rows.flags.c_contiguous
+            assert rows.shape == (len(keys), self._schema.row_bytes)
+        self.applies += 1
+        report = Report()
+        for at, key in enumerate(keys.tolist()):
+            if deleted is not None and deleted[at]:
+                if self.rows.pop(key, None) is None:
+                    report.absent += 1
+                else:
+                    report.deleted += 1
+            elif key not in self.rows and len(self.rows) >= self.capacity:
+                report.refused += 1
+            else:
+                assert rows is not None
+                if key in self.rows:
+                    report.updated += 1
+                else:
+                    report.inserted += 1
+                self.rows[key] = rows[at].tobytes()
+        return report
+
+    def all_keys(self) -> Iterator[Keys]:
+        keys = np.array(sorted(self.rows), dtype=np.uint64)
+        yield from np.array_split(keys, 3)
+
+
+class MemoryStore:
+    def __init__(self, schemas: list[TableSchema], partitions: int, model: str = "m") -> None:
+        self._model = model
+        self._partitions = partitions
+        self.by_name = {schema.name: MemoryTable(schema) for schema in schemas}
+        self.recorded: dict[int, Progress] = {}
+        self.history: list[Progress] = []
+
+    @property
+    def model(self) -> str:
+        return self._model
+
+    @property
+    def partitions(self) -> int:
+        return self._partitions
+
+    def tables(self) -> dict[str, StoreTable]:
+        return dict(self.by_name)
+
+    def progress(self, partition: int) -> Progress | None:
+        return self.recorded.get(partition)
+
+    def record_progress(self, progress: Progress) -> None:
+        self.recorded[progress.partition] = progress
+        self.history.append(progress)
+
+    def rows(self) -> dict[str, dict[int, bytes]]:
+        return {name: table.rows for name, table in self.by_name.items()}
+
+
+@dataclass
+class Letters:
+    letters: list[tuple[int, int, str]] = field(default_factory=list)
+
+    def add(self, partition: int, offset: int, reason: str, message: Message | None) -> None:
+        del message
+        self.letters.append((partition, offset, reason))

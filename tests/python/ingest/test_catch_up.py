@@ -1,0 +1,369 @@
+"""Catch-up: a partition becomes equal to a base, whatever stops it half way."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from petps.checkpoint import BaseFolder
+from petps.delta import TableSchema
+from petps.delta.directory import DirectoryLog
+from petps.errors import PetpsError
+from petps.ingest import Mode, Progress
+from petps.publish import Publisher
+from tests.python.ingest.driver import (
+    SCHEMAS,
+    Driver,
+    P,
+    Rows,
+    Stream,
+    publish_versions,
+    rows_by_partition,
+    stream_of,
+    write_base,
+)
+from tests.python.ingest.model import Keys, Letters, Mask, MemoryStore, Report
+from tests.python.ingest.model import Rows as StoredRows
+
+Apply = Callable[[Keys, StoredRows | None, Mask | None, int], Report]
+
+
+class Killed(Exception):
+    """The process ended here."""
+
+
+class MortalStore(MemoryStore):
+    """Dies at the n-th change: what was changed before stays, as in a pool."""
+
+    def __init__(self, schemas: list[TableSchema], partitions: int) -> None:
+        super().__init__(schemas, partitions)
+        self.left = 1 << 60
+        for table in self.by_name.values():
+            table.apply = self._mortal(table.apply)  # type: ignore[assignment, method-assign]
+
+    def _mortal(self, apply: Apply) -> Apply:
+        def mortal(keys: Keys, rows: StoredRows | None, deleted: Mask | None, stamp: int) -> Report:
+            self.spend()
+            return apply(keys, rows, deleted, stamp)
+
+        return mortal
+
+    def spend(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+
+    def record_progress(self, progress: Progress) -> None:
+        self.spend()
+        super().record_progress(progress)
+
+
+def open_log(path: Path) -> DirectoryLog:
+    return DirectoryLog(path, partitions=P, segment_bytes=4096)
+
+
+def two_runs(path: Path, folder: Path, *, base_seed: int = 5) -> tuple[DirectoryLog, Stream]:
+    """Run 1 from nothing; then run 2 begins with a base of other rows, and goes on from those."""
+    log = open_log(path)
+    first = Publisher(log, "m", tables=SCHEMAS, run=1)
+    first.begin_continue(None)
+    publish_versions(first, np.random.default_rng(1), 4)
+    rng = np.random.default_rng(base_seed)
+    trained: dict[int, Rows] = {p: {} for p in range(P)}
+    for (p, _, seq), rows in stream_of(log, first.position()).states.items():
+        if seq == first.position().seqs[p]:
+            kept = [key for key in rows if rng.random() < 0.5]
+            trained[p] = {key: rows[key][::-1] for key in kept}
+    write_base(folder / "bases" / "b2", trained, dict.fromkeys(range(P), (2, 0)), version=9)
+    second = Publisher(log, "m", tables=SCHEMAS, run=2)
+    second.begin_base("b2", version=9)
+    publish_versions(second, np.random.default_rng(2), 4)
+    stream = stream_of(log, second.position())
+    # The model of the log alone does not know the base: rows of run 2 start from it.
+    for p in range(P):
+        rows = dict(trained[p])
+        before: Rows = dict(stream.states[(p, 2, 1)])
+        stream.states[(p, 2, 1)] = dict(rows)
+        for seq in range(2, second.position().seqs[p] + 1):
+            after = stream.states[(p, 2, seq)]
+            for key in before.keys() - after.keys():
+                rows.pop(key, None)
+            for key, row in after.items():
+                if before.get(key) != row:
+                    rows[key] = row
+            before = after
+            stream.states[(p, 2, seq)] = dict(rows)
+    return log, stream
+
+
+def test_a_new_run_with_a_base_replaces_everything(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "log")
+    first = Publisher(log, "m", tables=SCHEMAS, run=1)
+    first.begin_continue(None)
+    publish_versions(first, np.random.default_rng(1), 4)
+    stream = stream_of(log, first.position())
+    trained = {
+        p: {key: row[::-1] for key, row in rows.items() if key[1] % 2}
+        for p, rows in stream.final().items()
+    }
+    write_base(tmp_path / "bases" / "b2", trained, {}, version=9)
+    second = Publisher(log, "m", tables=SCHEMAS, run=2)
+    second.begin_base("b2", version=9)
+    store = MemoryStore(SCHEMAS, P)
+    driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
+    assert rows_by_partition(store) == trained
+    for p in range(P):
+        progress = store.progress(p)
+        assert progress is not None
+        assert (progress.run, progress.seq, progress.version) == (2, 1, 9)
+        assert not progress.catching_up
+        catching = [h for h in store.history if h.partition == p and h.catching_up]
+        assert [(h.run, h.seq, h.target) for h in catching] == [(1, first.position().seqs[p], 9)]
+        assert driver.states[p].catch_ups == 1
+    second.publish("user", [4], np.ones((1, 4), np.float32))
+    second.commit()
+    driver.run()
+    assert all(state.recorded.version == 10 for state in driver.states.values())
+    driver.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_at_every_change_it_ends_equal(tmp_path: Path, seed: int) -> None:
+    """Every apply and every progress record of the whole stream, catch-up included, as the last."""
+    log, stream = two_runs(tmp_path / "log", tmp_path, base_seed=seed)
+    bases = BaseFolder(tmp_path / "bases")
+    store = MortalStore(SCHEMAS, P)
+    Driver(log, store, Letters(), bases, poll_bytes=2000).run().close()
+    expected = stream.final()
+    assert rows_by_partition(store) == expected
+    changes = (1 << 60) - store.left
+    assert changes > 30
+    for last in range(seed, changes, 3):
+        store = MortalStore(SCHEMAS, P)
+        store.left = last
+        driver = Driver(log, store, Letters(), bases, poll_bytes=2000)
+        with pytest.raises(Killed):
+            driver.run()
+        driver.close()
+        store.left = 1 << 60
+        again = Driver(log, store, Letters(), bases, poll_bytes=2000).run()
+        again.close()
+        assert rows_by_partition(store) == expected, last
+        assert all(state.following for state in again.states.values())
+
+
+def test_broken_off_catch_up_never_follows_the_old_stream(tmp_path: Path) -> None:
+    """Killed in the middle, restarted without its base: stale, and nothing of run 1 is applied."""
+    log, _ = two_runs(tmp_path / "log", tmp_path)
+    store = MemoryStore(SCHEMAS, P)
+    store.record_progress(
+        Progress(0, run=1, seq=2, offset=2, version=0, catching_up=True, target=9)
+    )
+    shutil.rmtree(tmp_path / "bases")
+    driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
+    state = driver.states[0]
+    assert state.mode is Mode.STALE
+    assert state.recorded.catching_up
+    assert rows_by_partition(store)[0] == {}
+    driver.close()
+
+
+def test_a_missing_base_is_stale_until_it_is_there(tmp_path: Path) -> None:
+    log, stream = two_runs(tmp_path / "log", tmp_path)
+    (tmp_path / "bases").rename(tmp_path / "away")
+    store = MemoryStore(SCHEMAS, P)
+    driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
+    for state in driver.states.values():
+        assert state.mode is Mode.STALE
+        assert "base b2" in state.reason
+        assert "holds no base: there is no manifest.json" in state.reason
+        assert state.recorded.run == 1
+    (tmp_path / "away").rename(tmp_path / "bases")
+    driver.run()
+    assert rows_by_partition(store) == stream.final()
+    assert all(state.following for state in driver.states.values())
+    driver.close()
+
+
+def test_without_a_checkpoint_folder_it_says_so(tmp_path: Path) -> None:
+    log, _ = two_runs(tmp_path / "log", tmp_path)
+    driver = Driver(log, MemoryStore(SCHEMAS, P), Letters()).run()
+    assert "no checkpoint folder is configured" in driver.states[0].reason
+    driver.close()
+
+
+@pytest.mark.parametrize("lost", ["seqs", "retention", "mismatch"])
+def test_a_gap_is_mended_by_a_base_of_the_same_run(tmp_path: Path, lost: str) -> None:
+    log = open_log(tmp_path / "log")
+    publisher = Publisher(log, "m", tables=SCHEMAS, run=1)
+    publisher.begin_continue(None)
+    publish_versions(publisher, np.random.default_rng(1), 3)
+    store = MemoryStore(SCHEMAS, P)
+    bases = BaseFolder(tmp_path / "bases")
+    Driver(log, store, Letters(), bases).run().close()
+    if lost == "seqs":  # a publisher that skipped some
+        publisher._seqs = [seq + 4 for seq in publisher._seqs]
+    elif lost == "mismatch":  # a trainer that was restored to an earlier state
+        position = publisher.position()
+        publisher = Publisher(log, "m", tables=SCHEMAS, run=2)
+        publisher.begin_continue(
+            type(position)(1, tuple(seq - 1 for seq in position.seqs), position.version)
+        )
+    publish_versions(publisher, np.random.default_rng(2), 6)
+    if lost == "retention":
+        for p, end in log.end_offsets(range(P)).items():
+            log.trim(p, end)
+    driver = Driver(log, store, Letters(), bases).run()
+    for state in driver.states.values():
+        assert (state.mode, state.gaps) == (Mode.STALE, 1)
+        expected = {
+            "seqs": "are missing",
+            "retention": "retention removed them before they were applied",
+            "mismatch": "was applied last",
+        }
+        assert expected[lost] in state.reason
+    position = publisher.position()
+    trained = {p: {("user", 1000 + p): b"x" * 16} for p in range(P)}
+    placed = {p: trained[p] for p in range(P)}
+    write_base(
+        tmp_path / "bases" / "a",
+        placed,
+        {p: (position.run, position.seqs[p]) for p in range(P)},
+        version=position.version,
+    )
+    merged = {key: row for rows in placed.values() for key, row in rows.items()}
+    driver.run()
+    for state in driver.states.values():
+        assert state.following
+        assert state.recorded.version == position.version
+    found = {k: r for rows in rows_by_partition(store).values() for k, r in rows.items()}
+    assert found == merged
+    publisher.publish("user", [1], np.full((1, 4), 7, np.float32))
+    publisher.commit()
+    driver.run()
+    assert all(state.recorded.version == position.version + 1 for state in driver.states.values())
+    driver.close()
+
+
+def test_a_base_behind_what_is_served_is_not_taken(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "log")
+    publisher = Publisher(log, "m", tables=SCHEMAS, run=1)
+    publisher.begin_continue(None)
+    publish_versions(publisher, np.random.default_rng(1), 3)
+    behind = publisher.position()
+    publish_versions(publisher, np.random.default_rng(1), 3)
+    store = MemoryStore(SCHEMAS, P)
+    stream = stream_of(log, publisher.position())
+    publisher._seqs = [seq + 1 for seq in publisher._seqs]
+    publisher.commit()
+    write_base(
+        tmp_path / "bases" / "old",
+        {p: {} for p in range(P)},
+        {p: (1, behind.seqs[p]) for p in range(P)},
+        99,
+    )
+    driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
+    assert all(state.mode is Mode.STALE for state in driver.states.values())
+    assert rows_by_partition(store) == stream.final()
+    driver.close()
+
+
+@pytest.mark.parametrize("mid_version", [False, True])
+def test_a_base_marker_behind_a_gap_mends_it(tmp_path: Path, mid_version: bool) -> None:
+    log = open_log(tmp_path / "log")
+    publisher = Publisher(log, "m", tables=SCHEMAS, run=1)
+    publisher.begin_continue(None)
+    publish_versions(publisher, np.random.default_rng(1), 2)
+    publisher._seqs = [seq + 1 for seq in publisher._seqs]
+    publish_versions(publisher, np.random.default_rng(2), 2)
+    row = np.full((100, 4), 7, np.float32)
+    trained: dict[int, Rows] = {p: {} for p in range(P)}
+    if mid_version:  # rows of version 5 stand on both sides of the marker
+        publisher.publish("user", np.arange(100, 200), row)
+        trained[0] = {("user", key): row[0].tobytes() for key in range(100, 200)}
+    write_base(tmp_path / "elsewhere" / "b", trained, {}, version=4)
+    publisher.base(str(tmp_path / "elsewhere" / "b"))
+    publish_versions(publisher, np.random.default_rng(3), 2)
+    store = MemoryStore(SCHEMAS, P)
+    driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
+    assert all(state.following for state in driver.states.values())
+    assert all(state.recorded.version == 6 for state in driver.states.values())
+    fresh = MemoryStore(SCHEMAS, P)
+    clean = open_log(tmp_path / "clean")
+    again = Publisher(clean, "m", tables=SCHEMAS, run=1)
+    again.begin_continue(None)
+    if mid_version:
+        again.publish("user", np.arange(100, 200), row)
+    publish_versions(again, np.random.default_rng(3), 2)
+    Driver(clean, fresh, Letters()).run().close()
+    assert rows_by_partition(store) == rows_by_partition(fresh)
+    driver.close()
+
+
+@pytest.mark.parametrize(
+    ("schemas", "partitions", "model", "what"),
+    [
+        (SCHEMAS[:1], P, "m", "has a table item: create it in the pool first"),
+        ([*SCHEMAS, TableSchema("more", "f32", 1)], P, "m", "lacks table more: catching up"),
+        ([SCHEMAS[0], TableSchema("item", "f16", 2)], P, "m", "table item is f32 of dim 2, in"),
+        (SCHEMAS, P, "other", "is of model m, not of other"),
+    ],
+)
+def test_a_base_of_something_else_is_refused_before_anything_changes(
+    tmp_path: Path, schemas: list[TableSchema], partitions: int, model: str, what: str
+) -> None:
+    from petps.ingest.catch_up import catch_up
+
+    write_base(tmp_path / "b", {p: {("user", p): b"y" * 16} for p in range(P)}, {}, version=3)
+    store = MemoryStore(schemas, partitions, model)
+    base = BaseFolder(tmp_path).open("b")
+    with pytest.raises(PetpsError, match=what):
+        catch_up(
+            store,
+            base,
+            Progress(0),
+            Progress(0, 2, 1, 5, 3),
+            refused=lambda table, rows: None,
+            pace=lambda rows: None,
+        )
+    assert store.history == []
+    assert all(table.rows == {} for table in store.by_name.values())
+
+
+def test_a_full_table_takes_the_base_once_the_old_rows_are_gone(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "log")
+    store = MemoryStore(SCHEMAS, P)
+    old = dict.fromkeys(range(100), b"o" * 16)
+    store.by_name["user"].rows.update(old)
+    store.by_name["user"].capacity = 100
+    new: dict[int, Rows] = {0: {("user", 1000 + key): b"n" * 16 for key in range(100)}}
+    write_base(tmp_path / "bases" / "b", new, {}, version=3)
+    Publisher(log, "m", tables=SCHEMAS, run=2).begin_base("b", version=3)
+    driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
+    assert sum(driver.follower.refused.values()) < 100
+    found = store.by_name["user"].rows
+    assert set(found) <= {key for _, key in new[0]}
+    # Partition by partition, room comes as the old rows of each go.
+    assert len(found) + sum(driver.follower.refused.values()) == 100
+    driver.close()
+
+
+def test_a_damaged_base_leaves_it_stale_and_says_which_file(tmp_path: Path) -> None:
+    log, stream = two_runs(tmp_path / "log", tmp_path)
+    chunk = sorted((tmp_path / "bases" / "b2").glob("user-p0001*.arrow"))[0]
+    whole = chunk.read_bytes()
+    chunk.write_bytes(whole[:-1])
+    store = MemoryStore(SCHEMAS, P)
+    driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
+    assert driver.states[0].following
+    assert driver.states[1].mode is Mode.STALE
+    assert f"{chunk.name} does not fit its checksum" in driver.states[1].reason
+    assert driver.states[1].recorded.catching_up
+    chunk.write_bytes(whole)
+    driver.run()
+    assert rows_by_partition(store) == stream.final()
+    driver.close()

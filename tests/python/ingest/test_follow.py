@@ -1,0 +1,81 @@
+"""Publisher, directory log, ingest, store: rows equal a model, whatever happens to the log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from petps.delta import TableSchema
+from petps.delta.directory import DirectoryLog
+from petps.ingest import Ingest
+from petps.publish import Publisher
+from tests.python.ingest.model import Letters, MemoryStore
+
+SCHEMAS = [TableSchema("user", "f32", 8), TableSchema("item", "f32", 4)]
+P = 4
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.005)
+
+
+def test_follows_versions(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    log = DirectoryLog(tmp_path / "log", partitions=P)
+    store = MemoryStore(SCHEMAS, P)
+    ingest = Ingest(log, store, dead_letters=Letters())
+    publisher = Publisher(log, "m", P, tables=SCHEMAS)
+    publisher.begin_continue(None)
+    model: dict[str, dict[int, bytes]] = {"user": {}, "item": {}}
+    ingest.start()
+    try:
+        for version in range(1, 21):
+            for schema in SCHEMAS:
+                n = int(rng.integers(1, 400))
+                keys = rng.integers(0, 1000, n, dtype=np.uint64)
+                rows = rng.standard_normal((n, schema.dim), dtype=np.float32)
+                deleted = rng.random(n) < 0.1
+                publisher.publish(schema.name, keys, rows, deleted)
+                for key, row, gone in zip(keys.tolist(), rows, deleted, strict=True):
+                    if gone:
+                        model[schema.name].pop(key, None)
+                    else:
+                        model[schema.name][key] = row.tobytes()
+            assert publisher.commit(step=version, dense=f"dense/{version}") == version
+        assert ingest.wait_for(20, 20)
+        assert store.rows() == model
+        status = ingest.status()
+        assert status.version == 20
+        assert status.dense == "dense/20"
+        assert status.error == ""
+        assert all(p.lag_records == 0 and p.state == "following" for p in status.partitions)
+        assert status.freshness.p99_ms is not None
+    finally:
+        assert ingest.stop(10)
+        log.close()
+    assert status.rows == sum(p.rows for p in status.partitions) > 0
+
+
+@pytest.mark.parametrize("rows_max", [1, 100, 1 << 20])
+def test_merging_keeps_order(tmp_path: Path, rows_max: int) -> None:
+    log = DirectoryLog(tmp_path / "log", partitions=1)
+    publisher = Publisher(log, "m", tables=SCHEMAS)
+    publisher.begin_continue(None)
+    for value in range(50):
+        rows = np.full((20, 4), value, dtype=np.float32)
+        publisher.publish("item", np.arange(value, value + 20), rows)
+    publisher.commit()
+    store = MemoryStore(SCHEMAS, 1)
+    ingest = Ingest(log, store, dead_letters=Letters(), rows_max=rows_max)
+    ingest.start()
+    assert ingest.wait_for(1, 10)
+    assert ingest.stop(10)
+    expected = {key: np.full(4, min(key, 49), dtype=np.float32).tobytes() for key in range(50 + 19)}
+    assert store.by_name["item"].rows == expected

@@ -1,0 +1,224 @@
+"""The thread: errors that pass, full tables, pause, rate, restart, what status says."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from petps.delta import Message, Subscription
+from petps.delta.directory import DirectoryLog
+from petps.errors import FailedPrecondition, InvalidArgument, IoError
+from petps.ingest import DirectoryDeadLetters, Ingest
+from petps.publish import Publisher
+from tests.python.ingest.driver import SCHEMAS, P
+from tests.python.ingest.model import Letters, MemoryStore
+from tests.python.ingest.test_follow import wait_until
+
+
+class Bench:
+    """A log with a publisher, and an ingest that follows it."""
+
+    def __init__(self, tmp_path: Path, **options: Any) -> None:
+        self.log = DirectoryLog(tmp_path / "log", partitions=P)
+        self.store = MemoryStore(SCHEMAS, P)
+        self.publisher = Publisher(self.log, "m", tables=SCHEMAS)
+        self.publisher.begin_continue(None)
+        self.letters = Letters()
+        self.ingest = Ingest(self.log, self.store, dead_letters=self.letters, **options)
+
+    def publish(self, keys: int = 50, value: float = 1) -> int:
+        self.publisher.publish("user", np.arange(keys), np.full((keys, 4), value, np.float32))
+        return self.publisher.commit()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    bench.ingest.start()
+    yield bench
+    assert bench.ingest.stop(10)
+    bench.log.close()
+
+
+def test_a_passing_error_of_the_pool_is_shown_and_overcome(bench: Bench) -> None:
+    bench.store.by_name["user"].fail_next = 2
+    version = bench.publish()
+    wait_until(lambda: "no space left on device" in bench.ingest.status().error)
+    assert bench.ingest.wait_for(version, 10)
+    wait_until(lambda: bench.ingest.status().error == "")
+    assert bench.ingest.status().errors == 2
+    assert len(bench.store.by_name["user"].rows) == 50
+
+
+def test_stop_does_not_wait_for_an_error_to_pass(bench: Bench) -> None:
+    bench.store.by_name["user"].fail_next = 1 << 30
+    bench.publish()
+    wait_until(lambda: bench.ingest.status().errors > 0)
+    began = time.monotonic()
+    assert bench.ingest.stop(10)
+    assert time.monotonic() - began < 2
+    assert all(progress.seq <= 1 for progress in bench.store.recorded.values())
+    bench.store.by_name["user"].fail_next = 0
+    bench.ingest.start()
+    assert bench.ingest.wait_for(1, 10)
+
+
+def test_a_full_table_is_named_and_keeps_updating(bench: Bench) -> None:
+    bench.store.by_name["user"].capacity = 30
+    assert bench.ingest.wait_for(bench.publish(), 10)
+    assert bench.ingest.wait_for(bench.publish(value=2), 10)
+    status = bench.ingest.status()
+    assert status.refused == {"user": 40}
+    rows = bench.store.by_name["user"].rows
+    assert len(rows) == 30
+    assert set(rows.values()) == {np.full(4, 2, np.float32).tobytes()}
+
+
+def test_pause_and_resume(bench: Bench) -> None:
+    assert bench.ingest.wait_for(bench.publish(), 10)
+    bench.ingest.pause()
+    assert bench.ingest.status().paused
+    time.sleep(0.25)
+    version = bench.publish()
+    assert not bench.ingest.wait_for(version, 0.3)
+    status = bench.ingest.status()
+    assert all(p.lag_records == 2 for p in status.partitions)
+    assert all(p.lag_seconds > 0 for p in status.partitions)
+    bench.ingest.resume()
+    assert bench.ingest.wait_for(version, 10)
+
+
+def test_the_rate_is_bounded(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, rows_per_second=1000, poll_bytes=2000)
+    for _ in range(10):
+        version = bench.publish(50)
+    began = time.monotonic()
+    bench.ingest.start()
+    assert bench.ingest.wait_for(version, 20)
+    assert 0.3 < time.monotonic() - began < 3
+    bench.ingest.set_rate(1)
+    bench.publish(50)
+    time.sleep(0.3)
+    began = time.monotonic()
+    assert bench.ingest.stop(10)  # not after the minute that the rate asks for
+    assert time.monotonic() - began < 2
+
+
+def test_an_unexpected_error_is_shown_and_following_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert bench.ingest.wait_for(bench.publish(), 10)
+    broken = [True]
+    subscribe = bench.log.subscribe
+
+    def flaky(positions: dict[int, int]) -> Subscription:
+        if broken[0]:
+            raise IoError("the log's disk is away")
+        return subscribe(positions)
+
+    monkeypatch.setattr(bench.log, "subscribe", flaky)
+    assert bench.ingest.stop(10)
+    bench.ingest.start()
+    wait_until(lambda: "the log's disk is away" in bench.ingest.status().error)
+    rows = bench.ingest.status().rows
+    broken[0] = False
+    assert bench.ingest.wait_for(bench.publish(), 10)
+    assert bench.ingest.status().rows == rows + 50  # counters go on
+
+
+def test_restarted_at_any_point_it_goes_on(tmp_path: Path) -> None:
+    log = DirectoryLog(tmp_path / "log", partitions=P)
+    store = MemoryStore(SCHEMAS, P)
+    publisher = Publisher(log, "m", tables=SCHEMAS)
+    publisher.begin_continue(None)
+    rng = np.random.default_rng(1)
+    for version in range(1, 9):
+        ingest = Ingest(log, store, dead_letters=Letters(), poll_bytes=1000)
+        ingest.start()
+        for value in range(5):
+            keys = rng.integers(0, 100, 30, dtype=np.uint64)
+            publisher.publish("item", keys, np.full((30, 2), version * 10 + value, np.float32))
+        publisher.commit()
+        time.sleep(float(rng.uniform(0, 0.02)))
+        assert ingest.stop(10)
+    ingest = Ingest(log, store, dead_letters=Letters())
+    ingest.start()
+    assert ingest.wait_for(8, 10)
+    assert ingest.stop(10)
+    expected = MemoryStore(SCHEMAS, P)
+    ingest = Ingest(log, expected, dead_letters=Letters())
+    ingest.start()
+    assert ingest.wait_for(8, 10)
+    assert ingest.stop(10)
+    assert store.rows() == expected.rows()
+    assert store.recorded == expected.recorded
+    for earlier, later in zip(store.history, store.history[1:], strict=False):
+        if earlier.partition == later.partition:
+            assert (later.run, later.seq, later.offset) >= (
+                earlier.run,
+                earlier.seq,
+                earlier.offset,
+            )
+
+
+def test_some_partitions_only(tmp_path: Path) -> None:
+    log = DirectoryLog(tmp_path / "log", partitions=P)
+    store = MemoryStore(SCHEMAS, P)
+    publisher = Publisher(log, "m", tables=SCHEMAS)
+    publisher.begin_continue(None)
+    publisher.publish("user", np.arange(90), np.zeros((90, 4), np.float32))
+    publisher.commit()
+    ingest = Ingest(log, store, dead_letters=Letters(), partitions=[2, 0])
+    ingest.start()
+    assert ingest.wait_for(1, 10)
+    assert ingest.stop(10)
+    assert set(store.recorded) == {0, 2}
+    assert [p.partition for p in ingest.status().partitions] == [0, 2]
+    assert 0 < len(store.by_name["user"].rows) < 90
+
+
+def test_status_is_plain_values(bench: Bench) -> None:
+    assert bench.ingest.wait_for(bench.publish(), 10)
+    status = bench.ingest.status()
+    values = json.loads(json.dumps(status.as_json()))
+    assert values["running"]
+    assert values["version"] == 1
+    assert values["partitions"][0]["state"] == "following"
+    assert values["freshness"]["p50_ms"] > 0
+    assert values["log"].startswith("directory log ")
+
+
+def test_wrong_options_are_named(tmp_path: Path) -> None:
+    log = DirectoryLog(tmp_path / "log", partitions=P)
+    with pytest.raises(InvalidArgument, match="has 3 partitions, model m 4"):
+        Ingest(log, MemoryStore(SCHEMAS, 4), dead_letters=Letters())
+    for options in ({"rows_per_second": 0.0}, {"rows_max": 0}, {"poll_bytes": 0}):
+        with pytest.raises(InvalidArgument, match=next(iter(options))):
+            Ingest(log, MemoryStore(SCHEMAS, P), dead_letters=Letters(), **options)
+    ingest = Ingest(log, MemoryStore(SCHEMAS, P), dead_letters=Letters())
+    ingest.start()
+    with pytest.raises(FailedPrecondition, match="has been started already"):
+        ingest.start()
+    assert ingest.stop(10)
+
+
+def test_dead_letters_are_kept_and_bounded(tmp_path: Path) -> None:
+    letters = DirectoryDeadLetters(tmp_path / "dead", max_letters=3)
+    for offset in (7, 8, 7, 9, 10, 11, 8):
+        letters.add(2, offset, "checksum: altered", Message([("a", b"\xff")], b"body"))
+    names = sorted(path.name for path in (tmp_path / "dead").iterdir())
+    assert names == [
+        f"p0002-{offset:020d}.{kind}" for offset in (7, 8, 9) for kind in ("body", "json")
+    ]
+    letter = json.loads((tmp_path / "dead" / names[1]).read_text())
+    assert letter["reason"] == "checksum: altered"
+    assert letter["headers"] == [{"name": "a", "base64": "/w==", "text": "b'\\xff'"}]
+    assert (tmp_path / "dead" / names[0]).read_bytes() == b"body"
+    DirectoryDeadLetters(tmp_path / "lost").add(0, 1, "log-damaged", None)
+    assert [path.suffix for path in (tmp_path / "lost").iterdir()] == [".json"]

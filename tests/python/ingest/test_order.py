@@ -1,0 +1,141 @@
+"""The order rule: every outcome, and a slow model over random streams."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from petps.delta import ContinueBody, Kind, RecordHeader
+from petps.ingest import Applied, Outcome, decide
+
+ROWS = RecordHeader(
+    model="m",
+    kind=Kind.ROWS,
+    run=5,
+    publisher="a",
+    step=0,
+    seq=11,
+    version=1,
+    time_ns=0,
+    partition=0,
+    partitions=1,
+    table="t",
+    dtype="f32",
+    dim=1,
+)
+AT = Applied(5, 10, "a")
+
+
+def marker(run: int, seq: int = 1, kind: Kind = Kind.CONTINUE) -> RecordHeader:
+    return replace(ROWS, kind=kind, run=run, seq=seq, table="", dtype="", dim=0, publisher="b")
+
+
+def body(run: int, seq: int) -> ContinueBody:
+    return ContinueBody(previous_run=run, last_seq=seq)
+
+
+@pytest.mark.parametrize(
+    ("header", "continued", "outcome", "what"),
+    [
+        (ROWS, None, Outcome.APPLY, ""),
+        (replace(ROWS, seq=10), None, Outcome.DUPLICATE, ""),
+        (replace(ROWS, seq=1), None, Outcome.DUPLICATE, ""),
+        (replace(ROWS, seq=12), None, Outcome.GAP, "run 5: seq 11 to 11 are missing"),
+        (replace(ROWS, seq=20), None, Outcome.GAP, "run 5: seq 11 to 19 are missing"),
+        (replace(ROWS, run=4), None, Outcome.ZOMBIE, "run 4 of publisher a is older than run 5"),
+        (
+            replace(ROWS, publisher="b"),
+            None,
+            Outcome.CONFLICT,
+            "publishers a and b both write run 5",
+        ),
+        (replace(ROWS, publisher="b", seq=3), None, Outcome.CONFLICT, "stop one of them"),
+        (marker(6, kind=Kind.BASE), None, Outcome.NEW_RUN, ""),
+        (marker(6), body(5, 10), Outcome.NEW_RUN, ""),
+        (marker(9), body(5, 10), Outcome.NEW_RUN, ""),
+        (marker(6), body(5, 9), Outcome.GAP, "here run 5 seq 10 was applied last"),
+        (marker(6), body(5, 11), Outcome.GAP, "run 6 goes on from run 5 seq 11"),
+        (marker(6), body(4, 10), Outcome.GAP, "run 6 goes on from run 4 seq 10"),
+        (marker(6), body(0, 0), Outcome.GAP, "run 6 goes on from run 0 seq 0"),
+        (replace(ROWS, run=6, seq=1), None, Outcome.GAP, "seen first at seq 1 (rows)"),
+        (replace(ROWS, run=6, seq=11), None, Outcome.GAP, "seen first at seq 11 (rows)"),
+        (marker(6, 2, Kind.BASE), None, Outcome.GAP, "seen first at seq 2 (base)"),
+        (marker(4), body(3, 1), Outcome.ZOMBIE, "older"),
+        (replace(marker(5, 1), publisher="a"), body(4, 1), Outcome.DUPLICATE, ""),
+        (replace(marker(5, 11, Kind.BASE), publisher="a"), None, Outcome.APPLY, ""),
+    ],
+)
+def test_every_outcome(
+    header: RecordHeader, continued: ContinueBody | None, outcome: Outcome, what: str
+) -> None:
+    decision = decide(AT, header, continued)
+    assert decision.outcome is outcome
+    assert what in decision.reason
+    assert bool(decision.reason) == (outcome in (Outcome.GAP, Outcome.ZOMBIE, Outcome.CONFLICT))
+
+
+@pytest.mark.parametrize(
+    ("header", "continued", "outcome"),
+    [
+        (marker(6, kind=Kind.BASE), None, Outcome.NEW_RUN),
+        (marker(6), body(0, 0), Outcome.NEW_RUN),
+        (marker(6), body(5, 3), Outcome.GAP),
+        (ROWS, None, Outcome.GAP),
+    ],
+)
+def test_an_empty_pool_begins_with_a_run(
+    header: RecordHeader, continued: ContinueBody | None, outcome: Outcome
+) -> None:
+    assert decide(Applied(), header, continued).outcome is outcome
+
+
+def test_after_a_restart_the_publisher_is_learnt() -> None:
+    assert decide(Applied(5, 10), replace(ROWS, publisher="z")).outcome is Outcome.APPLY
+
+
+def test_a_continue_is_decided_with_its_body() -> None:
+    with pytest.raises(ValueError, match="with its body"):
+        decide(AT, marker(6))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_comes_only_the_next_one_is_applied(seed: int) -> None:
+    """Duplicated, reordered, dropped messages of three runs: what is applied is a clean prefix."""
+    rng = np.random.default_rng(seed)
+    stream: list[tuple[RecordHeader, ContinueBody | None]] = []
+    previous = (0, 0)
+    for run in (1, 2, 3):
+        first = replace(marker(run), publisher=f"p{run}")
+        stream.append((first, body(*previous)))
+        length = int(rng.integers(1, 30))
+        stream += [
+            (replace(ROWS, run=run, seq=seq, publisher=f"p{run}"), None)
+            for seq in range(2, length + 1)
+        ]
+        previous = (run, max(1, length))
+    messy = list(stream)
+    for _ in range(int(rng.integers(0, 10))):
+        at = int(rng.integers(0, len(messy)))
+        match int(rng.integers(0, 3)):
+            case 0:
+                messy.insert(int(rng.integers(0, len(messy))), messy[at])
+            case 1 if len(messy) > 1:
+                del messy[at]
+            case _:
+                other = int(rng.integers(0, len(messy)))
+                messy[at], messy[other] = messy[other], messy[at]
+    applied = Applied()
+    accepted = []
+    for header, continued in messy:
+        decision = decide(applied, header, continued)
+        if decision.outcome in (Outcome.APPLY, Outcome.NEW_RUN):
+            accepted.append((header.run, header.seq))
+            applied = Applied(header.run, header.seq, header.publisher)
+        elif decision.outcome is Outcome.DUPLICATE:
+            assert (header.run, header.seq) in accepted
+        elif decision.outcome is Outcome.ZOMBIE:
+            assert header.run < applied.run
+    clean = [(header.run, header.seq) for header, _ in stream]
+    assert accepted == clean[: len(accepted)]

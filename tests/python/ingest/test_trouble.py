@@ -1,0 +1,298 @@
+"""Messages doubled, reordered, dropped, cut, altered, of others: counted, never applied wrongly.
+
+The invariant throughout: the rows of a partition are exactly those after the {run, seq} that it
+recorded, whatever came. Not covered here: a publisher that seals wrong rows under right headers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from petps.checkpoint import BaseFolder
+from petps.delta import Message, TableSchema
+from petps.delta.directory import DirectoryLog
+from petps.ingest import Mode
+from petps.publish import Publisher
+from tests.python.ingest.driver import (
+    SCHEMAS,
+    Driver,
+    P,
+    Stream,
+    publish_versions,
+    rows_by_partition,
+    stream_of,
+    write_base,
+)
+from tests.python.ingest.model import Letters, MemoryStore
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory: pytest.TempPathFactory) -> Stream:
+    """One run of 12 versions."""
+    log = DirectoryLog(tmp_path_factory.mktemp("clean"), partitions=P)
+    publisher = Publisher(log, "m", tables=SCHEMAS, run=5, publisher_id="a")
+    publisher.begin_continue(None)
+    publish_versions(publisher, np.random.default_rng(3), 12)
+    found = stream_of(log, publisher.position())
+    log.close()
+    return found
+
+
+def follow(
+    tmp_path: Path,
+    messages: dict[int, list[Message]],
+    store: MemoryStore | None = None,
+    bases: Path | None = None,
+) -> Driver:
+    log = DirectoryLog(tmp_path / "log", partitions=P)
+    for partition, found in messages.items():
+        for message in found:
+            log.publish(partition, message)
+    log.close()
+    driver = Driver(
+        log,
+        store or MemoryStore(SCHEMAS, P),
+        Letters(),
+        None if bases is None else BaseFolder(bases),
+        poll_bytes=3000,
+    )
+    driver.run().close()
+    return driver
+
+
+def check_rows(driver: Driver, stream: Stream) -> None:
+    rows = rows_by_partition(driver.store)
+    for partition in range(P):
+        progress = driver.store.progress(partition)
+        run, seq = (progress.run, progress.seq) if progress else (0, 0)
+        assert rows[partition] == stream.rows_at(partition, run, seq)
+
+
+def test_clean(tmp_path: Path, stream: Stream) -> None:
+    driver = follow(tmp_path, stream.messages)
+    assert rows_by_partition(driver.store) == stream.final()
+    for partition, state in driver.states.items():
+        assert state.following
+        assert state.recorded.version == 12
+        assert state.recorded.offset == len(stream.messages[partition])
+
+
+def with_partition_0(stream: Stream, messages: list[Message]) -> dict[int, list[Message]]:
+    return {**stream.messages, 0: messages}
+
+
+def test_duplicates_are_counted_and_skipped(tmp_path: Path, stream: Stream) -> None:
+    found = stream.messages[0]
+    driver = follow(tmp_path, with_partition_0(stream, [*found[:9], *found[2:7], *found[8:]]))
+    assert rows_by_partition(driver.store) == stream.final()
+    assert driver.states[0].duplicates == 6
+    assert driver.states[0].gaps == 0
+
+
+def test_a_dropped_message_stops_its_partition_alone(tmp_path: Path, stream: Stream) -> None:
+    found = stream.messages[0]
+    driver = follow(tmp_path, with_partition_0(stream, [*found[:9], *found[10:]]))
+    check_rows(driver, stream)
+    state = driver.states[0]
+    assert (state.mode, state.gaps) == (Mode.STALE, 1)
+    assert state.reason == "run 5: seq 10 to 10 are missing"
+    assert (state.recorded.seq, state.recorded.offset) == (9, 9)
+    assert state.status(end=len(found) - 1).lag_records == len(found) - 1 - 9
+    assert driver.states[1].following
+    assert driver.states[1].recorded.version == 12
+
+
+def test_reordered_messages_are_put_in_order(tmp_path: Path, stream: Stream) -> None:
+    found = list(stream.messages[0])
+    found[4], found[6] = found[6], found[4]
+    driver = follow(tmp_path, with_partition_0(stream, found))
+    assert rows_by_partition(driver.store) == stream.final()
+    assert driver.states[0].gaps >= 1
+    assert driver.states[0].following
+
+
+def test_a_message_that_comes_much_later_is_waited_for(tmp_path: Path, stream: Stream) -> None:
+    found = stream.messages[0]
+    driver = follow(tmp_path, with_partition_0(stream, [*found[:5], *found[6:], found[5]]))
+    assert rows_by_partition(driver.store) == stream.final()
+    assert driver.states[0].recorded.version == 12
+
+
+def test_a_corrupt_chunk_is_a_dead_letter_and_a_gap(tmp_path: Path, stream: Stream) -> None:
+    found = list(stream.messages[0])
+    broken = Message(found[7].headers, bytes(found[7].body)[:-9])
+    driver = follow(tmp_path, with_partition_0(stream, [*found[:7], broken, *found[8:]]))
+    check_rows(driver, stream)
+    state = driver.states[0]
+    assert (state.mode, state.gaps, state.dead_letters) == (Mode.STALE, 1, 1)
+    assert "message at offset 7 refused: checksum" in state.reason
+    ((partition, offset, reason),) = driver.letters.letters
+    assert (partition, offset) == (0, 7)
+    assert "truncated or altered" in reason
+    # A restart reads it again, and is stale again.
+    again = Driver(driver.log, driver.store, driver.letters).run()
+    assert again.states[0].mode is Mode.STALE
+    again.close()
+
+
+def test_garbage_between_messages_stops_until_the_next_seq_proves_it_foreign(
+    tmp_path: Path, stream: Stream
+) -> None:
+    found = list(stream.messages[0])
+    garbage = Message([("content-type", b"text/plain")], b"hello")
+    driver = follow(tmp_path, with_partition_0(stream, [*found[:7], garbage, *found[7:]]))
+    assert rows_by_partition(driver.store) == stream.final()
+    state = driver.states[0]
+    assert (state.gaps, state.dead_letters, state.mode) == (1, 1, Mode.FOLLOWING)
+    at_end = follow(tmp_path / "end", with_partition_0(stream, [*found, garbage]))
+    assert at_end.states[0].mode is Mode.STALE
+    check_rows(at_end, stream)
+
+
+def test_an_older_run_is_rejected(tmp_path: Path, stream: Stream) -> None:
+    log = DirectoryLog(tmp_path / "old", partitions=P)
+    zombie = Publisher(log, "m", tables=SCHEMAS, run=4)
+    zombie.begin_continue(None)
+    publish_versions(zombie, np.random.default_rng(9), 4)
+    old = stream_of(log, zombie.position()).messages
+    found = stream.messages
+    messages = {p: [*found[p][:6], *old[p], *found[p][6:], *old[p]] for p in range(P)}
+    driver = follow(tmp_path, messages)
+    assert rows_by_partition(driver.store) == stream.final()
+    for partition, state in driver.states.items():
+        assert state.zombies == 2 * len(old[partition])
+        assert state.following
+
+
+def test_two_publishers_of_one_run_are_a_conflict(tmp_path: Path, stream: Stream) -> None:
+    log = DirectoryLog(tmp_path / "other", partitions=P)
+    other = Publisher(log, "m", tables=SCHEMAS, run=5, publisher_id="b")
+    other.begin_continue(None)
+    publish_versions(other, np.random.default_rng(9), 12)
+    theirs = stream_of(log, other.position()).messages[0]
+    found = stream.messages[0]
+    messages = with_partition_0(stream, [*found[:6], theirs[6], *found[6:]])
+    driver = follow(tmp_path, messages)
+    check_rows(driver, stream)
+    state = driver.states[0]
+    assert (state.mode, state.conflicts, state.recorded.seq) == (Mode.CONFLICT, 1, 6)
+    assert "publishers a and b both write run 5" in state.reason
+
+
+@pytest.mark.parametrize("what", ["table", "dim"])
+def test_chunks_for_other_tables_are_dead_letters(
+    tmp_path: Path, stream: Stream, what: str
+) -> None:
+    schemas = [SCHEMAS[0]] if what == "table" else [SCHEMAS[0], TableSchema("item", "f32", 3)]
+    driver = follow(tmp_path, stream.messages, MemoryStore(schemas, P))
+    for state in driver.states.values():
+        assert state.mode is Mode.STALE
+        assert state.dead_letters >= 1
+    expected = "has no table 'item'" if what == "table" else "has dim 3, the message 2"
+    assert expected in driver.letters.letters[0][2]
+    user = [schema for schema in schemas if schema.name == "user"]
+    assert user
+    rows = rows_by_partition(driver.store)
+    for partition in range(P):
+        progress = driver.store.progress(partition)
+        seq = progress.seq if progress else 0
+        expected_rows = stream.rows_at(partition, 5 if seq else 0, seq)
+        assert rows[partition] == expected_rows
+
+
+def test_a_table_made_later_is_found(tmp_path: Path, stream: Stream) -> None:
+    store = MemoryStore([SCHEMAS[0]], P)
+    first = follow(tmp_path, stream.messages, store)
+    assert first.states[0].mode is Mode.STALE
+    store.by_name.update(MemoryStore([SCHEMAS[1]], P).by_name)
+    again = Driver(first.log, store, Letters()).run()
+    assert rows_by_partition(store) == stream.final()
+    again.close()
+
+
+def test_a_commit_that_counts_other_rows_is_a_gap(tmp_path: Path, stream: Stream) -> None:
+    """Seqs without a hole, but a publisher that lost rows before it numbered them."""
+    log = DirectoryLog(tmp_path / "lossy", partitions=P)
+    publisher = Publisher(log, "m", tables=SCHEMAS, run=9)
+    publisher.begin_continue(None)
+    publisher.commit()
+    publisher._counts = {"user": [7] * P}  # as if 7 rows had not been written
+    publisher.commit()
+    driver = Driver(log, MemoryStore(SCHEMAS, P), Letters()).run()
+    for state in driver.states.values():
+        assert state.mode is Mode.STALE
+        assert state.recorded.version == 1
+        assert "version 2 says that {'user': 7} rows" in state.reason
+    driver.close()
+
+
+def mutate(rng: np.random.Generator, messages: list[Message]) -> list[Message]:
+    """A handful of every kind of trouble."""
+    found = list(messages)
+    for _ in range(int(rng.integers(1, 6))):
+        at, other = (int(rng.integers(0, len(found))) for _ in range(2))
+        match int(rng.integers(0, 7)):
+            case 0:
+                found.insert(other, found[at])
+            case 1:
+                found[at], found[other] = found[other], found[at]
+            case 2 if len(found) > 2:
+                del found[at]
+            case 3:
+                body = bytes(found[at].body)
+                found[at] = Message(found[at].headers, body[: int(rng.integers(0, len(body)))])
+            case 4:
+                flipped = bytearray(found[at].body)
+                flipped[int(rng.integers(0, len(flipped)))] ^= 1 << int(rng.integers(0, 8))
+                found[at] = Message(found[at].headers, bytes(flipped))
+            case 5:
+                headers = list(found[at].headers)
+                name, value = headers[int(rng.integers(0, len(headers)))]
+                headers[int(rng.integers(0, len(headers)))] = (name, value + b"1")
+                found[at] = Message(headers, found[at].body)
+            case _:
+                found.insert(at, Message([], bytes(rng.integers(0, 256, 50, dtype=np.uint8))))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_trouble_then_a_base_makes_it_whole(tmp_path: Path, stream: Stream, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    print(f"seed {seed}")
+    messages = {p: mutate(rng, found) for p, found in stream.messages.items()}
+    driver = follow(tmp_path, messages)
+    check_rows(driver, stream)
+    for state in driver.states.values():
+        if state.following:
+            assert state.recorded.seq <= len(stream.messages[state.partition])
+        else:
+            assert state.gaps > 0
+            assert state.reason
+    # Restarted, it stands where it stood.
+    store = driver.store
+    before = {p: store.progress(p) for p in range(P)}
+    again = Driver(driver.log, store, Letters()).run()
+    again.close()
+    check_rows(again, stream)
+    for partition in range(P):
+        progress, earlier = store.progress(partition), before[partition]
+        assert progress is None or earlier is None or progress.seq >= earlier.seq
+    # The newest base makes it equal to the trainer's rows, wherever it had stopped.
+    position = stream.position
+    positions = {p: (position.run, position.seqs[p]) for p in range(P)}
+    write_base(tmp_path / "bases" / "12", stream.final(), positions, version=12)
+    whole = Driver(driver.log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
+    whole.close()
+    rows = rows_by_partition(store)
+    for partition, state in whole.states.items():
+        if not state.following:
+            continue
+        progress = store.progress(partition)
+        assert progress is not None
+        assert rows[partition] == stream.rows_at(partition, progress.run, progress.seq)
+    stale = [state for state in whole.states.values() if not state.following]
+    # Only garbage behind everything can keep a partition stale: the base holds nothing newer.
+    assert all(state.recorded.seq == position.seqs[state.partition] for state in stale)

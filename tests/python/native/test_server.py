@@ -1,0 +1,53 @@
+"""petps._native.Server: start, stop and refusals. Frames are tested in tests/native."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from petps import _native
+from petps.errors import InvalidArgument, PetpsError
+
+
+@pytest.fixture
+def tables() -> Iterator[_native.Tables]:
+    opened = _native.Tables.create("")
+    opened.create_instance("m", "m@0", 1)
+    yield opened
+    opened.close()
+
+
+def test_starts_listens_and_stops(tables: _native.Tables) -> None:
+    server = _native.Server.start(tables, port=0, workers=2)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5):
+        pass
+    status = json.loads(server.status_json())
+    assert status["port"] == server.port
+    server.set_status_member("ingest", '{"rows": 3}')
+    assert json.loads(server.status_json())["ingest"] == {"rows": 3}
+    assert server.stats()["pulls"] == 0
+    server.stop()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", server.port), timeout=5)
+
+
+def test_refuses_bad_options(tables: _native.Tables) -> None:
+    with pytest.raises(InvalidArgument, match="server limit 'keys' is unknown"):
+        _native.Server.start(tables, port=0, limits={"keys": 1})
+    with pytest.raises(InvalidArgument, match="gather 'fast' is unknown; write 'auto', 'copy' or"):
+        _native.Server.start(tables, port=0, gather="fast")  # type: ignore[arg-type]
+    with pytest.raises(PetpsError, match="workers"):
+        _native.Server.start(tables, port=0, workers=1000)
+    with pytest.raises(PetpsError, match="localhost"):
+        _native.Server.start(tables, host="localhost", port=0)
+
+
+def test_port_in_use(tables: _native.Tables) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PetpsError, match=f"{port}.*in use"):
+            _native.Server.start(tables, port=port)
+    tables.info()  # the pool is as before

@@ -1,0 +1,41 @@
+"""petps/_native.pyi names exactly what the extension module has."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from petps import _native
+
+STUB = ast.parse((Path(__file__).parents[3] / "petps/_native.pyi").read_text())
+
+
+def public(names: list[str]) -> set[str]:
+    return {name for name in names if not name.startswith("_")}
+
+
+def members(node: ast.ClassDef) -> set[str]:
+    names = set()
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef):
+            names.add(item.name)
+        elif isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            names.add(item.target.id)
+    return names
+
+
+def test_functions_and_classes() -> None:
+    described = {
+        node.name for node in STUB.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+    assert described == public(dir(_native))
+
+
+def test_members_of_classes() -> None:
+    classes = [node for node in STUB.body if isinstance(node, ast.ClassDef)]
+    assert len(classes) > 8
+    for node in classes:
+        real = getattr(_native, node.name)
+        assert public(list(members(node))) == public(dir(real)), node.name
+        for name in members(node):
+            assert hasattr(real, name), f"{node.name}.{name}"

@@ -1,0 +1,271 @@
+"""Pulls through petps_client against a real server: rows, masks, arrays of the caller, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import petps_client
+import pytest
+
+from petps import _native
+from tests.python.petps_client.served import DIM, DTYPES, ROWS, Served, shown_rows
+
+SEED = int(os.environ.get("PETPS_TEST_SEED", "0")) or int.from_bytes(os.urandom(4), "little")
+print(f"[client] PETPS_TEST_SEED={SEED}")
+
+
+def random_keys(n: int, salt: int = 0) -> npt.NDArray[np.uint64]:
+    return np.random.default_rng(SEED + salt).integers(0, ROWS + 400, n, dtype=np.uint64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [0, 1, 499, 500, 501, 3000, 70_000])
+def test_rows_and_mask(client: petps_client.Client, dtype: str, n: int) -> None:
+    keys = random_keys(n, n)
+    rows, mask = client.pull(dtype, keys, return_mask=True)
+    assert rows.dtype == np.float32
+    assert rows.shape == (n, DIM)
+    np.testing.assert_array_equal(rows, shown_rows(dtype, keys), err_msg=f"seed {SEED}")
+    np.testing.assert_array_equal(mask, keys < ROWS)
+    assert mask.dtype == np.bool_
+
+
+@pytest.mark.parametrize("dedup", [True, False, None])
+def test_repeated_keys(client: petps_client.Client, dedup: bool | None) -> None:
+    keys = np.array([5, 5, ROWS + 1, 7, 5, ROWS + 1], np.uint64)
+    answer = client.pull_answer("bf16", keys, dedup=dedup)
+    np.testing.assert_array_equal(answer.rows, shown_rows("bf16", keys))
+    assert answer.found == 4
+    assert answer.applied_version == 0
+
+
+def test_out_is_filled_in_place(client: petps_client.Client) -> None:
+    keys = random_keys(800)
+    whole = np.full((802, DIM), 77, np.float32)
+    out = whole[1:-1]
+    mask = np.zeros(800, np.bool_)
+    assert client.pull("f32", keys, out, mask=mask) is out
+    np.testing.assert_array_equal(out, shown_rows("f32", keys))
+    np.testing.assert_array_equal(mask, keys < ROWS)
+    assert (whole[0] == 77).all()
+    assert (whole[-1] == 77).all()
+    rows, same = client.pull("f32", keys, out, mask=mask, return_mask=True)
+    assert rows is out
+    assert same is mask
+
+
+def test_stored_rows(client: petps_client.Client) -> None:
+    keys = np.arange(100, dtype=np.uint64)
+    for dtype in DTYPES:
+        rows = client.pull(dtype, keys, dtype="stored")
+        assert rows.dtype == np.uint8
+        np.testing.assert_array_equal(
+            _native.decode_rows(dtype, DIM, rows), shown_rows(dtype, keys)
+        )
+        out = np.zeros_like(rows)
+        assert client.pull(dtype, keys, out, dtype="stored") is out
+        np.testing.assert_array_equal(out, rows)
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        (np.zeros((3, DIM * 2), np.float32)[:, ::2], "C-contiguous"),
+        (np.zeros((3, DIM), np.float64), r"expected float32\[n, dim\], got float64\[3, 12\]"),
+        (np.zeros((2, DIM), np.float32), "another length than the 3 keys"),
+        (np.zeros((3, DIM + 1), np.float32), r"dim 12"),
+        (np.zeros(3 * DIM, np.float32), r"got float32\[36\]"),
+        (np.asfortranarray(np.zeros((3, DIM), np.float32)), "numpy.ascontiguousarray"),
+        (np.broadcast_to(np.zeros(DIM, np.float32), (3, DIM)), "out"),
+        ([[0.0] * DIM] * 3, "expected a numpy array"),
+    ],
+)
+def test_wrong_out_is_named(client: petps_client.Client, out: Any, message: str) -> None:
+    with pytest.raises(petps_client.InvalidArgument, match=message):
+        client.pull("f32", [1, 2, 3], out)
+
+
+def test_read_only_out_and_wrong_mask(client: petps_client.Client) -> None:
+    out = np.zeros((2, DIM), np.float32)
+    out.flags.writeable = False
+    with pytest.raises(petps_client.InvalidArgument, match="out: the array is read-only"):
+        client.pull("f32", [1, 2], out)
+    with pytest.raises(petps_client.InvalidArgument, match=r"mask: expected bool\[n\], got uint8"):
+        client.pull("f32", [1, 2], mask=np.zeros(2, np.uint8))
+    with pytest.raises(petps_client.InvalidArgument, match=r"mask: .* another length"):
+        client.pull("f32", [1, 2], mask=np.zeros(3, np.bool_))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ([1.5], "whole number"),
+        ([-1], "outside 0"),
+        ([1 << 64], "outside 0"),
+        (np.array([-3]), r"keys\[0\] is -3"),
+        (np.array([1.0]), "expected integers"),
+        (np.zeros((2, 2), np.uint64), r"shape \(2, 2\)"),
+        (["a"], "whole number"),
+    ],
+)
+def test_wrong_keys_are_named(client: petps_client.Client, keys: Any, message: str) -> None:
+    with pytest.raises(petps_client.InvalidArgument, match=message):
+        client.pull("f32", keys)
+
+
+def test_all_kinds_of_keys(client: petps_client.Client) -> None:
+    expected = shown_rows("f32", np.array([3, 1], np.uint64))
+    kinds: list[npt.ArrayLike] = [
+        [3, 1],
+        (3, 1),
+        np.array([3, 1], np.int32),
+        np.array([3, 9, 1, 9], np.uint64)[::2],
+    ]
+    for keys in kinds:
+        np.testing.assert_array_equal(client.pull("f32", keys), expected)
+    assert not client.pull("f32", [2**64 - 1, 3], return_mask=True)[1][0]
+
+
+def test_pull_many(client: petps_client.Client) -> None:
+    wanted = {dtype: random_keys(700 + i, i) for i, dtype in enumerate(DTYPES)}
+    out = np.zeros((len(wanted["f16"]), DIM), np.float32)
+    found = client.pull_many(wanted, out={"f16": out}, return_mask=True)
+    assert found["f16"][0] is out
+    for dtype, keys in wanted.items():
+        np.testing.assert_array_equal(found[dtype][0], shown_rows(dtype, keys))
+        np.testing.assert_array_equal(found[dtype][1], keys < ROWS)
+    assert client.pull_many({}) == {}
+    with pytest.raises(petps_client.InvalidArgument, match=r"\['users'\]"):
+        client.pull_many({"f32": [1]}, out={"users": out})
+
+
+def test_unknown_table_lists_the_known(client: petps_client.Client) -> None:
+    with pytest.raises(petps_client.NotFound, match=r"'nope'.*known: bf16, clicks, f16, f32, int8"):
+        client.pull("nope", [1])
+
+
+def test_unknown_model_and_bad_url(served: Served) -> None:
+    with pytest.raises(petps_client.NotFound, match="known: ranking"):
+        petps_client.connect(f"petps://{served.address}/other")
+    with pytest.raises(petps_client.InvalidArgument, match="must start with petps://"):
+        petps_client.connect("http://x")
+    with pytest.raises(petps_client.InvalidArgument, match="keys_per_request"):
+        petps_client.connect(served.url, keys_per_request=0)
+    with pytest.raises(petps_client.InvalidArgument, match="deadline_ms is -1"):
+        petps_client.connect(served.url, deadline_ms=-1)
+
+
+def test_options_of_calls(client: petps_client.Client) -> None:
+    with pytest.raises(petps_client.Stale):
+        client.pull("f32", [1], min_version=99)
+    with pytest.raises(petps_client.InvalidArgument, match="deadline_ms is 0"):
+        client.pull("f32", [1], deadline_ms=0)
+    with pytest.raises(petps_client.InvalidArgument, match="min_version is -1"):
+        client.pull("f32", [1], min_version=-1)
+    with pytest.raises(petps_client.InvalidArgument, match="'f64'"):
+        client.pull("f32", [1], dtype="f64")  # type: ignore[call-overload]
+
+
+def test_describe_tables_status(client: petps_client.Client, served: Served) -> None:
+    table = client.describe("int8")
+    assert (table.dim, table.dtype, table.row_bytes, table.model) == (DIM, "int8", 20, "ranking")
+    assert {each.name for each in client.tables()} == {*DTYPES, "clicks", "small"}
+    assert client.status()["port"] == served.port
+    assert client.status(0)["port"] == served.port
+    with pytest.raises(petps_client.InvalidArgument, match=r"outside 0\.\.0"):
+        client.status(1)
+
+
+def test_asyncio(client: petps_client.Client) -> None:
+    keys = random_keys(1200)
+
+    async def several() -> None:
+        rows = await asyncio.gather(*(client.pull_async(dtype, keys) for dtype in DTYPES))
+        for dtype, found in zip(DTYPES, rows, strict=True):
+            np.testing.assert_array_equal(found, shown_rows(dtype, keys))
+        answer = await client.pull_answer_async("f32", keys)
+        assert answer.found == int((keys < ROWS).sum())
+        assert set(await client.pull_many_async({"f32": keys})) == {"f32"}
+        report = await client.push_async("f32", [1], rows[0][:1])
+        assert report.updated == 1
+        with pytest.raises(petps_client.NotFound):
+            await client.pull_async("nope", keys)
+
+    asyncio.run(several())
+
+
+def test_threads_share_a_client(client: petps_client.Client) -> None:
+    def work(salt: int) -> None:
+        for turn in range(20):
+            keys = random_keys(900, salt * 100 + turn)
+            dtype = DTYPES[(salt + turn) % 4]
+            np.testing.assert_array_equal(client.pull(dtype, keys), shown_rows(dtype, keys))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+
+
+def test_gil_is_released_while_waiting(served: Served) -> None:
+    # A server that never answers: while one thread waits for it, this one must run.
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"petps://127.0.0.1:{silent.getsockname()[1]}/ranking"
+        outcome: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                petps_client.connect(url, deadline_ms=600)
+            except petps_client.PetpsError as error:
+                outcome.append(error)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        turns = 0
+        while waiting.is_alive():
+            turns += 1
+            waiting.join(0.01)
+        assert turns > 10
+    assert isinstance(outcome[0], petps_client.DeadlineExceeded)
+    assert isinstance(outcome[0], TimeoutError)
+    assert "600 ms" in str(outcome[0])
+
+
+def test_restart_and_death(served: Served) -> None:
+    with petps_client.connect(served.url, deadline_ms=5000) as client:
+        keys = random_keys(600)
+        client.pull("f32", keys)
+        served.stop()
+        with pytest.raises(petps_client.Unavailable, match=served.address) as caught:
+            client.pull("f32", keys, deadline_ms=200)
+        assert caught.value.code == "UNAVAILABLE"
+        assert isinstance(caught.value, ConnectionError)
+        later = threading.Timer(0.2, served.start)
+        later.start()
+        np.testing.assert_array_equal(client.pull("f32", keys), shown_rows("f32", keys))
+        later.join()
+
+
+def test_closed_client(served: Served) -> None:
+    client = petps_client.connect(served.url)
+    client.close()
+    client.close()
+    with pytest.raises(petps_client.FailedPrecondition, match="closed"):
+        client.pull("f32", [1])
+    with pytest.raises(petps_client.FailedPrecondition, match="closed"):
+        asyncio.run(client.pull_async("f32", [1]))
+
+
+def test_hot_sets_reach_the_server(served: Served) -> None:
+    with petps_client.connect(served.url, hot_sample_every=1) as client:
+        for _ in range(5):
+            client.pull("f32", [1, 2, 3])
+        client.send_hot_sets()
+    assert served.server is not None
+    assert served.server.stats()["hot_sets"] == 1

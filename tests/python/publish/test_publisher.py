@@ -1,0 +1,328 @@
+"""The publisher: what stands in the log after each call, and what it refuses."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from petps.delta import (
+    BaseBody,
+    CommitBody,
+    ContinueBody,
+    Delivery,
+    DeltaLog,
+    Kind,
+    Message,
+    Record,
+    RowsBody,
+    TableSchema,
+    decode_record,
+)
+from petps.delta.directory import DirectoryLog
+from petps.delta.schema import partition_of
+from petps.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from petps.publish import Position, Publisher
+
+USER = TableSchema("user", "f32", 4)
+ITEM = TableSchema("item", "f32", 2)
+P = 4
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> DirectoryLog:
+    return DirectoryLog(tmp_path / "log", partitions=P)
+
+
+def records(log: DeltaLog) -> dict[int, list[Record]]:
+    found: dict[int, list[Record]] = {partition: [] for partition in range(P)}
+    subscription = log.subscribe(dict.fromkeys(range(P), 0))
+    while events := subscription.poll(max_bytes=1 << 22, timeout=0):
+        for event in events:
+            assert isinstance(event, Delivery)
+            assert event.message.size <= 1_000_000
+            record = decode_record(
+                event.message,
+                model="m",
+                partition=event.partition,
+                partitions=P,
+                schema_of={"user": USER, "item": ITEM}.get,
+            )
+            found[event.partition].append(record)
+    subscription.close()
+    return found
+
+
+def begun(log: DeltaLog, **options: Any) -> Publisher:
+    publisher = Publisher(log, "m", P, tables=[USER, ITEM], **options)
+    publisher.begin_continue(None)
+    return publisher
+
+
+def test_a_run_from_marker_to_commit(log: DirectoryLog) -> None:
+    publisher = begun(log, run=5, publisher_id="me")
+    keys = np.arange(100, dtype=np.uint64)
+    rows = np.arange(400, dtype=np.float32).reshape(100, 4)
+    before = time.time_ns()
+    assert publisher.publish("user", keys, rows, step=77) == P
+    assert publisher.publish("item", [1], np.ones((1, 2), np.float32)) == 1
+    assert publisher.commit(dense="d") == 1
+    found = records(log)
+    item_partition = int(partition_of(np.array([1], np.uint64), P)[0])
+    for partition, stream in found.items():
+        assert [record.header.seq for record in stream] == list(range(1, len(stream) + 1))
+        assert {record.header.run for record in stream} == {5}
+        assert {record.header.publisher for record in stream} == {"me"}
+        first, chunk, *_, commit = stream
+        assert isinstance(first.body, ContinueBody)
+        assert (first.body.previous_run, first.body.last_seq) == (0, 0)
+        assert isinstance(chunk.body, RowsBody)
+        mine = keys[partition_of(keys, P) == partition]
+        np.testing.assert_array_equal(chunk.body.keys, mine)
+        np.testing.assert_array_equal(chunk.body.rows.view(np.float32), rows[mine])
+        assert chunk.body.deleted is None
+        assert chunk.header.step == 77
+        assert chunk.header.version == 1
+        assert before <= chunk.header.time_ns <= time.time_ns()
+        assert isinstance(commit.body, CommitBody)
+        assert commit.header.version == 1
+        assert commit.body.dense == "d"
+        here = {name: count.here for name, count in commit.body.tables.items()}
+        assert here == {"user": len(mine), "item": int(partition == item_partition)}
+        assert commit.body.tables["user"].everywhere == 100
+    assert publisher.position() == Position(5, tuple(len(found[p]) for p in range(P)), 1)
+
+
+def test_a_commit_stands_in_untouched_partitions_too(log: DirectoryLog) -> None:
+    publisher = begun(log)
+    publisher.commit(version=10)
+    publisher.commit()
+    for stream in records(log).values():
+        assert [record.header.kind for record in stream] == [
+            Kind.CONTINUE,
+            Kind.COMMIT,
+            Kind.COMMIT,
+        ]
+        assert [record.header.version for record in stream] == [1, 10, 11]
+
+
+class SyncedLog(DirectoryLog):
+    """Remembers the order of appends and syncs."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.calls: list[str] = []
+
+    def publish(self, partition: int, message: Message) -> None:
+        self.calls.append(dict(message.headers)["kind"].decode())
+        super().publish(partition, message)
+
+    def flush(self) -> None:
+        self.calls.append("flush")
+        super().flush()
+
+
+def test_rows_are_durable_before_their_commit(tmp_path: Path) -> None:
+    log = SyncedLog(tmp_path, partitions=P)
+    publisher = begun(log)
+    publisher.publish("user", np.arange(50), np.zeros((50, 4), np.float32))
+    publisher.commit()
+    assert log.calls == [
+        *["continue"] * P, "flush", *["rows"] * P, "flush", *["commit"] * P, "flush",
+    ]  # fmt: skip
+
+
+def test_newest_of_a_key_wins_within_one_publish(log: DirectoryLog) -> None:
+    publisher = begun(log)
+    keys = np.array([5, 9, 5, 7, 9, 5])
+    rows = np.arange(24, dtype=np.float32).reshape(6, 4)
+    deleted = np.array([False, False, True, False, True, False])
+    publisher.publish("user", keys, rows, deleted)
+    found: dict[int, npt.NDArray[np.float32] | None] = {}
+    for stream in records(log).values():
+        for record in stream:
+            if isinstance(record.body, RowsBody):
+                body = record.body
+                for at, key in enumerate(body.keys.tolist()):
+                    assert key not in found
+                    gone = body.deleted is not None and body.deleted[at]
+                    found[key] = None if gone else body.rows[at].view(np.float32)
+    assert set(found) == {5, 7, 9}
+    assert found[9] is None
+    np.testing.assert_array_equal(found[5], rows[5])
+    np.testing.assert_array_equal(found[7], rows[3])
+
+
+def test_deletions_need_no_rows(log: DirectoryLog) -> None:
+    publisher = begun(log)
+    publisher.publish("user", np.arange(10), None, np.ones(10, np.bool_))
+    bodies = [r.body for stream in records(log).values() for r in stream[1:]]
+    assert sum(len(b.keys) for b in bodies if isinstance(b, RowsBody)) == 10
+    for body in bodies:
+        assert isinstance(body, RowsBody)
+        assert body.deleted is not None
+        assert body.deleted.all()
+    with pytest.raises(InvalidArgument, match="rows are missing; only deletions need none"):
+        publisher.publish("user", [1], None)
+
+
+def test_stored_rows_go_unchanged(log: DirectoryLog) -> None:
+    publisher = begun(log)
+    stored = np.random.default_rng(1).integers(0, 256, (20, 16), dtype=np.uint8)
+    publisher.publish("user", np.arange(20), stored)
+    for stream in records(log).values():
+        body = stream[1].body
+        assert isinstance(body, RowsBody)
+        np.testing.assert_array_equal(body.rows, stored[body.keys])
+
+
+def test_large_publishes_are_cut_and_memory_is_bounded(tmp_path: Path) -> None:
+    schema = TableSchema("wide", "f32", 1024)
+    log = DirectoryLog(tmp_path, partitions=2)
+    publisher = Publisher(log, "m", tables=[schema])
+    publisher.begin_continue(None)
+    rows = np.zeros((20_000, 1024), np.float32)  # 82 MB
+    tracemalloc.start()
+    messages = publisher.publish("wide", np.arange(20_000), rows)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert messages >= 82
+    assert peak < 8 << 20
+    assert messages == sum(publisher.position().seqs) - 2
+
+
+def test_runs_grow_and_versions_go_on(log: DirectoryLog) -> None:
+    first = begun(log)
+    first.commit(version=7)
+    position = first.position()
+    second = Publisher(log, "m", tables=[USER, ITEM])
+    assert second.run > first.run
+    second.begin_continue(position)
+    assert second.commit() == 8
+    with pytest.raises(
+        InvalidArgument, match=rf"run {second.run} is not above run {second.run} in"
+    ):
+        Publisher(log, "m", tables=[USER], run=second.run)
+    with pytest.raises(InvalidArgument, match="version 8 is not above 8"):
+        second.commit(version=8)
+    third = Publisher(log, "m", tables=[USER, ITEM])
+    third.begin_base("bases/9", version=9, step=3)
+    assert third.version == 9
+    third.base("bases/9b")
+    for stream in records(log).values():
+        bases = [record for record in stream if isinstance(record.body, BaseBody)]
+        assert [(r.header.seq, r.header.version) for r in bases] == [(1, 9), (2, 9)]
+        markers = [r.body for r in stream if isinstance(r.body, ContinueBody)]
+        assert (markers[1].previous_run, markers[1].last_seq) == (first.run, 2)
+
+
+def test_a_clock_that_went_back_does_not_make_a_zombie(log: DirectoryLog) -> None:
+    far = time.time_ns()  # in milliseconds: far in the future
+    begun(log, run=far)
+    assert Publisher(log, "m", tables=[USER]).run == far + 1
+
+
+def test_positions_travel_as_json() -> None:
+    position = Position(1 << 60, (3, 0, 9), 4)
+    assert Position.from_json(position.as_json()) == position
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows", "deleted", "what"),
+    [
+        ([1], np.zeros((1, 5), np.float32), None, r"shape \(1, 5\), expected \(1, 4\)"),
+        ([1, 2], np.zeros((1, 4), np.float32), None, r"shape \(1, 4\), expected \(2, 4\)"),
+        ([1], np.zeros(4, np.float32), None, r"shape \(4,\), expected \(1, 4\)"),
+        ([1], np.zeros((1, 4)), None, "rows are float64; give float32 values or uint8 stored"),
+        ([1], np.zeros((1, 4), np.uint8), None, r"shape \(1, 4\), expected \(1, 16\)"),
+        ([-1], np.zeros((1, 4), np.float32), None, r"keys\[0\] is -1; keys are unsigned"),
+        ([1.5], np.zeros((1, 4), np.float32), None, "keys are float64, expected integers"),
+        ([[1]], np.zeros((1, 4), np.float32), None, r"keys have shape \(1, 1\)"),
+        ([1], np.zeros((1, 4), np.float32), [1], r"deleted is int64\[1\], expected bool\[1\]"),
+        ([1], np.zeros((1, 4), np.float32), [True, False], r"expected bool\[1\]"),
+        ([3, 8], np.array([[0] * 4, [0, np.nan, 0, 0]], np.float32), None, r"row of key 8 .* NaN"),
+        ([8], np.array([[0, np.inf, 0, 0]], np.float32), None, "allow_not_finite=True"),
+    ],
+)
+def test_bad_input_is_named_and_ends_nothing(
+    log: DirectoryLog, keys: Any, rows: Any, deleted: Any, what: str
+) -> None:
+    publisher = begun(log)
+    before = publisher.position()
+    with pytest.raises(InvalidArgument, match=what):
+        publisher.publish("user", keys, rows, deleted)
+    with pytest.raises(InvalidArgument, match="has no table 'x'; it has: item, user"):
+        publisher.publish("x", keys, rows, deleted)
+    assert publisher.position() == before
+    publisher.commit()
+
+
+def test_not_finite_rows_can_be_allowed_and_deletions_do_not_care(log: DirectoryLog) -> None:
+    bad = np.full((1, 4), np.nan, np.float32)
+    begun(log, allow_not_finite=True).publish("user", [1], bad)
+    log.close()
+    begun(log).publish("user", [1], bad, [True])
+
+
+def test_empty_publishes_write_nothing(log: DirectoryLog) -> None:
+    publisher = begun(log)
+    assert publisher.publish("user", [], np.zeros((0, 4), np.float32)) == 0
+    assert publisher.position().seqs == (1,) * P
+
+
+def test_the_run_must_begin_once(log: DirectoryLog) -> None:
+    publisher = Publisher(log, "m", tables=[USER])
+    for call in (
+        lambda: publisher.publish("user", [1], np.zeros((1, 4), np.float32)),
+        lambda: publisher.commit(),
+        lambda: publisher.base("b"),
+    ):
+        with pytest.raises(FailedPrecondition, match="begin the run first"):
+            call()
+    publisher.begin_base("b")
+    with pytest.raises(FailedPrecondition, match="has begun"):
+        publisher.begin_base("b")
+    with pytest.raises(FailedPrecondition, match="has begun"):
+        publisher.begin_continue(None)
+
+
+def test_bad_options_are_named(log: DirectoryLog) -> None:
+    with pytest.raises(InvalidArgument, match="has 4 partitions, not 8: the number is fixed"):
+        Publisher(log, "m", 8, tables=[USER])
+    with pytest.raises(InvalidArgument, match="model 'a/b'"):
+        Publisher(log, "a/b", tables=[USER])
+    with pytest.raises(InvalidArgument, match=r"chunk_bytes 5 is outside 16384\.\.1000000"):
+        Publisher(log, "m", tables=[USER], chunk_bytes=5)
+    with pytest.raises(InvalidArgument, match="publisher_id is longer than 63 bytes"):
+        Publisher(log, "m", tables=[USER], publisher_id="x" * 64)
+    with pytest.raises(InvalidArgument, match="the position has 1 partitions"):
+        Publisher(log, "m", tables=[USER]).begin_continue(Position(1, (1,), 1))
+    with pytest.raises(InvalidArgument, match="run 5 cannot continue run 5"):
+        Publisher(log, "m", tables=[USER], run=5).begin_continue(Position(5, (1,) * P, 1))
+    with pytest.raises(InvalidArgument, match="a base needs a location"):
+        Publisher(log, "m", tables=[USER]).begin_base("")
+
+
+def test_an_error_of_the_log_ends_the_run(
+    log: DirectoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = begun(log)
+
+    def full(partition: int, message: Message) -> None:
+        raise ResourceExhausted("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "publish", full)
+        with pytest.raises(ResourceExhausted, match="disk full"):
+            publisher.publish("user", [1], np.zeros((1, 4), np.float32))
+    with pytest.raises(
+        FailedPrecondition, match=r"ended with an error .*disk full.* new Publisher"
+    ):
+        publisher.publish("user", [1], np.zeros((1, 4), np.float32))
+    with pytest.raises(FailedPrecondition, match="begin a new run"):
+        publisher.commit()

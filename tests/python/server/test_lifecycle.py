@@ -1,0 +1,155 @@
+"""Open -> recover -> serve -> ingest -> drain -> close, in this process."""
+
+from __future__ import annotations
+
+import socket
+import time
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import petps
+from petps.delta import TableSchema
+from petps.delta.directory import DirectoryLog
+from petps.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PetpsError,
+    Unavailable,
+)
+from petps.publish import Publisher
+from petps.server import Serving
+from petps.server.status import normalised
+from tests.python.native.superblock import is_clean
+from tests.python.server.conftest import Start, settings
+
+
+def test_serves_and_closes_cleanly(start: Start, pool: Path) -> None:
+    serving = start()
+    assert serving.port > 0
+    assert serving.http_port
+    assert serving.open_ms < 10_000
+    with socket.create_connection(("127.0.0.1", serving.port), timeout=5):
+        pass
+    with pytest.raises(FailedPrecondition, match="another process"):
+        petps.open(pool)
+    assert not is_clean(pool)
+    serving.close()
+    serving.close()
+    assert is_clean(pool)
+    with petps.open(pool) as opened:
+        assert opened.status()["tables"][0]["rows"] == 100
+
+
+def test_no_pool(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=r"there is no pool at .*none: make one with `petps create`"):
+        Serving(settings(tmp_path / "none"))
+
+
+def test_native_port_in_use_leaves_the_pool_clean(pool: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PetpsError, match=f"{port}"):
+            Serving(settings(pool, server={"port": port}))
+    assert is_clean(pool)
+
+
+def test_http_port_in_use_undoes_everything(pool: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Unavailable, match=f"HTTP address 127.0.0.1:{port} cannot be had"):
+            Serving(settings(pool, server={"http_port": port}))
+    assert is_clean(pool)
+    petps.open(pool).close()
+
+
+def test_without_http(start: Start) -> None:
+    assert start(server={"http": False}).http_port is None
+
+
+def test_ingest_in_the_server(start: Start, tmp_path: Path) -> None:
+    serving = start(ingest={"log": tmp_path / "log"})
+    schema = TableSchema("fed", "f32", 4)
+    with DirectoryLog(tmp_path / "log") as log:  # the server has made it
+        assert log.partitions == 8
+        publisher = Publisher(log, "default", tables=[schema])
+        publisher.begin_continue(None)
+        keys = np.arange(50, dtype=np.uint64)
+        publisher.publish("fed", keys, np.full((50, 4), 2.5, np.float32))
+        version = publisher.commit()
+    deadline = time.monotonic() + 30
+    while serving.status()["instances"][0]["applied_version"] < version:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    serving.report()
+    status = serving.status()
+    assert status["ingest"]["version"] == version
+    assert status["ingest"]["rows"] == 50
+    assert {entry["state"] for entry in status["ingest"]["partitions"]} == {"following"}
+    url = f"http://127.0.0.1:{serving.http_port}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        families = text_string_to_metric_families(reply.read().decode())
+        samples = {family.name: family.samples for family in families}
+    assert sum(sample.value for sample in samples["petps_ingest_rows"]) == 50
+    assert len(samples["petps_ingest_lag_records"]) == 8
+    assert samples["petps_ingest_partitions_not_following"][0].value == 0
+    assert {s.labels["quantile"] for s in samples["petps_ingest_freshness_milliseconds"]} == {
+        "p50", "p90", "p99",
+    }  # fmt: skip
+    serving.close()
+    with petps.open(serving._config.pool.path) as opened:
+        assert (opened.pull("fed", keys) == 2.5).all()
+
+
+def test_ingest_that_cannot_start(pool: Path, tmp_path: Path) -> None:
+    with DirectoryLog(tmp_path / "other", partitions=3):
+        pass
+    with pytest.raises(InvalidArgument, match="has 3 partitions, not 8"):
+        Serving(settings(pool, ingest={"log": tmp_path / "other"}))
+    with pytest.raises(NotFound, match="'m'; this pool has: default@0"):
+        Serving(settings(pool, ingest={"log": tmp_path / "log", "model": "m"}))
+    with petps.open(pool) as opened:
+        opened.native.set_feed(opened.table("fed").id, "push")
+    with pytest.raises(FailedPrecondition, match="no table with feed 'delta': create one"):
+        Serving(settings(pool, ingest={"log": tmp_path / "log"}))
+    assert is_clean(pool)
+
+
+def test_damaged_log_does_not_stop_the_serving(start: Start, tmp_path: Path) -> None:
+    serving = start(ingest={"log": tmp_path / "log"})
+    with DirectoryLog(tmp_path / "log") as log:
+        publisher = Publisher(log, "default", tables=[TableSchema("fed", "f32", 4)])
+        publisher.begin_continue(None)
+        publisher.publish("fed", np.array([1], np.uint64), np.ones((1, 4), np.float32))
+        publisher.commit()
+        other = Publisher(log, "another", tables=[TableSchema("fed", "f32", 4)])
+        other.begin_continue(publisher.position())
+    deadline = time.monotonic() + 30
+    while True:
+        serving.report()
+        ingest = serving.status()["ingest"]
+        if sum(entry["dead_letters"] for entry in ingest["partitions"]) == 8:
+            break
+        assert time.monotonic() < deadline, ingest
+        time.sleep(0.05)
+    with socket.create_connection(("127.0.0.1", serving.port), timeout=5):
+        pass
+    assert list((tmp_path / "dead-letters").iterdir())
+
+
+def test_status_with_numbers_for_names() -> None:
+    status = {
+        "instances": [{"id": 3, "name": "m@1"}],
+        "tables": [
+            {"dtype": 2, "instance": 3},
+            {"dtype": 77, "instance": 9},
+            {"dtype": "f32", "instance": "x"},
+        ],
+    }
+    assert [(t["dtype"], t["instance"]) for t in normalised(status)["tables"]] == [
+        ("bf16", "m@1"), ("dtype 77", "9"), ("f32", "x"),
+    ]  # fmt: skip

@@ -1,0 +1,52 @@
+"""The summary of `make test` counts what the suites did, and a failure is never lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.run import Finished, Outcome, close, read_junit, summarise
+
+JUNIT = """<?xml version="1.0"?>
+<testsuite>
+  <testcase name="a" classname="x" status="run"/>
+  <testcase name="b" classname="x" status="fail"><failure message=""/></testcase>
+  <testcase name="c" classname="x" status="notrun">
+    <skipped message="SKIP_REGULAR_EXPRESSION_MATCHED"/>
+    <system-out>[ RUN      ] c
+c_test.cc:3: Skipped
+this processor has no vpclmulqdq
+</system-out>
+  </testcase>
+  <testcase name="d" classname="x"><skipped message="no such device"/></testcase>
+</testsuite>
+"""
+
+
+def outcome_of(tmp_path: Path) -> Outcome:
+    (tmp_path / "junit.xml").write_text(JUNIT)
+    outcome = Outcome("suite")
+    read_junit(outcome, tmp_path / "junit.xml")
+    return outcome
+
+
+def test_counts_and_reasons(tmp_path: Path) -> None:
+    outcome = outcome_of(tmp_path)
+    assert (outcome.passed, outcome.failed) == (1, 1)
+    assert outcome.failures == ["x::b"]
+    assert outcome.skips == ["x::c: this processor has no vpclmulqdq", "x::d: no such device"]
+
+
+def test_last_line_is_the_sum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = Outcome("good", passed=4, closing="4 passed")
+    assert summarise([good, outcome_of(tmp_path)]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "5 passed, 1 failed, 2 skipped"
+    assert summarise([good]) == 0
+
+
+def test_a_suite_that_died_without_reporting_is_a_failure() -> None:
+    outcome = Outcome("suite", passed=3)
+    close(outcome, Finished(137, ["killed"]), "tests passed")
+    assert outcome.failed == 1
+    assert outcome.closing == "exit status 137"

@@ -1,0 +1,248 @@
+"""Runs every check and every suite, goes on after a failure, and ends with one summary.
+
+`make test` calls this after `make build`. Each suite writes JUnit XML below build/tests; the
+summary is counted from those files, never from what a suite printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "build" / "tests"
+SOURCES = ("native", "client", "bench", "tests")
+PYTHON_FOLDERS = ("petps", "client", "bench", "tests")
+# No suite may take longer; each test has its own, much shorter limit (ctest, pytest-timeout).
+SUITE_SECONDS_MAX = 1500
+# Thread sanitizer: the suites in which more than one thread runs.
+TSAN_LABELS = "^(base|epoch|media|index|table|transport|server|client|contract|stress)$"
+# The crash and fuzz suites run whole in release; under ASan a part of their states (see
+# PETPS_TEST_SCALE in the tests that read it) keeps the suite within its 20 minutes.
+ASAN_SCALE = "0.02"
+
+
+@dataclass
+class Outcome:
+    """What one suite did: counts, its own closing line, and the reasons of what it skipped."""
+
+    name: str
+    passed: int = 0
+    failed: int = 0
+    closing: str = ""
+    seconds: float = 0.0
+    skips: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Exit status and the last lines of a command whose output was shown as it came."""
+
+    status: int
+    lines: list[str]
+
+
+def run(command: Sequence[str], environment: dict[str, str] | None = None) -> Finished:
+    """Runs a command in the repository's root and shows its output as it comes."""
+    print(f"$ {' '.join(command)}", flush=True)
+    lines: list[str] = []
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        alarm = threading.Timer(SUITE_SECONDS_MAX, process.kill)
+        alarm.start()
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line.rstrip())
+        status = process.wait()
+        alarm.cancel()
+    return Finished(status, lines)
+
+
+def cxx_sources() -> list[str]:
+    """Every C++ file of the project, relative to its root."""
+    return sorted(
+        str(path.relative_to(ROOT))
+        for folder in SOURCES
+        for suffix in ("*.cc", "*.h")
+        for path in (ROOT / folder).rglob(suffix)
+    )
+
+
+def lint() -> Outcome:
+    """clang-format, ruff (check and format) and mypy: one item each."""
+    outcome = Outcome("lint")
+    tools = Path(sys.executable).parent
+    checks: dict[str, list[str]] = {
+        "clang-format": ["clang-format-14", "--dry-run", "--Werror", *cxx_sources()],
+        "ruff check": [str(tools / "ruff"), "check", *PYTHON_FOLDERS],
+        "ruff format": [str(tools / "ruff"), "format", "--check", *PYTHON_FOLDERS],
+        "mypy": [str(tools / "mypy")],
+    }
+    for name, command in checks.items():
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            outcome.passed += 1
+            print(f"{name}: ok", flush=True)
+        else:
+            outcome.failed += 1
+            outcome.failures.append(name)
+            print(f"{name}: failed\n{done.stdout[-8000:]}{done.stderr[-8000:]}", flush=True)
+    outcome.closing = f"{outcome.passed} of {len(checks)} checks passed"
+    return outcome
+
+
+def read_junit(outcome: Outcome, path: Path) -> None:
+    """Adds the counts of a JUnit file to `outcome`."""
+    if not path.is_file():
+        return
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        name = f"{case.get('classname', '')}::{case.get('name', '')}"
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            outcome.failed += 1
+            outcome.failures.append(name)
+        elif skipped is not None or case.get("status") in ("notrun", "disabled"):
+            reason = "" if skipped is None else (skipped.get("message") or "")
+            outcome.skips.append(f"{name}: {skip_reason(case, reason)}")
+        else:
+            outcome.passed += 1
+
+
+def skip_reason(case: ElementTree.Element, message: str) -> str:
+    """The reason a test gave: pytest puts it into the message, GTest into its output."""
+    output = case.findtext("system-out") or ""
+    lines = output.splitlines()
+    for number, line in enumerate(lines):
+        if line.rstrip().endswith(": Skipped") and number + 1 < len(lines):
+            return lines[number + 1].strip()
+    return message.strip() or "no reason given"
+
+
+def can_fix_addresses() -> bool:
+    """Whether setarch -R works here; some containers refuse it."""
+    if shutil.which("setarch") is None:
+        return False
+    tried = subprocess.run(["setarch", "-R", "true"], capture_output=True, check=False)
+    return tried.returncode == 0
+
+
+def ctest(preset: str, jobs: int, labels: str = "", scale: str = "1") -> Outcome:
+    """Builds one preset's test programs and runs them under ctest."""
+    outcome = Outcome(f"ctest {preset}")
+    configure = run(["cmake", "--preset", preset, "--log-level=WARNING"])
+    build = ["cmake", "--build", f"build/{preset}", "-j", str(jobs), "--target", "petps_tests"]
+    built = run(build) if configure.status == 0 else configure
+    if built.status != 0:
+        outcome.failed = 1
+        outcome.failures.append(f"build of preset {preset}")
+        outcome.closing = "did not build"
+        return outcome
+    junit = RESULTS / f"ctest-{preset}.xml"
+    command = ["ctest", "--test-dir", f"build/{preset}", "-j", str(jobs), "--output-on-failure"]
+    command += ["--no-tests=error", "--output-junit", str(junit)]
+    if labels:
+        command += ["-L", labels]
+    settings = {
+        "PETPS_TEST_SCALE": os.environ.get("PETPS_TEST_SCALE", scale),
+        "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+        "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
+    }
+    # The sanitizers of gcc 12 can't place their shadow when mappings are fully randomised.
+    if preset in ("asan", "tsan") and can_fix_addresses():
+        command = ["setarch", "-R", *command]
+    finished = run(command, settings)
+    read_junit(outcome, junit)
+    close(outcome, finished, "tests passed")
+    return outcome
+
+
+def pytest(jobs: int) -> Outcome:
+    """Runs the Python suites."""
+    outcome = Outcome("pytest")
+    junit = RESULTS / "pytest.xml"
+    command = [sys.executable, "-m", "pytest", "-n", str(jobs), "--dist", "loadgroup"]
+    finished = run([*command, f"--junitxml={junit}"])
+    read_junit(outcome, junit)
+    close(outcome, finished, " in ")
+    return outcome
+
+
+def close(outcome: Outcome, finished: Finished, mark: str) -> None:
+    """Takes the suite's own closing line, and counts a failure it did not report as a test."""
+    closing = [line for line in finished.lines if mark in line]
+    outcome.closing = closing[-1].strip(" =") if closing else f"exit status {finished.status}"
+    if finished.status != 0 and outcome.failed == 0:
+        outcome.failed = 1
+        outcome.failures.append(f"{outcome.name}: exit status {finished.status}")
+
+
+def summarise(outcomes: Sequence[Outcome]) -> int:
+    """Prints skips, failures and closing lines, then the sum alone on the last line."""
+    print("\n---- summary ----")
+    skips = [f"{outcome.name}: {skip}" for outcome in outcomes for skip in outcome.skips]
+    failures = [f"{outcome.name}: {name}" for outcome in outcomes for name in outcome.failures]
+    for title, entries in (("skipped", skips), ("failed", failures)):
+        if entries:
+            print(f"{title}:")
+            for entry in entries:
+                print(f"  {entry}")
+    for outcome in outcomes:
+        print(f"{outcome.name}: {outcome.closing} ({outcome.seconds:.0f} s)")
+    failed = sum(outcome.failed for outcome in outcomes)
+    passed = sum(outcome.passed for outcome in outcomes)
+    print(f"{passed} passed, {failed} failed, {len(skips)} skipped", flush=True)
+    return 1 if failed else 0
+
+
+def main() -> int:
+    """Runs the suites that were asked for; all of them without --only."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", default="", help="suites, comma-separated")
+    arguments = parser.parse_args()
+    jobs: int = arguments.jobs
+    suites: dict[str, Callable[[], Outcome]] = {
+        "lint": lint,
+        "release": lambda: ctest("release", jobs),
+        "asan": lambda: ctest("asan", jobs, scale=ASAN_SCALE),
+        "tsan": lambda: ctest("tsan", jobs, TSAN_LABELS, ASAN_SCALE),
+        "pytest": lambda: pytest(jobs),
+    }
+    wanted = arguments.only.split(",") if arguments.only else list(suites)
+    unknown = set(wanted) - set(suites)
+    if unknown:
+        parser.error(f"unknown suites {sorted(unknown)}; there are {', '.join(suites)}")
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for stale in RESULTS.glob("*.xml"):
+        stale.unlink()
+    outcomes = []
+    for name in wanted:
+        print(f"\n==== {name} ====", flush=True)
+        start = time.monotonic()
+        outcome = suites[name]()
+        outcome.seconds = time.monotonic() - start
+        outcomes.append(outcome)
+    return summarise(outcomes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

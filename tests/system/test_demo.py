@@ -1,0 +1,102 @@
+"""`petps demo`, short: from nothing to the last row compared, and out when interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.system
+
+WAIT_SECONDS = 170.0
+
+
+def command(tmp_path: Path, *arguments: str) -> list[str]:
+    """`petps demo` in a folder of the test."""
+    short = ["--accesses", "40000", "--idle-seconds", "0.2", "--folder", str(tmp_path)]
+    return [sys.executable, "-m", "petps.cli", "demo", *short, *arguments]
+
+
+@pytest.mark.parametrize("durability", ["power", "process"])
+def test_every_row_is_compared(tmp_path: Path, durability: str) -> None:
+    done = subprocess.run(
+        command(tmp_path, "--json", "--durability", durability),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["passed"]
+    assert report["durability"] == durability
+    comparison = report["comparison"]
+    assert comparison["keys"] == 143_542
+    assert comparison["rows_equal"] == report["rows"] > 10_000
+    assert comparison["rows_equal"] + comparison["missing_as_they_should"] == comparison["keys"]
+    assert 0 < report["restart"]["share_visible"] < 1
+    assert report["pull_during_apply"]["pulls"] > 0
+    assert report["freshness"]["versions"] == report["deltas"] == 6
+    assert report["asked"] > 1000
+    assert list(tmp_path.iterdir()) == []  # nothing stays
+
+
+def hear_interrupts() -> None:
+    """A background job ignores SIGINT, and hands that on to whatever it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT] * 3])
+def test_an_interrupt_cleans_up(tmp_path: Path, signals: list[signal.Signals]) -> None:
+    process = subprocess.Popen(
+        command(tmp_path),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_interrupts,
+    )
+    children = wait_for_children(process.pid)
+    for each in signals:
+        process.send_signal(each)
+        time.sleep(0.05)
+    _, errors = process.communicate(timeout=WAIT_SECONDS)
+    assert process.returncode == 130, errors
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
+    assert list(tmp_path.iterdir()) == []
+    gone, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+    assert len(gone) == 2
+
+
+def wait_for_children(pid: int) -> list[psutil.Process]:
+    """The server and the trainer, once both are there."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline:
+        children: list[psutil.Process] = psutil.Process(pid).children()
+        if len(children) == 2:
+            return children
+        time.sleep(0.01)
+    raise AssertionError("the demo did not start its server")
+
+
+def test_a_server_that_dies_by_itself_ends_the_demo(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    server = next(
+        child for child in wait_for_children(process.pid) if "serve" in " ".join(child.cmdline())
+    )
+    os.kill(server.pid, signal.SIGTERM)
+    _, errors = process.communicate(timeout=WAIT_SECONDS)
+    assert process.returncode not in (0, 130)
+    assert errors.startswith("error: ")
+    assert "Traceback" not in errors
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,217 @@
+"""Thirty kills of a real server under pulls and deltas; after each, every row equals the model.
+
+A publisher commits versions to a directory log without pause, clients pull and check that every row
+is whole, and the server is killed with -9 at a random moment and started again. Then the publisher
+rests, the server drains the log, and all rows are compared. The seed is printed; PETPS_SEED repeats
+it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import petps_client
+import pytest
+
+from petps.delta import TableSchema
+from petps.delta.directory import DirectoryLog
+from petps.publish import Publisher
+
+PETPS = str(Path(sys.executable).parent / "petps")
+KILLS = 30
+KEYS = 20_000
+DIM = 32
+CHANGED = 1_500  # keys a version changes, a fifth of them deletions
+PARTITIONS = 8
+WAIT_SECONDS = 60.0
+
+Keys = npt.NDArray[np.uint64]
+
+
+def rows_of(keys: Keys, versions: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Rows that say whose they are, float32[n, DIM]: the version, then mixes of key and version."""
+    columns = np.arange(DIM, dtype=np.int64)
+    mixed = (
+        keys.astype(np.int64)[:, None] * 7919 + versions[:, None] * 104_729 + columns * 31
+    ) % 1_000_003
+    mixed[:, 0] = versions
+    return mixed.astype(np.float32)
+
+
+class Server:
+    """A `petps serve` child, started and killed by its id."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ready_file = folder / "ready"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    def start(self) -> None:
+        self.ready_file.unlink(missing_ok=True)
+        command = [PETPS, "serve", str(self.folder / "pool"), "--log", str(self.folder / "log")]
+        command += ["--port", str(self.port), "--no-http", "--ready-file", str(self.ready_file)]
+        with (self.folder / "server.log").open("ab") as output:
+            self.process = subprocess.Popen(command, stdout=output, stderr=output)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not self.ready_file.exists():
+            assert self.process.poll() is None, (self.folder / "server.log").read_text()
+            assert time.monotonic() < deadline, "the server did not become ready"
+            time.sleep(0.01)
+        self.port = json.loads(self.ready_file.read_text())["port"]
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self.process = None
+
+
+class Trainer:
+    """Publishes versions and keeps the model: version_of[key], 0 where the key is deleted."""
+
+    def __init__(self, publisher: Publisher, rng: np.random.Generator) -> None:
+        self.publisher = publisher
+        self.rng = rng
+        self.version_of = np.zeros(KEYS, dtype=np.int64)
+        self.stop = threading.Event()
+        self.error: BaseException | None = None
+
+    def publish_one(self) -> None:
+        version = self.publisher.version + 1
+        keys = self.rng.choice(KEYS, CHANGED, replace=False).astype(np.uint64)
+        deleted = self.rng.random(CHANGED) < 0.2
+        versions = np.full(CHANGED, version, dtype=np.int64)
+        self.publisher.publish("items", keys, rows_of(keys, versions), deleted)
+        assert self.publisher.commit() == version
+        self.version_of[keys.astype(np.int64)] = np.where(deleted, 0, version)
+
+    def run(self) -> None:
+        try:
+            while not self.stop.is_set():
+                self.publish_one()
+        except BaseException as error:
+            self.error = error
+
+
+def pull_all(client: petps_client.Client) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    rows, found = client.pull("items", np.arange(KEYS, dtype=np.uint64), return_mask=True)
+    return rows, found
+
+
+def check_whole(keys: Keys, rows: npt.NDArray[np.float32], found: npt.NDArray[np.bool_]) -> None:
+    """Every row that was found is one that the trainer wrote, of that key, whole."""
+    np.testing.assert_array_equal(
+        rows[found], rows_of(keys[found], rows[found, 0].astype(np.int64))
+    )
+
+
+class Puller:
+    """Pulls random keys through kills and restarts; an answer may be late, never wrong."""
+
+    def __init__(self, url: str, seed: int) -> None:
+        self.url = url
+        self.rng = np.random.default_rng(seed)
+        self.stop = threading.Event()
+        self.pulls = 0
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with petps_client.connect(self.url) as client:
+                while not self.stop.is_set():
+                    keys = self.rng.integers(0, KEYS, 500).astype(np.uint64)
+                    try:
+                        rows, found = client.pull("items", keys, return_mask=True)
+                    except (petps_client.Unavailable, petps_client.DeadlineExceeded):
+                        continue  # the server is down just now
+                    check_whole(keys, rows, found)
+                    self.pulls += 1
+        except BaseException as error:
+            self.error = error
+
+
+def wait_for_version(client: petps_client.Client, version: int) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    applied = -1
+    while applied < version:
+        assert time.monotonic() < deadline, (
+            f"version {applied} after {WAIT_SECONDS} s, {version} is published"
+        )
+        applied = min(entry["applied_version"] for entry in client.status()["instances"])
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def seed() -> int:
+    chosen = int(os.environ.get("PETPS_SEED", random.SystemRandom().randrange(1 << 32)))
+    print(f"PETPS_SEED={chosen}")
+    return chosen
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    create = [PETPS, "create", str(tmp_path / "pool"), "--feed", "delta"]
+    create += ["--table", f"items:{DIM}:f32:{KEYS}", "--partitions", str(PARTITIONS)]
+    subprocess.run(create, check=True, capture_output=True)
+    found = Server(tmp_path)
+    yield found
+    if found.process is not None:
+        found.kill()
+
+
+@pytest.mark.timeout(300)
+def test_thirty_kills_lose_nothing(server: Server, seed: int) -> None:
+    chance = random.Random(seed)
+    log = DirectoryLog(server.folder / "log", partitions=PARTITIONS)
+    publisher = Publisher(log, "default", tables=[TableSchema("items", "f32", DIM)])
+    publisher.begin_continue(None)
+    trainer = Trainer(publisher, np.random.default_rng(seed))
+    trainer.publish_one()
+    server.start()
+    url = f"petps://127.0.0.1:{server.port}/default"
+    puller = Puller(url, seed + 1)
+    pulling = threading.Thread(target=puller.run)
+    pulling.start()
+    lags = []
+    try:
+        for _ in range(KILLS):
+            trainer.stop.clear()
+            training = threading.Thread(target=trainer.run)
+            training.start()
+            time.sleep(chance.uniform(0.02, 0.5))
+            server.kill()
+            trainer.stop.set()
+            training.join()
+            assert trainer.error is None, trainer.error
+            server.start()
+            with petps_client.connect(url) as client:
+                applied = min(entry["applied_version"] for entry in client.status()["instances"])
+                lags.append(publisher.version - applied)
+                wait_for_version(client, publisher.version)
+                rows, found = pull_all(client)
+            np.testing.assert_array_equal(found, trainer.version_of != 0)
+            keys = np.arange(KEYS, dtype=np.uint64)
+            np.testing.assert_array_equal(
+                rows[found], rows_of(keys[found], trainer.version_of[found])
+            )
+            assert puller.error is None, puller.error
+    finally:
+        puller.stop.set()
+        pulling.join()
+    assert puller.error is None, puller.error
+    assert puller.pulls > KILLS
+    # Kills in the middle of applying are the point: some restart must have had versions to apply.
+    assert max(lags) > 0, lags
+    print(f"{publisher.version} versions, {puller.pulls} pulls, versions left at restart: {lags}")

@@ -1,0 +1,325 @@
+"""`petps serve` as a process: ready, asked, killed, stopped, and never with a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import petps
+from petps.delta import TableSchema
+from petps.delta.directory import DirectoryLog
+from petps.publish import Publisher
+from tests.python.native.superblock import is_clean
+from tests.system.frames import Connection, Refused
+
+pytestmark = pytest.mark.system
+
+DIM = 8
+COUNT = 5000
+WAIT_SECONDS = 60.0
+SEED = 991
+
+
+def rows_of(keys: npt.NDArray[np.uint64], salt: int) -> npt.NDArray[np.float32]:
+    """Rows that tell their key and the write they came from. float32[n, DIM]."""
+    rows = np.empty((len(keys), DIM), np.float32)
+    rows[:] = (keys % 65_536).astype(np.float32)[:, None] + np.arange(DIM, dtype=np.float32) * salt
+    return rows
+
+
+class Process:
+    """A `petps serve` child."""
+
+    def __init__(self, pool: Path, *arguments: object) -> None:
+        self.ready_file = pool.parent / "ready.json"
+        command = [sys.executable, "-m", "petps.cli", "serve", str(pool), "--port", "0"]
+        command += ["--http-port", "0", "--ready-file", str(self.ready_file)]
+        command += [str(argument) for argument in arguments]
+        self.child = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def wait_ready(self) -> dict[str, Any]:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not self.ready_file.exists():
+            if self.child.poll() is not None:
+                raise AssertionError(self.child.communicate()[1])
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        facts: dict[str, Any] = json.loads(self.ready_file.read_text())
+        assert facts["pid"] == self.child.pid
+        return facts
+
+    def kill(self) -> None:
+        self.child.send_signal(signal.SIGKILL)
+        self.child.communicate()
+        self.ready_file.unlink()
+
+    def stop(self, number: int = signal.SIGTERM) -> str:
+        """Standard output of a process that must end well."""
+        self.child.send_signal(number)
+        output, errors = self.child.communicate(timeout=WAIT_SECONDS)
+        assert self.child.returncode == 0, errors
+        assert errors == ""
+        return output
+
+
+class Pusher:
+    """Pushes random keys until the server is gone; knows what was acknowledged."""
+
+    def __init__(self, port: int, salt: int, seed: int) -> None:
+        self.salt = salt
+        self.pushed: list[list[int]] = []
+        self.unanswered: list[int] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(port, np.random.default_rng(seed)))
+        self._thread.start()
+
+    def _run(self, port: int, random: np.random.Generator) -> None:
+        with Connection(port) as connection:
+            table = table_ids(connection)["items"]
+            while not self._stop.is_set():
+                keys = random.integers(0, 3 * COUNT, 200).astype(np.uint64)
+                self.unanswered = keys.tolist()
+                try:
+                    connection.push(table, keys, rows_of(keys, self.salt))
+                except OSError:
+                    return
+                self.pushed.append(self.unanswered)
+                self.unanswered = []
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(WAIT_SECONDS)
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Path:
+    path = tmp_path / "pool"
+    with petps.create(path, durability="process") as opened:
+        opened.create_table("items", dim=DIM, capacity=100_000)
+        opened.create_table("fed", dim=DIM, capacity=100_000, feed="delta")
+        keys = np.arange(COUNT, dtype=np.uint64)
+        opened.push("items", keys, rows_of(keys, 1))
+    return path
+
+
+@pytest.fixture
+def started() -> Iterator[list[Process]]:
+    processes: list[Process] = []
+    yield processes
+    for process in processes:
+        if process.child.poll() is None:
+            process.child.kill()
+            process.child.communicate()
+
+
+def table_ids(connection: Connection) -> dict[str, int]:
+    return {table["name"]: table["id"] for table in connection.status()["tables"]}
+
+
+def test_ready_then_a_clean_stop(pool: Path, started: list[Process]) -> None:
+    process = Process(pool)
+    started.append(process)
+    facts = process.wait_ready()
+    with Connection(facts["port"]) as connection:
+        keys = np.array([1, 2, 10**9], np.uint64)
+        rows, found = connection.pull(table_ids(connection)["items"], DIM, keys)
+        assert found.tolist() == [True, True, False]
+        assert (rows[:2] == rows_of(keys[:2], 1)).all()
+    with urllib.request.urlopen(
+        f"http://127.0.0.1:{facts['http_port']}/metrics", timeout=10
+    ) as reply:
+        assert b"petps_server_pulls_total 1.0\n" in reply.read()
+    output = process.stop()
+    lines = output.splitlines()
+    assert lines[0].startswith(f"serving petps://127.0.0.1:{facts['port']}, http://127.0.0.1:")
+    assert lines[1:] == ["SIGTERM: draining", "closed cleanly"]
+    assert not process.ready_file.exists()
+    assert is_clean(pool)
+
+
+def test_interrupt_is_a_clean_stop_too(pool: Path, started: list[Process]) -> None:
+    process = Process(pool, "--no-http")
+    started.append(process)
+    assert process.wait_ready()["http_port"] is None
+    assert "SIGINT: draining\nclosed cleanly\n" in process.stop(signal.SIGINT)
+    assert is_clean(pool)
+
+
+def test_kill_and_restart_loses_nothing_acknowledged(pool: Path, started: list[Process]) -> None:
+    print(f"seed {SEED}")
+    random = np.random.default_rng(SEED)
+    model = dict.fromkeys(range(COUNT), 1)
+    for round_number in range(4):
+        process = Process(pool)
+        started.append(process)
+        facts = process.wait_ready()
+        pusher = Pusher(facts["port"], 2 + round_number, int(random.integers(1 << 30)))
+        time.sleep(0.3 + random.random() * 0.3)
+        process.kill()
+        pusher.stop()
+        assert pusher.pushed
+        for keys in pusher.pushed:
+            model.update(dict.fromkeys(keys, pusher.salt))
+        process = Process(pool)
+        started.append(process)
+        facts = process.wait_ready()
+        check(facts["port"], model, dict.fromkeys(pusher.unanswered, pusher.salt))
+        process.stop()
+        assert is_clean(pool)
+    with petps.open(pool) as opened:
+        report = opened.verify()
+        assert report.clean
+        assert report.rows == len(model)
+
+
+def check(port: int, model: dict[int, int], unsure: dict[int, int]) -> None:
+    """All rows equal the model; a key of the unanswered push may have either. Settles the model."""
+    keys = np.arange(3 * COUNT, dtype=np.uint64)
+    with Connection(port) as connection:
+        rows, found = connection.pull(table_ids(connection)["items"], DIM, keys)
+    for key, salt in unsure.items():
+        if found[key] and (rows[key] == rows_of(keys[key : key + 1], salt)[0]).all():
+            model[key] = salt
+    assert set(np.flatnonzero(found).tolist()) == set(model)
+    salts = np.array([model.get(key, 0) for key in keys.tolist()])
+    wanted = (keys % 65_536).astype(np.float32)[:, None] + np.multiply.outer(
+        salts, np.arange(DIM)
+    ).astype(np.float32)
+    assert (rows[found] == wanted[found]).all()
+
+
+def test_deltas_reach_pulls_and_a_kill_changes_nothing(
+    pool: Path, tmp_path: Path, started: list[Process]
+) -> None:
+    log_folder = tmp_path / "log"
+    process = Process(pool, "--log", log_folder)
+    started.append(process)
+    facts = process.wait_ready()
+    keys = np.arange(2000, dtype=np.uint64)
+    with DirectoryLog(log_folder, partitions=8) as log:
+        publisher = Publisher(log, "default", tables=[TableSchema("fed", "f32", DIM)])
+        publisher.begin_continue(None)
+        publisher.publish("fed", keys, rows_of(keys, 1))
+        wait_for_version(facts["port"], publisher.commit())
+        process.kill()
+        publisher.publish("fed", keys[:1000], rows_of(keys[:1000], 2))
+        version = publisher.commit()
+    process = Process(pool, "--log", log_folder)
+    started.append(process)
+    facts = process.wait_ready()
+    wait_for_version(facts["port"], version)
+    with Connection(facts["port"]) as connection:
+        rows, found = connection.pull(table_ids(connection)["fed"], DIM, keys)
+        assert found.all()
+        assert (rows[:1000] == rows_of(keys[:1000], 2)).all()
+        assert (rows[1000:] == rows_of(keys[1000:], 1)).all()
+        with pytest.raises(Refused, match="delta") as refused:
+            connection.push(table_ids(connection)["fed"], keys[:1], rows[:1])
+        assert refused.value.code == 5
+    process.stop()
+
+
+def wait_for_version(port: int, version: int) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    with Connection(port) as connection:
+        while connection.status()["instances"][0]["applied_version"] < version:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_garbage_and_silence_hurt_nobody_else(pool: Path, started: list[Process]) -> None:
+    process = Process(pool)
+    started.append(process)
+    port = process.wait_ready()["port"]
+    with Connection(port) as good, Connection(port) as silent, Connection(port) as garbage:
+        silent.send(b"PTPS")
+        garbage.send(os.urandom(4096))
+        reply = garbage.read_to_end()
+        assert b"PTPS" in reply
+        table = table_ids(good)["items"]
+        rows, found = good.pull(table, DIM, np.array([1], np.uint64))
+        assert found.all()
+        with pytest.raises(Refused, match="999") as unknown:
+            good.pull(999, DIM, np.array([1], np.uint64))
+        assert unknown.value.code == 2
+        with pytest.raises(Refused, match="dim"):
+            good.push(table, np.array([1], np.uint64), np.ones((1, DIM + 1), np.float32))
+        assert (good.pull(table, DIM, np.array([1], np.uint64))[0] == rows).all()
+    process.stop()
+
+
+def test_second_server_of_a_pool(pool: Path, started: list[Process]) -> None:
+    process = Process(pool)
+    started.append(process)
+    process.wait_ready()
+    second = Process(pool)
+    started.append(second)
+    _, errors = second.child.communicate(timeout=WAIT_SECONDS)
+    assert second.child.returncode == 6
+    assert "is open in another process" in errors
+    assert "Traceback" not in errors
+    assert process.wait_ready()["pid"] == process.child.pid  # the first one's file is untouched
+    process.stop()
+
+
+def test_ingest_that_cannot_start_ends_the_server(pool: Path, tmp_path: Path) -> None:
+    with DirectoryLog(tmp_path / "log", partitions=3):
+        pass
+    process = Process(pool, "--log", tmp_path / "log")
+    output, errors = process.child.communicate(timeout=WAIT_SECONDS)
+    assert process.child.returncode == 2, output
+    assert "has 3 partitions, not 8" in " ".join(errors.split())
+    assert not process.ready_file.exists()
+    assert is_clean(pool)
+
+
+def test_what_cannot_be_served(pool: Path, tmp_path: Path) -> None:
+    def fails(*arguments: object) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "petps.cli", "serve", *(str(each) for each in arguments)],
+            capture_output=True,
+            text=True,
+            timeout=WAIT_SECONDS,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stderr
+
+    assert fails() == (2, "error: name the pool: `petps serve PATH`, or --config FILE\n")
+    code, message = fails(tmp_path / "none")
+    assert code == 3
+    assert "make one with `petps create`" in message
+    code, message = fails(pool, "--port", 70_000)
+    assert code == 2
+    assert "[server] port" in message
+    code, message = fails(pool, "--gather", "dma")
+    assert code == 2
+    assert "gather" in message
+    code, message = fails(pool, "--ready-file", tmp_path / "no/ready")
+    assert code == 2
+    assert "there is no folder" in message
+    text = tmp_path / "text"
+    text.write_text("hello\n" * 100_000)
+    code, message = fails(text)
+    assert code == 2
+    assert f"{text}" in message
+    with pool.open("r+b") as file:
+        file.truncate(pool.stat().st_size // 2)
+    code, message = fails(pool)
+    assert code == 9
+    assert "is cut short" in message
