@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any, Final
 
 import typer
@@ -54,11 +52,12 @@ def demo(
     middle the server is killed while it applies a delta. At the end every served row is compared
     with the trainer's. Exit status 0 only if all are equal, bit by bit.
     """
+    from petps.demo.interrupt import interrupted_once
     from petps.demo.journey import Journey, Options
     from petps.demo.screen import Screen
 
     screen = Screen(quiet=json_)
-    with _interrupted_once(), _work_folder(folder, keep) as work:
+    with interrupted_once(), _work_folder(folder, keep) as work:
         options = Options(
             accesses=accesses, durability=durability, seed=seed, idle_seconds=idle_seconds
         )
@@ -80,21 +79,3 @@ def _work_folder(parent: Path | None, keep: bool) -> Iterator[Path]:
     finally:
         if not keep:
             shutil.rmtree(work, ignore_errors=True)
-
-
-@contextmanager
-def _interrupted_once() -> Iterator[None]:
-    """SIGTERM cleans up as Ctrl-C does; a second one does not stop the cleaning up."""
-    signals = (signal.SIGINT, signal.SIGTERM)
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in signals:
-            signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = [(each, signal.signal(each, interrupt)) for each in signals]
-    try:
-        yield
-    finally:
-        for each, handler in before:
-            signal.signal(each, handler)

@@ -115,6 +115,7 @@ class Journey:
         with screen.working("the trainer learns the base"):
             settings = TrainerSettings(str(log), PARTITIONS, self._options.seed)
             self._trainer = stack.enter_context(TrainerProcess(self._folder, settings))
+            self._trainer.start()
             learned = self._trainer.ask("learn", begin=0, end=self._begin, expire=True)
             base = self._trainer.ask("base", folder=str(self._folder / "bases" / "first"))
         report.base_rows = base["rows"]

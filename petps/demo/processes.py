@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
+from petps.demo.interrupt import uninterrupted
 from petps.demo.state import State
 from petps.demo.trainer import MODEL, TrainerSettings
 from petps.errors import DeadlineExceeded, InternalError, Unavailable
@@ -31,7 +32,10 @@ def _environment() -> dict[str, str]:
 
 
 class _Child:
-    """A child process in a session of its own, so that Ctrl-C reaches only the demo itself."""
+    """A child process in a session of its own, so that Ctrl-C reaches only the demo itself.
+
+    Entered before it is started: whatever happens, leaving it ends the process.
+    """
 
     def __init__(self, name: str, words: Path) -> None:
         self._name = name
@@ -49,8 +53,8 @@ class _Child:
     ) -> None:
         self.stop()
 
-    def _start(self, arguments: list[str], pipes: bool) -> subprocess.Popen[str]:
-        with self._words.open("a") as words:
+    def _start(self, arguments: list[str], pipes: bool) -> None:
+        with self._words.open("a") as words, uninterrupted():
             self._process = subprocess.Popen(
                 [sys.executable, *arguments],
                 stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
@@ -60,7 +64,6 @@ class _Child:
                 env=_environment(),
                 start_new_session=True,
             )
-        return self._process
 
     def running(self) -> subprocess.Popen[str]:
         """The process. Raises Unavailable with its last words when it ended by itself."""
@@ -153,7 +156,11 @@ class TrainerProcess(_Child):
 
     def __init__(self, folder: Path, settings: TrainerSettings) -> None:
         super().__init__("trainer", folder / "trainer.txt")
-        self._start(["-m", "petps.demo.trainer", settings.as_text()], pipes=True)
+        self._settings = settings
+
+    def start(self) -> None:
+        """Starts it without waiting."""
+        self._start(["-m", "petps.demo.trainer", self._settings.as_text()], pipes=True)
 
     def begin(self, do: str, **arguments: Any) -> None:
         """Sends a command; its answer is due with end()."""

@@ -58,6 +58,7 @@ def test_base_and_deltas_are_the_trainers_state(tmp_path: Path, settings: Traine
     trace = load_trace()
     folder = tmp_path / "bases" / "first"
     with TrainerProcess(tmp_path, settings) as trainer:
+        trainer.start()
         trainer.ask("learn", begin=0, end=60_000, expire=False)
         base = trainer.ask("base", folder=str(folder))
         trainer.ask("learn", begin=60_000, end=64_000, expire=True)
@@ -88,6 +89,7 @@ def test_a_failed_command_is_an_error_and_the_trainer_goes_on(
     tmp_path: Path, settings: TrainerSettings
 ) -> None:
     with TrainerProcess(tmp_path, settings) as trainer:
+        trainer.start()
         with pytest.raises(InternalError, match="the trainer does not know 'dance'"):
             trainer.ask("dance")
         with pytest.raises(InternalError, match="begin the run first"):
@@ -98,6 +100,7 @@ def test_a_failed_command_is_an_error_and_the_trainer_goes_on(
 def test_a_trainer_that_died_is_named_with_its_last_words(tmp_path: Path) -> None:
     bad = TrainerSettings(str(tmp_path / "log"), PARTITIONS, seed=-1)
     with TrainerProcess(tmp_path, bad) as trainer:
+        trainer.start()
         with pytest.raises(Unavailable, match="the trainer"):
             trainer.ask("sweep")
         assert "ValueError" in trainer.last_words()
@@ -105,6 +108,7 @@ def test_a_trainer_that_died_is_named_with_its_last_words(tmp_path: Path) -> Non
 
 def test_the_trainer_ends_with_the_demo(tmp_path: Path, settings: TrainerSettings) -> None:
     with TrainerProcess(tmp_path, settings) as trainer:
+        trainer.start()
         trainer.ask("sweep")
         process = trainer.running()
     assert process.returncode == 0
