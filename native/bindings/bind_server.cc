@@ -113,6 +113,7 @@ py::dict counters(const server::StatsSnapshot& stats) {
   result["stale"] = stats.stale;
   result["wrong_shard"] = stats.wrong_shard;
   result["waits_for_pin"] = stats.waits_for_pin;
+  result["waits_for_version"] = stats.waits_for_version;
   result["bytes_received"] = stats.bytes_received;
   result["bytes_sent"] = stats.bytes_sent;
   result["connections"] = stats.connections;

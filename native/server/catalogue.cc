@@ -15,7 +15,8 @@ Status Worker::hello(const wire::FrameHeader& header, std::span<const std::byte>
   const std::array<uint8_t, 16>& uuid = shared_.tables.pool().uuid();
   std::copy(uuid.begin(), uuid.end(), out.pool_uuid.begin());
   out.limits = shared_.options.limits;
-  out.shard = shared_.options.shard;
+  out.shard = ownership_->shard;
+  out.features = wire::kFeatureShardMap | wire::kFeaturePullWait;
   out.hot_set_seconds = shared_.options.hot_set_seconds;
   wire::encode_hello_reply(header.request_id, out, reply_);
   return {};

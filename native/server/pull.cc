@@ -1,6 +1,7 @@
 // A pull: pin, applied version, lookups, in this order; then everything moves into the transport.
 #include <algorithm>
 
+#include "base/clock.h"
 #include "base/prefetch.h"
 #include "server/shared.h"
 #include "server/worker.h"
@@ -29,13 +30,13 @@ Worker::Outcome Worker::pull(transport::ConnectionId connection, const wire::Fra
     stats_.waits_for_pin.add(1);
     return Outcome::kWait;
   }
-  const uint64_t applied = applied_version(request);
-  if (request.min_version > applied) {
-    refusal = Status(Code::kStale, "version " + std::to_string(request.min_version) +
-                                       " is asked for, this server has applied " +
-                                       std::to_string(applied));
-    return Outcome::kDone;
+  const Applied applied = applied_version(request);
+  if (!has_current_map()) {  // changed since the keys were checked: `applied` may count by the new one
+    pin.drop();
+    take_map();
+    return pull(connection, header, body, refusal);
   }
+  if (request.min_version > applied.version) return park(connection, request, applied, refusal);
 
   list_.clear();
   const bool copy = copies_rows();
@@ -58,7 +59,7 @@ Worker::Outcome Worker::pull(transport::ConnectionId connection, const wire::Fra
     word += words;
   }
   const size_t rows_bytes = list_.bytes() - head_bytes;
-  wire::finish_pull_reply(header.request_id, applied, request.sections.size(), rows_bytes, head);
+  wire::finish_pull_reply(header.request_id, applied.version, request.sections.size(), rows_bytes, head);
   endpoint_.post(connection, std::move(list_), std::move(pin));
   stats_.pulls.add(1);
   stats_.keys.add(request.keys.size());
@@ -105,16 +106,37 @@ Status Worker::check_reply_size(const wire::PullRequest& request, size_t head_by
           std::to_string(shared_.options.limits.body_bytes) + ": split the request by row bytes");
 }
 
-uint64_t Worker::applied_version(const wire::PullRequest& request) const {
-  if (request.instance != 0) return shared_.tables.applied_version(request.instance);
-  uint64_t lowest = ~uint64_t{0};
+Worker::Applied Worker::applied_version(const wire::PullRequest& request) const {
+  if (request.instance != 0)
+    return {shared_.tables.applied_version(request.instance), request.instance};
+  Applied lowest{~uint64_t{0}, ~uint32_t{0}};
   uint32_t last = ~uint32_t{0};
   for (const table::Table* table : section_tables_) {
     if (table == nullptr || table->record().spec.instance == last) continue;
     last = table->record().spec.instance;
-    lowest = std::min(lowest, shared_.tables.applied_version(last));
+    const uint64_t version = shared_.tables.applied_version(last);
+    if (version < lowest.version) lowest = {version, last};
   }
   return lowest;
+}
+
+// The frame stays where it is and its connection is not read meanwhile, so a parked pull holds no pin
+// and no memory of its own.
+Worker::Outcome Worker::park(transport::ConnectionId connection, const wire::PullRequest& request,
+                             const Applied& applied, Status& refusal) {
+  ConnectionState& state = state_of(connection);
+  const uint64_t now = base::monotonic_ns();
+  if (state.parked_until_ns == 0)
+    state.parked_until_ns = now + uint64_t{request.wait_ms} * 1'000'000;
+  if (now < state.parked_until_ns && !draining_ && parked_.size() < kMaxParkedPulls) {
+    parked_.push_back({connection, applied.instance, request.min_version, state.parked_until_ns});
+    stats_.waits_for_version.add(1);
+    return Outcome::kPark;
+  }
+  refusal = Status(Code::kStale, "version " + std::to_string(request.min_version) +
+                                     " is asked for, this server has applied " +
+                                     std::to_string(applied.version));
+  return Outcome::kDone;
 }
 
 // Small rows are copied in step with the lookup of later ones, which keeps memory and core busy; large

@@ -31,13 +31,6 @@ Status check_options(const ServerOptions& options) {
   PETPS_RETURN_IF_ERROR(check_limit("hot_keys", limits.hot_keys, wire::kMaxHotKeys));
   PETPS_RETURN_IF_ERROR(check_limit("in_flight", limits.in_flight, wire::kMaxInFlight));
   PETPS_RETURN_IF_ERROR(check_limit("connections", limits.connections, wire::kMaxConnections));
-  PETPS_RETURN_IF_ERROR(
-      check_limit("shard.partitions", options.shard.partitions, wire::kMaxPartitions));
-  if (options.shard.shard >= options.shard.shards) {
-    return Status(Code::kInvalidArgument, "shard " + std::to_string(options.shard.shard) + " of " +
-                                              std::to_string(options.shard.shards) +
-                                              " does not exist");
-  }
   return {};
 }
 
@@ -122,6 +115,14 @@ base::Result<std::unique_ptr<Server>> Server::start(
   Shared& shared = impl->shared;
   shared.started_ns = base::monotonic_ns();
   shared.transport = std::move(transport);
+  shared.address = options.address;
+  if (shared.address.empty()) {
+    const bool bare = options.host.find(':') != std::string::npos;
+    shared.address = bare ? "[" + options.host + "]" : options.host;
+    shared.address += ":" + std::to_string(shared.transport->port());
+  }
+  if (options.shard_map.version != 0)
+    PETPS_RETURN_IF_ERROR(shared.set_shard_map(options.shard_map));
   Status status = start_workers(shared);
   if (!status.ok()) {
     release_readers(shared);
@@ -164,6 +165,11 @@ Status Server::stop() {
 
 uint16_t Server::port() const { return impl_->shared.transport->port(); }
 transport::Transport& Server::transport() { return *impl_->shared.transport; }
+Status Server::set_shard_map(const wire::ShardMap& map) {
+  return impl_->shared.set_shard_map(map);
+}
+wire::Shard Server::shard() const { return impl_->shared.current_ownership()->shard; }
+std::string Server::address() const { return impl_->shared.address; }
 StatsSnapshot Server::stats() const { return impl_->shared.stats(); }
 std::string Server::status_json() const { return impl_->shared.status_json(); }
 

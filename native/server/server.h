@@ -1,13 +1,14 @@
 // Room server: answers requests over a transport from the tables of one pool.
 //
-// Owns:        worker threads (run to completion), the push writer, back-pressure, statistics, the
-//              status text.
+// Owns:        worker threads (run to completion), the push writer, back-pressure, which keys this
+//              server owns, pulls that wait for a version, statistics, the status text.
 // Never does:  decode rows, open pools, touch an index; let one connection's fault reach another.
 // Called by:   bindings (Python's `petps serve`), tests, bench.
 // Invariants:  in a pull: pin, then the applied version, then lookups; the pin moves into the
 //              transport with the rows; a push is answered after it is durable; every request gets
-//              exactly one reply, or its connection is closed.
-// Threads:     start and stop by one thread; stats() and status_json() by any, at any time.
+//              exactly one reply, or its connection is closed; a request sees the shard map of one
+//              moment, and its applied version counts the partitions of that map.
+// Threads:     start and stop by one thread; the others by any, at any time.
 #pragma once
 
 #include <array>
@@ -29,11 +30,16 @@ struct ServerOptions {
   transport::GatherMode gather = transport::GatherMode::kAuto;
   wire::Limits limits;  // lowered, never raised above wire's constants
   transport::Limits transport;
-  wire::Shard shard;              // partitions that this server owns
+  wire::ShardMap shard_map;       // version 0: this server owns everything
+  std::string address;            // its own in the map; empty: host:port
   uint32_t hot_set_seconds = 10;  // told to clients
   uint64_t drain_ms = 5'000;      // how long stop() waits for what is in flight
   std::string software;           // version text for the status
 };
+
+// Pulls of one worker that wait for a version. Each costs its connection and a look a millisecond;
+// the next one is told STALE at once.
+inline constexpr size_t kMaxParkedPulls = 1024;
 
 // More workers than this is a mistake in a configuration file, not a machine.
 inline constexpr uint32_t kMaxWorkers = 256;
@@ -65,6 +71,7 @@ struct StatsSnapshot {
   uint64_t stale = 0;          // of those: STALE
   uint64_t wrong_shard = 0;    // of those: WRONG_SHARD
   uint64_t waits_for_pin = 0;  // times a worker stopped because its epoch list was full
+  uint64_t waits_for_version = 0;  // times a pull was parked until its version is applied
   uint64_t bytes_received = 0;
   uint64_t bytes_sent = 0;
   uint64_t connections = 0;         // open now
@@ -73,7 +80,7 @@ struct StatsSnapshot {
   uint64_t connections_closed_for_cause = 0;
   uint64_t pushes_waiting = 0;  // in the writer's queue
   // By opcode number (wire::Opcode): from the decoded request to the posted reply.
-  std::array<HistogramSnapshot, 7> latency;
+  std::array<HistogramSnapshot, 8> latency;
 };
 
 class Server {
@@ -97,6 +104,13 @@ class Server {
   // Accepts no more, answers what has arrived, ends the workers. kDeadlineExceeded: something was
   // still in flight after drain_ms; it was closed. Calling it again does nothing.
   base::Status stop();
+
+  // From now on each request sees this map, or still the one before it: never a mixture.
+  // Errors: kInvalidArgument (the map, or it is of another model or has other partitions than the
+  // instances of the pool), kFailedPrecondition (its version is not above that of the one in use).
+  base::Status set_shard_map(const wire::ShardMap& map);
+  wire::Shard shard() const;
+  std::string address() const;  // in the shard map
 
   StatsSnapshot stats() const;
   // What `petps status` shows: one JSON object.

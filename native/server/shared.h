@@ -20,6 +20,13 @@ namespace petps::server {
 // log.
 inline constexpr size_t kIncidentsKept = 32;
 
+// Which keys are this server's, by the map that it was last given. Immutable.
+struct Ownership {
+  wire::ShardMap map;
+  wire::Shard shard;
+  bool owns_all = true;
+};
+
 struct Shared {
   explicit Shared(table::Tables& of, const ServerOptions& with) : tables(of), options(with) {}
 
@@ -33,10 +40,21 @@ struct Shared {
   std::vector<std::unique_ptr<Worker>> workers;
   std::vector<std::thread> threads;
 
+  std::string address;  // in the shard map; set before the workers start
+  // Workers compare it with that of their own copy: one load a request, no lock.
+  std::atomic<uint64_t> ownership_generation{0};
+  mutable std::mutex ownership_mutex;  // guards ownership; held while the map is changed
+  std::shared_ptr<const Ownership> ownership = std::make_shared<Ownership>();
+
   std::mutex mutex;                            // guards the two below
   std::map<std::string, std::string> members;  // of the status, by name
   std::deque<std::string> incidents;
 
+  base::Status set_shard_map(const wire::ShardMap& map);
+  std::shared_ptr<const Ownership> current_ownership() const {
+    const std::lock_guard lock(ownership_mutex);
+    return ownership;
+  }
   void report_incident(std::string text);
   std::string status_json();
   StatsSnapshot stats() const;

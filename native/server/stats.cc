@@ -61,6 +61,7 @@ void WorkerStats::add_to(StatsSnapshot& snapshot) const {
   snapshot.stale += stale.read();
   snapshot.wrong_shard += wrong_shard.read();
   snapshot.waits_for_pin += waits_for_pin.read();
+  snapshot.waits_for_version += waits_for_version.read();
   for (size_t i = 0; i < latency.size(); ++i) latency[i].add_to(snapshot.latency[i]);
 }
 

@@ -47,7 +47,8 @@ struct alignas(64) WorkerStats {
   Counter stale;
   Counter wrong_shard;
   Counter waits_for_pin;
-  std::array<Histogram, 7> latency;
+  Counter waits_for_version;
+  std::array<Histogram, 8> latency;
   void add_to(StatsSnapshot& snapshot) const;
 };
 

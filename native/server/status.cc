@@ -82,6 +82,17 @@ void write_tables(table::Tables& tables, JsonWriter& json) {
   json.end_array();
 }
 
+void write_shard(const Ownership& ownership, const std::string& address, JsonWriter& json) {
+  json.begin_object("shard");
+  json.member("address", address);
+  json.member("map_version", ownership.map.version);
+  json.member("partitions", ownership.map.partitions);
+  json.member("owned", ownership.map.version == 0
+                           ? std::string("all")
+                           : wire::partitions_text(ownership.shard.owned));
+  json.end_object();
+}
+
 void write_catalogue(table::Tables& tables, JsonWriter& json) {
   json.begin_array("instances");
   for (const pool::InstanceRecord& record : tables.pool().instances()) {
@@ -131,6 +142,7 @@ void write_stats(const StatsSnapshot& stats, JsonWriter& json) {
   json.member("stale", stats.stale);
   json.member("wrong_shard", stats.wrong_shard);
   json.member("waits_for_pin", stats.waits_for_pin);
+  json.member("waits_for_version", stats.waits_for_version);
   json.member("bytes_received", stats.bytes_received);
   json.member("bytes_sent", stats.bytes_sent);
   json.member("connections", stats.connections);
@@ -155,6 +167,7 @@ std::string Shared::status_json() {
   json.member("gather", mode_name(options.gather));
   json.member("workers", workers.size());
   write_pool(tables, json);
+  write_shard(*current_ownership(), address, json);
   write_catalogue(tables, json);
   write_tables(tables, json);
   write_stats(snapshot, json);

@@ -22,19 +22,17 @@ constexpr int kRetryMs = 1;
 }  // namespace
 
 Worker::Worker(Shared& shared, size_t number, transport::Endpoint& endpoint, epoch::Reader& reader)
-    : shared_(shared),
-      number_(number),
-      endpoint_(endpoint),
-      reader_(reader),
-      owns_all_(shared.options.shard.owns_all()) {
+    : shared_(shared), number_(number), endpoint_(endpoint), reader_(reader) {
+  take_map();
   rows_.resize(wire::kMaxKeysPerPull);
 }
 
 void Worker::run() {
   while (!shared_.stopping.load(std::memory_order_acquire)) {
-    const std::span<const Event> events = endpoint_.poll(blocked_.empty() ? kPollMs : kRetryMs);
+    const bool waiting = !blocked_.empty() || !parked_.empty();
+    const std::span<const Event> events = endpoint_.poll(waiting ? kRetryMs : kPollMs);
     if (has_done_.load(std::memory_order_acquire)) post_pushes();
-    if (!blocked_.empty()) resume_blocked();
+    if (waiting) resume_blocked();
     for (const Event& event : events) handle(event);
   }
   drain();
@@ -51,6 +49,7 @@ void Worker::drain() {
     resume_blocked();
     endpoint_.flush();
     drained_ = pushes_in_flight_ == 0 && blocked_.empty() && unblocked_.empty() &&
+               parked_.empty() &&
                endpoint_.pending_posts() == 0;
     if (drained_ || base::monotonic_ns() >= until) break;
     for (const Event& event : endpoint_.poll(kRetryMs)) handle(event);
@@ -67,14 +66,14 @@ Worker::ConnectionState& Worker::state_of(ConnectionId connection) {
   const uint32_t slot = transport::slot_of(connection);
   if (slot >= connections_.size()) connections_.resize(slot + 1);
   ConnectionState& state = connections_[slot];
-  if (state.id != connection) state = {connection, 0};  // the slot has another connection now
+  if (state.id != connection) state = {connection, 0, 0};  // the slot has another connection now
   return state;
 }
 
 void Worker::handle(const Event& event) {
   switch (event.kind) {
     case Event::Kind::kOpened:
-      state_of(event.connection) = {event.connection, 0};
+      state_of(event.connection) = {event.connection, 0, 0};
       break;
     case Event::Kind::kFrames:
       while (handle_frames(event.connection) && draining_) {  // the last turn takes what there is
@@ -101,11 +100,13 @@ bool Worker::handle_frames(ConnectionId connection) {
   uint32_t handled = 0;
   std::span<const std::byte> frame;
   while (handled < shared_.options.limits.in_flight && endpoint_.peek(connection, frame)) {
-    if (handle_frame(connection, frame) == Outcome::kWait) {
+    const Outcome outcome = handle_frame(connection, frame);
+    if (outcome != Outcome::kDone) {
       endpoint_.pause(connection);
-      blocked_.push_back(connection);
+      if (outcome == Outcome::kWait) blocked_.push_back(connection);
       break;
     }
+    state_of(connection).parked_until_ns = 0;
     endpoint_.consume(connection);
     ++handled;
   }
@@ -117,12 +118,26 @@ bool Worker::handle_frames(ConnectionId connection) {
 void Worker::resume_blocked() {
   unblocked_.swap(blocked_);
   blocked_.clear();
+  collect_due();
   for (const ConnectionId connection : unblocked_) endpoint_.resume(connection);
   if (!draining_) unblocked_.clear();  // a drain looks whether anything waited
 }
 
+// Parked pulls whose version is applied, or whose time is over, are tried again.
+void Worker::collect_due() {
+  if (parked_.empty()) return;
+  const uint64_t now = base::monotonic_ns();
+  std::erase_if(parked_, [&](const Parked& parked) {
+    const bool due = draining_ || now >= parked.until_ns ||
+                     shared_.tables.applied_version(parked.instance) >= parked.version;
+    if (due) unblocked_.push_back(parked.connection);
+    return due;
+  });
+}
+
 Worker::Outcome Worker::handle_frame(ConnectionId connection, std::span<const std::byte> frame) {
   const uint64_t start = base::monotonic_ns();
+  if (!has_current_map()) take_map();
   wire::FrameHeader header;
   Status refusal = wire::decode_request_header(frame, header);
   const std::span<const std::byte> body = frame.subspan(wire::kHeaderBytes);
@@ -130,7 +145,10 @@ Worker::Outcome Worker::handle_frame(ConnectionId connection, std::span<const st
   if (refusal.ok()) {
     switch (static_cast<Opcode>(header.opcode)) {
       case Opcode::kPull:
-        if (pull(connection, header, body, refusal) == Outcome::kWait) return Outcome::kWait;
+        if (const Outcome outcome = pull(connection, header, body, refusal);
+            outcome != Outcome::kDone) {
+          return outcome;
+        }
         answered = true;
         break;
       case Opcode::kPush:
@@ -149,6 +167,9 @@ Worker::Outcome Worker::handle_frame(ConnectionId connection, std::span<const st
         break;
       case Opcode::kHotKeys:
         refusal = hot_keys(header, body);
+        break;
+      case Opcode::kShardMap:
+        refusal = show_shard_map(header, body);
         break;
       default:
         refusal = Status(Code::kUnimplemented, "opcode " + std::to_string(header.opcode) +
@@ -204,21 +225,6 @@ Status Worker::unknown_table(uint32_t id) const {
   }
   if (tables.size() > kNamed) text += " and " + std::to_string(tables.size() - kNamed) + " more";
   return Status(Code::kNotFound, std::move(text));
-}
-
-Status Worker::check_owned(std::span<const uint64_t> keys) const {
-  if (owns_all_) return {};
-  const wire::Shard& shard = shared_.options.shard;
-  for (const uint64_t key : keys) {
-    const uint32_t partition = wire::partition_of(key, shard.partitions);
-    if (shard.owns(partition)) continue;
-    return Status(Code::kWrongShard,
-                  "key " + std::to_string(key) + " is of partition " + std::to_string(partition) +
-                      ", which shard " + std::to_string(shard.shard) +
-                      " does not own (map version " + std::to_string(shard.map_version) +
-                      "): read the shard map again");
-  }
-  return {};
 }
 
 }  // namespace petps::server

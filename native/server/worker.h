@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@
 namespace petps::server {
 
 struct Shared;
+struct Ownership;
 
 class Worker {
  public:
@@ -34,11 +36,22 @@ class Worker {
 
  private:
   // What became of a frame: answered (or refused), or it must wait and stays in front of its
-  // connection.
-  enum class Outcome : uint8_t { kDone, kWait };
+  // connection: to be tried again soon, or when what it is parked for has come.
+  enum class Outcome : uint8_t { kDone, kWait, kPark };
   struct ConnectionState {
     transport::ConnectionId id = 0;
     uint32_t pushes_in_flight = 0;
+    uint64_t parked_until_ns = 0;  // of the frame in front; 0: it has not been parked
+  };
+  struct Parked {
+    transport::ConnectionId connection;
+    uint32_t instance;
+    uint64_t version;
+    uint64_t until_ns;
+  };
+  struct Applied {
+    uint64_t version;
+    uint32_t instance;  // whose it is: the lowest of those asked for
   };
 
   ConnectionState& state_of(transport::ConnectionId connection);
@@ -46,6 +59,7 @@ class Worker {
   bool handle_frames(transport::ConnectionId connection);
   Outcome handle_frame(transport::ConnectionId connection, std::span<const std::byte> frame);
   void resume_blocked();
+  void collect_due();
   void post_pushes();
   void drain();
 
@@ -54,6 +68,7 @@ class Worker {
   base::Status list_tables(const wire::FrameHeader& header, std::span<const std::byte> body);
   base::Status show_status(const wire::FrameHeader& header, std::span<const std::byte> body);
   base::Status hot_keys(const wire::FrameHeader& header, std::span<const std::byte> body);
+  base::Status show_shard_map(const wire::FrameHeader& header, std::span<const std::byte> body);
   Outcome pull(transport::ConnectionId connection, const wire::FrameHeader& header,
                std::span<const std::byte> body, base::Status& refusal);
   Outcome push(transport::ConnectionId connection, const wire::FrameHeader& header,
@@ -65,12 +80,17 @@ class Worker {
   base::Status check_reply_size(const wire::PullRequest& request, size_t head_bytes,
                                 uint64_t& rows_bytes_max) const;
   bool copies_rows() const;
-  uint64_t applied_version(const wire::PullRequest& request) const;
+  Applied applied_version(const wire::PullRequest& request) const;
+  // For a pull whose version is not applied yet.
+  Outcome park(transport::ConnectionId connection, const wire::PullRequest& request,
+               const Applied& applied, base::Status& refusal);
   void gather_section(std::span<const uint64_t> keys, const table::Table& table,
                       wire::PullReplySection& section, std::span<uint64_t> bitmap, bool copy);
 
   table::Table* find_table(uint32_t id);
   base::Status unknown_table(uint32_t id) const;
+  bool has_current_map() const;
+  void take_map();
   base::Status check_owned(std::span<const uint64_t> keys) const;
   base::Status check_push(const wire::PushRequest& push, const table::Table& table) const;
   void reply(transport::ConnectionId connection);  // posts reply_
@@ -81,11 +101,13 @@ class Worker {
   const size_t number_;
   transport::Endpoint& endpoint_;
   epoch::Reader& reader_;
-  const bool owns_all_;
+  std::shared_ptr<const Ownership> ownership_;
+  uint64_t ownership_generation_ = 0;
 
   std::vector<ConnectionState> connections_;  // by slot
   std::vector<transport::ConnectionId>
       blocked_;  // paused: a frame in front waits for a pin or for the writer
+  std::vector<Parked> parked_;  // paused: a pull in front waits for a version
   std::vector<transport::ConnectionId> unblocked_;
   std::vector<table::Table*>
       tables_by_id_;  // ids are never reused, tables live as long as the pool

@@ -78,6 +78,8 @@ struct Tables::Impl {
   std::mutex walk_mutex;   // one walk at a time
   std::mutex moves_mutex;  // one hot move at a time: the pool has one journal
   std::atomic<bool> walked{false};
+  std::mutex applied_mutex;       // of two refreshes the later one stays; guards counted
+  std::vector<uint64_t> counted;  // bitmap of partitions; empty: all
   std::array<std::atomic<uint64_t>, pool::kMaxInstances + 1> applied{};
   bool runs_background = false;
   std::atomic<bool> stopping{false};

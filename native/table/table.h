@@ -173,8 +173,10 @@ class Tables {
 
   // Progress of a partition after its rows were applied; durable when it returns. Raises applied_version.
   base::Status record_progress(const pool::Progress& progress);
-  // Highest version committed in all partitions of the instance; 0 while one of them has recorded none.
+  // Highest version committed in all counted partitions of the instance; 0 while one of them has recorded none.
   uint64_t applied_version(uint32_t instance) const;
+  // The partitions that applied versions count, of every instance: bit p of word p / 64. Until it is called, all.
+  void count_partitions(std::span<const uint64_t> partitions);
 
   // The background work, in the foreground (background = false). walk() is idempotent.
   void walk();

@@ -147,19 +147,34 @@ Result<pool::InstanceRecord> Tables::resolve(const std::string& model) const {
 
 void Tables::Impl::refresh_applied(uint32_t instance) {
   if (instance >= applied.size()) return;
-  uint64_t partitions = 0;
+  const std::lock_guard lock(applied_mutex);
+  const auto counts = [this](uint64_t partition) {
+    return counted.empty() || (partition / 64 < counted.size() &&
+                               ((counted[partition / 64] >> (partition % 64)) & 1) != 0);
+  };
+  uint64_t expected = 0;
   for (const auto& record : pool->instances()) {
-    if (record.id == instance) partitions = record.partitions;
+    if (record.id != instance) continue;
+    for (uint64_t p = 0; p < record.partitions; ++p) expected += counts(p) ? 1 : 0;
   }
   uint64_t lowest = UINT64_MAX;
   uint64_t recorded = 0;
   for (const pool::Progress& progress : pool->all_progress()) {
-    if (progress.instance != instance) continue;
+    if (progress.instance != instance || !counts(progress.partition)) continue;
     recorded += 1;
     lowest = std::min(lowest, progress.version);
   }
-  applied[instance].store(recorded >= partitions && recorded > 0 ? lowest : 0,
+  applied[instance].store(recorded >= expected && recorded > 0 ? lowest : 0,
                           std::memory_order_release);
+}
+
+void Tables::count_partitions(std::span<const uint64_t> partitions) {
+  {
+    const std::lock_guard lock(impl_->applied_mutex);
+    impl_->counted.assign(partitions.begin(), partitions.end());
+  }
+  for (const pool::InstanceRecord& instance : impl_->pool->instances())
+    impl_->refresh_applied(instance.id);
 }
 
 Status Tables::record_progress(const pool::Progress& progress) {

@@ -27,7 +27,7 @@ struct HelloReplyBody {
   uint32_t shards;
   uint32_t partitions;
   uint64_t map_version;
-  std::array<uint64_t, kMaxPartitions / 64> owned;
+  PartitionSet owned;
 };
 static_assert(sizeof(HelloReplyBody) == 200, "copied whole: see FORMAT.md, hello reply");
 
@@ -76,6 +76,7 @@ void encode_hello_reply(uint64_t request_id, const HelloReply& hello, Frame& fra
   out.map_version = hello.shard.map_version;
   out.owned = hello.shard.owned;
   append(out, frame);
+  append(hello.features, frame);
   finish_frame(frame);
 }
 
@@ -89,6 +90,11 @@ Status decode_hello_reply(const FrameHeader& header, std::span<const std::byte> 
     return bad_frame("hello reply: shard " + std::to_string(in.shard) + " of " +
                      std::to_string(in.shards) + ", " + std::to_string(in.partitions) +
                      " partitions is no shard map");
+  }
+  // The first release ended here.
+  if (!cursor.take(hello.features)) {
+    if (cursor.left() != 0) return truncated("hello reply", "features", body.size());
+    hello.features = 0;
   }
   hello.version_min = in.version_min;
   hello.version_max = in.version_max;

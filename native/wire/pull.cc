@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -14,7 +15,7 @@ namespace {
 struct PullHead {
   uint64_t min_version;
   uint32_t instance;
-  uint32_t reserved;
+  uint32_t wait_ms;
 };
 static_assert(sizeof(PullHead) == 16, "copied whole: see FORMAT.md, pull");
 
@@ -44,7 +45,7 @@ size_t pull_request_bytes(size_t sections, size_t keys) {
 void encode_pull(uint64_t request_id, const PullRequest& pull, Frame& frame) {
   start_frame(Opcode::kPull, request_id, frame);
   frame.reserve(pull_request_bytes(pull.sections.size(), pull.keys.size()));
-  append(PullHead{pull.min_version, pull.instance, 0}, frame);
+  append(PullHead{pull.min_version, pull.instance, pull.wait_ms}, frame);
   append_bytes(pull.sections.data(), pull.sections.size_bytes(), frame);
   append_bytes(pull.keys.data(), pull.keys.size_bytes(), frame);
   FrameHeader header;
@@ -66,6 +67,7 @@ Status decode_pull(const FrameHeader& header, std::span<const std::byte> body, c
   if (!cursor.take(head)) return truncated("pull", "head", body.size());
   pull.min_version = head.min_version;
   pull.instance = head.instance;
+  pull.wait_ms = std::min(head.wait_ms, kMaxWaitMs);
   if (!cursor.take_array(header.sections, pull.sections))
     return truncated("pull", "sections", body.size());
   uint64_t keys = 0;  // at most 2^32 sections of 2^32 keys: no overflow

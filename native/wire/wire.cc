@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/hash.h"
 #include "wire/bytes.h"
 
 namespace petps::wire {
@@ -25,6 +24,8 @@ std::string_view opcode_name(uint16_t opcode) {
       return "status";
     case Opcode::kHotKeys:
       return "hot_keys";
+    case Opcode::kShardMap:
+      return "shard_map";
   }
   return "unknown";
 }
@@ -187,19 +188,6 @@ Status decode_hot_keys_reply(const FrameHeader& header, std::span<const std::byt
   PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kHotKeys) | kReplyBit, body));
   if (!body.empty()) return bad_frame("a hot set's reply has no body");
   return {};
-}
-
-// ---- Key -> partition
-
-uint32_t partition_of(uint64_t key, uint32_t partitions) {
-  return partitions <= 1 ? 0 : static_cast<uint32_t>(base::partition_hash(key) % partitions);
-}
-
-bool Shard::owns_all() const {
-  for (uint32_t p = 0; p < partitions; ++p) {
-    if (!owns(p)) return false;
-  }
-  return true;
 }
 
 }  // namespace petps::wire

@@ -2,7 +2,7 @@
 // frame.
 //
 // Owns:        the frame header, opcodes, limits, encode and decode of every request and reply; key
-//              -> partition -> shard.
+//              -> partition -> shard, and what a shard map may say.
 // Never does:  sockets, tables, threads; allocate more than the frame it was handed; trust a length
 //              before checking it.
 // Called by:   server (decodes requests, encodes replies) and client (the other way round).
@@ -54,6 +54,10 @@ inline constexpr uint32_t kMaxNameBytes = 255;
 inline constexpr uint32_t kMaxErrorBytes = 4096;
 // Partitions of a model, and so bits of a shard's ownership bitmap.
 inline constexpr uint32_t kMaxPartitions = 1024;
+// Servers of a shard map: one for each partition; replicas count too.
+inline constexpr uint32_t kMaxShardServers = 1024;
+// How long a pull may wait for its version: what a parked connection may cost a server.
+inline constexpr uint32_t kMaxWaitMs = 60'000;
 
 inline constexpr uint16_t kProtocolVersion = 1;     // the newest this build speaks
 inline constexpr uint16_t kProtocolVersionMin = 1;  // the oldest
@@ -70,6 +74,7 @@ enum class Opcode : uint16_t {  // never renumber
   kPush = 4,                    // write full rows or deletions
   kStatus = 5,                  // the server's status as JSON text
   kHotKeys = 6,                 // a client's hot set of one table
+  kShardMap = 7,                // who owns which partitions; see kFeatureShardMap
 };
 std::string_view opcode_name(
     uint16_t opcode);  // "pull"; "unknown" for what is not known; ignores kReplyBit
@@ -127,19 +132,31 @@ struct Limits {
   bool operator==(const Limits&) const = default;
 };
 
+using PartitionSet = std::array<uint64_t, kMaxPartitions / 64>;  // bit p: partition p
+inline bool has_partition(const PartitionSet& set, uint32_t partition) {
+  return ((set[partition / 64] >> (partition % 64)) & 1) != 0;
+}
+// "0-3, 7"; "none" of an empty one.
+std::string partitions_text(const PartitionSet& set);
+
 // The partitions that one server owns. partitions = 1, owned: this server has everything.
 struct Shard {
   uint32_t shard = 0;  // this server's number in the map
   uint32_t shards = 1;
-  uint32_t partitions = 1;  // P of the map, 1..kMaxPartitions
-  uint64_t map_version = 0;
-  std::array<uint64_t, kMaxPartitions / 64> owned{1};  // bit p: owns partition p
+  uint32_t partitions = 1;   // P of the map, 1..kMaxPartitions
+  uint64_t map_version = 0;  // 0: there is no map
+  PartitionSet owned{1};
   bool owns(uint32_t partition) const {
-    return partition < partitions && ((owned[partition / 64] >> (partition % 64)) & 1) != 0;
+    return partition < partitions && has_partition(owned, partition);
   }
   bool owns_all() const;
   bool operator==(const Shard&) const = default;
 };
+
+// What a server can do beyond the first release of protocol version 1 (hello reply). Bits are never
+// reused; unknown ones are ignored.
+inline constexpr uint64_t kFeatureShardMap = 1;  // answers kShardMap
+inline constexpr uint64_t kFeaturePullWait = 2;  // heeds PullRequest::wait_ms; else it must be 0
 
 struct HelloRequest {
   uint16_t version_min = kProtocolVersionMin;
@@ -154,6 +171,7 @@ struct HelloReply {
   Limits limits;
   Shard shard;
   uint32_t hot_set_seconds = 10;  // how often a client should send its hot set
+  uint64_t features = 0;          // kFeature...
 };
 
 void encode_hello(uint64_t request_id, const HelloRequest& hello, Frame& frame);
@@ -216,6 +234,7 @@ static_assert(sizeof(PullSection) == 8, "read in place from the frame");
 struct PullRequest {
   uint64_t min_version = 0;  // 0: any
   uint32_t instance = 0;     // every table must be of this instance; 0: do not check
+  uint32_t wait_ms = 0;  // how long to wait for min_version before STALE; at most kMaxWaitMs counts
   std::span<const PullSection> sections;
   std::span<const uint64_t> keys;  // of all sections, one after another
 };
@@ -334,6 +353,35 @@ base::Status decode_hot_keys(const FrameHeader& header, std::span<const std::byt
                              const Limits& limits, HotKeysRequest& hot);
 void encode_hot_keys_reply(uint64_t request_id, Frame& frame);  // empty body
 base::Status decode_hot_keys_reply(const FrameHeader& header, std::span<const std::byte> body);
+
+// ---- Shard map
+
+struct ShardServer {
+  std::string address;  // where clients reach it: "host:port"
+  PartitionSet partitions{};
+  bool operator==(const ShardServer&) const = default;
+};
+// Who owns which partitions. Servers with the same partitions are replicas of each other.
+struct ShardMap {
+  std::string model;
+  uint64_t version = 0;  // grows with every change; 0: no map, each server has everything
+  uint32_t partitions = 1;
+  std::vector<ShardServer> servers;
+  bool operator==(const ShardMap&) const = default;
+};
+
+// kInvalidArgument names the first fault: a limit, an address that stands twice, a partition that
+// nobody owns, servers that share a part of their partitions. A map of version 0 has no servers.
+base::Status check_shard_map(const ShardMap& map);
+// What the server of this address owns: nothing, when the map does not name it.
+Shard shard_of(const ShardMap& map, std::string_view address);
+
+void encode_shard_map(uint64_t request_id, Frame& frame);
+base::Status decode_shard_map(const FrameHeader& header, std::span<const std::byte> body);
+// ASSUMPTIONS: check_shard_map(map) is OK.
+void encode_shard_map_reply(uint64_t request_id, const ShardMap& map, Frame& frame);
+base::Status decode_shard_map_reply(const FrameHeader& header, std::span<const std::byte> body,
+                                    ShardMap& map);
 
 // ---- Key -> partition
 

@@ -131,7 +131,7 @@ Pulled decode_pulled(const Reply& reply) {
 }
 
 wire::Frame pull_frame(uint64_t id, const std::vector<Ask>& asks, uint32_t instance,
-                       uint64_t min_version) {
+                       uint64_t min_version, uint32_t wait_ms) {
   std::vector<wire::PullSection> sections;
   std::vector<uint64_t> keys;
   for (const Ask& ask : asks) {
@@ -139,7 +139,7 @@ wire::Frame pull_frame(uint64_t id, const std::vector<Ask>& asks, uint32_t insta
     keys.insert(keys.end(), ask.keys.begin(), ask.keys.end());
   }
   wire::Frame frame;
-  wire::encode_pull(id, {min_version, instance, sections, keys}, frame);
+  wire::encode_pull(id, {min_version, instance, wait_ms, sections, keys}, frame);
   return frame;
 }
 

@@ -58,7 +58,7 @@ struct Ask {
   std::vector<uint64_t> keys;
 };
 wire::Frame pull_frame(uint64_t id, const std::vector<Ask>& asks, uint32_t instance = 0,
-                       uint64_t min_version = 0);
+                       uint64_t min_version = 0, uint32_t wait_ms = 0);
 
 // A pool in memory with one instance and the tables that the tests name.
 struct TestPool {

@@ -196,31 +196,6 @@ TEST_F(ServerTest, MinVersionAboveTheAppliedOneIsStale) {
   EXPECT_EQ(server_->stats().stale, 1u);
 }
 
-TEST_F(ServerTest, AForeignKeyRefusesTheWholeRequest) {
-  options_.shard.partitions = 4;
-  options_.shard.shards = 2;
-  options_.shard.owned[0] = 0b0101;
-  start();
-  auto client = connect();
-  std::vector<uint64_t> owned;
-  uint64_t foreign = 0;
-  for (uint64_t key = 0; key < 50; ++key) {
-    if (options_.shard.owns(wire::partition_of(key, 4))) {
-      owned.push_back(key);
-    } else {
-      foreign = key;
-    }
-  }
-  EXPECT_TRUE(decode_pulled(client->call(pull_frame(1, {{users_.id(), owned}}))).status.ok());
-  EXPECT_TRUE(client->call(push_frame(2, users_, owned, 2)).error().ok());
-  owned.push_back(foreign);
-  const std::string named = "key " + std::to_string(foreign) + " is of partition";
-  expect_error(client->call(pull_frame(1, {{users_.id(), owned}})).error(), Code::kWrongShard,
-               named);
-  expect_error(client->call(push_frame(2, users_, owned, 3)).error(), Code::kWrongShard, named);
-  EXPECT_EQ(server_->stats().wrong_shard, 2u);
-}
-
 TEST_F(ServerTest, PushInsertsUpdatesAndDeletes) {
   start();
   auto client = connect();
@@ -515,8 +490,8 @@ TEST_F(ServerTest, BadOptionsAreNamed) {
   refused("keys_per_pull = 65537 is outside 1..65536");
   options_.host = "example.org";
   refused("'example.org' is not a numeric");
-  options_.shard.shard = 2;
-  refused("shard 2 of 1");
+  options_.shard_map = {"ranking", 1, 2, {}};
+  refused("partition 0 is owned by no server");
 }
 
 TEST_F(ServerTest, MutatedFramesNeverStopTheServer) {
@@ -533,14 +508,19 @@ TEST_F(ServerTest, MutatedFramesNeverStopTheServer) {
   wire::encode_tables(3, samples.back());
   samples.emplace_back();
   wire::encode_hot_keys(3, {users_.id(), std::vector<uint64_t>{1, 2}}, samples.back());
+  samples.emplace_back();
+  wire::encode_shard_map(3, samples.back());
   for (int i = 0; i < 400; ++i) {
-    wire::Frame frame = samples[random() % samples.size()];
+    const size_t sample = random() % samples.size();
+    wire::Frame frame = samples[sample];
     for (uint64_t n = 1 + random() % 3; n > 0; --n) {
       // The body mostly: a broken header is refused by its first check.
       const size_t from = random() % 4 == 0 ? 0 : wire::kHeaderBytes;
       if (frame.size() > from)
         frame[from + random() % (frame.size() - from)] = static_cast<std::byte>(random());
     }
+    // A pull that waits for a version is answered late: shards_test.
+    if (sample == 0) std::fill_n(frame.begin() + wire::kHeaderBytes + 12, 4, std::byte{0});
     auto client = connect();
     client->send(frame);
     client->end_sending();

@@ -48,7 +48,20 @@ HelloReply sample_hello() {
   hello.shard.owned = {};
   hello.shard.owned[0] = 0xF0;
   hello.shard.owned[1] = 1;
+  hello.features = kFeatureShardMap | kFeaturePullWait;
   return hello;
+}
+
+// Two replicas of partitions 0 to 63 and 69, and the server of the others.
+ShardMap sample_shard_map() {
+  ShardMap map{"ranking", 5, 70, {}};
+  PartitionSet half{};
+  half[0] = ~uint64_t{0};
+  half[1] = 0b100000;
+  PartitionSet rest{};
+  rest[1] = 0b011111;
+  map.servers = {{"h1:7070", half}, {"[::1]:7070", half}, {"h3:7070", rest}};
+  return map;
 }
 
 Frame sample_push() {
@@ -119,6 +132,8 @@ Status decode_request(const FrameHeader& header, std::span<const std::byte> body
       }
       return status;
     }
+    case Opcode::kShardMap:
+      return decode_shard_map(header, body);
   }
   return Status(Code::kUnimplemented, "unknown opcode");
 }
@@ -164,6 +179,12 @@ Status decode_reply(const FrameHeader& header, std::span<const std::byte> body) 
     }
     case Opcode::kHotKeys:
       return decode_hot_keys_reply(header, body);
+    case Opcode::kShardMap: {
+      ShardMap map;
+      PETPS_RETURN_IF_ERROR(decode_shard_map_reply(header, body, map));
+      EXPECT_TRUE(check_shard_map(map).ok());
+      return {};
+    }
   }
   return Status(Code::kUnimplemented, "unknown opcode");
 }
@@ -184,7 +205,8 @@ std::vector<NamedFrame> sample_frames() {
   add("tables", [](Frame& f) { encode_tables(12, f); });
   add("tables_reply",
       [](Frame& f) { ASSERT_TRUE(encode_tables_reply(12, sample_tables(), f).ok()); });
-  add("pull", [&](Frame& f) { encode_pull(11, {42, 1, sections, keys}, f); });
+  add("pull", [&](Frame& f) { encode_pull(11, {42, 1, 0, sections, keys}, f); });
+  add("pull_wait", [&](Frame& f) { encode_pull(11, {42, 1, 250, sections, keys}, f); });
   frames.push_back({"pull_reply", sample_pull_reply()});
   frames.push_back({"push", sample_push()});
   add("push_reply", [](Frame& f) { encode_push_reply(13, {1, 2, 3, 4, 5}, f); });
@@ -193,6 +215,8 @@ std::vector<NamedFrame> sample_frames() {
       [](Frame& f) { ASSERT_TRUE(encode_status_reply(14, "{\"rows\":1}", f).ok()); });
   add("hot_keys", [&](Frame& f) { encode_hot_keys(15, {7, keys}, f); });
   add("hot_keys_reply", [](Frame& f) { encode_hot_keys_reply(15, f); });
+  add("shard_map", [](Frame& f) { encode_shard_map(17, f); });
+  add("shard_map_reply", [](Frame& f) { encode_shard_map_reply(17, sample_shard_map(), f); });
   add("error",
       [](Frame& f) { encode_error(3, 16, Status(Code::kStale, "version 5 is not here yet"), f); });
   return frames;

@@ -32,6 +32,18 @@ TEST(Golden, EveryGoldenFrameIsDecoded) {
   }
 }
 
+TEST(Golden, AHelloReplyOfTheFirstReleaseHasNoFeatures) {
+  const Frame golden = from_hex(read_golden("hello_reply_first"));
+  FrameHeader header;
+  ASSERT_TRUE(decode_header(golden, header).ok());
+  HelloReply reply;
+  reply.features = 99;
+  const auto body = std::span<const std::byte>(golden).subspan(kHeaderBytes);
+  ASSERT_TRUE(decode_hello_reply(header, body, reply).ok());
+  EXPECT_EQ(reply.shard.map_version, 5u);
+  EXPECT_EQ(reply.features, 0u);
+}
+
 TEST(Golden, PartitionsOfKeys) {
   // XXH3-64 of 8 little-endian bytes, seed 0: the values that tests/native/base pins.
   EXPECT_EQ(partition_of(0, 1), 0u);

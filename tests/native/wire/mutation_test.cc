@@ -109,6 +109,8 @@ TEST(Mutation, EveryTruncationIsRefused) {
       // Cut, and the header says so: only texts may still be whole.
       if (n < kHeaderBytes || sample.name == "error" || sample.name == "status_reply") continue;
       const auto length = static_cast<uint32_t>(n - kHeaderBytes);
+      // What is appended to the hello reply later than the first release may be missing.
+      if (sample.name == "hello_reply" && length == 200) continue;
       std::memcpy(exact.get() + offsetof(FrameHeader, body_bytes), &length, sizeof(length));
       const base::Status status = decode_any({exact.get(), n});
       EXPECT_FALSE(status.ok()) << sample.name << " cut to " << n;

@@ -44,7 +44,7 @@ Frame pull_frame(uint32_t sections, uint32_t keys_each) {
   const std::vector<PullSection> heads(sections, PullSection{1, keys_each});
   const std::vector<uint64_t> keys(size_t{sections} * keys_each, 5);
   Frame frame;
-  encode_pull(1, {0, 0, heads, keys}, frame);
+  encode_pull(1, {0, 0, 0, heads, keys}, frame);
   return frame;
 }
 
@@ -58,7 +58,7 @@ TEST(Wire, PullComesBack) {
   const std::vector<PullSection> sections = {{7, 2}, {9, 0}, {8, 3}};
   const std::vector<uint64_t> keys = {5, 5, 6, ~uint64_t{0}, 0};
   Frame frame;
-  encode_pull(99, {17, 3, sections, keys}, frame);
+  encode_pull(99, {17, 3, 20, sections, keys}, frame);
   EXPECT_EQ(frame.size(), pull_request_bytes(3, 5));
   const Opened opened = open_frame(frame);
   EXPECT_EQ(opened.header.request_id, 99u);
@@ -66,6 +66,7 @@ TEST(Wire, PullComesBack) {
   ASSERT_TRUE(decode_pull(opened.header, opened.body, {}, pull).ok());
   EXPECT_EQ(pull.min_version, 17u);
   EXPECT_EQ(pull.instance, 3u);
+  EXPECT_EQ(pull.wait_ms, 20u);
   ASSERT_EQ(pull.sections.size(), 3u);
   EXPECT_EQ(pull.sections[2].table, 8u);
   EXPECT_EQ(std::vector<uint64_t>(pull.keys.begin(), pull.keys.end()), keys);

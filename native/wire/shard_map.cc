@@ -1,0 +1,188 @@
+// Key -> partition -> shard, and the map that says so.
+#include <algorithm>
+
+#include "base/hash.h"
+#include "wire/bytes.h"
+#include "wire/wire.h"
+
+namespace petps::wire {
+
+using base::Code;
+using base::Status;
+
+namespace {
+
+struct ShardMapHead {
+  uint64_t version;
+  uint32_t partitions;
+  uint32_t servers;
+};
+static_assert(sizeof(ShardMapHead) == 16, "copied whole: see FORMAT.md, shard_map");
+
+Status wrong_map(std::string what) {
+  return Status(Code::kInvalidArgument, "shard map: " + std::move(what));
+}
+
+size_t words_of(uint32_t partitions) { return (partitions + 63) / 64; }
+
+bool is_name(std::string_view name) { return !name.empty() && name.size() <= kMaxNameBytes; }
+
+Status check_server(const ShardMap& map, const ShardServer& server) {
+  if (!is_name(server.address)) return wrong_map("an address has 1 to 255 bytes");
+  bool owns_any = false;
+  for (uint32_t p = 0; p < kMaxPartitions; ++p) {
+    if (!has_partition(server.partitions, p)) continue;
+    owns_any = true;
+    if (p >= map.partitions) {
+      return wrong_map(server.address + " owns partition " + std::to_string(p) +
+                       ", but there are 0 to " + std::to_string(map.partitions - 1));
+    }
+  }
+  if (owns_any) return {};
+  return wrong_map(server.address + " owns no partition: leave it out");
+}
+
+// Two servers have the same partitions or none in common: clients go from one replica to another
+// with a whole request.
+Status check_overlap(const ShardMap& map) {
+  std::array<const ShardServer*, kMaxPartitions> owner{};
+  for (const ShardServer& server : map.servers) {
+    for (uint32_t p = 0; p < map.partitions; ++p) {
+      if (!has_partition(server.partitions, p)) continue;
+      if (owner[p] == nullptr) owner[p] = &server;
+      if (owner[p]->partitions == server.partitions) continue;
+      return wrong_map("partition " + std::to_string(p) + " is of " + owner[p]->address + " (" +
+                       partitions_text(owner[p]->partitions) + ") and of " + server.address + " (" +
+                       partitions_text(server.partitions) +
+                       "): replicas own the same partitions, other servers share none");
+    }
+  }
+  for (uint32_t p = 0; p < map.partitions; ++p) {
+    if (owner[p] == nullptr)
+      return wrong_map("partition " + std::to_string(p) + " is owned by no server");
+  }
+  return {};
+}
+
+}  // namespace
+
+uint32_t partition_of(uint64_t key, uint32_t partitions) {
+  return partitions <= 1 ? 0 : static_cast<uint32_t>(base::partition_hash(key) % partitions);
+}
+
+std::string partitions_text(const PartitionSet& set) {
+  std::string text;
+  for (uint32_t p = 0; p < kMaxPartitions; ++p) {
+    if (!has_partition(set, p)) continue;
+    uint32_t last = p;
+    while (last + 1 < kMaxPartitions && has_partition(set, last + 1)) ++last;
+    text.append(text.empty() ? "" : ", ").append(std::to_string(p));
+    if (last > p) text.append("-").append(std::to_string(last));
+    p = last;
+  }
+  return text.empty() ? "none" : text;
+}
+
+bool Shard::owns_all() const {
+  for (uint32_t p = 0; p < partitions; ++p) {
+    if (!owns(p)) return false;
+  }
+  return true;
+}
+
+Status check_shard_map(const ShardMap& map) {
+  if (map.partitions == 0 || map.partitions > kMaxPartitions) {
+    return wrong_map("partitions is " + std::to_string(map.partitions) + ", expected 1 to " +
+                     std::to_string(kMaxPartitions));
+  }
+  if (map.version == 0) {
+    if (map.servers.empty()) return {};
+    return wrong_map("version 0 stands for no map: count from 1, and up with every change");
+  }
+  if (!is_name(map.model)) return wrong_map("the model's name has 1 to 255 bytes");
+  if (map.servers.size() > kMaxShardServers) {
+    return wrong_map(std::to_string(map.servers.size()) + " servers, at most " +
+                     std::to_string(kMaxShardServers));
+  }
+  std::vector<std::string_view> addresses;
+  for (const ShardServer& server : map.servers) {
+    PETPS_RETURN_IF_ERROR(check_server(map, server));
+    addresses.push_back(server.address);
+  }
+  std::sort(addresses.begin(), addresses.end());
+  const auto twice = std::adjacent_find(addresses.begin(), addresses.end());
+  if (twice != addresses.end()) return wrong_map(std::string(*twice) + " stands twice");
+  return check_overlap(map);
+}
+
+Shard shard_of(const ShardMap& map, std::string_view address) {
+  Shard shard;
+  shard.partitions = map.partitions;
+  shard.map_version = map.version;
+  if (map.version == 0) {
+    for (uint32_t p = 0; p < map.partitions; ++p) shard.owned[p / 64] |= uint64_t{1} << (p % 64);
+    return shard;
+  }
+  shard.shards = static_cast<uint32_t>(map.servers.size());
+  shard.owned = {};
+  for (uint32_t i = 0; i < shard.shards; ++i) {
+    if (map.servers[i].address != address) continue;
+    shard.shard = i;
+    shard.owned = map.servers[i].partitions;
+  }
+  return shard;
+}
+
+// ---- Frames
+
+void encode_shard_map(uint64_t request_id, Frame& frame) {
+  start_frame(Opcode::kShardMap, request_id, frame);
+}
+
+Status decode_shard_map(const FrameHeader& header, std::span<const std::byte> body) {
+  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kShardMap), body));
+  if (!body.empty()) return bad_frame("a shard map request has no body");
+  return {};
+}
+
+void encode_shard_map_reply(uint64_t request_id, const ShardMap& map, Frame& frame) {
+  start_reply(Opcode::kShardMap, request_id, frame);
+  append(ShardMapHead{map.version, map.partitions, static_cast<uint32_t>(map.servers.size())},
+         frame);
+  append_name(map.model, frame);
+  for (const ShardServer& server : map.servers) {
+    append_name(server.address, frame);
+    append_bytes(server.partitions.data(), words_of(map.partitions) * sizeof(uint64_t), frame);
+  }
+  finish_frame(frame);
+}
+
+Status decode_shard_map_reply(const FrameHeader& header, std::span<const std::byte> body,
+                              ShardMap& map) {
+  PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kShardMap) | kReplyBit, body));
+  Cursor cursor(body);
+  ShardMapHead head{};
+  std::string_view name;
+  if (!cursor.take(head) || !cursor.take_name(name))
+    return truncated("shard map reply", "head", body.size());
+  if (head.partitions > kMaxPartitions || head.servers > kMaxShardServers) {
+    return bad_frame("shard map reply: " + std::to_string(head.partitions) + " partitions on " +
+                     std::to_string(head.servers) + " servers are above the limits");
+  }
+  map = {std::string(name), head.version, head.partitions, {}};
+  for (uint32_t i = 0; i < head.servers; ++i) {
+    ShardServer server;
+    std::span<const std::byte> words;
+    if (!cursor.take_name(name) ||
+        !cursor.take_bytes(words_of(map.partitions) * sizeof(uint64_t), words)) {
+      return truncated("shard map reply", "servers", body.size());
+    }
+    server.address = name;
+    if (!words.empty()) std::memcpy(server.partitions.data(), words.data(), words.size());
+    map.servers.push_back(std::move(server));
+  }
+  if (cursor.left() != 0) return bad_frame("shard map reply: bytes are left after the servers");
+  return check_shard_map(map);
+}
+
+}  // namespace petps::wire

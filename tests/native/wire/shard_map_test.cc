@@ -1,0 +1,137 @@
+// What a shard map may say, and who owns what by it.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "frames.h"
+
+namespace petps::wire {
+namespace {
+
+using base::Code;
+using base::Status;
+
+PartitionSet set_of(std::initializer_list<uint32_t> partitions) {
+  PartitionSet set{};
+  for (const uint32_t p : partitions) set[p / 64] |= uint64_t{1} << (p % 64);
+  return set;
+}
+
+ShardMap good_map() {
+  return {"ranking", 3, 4, {{"h1:1", set_of({0, 1})}, {"h2:1", set_of({2, 3})}}};
+}
+
+void expect_refused(const ShardMap& map, const std::string& part) {
+  const Status status = check_shard_map(map);
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_NE(status.message().find(part), std::string_view::npos) << status.to_string();
+}
+
+TEST(ShardMap, OwnersAndReplicas) {
+  ShardMap map = good_map();
+  EXPECT_TRUE(check_shard_map(map).ok());
+  map.servers.push_back({"h3:1", set_of({2, 3})});
+  EXPECT_TRUE(check_shard_map(map).ok());
+  const Shard shard = shard_of(map, "h3:1");
+  EXPECT_EQ(shard.shard, 2u);
+  EXPECT_EQ(shard.shards, 3u);
+  EXPECT_EQ(shard.map_version, 3u);
+  EXPECT_FALSE(shard.owns(1));
+  EXPECT_TRUE(shard.owns(3));
+  EXPECT_FALSE(shard.owns_all());
+}
+
+TEST(ShardMap, AServerThatItDoesNotNameOwnsNothing) {
+  const Shard shard = shard_of(good_map(), "h9:1");
+  EXPECT_EQ(shard.owned, PartitionSet{});
+  EXPECT_FALSE(shard.owns_all());
+}
+
+TEST(ShardMap, WithoutAMapAServerOwnsEverything) {
+  const ShardMap none{"", 0, 70, {}};
+  EXPECT_TRUE(check_shard_map(none).ok());
+  EXPECT_TRUE(shard_of(none, "h1:1").owns_all());
+  EXPECT_TRUE(shard_of({}, "").owns_all());
+}
+
+TEST(ShardMap, EachFaultIsNamed) {
+  ShardMap map = good_map();
+  map.servers[1].partitions = set_of({2});
+  expect_refused(map, "partition 3 is owned by no server");
+  map = good_map();
+  map.servers[1].partitions = set_of({1, 2, 3});
+  expect_refused(map, "partition 1 is of h1:1 (0-1) and of h2:1 (1-3)");
+  map = good_map();
+  map.servers[1].partitions = set_of({2, 3, 4});
+  expect_refused(map, "h2:1 owns partition 4, but there are 0 to 3");
+  map = good_map();
+  map.servers[1].address = "h1:1";
+  expect_refused(map, "h1:1 stands twice");
+  map = good_map();
+  map.servers.push_back({"h3:1", {}});
+  expect_refused(map, "h3:1 owns no partition");
+  map = good_map();
+  map.servers[0].address = "";
+  expect_refused(map, "an address has 1 to 255 bytes");
+  map = good_map();
+  map.model = "";
+  expect_refused(map, "the model's name");
+  map = good_map();
+  map.version = 0;
+  expect_refused(map, "version 0 stands for no map");
+  map = good_map();
+  map.partitions = kMaxPartitions + 1;
+  expect_refused(map, "expected 1 to 1024");
+  map = good_map();
+  map.servers.clear();
+  expect_refused(map, "partition 0 is owned by no server");
+  map = good_map();
+  map.servers.resize(kMaxShardServers + 1, map.servers[0]);
+  expect_refused(map, "at most 1024");
+}
+
+TEST(ShardMap, PartitionsAsText) {
+  EXPECT_EQ(partitions_text({}), "none");
+  EXPECT_EQ(partitions_text(set_of({0, 1, 2, 7, 1022, 1023})), "0-2, 7, 1022-1023");
+}
+
+// Any split of the partitions over servers and their replicas comes back from the wire as it was,
+// and every key has an owner.
+TEST(ShardMap, AnyMapComesBack) {
+  const uint64_t seed = std::random_device()();
+  std::printf("[ seed     ] %llu\n", static_cast<unsigned long long>(seed));
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 200; ++round) {
+    ShardMap map{"m", 1 + random(), static_cast<uint32_t>(1 + random() % kMaxPartitions), {}};
+    const uint64_t owners = 1 + random() % std::min<uint64_t>(map.partitions, 9);
+    std::vector<PartitionSet> sets(owners);
+    for (uint32_t p = 0; p < map.partitions; ++p) {
+      sets[p < owners ? p : random() % owners][p / 64] |= uint64_t{1} << (p % 64);
+    }
+    for (const PartitionSet& set : sets) {
+      for (uint64_t replica = 0; replica <= random() % 3; ++replica) {
+        map.servers.push_back({"h" + std::to_string(map.servers.size()) + ":1", set});
+      }
+    }
+    ASSERT_TRUE(check_shard_map(map).ok()) << check_shard_map(map).to_string();
+    Frame frame;
+    encode_shard_map_reply(1, map, frame);
+    FrameHeader header;
+    ASSERT_TRUE(decode_header(frame, header).ok());
+    ShardMap back;
+    const Status status = decode_shard_map_reply(
+        header, std::span<const std::byte>(frame).subspan(kHeaderBytes), back);
+    ASSERT_TRUE(status.ok()) << status.to_string();
+    ASSERT_EQ(back, map);
+    for (int i = 0; i < 20; ++i) {
+      const uint32_t partition = partition_of(random(), map.partitions);
+      size_t owned = 0;
+      for (const ShardServer& server : map.servers)
+        owned += shard_of(map, server.address).owns(partition) ? 1 : 0;
+      EXPECT_GE(owned, 1u);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace petps::wire
