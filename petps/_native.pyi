@@ -226,6 +226,29 @@ class Tables:
     def reclaim(self) -> int: ...
     def verify(self) -> VerifyReport: ...
 
+class ShardMap:
+    """Who owns which partitions of a model. InvalidArgument names the first fault."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        version: int,
+        partitions: int,
+        servers: list[tuple[str, list[int]]],
+    ) -> None:
+        """servers: (address, partitions) each; those with the same partitions are replicas."""
+    @property
+    def model(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def partitions(self) -> int: ...
+    @property
+    def servers(self) -> list[tuple[str, list[int]]]: ...
+    def owned_by(self, address: str) -> list[int]:
+        """The partitions of one server; none when the map does not name it."""
+
 class Server:
     """The native server over the tables of an open pool. ``Tables.close`` refuses while it runs."""
 
@@ -240,10 +263,19 @@ class Server:
         hot_set_seconds: int = 10,
         drain_ms: int = 5000,
         limits: dict[str, int] = ...,
+        shard_map: ShardMap | None = None,
+        address: str = "",
     ) -> Server:
-        """Listens and serves when it returns. Unknown limits raise InvalidArgument."""
+        """Listens and serves when it returns. Unknown limits raise InvalidArgument.
+
+        address: its own in the shard map, by default host:port.
+        """
     @property
     def port(self) -> int: ...
+    @property
+    def address(self) -> str: ...
+    def set_shard_map(self, map: ShardMap) -> None:
+        """From now on. InvalidArgument (model, partitions), FailedPrecondition (version)."""
     def stop(self) -> None:
         """Accepts no more, answers what arrived. DeadlineExceeded: cut after drain_ms."""
     def stats(self) -> dict[str, Any]: ...

@@ -67,7 +67,8 @@ void apply_limits(const py::dict& given, server::ServerOptions& options) {
 std::unique_ptr<ServerHandle> start(const std::shared_ptr<Session>& session,
                                     const std::string& host, uint16_t port, uint32_t workers,
                                     const std::string& gather, uint32_t hot_set_seconds,
-                                    uint64_t drain_ms, const py::dict& limits) {
+                                    uint64_t drain_ms, const py::dict& limits,
+                                    const wire::ShardMap* shard_map, std::string address) {
   server::ServerOptions options;
   options.host = host;
   options.port = port;
@@ -77,6 +78,8 @@ std::unique_ptr<ServerHandle> start(const std::shared_ptr<Session>& session,
   options.drain_ms = drain_ms;
   options.software = "petps " PETPS_VERSION;
   apply_limits(limits, options);
+  if (shard_map != nullptr) options.shard_map = *shard_map;
+  options.address = std::move(address);
   const Released released_gil;
   return std::make_unique<ServerHandle>(session, options);
 }
@@ -149,8 +152,17 @@ void bind_server(py::module_& module) {
   server.def_static("start", start, py::arg("tables"), py::kw_only(), py::arg("host") = "127.0.0.1",
                     py::arg("port") = 7070, py::arg("workers") = 1, py::arg("gather") = "auto",
                     py::arg("hot_set_seconds") = 10, py::arg("drain_ms") = 5000,
-                    py::arg("limits") = py::dict());
+                    py::arg("limits") = py::dict(), py::arg("shard_map") = py::none(),
+                    py::arg("address") = "");
   server.def_property_readonly("port", [](ServerHandle& handle) { return handle.server().port(); });
+  server.def_property_readonly("address",
+                               [](ServerHandle& handle) { return handle.server().address(); });
+  server.def(
+      "set_shard_map",
+      [](ServerHandle& handle, const wire::ShardMap& map) {
+        check(handle.server().set_shard_map(map));
+      },
+      py::arg("map"), py::call_guard<Released>());
   server.def("stop", &ServerHandle::stop, py::call_guard<Released>());
   server.def(
       "stats", stats,

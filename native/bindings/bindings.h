@@ -70,6 +70,7 @@ void bind_base(py::module_& module);
 void bind_scan(py::module_& module);
 void bind_table(py::module_& module);
 void bind_tables(py::module_& module);
+void bind_shard_map(py::module_& module);
 void bind_server(py::module_& module);
 
 }  // namespace petps::bindings

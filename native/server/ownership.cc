@@ -12,9 +12,9 @@ namespace {
 Status check_against_pool(const wire::ShardMap& map, const pool::Pool& pool) {
   for (const pool::InstanceRecord& record : pool.instances()) {
     if (record.model != map.model) {
-      return Status(Code::kInvalidArgument,
-                    "the shard map is of model '" + map.model + "', and this pool also holds '" +
-                        record.name + "': a server with a map serves one model");
+      return Status(Code::kInvalidArgument, "the shard map is of model '" + map.model +
+                                                "', and this pool also holds '" + record.name +
+                                                "': a server with a map serves one model");
     }
     if (record.partitions != map.partitions) {
       return Status(Code::kInvalidArgument, "the shard map has " + std::to_string(map.partitions) +
@@ -37,10 +37,9 @@ Status Shared::set_shard_map(const wire::ShardMap& map) {
   const std::lock_guard lock(ownership_mutex);
   const Ownership& old = *ownership;
   if (map.version <= old.map.version) {
-    return Status(Code::kFailedPrecondition, "the shard map has version " +
-                                                 std::to_string(map.version) + ", in use is " +
-                                                 std::to_string(old.map.version) +
-                                                 ": a changed map needs a higher version");
+    return Status(Code::kFailedPrecondition,
+                  "the shard map has version " + std::to_string(map.version) + ", in use is " +
+                      std::to_string(old.map.version) + ": a changed map needs a higher version");
   }
   auto next = std::make_shared<Ownership>();
   next->map = map;

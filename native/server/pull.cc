@@ -59,7 +59,8 @@ Worker::Outcome Worker::pull(transport::ConnectionId connection, const wire::Fra
     word += words;
   }
   const size_t rows_bytes = list_.bytes() - head_bytes;
-  wire::finish_pull_reply(header.request_id, applied.version, request.sections.size(), rows_bytes, head);
+  wire::finish_pull_reply(header.request_id, applied.version, request.sections.size(), rows_bytes,
+                          head);
   endpoint_.post(connection, std::move(list_), std::move(pin));
   stats_.pulls.add(1);
   stats_.keys.add(request.keys.size());

@@ -165,9 +165,7 @@ Status Server::stop() {
 
 uint16_t Server::port() const { return impl_->shared.transport->port(); }
 transport::Transport& Server::transport() { return *impl_->shared.transport; }
-Status Server::set_shard_map(const wire::ShardMap& map) {
-  return impl_->shared.set_shard_map(map);
-}
+Status Server::set_shard_map(const wire::ShardMap& map) { return impl_->shared.set_shard_map(map); }
 wire::Shard Server::shard() const { return impl_->shared.current_ownership()->shard; }
 std::string Server::address() const { return impl_->shared.address; }
 StatsSnapshot Server::stats() const { return impl_->shared.stats(); }

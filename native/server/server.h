@@ -67,10 +67,10 @@ struct StatsSnapshot {
   uint64_t rows_pushed = 0;
   uint64_t rows_refused = 0;  // new keys that full tables did not take
   uint64_t hot_sets = 0;
-  uint64_t errors = 0;         // error replies
-  uint64_t stale = 0;          // of those: STALE
-  uint64_t wrong_shard = 0;    // of those: WRONG_SHARD
-  uint64_t waits_for_pin = 0;  // times a worker stopped because its epoch list was full
+  uint64_t errors = 0;             // error replies
+  uint64_t stale = 0;              // of those: STALE
+  uint64_t wrong_shard = 0;        // of those: WRONG_SHARD
+  uint64_t waits_for_pin = 0;      // times a worker stopped because its epoch list was full
   uint64_t waits_for_version = 0;  // times a pull was parked until its version is applied
   uint64_t bytes_received = 0;
   uint64_t bytes_sent = 0;

@@ -87,9 +87,8 @@ void write_shard(const Ownership& ownership, const std::string& address, JsonWri
   json.member("address", address);
   json.member("map_version", ownership.map.version);
   json.member("partitions", ownership.map.partitions);
-  json.member("owned", ownership.map.version == 0
-                           ? std::string("all")
-                           : wire::partitions_text(ownership.shard.owned));
+  json.member("owned", ownership.map.version == 0 ? std::string("all")
+                                                  : wire::partitions_text(ownership.shard.owned));
   json.end_object();
 }
 

@@ -49,8 +49,7 @@ void Worker::drain() {
     resume_blocked();
     endpoint_.flush();
     drained_ = pushes_in_flight_ == 0 && blocked_.empty() && unblocked_.empty() &&
-               parked_.empty() &&
-               endpoint_.pending_posts() == 0;
+               parked_.empty() && endpoint_.pending_posts() == 0;
     if (drained_ || base::monotonic_ns() >= until) break;
     for (const Event& event : endpoint_.poll(kRetryMs)) handle(event);
     unblocked_.clear();

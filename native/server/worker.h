@@ -106,7 +106,7 @@ class Worker {
 
   std::vector<ConnectionState> connections_;  // by slot
   std::vector<transport::ConnectionId>
-      blocked_;  // paused: a frame in front waits for a pin or for the writer
+      blocked_;                 // paused: a frame in front waits for a pin or for the writer
   std::vector<Parked> parked_;  // paused: a pull in front waits for a version
   std::vector<transport::ConnectionId> unblocked_;
   std::vector<table::Table*>

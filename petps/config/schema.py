@@ -111,6 +111,19 @@ class ServerConfig(Section):
     )
     http_port: Port = Field(default=7072, description="Port of those; 0: any free one.")
     http: bool = Field(default=True, description="Whether to serve HTTP at all.")
+    shard_map: Path | None = Field(
+        default=None,
+        strict=False,
+        description="The shard map (petps/server/FORMAT.md): this server owns the partitions that "
+        "it gives to `address`, and reads it again when it changes. Without one it owns all.",
+    )
+    address: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=255,
+        description="How the shard map calls this server, and clients reach it: 'host:port'. By "
+        "default `host` and `port`.",
+    )
     hot_set_seconds: int = Field(
         default=10, ge=1, description="How often clients are asked to send their hot keys."
     )

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any, Final
 
-from petps.errors import PetpsError, Unavailable
+from petps.errors import NotFound, PetpsError, Unavailable
 
 __all__ = ["HttpDoor"]
 
@@ -35,6 +35,7 @@ class HttpDoor:
         metrics: Callable[[], bytes],
         fault: Callable[[], str | None],
         ready: Callable[[], str | None],
+        shard_map: Callable[[], dict[str, Any]],
     ) -> None:
         """``fault`` and ``ready`` say why the server is not healthy or not ready; None: it is."""
         self._routes: dict[str, Callable[[], Answer]] = {
@@ -43,6 +44,7 @@ class HttpDoor:
             "/readyz": lambda: _verdict(fault() or ready()),
             "/metrics": lambda: (metrics(), "text/plain; version=0.0.4", HTTPStatus.OK),
             "/status.json": lambda: (json.dumps(status()).encode(), JSON, HTTPStatus.OK),
+            "/shard-map": lambda: (json.dumps(shard_map()).encode(), JSON, HTTPStatus.OK),
         }
         try:
             self._server = _BoundedServer((host, port), _handler(self._routes))
@@ -116,6 +118,8 @@ def _handler(routes: dict[str, Callable[[], Answer]]) -> type[BaseHTTPRequestHan
             else:
                 try:
                     body, kind, code = route()
+                except NotFound as error:
+                    body, kind, code = str(error).encode(), TEXT, HTTPStatus.NOT_FOUND
                 except PetpsError as error:  # closing: the pool is gone already
                     body, kind, code = str(error).encode(), TEXT, HTTPStatus.SERVICE_UNAVAILABLE
             self.send_response(code)

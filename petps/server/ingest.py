@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,15 @@ class IngestPart:
         self._log.close()
 
 
-def start_ingest(config: Config, tables: _native.Tables, log_folder: Path) -> IngestPart:
+def start_ingest(
+    config: Config,
+    tables: _native.Tables,
+    log_folder: Path,
+    partitions: Sequence[int] | None = None,
+) -> IngestPart:
     """Follows the log in ``log_folder``, which is made if it is not there yet.
+
+    partitions: those owned, by default all.
 
     Errors: NotFound (no such model), FailedPrecondition (it has no table that deltas feed),
     InvalidArgument (the log has another number of partitions).
@@ -53,6 +61,7 @@ def start_ingest(config: Config, tables: _native.Tables, log_folder: Path) -> In
             log,
             store,
             dead_letters=DirectoryDeadLetters(config.dead_letters()),
+            partitions=partitions,
             bases=BaseFolder(config.bases() or log_folder.parent),
             rows_per_second=config.ingest.rows_per_second or None,
         )

@@ -17,6 +17,7 @@ from typing import Any, Final
 from petps import _native
 from petps.config import Config
 from petps.errors import InvalidArgument, NotFound, PetpsError
+from petps.server.shard_map import MapFile, as_json, ranges
 from petps.server.status import normalised
 
 __all__ = ["Serving", "serve"]
@@ -49,15 +50,20 @@ class Serving:
         self._ingest: Any = None
         self._http: Any = None
         self._metrics: Any = None
+        path = config.server.shard_map
+        self._map_file = None if path is None else MapFile(path)
+        self._map = None if self._map_file is None else self._map_file.read()
+        self._map_error = ""
+        self._ingested: list[int] | None = []
         self.opened_at = time.monotonic()
         self._tables = _open(config)
         try:
-            self._server = _start(config, self._tables)
+            self._server = _start(config, self._tables, self._map)
             self.open_ms = 1e3 * (time.monotonic() - self.opened_at)
             try:
                 self._start_http()
                 on_serving(self)
-                self._start_ingest()
+                self._follow_log()
             except BaseException:
                 self._stop()
                 raise
@@ -83,8 +89,28 @@ class Serving:
 
     def report(self) -> None:
         """Takes ingest's state into the status. Called about every second."""
-        if self._ingest is not None and not self._draining:
-            self._server.set_status_member("ingest", json.dumps(self._ingest.status()))
+        ingest = self._ingest  # another one after the next change of the shard map
+        if ingest is not None and not self._draining:
+            self._server.set_status_member("ingest", json.dumps(ingest.status()))
+
+    def follow_shard_map(self) -> None:
+        """Acts on a changed shard map: first what is served, then what is ingested.
+
+        One that cannot be used is reported in the status and in the log, and the one in use stays.
+        Called about every second, by one thread.
+        """
+        if self._map_file is None:
+            return
+        error = ""
+        try:
+            self._map_file.follow(self._use_shard_map)
+            self._follow_log()
+        except PetpsError as failure:
+            error = str(failure)
+        if error != self._map_error:
+            self._map_error = error
+            self._server.set_status_member("shard_map_error", json.dumps(error))
+            self._log(error or "the shard map is good again")
 
     def close(self) -> None:
         """Drains and closes. Raises what kept the pool from being closed cleanly."""
@@ -101,6 +127,23 @@ class Serving:
 
     # ---- steps
 
+    def _use_shard_map(self, found: _native.ShardMap) -> None:
+        if found == self._map:
+            return
+        self._server.set_shard_map(found)
+        self._map = found
+        owned = ", ".join(str(item) for item in ranges(self._owned() or []))
+        self._log(f"shard map version {found.version}: partitions {owned or 'none'} are ours")
+
+    def _owned(self) -> list[int] | None:
+        """None: all, without a map."""
+        return None if self._map is None else self._map.owned_by(self._server.address)
+
+    def _shard_map(self) -> dict[str, Any]:
+        if self._map is None:
+            raise NotFound("there is no shard map: this server has every partition")
+        return as_json(self._map)
+
     def _start_http(self) -> None:
         server = self._config.server
         if not server.http:
@@ -115,6 +158,7 @@ class Serving:
             metrics=self._metrics_text,
             fault=self._fault,
             ready=lambda: "draining" if self._draining else None,
+            shard_map=self._shard_map,
         )
 
     def _metrics_text(self) -> bytes:
@@ -125,14 +169,26 @@ class Serving:
         text: bytes = self._metrics.text()
         return text
 
-    def _start_ingest(self) -> None:
+    def _follow_log(self) -> None:
+        """Ingests the partitions that this server owns; does nothing when it does so already."""
         log_folder = self._config.ingest.log
-        if log_folder is None:
+        owned = self._owned()
+        if log_folder is None or owned == self._ingested:
             return
-        from petps.server.ingest import start_ingest
+        self._stop_ingest()
+        if owned != []:
+            from petps.server.ingest import start_ingest
 
-        self._ingest = start_ingest(self._config, self._tables, log_folder)
+            self._ingest = start_ingest(self._config, self._tables, log_folder, owned)
+        self._ingested = owned
         self.report()
+
+    def _stop_ingest(self) -> None:
+        ingest, self._ingest = self._ingest, None
+        self._ingested = []
+        if ingest is not None:
+            self._server.set_status_member("ingest", "null")
+            ingest.stop()
 
     def _fault(self) -> str | None:
         if self._tables.info().failed:
@@ -165,7 +221,9 @@ def _open(config: Config) -> _native.Tables:
         ) from None
 
 
-def _start(config: Config, tables: _native.Tables) -> _native.Server:
+def _start(
+    config: Config, tables: _native.Tables, shard_map: _native.ShardMap | None
+) -> _native.Server:
     server = config.server
     return _native.Server.start(
         tables,
@@ -176,6 +234,8 @@ def _start(config: Config, tables: _native.Tables) -> _native.Server:
         hot_set_seconds=server.hot_set_seconds,
         drain_ms=round(1e3 * server.drain_seconds),
         limits=server.limits.model_dump(),
+        shard_map=shard_map,
+        address=server.address or "",
     )
 
 
@@ -202,6 +262,7 @@ def serve(config: Config, *, ready_file: Path | None = None, log: Log = print) -
         announce = partial(_announce, config=config, ready_file=ready_file, log=log)
         with Serving(config, log=log, on_serving=announce) as serving:
             while not stop.wait(REPORT_SECONDS):
+                serving.follow_shard_map()
                 serving.report()
             log(f"{signal.Signals(received[0]).name}: draining")
             _remove(ready_file)

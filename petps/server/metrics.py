@@ -33,6 +33,7 @@ _COUNTERS: Final = {
     "stale": "Error replies STALE.",
     "wrong_shard": "Error replies WRONG_SHARD.",
     "waits_for_pin": "Times a worker waited because its epoch list was full.",
+    "waits_for_version": "Times a pull was parked until its version is applied.",
     "bytes_received": "Bytes received.",
     "bytes_sent": "Bytes sent.",
     "connections_opened": "Connections ever opened.",
@@ -126,9 +127,14 @@ def _pool_metrics(status: dict[str, Any]) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "petps_server_uptime_seconds", "Seconds since the server started.", status["uptime_s"]
     )
+    yield GaugeMetricFamily(
+        "petps_server_shard_map_version",
+        "Version of the shard map in use; 0: none, this server has everything.",
+        status["shard"]["map_version"],
+    )
     applied = GaugeMetricFamily(
         "petps_table_applied_version",
-        "Highest version committed in all partitions.",
+        "Highest version committed in all partitions that this server owns.",
         labels=["instance"],
     )
     for instance in status["instances"]:

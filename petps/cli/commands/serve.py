@@ -38,6 +38,13 @@ def serve(
     gather: Annotated[str | None, typer.Option(help="auto (the default), copy or sendmsg.")] = None,
     log: Annotated[Path | None, typer.Option(help="Follow the delta log in this folder.")] = None,
     model: Annotated[str | None, typer.Option(help="The model that the log writes.")] = None,
+    shard_map: Annotated[
+        Path | None, typer.Option(help="The shard map: serve the partitions it gives this server.")
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="This server's address in the shard map; by default HOST:PORT."),
+    ] = None,
     ready_file: Annotated[
         Path | None, typer.Option(help="Write this file (JSON: pid, port, ...) when serving.")
     ] = None,
@@ -53,6 +60,8 @@ def serve(
         petps serve --config deploy/config/petps.toml --ready-file /run/petps/ready
 
         petps serve my.pool --log deltas/ --port 0
+
+        petps serve my.pool --shard-map shards.json --address h1:7070
     """
     import logging
 
@@ -70,6 +79,8 @@ def serve(
             "http": False if no_http else None,
             "workers": workers,
             "gather": gather,
+            "shard_map": shard_map,
+            "address": address,
         },
         "ingest": {"log": log, "model": model},
     }

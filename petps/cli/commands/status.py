@@ -34,6 +34,8 @@ def status(
     _show_tables(found)
     if found.get("ingest"):
         _show_ingest(found["ingest"])
+    if found.get("shard_map_error"):
+        typer.echo(f"shard map not used: {found['shard_map_error']}")
     for incident in found.get("incidents", []):
         typer.echo(f"incident: {incident}")
 
@@ -59,6 +61,7 @@ def _show_pool(found: dict[str, Any]) -> None:
             ("pulls", f"{stats['pulls']:,} ({stats['keys']:,} keys, {stats['misses']:,} missing)"),
             ("pushes", f"{stats['pushes']:,} ({stats['rows_pushed']:,} rows)"),
             ("error replies", stats["errors"]),
+            ("owns", _shard_text(found["shard"])),
             ("connections", stats["connections"]),
         ]
         for name, latency in found.get("latency", {}).items():
@@ -70,6 +73,15 @@ def _show_pool(found: dict[str, Any]) -> None:
         shown = f"{instance['partitions']} partitions, version {instance['applied_version']}{alias}"
         pairs.append((f"instance {instance['name']}", shown))
     facts(pairs)
+
+
+def _shard_text(shard: dict[str, Any]) -> str:
+    if shard["map_version"] == 0:
+        return "everything (no shard map)"
+    return (
+        f"partitions {shard['owned']} of {shard['partitions']}, as {shard['address']} in shard map "
+        f"version {shard['map_version']}"
+    )
 
 
 def _show_tables(found: dict[str, Any]) -> None:

@@ -138,6 +138,9 @@ void FakeServer::answer(const wire::FrameHeader& header, std::span<const std::by
     case wire::Opcode::kHotKeys:
       wire::encode_hot_keys_reply(header.request_id, reply);
       return;
+    case wire::Opcode::kShardMap:
+      wire::encode_shard_map_reply(header.request_id, shard_map_, reply);
+      return;
   }
 }
 

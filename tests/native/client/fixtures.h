@@ -69,8 +69,9 @@ class FakeServer {
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
   std::string url() const { return "petps://" + address() + "/ranking"; }
   uint64_t count(wire::Opcode opcode) const { return counts_[static_cast<size_t>(opcode)].load(); }
-  wire::HelloReply& hello() { return hello_; }     // before connecting
-  wire::TablesReply& tables() { return tables_; }  // before connecting
+  wire::HelloReply& hello() { return hello_; }        // before connecting
+  wire::TablesReply& tables() { return tables_; }     // before connecting
+  wire::ShardMap& shard_map() { return shard_map_; }  // before connecting
   // As if restarted on another pool, where the table has another id.
   void move_to_pool(uint8_t uuid, uint32_t table);
 
@@ -84,6 +85,7 @@ class FakeServer {
   Tamper tamper_;
   wire::HelloReply hello_;
   wire::TablesReply tables_;
+  wire::ShardMap shard_map_;
   std::atomic<uint64_t> counts_[8] = {};
   int listener_ = -1;
   uint16_t port_ = 0;

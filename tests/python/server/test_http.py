@@ -96,7 +96,8 @@ def test_draining_is_not_ready(start: Start) -> None:
 
 def door(**changed: object) -> HttpDoor:
     settings: dict[str, object] = {
-        "status": dict, "metrics": bytes, "fault": lambda: None, "ready": lambda: None, **changed,
+        "status": dict, "metrics": bytes, "fault": lambda: None, "ready": lambda: None,
+        "shard_map": dict, **changed,
     }  # fmt: skip
     return HttpDoor("127.0.0.1", 0, **settings)  # type: ignore[arg-type]
 
@@ -118,7 +119,15 @@ def test_port_in_use() -> None:
     made = door()
     try:
         with pytest.raises(Unavailable, match=rf"HTTP address 127.0.0.1:{made.port} .*--http-port"):
-            HttpDoor("127.0.0.1", made.port, status=dict, metrics=bytes, fault=str, ready=str)
+            HttpDoor(
+                "127.0.0.1",
+                made.port,
+                status=dict,
+                metrics=bytes,
+                fault=str,
+                ready=str,
+                shard_map=dict,
+            )
     finally:
         made.close()
 

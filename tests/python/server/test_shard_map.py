@@ -1,0 +1,254 @@
+"""The shard map: its file, and a server that follows it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from petps import _native
+from petps.delta import TableSchema
+from petps.delta.directory import DirectoryLog
+from petps.errors import FailedPrecondition, InvalidArgument, NotFound
+from petps.publish import Publisher
+from petps.server import Serving
+from petps.server.shard_map import MapFile, as_json, parse, ranges
+from tests.python.server.conftest import Start, settings
+from tests.python.server.test_http import ask
+
+HERE = "here:7070"
+
+
+def document(**changed: Any) -> dict[str, Any]:
+    return {
+        "model": "default",
+        "version": 1,
+        "partitions": 8,
+        "servers": [
+            {"address": HERE, "partitions": ["0-3"]},
+            {"address": "there:7070", "partitions": [4, "5-6", 7]},
+        ],
+        **changed,
+    }
+
+
+def write(path: Path, **changed: Any) -> Path:
+    """As an operator should: whole, by a rename."""
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps(document(**changed)))
+    temporary.replace(path)
+    return path
+
+
+def owning(partitions: list[int | str], version: int) -> dict[str, Any]:
+    rest = [p for p in range(8) if p not in partitions]
+    servers = [{"address": HERE, "partitions": partitions}] if partitions else []
+    servers += [{"address": "there:7070", "partitions": rest}] if rest else []
+    return {"version": version, "servers": servers}
+
+
+def test_a_map_comes_back_as_it_was() -> None:
+    found = parse(json.dumps(document()).encode(), "f")
+    assert (found.model, found.version, found.partitions) == ("default", 1, 8)
+    assert found.servers == [(HERE, [0, 1, 2, 3]), ("there:7070", [4, 5, 6, 7])]
+    assert found.owned_by("there:7070") == [4, 5, 6, 7]
+    assert found.owned_by("nobody:1") == []
+    again = parse(json.dumps(as_json(found)).encode(), "f")
+    assert again == found
+    assert ranges([7, 0, 2, 1]) == ["0-2", 7]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"version": 0}, "version 0 stands for no map"),
+        ({"version": -1}, "version is -1, expected a whole number"),
+        ({"version": True}, "version is True"),
+        ({"model": 7}, "model is no text"),
+        ({"model": ""}, "the model's name"),
+        ({"partitions": 0}, "expected 1 to 1024"),
+        ({"partitions": 9}, "partition 8 is owned by no server"),
+        ({"servers": {}}, "servers is no list"),
+        ({"servers": []}, "partition 0 is owned by no server"),
+        ({"servers": [7]}, "server 0 is no object"),
+        ({"servers": [{"address": HERE}]}, "server 0 lacks the key 'partitions'"),
+        ({"servers": [{"address": 1, "partitions": []}]}, "address of server 0 is no text"),
+        ({"servers": [{"address": HERE, "partitions": 3}]}, "of here:7070 are no list"),
+        ({"servers": [{"address": HERE, "partitions": ["3-1"]}]}, "'3-1' is no range"),
+        ({"servers": [{"address": HERE, "partitions": [1.5]}]}, "a partition is 1.5"),
+        ({"servers": [{"address": HERE, "partitions": [1, "0-7"]}]}, "names partition 1 twice"),
+        ({"servers": [{"address": HERE, "partitions": ["0-8"]}]}, "owns partition 8, but there"),
+        ({"servers": [{"address": HERE, "partitions": [5000]}]}, "has at most 1024"),
+        ({"colour": 1}, "unknown key 'colour'; known are model, version"),
+    ],
+)
+def test_each_fault_is_named(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match="shard map the-file: ") as error:
+        parse(json.dumps(document(**changed)).encode(), "the-file")
+    assert message in str(error.value)
+
+
+def test_a_file_that_is_no_map(tmp_path: Path) -> None:
+    path = tmp_path / "map.json"
+    with pytest.raises(NotFound, match=r"shard map .*map\.json: No such file"):
+        MapFile(path).read()
+    path.write_text("{")
+    with pytest.raises(InvalidArgument, match="no JSON"):
+        MapFile(path).read()
+    path.write_bytes(b" " * (1 << 20) + b"{}")
+    with pytest.raises(InvalidArgument, match="at most 1,048,576"):
+        MapFile(path).read()
+    with pytest.raises(InvalidArgument, match="Is a directory"):
+        MapFile(tmp_path).read()
+
+
+def test_a_file_is_used_once_for_each_change(tmp_path: Path) -> None:
+    path = write(tmp_path / "map.json")
+    file = MapFile(path)
+    versions: list[int] = []
+
+    def use(found: _native.ShardMap) -> None:
+        if found.version == 3 and len(versions) < 2:
+            versions.append(-1)
+            raise FailedPrecondition("not yet")
+        versions.append(found.version)
+
+    file.read()
+    file.follow(use)
+    assert versions == []
+    write(path, version=2)
+    file.follow(use)
+    file.follow(use)
+    assert versions == [2]
+    write(path, version=3)
+    with pytest.raises(FailedPrecondition, match="not yet"):
+        file.follow(use)
+    file.follow(use)  # what was not used is tried again
+    assert versions == [2, -1, 3]
+
+
+def serve(start: Start, path: Path, **sections: Any) -> Serving:
+    return start(server={"shard_map": path, "address": HERE}, **sections)
+
+
+def followed(serving: Serving) -> list[int]:
+    ingest = serving.status()["ingest"]
+    return [entry["partition"] for entry in ingest["partitions"]] if ingest else []
+
+
+def test_a_server_owns_what_the_map_says(start: Start, tmp_path: Path) -> None:
+    path = write(tmp_path / "map.json")
+    serving = serve(start, path)
+    shard = serving.status()["shard"]
+    assert shard == {"address": HERE, "map_version": 1, "partitions": 8, "owned": "0-3"}
+    code, kind, body = ask(serving, "/shard-map")
+    assert (code, kind) == (200, "application/json; charset=utf-8")
+    assert json.loads(body)["servers"][1] == {"address": "there:7070", "partitions": ["4-7"]}
+    assert "petps_server_shard_map_version 1.0" in ask(serving, "/metrics")[2]
+    write(path, **owning([0, 7], 2))
+    serving.follow_shard_map()
+    assert serving.status()["shard"]["owned"] == "0, 7"
+    write(path, **owning([], 3))
+    serving.follow_shard_map()
+    assert serving.status()["shard"]["owned"] == "none"
+
+
+def test_without_a_map_a_server_owns_everything(start: Start) -> None:
+    serving = start()
+    serving.follow_shard_map()
+    assert serving.status()["shard"]["owned"] == "all"
+    assert ask(serving, "/shard-map")[::2] == (
+        404, "there is no shard map: this server has every partition",
+    )  # fmt: skip
+
+
+def test_a_map_that_cannot_be_used_changes_nothing(start: Start, tmp_path: Path) -> None:
+    path = write(tmp_path / "map.json")
+    serving = serve(start, path)
+    for changed, message in (
+        ({"version": 1, "servers": owning([0], 1)["servers"]}, "in use is 1: a changed map needs"),
+        ({"version": 2, "model": "other"}, "of model 'other'"),
+        ({"version": 2, "servers": []}, "owned by no server"),
+    ):
+        write(path, **changed)
+        for _ in range(2):
+            serving.follow_shard_map()
+            assert message in serving.status()["shard_map_error"]
+        assert serving.status()["shard"]["owned"] == "0-3"
+    path.unlink()
+    serving.follow_shard_map()
+    assert "No such file" in serving.status()["shard_map_error"]
+    write(path, **owning([5], 2))
+    serving.follow_shard_map()
+    assert serving.status()["shard_map_error"] == ""
+    assert serving.status()["shard"]["owned"] == "5"
+
+
+def test_a_map_of_another_model_or_with_other_partitions(pool: Path, tmp_path: Path) -> None:
+    path = tmp_path / "map.json"
+    servers = [{"address": HERE, "partitions": [0]}]
+    for changed, message in (
+        ({"model": "m"}, "is of model 'm', and this pool also holds 'default@0'"),
+        ({"partitions": 1, "servers": servers}, "has 1 partitions, instance 'default@0' 8"),
+    ):
+        write(path, **changed)
+        with pytest.raises(InvalidArgument, match=message):
+            Serving(settings(pool, server={"shard_map": path, "address": HERE}))
+
+
+def test_ingest_follows_the_partitions_that_are_ours(start: Start, tmp_path: Path) -> None:
+    path = write(tmp_path / "map.json")
+    serving = serve(start, path, ingest={"log": tmp_path / "log"})
+    keys = np.arange(100, dtype=np.uint64)
+    with DirectoryLog(tmp_path / "log") as log:
+        publisher = Publisher(log, "default", tables=[TableSchema("fed", "f32", 4)])
+        publisher.begin_continue(None)
+        publisher.publish("fed", keys, np.full((100, 4), 2.5, np.float32))
+        version = publisher.commit()
+
+    def wait_for_version() -> None:
+        until = time.monotonic() + 30
+        while serving.status()["instances"][0]["applied_version"] < version:
+            assert time.monotonic() < until, serving.status()
+            time.sleep(0.01)
+
+    wait_for_version()
+    assert followed(serving) == [0, 1, 2, 3]
+    ours = int(np.count_nonzero(_native.partition_of(keys, 8) < 4))
+    assert serving.status()["ingest"]["rows"] == ours
+    write(path, **owning([1, 6], 2))
+    serving.follow_shard_map()
+    wait_for_version()  # of partition 6, from the start of the log
+    assert followed(serving) == [1, 6]
+    write(path, **owning([], 3))
+    serving.follow_shard_map()
+    assert followed(serving) == []
+    assert serving.status()["instances"][0]["applied_version"] == 0
+
+
+def test_ingest_that_cannot_be_restarted_is_tried_again(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "map.json")
+    serving = serve(start, path, ingest={"log": tmp_path / "log"})
+    with monkeypatch.context() as patch:
+
+        def fail(*args: object) -> None:
+            raise FailedPrecondition("the broker is away")
+
+        patch.setattr("petps.server.ingest.start_ingest", fail)
+        write(path, **owning([2], 2))
+        for _ in range(2):
+            serving.follow_shard_map()
+            assert serving.status()["shard_map_error"] == "the broker is away"
+    assert serving.status()["shard"]["owned"] == "2"
+    serving.follow_shard_map()
+    assert serving.status()["shard_map_error"] == ""
+    until = time.monotonic() + 30
+    while followed(serving) != [2]:  # its thread reads where it stands first
+        assert time.monotonic() < until
+        time.sleep(0.01)
