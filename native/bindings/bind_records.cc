@@ -25,13 +25,23 @@ std::string dtype_of(const pool::TableRecord& record) {
 }
 
 const char* state_name(pool::ProgressState state) {
-  return state == pool::ProgressState::kFollowing ? "following" : "catching_up";
+  switch (state) {
+    case pool::ProgressState::kFollowing:
+      return "following";
+    case pool::ProgressState::kCatchingUp:
+      return "catching_up";
+    case pool::ProgressState::kPassing:
+      return "passing";
+  }
+  return "unknown";
 }
 
 pool::ProgressState parse_state(const std::string& name) {
   if (name == "following") return pool::ProgressState::kFollowing;
   if (name == "catching_up") return pool::ProgressState::kCatchingUp;
-  invalid("progress state '" + name + "' is unknown; write 'following' or 'catching_up'");
+  if (name == "passing") return pool::ProgressState::kPassing;
+  invalid("progress state '" + name +
+          "' is unknown; write 'following', 'catching_up' or 'passing'");
 }
 
 void bind_pool_records(py::module_& module) {
@@ -55,7 +65,8 @@ void bind_pool_records(py::module_& module) {
       .field("id", &Instance::id)
       .field("model", &Instance::model)
       .field("name", &Instance::name)
-      .field("partitions", &Instance::partitions);
+      .field("partitions", &Instance::partitions)
+      .field("frozen", &Instance::frozen);
   using Table = pool::TableRecord;
   Record<Table>(module, "TableRecord", "A table as it was created.")
       .field("id", &Table::id)

@@ -39,7 +39,7 @@ table::ApplyReport apply(const TableHandle& handle, const py::object& keys, cons
     batch.rows = block.data;
   }
   return released(handle.session,
-                  [&](table::Tables&) { return unwrap(handle.table->apply(batch)); });
+                  [&](table::Tables&) { return unwrap(handle.open()->apply(batch)); });
 }
 
 uint64_t pull(const TableHandle& handle, const py::object& keys, const py::object& out,
@@ -50,7 +50,7 @@ uint64_t pull(const TableHandle& handle, const py::object& keys, const py::objec
   const PullTarget pull_target{target.data, target.stored,
                                writable_mask_of(mask, "mask", wanted.size())};
   return released(handle.session, [&](table::Tables&) {
-    return pull_rows(*handle.session, *handle.table, wanted, pull_target);
+    return pull_rows(*handle.session, *handle.open(), wanted, pull_target);
   });
 }
 
@@ -66,11 +66,12 @@ py::array_t<uint64_t> keys_of_table(const TableHandle& handle) {
   constexpr uint64_t kBucketsAtOnce = 4096;  // bounds how long one pin lives
   std::vector<uint64_t> keys;
   released(handle.session, [&](table::Tables&) {
-    const table::Table::ScanGuard guard(*handle.table);
+    const table::TablePointer table = handle.open();
+    const table::Table::ScanGuard guard(*table);
     for (uint64_t bucket = 0; bucket < handle.record.bucket_count;) {
       Session::Lease lease(*handle.session);
       const epoch::Pin pin = lease.pin();
-      const table::ScanPage page = handle.table->scan(bucket, kBucketsAtOnce);
+      const table::ScanPage page = table->scan(bucket, kBucketsAtOnce);
       keys.insert(keys.end(), page.keys.begin(), page.keys.end());
       bucket = page.next_bucket;
     }
@@ -95,7 +96,7 @@ void bind_placement(py::class_<TableHandle>& table) {
         const auto hot = keys_of(keys);
         std::vector<uint64_t> copy(hot.begin(), hot.end());
         released(handle.session,
-                 [&](table::Tables&) { handle.table->set_hot_keys(std::move(copy)); });
+                 [&](table::Tables&) { handle.open()->set_hot_keys(std::move(copy)); });
       },
       py::arg("keys"));
   table.def(
@@ -103,18 +104,18 @@ void bind_placement(py::class_<TableHandle>& table) {
       [](const TableHandle& handle, const py::object& keys) {
         const auto hot = keys_of(keys, "hot_keys");
         return released(handle.session,
-                        [&](table::Tables&) { return unwrap(handle.table->migrate(hot)); });
+                        [&](table::Tables&) { return unwrap(handle.open()->migrate(hot)); });
       },
       py::arg("hot_keys"));
   table.def("rehome", [](const TableHandle& handle) {
-    return released(handle.session, [&](table::Tables&) { return unwrap(handle.table->rehome()); });
+    return released(handle.session, [&](table::Tables&) { return unwrap(handle.open()->rehome()); });
   });
   table.def(
       "bucket_reads",
       [](const TableHandle& handle, const py::object& keys) {
         const auto wanted = keys_of(keys);
         return released(handle.session,
-                        [&](table::Tables&) { return handle.table->bucket_reads(wanted); });
+                        [&](table::Tables&) { return handle.open()->bucket_reads(wanted); });
       },
       py::arg("keys"));
 }
@@ -137,7 +138,7 @@ void bind_table(py::module_& module) {
   table.def("default_row", default_row,
             "uint8[row_bytes]: the stored row shown for a missing key.");
   table.def("status", [](const TableHandle& handle) {
-    return released(handle.session, [&](table::Tables&) { return handle.table->status(); });
+    return released(handle.session, [&](table::Tables&) { return handle.open()->status(); });
   });
   table.def(
       "scan",

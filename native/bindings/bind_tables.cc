@@ -68,14 +68,15 @@ pool::TableSpec spec_of(const NewTable& wanted) {
 TableHandle create_table(const SessionPointer& session, const NewTable& wanted) {
   const pool::TableSpec spec = spec_of(wanted);
   return released(session, [&](table::Tables& tables) {
-    return handle_of(session, unwrap(tables.create_table(spec)));
+    const uint32_t id = unwrap(tables.create_table(spec))->id();
+    return handle_of(session, tables.find(id));
   });
 }
 
 [[noreturn]] void table_not_found(table::Tables& tables, const std::string& instance,
                                   const std::string& name) {
   std::string known;
-  for (table::Table* table : tables.tables()) {
+  for (const table::TablePointer& table : tables.tables()) {
     const pool::TableSpec& spec = table->record().spec;
     for (const pool::InstanceRecord& record : tables.pool().instances()) {
       if (record.id != spec.instance || record.name != instance) continue;
@@ -90,7 +91,7 @@ TableHandle create_table(const SessionPointer& session, const NewTable& wanted) 
 TableHandle find(const SessionPointer& session, const std::string& instance,
                  const std::string& name) {
   return released(session, [&](table::Tables& tables) {
-    table::Table* table = tables.find(instance, name);
+    const table::TablePointer table = tables.find(instance, name);
     if (table == nullptr) table_not_found(tables, instance, name);
     return handle_of(session, table);
   });
@@ -98,7 +99,7 @@ TableHandle find(const SessionPointer& session, const std::string& instance,
 
 TableHandle find_id(const SessionPointer& session, uint32_t id) {
   return released(session, [&](table::Tables& tables) {
-    table::Table* table = tables.find(id);
+    const table::TablePointer table = tables.find(id);
     if (table == nullptr) {
       throw StatusError(base::Status(base::Code::kNotFound,
                                      "the pool has no table with id " + std::to_string(id)));
@@ -110,7 +111,7 @@ TableHandle find_id(const SessionPointer& session, uint32_t id) {
 std::vector<TableHandle> all_tables(const SessionPointer& session) {
   return released(session, [&](table::Tables& tables) {
     std::vector<TableHandle> handles;
-    for (table::Table* table : tables.tables()) handles.push_back(handle_of(session, table));
+    for (const table::TablePointer& table : tables.tables()) handles.push_back(handle_of(session, table));
     return handles;
   });
 }
@@ -158,12 +159,24 @@ void bind_catalogue(TablesClass& tables) {
       py::arg("alias"), py::arg("instance"));
   tables.def("aliases", [](const SessionPointer& session) {
     py::dict result;
-    for (const auto& [alias, instance] :
+    for (const pool::AliasRecord& alias :
          released(session, [](table::Tables& open) { return open.pool().aliases(); })) {
-      result[py::str(alias)] = instance;
+      result[py::str(alias.name)] = alias.instance;
     }
     return result;
   });
+  tables.def(
+      "roll_back_alias",
+      [](const SessionPointer& session, const std::string& alias) {
+        released(session, [&](table::Tables& open) { check(open.pool().roll_back_alias(alias)); });
+      },
+      py::arg("alias"));
+  tables.def(
+      "drop_instance",
+      [](const SessionPointer& session, uint32_t instance) {
+        released(session, [&](table::Tables& open) { check(open.drop_instance(instance)); });
+      },
+      py::arg("instance"));
   tables.def(
       "resolve",
       [](const SessionPointer& session, const std::string& model) {

@@ -22,11 +22,13 @@ class Scan {
       : handle_(handle), buckets_per_page_(buckets_per_page) {
     if (buckets_per_page == 0) invalid("buckets_per_page must be at least 1");
     hold_.emplace(handle.session, "a scan of table '" + handle.record.spec.name + "'");
-    guard_.emplace(*handle.table);
+    table_ = handle.open();
+    guard_.emplace(*table_);
   }
 
   void close() {
     guard_.reset();
+    table_.reset();
     hold_.reset();
   }
 
@@ -38,7 +40,7 @@ class Scan {
   Page page() {
     Session::Lease lease(*handle_.session);
     const epoch::Pin pin = lease.pin();
-    table::ScanPage found = handle_.table->scan(next_, buckets_per_page_);
+    table::ScanPage found = table_->scan(next_, buckets_per_page_);
     Page page;
     page.rows.resize(found.rows.size() * row_bytes());
     for (size_t i = 0; i < found.rows.size(); ++i) {
@@ -53,7 +55,8 @@ class Scan {
   TableHandle handle_;
   uint64_t buckets_per_page_;
   uint64_t next_ = 0;
-  std::optional<Session::Hold> hold_;  // before guard_: the pool outlives the guard
+  std::optional<Session::Hold> hold_;  // before the next two: the pool outlives them
+  table::TablePointer table_;
   std::optional<table::Table::ScanGuard> guard_;
 };
 

@@ -10,11 +10,22 @@ namespace petps::bindings {
 
 struct TableHandle {
   std::shared_ptr<Session> session;
-  table::Table* table;       // valid inside session->with only
-  pool::TableRecord record;  // a copy: readable after close
+  std::weak_ptr<table::Table> table;  // a handle keeps no dropped table's space
+  pool::TableRecord record;           // a copy: readable after close
+
+  // Inside session->with only. kNotFound: the table has been dropped.
+  table::TablePointer open() const {
+    table::TablePointer found = table.lock();
+    if (found == nullptr) {
+      throw StatusError(base::Status(
+          base::Code::kNotFound, "table '" + record.spec.name + "' has been dropped; find it again"));
+    }
+    return found;
+  }
 };
 
-inline TableHandle handle_of(const std::shared_ptr<Session>& session, table::Table* table) {
+inline TableHandle handle_of(const std::shared_ptr<Session>& session,
+                             const table::TablePointer& table) {
   return {session, table, table->record()};
 }
 

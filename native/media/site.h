@@ -17,6 +17,7 @@ enum class Site : uint8_t {
   kProgress,         // pool: one progress record
   kSuperblock,       // pool: one superblock copy
   kExtentRecord,     // pool: ownership of an extent
+  kReusedExtent,     // pool: the zeros over the buckets of a dropped table
   kJournal,          // index: the record of a hot move
   kMovedEntry,       // index: the copy of an entry at its new place
   kVacatedEntry,     // index: the place it left

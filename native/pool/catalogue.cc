@@ -67,7 +67,33 @@ uint64_t bucket_count_for(uint64_t capacity) {
   return count;
 }
 
+Status check_alias_room(size_t aliases) {
+  if (aliases < kMaxAliases) return Status();
+  return Status(Code::kResourceExhausted,
+                "a pool holds at most " + std::to_string(kMaxAliases) + " aliases");
+}
+
 }  // namespace
+
+InstanceRecord* Pool::Catalogue::instance(uint32_t id) {
+  const auto at = std::find_if(instances.begin(), instances.end(),
+                               [&](const InstanceRecord& i) { return i.id == id; });
+  return at == instances.end() ? nullptr : &*at;
+}
+
+AliasRecord* Pool::Catalogue::alias(const std::string& name) {
+  const auto at = std::find_if(aliases.begin(), aliases.end(),
+                               [&](const AliasRecord& a) { return a.name == name; });
+  return at == aliases.end() ? nullptr : &*at;
+}
+
+const InstanceRecord* Pool::Catalogue::newest_of(const std::string& model) {
+  const InstanceRecord* found = nullptr;
+  for (const InstanceRecord& each : instances) {
+    if (each.model == model) found = &each;
+  }
+  return found;
+}
 
 std::vector<std::byte> Pool::Catalogue::serialise(const Pool& pool) const {
   layout::Superblock header{};
@@ -86,6 +112,8 @@ std::vector<std::byte> Pool::Catalogue::serialise(const Pool& pool) const {
   header.table_count = static_cast<uint32_t>(tables.size());
   header.instance_count = static_cast<uint32_t>(instances.size());
   header.alias_count = static_cast<uint32_t>(aliases.size());
+  for (size_t i = 0; i < instances.size(); ++i)
+    header.frozen |= uint64_t{instances[i].frozen} << i;
   std::vector<std::byte> image(sizeof header);
   for (const TableRecord& table : tables) {
     layout::TableEntry entry{};
@@ -112,10 +140,11 @@ std::vector<std::byte> Pool::Catalogue::serialise(const Pool& pool) const {
     set_name(entry.name, instance.name);
     append(&image, entry);
   }
-  for (const auto& [name, instance] : aliases) {
+  for (const AliasRecord& alias : aliases) {
     layout::AliasEntry entry{};
-    entry.instance = instance;
-    set_name(entry.name, name);
+    entry.instance = alias.instance;
+    entry.previous = alias.previous;
+    set_name(entry.name, alias.name);
     append(&image, entry);
   }
   header.length = static_cast<uint32_t>(image.size());
@@ -162,12 +191,13 @@ Status Pool::Catalogue::parse(const std::byte* copy, const layout::Superblock& h
   for (uint32_t i = 0; i < header.instance_count; ++i, at += sizeof(layout::InstanceEntry)) {
     layout::InstanceEntry entry;
     std::memcpy(&entry, at, sizeof entry);
-    instances.push_back({entry.id, name_of(entry.model), name_of(entry.name), entry.partitions});
+    instances.push_back({entry.id, name_of(entry.model), name_of(entry.name), entry.partitions,
+                         ((header.frozen >> i) & 1) != 0});
   }
   for (uint32_t i = 0; i < header.alias_count; ++i, at += sizeof(layout::AliasEntry)) {
     layout::AliasEntry entry;
     std::memcpy(&entry, at, sizeof entry);
-    aliases.emplace_back(name_of(entry.name), entry.instance);
+    aliases.push_back({name_of(entry.name), entry.instance, entry.previous});
   }
   return Status();
 }
@@ -192,9 +222,7 @@ Status Pool::validate(const TableSpec& spec) const {
                   what + "the default row has " + std::to_string(spec.default_row.size()) +
                       " bytes, a row has " + std::to_string(spec.row_bytes));
   }
-  const auto& instances = catalogue_->instances;
-  if (std::none_of(instances.begin(), instances.end(),
-                   [&](const auto& i) { return i.id == spec.instance; })) {
+  if (catalogue_->instance(spec.instance) == nullptr) {
     return Status(Code::kNotFound,
                   what + "instance " + std::to_string(spec.instance) + " does not exist");
   }
@@ -236,28 +264,99 @@ Result<InstanceRecord> Pool::create_instance(const std::string& model, const std
     return Status(Code::kResourceExhausted,
                   "a pool holds at most " + std::to_string(kMaxInstances) + " instances");
   }
+  const auto aliases_before = catalogue_->aliases;
+  if (const InstanceRecord* meant = catalogue_->newest_of(model);
+      meant != nullptr && catalogue_->alias(model) == nullptr) {
+    PETPS_RETURN_IF_ERROR(check_alias_room(catalogue_->aliases.size()));
+    catalogue_->aliases.push_back({model, meant->id, 0});
+  }
   const InstanceRecord record{catalogue_->next_instance++, model, name, partitions};
   catalogue_->instances.push_back(record);
   if (Status status = write_superblock(); !status.ok()) {
     catalogue_->instances.pop_back();
+    catalogue_->aliases = aliases_before;
     return status;
   }
   return record;
 }
 
-Result<TableRecord> Pool::create_table(const TableSpec& spec) {
+Status Pool::droppable(uint32_t instance) const {
   std::lock_guard lock(mutex_);
+  return droppable_locked(instance);
+}
+
+Status Pool::droppable_locked(uint32_t instance) const {
   PETPS_RETURN_IF_ERROR(writable());
-  PETPS_RETURN_IF_ERROR(validate(spec));
+  Catalogue& catalogue = *catalogue_;
+  const InstanceRecord* dropped = catalogue.instance(instance);
+  if (dropped == nullptr) {
+    return Status(Code::kNotFound, "instance " + std::to_string(instance) + " does not exist");
+  }
+  std::string meant_by;
+  for (const AliasRecord& alias : catalogue.aliases) {
+    if (alias.instance == instance) meant_by = alias.name;
+  }
+  if (catalogue.alias(dropped->model) == nullptr &&
+      catalogue.newest_of(dropped->model) == dropped) {
+    meant_by = dropped->model;
+  }
+  if (meant_by.empty()) return Status();
+  return Status(Code::kFailedPrecondition,
+                "instance '" + dropped->name + "' is what '" + meant_by +
+                    "' means: switch that to another instance first (petps alias)");
+}
+
+Status Pool::drop_instance(uint32_t instance) {
+  std::lock_guard lock(mutex_);
+  PETPS_RETURN_IF_ERROR(droppable_locked(instance));
+  Catalogue& catalogue = *catalogue_;
+  const auto tables = catalogue.tables;
+  const auto instances = catalogue.instances;
+  const auto aliases = catalogue.aliases;
+  std::erase_if(catalogue.tables, [&](const auto& t) { return t.spec.instance == instance; });
+  std::erase_if(catalogue.instances, [&](const auto& i) { return i.id == instance; });
+  for (AliasRecord& alias : catalogue.aliases) {
+    if (alias.previous == instance) alias.previous = 0;
+  }
+  if (Status status = write_superblock(); !status.ok()) {
+    catalogue.tables = tables;
+    catalogue.instances = instances;
+    catalogue.aliases = aliases;
+    return status;
+  }
+  std::erase_if(catalogue.progress, [&](const auto& known) {
+    if (known.first.first != instance) return false;
+    catalogue.free_progress.push_back(known.second);
+    return true;
+  });
+  return Status();
+}
+
+Result<TableRecord> Pool::create_table(const TableSpec& spec) {
   TableRecord record;
-  record.id = catalogue_->next_table++;
+  const Status status = make_table(spec, &record);
+  if (status.ok()) return record;
+  if (record.id != 0) free_table(record.id);
+  return status;
+}
+
+Status Pool::make_table(const TableSpec& spec, TableRecord* made) {
+  TableRecord& record = *made;
+  {
+    std::lock_guard lock(mutex_);
+    PETPS_RETURN_IF_ERROR(writable());
+    PETPS_RETURN_IF_ERROR(validate(spec));
+    record.id = catalogue_->next_table++;
+  }
   record.spec = spec;
   record.bucket_count = bucket_count_for(spec.capacity);
   const uint64_t units =
       (record.bucket_count * layout::kBucketBytes + unit_bytes_ - 1) / unit_bytes_;
-  auto offset = add_extent(static_cast<uint32_t>(layout::ExtentKind::kBuckets), record.id, units);
-  if (!offset.ok()) return offset.status();
-  record.bucket_offset = offset.value();
+  // Not under the lock, which progress needs too: zeroing the buckets of a dropped table takes its time.
+  auto buckets =
+      add_extent(static_cast<uint32_t>(layout::ExtentKind::kBuckets), record.id, units, 0);
+  if (!buckets.ok()) return buckets.status();
+  record.bucket_offset = buckets.value().offset;
   auto slots = std::make_unique<Slots>(*this, record.id, spec.row_bytes, spec.capacity);
   if (!spec.default_row.empty()) {
     bool wait = false;
@@ -269,13 +368,15 @@ Result<TableRecord> Pool::create_table(const TableSpec& spec) {
     flusher.copy(slots->header(record.default_row), &header, sizeof header, Site::kRowHeader);
     PETPS_RETURN_IF_ERROR(flusher.drain(Site::kFilled));
   }
+  std::lock_guard lock(mutex_);
+  PETPS_RETURN_IF_ERROR(validate(spec));  // the instance may be gone, the name taken
   catalogue_->tables.push_back(record);
   if (Status status = write_superblock(); !status.ok()) {
     catalogue_->tables.pop_back();
     return status;
   }
   catalogue_->slots[record.id] = std::move(slots);
-  return record;
+  return Status();
 }
 
 void Pool::set_counts(uint32_t table, uint64_t rows, uint64_t displaced) {
@@ -303,26 +404,53 @@ Status Pool::set_alias(const std::string& alias, uint32_t instance) {
   std::lock_guard lock(mutex_);
   PETPS_RETURN_IF_ERROR(writable());
   PETPS_RETURN_IF_ERROR(check_name("alias", alias, /*at_sign=*/false));
-  auto& aliases = catalogue_->aliases;
-  const auto& instances = catalogue_->instances;
-  if (std::none_of(instances.begin(), instances.end(),
-                   [&](const auto& i) { return i.id == instance; })) {
+  Catalogue& catalogue = *catalogue_;
+  if (catalogue.instance(instance) == nullptr) {
     return Status(Code::kNotFound, "alias '" + alias + "': instance " + std::to_string(instance) +
                                        " does not exist");
   }
-  const auto before = aliases;
-  const auto known =
-      std::find_if(aliases.begin(), aliases.end(), [&](const auto& a) { return a.first == alias; });
-  if (known != aliases.end()) {
-    known->second = instance;
-  } else if (aliases.size() < kMaxAliases) {
-    aliases.emplace_back(alias, instance);
-  } else {
-    return Status(Code::kResourceExhausted,
-                  "a pool holds at most " + std::to_string(kMaxAliases) + " aliases");
+  if (AliasRecord* known = catalogue.alias(alias); known != nullptr)
+    return switch_alias(known, instance);
+  PETPS_RETURN_IF_ERROR(check_alias_room(catalogue.aliases.size()));
+  // A plain model name without an alias means the model's newest instance.
+  const InstanceRecord* meant = catalogue.newest_of(alias);
+  catalogue.aliases.push_back({alias, meant == nullptr ? 0 : meant->id, 0});
+  Status status = switch_alias(&catalogue.aliases.back(), instance);
+  if (!status.ok()) catalogue.aliases.pop_back();
+  return status;
+}
+
+Status Pool::roll_back_alias(const std::string& alias) {
+  std::lock_guard lock(mutex_);
+  PETPS_RETURN_IF_ERROR(writable());
+  AliasRecord* known = catalogue_->alias(alias);
+  if (known == nullptr) return Status(Code::kNotFound, "there is no alias '" + alias + "'");
+  if (known->previous == 0) {
+    return Status(Code::kFailedPrecondition,
+                  "alias '" + alias +
+                      "' has no instance to go back to: it was never switched, or what it meant "
+                      "before has been dropped");
+  }
+  return switch_alias(known, known->previous);
+}
+
+Status Pool::switch_alias(AliasRecord* alias, uint32_t instance) {
+  Catalogue& catalogue = *catalogue_;
+  if (alias->instance == instance) return write_superblock();
+  const auto before = catalogue.instances;
+  const AliasRecord alias_before = *alias;
+  *alias = {alias->name, instance, alias->instance};
+  catalogue.instance(instance)->frozen = false;
+  InstanceRecord* left = catalogue.instance(alias_before.instance);
+  if (left != nullptr) {
+    left->frozen = std::none_of(catalogue.aliases.begin(), catalogue.aliases.end(),
+                                [&](const auto& a) { return a.instance == left->id; });
   }
   Status status = write_superblock();
-  if (!status.ok()) aliases = before;
+  if (!status.ok()) {
+    *alias = alias_before;
+    catalogue.instances = before;
+  }
   return status;
 }
 
@@ -336,7 +464,7 @@ std::vector<InstanceRecord> Pool::instances() const {
   return catalogue_->instances;
 }
 
-std::vector<std::pair<std::string, uint32_t>> Pool::aliases() const {
+std::vector<AliasRecord> Pool::aliases() const {
   std::lock_guard lock(mutex_);
   return catalogue_->aliases;
 }

@@ -15,7 +15,7 @@
 namespace petps::pool {
 
 struct ExtentPlace {
-  uint32_t table;
+  uint32_t table;  // 0: free
   uint32_t kind;
   uint64_t offset;
   uint64_t bytes;
@@ -36,11 +36,16 @@ struct Pool::Catalogue {
   uint32_t next_instance = 1;
   std::vector<TableRecord> tables;
   std::vector<InstanceRecord> instances;
-  std::vector<std::pair<std::string, uint32_t>> aliases;
-  std::vector<ExtentPlace> extents;
+  std::vector<AliasRecord> aliases;
+  std::vector<ExtentPlace> extents;  // by record number; guarded by extents_mutex_
   std::unordered_map<uint32_t, std::unique_ptr<Slots>> slots;
   std::map<std::pair<uint32_t, uint32_t>, ProgressPlace> progress;
+  std::vector<ProgressPlace> free_progress;  // pairs of dropped instances
   uint32_t progress_pairs = 0;
+
+  InstanceRecord* instance(uint32_t id);  // null: unknown
+  AliasRecord* alias(const std::string& name);
+  const InstanceRecord* newest_of(const std::string& model);
 
   std::vector<std::byte> serialise(const Pool& pool) const;
   base::Status parse(const std::byte* copy, const layout::Superblock& header, int which,

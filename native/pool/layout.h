@@ -38,7 +38,8 @@ struct Superblock {
   uint32_t table_count;
   uint32_t instance_count;
   uint32_t alias_count;
-  uint64_t reserved[5];
+  uint64_t frozen;  // bit i: the i-th instance record's
+  uint64_t reserved[4];
 };
 static_assert(sizeof(Superblock) == 144, "records follow at a fixed place");
 
@@ -71,10 +72,11 @@ static_assert(sizeof(InstanceEntry) == 136, "pinned by FORMAT.md");
 
 struct AliasEntry {
   uint32_t instance;
-  uint32_t reserved;
+  uint32_t previous;  // what it meant before the last switch, 0 = nothing
   char name[kMaxNameBytes + 1];
 };
 static_assert(sizeof(AliasEntry) == 72, "pinned by FORMAT.md");
+static_assert(kMaxInstances <= 64, "the superblock has 64 frozen bits");
 static_assert(sizeof(Superblock) + kMaxTables * sizeof(TableEntry) +
                       kMaxInstances * sizeof(InstanceEntry) + kMaxAliases * sizeof(AliasEntry) <=
                   kSuperblockBytes,

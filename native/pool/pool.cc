@@ -199,7 +199,6 @@ Status Pool::load_extents() {
     catalogue_->extents.push_back({extent.table, extent.kind, end_, bytes});
     catalogue_->next_table = std::max(catalogue_->next_table, extent.table + 1);
     end_ += bytes;
-    ++extent_count_;
   }
   return Status();
 }
@@ -209,10 +208,10 @@ Status Pool::load_slots() {
     catalogue_->slots[record.id] =
         std::make_unique<Slots>(*this, record.id, record.spec.row_bytes, record.spec.capacity);
   }
-  for (const ExtentPlace& place : catalogue_->extents) {
+  for (ExtentPlace& place : catalogue_->extents) {
     const auto slots = catalogue_->slots.find(place.table);
     if (slots == catalogue_->slots.end()) {
-      orphaned_bytes_ += place.bytes;
+      place.table = 0;
     } else if (place.kind == static_cast<uint32_t>(layout::ExtentKind::kSlots)) {
       slots->second->add(place.offset, place.bytes, /*old=*/true);
     }
@@ -272,8 +271,9 @@ Status Pool::begin_writing() {
   flusher.flush(base_ + layout::kSuperblockOffset[catalogue_->newest], layout::kSuperblockBytes,
                 Site::kAdoptedMetadata);
   if (!was_clean_) {
-    if (extent_count_ > 0)
-      flusher.flush(base_ + layout::kExtentsOffset, extent_count_ * 8, Site::kAdoptedMetadata);
+    if (!catalogue_->extents.empty())
+      flusher.flush(base_ + layout::kExtentsOffset, catalogue_->extents.size() * 8,
+                    Site::kAdoptedMetadata);
     const uint64_t progress = catalogue_->progress_pairs * uint64_t{128};
     if (progress > 0)
       flusher.flush(base_ + layout::kProgressOffset, progress, Site::kAdoptedMetadata);
@@ -302,27 +302,88 @@ Status Pool::set_durability(media::Durability durability) {
 
 std::byte* Pool::journal() const { return base_ + layout::kJournalOffset; }
 
-Result<uint64_t> Pool::add_extent(uint32_t kind, uint32_t table, uint64_t units) {
+uint64_t Pool::free_bytes() const {
   std::lock_guard lock(extents_mutex_);
+  uint64_t bytes = 0;
+  for (const ExtentPlace& place : catalogue_->extents) bytes += place.table == 0 ? place.bytes : 0;
+  return bytes;
+}
+
+void Pool::free_table(uint32_t table) {
+  {
+    std::lock_guard lock(mutex_);
+    catalogue_->slots.erase(table);
+  }
+  std::lock_guard lock(extents_mutex_);
+  for (ExtentPlace& place : catalogue_->extents) {
+    if (place.table == table) place.table = 0;
+  }
+}
+
+// The record of a free extent still names the table that had it, or a table that never came to be: neither is in the superblock.
+Result<Pool::Extent> Pool::add_extent(uint32_t kind, uint32_t table, uint64_t units,
+                                      uint64_t after) {
+  std::unique_lock lock(extents_mutex_);
   PETPS_RETURN_IF_ERROR(writable());
-  if (extent_count_ >= layout::kMaxExtents) {
+  const uint64_t wanted = units * unit_bytes_;
+  // The smallest that is large enough, and at most twice as large; of those the first.
+  size_t chosen = catalogue_->extents.size();
+  for (size_t i = 0; i < catalogue_->extents.size(); ++i) {
+    const ExtentPlace& place = catalogue_->extents[i];
+    if (place.table != 0 || place.offset <= after) continue;
+    if (place.bytes < wanted || place.bytes > 2 * wanted) continue;
+    if (chosen == catalogue_->extents.size() || place.bytes < catalogue_->extents[chosen].bytes)
+      chosen = i;
+  }
+  if (chosen == catalogue_->extents.size()) return append_extent(kind, table, units);
+  catalogue_->extents[chosen].table = table;
+  const Extent extent{catalogue_->extents[chosen].offset, catalogue_->extents[chosen].bytes};
+  lock.unlock();
+  // It is this table's alone now; the superblock takes the table up only after the drain below.
+  Flusher flusher(*media_);
+  if (kind == static_cast<uint32_t>(layout::ExtentKind::kBuckets)) {
+    static constexpr std::byte kZeros[4096] = {};
+    for (uint64_t at = 0; at < extent.bytes; at += sizeof kZeros)
+      flusher.copy(base_ + extent.offset + at, kZeros, sizeof kZeros, Site::kReusedExtent);
+  }
+  // Drained here already, so that the long write-back happens without the lock.
+  Status status = flusher.drain(Site::kExtentRecordDrain);
+  lock.lock();
+  if (status.ok())
+    status = store_extent_record(chosen, kind, table, extent.bytes / unit_bytes_, flusher);
+  if (!status.ok()) {
+    catalogue_->extents[chosen].table = 0;
+    return status;
+  }
+  catalogue_->extents[chosen].kind = kind;
+  return extent;
+}
+
+// The space behind the last extent; zero, because nothing was ever there.
+Result<Pool::Extent> Pool::append_extent(uint32_t kind, uint32_t table, uint64_t units) {
+  if (catalogue_->extents.size() >= layout::kMaxExtents) {
     return Status(Code::kResourceExhausted,
                   "pool '" + media_->path() + "' has no extent record left");
   }
-  const uint64_t offset = end_;
-  const uint64_t bytes = units * unit_bytes_;
-  if (media_->size() < offset + bytes) PETPS_RETURN_IF_ERROR(media_->grow(offset + bytes));
-  const uint64_t word =
-      layout::pack_extent({kind, table, static_cast<uint32_t>(units)}, extent_count_);
-  auto* record = reinterpret_cast<uint64_t*>(base_ + layout::kExtentsOffset) + extent_count_;
+  const Extent extent{end_, units * unit_bytes_};
+  if (media_->size() < extent.offset + extent.bytes)
+    PETPS_RETURN_IF_ERROR(media_->grow(extent.offset + extent.bytes));
   Flusher flusher(*media_);
+  PETPS_RETURN_IF_ERROR(
+      store_extent_record(catalogue_->extents.size(), kind, table, units, flusher));
+  catalogue_->extents.push_back({table, kind, extent.offset, extent.bytes});
+  end_ = extent.offset + extent.bytes;
+  return extent;
+}
+
+Status Pool::store_extent_record(uint64_t position, uint32_t kind, uint32_t table, uint64_t units,
+                                 Flusher& flusher) {
+  const uint64_t word = layout::pack_extent({kind, table, static_cast<uint32_t>(units)}, position);
+  auto* record = reinterpret_cast<uint64_t*>(base_ + layout::kExtentsOffset) + position;
   std::atomic_ref<uint64_t>(*record).store(word, std::memory_order_release);
   media_->stored(record, sizeof *record);
   flusher.flush(record, sizeof *record, Site::kExtentRecord);
-  PETPS_RETURN_IF_ERROR(flusher.drain(Site::kExtentRecordDrain));
-  extent_count_ += 1;
-  end_ = offset + bytes;
-  return offset;
+  return flusher.drain(Site::kExtentRecordDrain);
 }
 
 void Pool::verify_metadata(std::vector<std::string>* problems) const {

@@ -76,13 +76,24 @@ struct TableRecord {
 };
 
 struct InstanceRecord {
-  uint32_t id = 0;
+  uint32_t id = 0;          // never reused
   std::string model;        // "ranking"
   std::string name;         // "ranking@7"
   uint32_t partitions = 1;  // P, fixed for ever
+  bool frozen = false;      // an alias was switched away from it: deltas write it no more
 };
 
-enum class ProgressState : uint32_t { kFollowing = 0, kCatchingUp = 1 };
+struct AliasRecord {
+  std::string name;
+  uint32_t instance = 0;
+  uint32_t previous = 0;  // what it meant before the last switch; 0 = nothing, or dropped since
+};
+
+enum class ProgressState : uint32_t {  // never renumber
+  kFollowing = 0,
+  kCatchingUp = 1,
+  kPassing = 2,  // `target` is a run that feeds another instance: it is passed over here
+};
 
 struct Progress {
   uint32_t instance = 0;
@@ -92,7 +103,7 @@ struct Progress {
   uint64_t offset = 0;   // source position after it
   uint64_t version = 0;  // last committed
   ProgressState state = ProgressState::kFollowing;
-  uint64_t target = 0;  // version being caught up to
+  uint64_t target = 0;  // version being caught up to, or run being passed over
 };
 
 struct Options {
@@ -136,25 +147,38 @@ class Pool {
   base::Status set_durability(media::Durability durability);
 
   // Catalogue. Every change is one superblock write, durable when it returns.
+  // A model's second instance gives the plain name an alias to the first, so that it goes on
+  // meaning what it meant.
   base::Result<InstanceRecord> create_instance(const std::string& model, const std::string& name,
                                                uint32_t partitions);
+  // Removes the instance, its tables and its progress; free_table() then gives their space back.
+  // kFailedPrecondition while an alias (or the plain model name) means it.
+  base::Status drop_instance(uint32_t instance);
+  base::Status droppable(uint32_t instance) const;  // what drop_instance would answer
+  // Nothing reads or writes the dropped table's extents any more: new tables may have them.
+  void free_table(uint32_t table);
   base::Result<TableRecord> create_table(const TableSpec& spec);
   base::Status set_feed(uint32_t table, Feed feed);
+  // Switches the alias, over all tables at once: what it meant is frozen (unless another alias
+  // means it), what it means now is not. roll_back_alias() switches to what it meant before;
+  // kFailedPrecondition when that is nothing.
   base::Status set_alias(const std::string& alias, uint32_t instance);
+  base::Status roll_back_alias(const std::string& alias);
   std::vector<TableRecord> tables() const;
   std::vector<InstanceRecord> instances() const;
-  std::vector<std::pair<std::string, uint32_t>> aliases() const;
+  std::vector<AliasRecord> aliases() const;
   Slots& slots(uint32_t table);
 
   // Progress of a partition: two records written alternately. Durable after the flusher's drain.
+  // kNotFound for an instance that is not there (any more).
   base::Status write_progress(const Progress& progress, media::Flusher& flusher);
   std::optional<Progress> read_progress(uint32_t instance, uint32_t partition) const;
   std::vector<Progress> all_progress() const;
 
   // The journal's 64 bytes, for index's hot moves.
   std::byte* journal() const;
-  // Extents whose table never came to be (a crash while it was created). Reported, not reused.
-  uint64_t orphaned_bytes() const { return orphaned_bytes_; }
+  // Extents that belong to no table: of dropped ones, and of those that a crash kept from coming to be.
+  uint64_t free_bytes() const;
   // Checks metadata as read from the medium: both superblock copies, extent records, progress. Appends what is wrong.
   void verify_metadata(std::vector<std::string>* problems) const;
 
@@ -170,9 +194,19 @@ class Pool {
   base::Status write_superblock();
   base::Status validate(const TableSpec& spec) const;
   base::Status writable() const;
-  void note_extent(uint32_t table, uint32_t kind, uint64_t offset, uint64_t bytes);
-  // Appends an extent of `units`; its content is zero and its record durable when this returns its offset.
-  base::Result<uint64_t> add_extent(uint32_t kind, uint32_t table, uint64_t units);
+  base::Status droppable_locked(uint32_t instance) const;
+  base::Status make_table(const TableSpec& spec, TableRecord* made);
+  base::Status switch_alias(AliasRecord* alias, uint32_t instance);
+  struct Extent {
+    uint64_t offset = 0;
+    uint64_t bytes = 0;
+  };
+  // A free extent behind `after`, or a new one, of at least `units`; its record is durable, and buckets are zero, when it
+  // returns.
+  base::Result<Extent> add_extent(uint32_t kind, uint32_t table, uint64_t units, uint64_t after);
+  base::Result<Extent> append_extent(uint32_t kind, uint32_t table, uint64_t units);
+  base::Status store_extent_record(uint64_t position, uint32_t kind, uint32_t table, uint64_t units,
+                                   media::Flusher& flusher);
 
   std::unique_ptr<media::Media> media_;
   std::byte* base_ = nullptr;
@@ -183,8 +217,6 @@ class Pool {
   bool lost_power_ = false;
   bool read_only_ = false;
   uint64_t end_ = 0;  // where the next extent begins
-  uint64_t extent_count_ = 0;
-  uint64_t orphaned_bytes_ = 0;
   mutable std::mutex mutex_;          // catalogue and progress
   mutable std::mutex extents_mutex_;  // extent records and the medium's growth; taken after mutex_
   std::unique_ptr<Catalogue> catalogue_;

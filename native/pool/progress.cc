@@ -56,7 +56,12 @@ void Pool::load_progress() {
     catalogue_->progress_pairs = pair + 1;
     // A first record torn by a crash was never acknowledged: the pair stays unused, so that pairs need no owner of their own.
     if (entry.turn == 0) continue;
-    catalogue_->progress[{entry.instance, entry.partition}] = {entry.turn, value_of(entry), pair};
+    const ProgressPlace place{entry.turn, value_of(entry), pair};
+    if (catalogue_->instance(entry.instance) == nullptr) {
+      catalogue_->free_progress.push_back(place);
+    } else {
+      catalogue_->progress[{entry.instance, entry.partition}] = place;
+    }
   }
 }
 
@@ -75,9 +80,17 @@ Status Pool::write_progress(const Progress& progress, media::Flusher& flusher) {
   std::lock_guard lock(mutex_);
   PETPS_RETURN_IF_ERROR(writable());
   const auto key = std::make_pair(progress.instance, progress.partition);
+  if (catalogue_->instance(progress.instance) == nullptr) {
+    return Status(Code::kNotFound,
+                  "instance " + std::to_string(progress.instance) + " does not exist");
+  }
   auto known = catalogue_->progress.find(key);
-  const bool claims_pair = known == catalogue_->progress.end();
-  if (claims_pair) {
+  bool claims_pair = false;
+  if (known == catalogue_->progress.end() && !catalogue_->free_progress.empty()) {
+    known = catalogue_->progress.emplace(key, catalogue_->free_progress.back()).first;
+    catalogue_->free_progress.pop_back();
+  } else if (known == catalogue_->progress.end()) {
+    claims_pair = true;
     if (catalogue_->progress_pairs >= kMaxProgress) {
       return Status(Code::kResourceExhausted, "a pool keeps progress of at most " +
                                                   std::to_string(kMaxProgress) + " partitions");

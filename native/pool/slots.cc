@@ -39,6 +39,12 @@ Slots::Slots(Pool& pool, uint32_t table, uint32_t row_bytes, uint64_t capacity)
       extents_(std::make_unique<std::unique_ptr<Extent>[]>(kMaxSlotExtents)),
       offsets_(std::make_unique_for_overwrite<uint64_t[]>(kMaxSlotExtents)) {}
 
+Slots::~Slots() {
+  const uint32_t extents = extent_count_.load(std::memory_order_relaxed);
+  for (uint32_t e = 0; e < extents; ++e)  // whoever has the memory next may touch it
+    PETPS_UNPOISON(pool_->at(extents_[e]->offset), extents_[e]->bytes);
+}
+
 Slots::Extent Slots::shape(uint64_t offset, uint64_t bytes) const {
   Extent extent;
   extent.offset = offset;
@@ -124,9 +130,11 @@ Status Slots::grow() {
   uint64_t units =
       std::min<uint64_t>(uint64_t{1} << std::min<uint32_t>(ordinal, 30), kSlotsExtentMaxUnits);
   while (units * pool_->unit_bytes() < row_bytes_ * 4) units *= 2;
-  auto offset = pool_->add_extent(static_cast<uint32_t>(layout::ExtentKind::kSlots), table_, units);
-  if (!offset.ok()) return offset.status();
-  add(offset.value(), units * pool_->unit_bytes(), /*old=*/false);
+  // Behind the last one: extents of a table lie in the order they were made.
+  auto extent = pool_->add_extent(static_cast<uint32_t>(layout::ExtentKind::kSlots), table_, units,
+                                  ordinal == 0 ? 0 : offsets_[ordinal - 1]);
+  if (!extent.ok()) return extent.status();
+  add(extent.value().offset, extent.value().bytes, /*old=*/false);
   return Status();
 }
 

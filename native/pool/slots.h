@@ -20,6 +20,9 @@ namespace petps::pool {
 class Slots {
  public:
   Slots(Pool& pool, uint32_t table, uint32_t row_bytes, uint64_t capacity);
+  ~Slots();
+  Slots(const Slots&) = delete;
+  Slots& operator=(const Slots&) = delete;
 
   // Fills `out` with free slots. kResourceExhausted: the disk is full, or kMaxSlots is reached and the caller should reclaim and
   // ask again; nothing is taken then. `wait_for_walk` tells that the walk will free some.

@@ -28,9 +28,9 @@ wire::TablesReply describe_tables(table::Tables& tables) {
     out.instances.push_back({record.id, record.model, record.name, record.partitions,
                              tables.applied_version(record.id)});
   }
-  for (const auto& [name, instance] : tables.pool().aliases())
-    out.aliases.push_back({name, instance});
-  for (const table::Table* table : tables.tables()) {
+  for (const pool::AliasRecord& alias : tables.pool().aliases())
+    out.aliases.push_back({alias.name, alias.instance});
+  for (const table::TablePointer& table : tables.tables()) {
     const pool::TableRecord& record = table->record();
     wire::TableInfo info;
     info.id = record.id;
@@ -61,7 +61,7 @@ Status Worker::show_status(const wire::FrameHeader& header, std::span<const std:
 Status Worker::hot_keys(const wire::FrameHeader& header, std::span<const std::byte> body) {
   wire::HotKeysRequest request;
   PETPS_RETURN_IF_ERROR(wire::decode_hot_keys(header, body, shared_.options.limits, request));
-  table::Table* table = find_table(request.table);
+  const table::TablePointer table = shared_.tables.find(request.table);
   if (table == nullptr) return unknown_table(request.table);
   table->set_hot_keys(std::vector<uint64_t>(request.keys.begin(), request.keys.end()));
   stats_.hot_sets.add(1);

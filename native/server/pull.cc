@@ -18,18 +18,18 @@ Worker::Outcome Worker::pull(transport::ConnectionId connection, const wire::Fra
   if (!refusal.ok()) return Outcome::kDone;
   refusal = check_owned(request.keys);
   if (!refusal.ok()) return Outcome::kDone;
+
+  epoch::Pin pin = reader_.pin();  // before the tables are found: they may be dropped meanwhile
+  if (!pin) {                      // every list in flight holds one: wait for completions
+    stats_.waits_for_pin.add(1);
+    return Outcome::kWait;
+  }
   refusal = find_tables(request);
   if (!refusal.ok()) return Outcome::kDone;
   const size_t head_bytes = wire::pull_reply_head_bytes(request.sections);
   uint64_t rows_bytes_max = 0;
   refusal = check_reply_size(request, head_bytes, rows_bytes_max);
   if (!refusal.ok()) return Outcome::kDone;
-
-  epoch::Pin pin = reader_.pin();
-  if (!pin) {  // every list in flight holds one: wait for completions
-    stats_.waits_for_pin.add(1);
-    return Outcome::kWait;
-  }
   const Applied applied = applied_version(request);
   if (!has_current_map()) {  // changed since the keys were checked: `applied` may count by the new one
     pin.drop();

@@ -54,7 +54,7 @@ Worker::Outcome Worker::push(transport::ConnectionId connection, const wire::Fra
   if (!refusal.ok()) return Outcome::kDone;
   refusal = check_owned(request.keys);
   if (!refusal.ok()) return Outcome::kDone;
-  table::Table* table = find_table(request.table);
+  const table::TablePointer table = shared_.tables.find(request.table);
   refusal = table == nullptr ? unknown_table(request.table) : check_push(request, *table);
   if (!refusal.ok()) return Outcome::kDone;
 

@@ -26,7 +26,7 @@ struct PushJob {
   transport::ConnectionId connection = 0;
   uint64_t request_id = 0;
   uint64_t start_ns = 0;
-  table::Table* table = nullptr;
+  table::TablePointer table;
   std::vector<std::byte> frame;  // whole and checked
 };
 

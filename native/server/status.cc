@@ -56,7 +56,7 @@ void write_pool(table::Tables& tables, JsonWriter& json) {
 
 void write_tables(table::Tables& tables, JsonWriter& json) {
   json.begin_array("tables");
-  for (const table::Table* table : tables.tables()) {
+  for (const table::TablePointer& table : tables.tables()) {
     const pool::TableSpec& spec = table->record().spec;
     const table::TableStatus status = table->status();
     json.begin_object();
@@ -100,12 +100,14 @@ void write_catalogue(table::Tables& tables, JsonWriter& json) {
     json.member("model", record.model);
     json.member("name", record.name);
     json.member("partitions", record.partitions);
+    json.member("frozen", record.frozen);
     json.member("applied_version", tables.applied_version(record.id));
     json.end_object();
   }
   json.end_array();
   json.begin_object("aliases");
-  for (const auto& [name, instance] : tables.pool().aliases()) json.member(name, instance);
+  for (const pool::AliasRecord& alias : tables.pool().aliases())
+    json.member(alias.name, alias.instance);
   json.end_object();
 }
 

@@ -201,8 +201,13 @@ void Worker::reply_error(ConnectionId connection, const wire::FrameHeader& heade
 }
 
 table::Table* Worker::find_table(uint32_t id) {
+  const uint64_t generation = shared_.tables.generation();
+  if (generation != tables_generation_) {  // some of them have been dropped
+    tables_by_id_.clear();
+    tables_generation_ = generation;
+  }
   if (id < tables_by_id_.size() && tables_by_id_[id] != nullptr) return tables_by_id_[id];
-  table::Table* table = shared_.tables.find(id);
+  table::Table* table = shared_.tables.find(id).get();
   // Ids are small in every pool that a catalogue of this size can make; others are looked up each
   // time.
   constexpr uint32_t kRemembered = 1u << 16;
@@ -216,7 +221,7 @@ table::Table* Worker::find_table(uint32_t id) {
 Status Worker::unknown_table(uint32_t id) const {
   constexpr size_t kNamed = 16;
   std::string text = "table " + std::to_string(id) + " is unknown; this pool has ";
-  const std::vector<table::Table*> tables = shared_.tables.tables();
+  const std::vector<table::TablePointer> tables = shared_.tables.tables();
   if (tables.empty()) text += "no tables: create one with `petps create`";
   for (size_t i = 0; i < tables.size() && i < kNamed; ++i) {
     if (i > 0) text += ", ";

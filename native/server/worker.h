@@ -87,6 +87,7 @@ class Worker {
   void gather_section(std::span<const uint64_t> keys, const table::Table& table,
                       wire::PullReplySection& section, std::span<uint64_t> bitmap, bool copy);
 
+  // Null: unknown. Good under the Pin that was taken before, which is why pull takes it first.
   table::Table* find_table(uint32_t id);
   base::Status unknown_table(uint32_t id) const;
   bool has_current_map() const;
@@ -109,8 +110,8 @@ class Worker {
       blocked_;                 // paused: a frame in front waits for a pin or for the writer
   std::vector<Parked> parked_;  // paused: a pull in front waits for a version
   std::vector<transport::ConnectionId> unblocked_;
-  std::vector<table::Table*>
-      tables_by_id_;  // ids are never reused, tables live as long as the pool
+  std::vector<table::Table*> tables_by_id_;  // ids are never reused
+  uint64_t tables_generation_ = 0;           // of the tables when they were found
   uint64_t pushes_in_flight_ = 0;
   bool draining_ = false;
   bool drained_ = false;

@@ -312,6 +312,9 @@ Result<ApplyReport> Table::apply(const Batch& batch) {
     // One writer at a time, from plan to the second drain: a key that another batch erased but not yet drained could otherwise come
     // back beside its new entry after a power cut.
     std::lock_guard writer(table.writer);
+    if (table.dropped) {
+      return Status(Code::kNotFound, "table '" + table.record.spec.name + "' has been dropped");
+    }
     Apply apply(table, batch.keys.subspan(begin, n), rows, deleted, batch.stamp);
     PETPS_RETURN_IF_ERROR(apply.run(&report));
   }

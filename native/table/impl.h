@@ -19,9 +19,10 @@ namespace petps::table {
 
 struct Table::Impl final : epoch::Reclaimer {
   Impl(Tables::Impl& tables, const pool::TableRecord& table);
+  ~Impl() override;
   void reclaim(std::span<const uint64_t> items) override {
     slots.release(items);
-    retired.fetch_sub(items.size(), std::memory_order_relaxed);
+    retired.fetch_sub(items.size(), std::memory_order_release);  // a dropped table may go now
   }
 
   bool walked() const { return !slots.needs_walk() && index.walked(); }
@@ -53,15 +54,23 @@ struct Table::Impl final : epoch::Reclaimer {
   std::atomic<uint64_t> retired{0};       // slots handed to epoch and not back yet
   std::atomic<uint64_t> batches{0};       // applied, for verify to see that nothing moved
   std::mutex writer;                      // a table's batches, one after another
+  bool dropped = false;                   // guarded by writer
   std::shared_mutex walk_gate;  // shared: publish and mark; exclusive: the walk takes the marks
   mutable std::shared_mutex moves_gate;  // shared: scans; exclusive: one move
   std::mutex hot_mutex;
   std::vector<uint64_t> hot_keys;  // pending hot set
 };
 
-struct Tables::Impl {
+// The applied version of one instance; 0 as the instance: unused.
+struct Applied {
+  std::atomic<uint32_t> instance{0};
+  std::atomic<uint64_t> version{0};
+};
+
+struct Tables::Impl final : epoch::Reclaimer {
   explicit Impl(std::unique_ptr<pool::Pool> opened);
-  ~Impl();
+  ~Impl() override;
+  void reclaim(std::span<const uint64_t> items) override;  // ids of dropped tables
   void add(const pool::TableRecord& record);
   void start_background();
   void stop_background();
@@ -70,17 +79,25 @@ struct Tables::Impl {
   void wait_for_walk();
   void wake();
   void refresh_applied(uint32_t instance);
+  base::Status pass_over(uint32_t instance);
 
   std::unique_ptr<pool::Pool> pool;
   epoch::Domain epochs;
-  mutable std::mutex mutex;  // guards tables and by_id growth
-  std::vector<std::unique_ptr<Table>> tables;
+  mutable std::mutex mutex;  // guards the next two
+  std::vector<TablePointer> tables;
+  std::vector<TablePointer> dropped;  // until no pin can read them
+  std::atomic<uint64_t> generation{1};
   std::mutex walk_mutex;   // one walk at a time
   std::mutex moves_mutex;  // one hot move at a time: the pool has one journal
   std::atomic<bool> walked{false};
+<<<<<<< HEAD
   std::mutex applied_mutex;       // of two refreshes the later one stays; guards counted
   std::vector<uint64_t> counted;  // bitmap of partitions; empty: all
   std::array<std::atomic<uint64_t>, pool::kMaxInstances + 1> applied{};
+=======
+  std::mutex applied_mutex;  // writers of `applied`
+  std::array<Applied, pool::kMaxInstances> applied;
+>>>>>>> f187b6f (pool, table: an alias switches and goes back, an instance is dropped and its space used again)
   bool runs_background = false;
   std::atomic<bool> stopping{false};
   std::mutex wake_mutex;

@@ -30,6 +30,10 @@ Table::Impl::Impl(Tables::Impl& tables, const pool::TableRecord& table)
   if (pool.was_clean()) index.set_walked(record.rows, record.displaced);
 }
 
+Table::Impl::~Impl() {
+  if (dropped) pool.free_table(record.id);
+}
+
 Table::Table(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Table::~Table() = default;
 

@@ -78,6 +78,11 @@ inline constexpr size_t kNoKey = ~size_t{0};
 
 class Tables;
 
+// A Table lives until nobody has a TablePointer to it: one that was dropped meanwhile can still be read, and refuses to be
+// written. A plain Table* is good under a Pin, if it was found under that Pin (see generation()).
+class Table;
+using TablePointer = std::shared_ptr<Table>;
+
 class Table {
  public:
   const pool::TableRecord& record() const;
@@ -164,10 +169,15 @@ class Tables {
   pool::Pool& pool();
   epoch::Domain& epochs();
 
-  base::Result<Table*> create_table(const pool::TableSpec& spec);
-  Table* find(uint32_t id) const;                                            // null: unknown
-  Table* find(const std::string& instance, const std::string& table) const;  // null: unknown
-  std::vector<Table*> tables() const;
+  base::Result<Table*> create_table(const pool::TableSpec& spec);  // good until it is dropped
+  TablePointer find(uint32_t id) const;                            // null: unknown
+  TablePointer find(const std::string& instance, const std::string& table) const;  // likewise
+  std::vector<TablePointer> tables() const;
+  // Removes an instance and its tables; durable when it returns. Batches under way end first; their space goes to other
+  // tables once the last pin on it is dropped. Errors: see Pool::drop_instance.
+  base::Status drop_instance(uint32_t instance);
+  // Changes when tables are dropped: a Table* that was found earlier, under another Pin, is good only while this is the same.
+  uint64_t generation() const;
   // Instance an alias (or a model or instance name) stands for; kNotFound names what exists.
   base::Result<pool::InstanceRecord> resolve(const std::string& model) const;
 

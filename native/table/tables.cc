@@ -28,7 +28,7 @@ Tables::Impl::Impl(std::unique_ptr<pool::Pool> opened) : pool(std::move(opened))
 Tables::Impl::~Impl() { stop_background(); }
 
 void Tables::Impl::add(const pool::TableRecord& record) {
-  auto table = std::make_unique<Table>(std::make_unique<Table::Impl>(*this, record));
+  auto table = std::make_shared<Table>(std::make_unique<Table::Impl>(*this, record));
   std::lock_guard lock(mutex);
   tables.push_back(std::move(table));
 }
@@ -91,44 +91,125 @@ Result<Table*> Tables::create_table(const pool::TableSpec& spec) {
   auto record = impl_->pool->create_table(spec);
   if (!record.ok()) return record.status();
   impl_->add(record.value());
-  Table* table = find(record.value().id);
+  const TablePointer table = find(record.value().id);
   table->impl().index.set_walked(0, 0);  // fresh buckets are empty
-  return table;
+  return table.get();
 }
 
-Table* Tables::find(uint32_t id) const {
+// What the dropped instance had read of the log, the others of its model pass over: read again, its base would bring it back.
+Status Tables::Impl::pass_over(uint32_t instance) {
+  const auto fence = [](const pool::Progress& progress) {
+    return progress.state == pool::ProgressState::kPassing ? progress.target : progress.run;
+  };
+  std::string model;
+  for (const auto& record : pool->instances()) {
+    if (record.id == instance) model = record.model;
+  }
+  Flusher flusher(pool->medium());
+  for (const pool::Progress& read : pool->all_progress()) {
+    if (read.instance != instance) continue;
+    for (const auto& heir : pool->instances()) {
+      if (heir.model != model || heir.id == instance) continue;
+      pool::Progress own;
+      own.instance = heir.id;
+      own.partition = read.partition;
+      own = pool->read_progress(heir.id, read.partition).value_or(own);
+      if (own.state == pool::ProgressState::kCatchingUp || fence(own) >= fence(read)) continue;
+      own.state = pool::ProgressState::kPassing;
+      own.target = fence(read);
+      own.offset = read.offset;
+      PETPS_RETURN_IF_ERROR(pool->write_progress(own, flusher));
+    }
+  }
+  return flusher.drain(Site::kProgressed);
+}
+
+Status Tables::drop_instance(uint32_t instance) {
+  PETPS_RETURN_IF_ERROR(impl_->pool->droppable(instance));
+  PETPS_RETURN_IF_ERROR(impl_->pass_over(instance));
+  PETPS_RETURN_IF_ERROR(impl_->pool->drop_instance(instance));
+  std::vector<TablePointer> gone;
+  {
+    std::lock_guard lock(impl_->mutex);
+    const auto kept = std::stable_partition(
+        impl_->tables.begin(), impl_->tables.end(),
+        [&](const TablePointer& table) { return table->record().spec.instance != instance; });
+    gone.assign(kept, impl_->tables.end());
+    impl_->tables.erase(kept, impl_->tables.end());
+    impl_->dropped.insert(impl_->dropped.end(), gone.begin(), gone.end());
+    impl_->generation.fetch_add(1);
+  }
+  std::vector<uint64_t> ids;
+  for (const TablePointer& table : gone) {
+    std::lock_guard lock(table->impl().writer);
+    table->impl().dropped = true;
+    ids.push_back(table->id());
+  }
+  {
+    std::lock_guard lock(impl_->applied_mutex);
+    for (Applied& applied : impl_->applied) {
+      if (applied.instance.load(std::memory_order_relaxed) == instance)
+        applied.instance.store(0, std::memory_order_release);
+    }
+  }
+  impl_->epochs.retire(*impl_, ids);
+  impl_->wake();
+  return Status();
+}
+
+// No pin reads these tables any more. One that still waits for slots of its own to come back, queued behind it, goes later.
+void Tables::Impl::reclaim(std::span<const uint64_t> items) {
+  std::vector<TablePointer> gone;
+  std::vector<uint64_t> waiting;
+  {
+    std::lock_guard lock(mutex);
+    for (const uint64_t id : items) {
+      const auto at = std::find_if(dropped.begin(), dropped.end(),
+                                   [&](const TablePointer& table) { return table->id() == id; });
+      if ((*at)->impl().retired.load(std::memory_order_acquire) > 0) {
+        waiting.push_back(id);
+        continue;
+      }
+      gone.push_back(std::move(*at));
+      dropped.erase(at);
+    }
+  }
+  if (!waiting.empty()) epochs.retire(*this, waiting);
+}
+
+uint64_t Tables::generation() const { return impl_->generation.load(); }
+
+TablePointer Tables::find(uint32_t id) const {
   std::lock_guard lock(impl_->mutex);
   for (const auto& table : impl_->tables) {
-    if (table->id() == id) return table.get();
+    if (table->id() == id) return table;
   }
   return nullptr;
 }
 
-Table* Tables::find(const std::string& instance, const std::string& name) const {
+TablePointer Tables::find(const std::string& instance, const std::string& name) const {
   for (const pool::InstanceRecord& record : impl_->pool->instances()) {
     if (record.name != instance) continue;
     std::lock_guard lock(impl_->mutex);
     for (const auto& table : impl_->tables) {
       if (table->record().spec.instance == record.id && table->record().spec.name == name)
-        return table.get();
+        return table;
     }
   }
   return nullptr;
 }
 
-std::vector<Table*> Tables::tables() const {
+std::vector<TablePointer> Tables::tables() const {
   std::lock_guard lock(impl_->mutex);
-  std::vector<Table*> all;
-  for (const auto& table : impl_->tables) all.push_back(table.get());
-  return all;
+  return impl_->tables;
 }
 
 Result<pool::InstanceRecord> Tables::resolve(const std::string& model) const {
   const auto instances = impl_->pool->instances();
-  for (const auto& [alias, id] : impl_->pool->aliases()) {
-    if (alias != model) continue;
+  for (const auto& alias : impl_->pool->aliases()) {
+    if (alias.name != model) continue;
     for (const auto& instance : instances) {
-      if (instance.id == id) return instance;
+      if (instance.id == alias.instance) return instance;
     }
   }
   std::string known;
@@ -146,6 +227,7 @@ Result<pool::InstanceRecord> Tables::resolve(const std::string& model) const {
 // ---- progress ----
 
 void Tables::Impl::refresh_applied(uint32_t instance) {
+<<<<<<< HEAD
   if (instance >= applied.size()) return;
   const std::lock_guard lock(applied_mutex);
   const auto counts = [this](uint64_t partition) {
@@ -153,6 +235,9 @@ void Tables::Impl::refresh_applied(uint32_t instance) {
                                ((counted[partition / 64] >> (partition % 64)) & 1) != 0);
   };
   uint64_t expected = 0;
+=======
+  uint64_t partitions = 0;
+>>>>>>> f187b6f (pool, table: an alias switches and goes back, an instance is dropped and its space used again)
   for (const auto& record : pool->instances()) {
     if (record.id != instance) continue;
     for (uint64_t p = 0; p < record.partitions; ++p) expected += counts(p) ? 1 : 0;
@@ -164,8 +249,23 @@ void Tables::Impl::refresh_applied(uint32_t instance) {
     recorded += 1;
     lowest = std::min(lowest, progress.version);
   }
+<<<<<<< HEAD
   applied[instance].store(recorded >= expected && recorded > 0 ? lowest : 0,
                           std::memory_order_release);
+=======
+  if (partitions == 0) return;  // dropped
+  std::lock_guard lock(applied_mutex);
+  auto at = std::find_if(applied.begin(), applied.end(),
+                         [&](const Applied& each) { return each.instance.load() == instance; });
+  if (at == applied.end()) {
+    at = std::find_if(applied.begin(), applied.end(),
+                      [](const Applied& each) { return each.instance.load() == 0; });
+    PETPS_CHECK(at != applied.end(), "more instances than a pool may have");
+    at->version.store(0);
+  }
+  at->version.store(recorded >= partitions && recorded > 0 ? lowest : 0, std::memory_order_release);
+  at->instance.store(instance, std::memory_order_release);
+>>>>>>> f187b6f (pool, table: an alias switches and goes back, an instance is dropped and its space used again)
 }
 
 void Tables::count_partitions(std::span<const uint64_t> partitions) {
@@ -186,8 +286,13 @@ Status Tables::record_progress(const pool::Progress& progress) {
 }
 
 uint64_t Tables::applied_version(uint32_t instance) const {
-  return instance < impl_->applied.size() ? impl_->applied[instance].load(std::memory_order_acquire)
-                                          : 0;
+  for (const Applied& applied : impl_->applied) {
+    if (applied.instance.load(std::memory_order_acquire) != instance) continue;
+    const uint64_t version = applied.version.load(std::memory_order_acquire);
+    // The place may have changed hands between the two.
+    if (applied.instance.load(std::memory_order_acquire) == instance) return version;
+  }
+  return 0;
 }
 
 // ---- background ----
@@ -195,12 +300,12 @@ uint64_t Tables::applied_version(uint32_t instance) const {
 void Tables::Impl::walk() {
   std::lock_guard lock(walk_mutex);
   if (walked.load(std::memory_order_acquire)) return;
-  std::vector<Table*> all;
+  std::vector<TablePointer> all;
   {
     std::lock_guard guard(mutex);
-    for (const auto& table : tables) all.push_back(table.get());
+    all = tables;
   }
-  for (Table* table : all) table->impl().walk();
+  for (const TablePointer& table : all) table->impl().walk();
   walked.store(true, std::memory_order_release);
 }
 
@@ -240,12 +345,12 @@ void Tables::Impl::background() {
     }
     if (stopping.load()) return;
     epochs.reclaim();
-    std::vector<Table*> all;
+    std::vector<TablePointer> all;
     {
       std::lock_guard guard(mutex);
-      for (const auto& table : tables) all.push_back(table.get());
+      all = tables;
     }
-    for (Table* table : all) {
+    for (const TablePointer& table : all) {
       Table::Impl& t = table->impl();
       std::vector<uint64_t> hot;
       {

@@ -143,7 +143,7 @@ VerifyReport Tables::verify() const {
     report.problem_count += 1;
     return report;
   }
-  for (Table* table : tables()) {
+  for (const TablePointer& table : tables()) {
     const Table::ScanGuard still(*table);
     const epoch::Pin pin = reader->pin();
     Verifier(table->impl(), &report).run();

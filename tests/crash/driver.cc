@@ -29,6 +29,8 @@ const char* site_name(Site site) {
       return "kSuperblock";
     case Site::kExtentRecord:
       return "kExtentRecord";
+    case Site::kReusedExtent:
+      return "kReusedExtent";
     case Site::kJournal:
       return "kJournal";
     case Site::kMovedEntry:
@@ -153,7 +155,31 @@ void Driver::walk() {
 void Driver::create_instance(const std::string& name) {
   step(
       "create_instance", [&] { return tables->pool().create_instance("model", name, 3).status(); },
-      [&](World* w) { w->instances.insert(name); });
+      [&](World* w) {
+        w->aliases.try_emplace("model", Alias{"model@1", ""});  // there was one instance before
+        w->instances.insert(name);
+      });
+}
+
+void Driver::drop_instance(const std::string& name) {
+  const uint32_t id = problem.empty() ? tables->resolve(name).value().id : 0;
+  step(
+      "drop_instance", [&] { return tables->drop_instance(id); },
+      [&](World* w) {
+        w->instances.erase(name);
+        w->frozen.erase(name);
+        std::erase_if(w->tables, [&](const TableWorld& t) { return t.shape->instance == name; });
+        std::erase_if(w->progress, [&](const auto& each) { return each.first.first == id; });
+        for (auto& [alias, meant] : w->aliases) {
+          if (meant.previous == name) meant.previous = "";
+        }
+      });
+}
+
+void Driver::roll_back_alias(const std::string& alias) {
+  step(
+      "roll_back_alias", [&] { return tables->pool().roll_back_alias(alias); },
+      [&](World* w) { w->switch_alias(alias, w->aliases[alias].previous); });
 }
 
 void Driver::create_table(std::shared_ptr<const Shape> shape) {
@@ -177,7 +203,7 @@ void Driver::set_alias(const std::string& alias, const std::string& instance) {
   step(
       "set_alias",
       [&] { return tables->pool().set_alias(alias, tables->resolve(instance).value().id); },
-      [&](World* w) { w->aliases[alias] = instance; });
+      [&](World* w) { w->switch_alias(alias, instance); });
 }
 
 void Driver::set_durability(media::Durability durability) {
@@ -239,7 +265,7 @@ void Driver::rehome(const std::string& name) {
 }
 
 table::Table& Driver::table(const std::string& name) {
-  for (table::Table* t : tables->tables()) {
+  for (const table::TablePointer& t : tables->tables()) {
     if (t->record().spec.name == name) return *t;
   }
   PETPS_CHECK(false, "a scenario names a table that is not there");

@@ -29,10 +29,12 @@ class Boundaries : public Listener {
   CrashMedium* medium_;
 };
 
-const std::shared_ptr<const Shape>& late_shape() {
+std::shared_ptr<const Shape> late_shape(const std::string& instance) {
   static const std::shared_ptr<const Shape> shape =
       shape_of(table_spec("late", 40, 72, true), 40, 99);
-  return shape;
+  auto late = std::make_shared<Shape>(*shape);
+  late->instance = instance;
+  return late;
 }
 
 }  // namespace
@@ -157,18 +159,20 @@ void Explorer::go_on(Driver* driver) {
   const size_t steps = 1 + d.random() % kGoOnSteps;
   for (size_t i = 0; i < steps && d.problem.empty(); ++i) {
     const uint64_t kind = d.random() % 24;
+    const std::string instance = *d.world.instances.rbegin();
     if (kind == 0 && d.world.find("late") == nullptr) {
-      d.create_table(late_shape());
+      d.create_table(late_shape(instance));
       d.apply("late", d.random_changes("late", 5, 0, 0));
       continue;
     }
     if (kind == 1) {
-      d.set_alias("live", "model@1");
+      d.set_alias("live", instance);
       continue;
     }
     if (kind <= 3) {
-      d.record_progress(
-          {1, static_cast<uint32_t>(d.random() % 3), 9, d.next_value(), d.random(), 1, {}, 0});
+      d.record_progress({d.tables->resolve(instance).value().id,
+                         static_cast<uint32_t>(d.random() % 3), 9, d.next_value(), d.random(), 1,
+                         {}, 0});
       continue;
     }
     if (kind == 4) {

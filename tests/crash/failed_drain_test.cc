@@ -66,7 +66,7 @@ class FailOnce : public Listener {
     pool::TableSpec spec = table_spec("refused", 10, 64);
     spec.instance = 1;
     writes.emplace_back("create_table", tables.create_table(spec).status());
-    for (table::Table* table : tables.tables()) {
+    for (const table::TablePointer& table : tables.tables()) {
       const uint64_t key = 5;
       std::vector<std::byte> row(table->record().spec.row_bytes);
       const uint8_t deleted = 1;

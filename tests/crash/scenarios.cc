@@ -188,6 +188,67 @@ void catalogue(Driver& d, const Begin& begin) {
   d.apply("t", d.random_changes("t", 4, 2, 2));
 }
 
+// Two instances with tables of one shape; the first, once dropped, leaves its space to new tables of the second.
+std::shared_ptr<const Shape> of_instance(const std::string& instance, const pool::TableSpec& spec,
+                                         size_t keys, uint64_t seed) {
+  auto shape = std::make_shared<Shape>(*shape_of(spec, keys, seed));
+  shape->instance = instance;
+  return shape;
+}
+
+void two_instances(Driver& d) {
+  start(d, shape_of(table_spec("t", 40, kOddRow), 40, 40), 30);
+  d.create_instance("model@2");
+  d.create_table(of_instance("model@2", table_spec("u", 40, kOddRow), 40, 41));
+  d.apply("u", d.random_changes("u", 30, 0, 0));
+  for (uint32_t instance = 1; instance <= 2; ++instance) {
+    for (uint32_t partition = 0; partition < 3; ++partition)
+      d.record_progress({instance, partition, instance, 1, 1, 1, {}, 0});
+  }
+}
+
+void alias_switch(Driver& d, const Begin& begin) {
+  two_instances(d);
+  begin();
+  d.set_alias("model", "model@2");
+  d.apply("u", d.random_changes("u", 3, 3, 3));
+  d.roll_back_alias("model");
+  d.open();
+  d.roll_back_alias("model");
+  d.set_alias("model", "model@2");
+}
+
+void dropping(Driver& d, const Begin& begin) {
+  two_instances(d);
+  d.set_alias("model", "model@2");
+  begin();
+  d.drop_instance("model@1");
+  if (d.tables != nullptr) d.tables->reclaim();
+  // What the dropped table had, buckets and slots, then more.
+  d.create_table(of_instance("model@2", table_spec("v", 40, kOddRow, /*with_default=*/true), 40, 42));
+  d.apply("v", d.random_changes("v", 20, 0, 0));
+  d.create_instance("model@3");
+  d.record_progress({3, 1, 5, 1, 1, 1, {}, 0});  // takes a place that model@1 had
+  d.apply("u", d.random_changes("u", 3, 3, 3));
+  d.open();
+  d.create_table(of_instance("model@3", table_spec("w", 40, kLongRow), 40, 43));
+  d.apply("w", d.random_changes("w", 10, 0, 0));
+}
+
+// The space of a dropped table is free to whoever opens the pool next, whatever was under way.
+void dropping_and_reopening(Driver& d, const Begin& begin) {
+  two_instances(d);
+  d.set_alias("model", "model@2");
+  d.drop_instance("model@1");
+  begin();
+  d.open();
+  d.create_table(of_instance("model@2", table_spec("v", 40, kOddRow), 40, 44));
+  d.apply("v", d.random_changes("v", 30, 0, 0));
+  d.close();
+  d.open();
+  d.apply("v", d.random_changes("v", 5, 5, 5));
+}
+
 void progress(Driver& d, const Begin& begin) {
   start(d, shape_of(table_spec("t", 30, kOddRow), 30, 15), 10);
   begin();
@@ -445,6 +506,9 @@ const std::vector<Scenario>& scenarios() {
       {"table_creation", table_creation},
       {"extent_growth", extent_growth},
       {"catalogue", catalogue},
+      {"alias_switch", alias_switch},
+      {"dropping", dropping},
+      {"dropping_and_reopening", dropping_and_reopening},
       {"progress", progress},
       {"progress_together", progress_together},
       {"clean_close", clean_close},

@@ -42,14 +42,18 @@ bool same_spec(const pool::TableSpec& a, const pool::TableSpec& b) {
 bool catalogue_is(const Tables& tables, const World& world) {
   const pool::Pool& pool = const_cast<Tables&>(tables).pool();
   std::set<std::string> instances;
+  std::set<std::string> frozen;
   std::map<uint32_t, std::string> names;
   for (const auto& instance : pool.instances()) {
     instances.insert(instance.name);
+    if (instance.frozen) frozen.insert(instance.name);
     names[instance.id] = instance.name;
   }
-  std::map<std::string, std::string> aliases;
-  for (const auto& [alias, id] : pool.aliases()) aliases[alias] = names[id];
-  if (instances != world.instances || aliases != world.aliases) return false;
+  std::map<std::string, Alias> aliases;
+  for (const auto& alias : pool.aliases())
+    aliases[alias.name] = {names[alias.instance], names[alias.previous]};
+  if (instances != world.instances || frozen != world.frozen || aliases != world.aliases)
+    return false;
   const auto records = pool.tables();
   if (records.size() != world.tables.size()) return false;
   for (size_t i = 0; i < records.size(); ++i) {
@@ -131,7 +135,8 @@ std::string check_progress(const Tables& tables, const World& before, const Worl
     all[place] = found;
   }
   for (const auto& [place, value] : before.progress) {
-    if (!all.contains(place)) {
+    // A dropped instance takes its progress along.
+    if (!all.contains(place) && after.progress.contains(place)) {
       return "progress of partition " + std::to_string(place.second) + " is gone";
     }
   }
@@ -148,6 +153,21 @@ TableWorld* World::find(const std::string& name) {
   return nullptr;
 }
 
+const TableWorld* World::find(const std::string& name) const {
+  return const_cast<World*>(this)->find(name);
+}
+
+void World::switch_alias(const std::string& alias, std::string instance) {
+  Alias& meant = aliases[alias];
+  if (meant.instance == instance) return;
+  const std::string left = meant.instance;
+  meant = {instance, left};
+  frozen.erase(instance);
+  const bool still_meant = std::any_of(aliases.begin(), aliases.end(),
+                                       [&](const auto& a) { return a.second.instance == left; });
+  if (!left.empty() && !still_meant) frozen.insert(left);
+}
+
 void write_row(uint64_t key, uint64_t value, std::byte* row, size_t bytes) {
   for (size_t i = 0; i < bytes / 8; ++i) {
     const uint64_t word = row_word(key, value, i);
@@ -157,9 +177,10 @@ void write_row(uint64_t key, uint64_t value, std::byte* row, size_t bytes) {
 
 World reverted_to(const World& then, const World& now) {
   World world = now;
-  for (size_t t = 0; t < std::min(then.tables.size(), now.tables.size()); ++t) {
-    for (size_t i = 0; i < then.tables[t].values.size(); ++i) {
-      if (now.tables[t].written[i] == 0) world.tables[t].values[i] = then.tables[t].values[i];
+  for (TableWorld& table : world.tables) {
+    const TableWorld* earlier = then.find(table.shape->spec.name);
+    for (size_t i = 0; earlier != nullptr && i < table.values.size(); ++i) {
+      if (table.written[i] == 0) table.values[i] = earlier->values[i];
     }
   }
   return world;
@@ -169,8 +190,9 @@ std::string check_rows(const Tables& tables, const Choices& choices, World* obse
   const auto found = tables.tables();
   for (size_t i = 0; i < found.size(); ++i) {
     std::vector<const TableWorld*> worlds;
+    const std::string& name = found[i]->record().spec.name;
     const auto add = [&](const World& world) {
-      if (i < world.tables.size()) worlds.push_back(&world.tables[i]);
+      if (world.find(name) != nullptr) worlds.push_back(world.find(name));
     };
     add(choices.before);
     add(choices.after);

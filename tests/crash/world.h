@@ -38,13 +38,22 @@ struct TableWorld {
 
 using Place = std::pair<uint32_t, uint32_t>;  // instance id, partition
 
+struct Alias {
+  std::string instance;
+  std::string previous;  // empty: none
+  bool operator==(const Alias&) const = default;
+};
+
 struct World {
-  std::vector<TableWorld> tables;  // in the order they were created
-  std::map<std::string, std::string> aliases;
+  std::vector<TableWorld> tables;  // in the order they were created; no two of one name
+  std::map<std::string, Alias> aliases;
   std::set<std::string> instances;
+  std::set<std::string> frozen;  // instances
   std::map<Place, pool::Progress> progress;
 
   TableWorld* find(const std::string& name);
+  const TableWorld* find(const std::string& name) const;
+  void switch_alias(const std::string& alias, std::string instance);
 };
 
 // Fills `row` so that a torn or foreign row is seen without asking anybody.

@@ -96,7 +96,7 @@ void crash_and_reopen(World* world) {
   auto pool = pool::Pool::attach(world->memory.medium());
   ASSERT_TRUE(pool.ok()) << pool.status().to_string();
   world->tables = Tables::attach(std::move(pool).value(), /*background=*/true).value();
-  world->table = world->tables->find("m@1", "t");
+  world->table = world->tables->find("m@1", "t").get();
   ASSERT_NE(world->table, nullptr);
 }
 

@@ -44,8 +44,13 @@ TEST(Pool, ComesBackAsItWasLeft) {
   EXPECT_EQ(*pool->slots(2).row(tables[1].default_row), std::byte{7});
   ASSERT_EQ(pool->instances().size(), 2u);
   EXPECT_EQ(pool->instances()[1].name, "model@2");
-  const std::vector<std::pair<std::string, uint32_t>> aliases = {{"live", 2}};
-  EXPECT_EQ(pool->aliases(), aliases);
+  const auto aliases = pool->aliases();
+  ASSERT_EQ(aliases.size(), 2u);
+  EXPECT_EQ(aliases[0].name, "model") << "it goes on meaning the first instance";
+  EXPECT_EQ(aliases[0].instance, 1u);
+  EXPECT_EQ(aliases[1].name, "live");
+  EXPECT_EQ(aliases[1].instance, 2u);
+  EXPECT_EQ(aliases[1].previous, 0u);
   const auto progress = pool->read_progress(1, 1);
   ASSERT_TRUE(progress.has_value());
   EXPECT_EQ(progress->seq, 6u);
@@ -285,7 +290,7 @@ TEST(Pool, LimitsOfTheCatalogue) {
   const auto too_many = pool->create_instance("model", "model@99", 2);
   EXPECT_EQ(too_many.status().code(), Code::kResourceExhausted);
   EXPECT_TRUE(contains(too_many.status(), "at most 64 instances")) << too_many.status().to_string();
-  for (uint32_t i = 0; i < kMaxAliases; ++i)
+  for (uint32_t i = 1; i < kMaxAliases; ++i)  // "model" is the first
     ASSERT_TRUE(pool->set_alias("a" + std::to_string(i), 1 + i % 5).ok());
   EXPECT_EQ(pool->set_alias("b", 1).code(), Code::kResourceExhausted);
   EXPECT_TRUE(pool->set_alias("a3", 7).ok()) << "one that is there may change";
@@ -307,4 +312,106 @@ TEST(Pool, PartitionsOfAModelNeverChange) {
 }
 
 }  // namespace
+std::vector<std::string> frozen(const Pool& pool) {
+  std::vector<std::string> names;
+  for (const InstanceRecord& instance : pool.instances()) {
+    if (instance.frozen) names.push_back(instance.name);
+  }
+  return names;
+}
+
+TEST(Versions, AnAliasSwitchesAndGoesBackAndFreezesWhatItLeft) {
+  Memory memory;
+  auto pool = memory.format();
+  EXPECT_EQ(pool->roll_back_alias("model").code(), Code::kNotFound);
+  ASSERT_TRUE(pool->create_instance("model", "model@2", 2).ok());
+  EXPECT_EQ(pool->aliases()[0].instance, 1u) << "a second instance changes no meaning";
+  EXPECT_EQ(pool->roll_back_alias("model").code(), Code::kFailedPrecondition);
+  ASSERT_TRUE(pool->set_alias("model", 2).ok());
+  EXPECT_EQ(frozen(*pool), std::vector<std::string>{"model@1"});
+  ASSERT_TRUE(pool->set_alias("model", 2).ok()) << "again changes nothing";
+  EXPECT_EQ(pool->aliases()[0].previous, 1u);
+  memory.keep(*pool);
+  pool = std::move(memory.attach()).value();
+  EXPECT_EQ(pool->aliases()[0].instance, 2u);
+  EXPECT_EQ(frozen(*pool), std::vector<std::string>{"model@1"});
+  ASSERT_TRUE(pool->roll_back_alias("model").ok());
+  EXPECT_EQ(pool->aliases()[0].instance, 1u);
+  EXPECT_EQ(frozen(*pool), std::vector<std::string>{"model@2"});
+  ASSERT_TRUE(pool->roll_back_alias("model").ok()) << "and forth again";
+  EXPECT_EQ(pool->aliases()[0].instance, 2u);
+  ASSERT_TRUE(pool->set_alias("kept", 2).ok());
+  ASSERT_TRUE(pool->set_alias("model", 1).ok());
+  EXPECT_EQ(frozen(*pool), std::vector<std::string>{}) << "another alias still means model@2";
+}
+
+TEST(Versions, WhatAnAliasMeansIsNotDropped) {
+  Memory memory;
+  auto pool = memory.format();
+  const auto only = pool->drop_instance(1);
+  EXPECT_EQ(only.code(), Code::kFailedPrecondition) << "the plain name means the only instance";
+  EXPECT_TRUE(contains(only, "petps alias")) << only.to_string();
+  ASSERT_TRUE(pool->create_instance("model", "model@2", 2).ok());
+  EXPECT_EQ(pool->drop_instance(1).code(), Code::kFailedPrecondition);
+  EXPECT_EQ(pool->drop_instance(9).code(), Code::kNotFound);
+  ASSERT_TRUE(pool->set_alias("model", 2).ok());
+  EXPECT_EQ(pool->drop_instance(2).code(), Code::kFailedPrecondition);
+  ASSERT_TRUE(pool->drop_instance(1).ok());
+  EXPECT_EQ(pool->roll_back_alias("model").code(), Code::kFailedPrecondition)
+      << "there is nothing left to go back to";
+  media::Flusher flusher(pool->medium());
+  EXPECT_EQ(pool->write_progress({1, 0, 1, 1, 1, 1, {}, 0}, flusher).code(), Code::kNotFound);
+  ASSERT_TRUE(pool->create_instance("model", "model@1", 2).ok());
+  EXPECT_EQ(pool->instances().back().id, 3u) << "ids are never given twice";
+}
+
+// Model after model in one pool: what a dropped one had goes to the next, before and after an open.
+TEST(Versions, SpaceAndProgressOfTheDroppedAreUsedAgain) {
+  Memory memory;
+  auto pool = memory.format();
+  std::vector<SlotRef> refs(3000);
+  bool wait = false;
+  uint64_t bytes = 0;
+  for (uint32_t round = 1; round <= 40; ++round) {
+    const uint32_t instance = round;
+    if (round > 1) {
+      ASSERT_TRUE(pool->create_instance("model", "model@" + std::to_string(round), 2).ok());
+    }
+    auto wanted = spec("t", 4000);
+    wanted.instance = instance;
+    const auto record = pool->create_table(wanted);
+    ASSERT_TRUE(record.ok()) << record.status().to_string();
+    const uint64_t buckets = record.value().bucket_count * layout::kBucketBytes;
+    for (uint64_t i = 0; i < buckets; ++i)
+      ASSERT_EQ(*pool->at(record.value().bucket_offset + i), std::byte{0}) << "round " << round;
+    std::memset(pool->at(record.value().bucket_offset), 0xEE, buckets);
+    ASSERT_TRUE(pool->slots(record.value().id).allocate(refs, &wait).ok());
+    EXPECT_TRUE(std::is_sorted(refs.begin(), refs.end()));
+    for (const SlotRef ref : refs) ASSERT_TRUE(pool->slots(record.value().id).valid(ref));
+    media::Flusher flusher(pool->medium());
+    for (uint32_t partition = 0; partition < 2; ++partition)
+      ASSERT_TRUE(
+          pool->write_progress({instance, partition, round, 1, 1, 1, {}, 0}, flusher).ok());
+    ASSERT_TRUE(pool->set_alias("model", instance).ok());
+    if (round == 1) continue;
+    const uint32_t old_table = pool->tables().front().id;
+    ASSERT_TRUE(pool->drop_instance(instance - 1).ok());
+    EXPECT_EQ(pool->all_progress().size(), 2u);
+    if (round == 2) bytes = pool->medium().size();
+    if (round % 3 == 0) {
+      memory.keep(*pool);
+      pool = std::move(memory.attach()).value();
+    } else {
+      pool->free_table(old_table);
+    }
+    EXPECT_GT(pool->free_bytes(), 0u);
+    ASSERT_EQ(pool->medium().size(), bytes) << "round " << round << " took fresh space";
+  }
+  EXPECT_TRUE(memory.read<uint64_t>(layout::kProgressOffset + 4 * 128) == 0)
+      << "two instances never needed more than four pairs";
+  std::vector<std::string> problems;
+  pool->verify_metadata(&problems);
+  EXPECT_TRUE(problems.empty()) << problems.front();
+}
+
 }  // namespace petps::pool

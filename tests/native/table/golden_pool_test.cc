@@ -119,8 +119,8 @@ void expect_contents(const Tables& tables, const Model& items, const Model& user
   const VerifyReport report = tables.verify();
   EXPECT_TRUE(report.clean()) << (report.problems.empty() ? "" : report.problems.front());
   EXPECT_EQ(report.rows, items.size() + users.size());
-  const Table* a = tables.find("ranking@7", "items");
-  const Table* b = tables.find("ranking@7", "users");
+  const TablePointer a = tables.find("ranking@7", "items");
+  const TablePointer b = tables.find("ranking@7", "users");
   ASSERT_TRUE(a != nullptr && b != nullptr);
   std::vector<uint64_t> keys;
   for (uint64_t key = 0; key < 1100; ++key) keys.push_back(key);

@@ -159,7 +159,7 @@ void fuzz(uint64_t rounds, uint64_t capacity, uint64_t key_space, uint64_t s) {
       tables.reset();
       tables = reopen(memory, used);
       reopens += 1;
-      table = tables->find("model@1", "t");
+      table = tables->find("model@1", "t").get();
       ASSERT_NE(table, nullptr);
       if (rng() % 2 == 0) tables->walk();
       ASSERT_EQ(testing::compare(*table, model, all), "")
@@ -204,6 +204,117 @@ TEST(Table, ReadsOfBucketsPerHitAsThePaperSays) {
   EXPECT_LT(per_hit, 1.06);
   EXPECT_GT(per_hit, 1.03) << "too good: is the load 0.8?";
   std::cout << "bucket reads per hit at load 0.8: " << per_hit << "\n";
+}
+
+// ---- instances
+
+Table* add_instance(Tables& tables, uint32_t number) {
+  const std::string name = "model@" + std::to_string(number);
+  const auto instance = tables.pool().create_instance("model", name, 1);
+  EXPECT_TRUE(instance.ok()) << instance.status().to_string();
+  auto wanted = spec("t", 1000);
+  wanted.instance = instance.value().id;
+  return tables.create_table(wanted).value();
+}
+
+std::vector<Change> rows_of(uint64_t value) {
+  std::vector<Change> changes;
+  for (uint64_t key = 0; key < 900; ++key) changes.push_back({key, value, false});
+  return changes;
+}
+
+TEST(Drop, ADroppedTableIsReadUnderItsPinsAndThenItsSpaceIsUsedAgain) {
+  Memory memory;
+  auto tables = format(memory);
+  Table* old = tables->create_table(spec("t", 1000)).value();
+  ASSERT_TRUE(testing::apply(*old, rows_of(1)).ok());
+  Table* fresh = add_instance(*tables, 2);
+  ASSERT_TRUE(testing::apply(*fresh, rows_of(2)).ok());
+  epoch::Reader* reader = tables->epochs().lease();
+  epoch::Pin pin = reader->pin();
+  TablePointer held = tables->find(old->id());
+  const uint64_t generation = tables->generation();
+  EXPECT_EQ(tables->drop_instance(1).code(), base::Code::kFailedPrecondition);
+  ASSERT_TRUE(tables->pool().set_alias("model", 2).ok());
+  ASSERT_TRUE(tables->drop_instance(1).ok());
+  EXPECT_NE(tables->generation(), generation);
+  EXPECT_EQ(tables->find(old->id()), nullptr);
+  EXPECT_EQ(tables->find("model@1", "t"), nullptr);
+  EXPECT_EQ(testing::apply(*held, {{1, 9, false}}).status().code(), base::Code::kNotFound);
+  held.reset();
+  tables->reclaim();
+  EXPECT_EQ(tables->pool().free_bytes(), 0u) << "a pin still reads it";
+  Model model;
+  testing::apply(&model, rows_of(1));
+  const std::vector<uint64_t> keys = {0, 1, 450, 899, 900};
+  EXPECT_EQ(testing::compare(*old, model, keys), "");
+  pin.drop();
+  tables->reclaim();  // slots that it had retired may come first
+  tables->reclaim();
+  EXPECT_GT(tables->pool().free_bytes(), 0u);
+  const uint64_t bytes = tables->pool().medium().size();
+  Table* third = add_instance(*tables, 3);
+  ASSERT_TRUE(testing::apply(*third, rows_of(3)).ok());
+  EXPECT_EQ(tables->pool().medium().size(), bytes);
+  model.clear();
+  testing::apply(&model, rows_of(3));
+  EXPECT_EQ(testing::compare(*third, model, keys), "");
+  expect_clean(*tables);
+  tables->epochs().release(reader);
+}
+
+TEST(Drop, WhoKeepsATableReadsItOnAndItsSpaceStays) {
+  Memory memory;
+  auto tables = format(memory);
+  Table* old = tables->create_table(spec("t", 1000)).value();
+  ASSERT_TRUE(testing::apply(*old, rows_of(1)).ok());
+  ASSERT_TRUE(testing::apply(*old, rows_of(2)).ok());  // retired slots wait
+  add_instance(*tables, 2);
+  ASSERT_TRUE(tables->pool().set_alias("model", 2).ok());
+  TablePointer held = tables->find(old->id());
+  ASSERT_TRUE(tables->drop_instance(1).ok());
+  for (int i = 0; i < 3; ++i) tables->reclaim();
+  EXPECT_EQ(tables->pool().free_bytes(), 0u);
+  Model model;
+  testing::apply(&model, rows_of(2));
+  EXPECT_EQ(testing::compare(*held, model, {0, 1, 450, 899, 900}), "");
+  held.reset();
+  EXPECT_GT(tables->pool().free_bytes(), 0u);
+  EXPECT_EQ(tables->applied_version(1), 0u);
+}
+
+// Instances come and go for longer than there are places for them.
+TEST(Drop, AppliedVersionsBelongToTheirInstance) {
+  Memory memory;
+  auto tables = format(memory);
+  for (uint32_t number = 2; number < 3 * pool::kMaxInstances; ++number) {
+    add_instance(*tables, number);
+    const uint32_t id = tables->resolve("model@" + std::to_string(number)).value().id;
+    EXPECT_EQ(tables->applied_version(id), 0u);
+    ASSERT_TRUE(tables->record_progress({id, 0, number, 1, 1, 100 + number, {}, 0}).ok());
+    EXPECT_EQ(tables->applied_version(id), 100 + number);
+    ASSERT_TRUE(tables->pool().set_alias("model", id).ok());
+    ASSERT_TRUE(tables->drop_instance(id - 1).ok());
+    tables->reclaim();
+    EXPECT_EQ(tables->applied_version(id - 1), 0u);
+  }
+}
+
+TEST(Drop, WhatTheDroppedHadReadOfTheLogIsPassedOver) {
+  Memory memory;
+  auto tables = format(memory);
+  add_instance(*tables, 2);
+  using pool::ProgressState;
+  ASSERT_TRUE(tables->record_progress({1, 0, 7, 70, 700, 5, ProgressState::kFollowing, 0}).ok());
+  ASSERT_TRUE(tables->record_progress({2, 0, 8, 3, 900, 6, ProgressState::kFollowing, 0}).ok());
+  ASSERT_TRUE(tables->drop_instance(2).ok()) << "never switched to: dropped as it is";
+  const pool::Progress left = tables->pool().read_progress(1, 0).value();
+  EXPECT_EQ(left.state, ProgressState::kPassing);
+  EXPECT_EQ(left.target, 8u) << "the run that fed the dropped one";
+  EXPECT_EQ(left.offset, 900u);
+  EXPECT_EQ(left.run, 7u);
+  EXPECT_EQ(left.seq, 70u);
+  EXPECT_EQ(tables->applied_version(1), 5u);
 }
 
 }  // namespace
