@@ -199,8 +199,8 @@ class Tables:
     def instances(self) -> list[InstanceRecord]: ...
     def set_alias(self, alias: str, instance: int) -> None:
         """Switches atomically, and freezes the instance that the alias meant before."""
-    def roll_back_alias(self, alias: str) -> None:
-        """Back to what it meant before. FailedPrecondition when that is nothing."""
+    def previous_of_aliases(self) -> dict[str, int]:
+        """What each alias meant before its last switch, if that is still there."""
     def drop_instance(self, instance: int) -> None:
         """Its space is used again once nobody reads it. FailedPrecondition if an alias means it."""
     def aliases(self) -> dict[str, int]: ...

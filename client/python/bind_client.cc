@@ -157,6 +157,18 @@ class Session {
     return std::move(answer).value();
   }
 
+  void switch_alias(const std::string& alias, const std::string& instance, uint32_t deadline_ms) {
+    const std::shared_ptr<Client> held = client();
+    const py::gil_scoped_release released;
+    check(held->switch_alias(alias, instance, deadline_ms));
+  }
+
+  void drop_instance(const std::string& instance, uint32_t deadline_ms) {
+    const std::shared_ptr<Client> held = client();
+    const py::gil_scoped_release released;
+    check(held->drop_instance(instance, deadline_ms));
+  }
+
   void send_hot_sets() {
     const std::shared_ptr<Client> held = client();
     const py::gil_scoped_release released;
@@ -218,6 +230,9 @@ void bind_client(py::module_& module) {
       .def("describe", &Session::describe, py::arg("table"))
       .def("tables", &Session::tables, py::arg("deadline_ms"))
       .def("status", &Session::status, py::arg("server"), py::arg("deadline_ms"))
+      .def("switch_alias", &Session::switch_alias, py::arg("alias"), py::arg("instance"),
+           py::arg("deadline_ms"))
+      .def("drop_instance", &Session::drop_instance, py::arg("instance"), py::arg("deadline_ms"))
       .def("send_hot_sets", &Session::send_hot_sets)
       .def("close", &Session::close);
 }

@@ -165,12 +165,14 @@ void bind_catalogue(TablesClass& tables) {
     }
     return result;
   });
-  tables.def(
-      "roll_back_alias",
-      [](const SessionPointer& session, const std::string& alias) {
-        released(session, [&](table::Tables& open) { check(open.pool().roll_back_alias(alias)); });
-      },
-      py::arg("alias"));
+  tables.def("previous_of_aliases", [](const SessionPointer& session) {
+    py::dict result;
+    for (const pool::AliasRecord& alias :
+         released(session, [](table::Tables& open) { return open.pool().aliases(); })) {
+      if (alias.previous != 0) result[py::str(alias.name)] = alias.previous;
+    }
+    return result;
+  });
   tables.def(
       "drop_instance",
       [](const SessionPointer& session, uint32_t instance) {

@@ -420,20 +420,6 @@ Status Pool::set_alias(const std::string& alias, uint32_t instance) {
   return status;
 }
 
-Status Pool::roll_back_alias(const std::string& alias) {
-  std::lock_guard lock(mutex_);
-  PETPS_RETURN_IF_ERROR(writable());
-  AliasRecord* known = catalogue_->alias(alias);
-  if (known == nullptr) return Status(Code::kNotFound, "there is no alias '" + alias + "'");
-  if (known->previous == 0) {
-    return Status(Code::kFailedPrecondition,
-                  "alias '" + alias +
-                      "' has no instance to go back to: it was never switched, or what it meant "
-                      "before has been dropped");
-  }
-  return switch_alias(known, known->previous);
-}
-
 Status Pool::switch_alias(AliasRecord* alias, uint32_t instance) {
   Catalogue& catalogue = *catalogue_;
   if (alias->instance == instance) return write_superblock();

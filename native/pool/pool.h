@@ -160,10 +160,8 @@ class Pool {
   base::Result<TableRecord> create_table(const TableSpec& spec);
   base::Status set_feed(uint32_t table, Feed feed);
   // Switches the alias, over all tables at once: what it meant is frozen (unless another alias
-  // means it), what it means now is not. roll_back_alias() switches to what it meant before;
-  // kFailedPrecondition when that is nothing.
+  // means it), what it means now is not. Going back is switching to its `previous`.
   base::Status set_alias(const std::string& alias, uint32_t instance);
-  base::Status roll_back_alias(const std::string& alias);
   std::vector<TableRecord> tables() const;
   std::vector<InstanceRecord> instances() const;
   std::vector<AliasRecord> aliases() const;

@@ -1,4 +1,4 @@
-// A push: checked by the worker, applied by the writer's thread, answered by the worker.
+// What the writer's thread performs, pushes and control: checked by the worker, which answers too.
 #include "base/clock.h"
 #include "server/shared.h"
 #include "server/worker.h"
@@ -57,7 +57,21 @@ Worker::Outcome Worker::push(transport::ConnectionId connection, const wire::Fra
   const table::TablePointer table = shared_.tables.find(request.table);
   refusal = table == nullptr ? unknown_table(request.table) : check_push(request, *table);
   if (!refusal.ok()) return Outcome::kDone;
+  return queue(connection, header, frame, start_ns, table);
+}
 
+Worker::Outcome Worker::control(transport::ConnectionId connection, const wire::FrameHeader& header,
+                                std::span<const std::byte> frame, uint64_t start_ns,
+                                Status& refusal) {
+  wire::ControlRequest request;
+  refusal = wire::decode_control(header, frame.subspan(wire::kHeaderBytes), request);
+  if (!refusal.ok()) return Outcome::kDone;
+  return queue(connection, header, frame, start_ns, nullptr);
+}
+
+Worker::Outcome Worker::queue(transport::ConnectionId connection, const wire::FrameHeader& header,
+                              std::span<const std::byte> frame, uint64_t start_ns,
+                              const table::TablePointer& table) {
   ConnectionState& state = state_of(connection);
   if (state.pushes_in_flight >= shared_.options.limits.in_flight) return Outcome::kWait;
   PushJob job;
@@ -65,6 +79,7 @@ Worker::Outcome Worker::push(transport::ConnectionId connection, const wire::Fra
   job.connection = connection;
   job.request_id = header.request_id;
   job.start_ns = start_ns;
+  job.opcode = header.opcode;
   job.table = table;
   job.frame.assign(frame.begin(), frame.end());
   if (!shared_.writer->queue(job)) return Outcome::kWait;
@@ -92,20 +107,23 @@ void Worker::post_pushes() {
     --pushes_in_flight_;
     ConnectionState& state = connections_[transport::slot_of(done.connection)];
     if (state.id == done.connection) --state.pushes_in_flight;
-    stats_.pushes.add(1);
-    if (done.status.ok()) {
+    const bool is_push = done.opcode == static_cast<uint16_t>(wire::Opcode::kPush);
+    stats_.pushes.add(is_push ? 1 : 0);
+    if (done.status.ok() && !is_push) {
+      wire::encode_control_reply(done.request_id, reply_);
+      reply(done.connection);
+    } else if (done.status.ok()) {
       stats_.rows_pushed.add(done.reply.inserted + done.reply.updated);
       stats_.rows_refused.add(done.reply.refused);
       wire::encode_push_reply(done.request_id, done.reply, reply_);
       reply(done.connection);
     } else {
       wire::FrameHeader header;
-      header.opcode = static_cast<uint16_t>(wire::Opcode::kPush);
+      header.opcode = done.opcode;
       header.request_id = done.request_id;
       reply_error(done.connection, header, done.status);
     }
-    stats_.latency[static_cast<size_t>(wire::Opcode::kPush)].add(base::monotonic_ns() -
-                                                                 done.start_ns);
+    stats_.latency[done.opcode].add(base::monotonic_ns() - done.start_ns);
   }
   done_now_.clear();
   endpoint_.flush();

@@ -6,8 +6,9 @@ namespace petps::server {
 
 using base::Status;
 
-PushWriter::PushWriter(const wire::Limits& limits, std::function<void(size_t, PushDone)> done)
-    : limits_(limits), done_(std::move(done)) {}
+PushWriter::PushWriter(table::Tables& tables, const wire::Limits& limits,
+                       std::function<void(size_t, PushDone)> done)
+    : tables_(tables), limits_(limits), done_(std::move(done)) {}
 
 PushWriter::~PushWriter() { finish(); }
 
@@ -54,25 +55,34 @@ void PushWriter::run() {
     jobs_.pop_front();
     bytes_ -= job.frame.size();
     lock.unlock();
-    done_(job.worker, apply(job));
+    done_(job.worker, perform(job));
     lock.lock();
   }
 }
 
-PushDone PushWriter::apply(const PushJob& job) {
+PushDone PushWriter::perform(const PushJob& job) {
   PushDone done;
   done.connection = job.connection;
   done.request_id = job.request_id;
   done.start_ns = job.start_ns;
+  done.opcode = job.opcode;
+  if (job.opcode == static_cast<uint16_t>(wire::Opcode::kControl)) {
+    done.status = change_catalogue(job);
+    return done;
+  }
+  const base::Result<wire::PushReply> reply = apply(job);
+  done.status = reply.status();
+  if (reply.ok()) done.reply = reply.value();
+  return done;
+}
+
+base::Result<wire::PushReply> PushWriter::apply(const PushJob& job) {
   wire::FrameHeader header;
   wire::PushRequest push;
   const std::span<const std::byte> frame(job.frame);
-  done.status = wire::decode_request_header(frame, header);
-  if (done.status.ok()) {
-    done.status = wire::decode_push(header, frame.subspan(wire::kHeaderBytes), limits_, push);
-  }
-  if (!done.status.ok()) return done;
-  done.rows = push.keys.size();
+  PETPS_RETURN_IF_ERROR(wire::decode_request_header(frame, header));
+  PETPS_RETURN_IF_ERROR(
+      wire::decode_push(header, frame.subspan(wire::kHeaderBytes), limits_, push));
   table::Batch batch;
   batch.keys = push.keys;
   batch.rows = push.row_bytes == 0 ? nullptr : push.rows.data();
@@ -85,12 +95,22 @@ PushDone PushWriter::apply(const PushJob& job) {
     batch.deleted = deleted_;
   }
   const base::Result<table::ApplyReport> report = job.table->apply(batch);
-  done.status = report.status();
-  if (report.ok()) {
-    const table::ApplyReport& r = report.value();
-    done.reply = {r.inserted, r.updated, r.deleted, r.absent, r.refused};
-  }
-  return done;
+  if (!report.ok()) return report.status();
+  const table::ApplyReport& r = report.value();
+  return wire::PushReply{r.inserted, r.updated, r.deleted, r.absent, r.refused};
+}
+
+Status PushWriter::change_catalogue(const PushJob& job) {
+  wire::FrameHeader header;
+  wire::ControlRequest control;
+  const std::span<const std::byte> frame(job.frame);
+  PETPS_RETURN_IF_ERROR(wire::decode_request_header(frame, header));
+  PETPS_RETURN_IF_ERROR(wire::decode_control(header, frame.subspan(wire::kHeaderBytes), control));
+  const auto instance = tables_.resolve(std::string(control.instance));
+  if (!instance.ok()) return instance.status();
+  return control.control == wire::Control::kDropInstance
+             ? tables_.drop_instance(instance.value().id)
+             : tables_.pool().set_alias(std::string(control.alias), instance.value().id);
 }
 
 }  // namespace petps::server

@@ -1,5 +1,5 @@
-// The thread that applies pushes: a drain to a file may take milliseconds, and no pull of the same
-// worker waits for it. Internal to server.
+// The thread that applies pushes and changes of the catalogue: a drain to a file may take
+// milliseconds, and no pull of the same worker waits for it. Internal to server.
 #pragma once
 
 #include <condition_variable>
@@ -26,7 +26,8 @@ struct PushJob {
   transport::ConnectionId connection = 0;
   uint64_t request_id = 0;
   uint64_t start_ns = 0;
-  table::TablePointer table;
+  uint16_t opcode = 0;           // kPush or kControl
+  table::TablePointer table;     // of a push
   std::vector<std::byte> frame;  // whole and checked
 };
 
@@ -34,7 +35,7 @@ struct PushDone {
   transport::ConnectionId connection = 0;
   uint64_t request_id = 0;
   uint64_t start_ns = 0;
-  uint64_t rows = 0;
+  uint16_t opcode = 0;
   base::Status status;
   wire::PushReply reply;
 };
@@ -42,7 +43,8 @@ struct PushDone {
 class PushWriter {
  public:
   // `done` is called on the writer's thread, with the job's worker.
-  PushWriter(const wire::Limits& limits, std::function<void(size_t worker, PushDone done)> done);
+  PushWriter(table::Tables& tables, const wire::Limits& limits,
+             std::function<void(size_t worker, PushDone done)> done);
   ~PushWriter();  // finish()
 
   void start();
@@ -53,8 +55,11 @@ class PushWriter {
 
  private:
   void run();
-  PushDone apply(const PushJob& job);
+  PushDone perform(const PushJob& job);
+  base::Result<wire::PushReply> apply(const PushJob& job);
+  base::Status change_catalogue(const PushJob& job);
 
+  table::Tables& tables_;
   const wire::Limits limits_;
   const std::function<void(size_t, PushDone)> done_;
   mutable std::mutex mutex_;  // guards the four below

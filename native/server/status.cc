@@ -109,6 +109,11 @@ void write_catalogue(table::Tables& tables, JsonWriter& json) {
   for (const pool::AliasRecord& alias : tables.pool().aliases())
     json.member(alias.name, alias.instance);
   json.end_object();
+  json.begin_object("previous_of_aliases");
+  for (const pool::AliasRecord& alias : tables.pool().aliases()) {
+    if (alias.previous != 0) json.member(alias.name, alias.previous);
+  }
+  json.end_object();
 }
 
 void write_latency(const StatsSnapshot& stats, JsonWriter& json) {

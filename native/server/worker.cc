@@ -155,6 +155,11 @@ Worker::Outcome Worker::handle_frame(ConnectionId connection, std::span<const st
           return Outcome::kWait;
         if (refusal.ok()) return Outcome::kDone;  // its latency ends with its reply
         break;
+      case Opcode::kControl:
+        if (control(connection, header, frame, start, refusal) == Outcome::kWait)
+          return Outcome::kWait;
+        if (refusal.ok()) return Outcome::kDone;
+        break;
       case Opcode::kHello:
         refusal = hello(header, body);
         break;

@@ -74,6 +74,12 @@ class Worker {
   Outcome push(transport::ConnectionId connection, const wire::FrameHeader& header,
                std::span<const std::byte> frame, uint64_t start_ns, base::Status& refusal);
 
+  Outcome control(transport::ConnectionId connection, const wire::FrameHeader& header,
+                  std::span<const std::byte> frame, uint64_t start_ns, base::Status& refusal);
+  Outcome queue(transport::ConnectionId connection, const wire::FrameHeader& header,
+                std::span<const std::byte> frame, uint64_t start_ns,
+                const table::TablePointer& table);  // for the writer's thread
+
   // Parts of a pull.
   base::Status find_tables(const wire::PullRequest& request);
   // rows_bytes_max: of all rows that the request could find.

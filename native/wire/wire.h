@@ -75,6 +75,7 @@ enum class Opcode : uint16_t {  // never renumber
   kStatus = 5,                  // the server's status as JSON text
   kHotKeys = 6,                 // a client's hot set of one table
   kShardMap = 7,                // who owns which partitions; see kFeatureShardMap
+  kControl = 8,                 // switch an alias, drop an instance
 };
 std::string_view opcode_name(
     uint16_t opcode);  // "pull"; "unknown" for what is not known; ignores kReplyBit
@@ -382,6 +383,23 @@ base::Status decode_shard_map(const FrameHeader& header, std::span<const std::by
 void encode_shard_map_reply(uint64_t request_id, const ShardMap& map, Frame& frame);
 base::Status decode_shard_map_reply(const FrameHeader& header, std::span<const std::byte> body,
                                     ShardMap& map);
+
+// ---- Control
+
+enum class Control : uint16_t {  // never renumber
+  kSwitchAlias = 1,              // `alias` means `instance` from now on
+  kDropInstance = 2,             // `instance` and its tables go; `alias` is empty
+};
+struct ControlRequest {
+  Control control = Control::kSwitchAlias;
+  std::string_view alias;
+  std::string_view instance;
+};
+void encode_control(uint64_t request_id, const ControlRequest& control, Frame& frame);
+base::Status decode_control(const FrameHeader& header, std::span<const std::byte> body,
+                            ControlRequest& control);
+void encode_control_reply(uint64_t request_id, Frame& frame);  // empty body
+base::Status decode_control_reply(const FrameHeader& header, std::span<const std::byte> body);
 
 // ---- Key -> partition
 

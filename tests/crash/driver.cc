@@ -176,12 +176,6 @@ void Driver::drop_instance(const std::string& name) {
       });
 }
 
-void Driver::roll_back_alias(const std::string& alias) {
-  step(
-      "roll_back_alias", [&] { return tables->pool().roll_back_alias(alias); },
-      [&](World* w) { w->switch_alias(alias, w->aliases[alias].previous); });
-}
-
 void Driver::create_table(std::shared_ptr<const Shape> shape) {
   step(
       "create_table",

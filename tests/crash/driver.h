@@ -68,7 +68,6 @@ class Driver {
   void create_table(std::shared_ptr<const Shape> shape);
   void set_feed(const std::string& table, pool::Feed feed);
   void set_alias(const std::string& alias, const std::string& instance);
-  void roll_back_alias(const std::string& alias);
   // Of an instance whose progress is not ahead of another's: nothing of theirs changes.
   void drop_instance(const std::string& name);
   void set_durability(media::Durability durability);

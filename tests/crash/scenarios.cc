@@ -212,9 +212,9 @@ void alias_switch(Driver& d, const Begin& begin) {
   begin();
   d.set_alias("model", "model@2");
   d.apply("u", d.random_changes("u", 3, 3, 3));
-  d.roll_back_alias("model");
+  d.set_alias("model", "model@1");
   d.open();
-  d.roll_back_alias("model");
+  d.set_alias("model", "model@2");
   d.set_alias("model", "model@2");
 }
 

@@ -268,6 +268,37 @@ Result<std::string> Client::status(int server, uint32_t deadline_ms) {
   return out;
 }
 
+Status Client::switch_alias(std::string_view alias, std::string_view instance,
+                            uint32_t deadline_ms) {
+  return impl_->control({wire::Control::kSwitchAlias, alias, instance}, deadline_ms);
+}
+
+Status Client::drop_instance(std::string_view instance, uint32_t deadline_ms) {
+  return impl_->control({wire::Control::kDropInstance, {}, instance}, deadline_ms);
+}
+
+Status Client::Impl::control(const wire::ControlRequest& request, uint32_t deadline_ms) {
+  PETPS_RETURN_IF_ERROR(check_process());
+  const Deadline until = deadline(deadline_ms);
+  for (const auto& endpoint : endpoints) {
+    const auto failed = [&](const Status& status) {
+      return Status(status.code(), endpoint->name() + ": " + std::string(status.message()));
+    };
+    auto leased = endpoint->lease(until);
+    if (!leased.ok()) return failed(leased.status());
+    Connection& connection = **leased;
+    wire::encode_control(connection.next_request_id(), request, connection.frame());
+    wire::FrameHeader header;
+    const auto body = connection.ask(connection.frame(), header, until);
+    if (!body.ok()) return failed(body.status());
+    if (const Status decoded = wire::decode_control_reply(header, body.value()); !decoded.ok())
+      return connection.distrust(decoded.message());
+    const auto fresh = endpoint->read_catalogue(connection, until);
+    if (!fresh.ok()) return failed(fresh.status());
+  }
+  return {};
+}
+
 // ---- Hot sets and catalogues, in the background
 
 Status Client::send_hot_sets() {

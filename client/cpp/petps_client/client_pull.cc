@@ -116,11 +116,14 @@ Status Client::Impl::pull_from(Endpoint& endpoint, const Deadline& until,
   Connection& connection = **leased;
   const PullLimits limits{leased->limits(), options.keys_per_request, options.requests_in_flight};
   Status status;
-  // A table that the server no longer has may have come back under another id: read the catalogue once and ask again.
-  for (int round = 0; round < 2; ++round) {
+  // A table that the server no longer has may have come back under another id, and a dropped instance have a successor: read the
+  // catalogue and ask again, for as long as it names another instance each time.
+  uint32_t asked = 0;
+  for (int round = 0;; ++round) {
     if (round > 0) {
       const auto fresh = endpoint.read_catalogue(connection, until);
       if (!fresh.ok()) return fresh.status();
+      if (round > 1 && fresh.value()->instance() == asked) return status;
     }
     std::shared_ptr<const Catalogue> catalogue;
     std::vector<PullPart> parts(pulls.size());
@@ -138,8 +141,8 @@ Status Client::Impl::pull_from(Endpoint& endpoint, const Deadline& until,
       PETPS_RETURN_IF_ERROR(check_size(pulls[i], part));
       plan_dedup(wishes.dedup, memory(pulls[i].table).dedup, part, plans[i]);
     }
-    PullExchange exchange(connection, limits, parts, pulls.empty() ? 0 : catalogue->instance(),
-                          wishes.min_version);
+    asked = pulls.empty() ? 0 : catalogue->instance();
+    PullExchange exchange(connection, limits, parts, asked, wishes.min_version);
     status = exchange.run(until);
     if (status.code() == Code::kNotFound && !connection.broken()) continue;
     if (!status.ok()) return status;
@@ -147,7 +150,6 @@ Status Client::Impl::pull_from(Endpoint& endpoint, const Deadline& until,
     for (size_t i = 0; i < pulls.size(); ++i) report.found += finish_dedup(parts[i], plans[i]);
     return {};
   }
-  return status;
 }
 
 }  // namespace petps::client

@@ -80,6 +80,7 @@ struct Client::Impl {
   base::Status push_to(Endpoint& endpoint, const Deadline& deadline, const PushWork& work,
                        PushReport& report);
 
+  base::Status control(const wire::ControlRequest& request, uint32_t deadline_ms);
   base::Status send_hot_sets();
   void run_background();
 };

@@ -359,6 +359,21 @@ class Client:
         status: dict[str, Any] = json.loads(self._native.status(number, _deadline(deadline_ms)))
         return status
 
+    def switch_alias(self, alias: str, instance: str, *, deadline_ms: int | None = None) -> None:
+        """From now on ``alias`` means ``instance``, of all tables at once, on every server of the URL.
+
+        Durable when it returns. After an error (it names the server) call again: what is switched
+        stays so. Other clients notice when they read the catalogue next (5 s by default).
+        """
+        self._native.switch_alias(alias, instance, _deadline(deadline_ms))
+
+    def drop_instance(self, instance: str, *, deadline_ms: int | None = None) -> None:
+        """Removes an instance and its tables on every server of the URL.
+
+        FailedPrecondition while an alias (or the plain model name) means it.
+        """
+        self._native.drop_instance(instance, _deadline(deadline_ms))
+
     def send_hot_sets(self) -> None:
         """Sends the hot sets sampled so far, now; a background thread does it every 10 s."""
         self._native.send_hot_sets()

@@ -141,6 +141,9 @@ void FakeServer::answer(const wire::FrameHeader& header, std::span<const std::by
     case wire::Opcode::kShardMap:
       wire::encode_shard_map_reply(header.request_id, shard_map_, reply);
       return;
+    case wire::Opcode::kControl:
+      wire::encode_control_reply(header.request_id, reply);
+      return;
   }
 }
 

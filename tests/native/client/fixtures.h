@@ -86,7 +86,7 @@ class FakeServer {
   wire::HelloReply hello_;
   wire::TablesReply tables_;
   wire::ShardMap shard_map_;
-  std::atomic<uint64_t> counts_[8] = {};
+  std::atomic<uint64_t> counts_[9] = {};
   int listener_ = -1;
   uint16_t port_ = 0;
   std::thread accepting_;

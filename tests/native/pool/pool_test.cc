@@ -323,10 +323,9 @@ std::vector<std::string> frozen(const Pool& pool) {
 TEST(Versions, AnAliasSwitchesAndGoesBackAndFreezesWhatItLeft) {
   Memory memory;
   auto pool = memory.format();
-  EXPECT_EQ(pool->roll_back_alias("model").code(), Code::kNotFound);
   ASSERT_TRUE(pool->create_instance("model", "model@2", 2).ok());
   EXPECT_EQ(pool->aliases()[0].instance, 1u) << "a second instance changes no meaning";
-  EXPECT_EQ(pool->roll_back_alias("model").code(), Code::kFailedPrecondition);
+  EXPECT_EQ(pool->aliases()[0].previous, 0u) << "there is nothing to go back to";
   ASSERT_TRUE(pool->set_alias("model", 2).ok());
   EXPECT_EQ(frozen(*pool), std::vector<std::string>{"model@1"});
   ASSERT_TRUE(pool->set_alias("model", 2).ok()) << "again changes nothing";
@@ -335,10 +334,10 @@ TEST(Versions, AnAliasSwitchesAndGoesBackAndFreezesWhatItLeft) {
   pool = std::move(memory.attach()).value();
   EXPECT_EQ(pool->aliases()[0].instance, 2u);
   EXPECT_EQ(frozen(*pool), std::vector<std::string>{"model@1"});
-  ASSERT_TRUE(pool->roll_back_alias("model").ok());
+  ASSERT_TRUE(pool->set_alias("model", pool->aliases()[0].previous).ok());
   EXPECT_EQ(pool->aliases()[0].instance, 1u);
   EXPECT_EQ(frozen(*pool), std::vector<std::string>{"model@2"});
-  ASSERT_TRUE(pool->roll_back_alias("model").ok()) << "and forth again";
+  ASSERT_TRUE(pool->set_alias("model", pool->aliases()[0].previous).ok()) << "and forth again";
   EXPECT_EQ(pool->aliases()[0].instance, 2u);
   ASSERT_TRUE(pool->set_alias("kept", 2).ok());
   ASSERT_TRUE(pool->set_alias("model", 1).ok());
@@ -357,8 +356,7 @@ TEST(Versions, WhatAnAliasMeansIsNotDropped) {
   ASSERT_TRUE(pool->set_alias("model", 2).ok());
   EXPECT_EQ(pool->drop_instance(2).code(), Code::kFailedPrecondition);
   ASSERT_TRUE(pool->drop_instance(1).ok());
-  EXPECT_EQ(pool->roll_back_alias("model").code(), Code::kFailedPrecondition)
-      << "there is nothing left to go back to";
+  EXPECT_EQ(pool->aliases()[0].previous, 0u) << "there is nothing left to go back to";
   media::Flusher flusher(pool->medium());
   EXPECT_EQ(pool->write_progress({1, 0, 1, 1, 1, 1, {}, 0}, flusher).code(), Code::kNotFound);
   ASSERT_TRUE(pool->create_instance("model", "model@1", 2).ok());

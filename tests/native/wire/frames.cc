@@ -134,6 +134,15 @@ Status decode_request(const FrameHeader& header, std::span<const std::byte> body
     }
     case Opcode::kShardMap:
       return decode_shard_map(header, body);
+    case Opcode::kControl: {
+      ControlRequest control;
+      const Status status = decode_control(header, body, control);
+      if (status.ok()) {
+        EXPECT_TRUE(inside(control.alias.data(), control.alias.size(), body));
+        EXPECT_TRUE(inside(control.instance.data(), control.instance.size(), body));
+      }
+      return status;
+    }
   }
   return Status(Code::kUnimplemented, "unknown opcode");
 }
@@ -185,6 +194,8 @@ Status decode_reply(const FrameHeader& header, std::span<const std::byte> body) 
       EXPECT_TRUE(check_shard_map(map).ok());
       return {};
     }
+    case Opcode::kControl:
+      return decode_control_reply(header, body);
   }
   return Status(Code::kUnimplemented, "unknown opcode");
 }
@@ -217,6 +228,10 @@ std::vector<NamedFrame> sample_frames() {
   add("hot_keys_reply", [](Frame& f) { encode_hot_keys_reply(15, f); });
   add("shard_map", [](Frame& f) { encode_shard_map(17, f); });
   add("shard_map_reply", [](Frame& f) { encode_shard_map_reply(17, sample_shard_map(), f); });
+  add("control", [](Frame& f) {
+    encode_control(17, {Control::kSwitchAlias, "ranking", "ranking@7"}, f);
+  });
+  add("control_reply", [](Frame& f) { encode_control_reply(17, f); });
   add("error",
       [](Frame& f) { encode_error(3, 16, Status(Code::kStale, "version 5 is not here yet"), f); });
   return frames;

@@ -1,0 +1,159 @@
+// Versions of a model side by side: clients follow the alias, no answer mixes two, the dropped are found out.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "fixtures.h"
+
+namespace petps::client::testing {
+namespace {
+
+constexpr uint32_t kDim = 16;
+constexpr uint64_t kRows = 300;
+constexpr uint64_t kVersions = 40;  // row_of tells fewer than 97 apart
+
+// Instance ranking@N with the tables a and b, every row of version N.
+void add_version(RealServer& server, uint64_t version) {
+  uint32_t instance = server.instance();
+  if (version > 1) {
+    const auto record = server.tables().pool().create_instance(
+        "ranking", "ranking@" + std::to_string(version), 2);
+    ASSERT_TRUE(record.ok()) << record.status().to_string();
+    instance = record.value().id;
+  }
+  for (const char* name : {"a", "b"}) {
+    table::Table& table =
+        server.add_table(name, codec::Dtype::kF32, kDim, 500, 0, {}, pool::Feed::kPush, instance);
+    RealServer::fill(table, kRows, version);
+  }
+}
+
+std::unique_ptr<Client> connect(const std::string& url, uint32_t catalogue_ms = 0) {
+  Options options;
+  options.catalogue_ms = catalogue_ms;
+  auto client = Client::connect(url, options);
+  EXPECT_TRUE(client.ok()) << client.status().to_string();
+  return std::move(client).value();
+}
+
+// The one version that all rows of a and b are of; 0: they are of several, or torn, or missing.
+base::Result<uint64_t> pull_version(Client& client, uint64_t first_key) {
+  std::vector<uint64_t> keys;
+  for (uint64_t i = 0; i < 20; ++i) keys.push_back((first_key + i * 7) % kRows);
+  std::vector<float> a(keys.size() * kDim);
+  std::vector<float> b(keys.size() * kDim);
+  const TablePull pulls[] = {{"a", keys, std::as_writable_bytes(std::span(a)), {}, Form::kFloat32},
+                             {"b", keys, std::as_writable_bytes(std::span(b)), {}, Form::kFloat32}};
+  const auto report = client.pull_many(pulls);
+  if (!report.ok()) return report.status();
+  for (uint64_t version = 1; version <= kVersions; ++version) {
+    bool all = true;
+    for (size_t i = 0; all && i < keys.size(); ++i) {
+      const std::vector<float> row = row_of(keys[i], kDim, version);
+      all = std::equal(row.begin(), row.end(), a.begin() + static_cast<ptrdiff_t>(i * kDim)) &&
+            std::equal(row.begin(), row.end(), b.begin() + static_cast<ptrdiff_t>(i * kDim));
+    }
+    if (all) return version;
+  }
+  return uint64_t{0};
+}
+
+TEST(Versions, AreServedSideBySideAndSwitched) {
+  RealServer server;
+  add_version(server, 1);
+  server.start();
+  const auto before = connect(server.url());
+  add_version(server, 2);
+  const auto plain = connect(server.url());
+  const auto second = connect("petps://" + server.address() + "/ranking@2");
+  EXPECT_EQ(pull_version(*before, 3).value(), 1u);
+  EXPECT_EQ(pull_version(*plain, 3).value(), 1u) << "a new instance changes no meaning";
+  EXPECT_EQ(pull_version(*second, 3).value(), 2u);
+  EXPECT_EQ(plain->drop_instance("ranking@1").code(), base::Code::kFailedPrecondition);
+  EXPECT_EQ(plain->switch_alias("ranking", "ranking@9").code(), base::Code::kNotFound);
+  ASSERT_TRUE(plain->switch_alias("ranking", "ranking@2").ok());
+  EXPECT_EQ(pull_version(*plain, 3).value(), 2u);
+  EXPECT_EQ(pull_version(*before, 3).value(), 1u) << "it has not read the catalogue again";
+  ASSERT_TRUE(plain->switch_alias("ranking", "ranking@1").ok()) << "and back";
+  EXPECT_EQ(pull_version(*plain, 3).value(), 1u);
+  ASSERT_TRUE(plain->switch_alias("ranking", "ranking@2").ok());
+  ASSERT_TRUE(plain->drop_instance("ranking@1").ok());
+  EXPECT_EQ(pull_version(*before, 3).value(), 2u) << "what it asked for is gone: it looks again";
+  ASSERT_TRUE(plain->switch_alias("other", "ranking@2").ok());
+  EXPECT_EQ(plain->drop_instance("ranking@2").code(), base::Code::kFailedPrecondition);
+}
+
+TEST(Versions, ADroppedInstanceThatWasAskedForByNameIsNotFound) {
+  RealServer server;
+  add_version(server, 1);
+  add_version(server, 2);
+  server.start();
+  const auto first = connect("petps://" + server.address() + "/ranking@1");
+  EXPECT_EQ(pull_version(*first, 0).value(), 1u);
+  const auto plain = connect(server.url());
+  ASSERT_TRUE(plain->switch_alias("ranking", "ranking@2").ok());
+  ASSERT_TRUE(plain->drop_instance("ranking@1").ok());
+  const base::Status gone = pull_version(*first, 0).status();
+  EXPECT_EQ(gone.code(), base::Code::kNotFound);
+  EXPECT_NE(gone.message().find("ranking@2"), std::string_view::npos) << gone.to_string();
+}
+
+TEST(Versions, ControlThatMakesNoSenseIsRefused) {
+  RealServer server;
+  add_version(server, 1);
+  server.start();
+  const auto client = connect(server.url());
+  EXPECT_EQ(client->switch_alias("no/name", "ranking@1").code(), base::Code::kInvalidArgument);
+  EXPECT_EQ(client->switch_alias("", "ranking@1").code(), base::Code::kInvalidArgument);
+  EXPECT_EQ(client->drop_instance("").code(), base::Code::kNotFound);
+  EXPECT_EQ(pull_version(*client, 0).value(), 1u);
+}
+
+// Version after version comes, is switched to, and goes, while clients pull both tables.
+TEST(Versions, NoAnswerMixesTwoWhileTheyComeAndGo) {
+  server::ServerOptions options;
+  options.workers = 2;
+  RealServer server(options);
+  add_version(server, 1);
+  server.start();
+  std::atomic<uint64_t> served{1};
+  std::atomic<bool> done{false};
+  std::atomic<uint64_t> pulls{0};
+  std::vector<std::thread> readers;
+  for (uint64_t salt = 1; salt <= 3; ++salt) {
+    readers.emplace_back([&, salt] {
+      const auto client = connect(server.url(), 10);
+      uint64_t last = 0;
+      for (uint64_t i = 0; !done.load(); ++i) {
+        const auto version = pull_version(*client, salt * 31 + i);
+        ASSERT_TRUE(version.ok()) << version.status().to_string();
+        ASSERT_GE(version.value(), last) << "0 is a mixture";
+        ASSERT_NE(version.value(), 0u);
+        last = version.value();
+        pulls.fetch_add(1);
+      }
+    });
+  }
+  const auto operate = connect(server.url());
+  for (uint64_t version = 2; version <= kVersions && !::testing::Test::HasFailure(); ++version) {
+    add_version(server, version);
+    const uint64_t before = pulls.load();
+    EXPECT_TRUE(operate->switch_alias("ranking", "ranking@" + std::to_string(version)).ok());
+    EXPECT_TRUE(operate->drop_instance("ranking@" + std::to_string(version - 1)).ok());
+    for (int i = 0; i < 20'000 && pulls.load() < before + 3; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  done = true;
+  for (std::thread& reader : readers) reader.join();
+  EXPECT_GT(pulls.load(), 3 * kVersions);
+  server.stop();
+  for (int i = 0; i < 3; ++i) server.tables().reclaim();
+  const table::VerifyReport report = server.tables().verify();
+  EXPECT_TRUE(report.clean()) << report.problems.front();
+  EXPECT_LT(server.tables().pool().medium().size(), uint64_t{16} << 20)
+      << "the space of dropped versions was used again";
+}
+
+}  // namespace
+}  // namespace petps::client::testing
