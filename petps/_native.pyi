@@ -43,6 +43,7 @@ class InstanceRecord:
     model: str
     name: str
     partitions: int
+    frozen: bool
     def as_dict(self) -> dict[str, Any]: ...
 
 class TableRecord:
@@ -96,7 +97,11 @@ class VerifyReport:
     def as_dict(self) -> dict[str, Any]: ...
 
 class Progress:
-    """What a partition of an instance has applied. ``state``: 'following' or 'catching_up'."""
+    """What a partition of an instance has applied.
+
+    ``state``: 'following', 'catching_up' (to version ``target``) or 'passing' (run ``target`` feeds
+    another instance).
+    """
 
     instance: int
     partition: int

@@ -108,7 +108,8 @@ void bind_placement(py::class_<TableHandle>& table) {
       },
       py::arg("hot_keys"));
   table.def("rehome", [](const TableHandle& handle) {
-    return released(handle.session, [&](table::Tables&) { return unwrap(handle.open()->rehome()); });
+    return released(handle.session,
+                    [&](table::Tables&) { return unwrap(handle.open()->rehome()); });
   });
   table.def(
       "bucket_reads",

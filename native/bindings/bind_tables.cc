@@ -111,7 +111,8 @@ TableHandle find_id(const SessionPointer& session, uint32_t id) {
 std::vector<TableHandle> all_tables(const SessionPointer& session) {
   return released(session, [&](table::Tables& tables) {
     std::vector<TableHandle> handles;
-    for (const table::TablePointer& table : tables.tables()) handles.push_back(handle_of(session, table));
+    for (const table::TablePointer& table : tables.tables())
+      handles.push_back(handle_of(session, table));
     return handles;
   });
 }

@@ -17,8 +17,9 @@ struct TableHandle {
   table::TablePointer open() const {
     table::TablePointer found = table.lock();
     if (found == nullptr) {
-      throw StatusError(base::Status(
-          base::Code::kNotFound, "table '" + record.spec.name + "' has been dropped; find it again"));
+      throw StatusError(
+          base::Status(base::Code::kNotFound,
+                       "table '" + record.spec.name + "' has been dropped; find it again"));
     }
     return found;
   }

@@ -112,8 +112,7 @@ std::vector<std::byte> Pool::Catalogue::serialise(const Pool& pool) const {
   header.table_count = static_cast<uint32_t>(tables.size());
   header.instance_count = static_cast<uint32_t>(instances.size());
   header.alias_count = static_cast<uint32_t>(aliases.size());
-  for (size_t i = 0; i < instances.size(); ++i)
-    header.frozen |= uint64_t{instances[i].frozen} << i;
+  for (size_t i = 0; i < instances.size(); ++i) header.frozen |= uint64_t{instances[i].frozen} << i;
   std::vector<std::byte> image(sizeof header);
   for (const TableRecord& table : tables) {
     layout::TableEntry entry{};

@@ -214,7 +214,7 @@ class Pool {
   bool was_clean_ = false;
   bool lost_power_ = false;
   bool read_only_ = false;
-  uint64_t end_ = 0;  // where the next extent begins
+  uint64_t end_ = 0;                  // where the next extent begins
   mutable std::mutex mutex_;          // catalogue and progress
   mutable std::mutex extents_mutex_;  // extent records and the medium's growth; taken after mutex_
   std::unique_ptr<Catalogue> catalogue_;

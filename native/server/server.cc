@@ -59,11 +59,10 @@ Status start_workers(Shared& shared) {
     shared.workers.push_back(
         std::make_unique<Worker>(shared, i, shared.transport->endpoint(i), *reader));
   }
-  shared.writer =
-      std::make_unique<PushWriter>(shared.tables, shared.options.limits,
-                                   [&shared](size_t worker, PushDone done) {
-                                     shared.workers[worker]->finish_push(std::move(done));
-                                   });
+  shared.writer = std::make_unique<PushWriter>(
+      shared.tables, shared.options.limits, [&shared](size_t worker, PushDone done) {
+        shared.workers[worker]->finish_push(std::move(done));
+      });
   shared.writer->start();
   for (const auto& worker : shared.workers) {
     shared.threads.emplace_back([&worker = *worker] { worker.run(); });

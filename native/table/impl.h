@@ -90,14 +90,10 @@ struct Tables::Impl final : epoch::Reclaimer {
   std::mutex walk_mutex;   // one walk at a time
   std::mutex moves_mutex;  // one hot move at a time: the pool has one journal
   std::atomic<bool> walked{false};
-<<<<<<< HEAD
-  std::mutex applied_mutex;       // of two refreshes the later one stays; guards counted
+  std::mutex
+      applied_mutex;  // writers of `applied`: of two refreshes the later one stays; guards counted
   std::vector<uint64_t> counted;  // bitmap of partitions; empty: all
-  std::array<std::atomic<uint64_t>, pool::kMaxInstances + 1> applied{};
-=======
-  std::mutex applied_mutex;  // writers of `applied`
   std::array<Applied, pool::kMaxInstances> applied;
->>>>>>> f187b6f (pool, table: an alias switches and goes back, an instance is dropped and its space used again)
   bool runs_background = false;
   std::atomic<bool> stopping{false};
   std::mutex wake_mutex;

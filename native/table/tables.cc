@@ -227,19 +227,16 @@ Result<pool::InstanceRecord> Tables::resolve(const std::string& model) const {
 // ---- progress ----
 
 void Tables::Impl::refresh_applied(uint32_t instance) {
-<<<<<<< HEAD
-  if (instance >= applied.size()) return;
   const std::lock_guard lock(applied_mutex);
   const auto counts = [this](uint64_t partition) {
     return counted.empty() || (partition / 64 < counted.size() &&
                                ((counted[partition / 64] >> (partition % 64)) & 1) != 0);
   };
+  bool exists = false;
   uint64_t expected = 0;
-=======
-  uint64_t partitions = 0;
->>>>>>> f187b6f (pool, table: an alias switches and goes back, an instance is dropped and its space used again)
   for (const auto& record : pool->instances()) {
     if (record.id != instance) continue;
+    exists = true;
     for (uint64_t p = 0; p < record.partitions; ++p) expected += counts(p) ? 1 : 0;
   }
   uint64_t lowest = UINT64_MAX;
@@ -249,23 +246,16 @@ void Tables::Impl::refresh_applied(uint32_t instance) {
     recorded += 1;
     lowest = std::min(lowest, progress.version);
   }
-<<<<<<< HEAD
-  applied[instance].store(recorded >= expected && recorded > 0 ? lowest : 0,
-                          std::memory_order_release);
-=======
-  if (partitions == 0) return;  // dropped
-  std::lock_guard lock(applied_mutex);
+  if (!exists) return;  // dropped
   auto at = std::find_if(applied.begin(), applied.end(),
                          [&](const Applied& each) { return each.instance.load() == instance; });
   if (at == applied.end()) {
     at = std::find_if(applied.begin(), applied.end(),
                       [](const Applied& each) { return each.instance.load() == 0; });
     PETPS_CHECK(at != applied.end(), "more instances than a pool may have");
-    at->version.store(0);
   }
-  at->version.store(recorded >= partitions && recorded > 0 ? lowest : 0, std::memory_order_release);
+  at->version.store(recorded >= expected && recorded > 0 ? lowest : 0, std::memory_order_release);
   at->instance.store(instance, std::memory_order_release);
->>>>>>> f187b6f (pool, table: an alias switches and goes back, an instance is dropped and its space used again)
 }
 
 void Tables::count_partitions(std::span<const uint64_t> partitions) {

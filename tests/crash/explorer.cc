@@ -171,8 +171,13 @@ void Explorer::go_on(Driver* driver) {
     }
     if (kind <= 3) {
       d.record_progress({d.tables->resolve(instance).value().id,
-                         static_cast<uint32_t>(d.random() % 3), 9, d.next_value(), d.random(), 1,
-                         {}, 0});
+                         static_cast<uint32_t>(d.random() % 3),
+                         9,
+                         d.next_value(),
+                         d.random(),
+                         1,
+                         {},
+                         0});
       continue;
     }
     if (kind == 4) {

@@ -225,7 +225,8 @@ void dropping(Driver& d, const Begin& begin) {
   d.drop_instance("model@1");
   if (d.tables != nullptr) d.tables->reclaim();
   // What the dropped table had, buckets and slots, then more.
-  d.create_table(of_instance("model@2", table_spec("v", 40, kOddRow, /*with_default=*/true), 40, 42));
+  d.create_table(
+      of_instance("model@2", table_spec("v", 40, kOddRow, /*with_default=*/true), 40, 42));
   d.apply("v", d.random_changes("v", 20, 0, 0));
   d.create_instance("model@3");
   d.record_progress({3, 1, 5, 1, 1, 1, {}, 0});  // takes a place that model@1 had

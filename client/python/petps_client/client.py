@@ -360,7 +360,7 @@ class Client:
         return status
 
     def switch_alias(self, alias: str, instance: str, *, deadline_ms: int | None = None) -> None:
-        """From now on ``alias`` means ``instance``, of all tables at once, on every server of the URL.
+        """From now on ``alias`` means ``instance``, of all tables at once, on every server.
 
         Durable when it returns. After an error (it names the server) call again: what is switched
         stays so. Other clients notice when they read the catalogue next (5 s by default).

@@ -17,8 +17,8 @@ constexpr uint64_t kVersions = 40;  // row_of tells fewer than 97 apart
 void add_version(RealServer& server, uint64_t version) {
   uint32_t instance = server.instance();
   if (version > 1) {
-    const auto record = server.tables().pool().create_instance(
-        "ranking", "ranking@" + std::to_string(version), 2);
+    const auto record =
+        server.tables().pool().create_instance("ranking", "ranking@" + std::to_string(version), 2);
     ASSERT_TRUE(record.ok()) << record.status().to_string();
     instance = record.value().id;
   }

@@ -388,8 +388,7 @@ TEST(Versions, SpaceAndProgressOfTheDroppedAreUsedAgain) {
     for (const SlotRef ref : refs) ASSERT_TRUE(pool->slots(record.value().id).valid(ref));
     media::Flusher flusher(pool->medium());
     for (uint32_t partition = 0; partition < 2; ++partition)
-      ASSERT_TRUE(
-          pool->write_progress({instance, partition, round, 1, 1, 1, {}, 0}, flusher).ok());
+      ASSERT_TRUE(pool->write_progress({instance, partition, round, 1, 1, 1, {}, 0}, flusher).ok());
     ASSERT_TRUE(pool->set_alias("model", instance).ok());
     if (round == 1) continue;
     const uint32_t old_table = pool->tables().front().id;
