@@ -89,6 +89,9 @@ class Subscription(Protocol):
     def resume(self, partition: int) -> None:
         """Undoes pause()."""
 
+    def observe(self, positions: Mapping[int, int]) -> None:
+        """Tells the log's own tools where its reader stands. Nothing depends on it."""
+
     def close(self) -> None:
         """Gives back what the subscription holds."""
 
@@ -119,8 +122,8 @@ class DeltaLog(Protocol):
     def end_offsets(self, partitions: Sequence[int]) -> dict[int, int]:
         """Offset that the next message will take, by partition."""
 
-    def last_message(self, partition: int) -> Message | None:
-        """The newest whole message of a partition, or None."""
+    def last_messages(self, partitions: Sequence[int]) -> dict[int, Message]:
+        """The newest whole message by partition; a partition without one is left out."""
 
     def close(self) -> None:
         """Flushes, and gives back locks and files."""

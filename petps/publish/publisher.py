@@ -391,10 +391,7 @@ class _Failing:
 def _newest(log: DeltaLog) -> tuple[int, int]:
     """(highest run, highest version already taken) among the log's last messages."""
     run = version = 0
-    for partition in range(log.partitions):
-        message = log.last_message(partition)
-        if message is None:
-            continue
+    for message in log.last_messages(range(log.partitions)).values():
         try:
             header = read_header(message)
         except DeltaError:

@@ -166,11 +166,8 @@ def _end_of(log: DirectoryLog, model: str) -> Position | None:
     from petps.delta import read_header
     from petps.publish import Position
 
-    headers = []
-    for partition in range(log.partitions):
-        message = log.last_message(partition)
-        if message is not None:
-            headers.append(read_header(message))
+    last = log.last_messages(range(log.partitions))
+    headers = [read_header(message) for message in last.values()]
     if not headers:
         return None
     other = next((header.model for header in headers if header.model != model), None)

@@ -28,7 +28,7 @@ MIN_SEGMENT_BYTES: Final = 4096
 # partition, at the freshness that a busy trainer has anyway.
 FIRST_WAIT_SECONDS: Final = 0.0005
 LAST_WAIT_SECONDS: Final = 0.005
-LAST_MESSAGE_TRIES: Final = 64  # damaged messages at the end that last_message looks past
+LAST_MESSAGE_TRIES: Final = 64  # damaged messages at the end that last_messages looks past
 
 
 class DirectorySubscription:
@@ -75,6 +75,9 @@ class DirectorySubscription:
     def resume(self, partition: int) -> None:
         """See Subscription."""
         self._paused.discard(partition)
+
+    def observe(self, positions: Mapping[int, int]) -> None:
+        """See Subscription: a directory log has no tools that ask."""
 
     def close(self) -> None:
         """Closes the files."""
@@ -195,8 +198,12 @@ class DirectoryLog:
                     self._ends[partition] = EndTracker(partition_folder(self._root, partition))
             return {partition: self._ends[partition].end() for partition in partitions}
 
-    def last_message(self, partition: int) -> Message | None:
+    def last_messages(self, partitions: Sequence[int]) -> dict[int, Message]:
         """See DeltaLog."""
+        found = {partition: self._last_message(partition) for partition in partitions}
+        return {partition: message for partition, message in found.items() if message is not None}
+
+    def _last_message(self, partition: int) -> Message | None:
         end = self.end_offsets([partition])[partition]
         start = self.start_offsets([partition])[partition]
         reader = PartitionReader(partition_folder(self._root, partition), partition, end)

@@ -1,0 +1,149 @@
+"""One connection's worth of asking: the topic, its partitions, its bounds; and making it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+from confluent_kafka import (
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka.cimpl import NewTopic
+
+from petps.delta.kafka.errors import DENIED, MOVING, as_petps
+from petps.delta.kafka.options import KafkaAddress, KafkaOptions
+from petps.errors import AlreadyExists, PetpsError, Unavailable
+
+__all__ = ["KafkaAdmin", "Trouble", "kafka_logger"]
+
+ASK_SECONDS: Final = 8.0  # an answer may take this long before the brokers count as away
+POLL_SECONDS: Final = 0.05
+
+kafka_logger = logging.getLogger("petps.delta.kafka")
+kafka_logger.addFilter(lambda record: not record.getMessage().startswith("CONFWARN"))
+
+
+class Trouble:
+    """The last error that a client reported aside from any call: librdkafka's error_cb."""
+
+    def __init__(self) -> None:
+        self.last: KafkaError | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        """Called by librdkafka, within a poll of the client."""
+        # "All brokers down" follows the reason and says less than it.
+        if self.last is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self.last = error
+
+    def raise_denied(self, what: str) -> None:
+        """Raises what waiting does not mend."""
+        if self.last is not None and self.last.code() in DENIED:
+            error, self.last = self.last, None
+            raise as_petps(error, what)
+
+
+def made(kind: Any, settings: Mapping[str, Any], trouble: Trouble) -> Any:
+    """A client of librdkafka; InvalidArgument that names the option it does not take."""
+    try:
+        return kind({**settings, "error_cb": trouble}, logger=kafka_logger)
+    except KafkaException as error:
+        raise as_petps(error.args[0], "Kafka options") from None
+
+
+class _Moving(Exception):
+    """A partition has no leader that all agree on: ask again."""
+
+
+class KafkaAdmin:
+    """Asks the brokers about one topic. Every question has a time limit."""
+
+    def __init__(self, address: KafkaAddress, options: KafkaOptions, name: str) -> None:
+        self._address = address
+        self._options = options
+        self._name = name
+        self._trouble = Trouble()
+        self._client: AdminClient = made(AdminClient, options.common(address), self._trouble)
+
+    def partitions(self) -> int:
+        """P of the topic. Raises NotFound, PermissionDenied, Unavailable."""
+        topic = self._address.topic
+        asked = self._client.describe_topics(TopicCollection([topic]), request_timeout=ASK_SECONDS)
+        return len(self._answer(asked[topic]).partitions)
+
+    def create(self, partitions: int) -> None:
+        """Makes the topic. Raises AlreadyExists and what the brokers have against it."""
+        settings = dict(self._options.topic)
+        replication = int(settings.pop("replication.factor"))
+        topic = NewTopic(
+            self._address.topic,
+            num_partitions=partitions,
+            replication_factor=replication,
+            config=settings,
+        )
+        self._answer(
+            self._client.create_topics([topic], request_timeout=ASK_SECONDS)[self._address.topic]
+        )
+
+    def offsets(self, partitions: Sequence[int], *, start: bool) -> dict[int, int]:
+        """The oldest offset kept, or the one that the next message takes, by partition."""
+        if not partitions:
+            return {}
+        specs: Any = OffsetSpec
+        spec = specs.earliest() if start else specs.latest()
+        wanted = {TopicPartition(self._address.topic, p): spec for p in partitions}
+        deadline = time.monotonic() + ASK_SECONDS
+        while True:
+            asked = self._client.list_offsets(
+                wanted,
+                isolation_level=IsolationLevel.READ_COMMITTED,
+                request_timeout=ASK_SECONDS,
+            )
+            try:
+                return {at.partition: self._answer(future).offset for at, future in asked.items()}
+            except _Moving as moving:  # a leader was chosen just now
+                if time.monotonic() > deadline:
+                    raise self._away(str(moving)) from None
+            time.sleep(POLL_SECONDS)
+
+    def _answer(self, future: Future[Any]) -> Any:
+        deadline = time.monotonic() + ASK_SECONDS
+        while True:
+            try:
+                answer = future.result(POLL_SECONDS)
+                break
+            except TimeoutError:
+                self._client.poll(0)  # serves error_cb
+                self._trouble.raise_denied(self._name)
+                if time.monotonic() > deadline:
+                    raise self._away("no answer") from None
+            except KafkaException as error:
+                self._client.poll(0)
+                self._trouble.raise_denied(self._name)
+                if error.args[0].code() in MOVING:
+                    raise _Moving(error.args[0].str()) from None
+                raise self._named(error.args[0]) from None
+        self._trouble.last = None
+        return answer
+
+    def _named(self, error: KafkaError) -> PetpsError:
+        if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+            return AlreadyExists(f"{self._name} exists already")
+        found = as_petps(error, self._name)
+        if isinstance(found, Unavailable):
+            return self._away(error.str())
+        return found
+
+    def _away(self, text: str) -> PetpsError:
+        reason = f" ({self._trouble.last.str()})" if self._trouble.last is not None else ""
+        return Unavailable(
+            f"{self._name}: {text}{reason}; check the address, and that the brokers are up"
+        )

@@ -1,0 +1,284 @@
+"""The Kafka log: a DeltaLog in one topic."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from petps.delta.headers import Message
+from petps.delta.kafka.client import KafkaAdmin, Trouble, made
+from petps.delta.kafka.errors import as_petps
+from petps.delta.kafka.options import KafkaOptions, parse_address
+from petps.delta.kafka.subscription import KafkaSubscription, message_of
+from petps.delta.schema import MAX_PARTITIONS
+from petps.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
+
+__all__ = ["KafkaLog"]
+
+POLL_SECONDS: Final = 0.1  # how soon an error of the brokers is noticed while waiting
+MADE_SECONDS: Final = 30.0  # until a topic that was just made is known to all brokers
+READ_SECONDS: Final = 10.0  # for the last message of a partition
+RETRY_SECONDS: Final = 2.0  # after brokers were away, questions fail at once for so long
+
+
+class KafkaLog:
+    """A delta log in a Kafka topic, kafka://host:port[,host:port]/topic.
+
+    ``partitions``: P, if it is known; with ``create`` the topic is made with so many if it is not
+    there. ``options``: librdkafka's settings by name, and topic.<setting> for a topic to be made
+    (FORMAT.md). Nothing is asked of the brokers before the first use, so a log can be opened while
+    they are away. Errors: InvalidArgument (address, an option, another number of partitions),
+    NotFound (no topic), PermissionDenied (password, certificate, rights), Unavailable.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        *,
+        partitions: int | None = None,
+        create: bool = True,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if partitions is not None and not 1 <= partitions <= MAX_PARTITIONS:
+            raise InvalidArgument(f"{partitions} partitions are outside 1..{MAX_PARTITIONS}")
+        self._address = parse_address(location)
+        self._options = KafkaOptions(options)
+        self._given = partitions
+        self._create = create
+        self._admin = KafkaAdmin(self._address, self._options, self.name)
+        self._partitions = 0  # 0: not asked yet
+        self._trouble = Trouble()
+        self._producer: Producer | None = None
+        self._failed: KafkaError | None = None
+        self._closed = False
+        self._away: Unavailable | None = None
+        self._away_until = 0.0
+        self._mutex = threading.Lock()
+        self._connecting = threading.Lock()
+
+    def __enter__(self) -> KafkaLog:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        """See DeltaLog."""
+        return f"Kafka log {self._address}"
+
+    @property
+    def partitions(self) -> int:
+        """See DeltaLog: as given, else as the topic has."""
+        return self._given if self._given is not None else self._connect()
+
+    def _connect(self) -> int:
+        """P of the topic, which is made if it may be. Asked once."""
+        with self._connecting:
+            if self._partitions == 0:
+                try:
+                    found = self._admin.partitions()
+                except NotFound:
+                    if self._given is None or not self._create:
+                        raise
+                    found = self._make(self._given)
+                if self._given is not None and found != self._given:
+                    raise InvalidArgument(
+                        f"{self.name} has {found} partitions, not {self._given}: the number is "
+                        "fixed for ever; use another topic"
+                    )
+                self._partitions = found
+            return self._partitions
+
+    def _make(self, partitions: int) -> int:
+        with contextlib.suppress(AlreadyExists):  # another publisher was quicker
+            self._admin.create(partitions)
+        deadline = time.monotonic() + MADE_SECONDS
+        while True:
+            try:
+                found = self._admin.partitions()
+                self._admin.offsets(range(found), start=True)  # every partition has a leader
+                return found
+            except NotFound:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(POLL_SECONDS)
+
+    def publish(self, partition: int, message: Message) -> None:
+        """See DeltaLog. Waits while the queue of what is not acknowledged yet is full."""
+        self._check_partition(partition)
+        with self._mutex:
+            self._check()
+            producer = self._producer or self._make_producer()
+            headers: list[tuple[str, bytes | str | None]] = list(message.headers)
+            body = bytes(message.body)
+            while True:
+                try:
+                    producer.produce(
+                        self._address.topic, value=body, partition=partition, headers=headers
+                    )
+                    break
+                except BufferError:
+                    producer.poll(POLL_SECONDS)
+                except KafkaException as error:
+                    raise as_petps(error.args[0], self.name) from None
+                self._check()
+            producer.poll(0)
+
+    def _make_producer(self) -> Producer:
+        settings = {
+            **self._options.producer(self._address),
+            "on_delivery": self._delivered,
+            "delivery.report.only.error": True,
+        }
+        self._producer = made(Producer, settings, self._trouble)
+        return self._producer
+
+    def _delivered(self, error: KafkaError | None, message: object) -> None:
+        if error is not None and self._failed is None:
+            self._failed = error
+            # What follows a message that is missing must not be read without it.
+            assert self._producer is not None
+            self._producer.purge(blocking=False)
+
+    def flush(self) -> None:
+        """See DeltaLog: every message is acknowledged by all in-sync replicas."""
+        with self._mutex:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._check()
+        while self._producer is not None and self._producer.flush(POLL_SECONDS):
+            self._check()
+        self._check()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise FailedPrecondition(f"{self.name}: the log is closed")
+        self._trouble.raise_denied(self.name)
+        if self._failed is not None:
+            raise as_petps(self._failed, f"{self.name}: a message was not delivered")
+
+    def _check_partition(self, partition: int) -> None:
+        count = self._connect()
+        if not 0 <= partition < count:
+            raise InvalidArgument(f"{self.name} has partitions 0 to {count - 1}, not {partition}")
+
+    def subscribe(self, positions: Mapping[int, int]) -> KafkaSubscription:
+        """See DeltaLog."""
+        for partition in positions:
+            self._check_partition(partition)
+        return KafkaSubscription(
+            self.name,
+            self._address.topic,
+            self._options.consumer(self._address),
+            positions,
+            self._bounds,
+            commits=self._options.group is not None,
+        )
+
+    def _bounds(self, partition: int) -> tuple[int, int]:
+        return (
+            self._admin.offsets([partition], start=True)[partition],
+            self._admin.offsets([partition], start=False)[partition],
+        )
+
+    def start_offsets(self, partitions: Sequence[int]) -> dict[int, int]:
+        """See DeltaLog."""
+        return self._offsets(partitions, start=True)
+
+    def end_offsets(self, partitions: Sequence[int]) -> dict[int, int]:
+        """See DeltaLog."""
+        return self._offsets(partitions, start=False)
+
+    def _offsets(self, partitions: Sequence[int], *, start: bool) -> dict[int, int]:
+        # Status asks every second: while the brokers are away it must not wait each time.
+        if self._away is not None and time.monotonic() < self._away_until:
+            raise self._away
+        try:
+            for partition in partitions:
+                self._check_partition(partition)
+            found = self._admin.offsets(partitions, start=start)
+        except Unavailable as error:
+            self._away, self._away_until = error, time.monotonic() + RETRY_SECONDS
+            raise
+        self._away = None
+        return found
+
+    def last_messages(self, partitions: Sequence[int]) -> dict[int, Message]:
+        """See DeltaLog: read from all partitions at once."""
+        for partition in partitions:
+            self._check_partition(partition)
+        starts = self._admin.offsets(partitions, start=True)
+        ends = self._admin.offsets(partitions, start=False)
+        found: dict[int, Message] = {}
+        missing = [p for p in partitions if ends[p] > starts[p]]
+        step = 1
+        # The last offsets may be a transaction's markers: look further back each time.
+        while missing:
+            began = {p: max(starts[p], ends[p] - step) for p in missing}
+            found.update(self._last_from(began, ends))
+            missing = [p for p in missing if p not in found and began[p] > starts[p]]
+            step *= 2
+        return {partition: found[partition] for partition in partitions if partition in found}
+
+    def _last_from(self, began: dict[int, int], ends: dict[int, int]) -> dict[int, Message]:
+        """The last message of each partition that stands at ``began`` or later."""
+        settings = self._options.consumer(self._address)
+        settings |= {"enable.partition.eof": True, "fetch.wait.max.ms": 10}
+        trouble = Trouble()
+        reader: Consumer = made(Consumer, settings, trouble)
+        found: dict[int, Message] = {}
+        unread = set(began)
+        deadline = time.monotonic() + READ_SECONDS
+        try:
+            reader.assign([TopicPartition(self._address.topic, p, at) for p, at in began.items()])
+            while unread:
+                if time.monotonic() > deadline:
+                    raise Unavailable(
+                        f"{self.name}: the last messages could not be read in "
+                        f"{READ_SECONDS:.0f} s; check that the brokers are up"
+                    )
+                message = reader.poll(POLL_SECONDS)
+                trouble.raise_denied(self.name)
+                if message is None:
+                    continue
+                partition, error = message.partition(), message.error()
+                assert partition is not None
+                if error is None:
+                    found[partition] = message_of(message)
+                    if (message.offset() or 0) >= ends[partition] - 1:
+                        unread.discard(partition)
+                elif error.code() in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET):
+                    unread.discard(partition)  # read to its end, or retention was quicker
+                elif not error.retriable():
+                    raise as_petps(error, self.name)
+        finally:
+            reader.close()
+        return found
+
+    def close(self) -> None:
+        """See DeltaLog."""
+        with self._mutex:
+            if self._closed:
+                return
+            try:
+                if self._failed is None:  # its error has reached the caller already
+                    self._flush()
+            finally:
+                self._closed = True
+                if self._producer is not None:
+                    self._producer.purge()
+                    self._producer.flush(POLL_SECONDS)
+                    self._producer = None

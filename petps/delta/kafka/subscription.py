@@ -1,0 +1,205 @@
+"""Reading assigned partitions: librdkafka's one queue, dealt out fairly and bounded in bytes."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from petps.delta.headers import Message
+from petps.delta.kafka.client import Trouble, made
+from petps.delta.kafka.errors import DENIED, as_petps
+from petps.delta.log import Damage, Delivery, Event, Lost
+
+__all__ = ["KafkaSubscription", "message_of"]
+
+# Taken over from librdkafka at least, so that small polls see all partitions that have messages.
+BUFFER_BYTES_MIN: Final = 4 << 20
+FIRST_SIZE_GUESS: Final = 1 << 20
+COMMIT_SECONDS: Final = 1.0  # between two commits for observers
+_LOST: Final = frozenset(
+    {
+        KafkaError._AUTO_OFFSET_RESET,
+        KafkaError.OFFSET_OUT_OF_RANGE,
+        KafkaError._LOG_TRUNCATION,
+    }
+)
+_DAMAGED: Final = frozenset(
+    {KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError.INVALID_MSG}
+)
+
+
+class KafkaSubscription:
+    """See Subscription. ``bounds`` gives (start, end) of a partition; ``name`` is the log's."""
+
+    def __init__(
+        self,
+        name: str,
+        topic: str,
+        settings: Mapping[str, Any],
+        positions: Mapping[int, int],
+        bounds: Callable[[int], tuple[int, int]],
+        *,
+        commits: bool,
+    ) -> None:
+        self._name = name
+        self._topic = topic
+        self._bounds = bounds
+        self._commits = commits
+        self._commit_at = 0.0
+        self._trouble = Trouble()
+        self._consumer: Consumer = made(Consumer, settings, self._trouble)
+        self._next = dict(positions)  # offset of the next event given out
+        self._tail = dict(positions)  # offset of the next event taken from librdkafka
+        self._buffers: dict[int, deque[Event]] = {partition: deque() for partition in positions}
+        self._buffered = 0
+        self._size_guess = FIRST_SIZE_GUESS
+        self._paused: set[int] = set()
+        self._lost: set[int] = set()
+        self._turn = 0
+        self._consumer.assign([self._at(p, offset) for p, offset in positions.items()])
+
+    def _at(self, partition: int, offset: int) -> TopicPartition:
+        return TopicPartition(self._topic, partition, offset)
+
+    def poll(self, *, max_bytes: int, timeout: float) -> list[Event]:
+        """See Subscription. Raises what waiting does not mend: no rights, no such topic."""
+        deadline = time.monotonic() + timeout
+        while True:
+            self._take_over(max_bytes)
+            events = self._deal(max_bytes)
+            left = deadline - time.monotonic()
+            if events or left <= 0:
+                self._trouble.raise_denied(self._name)
+                return events
+            message = self._consumer.poll(left)
+            if message is not None:
+                self._add(message)
+            self._trouble.raise_denied(self._name)
+
+    def _take_over(self, max_bytes: int) -> None:
+        limit = max(max_bytes, BUFFER_BYTES_MIN)
+        while self._buffered < limit:
+            wanted = 1 + (limit - self._buffered) // self._size_guess
+            messages = self._consumer.consume(min(wanted, 10_000), 0)
+            if not messages:
+                return
+            before = self._buffered
+            for message in messages:
+                self._add(message)
+            self._size_guess = max(100, (self._buffered - before) // len(messages))
+
+    def _add(self, message: Any) -> None:
+        error = message.error()
+        partition = message.partition()
+        if error is not None:
+            self._add_error(error, partition)
+            return
+        if partition not in self._buffers or partition in self._lost:
+            return
+        offset = message.offset()
+        self._tail[partition] = offset + 1
+        event: Event
+        try:
+            event = Delivery(partition, offset, offset + 1, message_of(message))
+        except UnicodeDecodeError:
+            event = Damage(partition, offset, offset + 1, "a header's name is not UTF-8")
+        self._buffered += _size(event)
+        self._buffers[partition].append(event)
+
+    def _add_error(self, error: KafkaError, partition: int | None) -> None:
+        code = error.code()
+        if code in _LOST and partition in self._buffers:
+            if partition not in self._lost:
+                self._consumer.incremental_unassign([self._at(partition, 0)])
+                self._lost.add(partition)
+                start, end = self._bounds(partition)
+                self._buffers[partition].append(Lost(partition, self._tail[partition], start, end))
+        elif code in _DAMAGED and partition in self._buffers:
+            # How many messages the damaged batch held is not known: one is passed at a time.
+            offset = self._tail[partition]
+            self._buffers[partition].append(Damage(partition, offset, offset + 1, error.str()))
+            self._tail[partition] = offset + 1
+            self._assign(partition, offset + 1)
+        elif code == KafkaError.GROUP_AUTHORIZATION_FAILED and not self._commits:
+            return  # no group is used
+        elif code in DENIED or not error.retriable():
+            raise as_petps(error, self._name)
+
+    def _deal(self, max_bytes: int) -> list[Event]:
+        """Each partition may fill its share; another one begins each time."""
+        ready = [p for p, kept in self._buffers.items() if kept and p not in self._paused]
+        if not ready:
+            return []
+        self._turn = (self._turn + 1) % len(ready)
+        share = max(1, max_bytes // len(ready))
+        events: list[Event] = []
+        for partition in ready[self._turn :] + ready[: self._turn]:
+            kept, taken = self._buffers[partition], 0
+            while kept and taken < share:
+                event = kept.popleft()
+                size = _size(event)
+                taken += size
+                self._buffered -= size
+                if not isinstance(event, Lost):
+                    self._next[partition] = event.next_offset
+                events.append(event)
+        return events
+
+    def _assign(self, partition: int, offset: int) -> None:
+        """Reads on from ``offset``; what librdkafka has read of the partition is dropped by it."""
+        if partition not in self._lost:
+            self._consumer.incremental_unassign([self._at(partition, 0)])
+        self._lost.discard(partition)
+        self._consumer.incremental_assign([self._at(partition, offset)])
+        if partition in self._paused:
+            self._consumer.pause([self._at(partition, 0)])
+
+    def seek(self, partition: int, offset: int) -> None:
+        """See Subscription."""
+        kept = self._buffers[partition]
+        self._buffered -= sum(_size(event) for event in kept)
+        kept.clear()
+        self._next[partition] = self._tail[partition] = offset
+        self._assign(partition, offset)
+
+    def positions(self) -> dict[int, int]:
+        """See Subscription."""
+        return dict(self._next)
+
+    def pause(self, partition: int) -> None:
+        """See Subscription."""
+        self._paused.add(partition)
+        if partition not in self._lost:
+            self._consumer.pause([self._at(partition, 0)])
+
+    def resume(self, partition: int) -> None:
+        """See Subscription."""
+        self._paused.discard(partition)
+        if partition not in self._lost:
+            self._consumer.resume([self._at(partition, 0)])
+
+    def observe(self, positions: Mapping[int, int]) -> None:
+        """See Subscription: committed to the group of option group.id, if there is one."""
+        now = time.monotonic()
+        if self._commits and now >= self._commit_at:
+            self._commit_at = now + COMMIT_SECONDS
+            offsets = [self._at(partition, offset) for partition, offset in positions.items()]
+            self._consumer.commit(offsets=offsets, asynchronous=True)
+
+    def close(self) -> None:
+        """See Subscription."""
+        self._consumer.close()
+
+
+def message_of(message: Any) -> Message:
+    """A message of Kafka as one of ours; absent values are empty."""
+    headers = [(name, value or b"") for name, value in message.headers() or []]
+    return Message(headers, message.value() or b"")
+
+
+def _size(event: Event) -> int:
+    return event.message.size if isinstance(event, Delivery) else 0

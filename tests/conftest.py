@@ -1,0 +1,44 @@
+"""Fixtures of several suites."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kafka.broker import Broker, NotAvailable
+
+KAFKA_GROUP = "kafka"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests that use the broker run in one process, so that one broker serves them all."""
+    for item in items:
+        if "kafka" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group(KAFKA_GROUP))
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[Broker]:
+    """A running broker; a test that kills it starts it again."""
+    folder = Path(tempfile.mkdtemp(prefix="petps-kafka-"))
+    try:
+        broker = Broker(folder)
+    except NotAvailable as reason:
+        pytest.skip(f"no Kafka broker: {reason}")
+    try:
+        yield broker
+    finally:
+        broker.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def topic() -> Callable[[], str]:
+    """Names of topics that nobody else uses."""
+    return lambda: f"t-{uuid.uuid4().hex[:12]}"
