@@ -25,7 +25,7 @@ from petps.errors import AlreadyExists, PetpsError, Unavailable
 
 __all__ = ["KafkaAdmin", "Trouble", "kafka_logger"]
 
-ASK_SECONDS: Final = 8.0  # an answer may take this long before the brokers count as away
+ASK_SECONDS = 5.0  # an answer may take this long before the brokers count as away
 POLL_SECONDS: Final = 0.05
 
 kafka_logger = logging.getLogger("petps.delta.kafka")
