@@ -19,6 +19,11 @@ PACKAGES=(
   libxxhash-dev
   ninja-build
 )
+# For the tests against a real Kafka broker (tests/kafka), which are skipped without them.
+BROKER_PACKAGES=(
+  maven
+  openjdk-17-jre-headless
+)
 CONSTRAINTS=deploy/requirements/constraints.txt
 
 fail() {
@@ -77,6 +82,33 @@ install_packages() {
     fail "apt-get could not install: ${missing[*]}. Install them, then run this again."
 }
 
+# Prints the packages that the broker lacks; a java or mvn from elsewhere will do.
+missing_for_broker() {
+  local package
+  for package in "${BROKER_PACKAGES[@]}"; do
+    case "$package" in
+      maven) command -v mvn >/dev/null && continue ;;
+      openjdk-*) command -v java >/dev/null && continue ;;
+    esac
+    installed "$package" || echo "$package"
+  done
+}
+
+# Installs what the broker lacks, or says that its tests will be skipped. Never fails.
+install_broker_packages() {
+  local missing as_root=()
+  mapfile -t missing < <(missing_for_broker)
+  [ ${#missing[@]} -eq 0 ] && return
+  if [ "$(id -u)" -ne 0 ]; then as_root=(sudo -n); fi
+  echo "bootstrap: installing ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  if ! { "${as_root[@]}" apt-get update -qq &&
+    "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}"; } \
+    >/dev/null 2>&1; then
+    echo "bootstrap: no ${missing[*]}: tests against a real Kafka broker will be skipped" >&2
+  fi
+}
+
 # Prints the build requirements, dependencies and extras of pyproject.toml, one a line.
 python_requirements() {
   .venv/bin/python - <<'PYTHON'
@@ -116,10 +148,14 @@ install_venv() {
 }
 
 case "${1:-all}" in
-  packages) install_packages ;;
+  packages)
+    install_packages
+    install_broker_packages
+    ;;
   venv) install_venv ;;
   all)
     install_packages
+    install_broker_packages
     install_venv
     ;;
   *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv]" ;;

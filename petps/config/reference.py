@@ -44,6 +44,9 @@ def _keys_of(model: type[BaseModel], section: str) -> Iterator[Key]:
         path = f"{section}.{name}" if section else name
         if nested is not None:
             later.append((nested, f"{path}.<name>" if _is_mapping(field.annotation) else path))
+        elif _is_mapping(field.annotation):
+            kind = _kind(get_args(field.annotation)[1])
+            yield Key(path, "<name>", kind, "none", field.description or "")
         else:
             text = field.description or ""
             yield Key(section, name, _kind(field.annotation), _default(field), text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -139,8 +140,9 @@ class ServerConfig(Section):
 class IngestConfig(Section):
     """Where deltas come from. Without a log, nothing is ingested."""
 
-    log: Path | None = Field(
-        default=None, strict=False, description="Folder of the delta log (directory log) to follow."
+    log: str | None = Field(
+        default=None,
+        description="The delta log to follow: a folder, or kafka://host:port[,host:port]/topic.",
     )
     model: Name | None = Field(
         default=None, description="The model to follow; by default the one of [model]."
@@ -148,17 +150,22 @@ class IngestConfig(Section):
     bases: Path | None = Field(
         default=None,
         strict=False,
-        description="Folder of the bases to catch up from; by default 'bases' beside the log.",
+        description="Folder of the bases to catch up from; by default 'bases' beside the log's "
+        "folder, with Kafka beside the pool.",
     )
     rows_per_second: int = Field(
         default=0, ge=0, description="Most rows to apply per second; 0: as fast as they come."
     )
-    dead_letters: Path | None = Field(
+    dead_letters: str | None = Field(
         default=None,
-        strict=False,
-        description="Folder for chunks that could not be read; by default 'dead-letters' beside "
-        "the pool.",
+        description="Where chunks go that could not be read: a folder, by default 'dead-letters' "
+        "beside the pool; or a topic, with Kafka by default the log's with '.dead-letters'.",
     )
+
+    @field_validator("log", "dead_letters", mode="before")
+    @classmethod
+    def _text(cls, value: object) -> object:
+        return str(value) if isinstance(value, Path) else value
 
 
 class TableConfig(Section):
@@ -207,9 +214,20 @@ class Config(Section):
     ingest: IngestConfig = Field(
         default_factory=IngestConfig, description="Where deltas come from."
     )
+    kafka: dict[str, str | int | float | bool] = Field(
+        default_factory=dict,
+        description="Options of Kafka by librdkafka's names (TLS, SASL, ...), and "
+        "'topic.<setting>' for a topic to be made: petps/delta/kafka/FORMAT.md.",
+    )
     tables: dict[Name, TableConfig] = Field(
         default_factory=dict, description="The tables that `petps create` makes, by name."
     )
+
+    @field_validator("kafka", mode="before")
+    @classmethod
+    def _flat(cls, value: object) -> object:
+        """TOML reads security.protocol = "SSL" as a table in a table; Kafka's names have dots."""
+        return dict(_flattened(value, "")) if isinstance(value, dict) else value
 
     def ingest_model(self) -> str:
         """The model whose log is followed."""
@@ -219,8 +237,21 @@ class Config(Section):
         """Where bases are looked for; None without a log."""
         if self.ingest.log is None:
             return None
-        return self.ingest.bases or self.ingest.log.parent / "bases"
+        beside = self.pool.path if "://" in self.ingest.log else Path(self.ingest.log)
+        return self.ingest.bases or beside.parent / "bases"
 
-    def dead_letters(self) -> Path:
-        """Where unreadable chunks go."""
-        return self.ingest.dead_letters or self.pool.path.parent / "dead-letters"
+    def dead_letters(self) -> str:
+        """Where unreadable chunks go: a folder, or a topic."""
+        if self.ingest.dead_letters is not None:
+            return self.ingest.dead_letters
+        if self.ingest.log is not None and "://" in self.ingest.log:
+            return f"{self.ingest.log}.dead-letters"
+        return str(self.pool.path.parent / "dead-letters")
+
+
+def _flattened(table: dict[str, object], prefix: str) -> Iterator[tuple[str, object]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flattened(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

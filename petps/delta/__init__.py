@@ -1,7 +1,8 @@
 """Room delta: the delta record and the log that carries it.
 
-Owns:        the record's schema, encode and decode (FORMAT.md), the log contract (log.py) and the
-             directory log (directory/), the atomic replacement of files (files.py).
+Owns:        the record's schema, encode and decode (FORMAT.md), the log contract (log.py), its
+             backends (directory/, kafka/) and their opening (open.py), the atomic replacement of
+             files (files.py).
 Never does:  decide whether a record may be applied (ingest) or when one is due (publish).
 Called by:   publish, ingest, checkpoint, server, cli.
 """
@@ -9,6 +10,7 @@ Called by:   publish, ingest, checkpoint, server, cli.
 from petps.delta.errors import DeltaError, Fault, LogLocked
 from petps.delta.headers import MAX_MESSAGE_BYTES, Message
 from petps.delta.log import Damage, Delivery, DeltaLog, Event, Lost, Subscription
+from petps.delta.open import is_kafka, open_log
 from petps.delta.record import (
     BaseBody,
     CommitBody,
@@ -47,5 +49,7 @@ __all__ = [
     "TableSchema",
     "decode_record",
     "encode_record",
+    "is_kafka",
+    "open_log",
     "read_header",
 ]

@@ -44,8 +44,7 @@ def uninterrupted() -> Iterator[None]:
     """A signal that comes within is delivered at the end. Of the main thread only."""
     came: list[int] = []
     before = [
-        (each, signal.signal(each, lambda number, frame: came.append(number)))
-        for each in _SIGNALS
+        (each, signal.signal(each, lambda number, frame: came.append(number))) for each in _SIGNALS
     ]
     try:
         yield

@@ -10,7 +10,7 @@ Invariants:  progress is recorded after the rows it stands for are durable; a ve
 Threads:     one thread of its own; Ingest's methods from any.
 """
 
-from petps.ingest.dead_letters import DirectoryDeadLetters
+from petps.ingest.dead_letters import DirectoryDeadLetters, LogDeadLetters
 from petps.ingest.ingest import Ingest
 from petps.ingest.order import Applied, Decision, Outcome, decide
 from petps.ingest.status import Freshness, IngestStatus, Mode, PartitionStatus
@@ -33,6 +33,7 @@ __all__ = [
     "Freshness",
     "Ingest",
     "IngestStatus",
+    "LogDeadLetters",
     "Mode",
     "Outcome",
     "PartitionStatus",

@@ -74,7 +74,7 @@ class Ingest:
         self._states: dict[int, PartitionState] = {}
         self._follower: Follower | None = None
         self._refused_before: dict[str, int] = {}
-        self._error = ""
+        self._troubles: dict[str, str] = {}  # not overcome yet, by where
         self._errors = 0
         self._not_before = 0.0  # the rate limit's clock
         self._stop = threading.Event()
@@ -137,9 +137,10 @@ class Ingest:
         states = list(self._states.values())
         try:
             ends = self._log.end_offsets([state.partition for state in states])
+            self._overcome("end")
         except PetpsError as error:
             ends = {}
-            self._report(f"{self._log.name}: {error}")
+            self._report("end", str(error))
         follower = self._follower
         thread = self._thread
         version, dense = (0, None) if follower is None else follower.dense
@@ -152,7 +153,7 @@ class Ingest:
             paused=not self._run.is_set(),
             model=self._store.model,
             log=self._log.name,
-            error=self._error,
+            error="; ".join(dict.fromkeys(self._troubles.values())),
             errors=self._errors,
             rows=sum(state.rows for state in states),
             records=sum(state.records for state in states),
@@ -166,13 +167,21 @@ class Ingest:
     def _main(self) -> None:
         wait = RETRY_FIRST_SECONDS
         while not self._stop.is_set():
+            began = time.monotonic()
             try:
                 self._follow()
             except _Stopped:
                 return
             except Exception as error:  # whatever it is must be seen, and must not end ingest
-                _log.exception("[ingest] stopped by an error, going on from the recorded progress")
-                self._report(f"{type(error).__name__}: {error}")
+                if time.monotonic() - began > RETRY_LAST_SECONDS:
+                    wait = RETRY_FIRST_SECONDS
+                _log.error(
+                    "[ingest] %s; going on from the recorded progress in %.1f s",
+                    error,
+                    wait,
+                    exc_info=not isinstance(error, PetpsError),
+                )
+                self._report("follow", f"{type(error).__name__}: {error}")
                 self._stop.wait(wait)
                 wait = min(2 * wait, RETRY_LAST_SECONDS)
 
@@ -220,6 +229,7 @@ class Ingest:
 
     def _poll(self, subscription: Subscription, follower: Follower) -> None:
         events = subscription.poll(max_bytes=self._poll_bytes, timeout=POLL_SECONDS)
+        self._overcome("follow")
         read_again: set[int] = set()
         for event in events:
             if event.partition in read_again:
@@ -229,6 +239,7 @@ class Ingest:
                 subscription.seek(event.partition, offset)
                 read_again.add(event.partition)
         follower.flush()
+        subscription.observe({p: state.recorded.offset for p, state in self._states.items()})
 
     def _until_done(self, action: Callable[[], None]) -> None:
         """Repeats an action of the pool until it succeeds. Raises _Stopped if stop() is first."""
@@ -236,18 +247,22 @@ class Ingest:
         while True:
             try:
                 action()
-                self._error = ""
+                self._overcome("apply")
                 return
             except PetpsError as error:
-                self._report(f"apply: {error}")
+                self._report("apply", f"apply: {error}")
                 _log.error("[ingest] apply failed, trying again in %.1f s: %s", wait, error)
             if self._stop.wait(wait):
                 raise _Stopped
             wait = min(2 * wait, RETRY_LAST_SECONDS)
 
-    def _report(self, error: str) -> None:
-        self._error = error
+    def _report(self, where: str, error: str) -> None:
+        self._troubles = {**self._troubles, where: error}
         self._errors += 1
+
+    def _overcome(self, where: str) -> None:
+        if where in self._troubles:
+            self._troubles = {w: text for w, text in self._troubles.items() if w != where}
 
     def _pace(self, rows: int) -> None:
         """Waits as the rate limit asks after ``rows``. Raises _Stopped when stop() comes first."""

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from petps import _native
 from petps.checkpoint.base import BaseFolder
 from petps.config import Config
-from petps.delta.directory import DirectoryLog
+from petps.delta import DeltaLog, is_kafka, open_log
 from petps.errors import FailedPrecondition
-from petps.ingest import DirectoryDeadLetters, Ingest
+from petps.ingest import DirectoryDeadLetters, Ingest, LogDeadLetters
 from petps.ingest.native_store import NativeStore
 
 __all__ = ["IngestPart", "start_ingest"]
 
+Letters = DirectoryDeadLetters | LogDeadLetters
+
+# A topic of dead letters: few, and never in anybody's way.
+DEAD_LETTER_OPTIONS: Final = {"message.timeout.ms": 10_000, "topic.retention.bytes": 1 << 30}
+
 
 class IngestPart:
-    """A running ingest and the log it reads."""
+    """A running ingest, the log it reads and where it leaves dead letters."""
 
-    def __init__(self, ingest: Ingest, log: DirectoryLog) -> None:
+    def __init__(self, ingest: Ingest, log: DeltaLog, dead_letters: Letters) -> None:
         self.ingest = ingest
         self._log = log
+        self._dead_letters = dead_letters
         ingest.start()
 
     def status(self) -> dict[str, Any]:
@@ -32,40 +38,52 @@ class IngestPart:
     def stop(self) -> None:
         """Ends after the apply that is going on."""
         self.ingest.stop()
+        self._dead_letters.close()
         self._log.close()
 
 
 def start_ingest(
-    config: Config,
-    tables: _native.Tables,
-    log_folder: Path,
-    partitions: Sequence[int] | None = None,
+    config: Config, tables: _native.Tables, location: str, partitions: Sequence[int] | None = None
 ) -> IngestPart:
-    """Follows the log in ``log_folder``, which is made if it is not there yet.
+    """Follows the log at ``location``: ``partitions`` of it, by default all.
 
-    partitions: those owned, by default all.
-
+    A folder is made if it is not there yet. A topic is made by the first publisher: until then, and
+    while the brokers are away, status shows the error, and it is tried again.
     Errors: NotFound (no such model), FailedPrecondition (it has no table that deltas feed),
-    InvalidArgument (the log has another number of partitions).
+    InvalidArgument (the folder has another number of partitions; an option of Kafka).
     """
     model = config.ingest_model()
     store = NativeStore(tables, model)
     if not store.tables():
         raise FailedPrecondition(
-            f"[ingest] follows {log_folder}, but model '{model}' has no table with feed 'delta': "
+            f"[ingest] follows {location}, but model '{model}' has no table with feed 'delta': "
             'create one (--feed delta, or feed = "delta" in [tables.<name>])'
         )
-    log = DirectoryLog(log_folder, partitions=store.partitions)
+    log = open_log(
+        location,
+        partitions=store.partitions,
+        create=not is_kafka(location),
+        options=config.kafka,
+    )
     try:
+        dead_letters = _dead_letters(config, log.name)
         ingest = Ingest(
             log,
             store,
-            dead_letters=DirectoryDeadLetters(config.dead_letters()),
+            dead_letters=dead_letters,
+            bases=BaseFolder(config.bases() or Path(location).parent),
             partitions=partitions,
-            bases=BaseFolder(config.bases() or log_folder.parent),
             rows_per_second=config.ingest.rows_per_second or None,
         )
-        return IngestPart(ingest, log)
+        return IngestPart(ingest, log, dead_letters)
     except BaseException:
         log.close()
         raise
+
+
+def _dead_letters(config: Config, source: str) -> Letters:
+    location = config.dead_letters()
+    if not is_kafka(location):
+        return DirectoryDeadLetters(location)
+    options = {**config.kafka, **DEAD_LETTER_OPTIONS}
+    return LogDeadLetters(lambda: open_log(location, partitions=1, options=options), source)

@@ -171,15 +171,15 @@ class Serving:
 
     def _follow_log(self) -> None:
         """Ingests the partitions that this server owns; does nothing when it does so already."""
-        log_folder = self._config.ingest.log
+        location = self._config.ingest.log
         owned = self._owned()
-        if log_folder is None or owned == self._ingested:
+        if location is None or owned == self._ingested:
             return
         self._stop_ingest()
         if owned != []:
             from petps.server.ingest import start_ingest
 
-            self._ingest = start_ingest(self._config, self._tables, log_folder, owned)
+            self._ingest = start_ingest(self._config, self._tables, location, owned)
         self._ingested = owned
         self.report()
 

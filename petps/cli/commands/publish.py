@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from petps.cli.kafka import KAFKA_HELP, LOG_HELP, kafka_options
 from petps.cli.output import json_out, note, progress
 from petps.errors import FailedPrecondition, InvalidArgument
 
 if TYPE_CHECKING:
     from petps.cli.sources import Source
-    from petps.delta import TableSchema
-    from petps.delta.directory import DirectoryLog
+    from petps.delta import DeltaLog, TableSchema
     from petps.publish import Position, Publisher
 
 
 def publish(
     log: Annotated[
-        Path,
-        typer.Argument(metavar="LOG", help="Folder of the delta log; made if it is not there."),
+        str,
+        typer.Argument(metavar="LOG", help=f"The delta log: {LOG_HELP}; made if it is not there."),
     ],
     table: Annotated[str, typer.Argument(metavar="TABLE", help="The table.")],
     source: Annotated[
@@ -39,6 +40,9 @@ def publish(
         typer.Option(help="Begin with this base (`petps export`) instead of continuing the log."),
     ] = None,
     partitions: Annotated[int, typer.Option(help="Partitions of a new log; the model's.")] = 8,
+    kafka_option: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help=KAFKA_HELP)
+    ] = None,
     key_column: Annotated[str | None, typer.Option(help="Name of the keys in the file.")] = None,
     row_column: Annotated[str | None, typer.Option(help="Name of the rows in the file.")] = None,
     allow_not_finite: Annotated[
@@ -58,20 +62,23 @@ def publish(
         petps publish deltas/ items --dim 64 --delete 17 --delete 18
 
         petps publish deltas/ items --dim 64 --base bases/monday
+
+        petps publish kafka://127.0.0.1:9092/deltas items changed.npz --partitions 8
     """
     from petps.cli.commands.push import _key
     from petps.cli.sources import Columns, open_sources
-    from petps.delta.directory import DirectoryLog
+    from petps.delta import open_log
 
     if not source and not delete and base is None:
         raise InvalidArgument("nothing to publish: name files of rows, --delete KEY or --base")
     deleted = [_key(text, "--delete") for text in delete or []]
     sources = open_sources(source or [], Columns(key_column, row_column), table)
     schema = _schema(table, dtype, dim, sources)
-    exists = (log / "log.json").exists()
+    options = kafka_options(kafka_option)
     begun = time.perf_counter()
-    with DirectoryLog(log, partitions=None if exists else partitions) as opened:
+    with closing(open_log(log, partitions=partitions, exact=False, options=options)) as opened:
         report = _publish(opened, model, schema, sources, deleted, base, allow_not_finite, json_)
+    report["log"] = log
     report["seconds"] = round(time.perf_counter() - begun, 3)
     if json_:
         json_out(report)
@@ -101,7 +108,7 @@ def _schema(table: str, dtype: str, dim: int | None, sources: list[Source]) -> T
 
 
 def _publish(
-    log: DirectoryLog,
+    log: DeltaLog,
     model: str,
     schema: TableSchema,
     sources: list[Source],
@@ -131,7 +138,6 @@ def _publish(
         _publish_deletions(publisher, schema.name, deleted)
     version = publisher.commit() if rows or deleted else publisher.version
     return {
-        "log": str(log.path),
         "model": model,
         "table": schema.name,
         "rows": rows,
@@ -157,7 +163,7 @@ def _begin_base(publisher: Publisher, folder: Path, model: str) -> None:
     publisher.begin_base(str(folder.resolve()), version=version)
 
 
-def _end_of(log: DirectoryLog, model: str) -> Position | None:
+def _end_of(log: DeltaLog, model: str) -> Position | None:
     """Where the log ends, for a continue marker; None for an empty log.
 
     Errors: FailedPrecondition when its partitions end in different runs (a publisher died while it

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from petps.cli.kafka import KAFKA_HELP, LOG_HELP, kafka_options
 from petps.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -36,7 +37,12 @@ def serve(
         int | None, typer.Option(help="Worker threads; 0, the default: one for each processor.")
     ] = None,
     gather: Annotated[str | None, typer.Option(help="auto (the default), copy or sendmsg.")] = None,
-    log: Annotated[Path | None, typer.Option(help="Follow the delta log in this folder.")] = None,
+    log: Annotated[
+        str | None, typer.Option(metavar="LOG", help=f"Follow this delta log: {LOG_HELP}.")
+    ] = None,
+    kafka_option: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help=KAFKA_HELP)
+    ] = None,
     model: Annotated[str | None, typer.Option(help="The model that the log writes.")] = None,
     shard_map: Annotated[
         Path | None, typer.Option(help="The shard map: serve the partitions it gives this server.")
@@ -62,6 +68,8 @@ def serve(
         petps serve my.pool --log deltas/ --port 0
 
         petps serve my.pool --shard-map shards.json --address h1:7070
+
+        petps serve my.pool --log kafka://kafka-1:9092,kafka-2:9092/ranking-deltas
     """
     import logging
 
@@ -83,6 +91,7 @@ def serve(
             "address": address,
         },
         "ingest": {"log": log, "model": model},
+        "kafka": dict(kafka_options(kafka_option)),
     }
     run(_settings(config, given), ready_file=ready_file, log=_line)
 

@@ -29,7 +29,9 @@ ASK_SECONDS = 5.0  # an answer may take this long before the brokers count as aw
 POLL_SECONDS: Final = 0.05
 
 kafka_logger = logging.getLogger("petps.delta.kafka")
-kafka_logger.addFilter(lambda record: not record.getMessage().startswith("CONFWARN"))
+# Options that one kind of client does not know, and every try to connect: the errors that we raise
+# say why, once.
+kafka_logger.addFilter(lambda record: not record.getMessage().startswith(("CONFWARN", "FAIL")))
 
 
 class Trouble:
@@ -71,7 +73,11 @@ class KafkaAdmin:
         self._options = options
         self._name = name
         self._trouble = Trouble()
-        self._client: AdminClient = made(AdminClient, options.common(address), self._trouble)
+        self._client = self._connect()
+
+    def _connect(self) -> AdminClient:
+        client: AdminClient = made(AdminClient, self._options.common(self._address), self._trouble)
+        return client
 
     def partitions(self) -> int:
         """P of the topic. Raises NotFound, PermissionDenied, Unavailable."""
@@ -102,7 +108,8 @@ class KafkaAdmin:
         wanted = {TopicPartition(self._address.topic, p): spec for p in partitions}
         deadline = time.monotonic() + ASK_SECONDS
         while True:
-            asked = self._client.list_offsets(
+            client = self._client  # kept until it has answered
+            asked = client.list_offsets(
                 wanted,
                 isolation_level=IsolationLevel.READ_COMMITTED,
                 request_timeout=ASK_SECONDS,
@@ -112,6 +119,8 @@ class KafkaAdmin:
             except _Moving as moving:  # a leader was chosen just now
                 if time.monotonic() > deadline:
                     raise self._away(str(moving)) from None
+                # It would go on asking with the leader's epoch that it remembers.
+                self._client = self._connect()
             time.sleep(POLL_SECONDS)
 
     def _answer(self, future: Future[Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ import pytest
 import petps
 from petps.checkpoint.base import Base
 from petps.delta.directory import DirectoryLog
+from petps.delta.kafka import KafkaLog
+from tests.kafka.broker import Broker
 from tests.python.cli.conftest import COUNT, DIM, Command, expected, keys_and_rows
 
 
@@ -189,6 +192,32 @@ def test_publish_continues_the_log(petps_command: Command, tmp_path: Path) -> No
         assert opened.partitions == 3
     message = petps_command.fails(2, "publish", log, "items", "--dim", DIM, "--delete", 5)
     assert "belongs to model 'm', not 'default'; use --model" in message
+
+
+def test_publish_to_kafka(
+    petps_command: Command, kafka: Broker, topic: Callable[[], str], tmp_path: Path
+) -> None:
+    keys, rows = keys_and_rows()
+    np.savez(tmp_path / "rows.npz", keys=keys, rows=rows)
+    log = f"kafka://{kafka.address}/{topic()}"
+    option = ("--kafka-option", "compression.type=zstd")
+    first = petps_command.json(
+        "publish", log, "items", tmp_path / "rows.npz", "--partitions", 3, *option
+    )
+    assert (first["rows"], first["version"], first["log"]) == (COUNT, 1, log)
+    second = petps_command.json("publish", log, "items", "--dim", DIM, "--delete", 5)
+    assert (second["deletions"], second["version"]) == (1, 2)
+    assert second["run"] > first["run"]
+    opened = KafkaLog(log)
+    assert opened.partitions == 3
+    opened.close()
+    for bad, what in (
+        (("--kafka-option", "acks"), "write NAME=VALUE"),
+        (("--kafka-option", "acks=0"), "acks cannot be set"),
+        (("--kafka-option", "no.such=0"), "no.such"),
+    ):
+        message = petps_command.fails(2, "publish", log, "items", "--dim", DIM, "--delete", 5, *bad)
+        assert what in message
 
 
 def test_publish_a_base(petps_command: Command, filled: Path, tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""The one place that opens a log by what a user wrote: a folder, or kafka://host:port/topic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from petps.delta.directory import DirectoryLog
+from petps.delta.log import DeltaLog
+from petps.errors import InvalidArgument, NotFound
+
+__all__ = ["is_kafka", "open_log"]
+
+KAFKA: Final = "kafka://"
+
+
+def is_kafka(location: str | Path) -> bool:
+    """Whether a location is in Kafka; otherwise it is a folder."""
+    return str(location).startswith(KAFKA)
+
+
+def open_log(
+    location: str | Path,
+    *,
+    partitions: int | None = None,
+    exact: bool = True,
+    create: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> DeltaLog:
+    """Opens the log at ``location``.
+
+    ``partitions``: P, if it is known; with ``create`` a log that is not there is made with so many.
+    Not ``exact``: a log that is there may have another number. ``options``: Kafka's, by name
+    (petps/delta/kafka/FORMAT.md). Raises InvalidArgument, NotFound; of Kafka also what keeps it
+    from being asked, and with ``exact`` not before its first use.
+    """
+    if partitions is not None and not exact:
+        try:
+            found = open_log(location, options=options)
+            _ = found.partitions  # asks
+            return found
+        except NotFound:
+            return open_log(location, partitions=partitions, create=create, options=options)
+    if is_kafka(location):
+        from petps.delta.kafka import KafkaLog  # librdkafka takes a moment to load
+
+        return KafkaLog(str(location), partitions=partitions, create=create, options=options)
+    if "://" in str(location):
+        raise InvalidArgument(
+            f"{location}: a delta log is a folder or kafka://host:port[,host:port]/topic"
+        )
+    if create:
+        return DirectoryLog(location, partitions=partitions)
+    log = DirectoryLog(location)
+    if partitions not in (None, log.partitions):
+        raise InvalidArgument(f"{log.name} has {log.partitions} partitions, not {partitions}")
+    return log

@@ -1,0 +1,151 @@
+"""A server that follows a topic: the topic is late, the broker dies, a message is broken."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import petps_client
+from confluent_kafka import Producer
+
+from petps.delta import TableSchema, open_log, read_header
+from petps.publish import Position, Publisher
+from petps.server import Serving
+from tests.kafka.broker import PASSWORD, USER, Broker
+from tests.python.server.conftest import Start
+
+SCHEMA = TableSchema("fed", "f32", 4)
+KEYS = np.arange(50, dtype=np.uint64)
+
+
+def ingest_of(serving: Serving, until: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """Ingest's status once ``until`` holds."""
+    deadline = time.monotonic() + 60
+    while True:
+        found: dict[str, Any] = serving.status()["ingest"]
+        if until(found):
+            return found
+        assert time.monotonic() < deadline, json.dumps(found)
+        time.sleep(0.02)
+
+
+def publish(publisher: Publisher, value: float) -> int:
+    publisher.publish("fed", KEYS, np.full((50, 4), value, np.float32))
+    return publisher.commit()
+
+
+def pulled(serving: Serving) -> float:
+    with petps_client.connect(f"petps://127.0.0.1:{serving.port}/default") as client:
+        rows = client.pull("fed", KEYS)
+    assert (rows == rows[0, 0]).all()
+    return float(rows[0, 0])
+
+
+def test_a_server_and_its_topic(start: Start, kafka: Broker, topic: Callable[[], str]) -> None:
+    place = f"kafka://{kafka.address}/{topic()}"
+    serving = start(ingest={"log": place}, kafka={"group.id": "watched"})
+    missing = ingest_of(serving, lambda found: found["error"])
+    assert "the first publisher makes the topic" in missing["error"]
+    assert pulled(serving) == 0
+
+    log = open_log(place, partitions=8)
+    publisher = Publisher(log, "default", tables=[SCHEMA])
+    publisher.begin_continue(None)
+    version = publish(publisher, 1)
+    found = ingest_of(serving, lambda found: found["version"] == version)
+    assert {entry["state"] for entry in found["partitions"]} == {"following"}
+    assert pulled(serving) == 1
+    ingest_of(serving, lambda found: found["error"] == "")
+
+    kafka.kill()
+    away = ingest_of(serving, lambda found: found["error"])
+    assert place in away["error"]
+    assert pulled(serving) == 1
+    kafka.start()
+    version = publish(publisher, 2)
+    found = ingest_of(serving, lambda found: found["version"] == version and not found["error"])
+    assert pulled(serving) == 2
+    assert sum(entry["lag_records"] for entry in found["partitions"]) == 0
+    assert sum(entry["gaps"] for entry in found["partitions"]) == 0
+
+    # A broken message goes to the topic of dead letters, with its reason, as it was.
+    producer = Producer({"bootstrap.servers": kafka.address})
+    producer.produce(place.split("/")[-1], b"hello", partition=3, headers=[("x", b"y")])
+    producer.flush()
+    found = ingest_of(serving, lambda found: found["partitions"][3]["gaps"])
+    assert found["partitions"][3]["state"] == "stale"
+    assert found["partitions"][3]["dead_letters"] == 1
+    letters = open_log(f"{place}.dead-letters", partitions=1, create=False)
+    deadline = time.monotonic() + 30
+    while not (last := _last(letters)):
+        assert time.monotonic() < deadline
+    headers = dict(last.headers)
+    assert headers["dead-letter.reason"].startswith(b"foreign: no header format")
+    assert headers["dead-letter.partition"] == b"3"
+    assert headers["x"] == b"y"
+    assert bytes(last.body) == b"hello"
+    letters.close()
+    # Nothing was missing: the next message says so.
+    version = publish(publisher, 3)
+    found = ingest_of(serving, lambda found: found["version"] == version)
+    assert {entry["state"] for entry in found["partitions"]} == {"following"}
+    assert pulled(serving) == 3
+    log.close()
+
+
+def _last(log: Any) -> Any:
+    try:
+        return log.last_messages([0]).get(0)
+    except LookupError:
+        return None
+
+
+def test_a_wrong_password_is_shown_and_pulls_go_on(
+    start: Start, kafka: Broker, topic: Callable[[], str]
+) -> None:
+    options = {
+        "security.protocol": "SASL_SSL",
+        "ssl.ca.location": kafka.certificate("ca.pem"),
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": USER,
+        "sasl.password": PASSWORD,
+    }
+    place = f"kafka://{kafka.sasl_address}/{topic()}"
+    log = open_log(place, partitions=8, options=options)
+    publisher = Publisher(log, "default", tables=[SCHEMA])
+    publisher.begin_continue(None)
+    version = publish(publisher, 5)
+    wrong = start(ingest={"log": place}, kafka={**options, "sasl.password": "wrong"})
+    found = ingest_of(wrong, lambda found: found["error"])
+    assert "check sasl.username, sasl.password" in found["error"]
+    assert pulled(wrong) == 0
+    wrong.close()
+    right = start(ingest={"log": place}, kafka=options)
+    ingest_of(right, lambda found: found["version"] == version)
+    assert pulled(right) == 5
+    log.close()
+
+
+def test_the_newest_run_and_version_are_read_from_the_topic(
+    kafka: Broker, topic: Callable[[], str], tmp_path: Path
+) -> None:
+    place = f"kafka://{kafka.address}/{topic()}"
+    position: Position | None = None
+    for round_number in range(3):
+        log = open_log(place, partitions=8)
+        publisher = Publisher(log, "default", tables=[SCHEMA])
+        assert publisher.version == 2 * round_number
+        assert position is None or publisher.run > position.run
+        publisher.begin_continue(position)
+        publish(publisher, 1)
+        assert publish(publisher, 2) == 2 * round_number + 2
+        position = publisher.position()
+        log.close()
+        last = open_log(place).last_messages(range(8))
+        headers = [read_header(message) for message in last.values()]
+        assert {header.run for header in headers} == {publisher.run}
+        assert tuple(header.seq for header in headers) == position.seqs
