@@ -21,6 +21,14 @@ Status wrong(std::string_view url, std::string_view reason) {
   return Status(Code::kInvalidArgument, std::move(text));
 }
 
+}  // namespace
+
+std::string Address::text() const {
+  const bool bare = host.find(':') != std::string::npos;
+  std::string text = bare ? "[" + host + "]" : host;
+  return text.append(":").append(std::to_string(port));
+}
+
 Result<Address> parse_address(std::string_view url, std::string_view text) {
   Address address;
   address.port = kDefaultPort;
@@ -46,14 +54,6 @@ Result<Address> parse_address(std::string_view url, std::string_view text) {
     return wrong(url, "the port must be a number from 1 to 65535");
   }
   return address;
-}
-
-}  // namespace
-
-std::string Address::text() const {
-  const bool bare = host.find(':') != std::string::npos;
-  std::string text = bare ? "[" + host + "]" : host;
-  return text.append(":").append(std::to_string(port));
 }
 
 Result<Url> parse_url(std::string_view url) {

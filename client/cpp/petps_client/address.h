@@ -26,5 +26,7 @@ struct Url {
 
 // Errors: kInvalidArgument, naming the part that is wrong and the form that is expected.
 base::Result<Url> parse_url(std::string_view url);
+// One "host:port" of `whole`, which messages name.
+base::Result<Address> parse_address(std::string_view whole, std::string_view text);
 
 }  // namespace petps::client

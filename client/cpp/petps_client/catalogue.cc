@@ -79,20 +79,22 @@ Status Catalogue::choose_instance(const wire::TablesReply& reply, const std::str
   }
   for (const wire::AliasInfo& alias : reply.aliases) {
     if (alias.name != wanted) continue;
-    instance_ = alias.instance;
+    for (const wire::InstanceInfo& info : reply.instances) {
+      if (info.id == alias.instance) instance_name_ = info.name;
+    }
     return {};
   }
   const wire::InstanceInfo* newest = nullptr;
   for (const wire::InstanceInfo& info : reply.instances) {
     if (info.name == wanted) {
-      instance_ = info.id;
+      instance_name_ = info.name;
       return {};
     }
     if (info.model == wanted) newest = &info;
     models.push_back(info.name);
   }
   if (newest != nullptr) {
-    instance_ = newest->id;
+    instance_name_ = newest->name;
     return {};
   }
   for (const wire::AliasInfo& alias : reply.aliases) models.push_back(alias.name);
@@ -107,6 +109,8 @@ Result<std::shared_ptr<const Catalogue>> Catalogue::build(const wire::TablesRepl
   catalogue->peer_ = peer;
   catalogue->model_ = model;
   catalogue->model_status_ = catalogue->choose_instance(reply, model, peer);
+  for (const wire::InstanceInfo& info : reply.instances)
+    catalogue->instances_[info.name].id = info.id;
   for (const wire::TableInfo& info : reply.tables) {
     PETPS_RETURN_IF_ERROR(check_table(info, peer));
     Table table;
@@ -123,27 +127,41 @@ Result<std::shared_ptr<const Catalogue>> Catalogue::build(const wire::TablesRepl
     table.capacity = info.capacity;
     table.rows = info.rows;
     catalogue->all_.push_back(table);
-    if (!catalogue->model_status_.ok() || info.instance != catalogue->instance_) continue;
-    catalogue->by_name_.insert_or_assign(info.name, entry_of(info, std::move(table)));
+    const auto instance = catalogue->instances_.find(table.instance);
+    if (instance == catalogue->instances_.end()) continue;
+    instance->second.tables.insert_or_assign(info.name, entry_of(info, std::move(table)));
   }
   return std::shared_ptr<const Catalogue>(std::move(catalogue));
 }
 
-Result<const CatalogueTable*> Catalogue::find(std::string_view table) const {
-  PETPS_RETURN_IF_ERROR(model_status_);
-  const auto at = by_name_.find(table);
-  if (at != by_name_.end()) return &at->second;
+uint32_t Catalogue::instance(std::string_view name) const {
+  const auto at = instances_.find(name.empty() ? std::string_view(instance_name_) : name);
+  return at == instances_.end() ? 0 : at->second.id;
+}
+
+Result<const CatalogueTable*> Catalogue::find(std::string_view table,
+                                              std::string_view instance) const {
+  if (instance.empty()) PETPS_RETURN_IF_ERROR(model_status_);
+  const auto of = instances_.find(instance.empty() ? std::string_view(instance_name_) : instance);
   std::vector<std::string> names;
-  for (const auto& [name, entry] : by_name_) names.push_back(name);
+  if (of == instances_.end()) {
+    for (const auto& [name, tables] : instances_) names.push_back(name);
+    return Status(Code::kNotFound, "instance '" + std::string(instance) + "' is unknown at " +
+                                       peer_ + "; known: " + list_of(std::move(names)));
+  }
+  const auto at = of->second.tables.find(table);
+  if (at != of->second.tables.end()) return &at->second;
+  for (const auto& [name, entry] : of->second.tables) names.push_back(name);
   return Status(Code::kNotFound, "table '" + std::string(table) + "' is unknown at " + peer_ +
                                      (model_.empty() ? "" : "/" + model_) +
                                      "; known: " + list_of(std::move(names)));
 }
 
 std::vector<Table> Catalogue::tables() const {
-  if (!model_status_.ok()) return all_;
+  const auto of = instances_.find(instance_name_);
+  if (!model_status_.ok() || of == instances_.end()) return all_;
   std::vector<Table> tables;
-  for (const auto& [name, entry] : by_name_) tables.push_back(entry.table);
+  for (const auto& [name, entry] : of->second.tables) tables.push_back(entry.table);
   std::sort(tables.begin(), tables.end(),
             [](const Table& a, const Table& b) { return a.name < b.name; });
   return tables;

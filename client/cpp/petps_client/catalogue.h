@@ -31,11 +31,16 @@ class Catalogue {
                                                               const std::string& model,
                                                               const std::string& peer);
 
-  // kNotFound: lists the tables, or the models when the model is not there; kInvalidArgument: no model was named and there are several.
-  base::Result<const CatalogueTable*> find(std::string_view table) const;
+  // Of `instance` by name, or of the one that the URL's model stands for when it is empty.
+  // kNotFound: lists the tables, or the instances or models when that is not there; kInvalidArgument: no model was named and there are several.
+  base::Result<const CatalogueTable*> find(std::string_view table,
+                                           std::string_view instance = {}) const;
+  // Its number here; 0: unknown, and the tables are of no single instance.
+  uint32_t instance(std::string_view name = {}) const;
+  // Of the URL's model; empty when it is not here.
+  const std::string& instance_name() const { return instance_name_; }
   // Whether the URL's model is here.
   base::Status model_status() const { return model_status_; }
-  uint32_t instance() const { return instance_; }
   std::vector<Table> tables() const;  // of the URL's model, or all when there is no single one
 
  private:
@@ -43,15 +48,18 @@ class Catalogue {
     using is_transparent = void;
     size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
   };
+  struct Instance {
+    uint32_t id = 0;
+    std::unordered_map<std::string, CatalogueTable, Hash, std::equal_to<>> tables;  // by name
+  };
   base::Status choose_instance(const wire::TablesReply& reply, const std::string& model,
                                const std::string& peer);
 
   base::Status model_status_;
   std::string peer_;
   std::string model_;
-  uint32_t instance_ = 0;
-  std::unordered_map<std::string, CatalogueTable, Hash, std::equal_to<>>
-      by_name_;  // of the chosen instance
+  std::string instance_name_;
+  std::unordered_map<std::string, Instance, Hash, std::equal_to<>> instances_;  // by name
   std::vector<Table> all_;
 };
 

@@ -41,32 +41,29 @@ Status check_options(const Options& options) {
   return {};
 }
 
-bool is_unreachable(Code code) {
-  return code == Code::kUnavailable || code == Code::kDeadlineExceeded;
-}
-
-// Other replicas would say the same.
-bool is_final(Code code) {
-  return code == Code::kInvalidArgument || code == Code::kPermissionDenied;
+Status greet(Client::Impl& impl, Endpoint& endpoint, const Deadline& until) {
+  bool has_map = false;
+  {
+    auto leased = endpoint.lease(until);
+    if (!leased.ok()) return leased.status();
+    has_map = leased->map_version() != 0;
+    const auto catalogue = endpoint.read_catalogue(**leased, until);
+    if (!catalogue.ok()) return catalogue.status();
+    // Without a model in the URL, what is asked for later decides.
+    if (!impl.url.model.empty()) PETPS_RETURN_IF_ERROR(catalogue.value()->model_status());
+  }
+  return has_map ? impl.read_shard_map(endpoint, until) : Status();
 }
 
 // First contact: any server that knows the model will do; all that do not are named.
 Status first_contact(Client::Impl& impl, const Deadline& deadline) {
   Status failure;
   std::string reasons;
-  for (size_t i = 0; i < impl.endpoints.size(); ++i) {
-    Endpoint& endpoint = *impl.endpoints[i];
-    const Deadline until = deadline.share(impl.endpoints.size() - i);
-    Status status;
-    auto leased = endpoint.lease(until);
-    if (leased.ok()) {
-      const auto catalogue = endpoint.read_catalogue(**leased, until);
-      status = catalogue.ok() ? catalogue.value()->model_status() : catalogue.status();
-      // Without a model in the URL, what is asked for later decides.
-      if (catalogue.ok() && (status.ok() || impl.url.model.empty())) return {};
-    } else {
-      status = leased.status();
-    }
+  for (size_t i = 0; i < impl.seeds.size(); ++i) {
+    Endpoint& endpoint = *impl.seeds[i];
+    const Deadline until = deadline.share(impl.seeds.size() - i);
+    const Status status = greet(impl, endpoint, until);
+    if (status.ok()) return {};
     if (is_unreachable(status.code())) endpoint.failed();
     reasons.append(reasons.empty() ? "" : "; ").append(status.message());
     if (failure.ok() || is_unreachable(failure.code())) failure = status;
@@ -95,63 +92,6 @@ TableMemory& Client::Impl::memory(std::string_view table) {
   return *slot;
 }
 
-std::vector<Endpoint*> Client::Impl::awake_endpoints() {
-  const size_t start = rotation.fetch_add(1, std::memory_order_relaxed);
-  const uint64_t now = base::monotonic_ns();
-  std::vector<Endpoint*> awake;
-  for (size_t i = 0; i < endpoints.size(); ++i) {
-    Endpoint* endpoint = endpoints[(start + i) % endpoints.size()].get();
-    if (endpoint->rests_until_ns() <= now) awake.push_back(endpoint);
-  }
-  return awake;
-}
-
-uint64_t Client::Impl::next_wake_ns() const {
-  uint64_t earliest = UINT64_MAX;
-  for (const auto& endpoint : endpoints) earliest = std::min(earliest, endpoint->rests_until_ns());
-  return earliest;
-}
-
-Status Client::Impl::try_endpoints(std::string_view what, const Deadline& deadline,
-                                   const Attempt& attempt) {
-  Status last(Code::kUnavailable, "every server is resting after a failure");
-  std::string
-      before;  // the failure before the last: a last attempt cut short by the deadline tells little
-  Status refusal;  // of a server that was reached: tells more than that another was not
-  size_t tried = 0;
-  for (;;) {
-    const std::vector<Endpoint*> awake = awake_endpoints();
-    size_t refused = 0;
-    for (size_t i = 0; i < awake.size() && !deadline.passed(); ++i) {
-      // A silent server must leave time to ask its replicas.
-      const Status status = attempt(*awake[i], deadline.share(awake.size() - i));
-      ++tried;
-      if (status.ok() || !is_unreachable(status.code())) awake[i]->answered();
-      if (status.ok() || is_final(status.code())) return status;
-      if (is_unreachable(status.code())) {
-        awake[i]->failed();
-        if (last.message() != status.message()) before = last.message();
-        last = status;
-      } else {
-        ++refused;
-        refusal = status;
-      }
-    }
-    if (refused > 0 && refused == awake.size()) return refusal;
-    const uint64_t wake = next_wake_ns();
-    if (wake >= deadline.at_ns || deadline.passed()) {
-      if (!refusal.ok()) return refusal;
-      std::string text(what);
-      text += ": gave up after " + std::to_string(deadline.given_ms) +
-              " ms; last: " + std::string(last.message());
-      if (!before.empty() && tried > 1) text += "; before: " + before;
-      return Status(last.code(), std::move(text));
-    }
-    const uint64_t now = base::monotonic_ns();
-    if (wake > now) std::this_thread::sleep_for(std::chrono::nanoseconds(wake - now));
-  }
-}
-
 Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Client::~Client() {
@@ -178,8 +118,9 @@ Result<std::unique_ptr<Client>> Client::connect(std::string_view url, const Opti
   impl->options = options;
   impl->process = getpid();
   for (const Address& address : impl->url.addresses) {
-    impl->endpoints.push_back(std::make_unique<Endpoint>(address, impl->url.model, options));
+    impl->seeds.push_back(std::make_shared<Endpoint>(address, impl->url.model, options));
   }
+  impl->routing = route_to_all(impl->seeds);
   PETPS_RETURN_IF_ERROR(first_contact(*impl, impl->deadline(0)));
   try {
     impl->background = std::thread([raw = impl.get()] { raw->run_background(); });
@@ -189,25 +130,26 @@ Result<std::unique_ptr<Client>> Client::connect(std::string_view url, const Opti
   return std::unique_ptr<Client>(new Client(std::move(impl)));
 }
 
-size_t Client::servers() const { return impl_->endpoints.size(); }
+size_t Client::servers() const { return impl_->seeds.size(); }
 
 Result<const CatalogueTable*> find_table(Endpoint& endpoint, Connection& connection,
                                          std::string_view table, const Deadline& deadline,
-                                         std::shared_ptr<const Catalogue>& catalogue) {
+                                         std::shared_ptr<const Catalogue>& catalogue,
+                                         std::string_view instance) {
   auto known = endpoint.catalogue(connection, deadline);
   if (!known.ok()) return known.status();
   catalogue = known.value();
-  auto found = catalogue->find(table);
+  auto found = catalogue->find(table, instance);
   if (found.ok()) return found;
   auto fresh = endpoint.read_catalogue(connection, deadline);
   if (!fresh.ok()) return fresh.status();
   catalogue = fresh.value();
-  return catalogue->find(table);
+  return catalogue->find(table, instance);
 }
 
 Result<Table> Client::describe(std::string_view table) {
   PETPS_RETURN_IF_ERROR(impl_->check_process());
-  for (const auto& endpoint : impl_->endpoints) {
+  for (const auto& endpoint : impl_->current_routing()->all) {
     const auto catalogue = endpoint->last_catalogue();
     if (catalogue == nullptr) continue;
     const auto found = catalogue->find(table);
@@ -222,7 +164,7 @@ Result<Table> Client::describe(std::string_view table) {
     if (found.ok()) out = found.value()->table;
     return found.status();
   };
-  PETPS_RETURN_IF_ERROR(impl_->try_endpoints("describe", impl_->deadline(0), attempt));
+  PETPS_RETURN_IF_ERROR(impl_->try_any("describe", impl_->deadline(0), attempt));
   return out;
 }
 
@@ -236,13 +178,13 @@ Result<std::vector<Table>> Client::tables(uint32_t deadline_ms) {
     if (catalogue.ok()) out = catalogue.value()->tables();
     return catalogue.status();
   };
-  PETPS_RETURN_IF_ERROR(impl_->try_endpoints("tables", impl_->deadline(deadline_ms), attempt));
+  PETPS_RETURN_IF_ERROR(impl_->try_any("tables", impl_->deadline(deadline_ms), attempt));
   return out;
 }
 
 Result<std::string> Client::status(int server, uint32_t deadline_ms) {
   PETPS_RETURN_IF_ERROR(impl_->check_process());
-  const auto servers = static_cast<int>(impl_->endpoints.size());
+  const auto servers = static_cast<int>(impl_->seeds.size());
   if (server < -1 || server >= servers) {
     return Status(Code::kInvalidArgument, "server " + std::to_string(server) + " is outside 0.." +
                                               std::to_string(servers - 1));
@@ -262,9 +204,8 @@ Result<std::string> Client::status(int server, uint32_t deadline_ms) {
     return decoded.ok() ? Status() : connection.distrust(decoded.message());
   };
   const Deadline deadline = impl_->deadline(deadline_ms);
-  PETPS_RETURN_IF_ERROR(server < 0
-                            ? impl_->try_endpoints("status", deadline, attempt)
-                            : attempt(*impl_->endpoints[static_cast<size_t>(server)], deadline));
+  PETPS_RETURN_IF_ERROR(server < 0 ? impl_->try_any("status", deadline, attempt)
+                                   : attempt(*impl_->seeds[static_cast<size_t>(server)], deadline));
   return out;
 }
 
@@ -280,7 +221,7 @@ Status Client::drop_instance(std::string_view instance, uint32_t deadline_ms) {
 Status Client::Impl::control(const wire::ControlRequest& request, uint32_t deadline_ms) {
   PETPS_RETURN_IF_ERROR(check_process());
   const Deadline until = deadline(deadline_ms);
-  for (const auto& endpoint : endpoints) {
+  for (const auto& endpoint : current_routing()->all) {
     const auto failed = [&](const Status& status) {
       return Status(status.code(), endpoint->name() + ": " + std::string(status.message()));
     };
@@ -316,29 +257,34 @@ Status Client::Impl::send_hot_sets() {
     }
   }
   Status first;
-  for (const auto& endpoint : endpoints) {
-    if (sets.empty() || endpoint->rests_until_ns() > base::monotonic_ns()) continue;
-    const Deadline deadline = Deadline::in_ms(kBackgroundDeadlineMs);
-    auto leased = endpoint->lease(deadline);
-    Status status = leased.status();
-    for (const auto& [table, keys] : sets) {
-      if (!status.ok()) break;
-      Connection& connection = **leased;
-      std::shared_ptr<const Catalogue> catalogue;
-      const auto found = find_table(*endpoint, connection, table, deadline, catalogue);
-      if (!found.ok()) {
-        status = found.status();
-        continue;
+  const auto by = current_routing();
+  for (const auto& [table, keys] : sets) {
+    const std::vector<Slice> slices = split(*by, keys);
+    for (size_t group = 0; group < slices.size(); ++group) {
+      for (const auto& endpoint : by->groups[group]) {
+        const Status status = send_hot_set(*endpoint, table, slices[group].keys);
+        if (first.ok()) first = status;
       }
-      wire::HotKeysRequest hot{found.value()->id, keys};
-      hot.keys = hot.keys.first(std::min<size_t>(keys.size(), leased->limits().hot_keys));
-      wire::encode_hot_keys(connection.next_request_id(), hot, connection.frame());
-      wire::FrameHeader header;
-      status = connection.ask(connection.frame(), header, deadline).status();
     }
-    if (first.ok()) first = status;
   }
   return first;
+}
+
+Status Client::Impl::send_hot_set(Endpoint& endpoint, const std::string& table,
+                                  std::span<const uint64_t> keys) {
+  if (keys.empty() || endpoint.rests_until_ns() > base::monotonic_ns()) return {};
+  const Deadline deadline = Deadline::in_ms(kBackgroundDeadlineMs);
+  auto leased = endpoint.lease(deadline);
+  if (!leased.ok()) return leased.status();
+  Connection& connection = **leased;
+  std::shared_ptr<const Catalogue> catalogue;
+  const auto found = find_table(endpoint, connection, table, deadline, catalogue);
+  if (!found.ok()) return found.status();
+  wire::HotKeysRequest hot{found.value()->id, keys};
+  hot.keys = hot.keys.first(std::min<size_t>(keys.size(), leased->limits().hot_keys));
+  wire::encode_hot_keys(connection.next_request_id(), hot, connection.frame());
+  wire::FrameHeader header;
+  return connection.ask(connection.frame(), header, deadline).status();
 }
 
 void Client::Impl::run_background() {
@@ -346,7 +292,8 @@ void Client::Impl::run_background() {
   uint64_t hot_at = base::monotonic_ns();
   for (bool first = true;; first = false) {
     uint32_t hot_ms = options.hot_set_ms;
-    for (const auto& endpoint : endpoints) hot_ms = hot_ms != 0 ? hot_ms : endpoint->hot_set_ms();
+    const auto by = current_routing();
+    for (const auto& endpoint : by->all) hot_ms = hot_ms != 0 ? hot_ms : endpoint->hot_set_ms();
     const uint64_t now = base::monotonic_ns();
     if (now >= hot_at) {
       if (!first && options.hot_sample_every != 0)
@@ -354,7 +301,7 @@ void Client::Impl::run_background() {
       hot_at = now + uint64_t{std::max(hot_ms, kShortestPeriodMs)} * 1'000'000;
     }
     if (options.catalogue_ms != 0 && now >= catalogue_at) {
-      for (const auto& endpoint : endpoints) {
+      for (const auto& endpoint : by->all) {
         const Deadline deadline = Deadline::in_ms(kBackgroundDeadlineMs);
         if (endpoint->rests_until_ns() > base::monotonic_ns()) continue;
         auto leased = endpoint->lease(deadline);
@@ -362,6 +309,7 @@ void Client::Impl::run_background() {
           (void)endpoint->read_catalogue(**leased,
                                          deadline);  // a call that needs it reads it itself
       }
+      if (by->version != 0) (void)find_newer_map(*by, {}, Deadline::in_ms(kBackgroundDeadlineMs));
       catalogue_at = base::monotonic_ns() +
                      uint64_t{std::max(options.catalogue_ms, kShortestPeriodMs)} * 1'000'000;
     }

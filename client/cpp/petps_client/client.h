@@ -1,6 +1,7 @@
 // petps_client: pulls rows from petps servers, and pushes rows to them.
 //
-// Owns:        connections, splitting of large pulls, dedup, retries on another replica, widening to float32, hot-set sampling.
+// Owns:        connections, splitting of large pulls and by the servers' shard map, dedup, retries on another replica, widening to
+//              float32, hot-set sampling.
 // Never does:  throw; trust a length a server sent; assume that there is one server; cache rows.
 // Called by:   programs in C++; petps_client._native (Python).
 // Invariants:  a call returns by its deadline; on an error the caller's arrays hold no promise, on OK every row is whole;
@@ -48,6 +49,7 @@ enum class Dedup : uint8_t {
 struct PullOptions {
   uint32_t deadline_ms = 0;  // 0: the client's
   uint64_t min_version = 0;  // rows at least this new, or STALE
+  uint32_t wait_ms = 0;      // how long servers may wait for it before that; the deadline holds too
   Dedup dedup = Dedup::kWhenItPays;
 };
 
@@ -67,8 +69,9 @@ struct TablePull {
 };
 
 struct PullReport {
-  uint64_t applied_version = 0;  // every row is at least that new; 0 when no key was asked for
-  uint64_t found = 0;            // keys found; a repeated key counts each time
+  uint64_t applied_version =
+      0;  // every row is at least that new (the lowest of the shards asked); 0 when no key was asked for
+  uint64_t found = 0;  // keys found; a repeated key counts each time
 };
 
 struct PushOptions {
@@ -102,7 +105,8 @@ struct Table {
 
 class [[nodiscard]] Client {
  public:
-  // "petps://h1:7070,h2:7070/model": addresses are replicas, tried one after another; the port may be left out (7070), a
+  // "petps://h1:7070,h2:7070/model": any servers of the model. If they have a shard map, it says who is asked for what, and is
+  // read again when it has changed; else they are replicas, tried one after another. The port may be left out (7070), a
   // numeric IPv6 host stands in brackets. The model (or alias, or instance) may be left out when the server has only one.
   // Errors: kInvalidArgument (the URL, an option), kUnavailable (no server could be reached; each is named with its reason),
   // kNotFound (model; lists the known ones).
@@ -120,7 +124,7 @@ class [[nodiscard]] Client {
   base::Result<PullReport> pull_many(std::span<const TablePull> pulls,
                                      const PullOptions& options = {});
 
-  // rows: float32[n, dim], encoded to the table's dtype; durable on every server of the URL when it returns OK. Of a repeated key
+  // rows: float32[n, dim], encoded to the table's dtype; durable on every server that has the key's partition when it returns OK. Of a repeated key
   // the last row wins. Not retried: an error names the server, and whether it may have taken rows.
   // Errors: kResourceExhausted (table full: the message counts refused keys; the others are applied), kFailedPrecondition (delta-fed),
   // kInvalidArgument (dim, not finite: names the row).
@@ -136,7 +140,7 @@ class [[nodiscard]] Client {
 
   // As last read from a server; no request is sent unless the table is unknown.
   base::Result<Table> describe(std::string_view table);
-  // Read from a server now.
+  // Read from a server now; rows and capacity are those of that server.
   base::Result<std::vector<Table>> tables(uint32_t deadline_ms = 0);
   // The status text (JSON) of the first server that answers; `server` is its number in the URL, or -1 for any.
   base::Result<std::string> status(int server = -1, uint32_t deadline_ms = 0);

@@ -1,9 +1,10 @@
-// Client::pull and pull_many: from the caller's arrays to one exchange and back.
+// Client::pull and pull_many: from the caller's arrays to exchanges with one server or several, and back.
 #include <algorithm>
 #include <cstring>
 #include <limits>
 
-#include "petps_client/impl.h"
+#include "base/clock.h"
+#include "petps_client/pull_call.h"
 
 namespace petps::client {
 
@@ -44,46 +45,353 @@ Status check_size(const TablePull& pull, const PullPart& part) {
                                             ") need " + std::to_string(wanted));
 }
 
-// One table of a call, with what dedup needs to give every position its row.
-struct Plan {
-  Distinct distinct;
-  bool deduped = false;
-  std::vector<uint8_t> own_mask;  // to count found keys when the caller has no mask
-};
-
 bool wants_dedup(Dedup wish, DedupGauge& gauge, const PullPart& part) {
   if (wish != Dedup::kWhenItPays) return wish == Dedup::kAlways;
   return gauge.pays(part.keys.size(), part.table->table.row_bytes);
 }
 
-void plan_dedup(Dedup wish, DedupGauge& gauge, PullPart& part, Plan& plan) {
-  if (part.keys.size() < 2 || !wants_dedup(wish, gauge, part)) return;
-  const size_t keys = part.keys.size();
-  plan.distinct.build(part.keys);
-  const size_t distinct = plan.distinct.keys().size();
-  gauge.saw(keys, distinct);
-  if (distinct == keys) return;
-  plan.deduped = true;
-  part.keys = plan.distinct.keys();
-  if (part.mask == nullptr) {
-    plan.own_mask.resize(keys);
-    part.mask = plan.own_mask.data();
+}  // namespace
+
+// One table of a call, with what dedup needs to give every position its row.
+struct PullCall::Plan {
+  const TablePull* pull = nullptr;
+  std::span<const uint64_t> keys;  // distinct, if that was wanted
+  uint8_t* mask = nullptr;
+  Distinct distinct;
+  bool deduped = false;
+  std::vector<uint8_t> own_mask;  // to count found keys when the caller has no mask
+
+  void dedup(Dedup wish, DedupGauge& gauge, const PullPart& part);
+  uint64_t finish(size_t row_bytes, uint64_t found);
+};
+
+void PullCall::Plan::dedup(Dedup wish, DedupGauge& gauge, const PullPart& part) {
+  if (keys.size() < 2 || !wants_dedup(wish, gauge, part)) return;
+  distinct.build(keys);
+  gauge.saw(keys.size(), distinct.keys().size());
+  if (distinct.keys().size() == keys.size()) return;
+  deduped = true;
+  if (mask == nullptr) {
+    own_mask.resize(keys.size());
+    mask = own_mask.data();
   }
+  keys = distinct.keys();
 }
 
-uint64_t finish_dedup(const PullPart& part, const Plan& plan) {
-  if (!plan.deduped) return part.found;
-  const std::span<const uint32_t> positions = plan.distinct.positions();
-  spread(positions, part.out_row_bytes(), part.out);
-  uint64_t found = 0;
+// Gives every position its row; how many of them were found.
+uint64_t PullCall::Plan::finish(size_t row_bytes, uint64_t found) {
+  if (!deduped) return found;
+  const std::span<const uint32_t> positions = distinct.positions();
+  spread(positions, row_bytes, pull->out.data());
+  found = 0;
   for (size_t i = positions.size(); i-- > 0;) {
-    part.mask[i] = part.mask[positions[i]];
-    found += part.mask[i];
+    mask[i] = mask[positions[i]];
+    found += mask[i];
   }
   return found;
 }
 
-}  // namespace
+// What one group of servers is asked for, and what came.
+struct PullCall::Share {
+  size_t group = 0;
+  std::vector<Slice> slices;  // by table of the call; empty: all keys, in order
+  bool done = false;
+  uint64_t applied_version = 0;
+  std::vector<uint64_t> found;  // by table of the call
+};
+
+// One share under way at one server.
+struct PullCall::Flight {
+  Flight(Share& of, Endpoint& at, Lease lease, const Deadline& deadline)
+      : share(of), endpoint(at), leased(std::move(lease)), until(deadline) {}
+  Share& share;
+  Endpoint& endpoint;
+  Lease leased;
+  Deadline until;
+  std::shared_ptr<const Catalogue> catalogue;
+  std::vector<PullPart> parts;
+  std::unique_ptr<PullExchange> exchange;
+  bool ready = false;  // something can be read, or nothing is left to
+};
+
+PullCall::PullCall(Client::Impl& client, std::span<const TablePull> pulls,
+                   const PullOptions& options, const Deadline& deadline)
+    : client_(client),
+      pulls_(pulls),
+      options_(options),
+      deadline_(deadline),
+      wait_until_ns_(base::monotonic_ns() + uint64_t{options.wait_ms} * 1'000'000) {}
+
+PullCall::~PullCall() = default;
+
+Status PullCall::run(const Routing& by, PullReport& report) {
+  for (;;) {
+    const Status status = run_once(by, report);
+    if (status.code() != Code::kNotFound || instance_.empty()) return status;
+    // The instance that all were asked for has been dropped somewhere. The alias may mean another one by now.
+    const std::string before = instance_;
+    for (const auto& endpoint : by.all) {
+      if (endpoint->rests_until_ns() > base::monotonic_ns()) continue;
+      const auto leased = endpoint->lease(deadline_);
+      if (leased.ok()) (void)endpoint->read_catalogue(**leased, deadline_);
+    }
+    PETPS_RETURN_IF_ERROR(plan(by));
+    if (instance_ == before) return status;
+  }
+}
+
+Status PullCall::run_once(const Routing& by, PullReport& report) {
+  PETPS_RETURN_IF_ERROR(plan(by));
+  std::vector<Share> shares = share_out(by);
+  if (shares.size() > 1) PETPS_RETURN_IF_ERROR(ask_together(by, shares));
+  for (Share& share : shares) {
+    if (!share.done) PETPS_RETURN_IF_ERROR(ask_alone(by, share));
+  }
+  report = {};
+  for (size_t i = 0; i < plans_.size(); ++i) {
+    uint64_t found = 0;
+    for (const Share& share : shares) found += share.found[i];
+    report.found += plans_[i].finish(row_bytes_[i], found);
+  }
+  bool first = true;
+  for (const Share& share : shares) {
+    report.applied_version =
+        first ? share.applied_version : std::min(report.applied_version, share.applied_version);
+    first = false;
+  }
+  return {};
+}
+
+// The shapes of the tables, from any server that was read before or that answers now. With several groups also the instance,
+// which all of them are then asked for by name, so that no answer mixes two.
+Status PullCall::plan(const Routing& by) {
+  std::shared_ptr<const Catalogue> catalogue;
+  const auto knows_all = [&] {
+    return catalogue != nullptr &&
+           std::all_of(pulls_.begin(), pulls_.end(),
+                       [&](const TablePull& pull) { return catalogue->find(pull.table).ok(); });
+  };
+  for (const auto& endpoint : by.all) {
+    catalogue = endpoint->last_catalogue();
+    if (knows_all()) break;
+  }
+  if (!knows_all()) {
+    const auto attempt = [&](Endpoint& endpoint, const Deadline& until) -> Status {
+      auto leased = endpoint.lease(until);
+      if (!leased.ok()) return leased.status();
+      for (const TablePull& pull : pulls_) {
+        const auto found = find_table(endpoint, **leased, pull.table, until, catalogue);
+        if (!found.ok()) return found.status();
+      }
+      return {};
+    };
+    PETPS_RETURN_IF_ERROR(client_.try_endpoints("pull", by, by.all, deadline_, attempt));
+  }
+  instance_ = by.groups.size() > 1 ? catalogue->instance_name() : std::string();
+  plans_ = std::vector<Plan>(pulls_.size());
+  row_bytes_.assign(pulls_.size(), 0);
+  for (size_t i = 0; i < pulls_.size(); ++i) {
+    const auto found = catalogue->find(pulls_[i].table);
+    if (!found.ok()) return found.status();
+    PullPart part;
+    part.table = found.value();
+    part.form = pulls_[i].form;
+    part.keys = pulls_[i].keys;
+    PETPS_RETURN_IF_ERROR(check_size(pulls_[i], part));
+    row_bytes_[i] = part.out_row_bytes();
+    plans_[i].pull = &pulls_[i];
+    plans_[i].keys = pulls_[i].keys;
+    plans_[i].mask = pulls_[i].mask.data();
+    plans_[i].dedup(options_.dedup, client_.memory(pulls_[i].table).dedup, part);
+  }
+  return {};
+}
+
+std::vector<PullCall::Share> PullCall::share_out(const Routing& by) const {
+  std::vector<Share> shares(by.groups.size());
+  for (size_t group = 0; group < shares.size(); ++group) {
+    shares[group].group = group;
+    shares[group].found.resize(plans_.size());
+  }
+  if (shares.size() == 1) return shares;
+  for (const Plan& plan : plans_) {
+    std::vector<Slice> slices = split(by, plan.keys);
+    for (size_t group = 0; group < shares.size(); ++group)
+      shares[group].slices.push_back(std::move(slices[group]));
+  }
+  std::erase_if(shares, [](const Share& share) {
+    return std::all_of(share.slices.begin(), share.slices.end(),
+                       [](const Slice& slice) { return slice.keys.empty(); });
+  });
+  return shares;
+}
+
+uint32_t PullCall::wait_ms(const Flight& flight, bool wait) const {
+  if (!wait || options_.min_version == 0 || !flight.leased.has(wire::kFeaturePullWait)) return 0;
+  const uint64_t now = base::monotonic_ns();
+  const uint64_t left = flight.until.left_ns();
+  // STALE must arrive before the deadline: an answer, and a connection that stays good.
+  const uint64_t most = left - std::min<uint64_t>(left / 4, 100'000'000);
+  const uint64_t wished = wait_until_ns_ > now ? wait_until_ns_ - now : 0;
+  return static_cast<uint32_t>(std::min(most, wished) / 1'000'000);
+}
+
+// Finds the tables in the server's own catalogue (their numbers differ from server to server) and sends the first requests.
+Status PullCall::start(Flight& flight, bool wait) {
+  Connection& connection = *flight.leased;
+  for (const TablePull& pull : pulls_) {
+    const auto found = find_table(flight.endpoint, connection, pull.table, flight.until,
+                                  flight.catalogue, instance_);
+    if (!found.ok()) return found.status();
+  }
+  flight.parts.assign(pulls_.size(), {});
+  for (size_t i = 0; i < pulls_.size(); ++i) {  // all of one catalogue, so of one instance
+    PullPart& part = flight.parts[i];
+    const auto found = flight.catalogue->find(pulls_[i].table, instance_);
+    if (!found.ok()) return found.status();
+    part.table = found.value();
+    part.form = pulls_[i].form;
+    part.out = pulls_[i].out.data();
+    part.mask = plans_[i].mask;
+    PETPS_RETURN_IF_ERROR(check_size(pulls_[i], part));
+    if (flight.share.slices.empty()) {
+      part.keys = plans_[i].keys;
+    } else {
+      part.keys = flight.share.slices[i].keys;
+      part.positions = flight.share.slices[i].positions.data();
+    }
+  }
+  const PullLimits limits{flight.leased.limits(), client_.options.keys_per_request,
+                          client_.options.requests_in_flight};
+  const uint32_t instance = pulls_.empty() ? 0 : flight.catalogue->instance(instance_);
+  flight.exchange =
+      std::make_unique<PullExchange>(connection, limits, flight.parts, instance,
+                                     PullVersion{options_.min_version, wait_ms(flight, wait)});
+  return flight.exchange->begin();
+}
+
+void PullCall::finish(const Flight& flight) {
+  flight.share.done = true;
+  flight.share.applied_version = flight.exchange->applied_version();
+  for (size_t i = 0; i < flight.parts.size(); ++i) flight.share.found[i] = flight.parts[i].found;
+}
+
+// One group, on one replica after another. A replica that lags must not use up the time of one that does not: all are asked
+// before one is waited for.
+Status PullCall::ask_alone(const Routing& by, Share& share) {
+  const Endpoints& replicas = by.groups[share.group];
+  const auto ask = [&](bool wait) {
+    return client_.try_endpoints("pull", by, replicas, deadline_,
+                                 [&](Endpoint& endpoint, const Deadline& until) {
+                                   return ask_one(share, endpoint, until, wait);
+                                 });
+  };
+  Status status = ask(replicas.size() == 1);
+  if (status.code() == Code::kStale && replicas.size() > 1 && options_.wait_ms != 0)
+    status = ask(true);
+  return status;
+}
+
+Status PullCall::ask_one(Share& share, Endpoint& endpoint, const Deadline& until, bool wait) {
+  auto leased = endpoint.lease(until);
+  if (!leased.ok()) return leased.status();
+  Flight flight(share, endpoint, std::move(leased).value(), until);
+  Status status;
+  // A table that the server no longer has may have come back under another id, and a dropped instance have a successor: read the
+  // catalogue and ask again, for as long as it names another instance each time.
+  for (int round = 0;; ++round) {
+    const uint32_t before = round > 0 ? flight.catalogue->instance(instance_) : 0;
+    if (round > 0) {
+      const auto fresh = endpoint.read_catalogue(*flight.leased, until);
+      if (!fresh.ok()) return fresh.status();
+      if (round > 1 && fresh.value()->instance(instance_) == before) return status;
+    }
+    status = start(flight, wait);
+    const bool asked = flight.exchange != nullptr;
+    while (status.ok() && !flight.exchange->is_done()) status = flight.exchange->receive_one(until);
+    if (status.ok()) status = flight.exchange->error();
+    if (status.ok()) {
+      finish(flight);
+      return {};
+    }
+    if (status.code() != Code::kNotFound || !asked || flight.leased->broken()) return status;
+    flight.exchange.reset();
+  }
+}
+
+// All groups at once, one replica of each. Shares that are not done afterwards are asked for alone; WRONG_SHARD ends the call.
+Status PullCall::ask_together(const Routing& by, std::vector<Share>& shares) {
+  std::vector<std::unique_ptr<Flight>> flights;
+  Status refusal;
+  const auto fail = [&](const Share& share, Endpoint& endpoint, const Status& status) {
+    if (is_unreachable(status.code())) endpoint.failed();
+    // Where no replica can be fresher, STALE came after the wait.
+    const bool stale = status.code() == Code::kStale && by.groups[share.group].size() == 1;
+    if (!is_final(status.code()) && !stale) return;
+    if (refusal.ok()) refusal = status;
+    if (status.code() == Code::kWrongShard) (void)client_.read_shard_map(endpoint, deadline_);
+  };
+  for (Share& share : shares) {
+    const Endpoints& replicas = by.groups[share.group];
+    const std::vector<Endpoint*> awake = client_.awake_endpoints(replicas);
+    if (awake.empty()) continue;
+    const Deadline until = deadline_.share(awake.size());
+    auto leased = awake[0]->lease(until);
+    if (!leased.ok()) {
+      fail(share, *awake[0], leased.status());
+      continue;
+    }
+    auto flight = std::make_unique<Flight>(share, *awake[0], std::move(leased).value(), until);
+    const Status status = start(*flight, replicas.size() == 1);
+    if (!status.ok()) {
+      fail(share, *awake[0], status);
+    } else {
+      flights.push_back(std::move(flight));
+    }
+  }
+  while (!flights.empty()) {
+    wait_for_any(flights);
+    std::erase_if(flights, [&](const std::unique_ptr<Flight>& flight) {
+      const bool readable = flight->leased->has_read_ahead() || flight->ready;
+      if (!readable && !flight->until.passed()) return false;
+      Status status;
+      if (!flight->exchange->is_done()) status = flight->exchange->receive_one(flight->until);
+      if (status.ok() && !flight->exchange->is_done()) return false;
+      if (status.ok()) status = flight->exchange->error();
+      if (status.ok()) {
+        flight->endpoint.answered();
+        finish(*flight);
+      } else {
+        fail(flight->share, flight->endpoint, status);
+      }
+      return true;
+    });
+  }
+  return refusal;
+}
+
+// Until a reply begins to arrive on one of them, or the first one's time is over. Sends what waits to be sent.
+void PullCall::wait_for_any(std::span<const std::unique_ptr<Flight>> flights) {
+  std::vector<pollfd> wishes;
+  uint64_t until_ns = UINT64_MAX;
+  bool at_hand = false;
+  for (const auto& flight : flights) {
+    wishes.push_back(flight->leased->wish());
+    until_ns = std::min(until_ns, flight->until.at_ns);
+    at_hand = at_hand || flight->leased->has_read_ahead() || flight->exchange->is_done();
+  }
+  const uint64_t now = base::monotonic_ns();
+  const uint64_t left = at_hand || now >= until_ns ? 0 : until_ns - now;
+  const timespec limit{static_cast<time_t>(left / 1'000'000'000),
+                       static_cast<long>(left % 1'000'000'000)};
+  const int count = ppoll(wishes.data(), wishes.size(), &limit, nullptr);
+  for (size_t i = 0; i < flights.size(); ++i) {
+    const short events = count > 0 ? wishes[i].revents : short{0};
+    flights[i]->ready = (events & ~POLLOUT) != 0 || flights[i]->exchange->is_done();
+    // A connection that fails here says so when its reply is read.
+    if ((events & POLLOUT) != 0) (void)flights[i]->leased->flush();
+  }
+}
 
 Result<PullReport> Client::pull(std::string_view table, std::span<const uint64_t> keys,
                                 std::span<float> out, std::span<uint8_t> mask,
@@ -96,60 +404,15 @@ Result<PullReport> Client::pull_many(std::span<const TablePull> pulls, const Pul
   PETPS_RETURN_IF_ERROR(impl_->check_process());
   PETPS_RETURN_IF_ERROR(check_arguments(pulls));
   PullReport report;
-  const auto attempt = [&](Endpoint& endpoint, const Deadline& deadline) {
-    return impl_->pull_from(endpoint, deadline, pulls, options, report);
-  };
+  const Deadline deadline = impl_->deadline(options.deadline_ms);
+  PullCall call(*impl_, pulls, options, deadline);
   PETPS_RETURN_IF_ERROR(
-      impl_->try_endpoints("pull", impl_->deadline(options.deadline_ms), attempt));
+      impl_->by_shard_map(deadline, [&](const Routing& by) { return call.run(by, report); }));
   const uint32_t every = impl_->options.hot_sample_every;
   if (every != 0 && impl_->calls.fetch_add(1, std::memory_order_relaxed) % every == 0) {
     for (const TablePull& pull : pulls) impl_->memory(pull.table).hot.sample(pull.keys);
   }
   return report;
-}
-
-Status Client::Impl::pull_from(Endpoint& endpoint, const Deadline& until,
-                               std::span<const TablePull> pulls, const PullOptions& wishes,
-                               PullReport& report) {
-  auto leased = endpoint.lease(until);
-  if (!leased.ok()) return leased.status();
-  Connection& connection = **leased;
-  const PullLimits limits{leased->limits(), options.keys_per_request, options.requests_in_flight};
-  Status status;
-  // A table that the server no longer has may have come back under another id, and a dropped instance have a successor: read the
-  // catalogue and ask again, for as long as it names another instance each time.
-  uint32_t asked = 0;
-  for (int round = 0;; ++round) {
-    if (round > 0) {
-      const auto fresh = endpoint.read_catalogue(connection, until);
-      if (!fresh.ok()) return fresh.status();
-      if (round > 1 && fresh.value()->instance() == asked) return status;
-    }
-    std::shared_ptr<const Catalogue> catalogue;
-    std::vector<PullPart> parts(pulls.size());
-    std::vector<Plan> plans(pulls.size());
-    for (size_t i = 0; i < pulls.size(); ++i) {
-      const auto found = find_table(endpoint, connection, pulls[i].table, until, catalogue);
-      if (!found.ok()) return found.status();
-    }
-    for (size_t i = 0; i < pulls.size(); ++i) {  // all of one catalogue, so of one instance
-      PullPart& part = parts[i];
-      const auto found = catalogue->find(pulls[i].table);
-      if (!found.ok()) return found.status();
-      part = {found.value(), pulls[i].form, pulls[i].keys, pulls[i].out.data(),
-              pulls[i].mask.data()};
-      PETPS_RETURN_IF_ERROR(check_size(pulls[i], part));
-      plan_dedup(wishes.dedup, memory(pulls[i].table).dedup, part, plans[i]);
-    }
-    asked = pulls.empty() ? 0 : catalogue->instance();
-    PullExchange exchange(connection, limits, parts, asked, wishes.min_version);
-    status = exchange.run(until);
-    if (status.code() == Code::kNotFound && !connection.broken()) continue;
-    if (!status.ok()) return status;
-    report = {exchange.applied_version(), 0};
-    for (size_t i = 0; i < pulls.size(); ++i) report.found += finish_dedup(parts[i], plans[i]);
-    return {};
-  }
 }
 
 }  // namespace petps::client

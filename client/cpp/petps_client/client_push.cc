@@ -1,5 +1,6 @@
-// Client::push, push_stored and erase: to every server of the URL, in order, so that replicas stay the same.
+// Client::push, push_stored and erase: to every server that owns a key, in order, so that replicas stay the same.
 #include <algorithm>
+#include <numeric>
 
 #include "petps_client/impl.h"
 
@@ -73,7 +74,8 @@ Status encode_rows(const PushWork& work, const Table& table, std::vector<std::by
                          ": its values are out of range; set allow_not_finite to store it");
 }
 
-void add(const wire::PushReply& reply, PushReport& report) {
+template <typename Counts>
+void add(const Counts& reply, PushReport& report) {
   report.inserted += reply.inserted;
   report.updated += reply.updated;
   report.deleted += reply.deleted;
@@ -105,7 +107,7 @@ Status send_rows(Connection& connection, wire::PushRequest request, const Deadli
 }  // namespace
 
 Status Client::Impl::push_to(Endpoint& endpoint, const Deadline& until, const PushWork& work,
-                             PushReport& report) {
+                             PushReport& report, size_t& acknowledged) {
   auto leased = endpoint.lease(until);
   if (!leased.ok()) return leased.status();
   Connection& connection = **leased;
@@ -127,7 +129,8 @@ Status Client::Impl::push_to(Endpoint& endpoint, const Deadline& until, const Pu
   const size_t step = keys_per_frame(leased->limits(), request.row_bytes);
   const std::vector<uint64_t> all_deleted(work.deletes ? wire::bitmap_words(step) : 0,
                                           ~uint64_t{0});
-  for (size_t first = 0; first < work.keys.size(); first += step) {
+  for (acknowledged = 0; acknowledged < work.keys.size();) {
+    const size_t first = acknowledged;
     const size_t keys = std::min(step, work.keys.size() - first);
     request.keys = work.keys.subspan(first, keys);
     request.rows =
@@ -139,7 +142,10 @@ Status Client::Impl::push_to(Endpoint& endpoint, const Deadline& until, const Pu
     if (!deletions.empty() && keys % 64 != 0) deletions.back() >>= 64 - keys % 64;
     request.deletions = deletions;
     const Status status = send_rows(connection, request, until, report);
-    if (status.ok()) continue;
+    if (status.ok()) {
+      acknowledged += keys;
+      continue;
+    }
     const bool in_doubt = connection.broken();
     std::string text(status.message());
     text += " (" + std::to_string(first) + " of " + std::to_string(work.keys.size()) +
@@ -150,30 +156,124 @@ Status Client::Impl::push_to(Endpoint& endpoint, const Deadline& until, const Pu
   return {};
 }
 
-Result<PushReport> Client::Impl::push(const PushWork& work) {
-  PETPS_RETURN_IF_ERROR(check_process());
-  const Deadline until = deadline(work.options.deadline_ms);
-  PushReport first;
-  for (size_t i = 0; i < endpoints.size(); ++i) {
-    PushReport report;
-    const Status status = push_to(*endpoints[i], until, work, report);
-    if (work.options.report != nullptr) *work.options.report = report;
+// Some of the keys of a push and their rows as stored, in memory of their own: what one group is sent.
+struct PushPart {
+  std::vector<uint64_t> keys;
+  std::vector<std::byte> stored;
+
+  PushPart(const PushWork& of, std::span<const uint32_t> positions) {
+    const size_t bytes = of.keys.empty() ? 0 : of.stored.size() / of.keys.size();
+    keys.reserve(positions.size());
+    stored.reserve(positions.size() * bytes);
+    for (const size_t at : positions) {
+      keys.push_back(of.keys[at]);
+      const auto row = of.stored.subspan(at * bytes, bytes);
+      stored.insert(stored.end(), row.begin(), row.end());
+    }
+  }
+  PushWork work(const PushWork& like) const {
+    PushWork part = like;
+    part.keys = keys;
+    if (!like.deletes) part.stored = stored;
+    return part;
+  }
+};
+
+// To all replicas of one group. `report` grows by what the first one did.
+Status Client::Impl::push_to_group(const Endpoints& replicas, const Deadline& until,
+                                   const PushWork& work, PushReport& report, size_t& acknowledged) {
+  for (size_t i = 0; i < replicas.size(); ++i) {
+    PushReport here;
+    size_t rows = 0;
+    const Status status = push_to(*replicas[i], until, work, here, rows);
+    if (i == 0 || here.refused != 0) add(here, report);
+    acknowledged = i == 0 ? rows : std::min(acknowledged, rows);
     if (!status.ok()) {
+      if (status.code() == Code::kWrongShard) (void)read_shard_map(*replicas[i], until);
       std::string text(status.message());
       if (i > 0)
         text += "; the " + std::to_string(i) + " servers before it have the rows: push again";
       return Status(status.code(), std::move(text));
     }
-    if (report.refused != 0) {
+    if (here.refused != 0) {
       return Status(Code::kResourceExhausted,
-                    endpoints[i]->name() + ": table '" + std::string(work.table) + "' is full: " +
-                        std::to_string(report.refused) + " of " + std::to_string(work.keys.size()) +
+                    replicas[i]->name() + ": table '" + std::string(work.table) + "' is full: " +
+                        std::to_string(here.refused) + " of " + std::to_string(work.keys.size()) +
                         " rows were refused (new keys), the others are applied: raise its capacity "
                         "or erase rows");
     }
-    if (i == 0) first = report;
   }
-  return first;
+  return {};
+}
+
+// All rows are checked and encoded before the first is sent.
+Status Client::Impl::encode_push(const Deadline& until, PushWork& work,
+                                 std::vector<std::byte>& encoded) {
+  return try_any("push", until, [&](Endpoint& endpoint, const Deadline& share) -> Status {
+    auto leased = endpoint.lease(share);
+    if (!leased.ok()) return leased.status();
+    std::shared_ptr<const Catalogue> catalogue;
+    const auto found = find_table(endpoint, **leased, work.table, share, catalogue);
+    if (!found.ok()) return found.status();
+    PETPS_RETURN_IF_ERROR(check_shape(work, found.value()->table));
+    if (work.deletes) return {};
+    std::span<const std::byte> rows;
+    PETPS_RETURN_IF_ERROR(encode_rows(work, found.value()->table, encoded, rows));
+    work.floats = {};
+    work.stored = rows;
+    work.options.allow_not_finite = true;  // checked
+    return {};
+  });
+}
+
+// Group after group. What a group refuses with WRONG_SHARD is left in `left`; a full one does not keep rows from the others.
+Status Client::Impl::push_by(const Routing& by, const Deadline& until, const PushWork& work,
+                             PushReport& report, std::vector<uint32_t>& left) {
+  std::vector<std::vector<uint32_t>> shares(by.groups.size());
+  for (const uint32_t at : left) shares[by.group(work.keys[at])].push_back(at);
+  left.clear();
+  Status full;
+  Status refusal;
+  for (size_t group = 0; group < shares.size(); ++group) {
+    if (shares[group].empty()) continue;
+    const PushPart part(work, shares[group]);
+    size_t rows = 0;
+    const Status pushed = push_to_group(by.groups[group], until, part.work(work), report, rows);
+    if (pushed.code() == Code::kResourceExhausted) full = pushed;
+    if (pushed.ok() || pushed.code() == Code::kResourceExhausted) continue;
+    if (pushed.code() != Code::kWrongShard) return pushed;
+    refusal = pushed;
+    left.insert(left.end(), shares[group].begin() + static_cast<ptrdiff_t>(rows),
+                shares[group].end());
+  }
+  std::sort(left.begin(), left.end());  // of a repeated key the last row counts
+  return full.ok() ? refusal : full;
+}
+
+Result<PushReport> Client::Impl::push(const PushWork& given) {
+  PETPS_RETURN_IF_ERROR(check_process());
+  const Deadline until = deadline(given.options.deadline_ms);
+  PushReport report;
+  PushWork work = given;
+  std::vector<std::byte> encoded;
+  std::vector<uint32_t> left(work.keys.size());  // not acknowledged yet
+  std::iota(left.begin(), left.end(), 0u);
+  bool is_encoded = false;
+  const Status status = by_shard_map(until, [&](const Routing& by) -> Status {
+    // One group, nothing of it acknowledged: the caller's own memory is sent.
+    if ((by.groups.size() == 1 && left.size() == work.keys.size()) || work.keys.empty()) {
+      size_t rows = 0;
+      const Status pushed = push_to_group(by.groups[0], until, work, report, rows);
+      left.erase(left.begin(), left.begin() + static_cast<ptrdiff_t>(rows));
+      return pushed;
+    }
+    if (!is_encoded) PETPS_RETURN_IF_ERROR(encode_push(until, work, encoded));
+    is_encoded = true;
+    return push_by(by, until, work, report, left);
+  });
+  if (given.options.report != nullptr) *given.options.report = report;
+  if (!status.ok()) return status;
+  return report;
 }
 
 Result<PushReport> Client::push(std::string_view table, std::span<const uint64_t> keys,

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 
@@ -150,16 +151,38 @@ Status Connection::wait(const Deadline& deadline) {
   return {};
 }
 
-Status Connection::read(std::span<std::byte> out, const Deadline& deadline) {
-  const size_t ahead = std::min(out.size(), inbox_end_ - inbox_begin_);
-  if (ahead > 0) std::memcpy(out.data(), inbox_.data() + inbox_begin_, ahead);
-  inbox_begin_ += ahead;
-  out = out.subspan(ahead);
-  while (!out.empty()) {  // the inbox is empty: what comes after `out` may be read ahead into it
-    iovec parts[2] = {{out.data(), out.size()}, {inbox_.data(), inbox_.size()}};
+Status Connection::read_pieces(std::span<iovec> pieces, const Deadline& deadline) {
+  const auto advance = [&pieces](size_t n) {
+    while (!pieces.empty() && n >= pieces.front().iov_len) {
+      n -= pieces.front().iov_len;
+      pieces = pieces.subspan(1);
+    }
+    if (n == 0) return;
+    pieces.front().iov_base = static_cast<std::byte*>(pieces.front().iov_base) + n;
+    pieces.front().iov_len -= n;
+  };
+  advance(0);  // empty ones
+  while (!pieces.empty()) {
+    if (has_read_ahead()) {
+      const size_t n = std::min(pieces.front().iov_len, inbox_end_ - inbox_begin_);
+      std::memcpy(pieces.front().iov_base, inbox_.data() + inbox_begin_, n);
+      inbox_begin_ += n;
+      advance(n);
+      continue;
+    }
+    // What comes behind the last piece may be read ahead into the inbox.
+    std::array<iovec, kPiecesPerReceive + 1> parts;
+    const size_t asked = std::min(pieces.size(), kPiecesPerReceive);
+    size_t wanted = 0;
+    for (size_t i = 0; i < asked; ++i) {
+      parts[i] = pieces[i];
+      wanted += pieces[i].iov_len;
+    }
+    const bool all = asked == pieces.size();
+    if (all) parts[asked] = {inbox_.data(), inbox_.size()};
     msghdr message{};
-    message.msg_iov = parts;
-    message.msg_iovlen = 2;
+    message.msg_iov = parts.data();
+    message.msg_iovlen = asked + (all ? 1 : 0);
     const ssize_t received = recvmsg(socket_, &message, 0);
     if (received == 0) return break_with(Code::kUnavailable, "the server closed the connection");
     if (received < 0) {
@@ -168,8 +191,8 @@ Status Connection::read(std::span<std::byte> out, const Deadline& deadline) {
       PETPS_RETURN_IF_ERROR(wait(deadline));
       continue;
     }
-    const size_t taken = std::min(out.size(), static_cast<size_t>(received));
-    out = out.subspan(taken);
+    const size_t taken = std::min(wanted, static_cast<size_t>(received));
+    advance(taken);
     inbox_begin_ = 0;
     inbox_end_ = static_cast<size_t>(received) - taken;
   }

@@ -1,6 +1,9 @@
 // One TCP connection: bytes in and out by a deadline. Knows frames, not what they mean.
 #pragma once
 
+#include <poll.h>
+#include <sys/uio.h>
+
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -42,7 +45,12 @@ class Connection {
   }
   base::Status flush();
   // Exactly out.size() bytes, straight into `out` where the socket has them.
-  base::Status read(std::span<std::byte> out, const Deadline& deadline);
+  base::Status read(std::span<std::byte> out, const Deadline& deadline) {
+    iovec piece{out.data(), out.size()};
+    return read_pieces({&piece, 1}, deadline);
+  }
+  // The same into several places, one after another; changes `pieces`.
+  base::Status read_pieces(std::span<iovec> pieces, const Deadline& deadline);
   base::Status read_header(wire::FrameHeader& header, const Deadline& deadline);
   // The whole body of a small reply, 8-byte aligned; valid until the next call.
   base::Result<std::span<const std::byte>> read_body(const wire::FrameHeader& header,
@@ -58,6 +66,13 @@ class Connection {
   bool broken() const { return broken_; }
   // The server broke the protocol: kUnavailable with its name, and the connection is not used again.
   base::Status distrust(std::string_view what);
+  // For waiting on several: the events of poll() that something can be done on; bytes that were read ahead need no waiting.
+  pollfd wish() const {
+    return {socket_,
+            static_cast<short>(outgoing_sent_ < outgoing_.size() ? POLLIN | POLLOUT : POLLIN), 0};
+  }
+  bool has_read_ahead() const { return inbox_begin_ < inbox_end_; }
+
   // Nothing is owed either way and the server has not closed it.
   bool is_reusable() const;
 
@@ -73,6 +88,8 @@ class Connection {
 
   // Replies' heads are read ahead into it behind the rows of the reply before; 500 keys need 136 bytes.
   static constexpr size_t kInboxBytes = 4096;
+  // Rows of a reply that go to places apart are received so many at a time: more would be copied into the kernel over and over.
+  static constexpr size_t kPiecesPerReceive = 256;
   // What a large push grew is not kept for ever.
   static constexpr size_t kOutgoingBytesKept = 1 << 20;
 

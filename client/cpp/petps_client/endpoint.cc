@@ -56,13 +56,6 @@ Result<std::unique_ptr<Connection>> Endpoint::open(const Deadline& deadline,
   const Status decoded = wire::decode_hello_reply(header, body.value(), hello);
   if (!decoded.ok()) return connection.distrust(decoded.message());
   PETPS_RETURN_IF_ERROR(check_limits(hello.limits, connection));
-  if (!hello.shard.owns_all()) {
-    return Status(Code::kFailedPrecondition,
-                  name_ + ": the server owns only a part of the keys (shard " +
-                      std::to_string(hello.shard.shard) + " of " +
-                      std::to_string(hello.shard.shards) +
-                      "), and this client asks one server for all of them");
-  }
   hello.limits = lower_of(hello.limits);
   return opened;
 }
@@ -81,7 +74,7 @@ Result<Lease> Endpoint::lease(const Deadline& deadline) {
   while (!idle_.empty()) {
     std::unique_ptr<Connection> connection = std::move(idle_.back());
     idle_.pop_back();
-    if (connection->is_reusable()) return Lease(this, std::move(connection), hello_.limits);
+    if (connection->is_reusable()) return Lease(this, std::move(connection), hello_);
   }
   lock.unlock();
   wire::HelloReply hello;
@@ -96,7 +89,7 @@ Result<Lease> Endpoint::lease(const Deadline& deadline) {
   if (greeted_ && hello.pool_uuid != hello_.pool_uuid) catalogue_ = nullptr;
   hello_ = hello;
   greeted_ = true;
-  return Lease(this, std::move(opened).value(), hello.limits);
+  return Lease(this, std::move(opened).value(), hello);
 }
 
 void Endpoint::take_back(std::unique_ptr<Connection> connection) {
@@ -132,6 +125,21 @@ Result<std::shared_ptr<const Catalogue>> Endpoint::read_catalogue(Connection& co
   const std::lock_guard lock(mutex_);
   catalogue_ = built.value();
   return built;
+}
+
+Result<wire::ShardMap> Endpoint::read_shard_map(const Deadline& deadline) {
+  auto leased = lease(deadline);
+  if (!leased.ok()) return leased.status();
+  wire::ShardMap map;
+  if (!leased->has(wire::kFeatureShardMap)) return map;
+  Connection& connection = **leased;
+  wire::encode_shard_map(connection.next_request_id(), connection.frame());
+  wire::FrameHeader header;
+  const auto body = connection.ask(connection.frame(), header, deadline);
+  if (!body.ok()) return body.status();
+  const Status decoded = wire::decode_shard_map_reply(header, body.value(), map);
+  if (!decoded.ok()) return connection.distrust(decoded.message());
+  return map;
 }
 
 void Endpoint::failed() {

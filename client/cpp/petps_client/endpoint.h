@@ -20,19 +20,27 @@ class Endpoint;
 // A connection lent to one call; goes back, or is closed when broken.
 class Lease {
  public:
-  Lease(Endpoint* endpoint, std::unique_ptr<Connection> connection, wire::Limits limits)
-      : endpoint_(endpoint), connection_(std::move(connection)), limits_(limits) {}
+  Lease(Endpoint* endpoint, std::unique_ptr<Connection> connection, const wire::HelloReply& hello)
+      : endpoint_(endpoint),
+        connection_(std::move(connection)),
+        limits_(hello.limits),
+        features_(hello.features),
+        map_version_(hello.shard.map_version) {}
   Lease(Lease&& other) noexcept = default;
   Lease& operator=(Lease&&) = delete;
   ~Lease();
   Connection& operator*() const { return *connection_; }
   Connection* operator->() const { return connection_.get(); }
   const wire::Limits& limits() const { return limits_; }
+  bool has(uint64_t feature) const { return (features_ & feature) != 0; }
+  uint64_t map_version() const { return map_version_; }  // when the connection was opened
 
  private:
   Endpoint* endpoint_;
   std::unique_ptr<Connection> connection_;  // null: moved from
   wire::Limits limits_;
+  uint64_t features_;
+  uint64_t map_version_;
 };
 
 // Threads: every method from any thread. A call leases a connection of its own, so that rows are received by the thread
@@ -48,8 +56,7 @@ class Endpoint {
   const std::string& name() const { return name_; }
 
   // An idle connection, or a new one after its hello; waits while all are in use.
-  // Errors: kUnavailable, kDeadlineExceeded, kResourceExhausted (all in use until the deadline), kFailedPrecondition (the server
-  // owns only a part of the keys), kUnimplemented.
+  // Errors: kUnavailable, kDeadlineExceeded, kResourceExhausted (all in use until the deadline), kUnimplemented.
   base::Result<Lease> lease(const Deadline& deadline);
   // As last read; read now, over the caller's connection, when there is none yet. Lease first: that may find another pool.
   base::Result<std::shared_ptr<const Catalogue>> catalogue(Connection& connection,
@@ -57,6 +64,8 @@ class Endpoint {
   base::Result<std::shared_ptr<const Catalogue>> read_catalogue(Connection& connection,
                                                                 const Deadline& deadline);
   std::shared_ptr<const Catalogue> last_catalogue() const;  // null: none yet
+  // Version 0: the server has everything.
+  base::Result<wire::ShardMap> read_shard_map(const Deadline& deadline);
 
   // After a failure the endpoint rests for a growing time; other calls prefer its replicas meanwhile.
   void failed();

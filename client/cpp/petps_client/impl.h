@@ -19,6 +19,7 @@
 #include "petps_client/endpoint.h"
 #include "petps_client/hot_keys.h"
 #include "petps_client/pull.h"
+#include "petps_client/routing.h"
 
 namespace petps::client {
 
@@ -45,7 +46,7 @@ struct Client::Impl {
 
   Url url;
   Options options;
-  std::vector<std::unique_ptr<Endpoint>> endpoints;  // fixed after connect
+  Endpoints seeds;  // of the URL; fixed after connect
   std::atomic<size_t> rotation{0};
   std::atomic<uint64_t> calls{0};  // of pull, for sampling
   pid_t process = 0;               // that made this client
@@ -66,28 +67,53 @@ struct Client::Impl {
   }
   TableMemory& memory(std::string_view table);
 
-  // Runs `attempt` on one replica after another until it succeeds. Unreachable or silent ones rest and are tried again
-  // until the deadline; other errors are final once every replica gave one.
-  base::Status try_endpoints(std::string_view what, const Deadline& deadline,
-                             const Attempt& attempt);
-  std::vector<Endpoint*> awake_endpoints();  // in this call's order
-  uint64_t next_wake_ns() const;
+  std::mutex routing_mutex;  // guards routing
+  std::shared_ptr<const Routing> routing;
+  std::shared_ptr<const Routing> current_routing() {
+    const std::lock_guard lock(routing_mutex);
+    return routing;
+  }
+  // Asks one server for its shard map, and takes it if it is newer than the one in use.
+  base::Status read_shard_map(Endpoint& endpoint, const Deadline& deadline);
+  // The same of servers outside `group`, which does not answer or has no news. True: `than` is no longer the newest.
+  bool find_newer_map(const Routing& than, const Endpoints& group, const Deadline& deadline);
+  // Runs `attempt` by the current map, and again by a newer one as long as servers answer WRONG_SHARD and time is left:
+  // servers do not read a changed map at the same moment.
+  base::Status by_shard_map(const Deadline& deadline,
+                            const std::function<base::Status(const Routing&)>& attempt);
 
-  base::Status pull_from(Endpoint& endpoint, const Deadline& deadline,
-                         std::span<const TablePull> pulls, const PullOptions& options,
-                         PullReport& report);
+  // Runs `attempt` on one of the replicas after another until it succeeds. Unreachable or silent ones rest and are tried again
+  // until the deadline, or until a newer map is found; other errors are final once every replica gave one.
+  base::Status try_endpoints(std::string_view what, const Routing& by, const Endpoints& replicas,
+                             const Deadline& deadline, const Attempt& attempt);
+  base::Status try_any(std::string_view what, const Deadline& deadline, const Attempt& attempt);
+  std::vector<Endpoint*> awake_endpoints(const Endpoints& of);  // in this call's order
+
   base::Result<PushReport> push(const PushWork& work);
   base::Status push_to(Endpoint& endpoint, const Deadline& deadline, const PushWork& work,
-                       PushReport& report);
+                       PushReport& report, size_t& acknowledged);
+  base::Status push_to_group(const Endpoints& replicas, const Deadline& deadline,
+                             const PushWork& work, PushReport& report, size_t& acknowledged);
+  base::Status encode_push(const Deadline& deadline, PushWork& work,
+                           std::vector<std::byte>& encoded);
+  base::Status push_by(const Routing& by, const Deadline& deadline, const PushWork& work,
+                       PushReport& report, std::vector<uint32_t>& left);
 
   base::Status control(const wire::ControlRequest& request, uint32_t deadline_ms);
   base::Status send_hot_sets();
+  base::Status send_hot_set(Endpoint& endpoint, const std::string& table,
+                            std::span<const uint64_t> keys);
   void run_background();
 };
 
 // Finds the table, over the lease's connection if need be: a table that is not in the last catalogue may be new.
 base::Result<const CatalogueTable*> find_table(Endpoint& endpoint, Connection& connection,
                                                std::string_view table, const Deadline& deadline,
-                                               std::shared_ptr<const Catalogue>& catalogue);
+                                               std::shared_ptr<const Catalogue>& catalogue,
+                                               std::string_view instance = {});
+
+bool is_unreachable(base::Code code);
+// Another replica would say the same, or the map has to be read first.
+bool is_final(base::Code code);
 
 }  // namespace petps::client

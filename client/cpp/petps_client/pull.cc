@@ -29,11 +29,11 @@ void place_rows(const uint64_t* bitmap, size_t keys, size_t found, const std::by
 }  // namespace
 
 PullExchange::PullExchange(Connection& connection, const PullLimits& limits,
-                           std::span<PullPart> parts, uint32_t instance, uint64_t min_version)
+                           std::span<PullPart> parts, uint32_t instance, PullVersion version)
     : connection_(connection),
       parts_(parts),
       instance_(instance),
-      min_version_(min_version),
+      version_(version),
       window_(std::clamp<size_t>(limits.requests_in_flight, 1, limits.wire.in_flight)) {
   plan(limits);
 }
@@ -80,7 +80,9 @@ void PullExchange::encode(const Request& request, uint64_t id) {
     if (request.pieces > 1) keys_.insert(keys_.end(), keys.begin(), keys.end());
   }
   wire::PullRequest pull;
-  pull.min_version = min_version_;
+  pull.min_version = version_.least;
+  // Requests behind one that waits do so with it, on the same connection.
+  pull.wait_ms = &request == &requests_.front() ? version_.wait_ms : 0;
   pull.instance = instance_;
   pull.sections = sections_;
   const Piece& first = pieces_[request.first_piece];
@@ -101,15 +103,22 @@ void PullExchange::send_requests() {
   }
 }
 
-Status PullExchange::run(const Deadline& deadline) {
+Status PullExchange::begin() {
   applied_version_ = requests_.empty() ? 0 : UINT64_MAX;
   send_requests();
-  while (answered_ < sent_) {  // after an error nothing more is sent, but what is under way is read
-    PETPS_RETURN_IF_ERROR(connection_.flush());
-    PETPS_RETURN_IF_ERROR(receive(deadline));
-    ++answered_;
-    send_requests();
-  }
+  return connection_.flush();
+}
+
+Status PullExchange::receive_one(const Deadline& deadline) {
+  PETPS_RETURN_IF_ERROR(receive(deadline));
+  ++answered_;
+  send_requests();  // after an error nothing more is sent, but what is under way is read
+  return connection_.flush();
+}
+
+Status PullExchange::run(const Deadline& deadline) {
+  PETPS_RETURN_IF_ERROR(begin());
+  while (!is_done()) PETPS_RETURN_IF_ERROR(receive_one(deadline));
   return error_;
 }
 
@@ -201,28 +210,65 @@ Status PullExchange::receive_rows(const Piece& piece, const wire::PullReplySecti
                                   const uint64_t* bitmap, const Deadline& deadline) {
   if (section.code != 0) return {};
   PullPart& part = parts_[piece.part];
-  const size_t out_row_bytes = part.out_row_bytes();
-  const size_t received = size_t{section.rows_found} * part.table->table.row_bytes;
-  std::byte* out = part.out + piece.first * out_row_bytes;
-  if (part.in_place()) {
-    PETPS_RETURN_IF_ERROR(connection_.read({out, received}, deadline));
+  if (part.positions == nullptr) {
+    PETPS_RETURN_IF_ERROR(receive_in_order(piece, section.rows_found, bitmap, deadline));
   } else {
-    std::vector<std::byte>& scratch = connection_.scratch();
-    if (scratch.size() < received) scratch.resize(received);
-    PETPS_RETURN_IF_ERROR(connection_.read({scratch.data(), received}, deadline));
-    codec::decode(part.table->table.dtype, scratch.data(), section.rows_found,
-                  part.table->table.dim, reinterpret_cast<float*>(out));
+    PETPS_RETURN_IF_ERROR(receive_scattered(piece, section.rows_found, bitmap, deadline));
   }
-  const auto* default_row =
-      part.form == Form::kStored
-          ? part.table->default_stored.data()
-          : reinterpret_cast<const std::byte*>(part.table->default_values.data());
-  place_rows(bitmap, piece.keys, section.rows_found, default_row, out_row_bytes, out);
   part.found += section.rows_found;
   if (part.mask == nullptr) return {};
   for (size_t i = 0; i < piece.keys; ++i)
-    part.mask[piece.first + i] = is_present(bitmap, i) ? 1 : 0;
+    part.mask[part.position(piece.first + i)] = is_present(bitmap, i) ? 1 : 0;
   return {};
+}
+
+Status PullExchange::read_to_scratch(size_t bytes, const Deadline& deadline) {
+  std::vector<std::byte>& scratch = connection_.scratch();
+  if (scratch.size() < bytes) scratch.resize(bytes);
+  return connection_.read({scratch.data(), bytes}, deadline);
+}
+
+Status PullExchange::receive_in_order(const Piece& piece, size_t found, const uint64_t* bitmap,
+                                      const Deadline& deadline) {
+  const PullPart& part = parts_[piece.part];
+  const Table& table = part.table->table;
+  const size_t received = found * table.row_bytes;
+  std::byte* out = part.out + piece.first * part.out_row_bytes();
+  if (part.in_place()) {
+    PETPS_RETURN_IF_ERROR(connection_.read({out, received}, deadline));
+  } else {
+    PETPS_RETURN_IF_ERROR(read_to_scratch(received, deadline));
+    codec::decode(table.dtype, connection_.scratch().data(), found, table.dim,
+                  reinterpret_cast<float*>(out));
+  }
+  place_rows(bitmap, piece.keys, found, part.default_row(), part.out_row_bytes(), out);
+  return {};
+}
+
+// The kernel puts each row into its place; neighbours in both are one piece.
+Status PullExchange::receive_scattered(const Piece& piece, size_t found, const uint64_t* bitmap,
+                                       const Deadline& deadline) {
+  const PullPart& part = parts_[piece.part];
+  const Table& table = part.table->table;
+  const size_t row_bytes = part.out_row_bytes();
+  if (!part.in_place()) PETPS_RETURN_IF_ERROR(read_to_scratch(found * table.row_bytes, deadline));
+  places_.clear();
+  size_t row = 0;
+  for (size_t i = 0; i < piece.keys; ++i) {
+    std::byte* out = part.out + part.position(piece.first + i) * row_bytes;
+    if (!is_present(bitmap, i)) {
+      std::memcpy(out, part.default_row(), row_bytes);
+    } else if (!part.in_place()) {
+      codec::decode(table.dtype, connection_.scratch().data() + row++ * table.row_bytes, 1,
+                    table.dim, reinterpret_cast<float*>(out));
+    } else if (!places_.empty() &&
+               static_cast<std::byte*>(places_.back().iov_base) + places_.back().iov_len == out) {
+      places_.back().iov_len += row_bytes;
+    } else {
+      places_.push_back({out, row_bytes});
+    }
+  }
+  return connection_.read_pieces(places_, deadline);
 }
 
 }  // namespace petps::client

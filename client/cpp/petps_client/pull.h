@@ -1,6 +1,8 @@
 // One pull over one connection: planned into requests, pipelined, received in place.
 #pragma once
 
+#include <sys/uio.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -12,18 +14,24 @@
 
 namespace petps::client {
 
-// What one call wants of one table. The rows of `keys` go to `out`, packed in their order.
+// What one request stream wants of one table. The rows of `keys` go to `out`, packed in their order or to their positions.
 struct PullPart {
   const CatalogueTable* table = nullptr;
   Form form = Form::kFloat32;
-  std::span<const uint64_t> keys;  // already distinct, if that was wanted
-  std::byte* out = nullptr;        // keys.size() * out_row_bytes()
-  uint8_t* mask = nullptr;         // keys.size(), or null
-  uint64_t found = 0;              // filled in
+  std::span<const uint64_t> keys;       // already distinct, if that was wanted
+  std::byte* out = nullptr;             // rows of out_row_bytes()
+  uint8_t* mask = nullptr;              // a byte for each of them, or null
+  const uint32_t* positions = nullptr;  // which row of `out` is that of each key; null: in order
+  uint64_t found = 0;                   // filled in
 
   size_t out_row_bytes() const {
     const Table& about = table->table;
     return form == Form::kStored ? about.row_bytes : size_t{about.dim} * sizeof(float);
+  }
+  size_t position(size_t key) const { return positions == nullptr ? key : positions[key]; }
+  const std::byte* default_row() const {
+    return form == Form::kStored ? table->default_stored.data()
+                                 : reinterpret_cast<const std::byte*>(table->default_values.data());
   }
   // Rows arrive in the form that the caller wants.
   bool in_place() const {
@@ -37,14 +45,27 @@ struct PullLimits {
   uint32_t requests_in_flight = 8;
 };
 
+// Rows at least that new, for which a server may wait so long.
+struct PullVersion {
+  uint64_t least = 0;
+  uint32_t wait_ms = 0;
+};
+
 // ASSUMPTIONS: one thread; parts, their tables and memory outlive the call.
 // ERRORS: those of the server (the connection stays good: every reply was read), kDeadlineExceeded and kUnavailable
 // (connection broken). A reply that contradicts the request, itself or the catalogue is kUnavailable: nothing in it was trusted.
 class PullExchange {
  public:
   PullExchange(Connection& connection, const PullLimits& limits, std::span<PullPart> parts,
-               uint32_t instance, uint64_t min_version);
+               uint32_t instance, PullVersion version);
   base::Status run(const Deadline& deadline);
+  // run() in steps, so that several exchanges can be under way: begin, then receive_one until is_done. An error of receive_one
+  // ends the exchange; error() is what a server sent.
+  base::Status begin();
+  base::Status receive_one(const Deadline& deadline);
+  bool is_done() const { return answered_ == sent_; }
+  const base::Status& error() const { return error_; }
+  Connection& connection() const { return connection_; }
   uint64_t applied_version() const { return applied_version_; }
   size_t requests() const { return requests_.size(); }
 
@@ -71,6 +92,11 @@ class PullExchange {
   base::Status check_section(const wire::PullReplySection& section, const Piece& piece);
   base::Status receive_rows(const Piece& piece, const wire::PullReplySection& section,
                             const uint64_t* bitmap, const Deadline& deadline);
+  base::Status receive_in_order(const Piece& piece, size_t found, const uint64_t* bitmap,
+                                const Deadline& deadline);
+  base::Status receive_scattered(const Piece& piece, size_t found, const uint64_t* bitmap,
+                                 const Deadline& deadline);
+  base::Status read_to_scratch(size_t bytes, const Deadline& deadline);
   void remember(base::Status error) {
     if (error_.ok()) error_ = std::move(error);
   }
@@ -78,7 +104,7 @@ class PullExchange {
   Connection& connection_;
   const std::span<PullPart> parts_;
   const uint32_t instance_;
-  const uint64_t min_version_;
+  const PullVersion version_;
   size_t window_;
   std::vector<Piece> pieces_;
   std::vector<Request> requests_;
@@ -90,6 +116,7 @@ class PullExchange {
   std::vector<wire::PullSection> sections_;
   std::vector<uint64_t> keys_;
   std::vector<uint64_t> head_;
+  std::vector<iovec> places_;
 };
 
 }  // namespace petps::client

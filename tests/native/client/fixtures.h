@@ -29,7 +29,7 @@ std::vector<float> shown_row(codec::Dtype dtype, uint64_t key, uint32_t dim, uin
 // A pool in memory, served on a port of 127.0.0.1 that stays the same over restarts.
 class RealServer {
  public:
-  explicit RealServer(server::ServerOptions options = {});
+  explicit RealServer(server::ServerOptions options = {}, uint32_t partitions = 2);
   ~RealServer() { stop(); }
   // default_row: dim values, or empty. Keys first..first+rows-1 are filled.
   table::Table& add_table(const std::string& name, codec::Dtype dtype, uint32_t dim,
@@ -37,8 +37,11 @@ class RealServer {
                           const std::vector<float>& default_row = {},
                           pool::Feed feed = pool::Feed::kPush, uint32_t instance = UINT32_MAX);
   static void fill(table::Table& table, uint64_t rows, uint64_t version);
+  static void fill(table::Table& table, std::span<const uint64_t> keys, uint64_t version);
   void start();
   void stop();  // waits for what is in flight
+  // Now, and after each restart.
+  void set_shard_map(const wire::ShardMap& map);
   table::Tables& tables() { return *tables_; }
   server::Server& server() { return *server_; }
   uint32_t instance() const { return instance_; }

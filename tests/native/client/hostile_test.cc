@@ -201,12 +201,48 @@ TEST(Hostile, LyingCatalogues) {
   FakeServer limits(nullptr);
   limits.hello().limits.in_flight = 0;
   expect_distrust(Client::connect(limits.url(), quick()).status(), "limit of 0");
-  FakeServer shard(nullptr);
-  shard.hello().shard.shards = 2;
-  shard.hello().shard.partitions = 2;
-  const Status part = Client::connect(shard.url(), quick()).status();
-  EXPECT_EQ(Code::kFailedPrecondition, part.code()) << part.to_string();
-  EXPECT_NE(std::string_view::npos, part.message().find("shard 0 of 2")) << part.to_string();
+}
+
+TEST(Hostile, LyingShardMaps) {
+  const auto connect_with = [](wire::ShardMap map) {
+    FakeServer server(nullptr);
+    server.hello().features = wire::kFeatureShardMap;
+    server.hello().shard.map_version = map.version;
+    server.shard_map() = std::move(map);
+    return Client::connect(server.url(), quick()).status();
+  };
+  expect_distrust(connect_with({"ranking", 1, 2, {{"h1:1", {0b01}}}}), "owned by no server");
+  expect_distrust(connect_with({"ranking", 1, 2, {{"h1:1", {0b11}}, {"h2:1", {0b01}}}}),
+                  "replicas own the same");
+  const Status address = connect_with({"ranking", 1, 1, {{"h1:zero", {1}}}});
+  EXPECT_EQ(Code::kUnavailable, address.code());
+  EXPECT_NE(std::string_view::npos, address.message().find("'h1:zero': the port must be a number"))
+      << address.to_string();
+}
+
+// It refuses for ever, and its map says that it should not.
+TEST(Hostile, EndlessWrongShardEndsAtTheDeadline) {
+  FakeServer server([](wire::Opcode opcode, uint64_t, wire::Frame& reply) {
+    wire::FrameHeader header;
+    std::memcpy(&header, reply.data(), wire::kHeaderBytes);
+    if (opcode == wire::Opcode::kPull)
+      wire::encode_error(3, header.request_id, Status(Code::kWrongShard, "not mine"), reply);
+    return Answer::kSend;
+  });
+  server.hello().features = wire::kFeatureShardMap;
+  server.hello().shard.map_version = 1;
+  server.shard_map() = {"ranking", 1, 1, {{server.address(), {1}}}};
+  auto client = Client::connect(server.url(), quick());
+  ASSERT_TRUE(client.ok()) << client.status().to_string();
+  const std::vector<uint64_t> keys = {2};
+  std::vector<float> out(FakeServer::kDim);
+  PullOptions options;
+  options.deadline_ms = 300;
+  const auto report = client.value()->pull("users", keys, out, {}, options);
+  EXPECT_EQ(Code::kWrongShard, report.status().code()) << report.status().to_string();
+  EXPECT_GT(server.count(wire::Opcode::kPull), 2u);
+  EXPECT_LT(server.count(wire::Opcode::kPull), 50u);
+  EXPECT_GT(server.count(wire::Opcode::kShardMap), 2u);
 }
 
 TEST(Hostile, LowLimitsAreKept) {

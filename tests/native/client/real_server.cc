@@ -1,5 +1,6 @@
 #include <cstdio>
 #include <cstdlib>
+#include <numeric>
 
 #include "fixtures.h"
 
@@ -31,14 +32,15 @@ std::vector<float> shown_row(codec::Dtype dtype, uint64_t key, uint32_t dim, uin
   return row;
 }
 
-RealServer::RealServer(server::ServerOptions options) : options_(std::move(options)) {
+RealServer::RealServer(server::ServerOptions options, uint32_t partitions)
+    : options_(std::move(options)) {
   table::TablesOptions tables;
   tables.pool.unit_bytes = pool::kTestUnitBytes;
   tables.pool.media.reserve_bytes = uint64_t{1} << 30;
   auto made = table::Tables::create(tables);
   EXPECT_TRUE(made.ok()) << made.status().to_string();
   tables_ = std::move(made.value());
-  const auto record = tables_->pool().create_instance("ranking", "ranking@1", 2);
+  const auto record = tables_->pool().create_instance("ranking", "ranking@1", partitions);
   EXPECT_TRUE(record.ok()) << record.status().to_string();
   instance_ = record.value().id;
   options_.port = 0;
@@ -67,11 +69,15 @@ table::Table& RealServer::add_table(const std::string& name, codec::Dtype dtype,
 }
 
 void RealServer::fill(table::Table& table, uint64_t rows, uint64_t version) {
+  std::vector<uint64_t> keys(rows);
+  std::iota(keys.begin(), keys.end(), 0);
+  fill(table, keys, version);
+}
+
+void RealServer::fill(table::Table& table, std::span<const uint64_t> keys, uint64_t version) {
   const pool::TableSpec spec = table.record().spec;
-  std::vector<uint64_t> keys;
   std::vector<std::byte> stored;
-  for (uint64_t key = 0; key < rows; ++key) {
-    keys.push_back(key);
+  for (const uint64_t key : keys) {
     const std::vector<float> row = row_of(key, spec.dim, version);
     stored.resize(stored.size() + spec.row_bytes);
     codec::encode(static_cast<codec::Dtype>(spec.dtype), row.data(), 1, spec.dim,
@@ -80,7 +86,7 @@ void RealServer::fill(table::Table& table, uint64_t rows, uint64_t version) {
   table::Batch batch;
   batch.keys = keys;
   batch.rows = stored.data();
-  if (rows == 0) return;
+  if (keys.empty()) return;
   const auto report = table.apply(batch);
   EXPECT_TRUE(report.ok()) << report.status().to_string();
 }
@@ -90,6 +96,13 @@ void RealServer::start() {
   ASSERT_TRUE(started.ok()) << started.status().to_string();
   server_ = std::move(started.value());
   options_.port = server_->port();
+}
+
+void RealServer::set_shard_map(const wire::ShardMap& map) {
+  options_.shard_map = map;
+  if (server_ == nullptr) return;
+  const base::Status status = server_->set_shard_map(map);
+  EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
 void RealServer::stop() {

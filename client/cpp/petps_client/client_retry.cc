@@ -1,0 +1,148 @@
+// Which server is asked next: another replica, or another one by a newer shard map.
+#include <algorithm>
+#include <thread>
+
+#include "base/clock.h"
+#include "petps_client/impl.h"
+
+namespace petps::client {
+
+using base::Code;
+using base::Status;
+
+namespace {
+
+// Between looks for a newer map: servers look at theirs every second.
+constexpr uint64_t kFirstMapPauseNs = 2'000'000;
+constexpr uint64_t kLongestMapPauseNs = 100'000'000;
+// Servers that are asked for a newer map in one look; each takes a share of the time that is left.
+constexpr size_t kAskedForMap = 3;
+
+uint64_t next_wake_ns(const Endpoints& of) {
+  uint64_t earliest = UINT64_MAX;
+  for (const auto& endpoint : of) earliest = std::min(earliest, endpoint->rests_until_ns());
+  return earliest;
+}
+
+}  // namespace
+
+bool is_unreachable(Code code) {
+  return code == Code::kUnavailable || code == Code::kDeadlineExceeded;
+}
+
+bool is_final(Code code) {
+  return code == Code::kInvalidArgument || code == Code::kPermissionDenied ||
+         code == Code::kWrongShard;
+}
+
+Status Client::Impl::read_shard_map(Endpoint& endpoint, const Deadline& deadline) {
+  const auto map = endpoint.read_shard_map(deadline);
+  if (!map.ok()) return map.status();
+  const std::lock_guard lock(routing_mutex);
+  if (map.value().version <= routing->version) return {};
+  const Endpoints known[] = {seeds, routing->all};
+  auto next = route_by_map(map.value(), endpoint.name(), known, [this](Address address) {
+    return std::make_shared<Endpoint>(std::move(address), url.model, options);
+  });
+  if (!next.ok()) return next.status();
+  routing = next.value();
+  return {};
+}
+
+bool Client::Impl::find_newer_map(const Routing& than, const Endpoints& group,
+                                  const Deadline& deadline) {
+  Endpoints others = seeds;
+  others.insert(others.end(), than.all.begin(), than.all.end());
+  std::erase_if(others, [&](const auto& endpoint) {
+    return std::find(group.begin(), group.end(), endpoint) != group.end();
+  });
+  size_t asked = 0;
+  for (Endpoint* endpoint : awake_endpoints(others)) {
+    if (current_routing()->version > than.version || asked++ == kAskedForMap || deadline.passed())
+      break;
+    const Status status = read_shard_map(*endpoint, deadline.share(kAskedForMap + 1));
+    if (is_unreachable(status.code())) endpoint->failed();
+  }
+  return current_routing()->version > than.version;
+}
+
+Status Client::Impl::by_shard_map(const Deadline& deadline,
+                                  const std::function<Status(const Routing&)>& attempt) {
+  for (uint64_t pause_ns = kFirstMapPauseNs;;
+       pause_ns = std::min(pause_ns * 2, kLongestMapPauseNs)) {
+    const auto by = current_routing();
+    const Status status = attempt(*by);
+    if (status.code() != Code::kWrongShard) return status;
+    if (current_routing()->version > by->version) {
+      if (deadline.passed()) return status;
+      continue;
+    }
+    if (deadline.left_ns() <= pause_ns) return status;
+    std::this_thread::sleep_for(std::chrono::nanoseconds(pause_ns));
+    find_newer_map(*by, {}, deadline);
+  }
+}
+
+std::vector<Endpoint*> Client::Impl::awake_endpoints(const Endpoints& of) {
+  const size_t start = rotation.fetch_add(1, std::memory_order_relaxed);
+  const uint64_t now = base::monotonic_ns();
+  std::vector<Endpoint*> awake;
+  for (size_t i = 0; i < of.size(); ++i) {
+    Endpoint* endpoint = of[(start + i) % of.size()].get();
+    if (endpoint->rests_until_ns() <= now) awake.push_back(endpoint);
+  }
+  return awake;
+}
+
+Status Client::Impl::try_any(std::string_view what, const Deadline& deadline,
+                             const Attempt& attempt) {
+  return by_shard_map(deadline, [&](const Routing& by) {
+    return try_endpoints(what, by, by.all, deadline, attempt);
+  });
+}
+
+Status Client::Impl::try_endpoints(std::string_view what, const Routing& by,
+                                   const Endpoints& replicas, const Deadline& deadline,
+                                   const Attempt& attempt) {
+  Status last(Code::kUnavailable, "every server is resting after a failure");
+  std::string
+      before;  // the failure before the last: a last attempt cut short by the deadline tells little
+  Status refusal;  // of a server that was reached: tells more than that another was not
+  size_t tried = 0;
+  for (;;) {
+    const std::vector<Endpoint*> awake = awake_endpoints(replicas);
+    size_t refused = 0;
+    for (size_t i = 0; i < awake.size() && !deadline.passed(); ++i) {
+      // A silent server must leave time to ask its replicas.
+      const Status status = attempt(*awake[i], deadline.share(awake.size() - i));
+      ++tried;
+      if (status.ok() || !is_unreachable(status.code())) awake[i]->answered();
+      if (status.code() == Code::kWrongShard) (void)read_shard_map(*awake[i], deadline);
+      if (status.ok() || is_final(status.code())) return status;
+      if (is_unreachable(status.code())) {
+        awake[i]->failed();
+        if (last.message() != status.message()) before = last.message();
+        last = status;
+      } else {
+        ++refused;
+        refusal = status;
+      }
+    }
+    if (refused > 0 && refused == awake.size()) return refusal;
+    if (by.version != 0 && refused == 0 && find_newer_map(by, replicas, deadline))
+      return Status(Code::kWrongShard, "the shard map has changed");
+    const uint64_t wake = next_wake_ns(replicas);
+    if (wake >= deadline.at_ns || deadline.passed()) {
+      if (!refusal.ok()) return refusal;
+      std::string text(what);
+      text += ": gave up after " + std::to_string(deadline.given_ms) +
+              " ms; last: " + std::string(last.message());
+      if (!before.empty() && tried > 1) text += "; before: " + before;
+      return Status(last.code(), std::move(text));
+    }
+    const uint64_t now = base::monotonic_ns();
+    if (wake > now) std::this_thread::sleep_for(std::chrono::nanoseconds(wake - now));
+  }
+}
+
+}  // namespace petps::client

@@ -1,0 +1,47 @@
+// One call of pull: planned once, split over the groups of servers that own its keys, put together again.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "petps_client/impl.h"
+
+namespace petps::client {
+
+// ASSUMPTIONS: one thread; pulls and options outlive it. run() may be called again, by another routing.
+class PullCall {
+ public:
+  PullCall(Client::Impl& client, std::span<const TablePull> pulls, const PullOptions& options,
+           const Deadline& deadline);
+  ~PullCall();
+  base::Status run(const Routing& by, PullReport& report);
+
+ private:
+  struct Plan;
+  struct Share;
+  struct Flight;
+
+  base::Status run_once(const Routing& by, PullReport& report);
+  base::Status plan(const Routing& by);
+  std::vector<Share> share_out(const Routing& by) const;
+  uint32_t wait_ms(const Flight& flight, bool wait) const;
+  base::Status start(Flight& flight, bool wait);
+  static void finish(const Flight& flight);
+  base::Status ask_alone(const Routing& by, Share& share);
+  base::Status ask_one(Share& share, Endpoint& endpoint, const Deadline& until, bool wait);
+  base::Status ask_together(const Routing& by, std::vector<Share>& shares);
+  static void wait_for_any(std::span<const std::unique_ptr<Flight>> flights);
+
+  Client::Impl& client_;
+  const std::span<const TablePull> pulls_;
+  const PullOptions& options_;
+  const Deadline deadline_;
+  const uint64_t wait_until_ns_;
+  std::string instance_;           // by name; empty: what each server's catalogue says
+  std::vector<Plan> plans_;        // by table of the call
+  std::vector<size_t> row_bytes_;  // of `out`, by table of the call
+};
+
+}  // namespace petps::client

@@ -1,0 +1,72 @@
+#include "petps_client/routing.h"
+
+#include <algorithm>
+
+namespace petps::client {
+
+using base::Code;
+using base::Result;
+using base::Status;
+
+std::shared_ptr<const Routing> route_to_all(const Endpoints& endpoints) {
+  auto routing = std::make_shared<Routing>();
+  routing->groups = {endpoints};
+  routing->group_of = {0};
+  routing->all = endpoints;
+  return routing;
+}
+
+Result<std::shared_ptr<const Routing>> route_by_map(
+    const wire::ShardMap& map, const std::string& peer, std::span<const Endpoints> known,
+    const std::function<std::shared_ptr<Endpoint>(Address)>& make) {
+  auto routing = std::make_shared<Routing>();
+  routing->version = map.version;
+  routing->partitions = map.partitions;
+  routing->group_of.resize(map.partitions);
+  std::vector<wire::PartitionSet> sets;  // of the groups
+  for (const wire::ShardServer& server : map.servers) {
+    auto address = parse_address(server.address, server.address);
+    if (!address.ok()) {
+      return Status(Code::kUnavailable, peer + ": its shard map names a server " +
+                                            std::string(address.status().message()));
+    }
+    std::shared_ptr<Endpoint> endpoint;
+    for (const Endpoints& list : known) {
+      for (const auto& each : list) {
+        if (each->name() == address.value().text()) endpoint = each;
+      }
+    }
+    if (endpoint == nullptr) endpoint = make(std::move(address).value());
+    routing->all.push_back(endpoint);
+    // The map is checked: who shares one partition shares all.
+    const auto at = std::find(sets.begin(), sets.end(), server.partitions);
+    const auto group = static_cast<size_t>(at - sets.begin());
+    if (at == sets.end()) {
+      sets.push_back(server.partitions);
+      routing->groups.emplace_back();
+      for (uint32_t p = 0; p < map.partitions; ++p) {
+        if (wire::has_partition(server.partitions, p))
+          routing->group_of[p] = static_cast<uint32_t>(group);
+      }
+    }
+    routing->groups[group].push_back(std::move(endpoint));
+  }
+  return std::shared_ptr<const Routing>(std::move(routing));
+}
+
+std::vector<Slice> split(const Routing& routing, std::span<const uint64_t> keys) {
+  std::vector<Slice> slices(routing.groups.size());
+  for (Slice& slice : slices) {
+    const size_t likely = keys.size() / slices.size() + keys.size() / 8 + 1;
+    slice.keys.reserve(likely);
+    slice.positions.reserve(likely);
+  }
+  for (size_t i = 0; i < keys.size(); ++i) {
+    Slice& slice = slices[routing.group(keys[i])];
+    slice.keys.push_back(keys[i]);
+    slice.positions.push_back(static_cast<uint32_t>(i));
+  }
+  return slices;
+}
+
+}  // namespace petps::client

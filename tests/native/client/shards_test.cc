@@ -1,0 +1,548 @@
+// One client and several servers by a shard map: who is asked, what is put together, and what happens when the map or a server
+// goes. Each pool holds rows of the keys that the test gives it, so a key asked of the wrong server would be a miss.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <random>
+#include <thread>
+
+#include "base/clock.h"
+#include "fixtures.h"
+
+namespace petps::client {
+namespace {
+
+using base::Code;
+using base::Status;
+using codec::Dtype;
+using testing::RealServer;
+using testing::row_of;
+using testing::shown_row;
+
+constexpr uint32_t kPartitions = 8;
+constexpr uint64_t kKeys = 2000;  // keys below are there, if their partition is; others are nowhere
+constexpr uint32_t kDim = 8;
+
+const std::vector<float> kDefault = {9, 8, 7, 6, 5, 4, 3, 2};
+
+Options quiet() {
+  Options options;
+  options.deadline_ms = 20'000;
+  options.catalogue_ms = 0;
+  options.hot_sample_every = 0;
+  return options;
+}
+
+std::vector<uint64_t> keys_of(uint64_t partitions) {
+  std::vector<uint64_t> keys;
+  for (uint64_t key = 0; key < kKeys; ++key) {
+    if (((partitions >> wire::partition_of(key, kPartitions)) & 1) != 0) keys.push_back(key);
+  }
+  return keys;
+}
+
+class ShardsTest : public ::testing::Test {
+ protected:
+  // One server for each set of partitions (a bitmap). `filled`: what its pool holds; by default what it owns.
+  RealServer& add_server(uint64_t owned, uint64_t filled = 0) {
+    auto server = std::make_unique<RealServer>(server::ServerOptions{}, kPartitions);
+    const std::vector<uint64_t> keys = keys_of(filled != 0 ? filled : owned);
+    // Another number for the same table on each server.
+    for (size_t i = 0; i < servers_.size(); ++i)
+      server->add_table("spare" + std::to_string(i), Dtype::kF32, 1, 10, 0);
+    for (const Dtype dtype : {Dtype::kF32, Dtype::kF16, Dtype::kBf16, Dtype::kInt8}) {
+      table::Table& table = server->add_table(std::string(codec::dtype_name(dtype)), dtype, kDim,
+                                              4 * kKeys, 0, kDefault);
+      RealServer::fill(table, keys, 0);
+    }
+    server->start();
+    owned_.push_back(owned);
+    servers_.push_back(std::move(server));
+    return *servers_.back();
+  }
+  wire::ShardMap map() const {
+    wire::ShardMap map{"ranking", version_, kPartitions, {}};
+    for (size_t i = 0; i < servers_.size(); ++i) {
+      if (owned_[i] != 0) map.servers.push_back({servers_[i]->address(), {owned_[i]}});
+    }
+    return map;
+  }
+  void publish() {
+    ++version_;
+    for (const auto& server : servers_) server->set_shard_map(map());
+  }
+  std::unique_ptr<Client> connect(const Options& options = quiet(), size_t by = 0) {
+    auto client = Client::connect(servers_[by]->url(), options);
+    EXPECT_TRUE(client.ok()) << client.status().to_string();
+    return std::move(client).value();
+  }
+  static void record(RealServer& server, uint64_t partitions, uint64_t version) {
+    for (uint32_t p = 0; p < kPartitions; ++p) {
+      if (((partitions >> p) & 1) == 0) continue;
+      pool::Progress progress;
+      progress.instance = server.instance();
+      progress.partition = p;
+      progress.run = 1;
+      progress.seq = version;
+      progress.version = version;
+      ASSERT_TRUE(server.tables().record_progress(progress).ok());
+    }
+  }
+  static base::Result<PullReport> pull(Client& client, const std::vector<uint64_t>& keys,
+                                       const PullOptions& options = {}) {
+    std::vector<float> rows(keys.size() * kDim);
+    return client.pull("f32", keys, rows, {}, options);
+  }
+  static void expect_error(const Status& status, Code code, const std::string& part) {
+    EXPECT_EQ(status.code(), code) << status.to_string();
+    EXPECT_NE(status.message().find(part), std::string_view::npos) << status.to_string();
+  }
+
+  std::vector<std::unique_ptr<RealServer>> servers_;
+  std::vector<uint64_t> owned_;
+  uint64_t version_ = 0;
+};
+
+// Random pulls of all dtypes, both forms, with repeated and missing keys, against what the rows must be.
+TEST_F(ShardsTest, PullsArePutTogetherFromAllShards) {
+  add_server(0b00010111);
+  add_server(0b11000000);
+  add_server(0b00101000);
+  publish();
+  std::mt19937_64 random(testing::seed());
+  auto client = connect();
+  for (int round = 0; round < 120; ++round) {
+    const auto dtype = static_cast<Dtype>(random() % 4);
+    const std::string table(codec::dtype_name(dtype));
+    const uint64_t range =
+        round % 3 == 0 ? 40 : kKeys + kKeys / 4;  // many repeated, or some missing
+    std::vector<uint64_t> keys(random() % 3000);
+    for (uint64_t& key : keys) key = random() % range;
+    const bool stored = random() % 2 == 0;
+    const size_t row_bytes = stored ? codec::row_bytes(dtype, kDim) : kDim * sizeof(float);
+    std::vector<std::byte> out(keys.size() * row_bytes, std::byte{0xEE});
+    std::vector<uint8_t> mask(random() % 2 == 0 ? keys.size() : 0, 7);
+    TablePull pull{table, keys, out, mask, stored ? Form::kStored : Form::kFloat32};
+    PullOptions options;
+    options.dedup = static_cast<Dedup>(random() % 3);
+    const auto report = client->pull_many({&pull, 1}, options);
+    ASSERT_TRUE(report.ok()) << report.status().to_string();
+    uint64_t found = 0;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const bool there = keys[i] < kKeys;
+      found += there ? 1 : 0;
+      std::vector<float> want = there ? shown_row(dtype, keys[i], kDim) : kDefault;
+      std::vector<std::byte> bytes(row_bytes);
+      if (stored) {
+        const std::vector<float> values = there ? row_of(keys[i], kDim) : kDefault;
+        codec::encode(dtype, values.data(), 1, kDim, bytes.data());
+      } else {
+        if (!there) {
+          std::vector<std::byte> as_stored(codec::row_bytes(dtype, kDim));
+          codec::encode(dtype, kDefault.data(), 1, kDim, as_stored.data());
+          codec::decode(dtype, as_stored.data(), 1, kDim, want.data());
+        }
+        std::memcpy(bytes.data(), want.data(), row_bytes);
+      }
+      ASSERT_EQ(0, std::memcmp(bytes.data(), out.data() + i * row_bytes, row_bytes))
+          << table << " key " << keys[i] << " at " << i << " of " << keys.size();
+      if (!mask.empty()) {
+        ASSERT_EQ(mask[i], there ? 1 : 0) << keys[i];
+      }
+    }
+    EXPECT_EQ(report.value().found, found);
+  }
+  for (const auto& server : servers_) {
+    EXPECT_GT(server->server().stats().pulls, 0u);
+    EXPECT_EQ(server->server().stats().wrong_shard, 0u);
+  }
+}
+
+TEST_F(ShardsTest, SeveralTablesInOneCall) {
+  add_server(0b00001111);
+  add_server(0b11110000);
+  publish();
+  auto client = connect();
+  const std::vector<uint64_t> some = keys_of(0b00000001);  // one shard alone
+  const std::vector<uint64_t> all = keys_of(0xFF);
+  std::vector<float> first(some.size() * kDim);
+  std::vector<float> second(all.size() * kDim);
+  const std::vector<TablePull> pulls = {
+      {"f32", some, std::as_writable_bytes(std::span(first)), {}, Form::kFloat32},
+      {"int8", all, std::as_writable_bytes(std::span(second)), {}, Form::kFloat32},
+      {"f16", {}, {}, {}, Form::kFloat32}};
+  const auto report = client->pull_many(pulls);
+  ASSERT_TRUE(report.ok()) << report.status().to_string();
+  EXPECT_EQ(report.value().found, some.size() + all.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    const std::vector<float> row(second.begin() + static_cast<ptrdiff_t>(i * kDim),
+                                 second.begin() + static_cast<ptrdiff_t>((i + 1) * kDim));
+    ASSERT_EQ(row, shown_row(Dtype::kInt8, all[i], kDim));
+  }
+  const auto none = client->pull_many({});
+  ASSERT_TRUE(none.ok()) << none.status().to_string();
+  EXPECT_EQ(none.value().applied_version, 0u);
+}
+
+TEST_F(ShardsTest, TheVersionIsTheLowestOfTheShardsAsked) {
+  RealServer& first = add_server(0b00001111);
+  RealServer& second = add_server(0b11110000);
+  publish();
+  record(first, 0b00001111, 9);
+  record(second, 0b11110000, 4);
+  auto client = connect();
+  EXPECT_EQ(pull(*client, keys_of(0xFF)).value().applied_version, 4u);
+  EXPECT_EQ(pull(*client, keys_of(0b00001111)).value().applied_version, 9u);
+  PullOptions options;
+  options.min_version = 9;
+  EXPECT_TRUE(pull(*client, keys_of(0b00001111), options).ok());
+  expect_error(pull(*client, keys_of(0xFF), options).status(), Code::kStale,
+               "version 9 is asked for, this server has applied 4");
+}
+
+TEST_F(ShardsTest, MinVersionWaitsForEveryShard) {
+  RealServer& first = add_server(0b00001111);
+  RealServer& second = add_server(0b11110000);
+  publish();
+  record(first, 0b00001111, 3);
+  record(second, 0b11110000, 2);
+  auto client = connect();
+  PullOptions options;
+  options.min_version = 3;
+  options.wait_ms = 20'000;
+  std::thread later([&] {
+    while (second.server().stats().waits_for_version == 0)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    record(second, 0b11110000, 3);
+  });
+  const auto report = pull(*client, keys_of(0xFF), options);
+  later.join();
+  ASSERT_TRUE(report.ok()) << report.status().to_string();
+  EXPECT_EQ(report.value().applied_version, 3u);
+  options.min_version = 4;
+  options.wait_ms = 30;
+  expect_error(pull(*client, keys_of(0xFF), options).status(), Code::kStale, "version 4");
+  // The wait ends before the deadline: an answer, not a timeout.
+  options.wait_ms = 60'000;
+  options.deadline_ms = 400;
+  expect_error(pull(*client, keys_of(0xFF), options).status(), Code::kStale, "version 4");
+  EXPECT_TRUE(pull(*client, keys_of(0xFF)).ok());
+}
+
+// The replica that lags is never waited for while the other one has the version.
+TEST_F(ShardsTest, AReplicaThatHasTheVersionIsFoundWithoutWaiting) {
+  RealServer& lagging = add_server(0xFF);
+  RealServer& current = add_server(0xFF);
+  publish();
+  record(lagging, 0xFF, 1);
+  record(current, 0xFF, 2);
+  auto client = connect();
+  PullOptions options;
+  options.min_version = 2;
+  options.wait_ms = 10'000;
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(pull(*client, keys_of(0xFF), options).ok());
+  EXPECT_EQ(lagging.server().stats().waits_for_version, 0u);
+}
+
+TEST_F(ShardsTest, AReplicaStandsInAndAMissingShardIsNamed) {
+  add_server(0b00001111);
+  add_server(0b11110000);
+  add_server(0b11110000);
+  publish();
+  auto client = connect();
+  EXPECT_EQ(pull(*client, keys_of(0xFF)).value().found, kKeys);
+  servers_[1]->stop();
+  for (int i = 0; i < 20; ++i) {
+    const auto report = pull(*client, keys_of(0xFF));
+    ASSERT_TRUE(report.ok()) << report.status().to_string();
+    EXPECT_EQ(report.value().found, kKeys);
+  }
+  servers_[2]->stop();
+  PullOptions options;
+  options.deadline_ms = 300;
+  expect_error(pull(*client, keys_of(0xFF), options).status(), Code::kUnavailable,
+               "Connection refused");
+  EXPECT_TRUE(pull(*client, keys_of(0b00001111), options).ok()) << "the other shard serves on";
+  std::thread later([&] { servers_[1]->start(); });
+  EXPECT_EQ(pull(*client, keys_of(0xFF)).value().found, kKeys);
+  later.join();
+}
+
+TEST_F(ShardsTest, AMapThatMovedTheKeysOfADeadServerIsFound) {
+  add_server(0b00001111);
+  add_server(0b11110000, 0xFF);
+  publish();
+  auto client = connect();
+  EXPECT_EQ(pull(*client, keys_of(0xFF)).value().found, kKeys);
+  servers_[0]->stop();
+  owned_ = {0, 0xFF};
+  ++version_;
+  servers_[1]->set_shard_map(map());
+  const auto report = pull(*client, keys_of(0xFF));
+  ASSERT_TRUE(report.ok()) << report.status().to_string();
+  EXPECT_EQ(report.value().found, kKeys);
+}
+
+// Partitions go to and fro, and the servers take each map at different moments. Both pools have all rows: whatever is missing
+// would be an unowned key that looked like a miss.
+TEST_F(ShardsTest, TheMapChangesWhilePullsGoOn) {
+  add_server(0b00001111, 0xFF);
+  add_server(0b11110000, 0xFF);
+  publish();
+  auto client = connect();
+  std::atomic<bool> done{false};
+  std::atomic<uint64_t> pulls{0};
+  const auto puller = [&](uint64_t seed) {
+    std::mt19937_64 random(seed);
+    while (!done.load()) {
+      std::vector<uint64_t> keys(700);
+      for (uint64_t& key : keys) key = random() % kKeys;
+      std::vector<float> rows(keys.size() * kDim);
+      const auto report = client->pull("f32", keys, rows);
+      ASSERT_TRUE(report.ok()) << report.status().to_string();
+      ASSERT_EQ(report.value().found, keys.size());
+      for (size_t i = 0; i < keys.size(); ++i) {
+        ASSERT_EQ(row_of(keys[i], kDim),
+                  std::vector<float>(rows.begin() + static_cast<ptrdiff_t>(i * kDim),
+                                     rows.begin() + static_cast<ptrdiff_t>((i + 1) * kDim)));
+      }
+      pulls.fetch_add(1);
+    }
+  };
+  std::mt19937_64 random(testing::seed());
+  std::thread one(puller, random());
+  std::thread two(puller, random());
+  constexpr uint64_t kOwned[] = {0b00001111, 0b00000011, 0b11111100, 0b01010101};
+  const uint64_t until = base::monotonic_ns() + 30'000'000'000;
+  while ((version_ < 60 || pulls < 200) && base::monotonic_ns() < until) {
+    ++version_;
+    owned_[0] = kOwned[version_ % 4];
+    owned_[1] = 0xFF & ~owned_[0];
+    const size_t first = version_ % 2;
+    servers_[first]->set_shard_map(map());
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 20));
+    servers_[1 - first]->set_shard_map(map());
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 5));
+  }
+  done = true;
+  one.join();
+  two.join();
+  EXPECT_GE(pulls.load(), 200u);
+  EXPECT_GT(servers_[0]->server().stats().wrong_shard + servers_[1]->server().stats().wrong_shard,
+            0u);
+}
+
+TEST_F(ShardsTest, ServersThatAreGivenAMapLaterAreFollowed) {
+  add_server(0b00001111, 0xFF);
+  add_server(0b11110000);
+  auto client = connect();  // knows one server, without a map
+  EXPECT_EQ(pull(*client, keys_of(0xFF)).value().found, kKeys);
+  publish();
+  EXPECT_EQ(pull(*client, keys_of(0xFF)).value().found, kKeys);
+  EXPECT_GT(servers_[1]->server().stats().pulls, 0u);
+}
+
+TEST_F(ShardsTest, PushesGoToEveryServerThatOwnsTheKey) {
+  add_server(0b00001111);
+  add_server(0b11110000);
+  add_server(0b11110000);
+  publish();
+  auto client = connect();
+  std::vector<uint64_t> keys;
+  for (uint64_t key = 0; key < kKeys + 100; ++key) keys.push_back(key);
+  keys.push_back(7);  // the later row counts
+  std::vector<float> rows;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const std::vector<float> row = row_of(keys[i], kDim, i < kKeys + 100 ? 1 : 2);
+    rows.insert(rows.end(), row.begin(), row.end());
+  }
+  const auto pushed = client->push("f32", keys, rows, kDim);
+  ASSERT_TRUE(pushed.ok()) << pushed.status().to_string();
+  EXPECT_EQ(pushed.value().inserted, 100u);
+  EXPECT_EQ(pushed.value().updated, kKeys + 1);
+  for (size_t replica = 0; replica < 2; ++replica) {
+    servers_[1 + replica]->stop();
+    std::vector<float> back(rows.size());
+    std::vector<uint8_t> mask(keys.size());
+    ASSERT_TRUE(client->pull("f32", keys, back, mask).ok());
+    EXPECT_EQ(std::count(mask.begin(), mask.end(), 1), static_cast<ptrdiff_t>(keys.size()));
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const std::vector<float> want = row_of(keys[i], kDim, keys[i] == 7 ? 2 : 1);
+      ASSERT_TRUE(
+          std::equal(want.begin(), want.end(), back.begin() + static_cast<ptrdiff_t>(i * kDim)))
+          << keys[i];
+    }
+    servers_[1 + replica]->start();
+  }
+  const auto erased = client->erase("f32", keys);
+  ASSERT_TRUE(erased.ok()) << erased.status().to_string();
+  EXPECT_EQ(erased.value().deleted, kKeys + 100);
+  EXPECT_EQ(pull(*client, keys).value().found, 0u);
+}
+
+TEST_F(ShardsTest, APushThatIsWrongAnywhereReachesNoShard) {
+  add_server(0b00001111);
+  add_server(0b11110000);
+  publish();
+  auto client = connect();
+  const std::vector<uint64_t> keys = keys_of(0xFF);
+  std::vector<float> rows(keys.size() * kDim, 1.0f);
+  rows.back() = std::numeric_limits<float>::quiet_NaN();
+  expect_error(client->push("f32", keys, rows, kDim).status(), Code::kInvalidArgument,
+               "row " + std::to_string(keys.size() - 1) + " (key " + std::to_string(keys.back()));
+  expect_error(client->push("f32", keys, std::span(rows).first(rows.size() - 1), kDim).status(),
+               Code::kInvalidArgument, "values, not");
+  expect_error(client->push("f32", keys, rows, kDim - 1).status(), Code::kInvalidArgument,
+               "rows have dim 7, the table has 8");
+  const auto bytes = std::as_bytes(std::span(rows));
+  expect_error(client->push_stored("f32", keys, bytes.first(bytes.size() - 1)).status(),
+               Code::kInvalidArgument, "bytes as stored, not");
+  for (const auto& server : servers_) EXPECT_EQ(server->server().stats().pushes, 0u);
+}
+
+TEST_F(ShardsTest, AFullShardDoesNotKeepRowsFromTheOthers) {
+  RealServer& small = add_server(0b00001111);
+  add_server(0b11110000);
+  small.add_table("tight", Dtype::kF32, kDim, 32, 0);
+  servers_[1]->add_table("tight", Dtype::kF32, kDim, 4 * kKeys, 0);
+  publish();
+  auto client = connect();
+  const std::vector<uint64_t> keys = keys_of(0xFF);
+  const std::vector<float> rows(keys.size() * kDim, 1.0f);
+  PushReport report;
+  PushOptions options;
+  options.report = &report;
+  expect_error(client->push("tight", keys, rows, kDim, options).status(), Code::kResourceExhausted,
+               "rows were refused");
+  EXPECT_EQ(report.inserted + report.refused, keys.size());
+  std::vector<float> out(keys.size() * kDim);
+  EXPECT_EQ(client->pull("tight", keys, out).value().found, report.inserted);
+  EXPECT_GE(report.inserted, keys_of(0b11110000).size());
+}
+
+TEST_F(ShardsTest, TheMapChangesWhilePushesGoOn) {
+  add_server(0b00001111);
+  add_server(0b11110000);
+  publish();
+  auto client = connect();
+  const std::vector<uint64_t> keys = keys_of(0xFF);
+  std::atomic<bool> done{false};
+  std::thread mover([&] {
+    while (!done.load()) {
+      ++version_;
+      owned_[0] = version_ % 2 == 0 ? 0b00001111 : 0b00111100;
+      owned_[1] = 0xFF & ~owned_[0];
+      for (const auto& server : servers_) {
+        server->set_shard_map(map());
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      }
+    }
+  });
+  for (uint64_t version = 1; version <= 60; ++version) {
+    std::vector<float> rows;
+    for (const uint64_t key : keys) {
+      const std::vector<float> row = row_of(key, kDim, version);
+      rows.insert(rows.end(), row.begin(), row.end());
+    }
+    const auto pushed = client->push("f32", keys, rows, kDim);
+    EXPECT_TRUE(pushed.ok()) << pushed.status().to_string();
+    EXPECT_EQ(pushed.ok() ? pushed.value().inserted + pushed.value().updated : 0, keys.size());
+  }
+  done = true;
+  mover.join();
+  EXPECT_GT(servers_[0]->server().stats().wrong_shard + servers_[1]->server().stats().wrong_shard,
+            0u);
+}
+
+TEST_F(ShardsTest, HotKeysGoToTheirOwner) {
+  add_server(0b00001111);
+  add_server(0b11110000);
+  publish();
+  Options options = quiet();
+  options.hot_sample_every = 1;
+  options.hot_set_ms = 3'600'000;
+  auto client = connect(options);
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(pull(*client, keys_of(0b00000001)).ok());
+  ASSERT_TRUE(client->send_hot_sets().ok());
+  EXPECT_EQ(servers_[0]->server().stats().hot_sets, 1u);
+  EXPECT_EQ(servers_[1]->server().stats().hot_sets, 0u);
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(pull(*client, keys_of(0b00010001)).ok());
+  ASSERT_TRUE(client->send_hot_sets().ok());
+  EXPECT_EQ(servers_[0]->server().stats().hot_sets, 2u);
+  EXPECT_EQ(servers_[1]->server().stats().hot_sets, 1u);
+}
+
+// Between the switches of an alias on two servers, every answer is of one instance.
+TEST_F(ShardsTest, NoAnswerMixesTwoInstances) {
+  add_server(0b00001111);
+  add_server(0b11110000);
+  std::vector<uint32_t> instances[2];
+  for (size_t i = 0; i < 2; ++i) {
+    pool::Pool& pool = servers_[i]->tables().pool();
+    for (size_t extra = 0; extra < i; ++extra)  // numbers of instances differ too
+      ASSERT_TRUE(pool.create_instance("ranking", "ranking@x", kPartitions).ok());
+    for (uint64_t version = 5; version <= 6; ++version) {
+      const auto made =
+          pool.create_instance("ranking", "ranking@" + std::to_string(version), kPartitions);
+      ASSERT_TRUE(made.ok()) << made.status().to_string();
+      instances[i].push_back(made.value().id);
+      table::Table& table = servers_[i]->add_table("rows", Dtype::kF32, kDim, 4 * kKeys, 0, {},
+                                                   pool::Feed::kPush, made.value().id);
+      RealServer::fill(table, keys_of(owned_[i]), version);
+    }
+    ASSERT_TRUE(pool.set_alias("live", instances[i][0]).ok());
+  }
+  publish();
+  Options options = quiet();
+  options.catalogue_ms = 5;
+  auto client = Client::connect("petps://" + servers_[0]->address() + "/live", options);
+  ASSERT_TRUE(client.ok()) << client.status().to_string();
+  const std::vector<uint64_t> keys = keys_of(0xFF);
+  std::vector<float> rows(keys.size() * kDim);
+  std::map<uint64_t, size_t> seen;
+  for (size_t turn = 0; turn < 40 || (seen.size() < 2 && turn < 4'000); ++turn) {
+    for (size_t i = 0; i < 2; ++i) {
+      pool::Pool& pool = servers_[i]->tables().pool();
+      ASSERT_TRUE(pool.set_alias("live", instances[i][turn / 8 % 2]).ok());
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      const auto report = client.value()->pull("rows", keys, rows);
+      ASSERT_TRUE(report.ok()) << report.status().to_string();
+      ASSERT_EQ(report.value().found, keys.size());
+      const uint64_t version =
+          std::equal(rows.begin(), rows.begin() + kDim, row_of(keys[0], kDim, 5).begin()) ? 5 : 6;
+      seen[version] += 1;
+      for (size_t k = 0; k < keys.size(); ++k) {
+        const std::vector<float> want = row_of(keys[k], kDim, version);
+        ASSERT_TRUE(
+            std::equal(want.begin(), want.end(), rows.begin() + static_cast<ptrdiff_t>(k * kDim)))
+            << keys[k];
+      }
+    }
+  }
+  EXPECT_EQ(seen.size(), 2u) << "the switch was never seen";
+}
+
+TEST_F(ShardsTest, ManyThreadsShareTheConnections) {
+  add_server(0b00001111);
+  add_server(0b11110000);
+  publish();
+  Options options = quiet();
+  options.connections = 2;
+  auto client = connect(options);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 6; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 40; ++i) {
+        const auto report = pull(*client, keys_of(0xFF));
+        ASSERT_TRUE(report.ok()) << report.status().to_string();
+        ASSERT_EQ(report.value().found, kKeys);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace petps::client
