@@ -69,7 +69,7 @@ class Session {
 
   // pulls: (table, keys, out, mask or None) each.
   py::tuple pull(const py::list& pulls, const std::string& dtype, uint32_t deadline_ms,
-                 uint64_t min_version, const py::object& dedup) {
+                 uint64_t min_version, uint32_t wait_ms, const py::object& dedup) {
     const Form form = form_of(dtype);
     std::vector<std::string> names;
     std::vector<TablePull> wanted;
@@ -85,6 +85,7 @@ class Session {
     PullOptions options;
     options.deadline_ms = deadline_ms;
     options.min_version = min_version;
+    options.wait_ms = wait_ms;
     options.dedup = dedup_of(dedup);
     const std::shared_ptr<Client> held = client();
     PullReport report;
@@ -223,7 +224,7 @@ void bind_client(py::module_& module) {
            py::arg("hot_sample_every"), py::arg("hot_keys"), py::arg("hot_set_ms"),
            py::arg("catalogue_ms"))
       .def("pull", &Session::pull, py::arg("pulls"), py::arg("dtype"), py::arg("deadline_ms"),
-           py::arg("min_version"), py::arg("dedup"))
+           py::arg("min_version"), py::arg("wait_ms"), py::arg("dedup"))
       .def("push", &Session::push, py::arg("table"), py::arg("keys"), py::arg("rows"),
            py::arg("stored"), py::arg("allow_not_finite"), py::arg("deadline_ms"))
       .def("erase", &Session::erase, py::arg("table"), py::arg("keys"), py::arg("deadline_ms"))

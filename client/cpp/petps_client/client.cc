@@ -204,7 +204,8 @@ Result<std::string> Client::status(int server, uint32_t deadline_ms) {
     return decoded.ok() ? Status() : connection.distrust(decoded.message());
   };
   const Deadline deadline = impl_->deadline(deadline_ms);
-  PETPS_RETURN_IF_ERROR(server < 0 ? impl_->try_any("status", deadline, attempt)
+  PETPS_RETURN_IF_ERROR(server < 0 ? impl_->try_endpoints("status", *route_to_all(impl_->seeds),
+                                                          impl_->seeds, deadline, attempt)
                                    : attempt(*impl_->seeds[static_cast<size_t>(server)], deadline));
   return out;
 }

@@ -142,7 +142,7 @@ class [[nodiscard]] Client {
   base::Result<Table> describe(std::string_view table);
   // Read from a server now; rows and capacity are those of that server.
   base::Result<std::vector<Table>> tables(uint32_t deadline_ms = 0);
-  // The status text (JSON) of the first server that answers; `server` is its number in the URL, or -1 for any.
+  // The status text (JSON) of the first server of the URL that answers; `server` is its number there, or -1 for any.
   base::Result<std::string> status(int server = -1, uint32_t deadline_ms = 0);
   size_t servers() const;
 

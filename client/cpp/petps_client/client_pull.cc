@@ -322,6 +322,7 @@ Status PullCall::ask_one(Share& share, Endpoint& endpoint, const Deadline& until
 // All groups at once, one replica of each. Shares that are not done afterwards are asked for alone; WRONG_SHARD ends the call.
 Status PullCall::ask_together(const Routing& by, std::vector<Share>& shares) {
   std::vector<std::unique_ptr<Flight>> flights;
+  const size_t turn = client_.next_turn();
   Status refusal;
   const auto fail = [&](const Share& share, Endpoint& endpoint, const Status& status) {
     if (is_unreachable(status.code())) endpoint.failed();
@@ -333,7 +334,7 @@ Status PullCall::ask_together(const Routing& by, std::vector<Share>& shares) {
   };
   for (Share& share : shares) {
     const Endpoints& replicas = by.groups[share.group];
-    const std::vector<Endpoint*> awake = client_.awake_endpoints(replicas);
+    const std::vector<Endpoint*> awake = Client::Impl::awake_endpoints(replicas, turn);
     if (awake.empty()) continue;
     const Deadline until = deadline_.share(awake.size());
     auto leased = awake[0]->lease(until);

@@ -57,7 +57,7 @@ bool Client::Impl::find_newer_map(const Routing& than, const Endpoints& group,
     return std::find(group.begin(), group.end(), endpoint) != group.end();
   });
   size_t asked = 0;
-  for (Endpoint* endpoint : awake_endpoints(others)) {
+  for (Endpoint* endpoint : awake_endpoints(others, next_turn())) {
     if (current_routing()->version > than.version || asked++ == kAskedForMap || deadline.passed())
       break;
     const Status status = read_shard_map(*endpoint, deadline.share(kAskedForMap + 1));
@@ -83,12 +83,11 @@ Status Client::Impl::by_shard_map(const Deadline& deadline,
   }
 }
 
-std::vector<Endpoint*> Client::Impl::awake_endpoints(const Endpoints& of) {
-  const size_t start = rotation.fetch_add(1, std::memory_order_relaxed);
+std::vector<Endpoint*> Client::Impl::awake_endpoints(const Endpoints& of, size_t turn) {
   const uint64_t now = base::monotonic_ns();
   std::vector<Endpoint*> awake;
   for (size_t i = 0; i < of.size(); ++i) {
-    Endpoint* endpoint = of[(start + i) % of.size()].get();
+    Endpoint* endpoint = of[(turn + i) % of.size()].get();
     if (endpoint->rests_until_ns() <= now) awake.push_back(endpoint);
   }
   return awake;
@@ -110,7 +109,7 @@ Status Client::Impl::try_endpoints(std::string_view what, const Routing& by,
   Status refusal;  // of a server that was reached: tells more than that another was not
   size_t tried = 0;
   for (;;) {
-    const std::vector<Endpoint*> awake = awake_endpoints(replicas);
+    const std::vector<Endpoint*> awake = awake_endpoints(replicas, next_turn());
     size_t refused = 0;
     for (size_t i = 0; i < awake.size() && !deadline.passed(); ++i) {
       // A silent server must leave time to ask its replicas.

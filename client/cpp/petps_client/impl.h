@@ -87,7 +87,9 @@ struct Client::Impl {
   base::Status try_endpoints(std::string_view what, const Routing& by, const Endpoints& replicas,
                              const Deadline& deadline, const Attempt& attempt);
   base::Status try_any(std::string_view what, const Deadline& deadline, const Attempt& attempt);
-  std::vector<Endpoint*> awake_endpoints(const Endpoints& of);  // in this call's order
+  size_t next_turn() { return rotation.fetch_add(1, std::memory_order_relaxed); }
+  // From the one whose turn it is. The groups of one call share a turn, or with two of each the same ones would always be first.
+  static std::vector<Endpoint*> awake_endpoints(const Endpoints& of, size_t turn);
 
   base::Result<PushReport> push(const PushWork& work);
   base::Status push_to(Endpoint& endpoint, const Deadline& deadline, const PushWork& work,

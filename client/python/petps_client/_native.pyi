@@ -25,6 +25,7 @@ class Client:
         dtype: str,
         deadline_ms: int,
         min_version: int,
+        wait_ms: int,
         dedup: bool | None,
     ) -> tuple[int, int]: ...
     def push(

@@ -66,7 +66,7 @@ class Answer(NamedTuple):
     """bool[n]: which keys were found; the others have the table's default row."""
     found: int
     applied_version: int
-    """Every row is at least that new; 0 when no key was asked for."""
+    """Every row is at least that new (of the shards asked the lowest); 0: no key was asked for."""
 
 
 def connect(
@@ -84,7 +84,9 @@ def connect(
 ) -> Client:
     """Connects to the servers of ``petps://h1:7070,h2:7070/model``.
 
-    The addresses are replicas: a call that one of them fails goes to another, within its deadline.
+    The addresses are any servers of the model. If the servers have a shard map, it says who is
+    asked for which keys and who is a replica of whom, and a changed map is followed; without one
+    the addresses are replicas. A call that one replica fails goes to another, within its deadline.
     The model (an alias or an instance will do) may be left out when a server has only one.
 
     name: shown in the servers' reports. deadline_ms: of calls that name none. keys_per_request: a
@@ -158,6 +160,7 @@ class Client:
         mask: Mask | None = ...,
         deadline_ms: int | None = ...,
         min_version: int = ...,
+        wait_ms: int = ...,
         dedup: bool | None = ...,
     ) -> Rows: ...
     @overload
@@ -172,6 +175,7 @@ class Client:
         mask: Mask | None = ...,
         deadline_ms: int | None = ...,
         min_version: int = ...,
+        wait_ms: int = ...,
         dedup: bool | None = ...,
     ) -> tuple[Rows, Mask]: ...
     def pull(
@@ -185,6 +189,7 @@ class Client:
         mask: Mask | None = None,
         deadline_ms: int | None = None,
         min_version: int = 0,
+        wait_ms: int = 0,
         dedup: bool | None = None,
     ) -> Rows | tuple[Rows, Mask]:
         """keys: integers[n] -> float32[n, dim]; a missing key has the table's default row.
@@ -192,8 +197,9 @@ class Client:
         out: a C-contiguous float32[n, dim] to receive the rows, without a copy; it is returned.
         return_mask: return (rows, mask), mask bool[n] says which keys were found. mask: a bool[n]
         to receive it. dtype: "f32", or "stored" for uint8[n, row_bytes] as the server stores them.
-        min_version: rows at least that new. dedup: ask once for a repeated key (None: when it
-        pays).
+        min_version: rows at least that new, of every shard asked; Stale if they are not, after
+        servers have waited for it for at most wait_ms and within the deadline. dedup: ask once for
+        a repeated key (None: when it pays).
 
         Errors: NotFound (lists the tables), InvalidArgument (names the array), Stale,
         DeadlineExceeded and Unavailable (name the server). After an error ``out`` may hold
@@ -207,6 +213,7 @@ class Client:
                 dtype,
                 deadline_ms=deadline_ms,
                 min_version=min_version,
+                wait_ms=wait_ms,
                 dedup=dedup,
             )
             return answer.rows, answer.mask
@@ -217,6 +224,7 @@ class Client:
             dtype,
             _deadline(deadline_ms),
             _version(min_version),
+            _wait(wait_ms),
             dedup,
         )
         return (rows, mask) if return_mask and mask is not None else rows
@@ -230,6 +238,7 @@ class Client:
         *,
         deadline_ms: int | None = None,
         min_version: int = 0,
+        wait_ms: int = 0,
         dedup: bool | None = None,
     ) -> Answer:
         """As :meth:`pull`, and returns all that the answer says, the applied version included."""
@@ -241,6 +250,7 @@ class Client:
             dtype,
             _deadline(deadline_ms),
             _version(min_version),
+            _wait(wait_ms),
             dedup,
         )
         return Answer(rows, mask, found, version)
@@ -255,6 +265,7 @@ class Client:
         dtype: Form = ...,
         deadline_ms: int | None = ...,
         min_version: int = ...,
+        wait_ms: int = ...,
         dedup: bool | None = ...,
     ) -> dict[str, Rows]: ...
     @overload
@@ -267,6 +278,7 @@ class Client:
         dtype: Form = ...,
         deadline_ms: int | None = ...,
         min_version: int = ...,
+        wait_ms: int = ...,
         dedup: bool | None = ...,
     ) -> dict[str, tuple[Rows, Mask]]: ...
     def pull_many(
@@ -278,6 +290,7 @@ class Client:
         dtype: Form = "f32",
         deadline_ms: int | None = None,
         min_version: int = 0,
+        wait_ms: int = 0,
         dedup: bool | None = None,
     ) -> dict[str, Rows] | dict[str, tuple[Rows, Mask]]:
         """{table: integers[n]} -> {table: float32[n, dim]}, in one request, of one instance.
@@ -294,7 +307,9 @@ class Client:
             checked = as_keys(wanted)
             rows = given[table] if table in given else self._rows_for(table, checked, dtype)
             pulls.append((table, checked, rows, np.empty(checked.shape[0], np.bool_)))
-        self._native.pull(pulls, dtype, _deadline(deadline_ms), _version(min_version), dedup)
+        self._native.pull(
+            pulls, dtype, _deadline(deadline_ms), _version(min_version), _wait(wait_ms), dedup
+        )
         if return_mask:
             return {table: (rows, mask) for table, _, rows, mask in pulls}
         return {table: rows for table, _, rows, _ in pulls}
@@ -317,7 +332,7 @@ class Client:
         allow_not_finite: bool = False,
         deadline_ms: int | None = None,
     ) -> PushReport:
-        """Writes full rows to every server of the URL; durable when it returns.
+        """Writes full rows to every server that owns the key; durable when it returns.
 
         keys: integers[n], rows: floats[n, dim], encoded to the table's dtype, or with
         dtype="stored" uint8[n, row_bytes]. Of a repeated key the last row counts. It is not
@@ -348,13 +363,13 @@ class Client:
         return Table(**self._native.describe(table))
 
     def tables(self, *, deadline_ms: int | None = None) -> list[Table]:
-        """The tables of the URL's model, read now."""
+        """The tables of the URL's model, read now; rows and capacity are those of one server."""
         return [Table(**each) for each in self._native.tables(_deadline(deadline_ms))]
 
     def status(
         self, server: int | None = None, *, deadline_ms: int | None = None
     ) -> dict[str, Any]:
-        """The status of server number ``server`` of the URL, or of any that answers."""
+        """The status of server number ``server`` of the URL, or of any of them that answers."""
         number = -1 if server is None else server
         status: dict[str, Any] = json.loads(self._native.status(number, _deadline(deadline_ms)))
         return status
@@ -433,6 +448,11 @@ def _version(min_version: int) -> int:
     if not 0 <= min_version < 1 << 64:
         raise InvalidArgument(f"min_version is {min_version}, outside 0..2**64-1")
     return min_version
+
+
+def _wait(wait_ms: int) -> int:
+    _check_u32("wait_ms", wait_ms)
+    return wait_ms
 
 
 def _report(outcome: tuple[str | None, tuple[int, int, int, int, int]]) -> PushReport:

@@ -1,15 +1,16 @@
 // One client and several servers by a shard map: who is asked, what is put together, and what happens when the map or a server
-// goes. Each pool holds rows of the keys that the test gives it, so a key asked of the wrong server would be a miss.
+// goes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <atomic>
 #include <map>
+#include <numeric>
 #include <random>
 #include <thread>
 
 #include "base/clock.h"
-#include "fixtures.h"
+#include "fleet.h"
 
 namespace petps::client {
 namespace {
@@ -17,93 +18,17 @@ namespace {
 using base::Code;
 using base::Status;
 using codec::Dtype;
+using testing::kDefault;
+using testing::kDim;
+using testing::keys_of;
+using testing::kKeys;
+using testing::kPartitions;
+using testing::quiet;
 using testing::RealServer;
 using testing::row_of;
 using testing::shown_row;
 
-constexpr uint32_t kPartitions = 8;
-constexpr uint64_t kKeys = 2000;  // keys below are there, if their partition is; others are nowhere
-constexpr uint32_t kDim = 8;
-
-const std::vector<float> kDefault = {9, 8, 7, 6, 5, 4, 3, 2};
-
-Options quiet() {
-  Options options;
-  options.deadline_ms = 20'000;
-  options.catalogue_ms = 0;
-  options.hot_sample_every = 0;
-  return options;
-}
-
-std::vector<uint64_t> keys_of(uint64_t partitions) {
-  std::vector<uint64_t> keys;
-  for (uint64_t key = 0; key < kKeys; ++key) {
-    if (((partitions >> wire::partition_of(key, kPartitions)) & 1) != 0) keys.push_back(key);
-  }
-  return keys;
-}
-
-class ShardsTest : public ::testing::Test {
- protected:
-  // One server for each set of partitions (a bitmap). `filled`: what its pool holds; by default what it owns.
-  RealServer& add_server(uint64_t owned, uint64_t filled = 0) {
-    auto server = std::make_unique<RealServer>(server::ServerOptions{}, kPartitions);
-    const std::vector<uint64_t> keys = keys_of(filled != 0 ? filled : owned);
-    // Another number for the same table on each server.
-    for (size_t i = 0; i < servers_.size(); ++i)
-      server->add_table("spare" + std::to_string(i), Dtype::kF32, 1, 10, 0);
-    for (const Dtype dtype : {Dtype::kF32, Dtype::kF16, Dtype::kBf16, Dtype::kInt8}) {
-      table::Table& table = server->add_table(std::string(codec::dtype_name(dtype)), dtype, kDim,
-                                              4 * kKeys, 0, kDefault);
-      RealServer::fill(table, keys, 0);
-    }
-    server->start();
-    owned_.push_back(owned);
-    servers_.push_back(std::move(server));
-    return *servers_.back();
-  }
-  wire::ShardMap map() const {
-    wire::ShardMap map{"ranking", version_, kPartitions, {}};
-    for (size_t i = 0; i < servers_.size(); ++i) {
-      if (owned_[i] != 0) map.servers.push_back({servers_[i]->address(), {owned_[i]}});
-    }
-    return map;
-  }
-  void publish() {
-    ++version_;
-    for (const auto& server : servers_) server->set_shard_map(map());
-  }
-  std::unique_ptr<Client> connect(const Options& options = quiet(), size_t by = 0) {
-    auto client = Client::connect(servers_[by]->url(), options);
-    EXPECT_TRUE(client.ok()) << client.status().to_string();
-    return std::move(client).value();
-  }
-  static void record(RealServer& server, uint64_t partitions, uint64_t version) {
-    for (uint32_t p = 0; p < kPartitions; ++p) {
-      if (((partitions >> p) & 1) == 0) continue;
-      pool::Progress progress;
-      progress.instance = server.instance();
-      progress.partition = p;
-      progress.run = 1;
-      progress.seq = version;
-      progress.version = version;
-      ASSERT_TRUE(server.tables().record_progress(progress).ok());
-    }
-  }
-  static base::Result<PullReport> pull(Client& client, const std::vector<uint64_t>& keys,
-                                       const PullOptions& options = {}) {
-    std::vector<float> rows(keys.size() * kDim);
-    return client.pull("f32", keys, rows, {}, options);
-  }
-  static void expect_error(const Status& status, Code code, const std::string& part) {
-    EXPECT_EQ(status.code(), code) << status.to_string();
-    EXPECT_NE(status.message().find(part), std::string_view::npos) << status.to_string();
-  }
-
-  std::vector<std::unique_ptr<RealServer>> servers_;
-  std::vector<uint64_t> owned_;
-  uint64_t version_ = 0;
-};
+class ShardsTest : public testing::Fleet {};
 
 // Random pulls of all dtypes, both forms, with repeated and missing keys, against what the rows must be.
 TEST_F(ShardsTest, PullsArePutTogetherFromAllShards) {
@@ -246,6 +171,14 @@ TEST_F(ShardsTest, AReplicaThatHasTheVersionIsFoundWithoutWaiting) {
   EXPECT_EQ(lagging.server().stats().waits_for_version, 0u);
 }
 
+TEST_F(ShardsTest, ReplicasTakeTurns) {
+  for (const uint64_t owned : {0b00001111, 0b11110000, 0b00001111, 0b11110000}) add_server(owned);
+  publish();
+  auto client = connect();
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(pull(*client, {1, 2, 3, 4, 5, 6, 7, 8}).ok());
+  for (const auto& server : servers_) EXPECT_EQ(server->server().stats().pulls, 10u);
+}
+
 TEST_F(ShardsTest, AReplicaStandsInAndAMissingShardIsNamed) {
   add_server(0b00001111);
   add_server(0b11110000);
@@ -344,118 +277,6 @@ TEST_F(ShardsTest, ServersThatAreGivenAMapLaterAreFollowed) {
   EXPECT_GT(servers_[1]->server().stats().pulls, 0u);
 }
 
-TEST_F(ShardsTest, PushesGoToEveryServerThatOwnsTheKey) {
-  add_server(0b00001111);
-  add_server(0b11110000);
-  add_server(0b11110000);
-  publish();
-  auto client = connect();
-  std::vector<uint64_t> keys;
-  for (uint64_t key = 0; key < kKeys + 100; ++key) keys.push_back(key);
-  keys.push_back(7);  // the later row counts
-  std::vector<float> rows;
-  for (size_t i = 0; i < keys.size(); ++i) {
-    const std::vector<float> row = row_of(keys[i], kDim, i < kKeys + 100 ? 1 : 2);
-    rows.insert(rows.end(), row.begin(), row.end());
-  }
-  const auto pushed = client->push("f32", keys, rows, kDim);
-  ASSERT_TRUE(pushed.ok()) << pushed.status().to_string();
-  EXPECT_EQ(pushed.value().inserted, 100u);
-  EXPECT_EQ(pushed.value().updated, kKeys + 1);
-  for (size_t replica = 0; replica < 2; ++replica) {
-    servers_[1 + replica]->stop();
-    std::vector<float> back(rows.size());
-    std::vector<uint8_t> mask(keys.size());
-    ASSERT_TRUE(client->pull("f32", keys, back, mask).ok());
-    EXPECT_EQ(std::count(mask.begin(), mask.end(), 1), static_cast<ptrdiff_t>(keys.size()));
-    for (size_t i = 0; i < keys.size(); ++i) {
-      const std::vector<float> want = row_of(keys[i], kDim, keys[i] == 7 ? 2 : 1);
-      ASSERT_TRUE(
-          std::equal(want.begin(), want.end(), back.begin() + static_cast<ptrdiff_t>(i * kDim)))
-          << keys[i];
-    }
-    servers_[1 + replica]->start();
-  }
-  const auto erased = client->erase("f32", keys);
-  ASSERT_TRUE(erased.ok()) << erased.status().to_string();
-  EXPECT_EQ(erased.value().deleted, kKeys + 100);
-  EXPECT_EQ(pull(*client, keys).value().found, 0u);
-}
-
-TEST_F(ShardsTest, APushThatIsWrongAnywhereReachesNoShard) {
-  add_server(0b00001111);
-  add_server(0b11110000);
-  publish();
-  auto client = connect();
-  const std::vector<uint64_t> keys = keys_of(0xFF);
-  std::vector<float> rows(keys.size() * kDim, 1.0f);
-  rows.back() = std::numeric_limits<float>::quiet_NaN();
-  expect_error(client->push("f32", keys, rows, kDim).status(), Code::kInvalidArgument,
-               "row " + std::to_string(keys.size() - 1) + " (key " + std::to_string(keys.back()));
-  expect_error(client->push("f32", keys, std::span(rows).first(rows.size() - 1), kDim).status(),
-               Code::kInvalidArgument, "values, not");
-  expect_error(client->push("f32", keys, rows, kDim - 1).status(), Code::kInvalidArgument,
-               "rows have dim 7, the table has 8");
-  const auto bytes = std::as_bytes(std::span(rows));
-  expect_error(client->push_stored("f32", keys, bytes.first(bytes.size() - 1)).status(),
-               Code::kInvalidArgument, "bytes as stored, not");
-  for (const auto& server : servers_) EXPECT_EQ(server->server().stats().pushes, 0u);
-}
-
-TEST_F(ShardsTest, AFullShardDoesNotKeepRowsFromTheOthers) {
-  RealServer& small = add_server(0b00001111);
-  add_server(0b11110000);
-  small.add_table("tight", Dtype::kF32, kDim, 32, 0);
-  servers_[1]->add_table("tight", Dtype::kF32, kDim, 4 * kKeys, 0);
-  publish();
-  auto client = connect();
-  const std::vector<uint64_t> keys = keys_of(0xFF);
-  const std::vector<float> rows(keys.size() * kDim, 1.0f);
-  PushReport report;
-  PushOptions options;
-  options.report = &report;
-  expect_error(client->push("tight", keys, rows, kDim, options).status(), Code::kResourceExhausted,
-               "rows were refused");
-  EXPECT_EQ(report.inserted + report.refused, keys.size());
-  std::vector<float> out(keys.size() * kDim);
-  EXPECT_EQ(client->pull("tight", keys, out).value().found, report.inserted);
-  EXPECT_GE(report.inserted, keys_of(0b11110000).size());
-}
-
-TEST_F(ShardsTest, TheMapChangesWhilePushesGoOn) {
-  add_server(0b00001111);
-  add_server(0b11110000);
-  publish();
-  auto client = connect();
-  const std::vector<uint64_t> keys = keys_of(0xFF);
-  std::atomic<bool> done{false};
-  std::thread mover([&] {
-    while (!done.load()) {
-      ++version_;
-      owned_[0] = version_ % 2 == 0 ? 0b00001111 : 0b00111100;
-      owned_[1] = 0xFF & ~owned_[0];
-      for (const auto& server : servers_) {
-        server->set_shard_map(map());
-        std::this_thread::sleep_for(std::chrono::milliseconds(2));
-      }
-    }
-  });
-  for (uint64_t version = 1; version <= 60; ++version) {
-    std::vector<float> rows;
-    for (const uint64_t key : keys) {
-      const std::vector<float> row = row_of(key, kDim, version);
-      rows.insert(rows.end(), row.begin(), row.end());
-    }
-    const auto pushed = client->push("f32", keys, rows, kDim);
-    EXPECT_TRUE(pushed.ok()) << pushed.status().to_string();
-    EXPECT_EQ(pushed.ok() ? pushed.value().inserted + pushed.value().updated : 0, keys.size());
-  }
-  done = true;
-  mover.join();
-  EXPECT_GT(servers_[0]->server().stats().wrong_shard + servers_[1]->server().stats().wrong_shard,
-            0u);
-}
-
 TEST_F(ShardsTest, HotKeysGoToTheirOwner) {
   add_server(0b00001111);
   add_server(0b11110000);
@@ -522,6 +343,68 @@ TEST_F(ShardsTest, NoAnswerMixesTwoInstances) {
     }
   }
   EXPECT_EQ(seen.size(), 2u) << "the switch was never seen";
+}
+
+// Each of two servers answers a pull only once the other has received its part.
+TEST(Shards, AreAskedAtTheSameTime) {
+  std::atomic<uint64_t> received{0};
+  const auto wait_for_both = [&](wire::Opcode opcode, uint64_t, wire::Frame&) {
+    if (opcode != wire::Opcode::kPull) return testing::Answer::kSend;
+    received.fetch_add(1);
+    while (received.load() < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return testing::Answer::kSend;
+  };
+  testing::FakeServer first(wait_for_both);
+  testing::FakeServer second(wait_for_both);
+  for (testing::FakeServer* server : {&first, &second}) {
+    server->hello().features = wire::kFeatureShardMap;
+    server->hello().shard.map_version = 1;
+    server->shard_map() = {
+        "ranking", 1, 2, {{first.address(), {0b01}}, {second.address(), {0b10}}}};
+  }
+  const auto client = Client::connect(first.url(), quiet());
+  ASSERT_TRUE(client.ok()) << client.status().to_string();
+  std::vector<uint64_t> keys(100);
+  std::iota(keys.begin(), keys.end(), 0);
+  std::vector<float> rows(keys.size() * testing::FakeServer::kDim);
+  const auto report = client.value()->pull("users", keys, rows);
+  received.store(2);  // a client that asks one after the other has failed: let the servers end
+  ASSERT_TRUE(report.ok()) << report.status().to_string();
+  EXPECT_EQ(report.value().found, 50u);
+  EXPECT_EQ(first.count(wire::Opcode::kPull), 1u);
+  EXPECT_EQ(second.count(wire::Opcode::kPull), 1u);
+}
+
+// Rows of one shard are received while another is silent, and only that one's part is asked again.
+TEST(Shards, ASilentReplicaCostsItsOwnPartOnly) {
+  testing::FakeServer alive(nullptr);
+  testing::FakeServer silent([](wire::Opcode opcode, uint64_t, wire::Frame&) {
+    return opcode == wire::Opcode::kPull ? testing::Answer::kSilent : testing::Answer::kSend;
+  });
+  testing::FakeServer replica(nullptr);
+  for (testing::FakeServer* server : {&alive, &silent, &replica}) {
+    server->hello().features = wire::kFeatureShardMap;
+    server->hello().shard.map_version = 1;
+    server->shard_map() = {
+        "ranking",
+        1,
+        2,
+        {{alive.address(), {0b01}}, {silent.address(), {0b10}}, {replica.address(), {0b10}}}};
+  }
+  const auto client = Client::connect(alive.url(), quiet());
+  ASSERT_TRUE(client.ok()) << client.status().to_string();
+  std::vector<uint64_t> keys(100);
+  std::iota(keys.begin(), keys.end(), 0);
+  std::vector<float> rows(keys.size() * testing::FakeServer::kDim);
+  PullOptions options;
+  options.deadline_ms = 1'000;
+  for (int i = 0; i < 3; ++i) {
+    const auto report = client.value()->pull("users", keys, rows, {}, options);
+    ASSERT_TRUE(report.ok()) << report.status().to_string();
+    EXPECT_EQ(report.value().found, 50u);
+  }
+  EXPECT_GE(silent.count(wire::Opcode::kPull), 1u);
+  EXPECT_EQ(alive.count(wire::Opcode::kPull), 3u);
 }
 
 TEST_F(ShardsTest, ManyThreadsShareTheConnections) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -164,12 +165,45 @@ def test_unknown_model_and_bad_url(served: Served) -> None:
 def test_options_of_calls(client: petps_client.Client) -> None:
     with pytest.raises(petps_client.Stale):
         client.pull("f32", [1], min_version=99)
+    with pytest.raises(petps_client.Stale):
+        client.pull("f32", [1], min_version=99, wait_ms=5)
+    with pytest.raises(petps_client.Stale):
+        client.pull_many({"f32": [1]}, min_version=99, wait_ms=5)
+    with pytest.raises(petps_client.InvalidArgument, match="wait_ms is -1"):
+        client.pull("f32", [1], wait_ms=-1)
     with pytest.raises(petps_client.InvalidArgument, match="deadline_ms is 0"):
         client.pull("f32", [1], deadline_ms=0)
     with pytest.raises(petps_client.InvalidArgument, match="min_version is -1"):
         client.pull("f32", [1], min_version=-1)
     with pytest.raises(petps_client.InvalidArgument, match="'f64'"):
         client.pull("f32", [1], dtype="f64")  # type: ignore[call-overload]
+
+
+def test_a_pull_waits_for_its_version(client: petps_client.Client, served: Served) -> None:
+    def record() -> None:
+        server = served.server
+        assert server is not None
+        while server.stats()["waits_for_version"] == 0:
+            time.sleep(0.001)
+        for partition in range(2):
+            served.tables.record_progress(
+                _native.Progress(
+                    instance=served.tables.instances()[0].id,
+                    partition=partition,
+                    run=1,
+                    seq=1,
+                    offset=0,
+                    version=7,
+                    state="following",
+                    target=0,
+                )
+            )
+
+    thread = threading.Thread(target=record)
+    thread.start()
+    answer = client.pull_answer("f32", [1], min_version=7, wait_ms=20_000, deadline_ms=30_000)
+    thread.join()
+    assert (answer.found, answer.applied_version) == (1, 7)
 
 
 def test_describe_tables_status(client: petps_client.Client, served: Served) -> None:

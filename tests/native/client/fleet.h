@@ -1,0 +1,100 @@
+// Several servers of one model by one shard map. Each pool holds rows of the keys that the test gives it, so a key asked of the
+// wrong server would be a miss.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fixtures.h"
+
+namespace petps::client::testing {
+
+constexpr uint32_t kPartitions = 8;
+constexpr uint64_t kKeys = 2000;  // keys below are there, if their partition is; others are nowhere
+constexpr uint32_t kDim = 8;
+
+inline const std::vector<float> kDefault = {9, 8, 7, 6, 5, 4, 3, 2};
+
+inline Options quiet() {
+  Options options;
+  options.deadline_ms = 20'000;
+  options.catalogue_ms = 0;
+  options.hot_sample_every = 0;
+  return options;
+}
+
+inline std::vector<uint64_t> keys_of(uint64_t partitions) {
+  std::vector<uint64_t> keys;
+  for (uint64_t key = 0; key < kKeys; ++key) {
+    if (((partitions >> wire::partition_of(key, kPartitions)) & 1) != 0) keys.push_back(key);
+  }
+  return keys;
+}
+
+class Fleet : public ::testing::Test {
+ protected:
+  // One server for each set of partitions (a bitmap). `filled`: what its pool holds; by default what it owns.
+  RealServer& add_server(uint64_t owned, uint64_t filled = 0) {
+    auto server = std::make_unique<RealServer>(server::ServerOptions{}, kPartitions);
+    const std::vector<uint64_t> keys = keys_of(filled != 0 ? filled : owned);
+    // Another number for the same table on each server.
+    for (size_t i = 0; i < servers_.size(); ++i)
+      server->add_table("spare" + std::to_string(i), codec::Dtype::kF32, 1, 10, 0);
+    for (const codec::Dtype dtype :
+         {codec::Dtype::kF32, codec::Dtype::kF16, codec::Dtype::kBf16, codec::Dtype::kInt8}) {
+      table::Table& table = server->add_table(std::string(codec::dtype_name(dtype)), dtype, kDim,
+                                              4 * kKeys, 0, kDefault);
+      RealServer::fill(table, keys, 0);
+    }
+    server->start();
+    owned_.push_back(owned);
+    servers_.push_back(std::move(server));
+    return *servers_.back();
+  }
+  wire::ShardMap map() const {
+    wire::ShardMap map{"ranking", version_, kPartitions, {}};
+    for (size_t i = 0; i < servers_.size(); ++i) {
+      if (owned_[i] != 0) map.servers.push_back({servers_[i]->address(), {owned_[i]}});
+    }
+    return map;
+  }
+  void publish() {
+    ++version_;
+    for (const auto& server : servers_) server->set_shard_map(map());
+  }
+  std::unique_ptr<Client> connect(const Options& options = quiet(), size_t by = 0) {
+    auto client = Client::connect(servers_[by]->url(), options);
+    EXPECT_TRUE(client.ok()) << client.status().to_string();
+    return std::move(client).value();
+  }
+  static void record(RealServer& server, uint64_t partitions, uint64_t version) {
+    for (uint32_t p = 0; p < kPartitions; ++p) {
+      if (((partitions >> p) & 1) == 0) continue;
+      pool::Progress progress;
+      progress.instance = server.instance();
+      progress.partition = p;
+      progress.run = 1;
+      progress.seq = version;
+      progress.version = version;
+      ASSERT_TRUE(server.tables().record_progress(progress).ok());
+    }
+  }
+  static base::Result<PullReport> pull(Client& client, const std::vector<uint64_t>& keys,
+                                       const PullOptions& options = {}) {
+    std::vector<float> rows(keys.size() * kDim);
+    return client.pull("f32", keys, rows, {}, options);
+  }
+  static void expect_error(const base::Status& status, base::Code code, const std::string& part) {
+    EXPECT_EQ(status.code(), code) << status.to_string();
+    EXPECT_NE(status.message().find(part), std::string_view::npos) << status.to_string();
+  }
+
+  std::vector<std::unique_ptr<RealServer>> servers_;
+  std::vector<uint64_t> owned_;
+  uint64_t version_ = 0;
+};
+
+}  // namespace petps::client::testing

@@ -1,0 +1,137 @@
+// Pushes to several servers by a shard map.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <thread>
+
+#include "fleet.h"
+
+namespace petps::client {
+namespace {
+
+using base::Code;
+using codec::Dtype;
+using testing::kDim;
+using testing::keys_of;
+using testing::kKeys;
+using testing::RealServer;
+using testing::row_of;
+
+class ShardsPushTest : public testing::Fleet {};
+
+TEST_F(ShardsPushTest, PushesGoToEveryServerThatOwnsTheKey) {
+  add_server(0b00001111);
+  add_server(0b11110000);
+  add_server(0b11110000);
+  publish();
+  auto client = connect();
+  std::vector<uint64_t> keys;
+  for (uint64_t key = 0; key < kKeys + 100; ++key) keys.push_back(key);
+  keys.push_back(7);  // the later row counts
+  std::vector<float> rows;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const std::vector<float> row = row_of(keys[i], kDim, i < kKeys + 100 ? 1 : 2);
+    rows.insert(rows.end(), row.begin(), row.end());
+  }
+  const auto pushed = client->push("f32", keys, rows, kDim);
+  ASSERT_TRUE(pushed.ok()) << pushed.status().to_string();
+  EXPECT_EQ(pushed.value().inserted, 100u);
+  EXPECT_EQ(pushed.value().updated, kKeys + 1);
+  for (size_t replica = 0; replica < 2; ++replica) {
+    servers_[1 + replica]->stop();
+    std::vector<float> back(rows.size());
+    std::vector<uint8_t> mask(keys.size());
+    ASSERT_TRUE(client->pull("f32", keys, back, mask).ok());
+    EXPECT_EQ(std::count(mask.begin(), mask.end(), 1), static_cast<ptrdiff_t>(keys.size()));
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const std::vector<float> want = row_of(keys[i], kDim, keys[i] == 7 ? 2 : 1);
+      ASSERT_TRUE(
+          std::equal(want.begin(), want.end(), back.begin() + static_cast<ptrdiff_t>(i * kDim)))
+          << keys[i];
+    }
+    servers_[1 + replica]->start();
+  }
+  const auto erased = client->erase("f32", keys);
+  ASSERT_TRUE(erased.ok()) << erased.status().to_string();
+  EXPECT_EQ(erased.value().deleted, kKeys + 100);
+  EXPECT_EQ(pull(*client, keys).value().found, 0u);
+}
+
+TEST_F(ShardsPushTest, APushThatIsWrongAnywhereReachesNoShard) {
+  add_server(0b00001111);
+  add_server(0b11110000);
+  publish();
+  auto client = connect();
+  const std::vector<uint64_t> keys = keys_of(0xFF);
+  std::vector<float> rows(keys.size() * kDim, 1.0f);
+  rows.back() = std::numeric_limits<float>::quiet_NaN();
+  expect_error(client->push("f32", keys, rows, kDim).status(), Code::kInvalidArgument,
+               "row " + std::to_string(keys.size() - 1) + " (key " + std::to_string(keys.back()));
+  expect_error(client->push("f32", keys, std::span(rows).first(rows.size() - 1), kDim).status(),
+               Code::kInvalidArgument, "values, not");
+  expect_error(client->push("f32", keys, rows, kDim - 1).status(), Code::kInvalidArgument,
+               "rows have dim 7, the table has 8");
+  const auto bytes = std::as_bytes(std::span(rows));
+  expect_error(client->push_stored("f32", keys, bytes.first(bytes.size() - 1)).status(),
+               Code::kInvalidArgument, "bytes as stored, not");
+  for (const auto& server : servers_) EXPECT_EQ(server->server().stats().pushes, 0u);
+}
+
+TEST_F(ShardsPushTest, AFullShardDoesNotKeepRowsFromTheOthers) {
+  RealServer& small = add_server(0b00001111);
+  add_server(0b11110000);
+  small.add_table("tight", Dtype::kF32, kDim, 32, 0);
+  servers_[1]->add_table("tight", Dtype::kF32, kDim, 4 * kKeys, 0);
+  publish();
+  auto client = connect();
+  const std::vector<uint64_t> keys = keys_of(0xFF);
+  const std::vector<float> rows(keys.size() * kDim, 1.0f);
+  PushReport report;
+  PushOptions options;
+  options.report = &report;
+  expect_error(client->push("tight", keys, rows, kDim, options).status(), Code::kResourceExhausted,
+               "rows were refused");
+  EXPECT_EQ(report.inserted + report.refused, keys.size());
+  std::vector<float> out(keys.size() * kDim);
+  EXPECT_EQ(client->pull("tight", keys, out).value().found, report.inserted);
+  EXPECT_GE(report.inserted, keys_of(0b11110000).size());
+}
+
+TEST_F(ShardsPushTest, TheMapChangesWhilePushesGoOn) {
+  add_server(0b00001111);
+  add_server(0b11110000);
+  publish();
+  auto client = connect();
+  const std::vector<uint64_t> keys = keys_of(0xFF);
+  std::atomic<bool> done{false};
+  std::thread mover([&] {
+    while (!done.load()) {
+      ++version_;
+      owned_[0] = version_ % 2 == 0 ? 0b00001111 : 0b00111100;
+      owned_[1] = 0xFF & ~owned_[0];
+      for (const auto& server : servers_) {
+        server->set_shard_map(map());
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      }
+    }
+  });
+  for (uint64_t version = 1; version <= 60; ++version) {
+    std::vector<float> rows;
+    for (const uint64_t key : keys) {
+      const std::vector<float> row = row_of(key, kDim, version);
+      rows.insert(rows.end(), row.begin(), row.end());
+    }
+    const auto pushed = client->push("f32", keys, rows, kDim);
+    EXPECT_TRUE(pushed.ok()) << pushed.status().to_string();
+    EXPECT_EQ(pushed.ok() ? pushed.value().inserted + pushed.value().updated : 0, keys.size());
+  }
+  done = true;
+  mover.join();
+  EXPECT_GT(servers_[0]->server().stats().wrong_shard + servers_[1]->server().stats().wrong_shard,
+            0u);
+}
+
+}  // namespace
+}  // namespace petps::client
