@@ -149,7 +149,8 @@ Result<const CatalogueTable*> find_table(Endpoint& endpoint, Connection& connect
 
 Result<Table> Client::describe(std::string_view table) {
   PETPS_RETURN_IF_ERROR(impl_->check_process());
-  for (const auto& endpoint : impl_->current_routing()->all) {
+  const auto by = impl_->current_routing();
+  for (const auto& endpoint : by->all) {
     const auto catalogue = endpoint->last_catalogue();
     if (catalogue == nullptr) continue;
     const auto found = catalogue->find(table);
@@ -222,7 +223,8 @@ Status Client::drop_instance(std::string_view instance, uint32_t deadline_ms) {
 Status Client::Impl::control(const wire::ControlRequest& request, uint32_t deadline_ms) {
   PETPS_RETURN_IF_ERROR(check_process());
   const Deadline until = deadline(deadline_ms);
-  for (const auto& endpoint : current_routing()->all) {
+  const auto by = current_routing();
+  for (const auto& endpoint : by->all) {
     const auto failed = [&](const Status& status) {
       return Status(status.code(), endpoint->name() + ": " + std::string(status.message()));
     };

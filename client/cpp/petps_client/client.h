@@ -146,7 +146,7 @@ class [[nodiscard]] Client {
   base::Result<std::string> status(int server = -1, uint32_t deadline_ms = 0);
   size_t servers() const;
 
-  // For operators. On every server of the URL, one after another, durable when it returns; once more changes nothing, so after
+  // For operators. On every server of the URL, or of the shard map, one after another, durable when it returns; once more changes nothing, so after
   // an error (which names the server) ask again. From now on `alias` means `instance`, of all tables at once.
   base::Status switch_alias(std::string_view alias, std::string_view instance,
                             uint32_t deadline_ms = 0);

@@ -132,7 +132,7 @@ Status PullCall::run(const Routing& by, PullReport& report) {
     const std::string before = instance_;
     for (const auto& endpoint : by.all) {
       if (endpoint->rests_until_ns() > base::monotonic_ns()) continue;
-      const auto leased = endpoint->lease(deadline_);
+      auto leased = endpoint->lease(deadline_);
       if (leased.ok()) (void)endpoint->read_catalogue(**leased, deadline_);
     }
     PETPS_RETURN_IF_ERROR(plan(by));

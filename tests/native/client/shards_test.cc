@@ -295,54 +295,82 @@ TEST_F(ShardsTest, HotKeysGoToTheirOwner) {
   EXPECT_EQ(servers_[1]->server().stats().hot_sets, 1u);
 }
 
-// Between the switches of an alias on two servers, every answer is of one instance.
-TEST_F(ShardsTest, NoAnswerMixesTwoInstances) {
-  add_server(0b00001111);
-  add_server(0b11110000);
-  std::vector<uint32_t> instances[2];
-  for (size_t i = 0; i < 2; ++i) {
-    pool::Pool& pool = servers_[i]->tables().pool();
-    for (size_t extra = 0; extra < i; ++extra)  // numbers of instances differ too
-      ASSERT_TRUE(pool.create_instance("ranking", "ranking@x", kPartitions).ok());
-    for (uint64_t version = 5; version <= 6; ++version) {
-      const auto made =
-          pool.create_instance("ranking", "ranking@" + std::to_string(version), kPartitions);
-      ASSERT_TRUE(made.ok()) << made.status().to_string();
-      instances[i].push_back(made.value().id);
-      table::Table& table = servers_[i]->add_table("rows", Dtype::kF32, kDim, 4 * kKeys, 0, {},
-                                                   pool::Feed::kPush, made.value().id);
-      RealServer::fill(table, keys_of(owned_[i]), version);
+class ShardVersionsTest : public ShardsTest {
+ protected:
+  // Two servers with "ranking@5" and "ranking@6", of which the alias "live" means the first; their numbers differ.
+  ShardVersionsTest() {
+    add_server(0b00001111);
+    add_server(0b11110000);
+    for (size_t i = 0; i < 2; ++i) {
+      pool::Pool& pool = servers_[i]->tables().pool();
+      for (size_t extra = 0; extra < i; ++extra)
+        EXPECT_TRUE(pool.create_instance("ranking", "ranking@x", kPartitions).ok());
+      for (uint64_t version = 5; version <= 6; ++version) {
+        const auto made =
+            pool.create_instance("ranking", "ranking@" + std::to_string(version), kPartitions);
+        EXPECT_TRUE(made.ok()) << made.status().to_string();
+        instances_[i].push_back(made.value().id);
+        table::Table& table = servers_[i]->add_table("rows", Dtype::kF32, kDim, 4 * kKeys, 0, {},
+                                                     pool::Feed::kPush, made.value().id);
+        RealServer::fill(table, keys_of(owned_[i]), version);
+      }
+      EXPECT_TRUE(pool.set_alias("live", instances_[i][0]).ok());
     }
-    ASSERT_TRUE(pool.set_alias("live", instances[i][0]).ok());
+    publish();
   }
-  publish();
+  std::unique_ptr<Client> connect_to_live(const Options& options) {
+    auto client = Client::connect("petps://" + servers_[0]->address() + "/live", options);
+    EXPECT_TRUE(client.ok()) << client.status().to_string();
+    return std::move(client).value();
+  }
+  // Pulls every key; the version that all rows are of.
+  uint64_t pulled_version(Client& client) {
+    const std::vector<uint64_t> keys = keys_of(0xFF);
+    std::vector<float> rows(keys.size() * kDim);
+    const auto report = client.pull("rows", keys, rows);
+    EXPECT_TRUE(report.ok()) << report.status().to_string();
+    if (!report.ok()) return 0;
+    EXPECT_EQ(report.value().found, keys.size());
+    const bool older =
+        std::equal(rows.begin(), rows.begin() + kDim, row_of(keys[0], kDim, 5).begin());
+    const uint64_t version = older ? 5 : 6;
+    for (size_t k = 0; k < keys.size(); ++k) {
+      const std::vector<float> want = row_of(keys[k], kDim, version);
+      EXPECT_TRUE(
+          std::equal(want.begin(), want.end(), rows.begin() + static_cast<ptrdiff_t>(k * kDim)))
+          << keys[k];
+    }
+    return version;
+  }
+
+  std::vector<uint32_t> instances_[2];  // by server
+};
+
+// Between the switches of an alias on two servers, every answer is of one instance.
+TEST_F(ShardVersionsTest, NoAnswerMixesTwoInstances) {
   Options options = quiet();
   options.catalogue_ms = 5;
-  auto client = Client::connect("petps://" + servers_[0]->address() + "/live", options);
-  ASSERT_TRUE(client.ok()) << client.status().to_string();
-  const std::vector<uint64_t> keys = keys_of(0xFF);
-  std::vector<float> rows(keys.size() * kDim);
+  auto client = connect_to_live(options);
   std::map<uint64_t, size_t> seen;
   for (size_t turn = 0; turn < 40 || (seen.size() < 2 && turn < 4'000); ++turn) {
     for (size_t i = 0; i < 2; ++i) {
-      pool::Pool& pool = servers_[i]->tables().pool();
-      ASSERT_TRUE(pool.set_alias("live", instances[i][turn / 8 % 2]).ok());
+      ASSERT_TRUE(servers_[i]->tables().pool().set_alias("live", instances_[i][turn / 8 % 2]).ok());
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      const auto report = client.value()->pull("rows", keys, rows);
-      ASSERT_TRUE(report.ok()) << report.status().to_string();
-      ASSERT_EQ(report.value().found, keys.size());
-      const uint64_t version =
-          std::equal(rows.begin(), rows.begin() + kDim, row_of(keys[0], kDim, 5).begin()) ? 5 : 6;
-      seen[version] += 1;
-      for (size_t k = 0; k < keys.size(); ++k) {
-        const std::vector<float> want = row_of(keys[k], kDim, version);
-        ASSERT_TRUE(
-            std::equal(want.begin(), want.end(), rows.begin() + static_cast<ptrdiff_t>(k * kDim)))
-            << keys[k];
-      }
+      seen[pulled_version(*client)] += 1;
     }
   }
   EXPECT_EQ(seen.size(), 2u) << "the switch was never seen";
+}
+
+TEST_F(ShardVersionsTest, ADroppedInstanceIsFollowedToItsSuccessor) {
+  auto client = connect_to_live(quiet());
+  EXPECT_EQ(pulled_version(*client), 5u);
+  auto other = connect_to_live(quiet());
+  ASSERT_TRUE(other->switch_alias("live", "ranking@6").ok());
+  EXPECT_EQ(pulled_version(*client), 5u) << "until it reads the catalogue";
+  const Status dropped = other->drop_instance("ranking@5");
+  ASSERT_TRUE(dropped.ok()) << dropped.to_string();
+  EXPECT_EQ(pulled_version(*client), 6u);
 }
 
 // Each of two servers answers a pull only once the other has received its part.
