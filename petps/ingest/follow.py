@@ -151,14 +151,14 @@ class Follower:
     def _decline(self, state: PartitionState, event: Delivery, decision: Decision) -> None:
         if decision.outcome is Outcome.DUPLICATE:
             state.duplicates += 1
-            state.offset = event.next_offset
+            self._pass(state, event)
         elif decision.outcome is Outcome.ZOMBIE:
             if state.zombies == 0:
                 _log.warning(
                     "[ingest] partition %d: %s: rejected", state.partition, decision.reason
                 )
             state.zombies += 1
-            state.offset = event.next_offset
+            self._pass(state, event)
         elif decision.outcome is Outcome.CONFLICT:
             self.flush()
             state.conflicts += 1
@@ -168,6 +168,11 @@ class Follower:
             _log.error("[ingest] partition %d stopped: %s", state.partition, decision.reason)
         else:
             self._stop(state, event, decision.reason)
+
+    def _pass(self, state: PartitionState, event: Delivery) -> None:
+        """The offset moves on and is recorded: what was passed is no lag, and not read again."""
+        state.offset = event.next_offset
+        self._window.touch(state)
 
     def _stop(self, state: PartitionState, event: Delivery, reason: str) -> None:
         self._gap(state, reason, offset=event.offset, resume_offset=event.offset)
@@ -221,7 +226,7 @@ class Follower:
             record = record or self._decode(event, header)
             state.follow()
             self._accept(state, event, record, decision)
-            if not state.following or again >= event.next_offset:
+            if not state.following or again >= event.offset:
                 return None
             # It came late: what was passed over meanwhile is due now.
             state.offset = again

@@ -1,0 +1,325 @@
+"""Ingest from a real broker: what a plain producer injects is counted and kept, never applied.
+
+The invariant is that of test_trouble.py: the rows of a partition are those after the {run, seq}
+that it recorded. Here the log is Kafka's, and the thread is ingest's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import TopicPartition
+
+from petps.checkpoint import BaseFolder
+from petps.delta import Message, decode_record, encode_record, read_header
+from petps.delta.directory import DirectoryLog
+from petps.delta.kafka import KafkaLog
+from petps.ingest import Ingest, IngestStatus, LogDeadLetters, PartitionStatus
+from petps.publish import Publisher
+from tests.kafka.broker import Broker
+from tests.python.ingest.driver import (
+    SCHEMAS,
+    P,
+    Stream,
+    publish_versions,
+    rows_by_partition,
+    stream_of,
+    write_base,
+)
+from tests.python.ingest.model import MemoryStore
+
+VERSIONS = 12
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory: pytest.TempPathFactory) -> Stream:
+    """One run of 12 versions."""
+    log = DirectoryLog(tmp_path_factory.mktemp("clean"), partitions=P)
+    publisher = Publisher(log, "m", tables=SCHEMAS, run=5, publisher_id="a")
+    publisher.begin_continue(None)
+    publish_versions(publisher, np.random.default_rng(3), VERSIONS)
+    found = stream_of(log, publisher.position())
+    log.close()
+    return found
+
+
+class Site:
+    """A topic, its dead letters, a plain producer, and the ingest of a store of plain dicts."""
+
+    def __init__(self, broker: Broker, topic: str, folder: Path) -> None:
+        self.topic = topic
+        self.place = f"kafka://{broker.address}/{topic}"
+        self.bases = folder / "bases"
+        self.store = MemoryStore(SCHEMAS, P)
+        self.producer = Producer({"bootstrap.servers": broker.address})
+        self.admin = AdminClient({"bootstrap.servers": broker.address})
+        with KafkaLog(self.place, partitions=P) as log:
+            log.start_offsets([0])
+        self.start()
+
+    def start(self) -> None:
+        self.log = KafkaLog(self.place, partitions=P, create=False)
+        self.letters = LogDeadLetters(
+            lambda: KafkaLog(f"{self.place}.dead-letters", partitions=1), self.place
+        )
+        self.ingest = Ingest(
+            self.log,
+            self.store,
+            dead_letters=self.letters,
+            bases=BaseFolder(self.bases),
+            stale_seconds=0.05,
+        )
+        self.ingest.start()
+
+    def stop(self) -> None:
+        assert self.ingest.stop(30)
+        self.letters.close()
+        self.log.close()
+
+    def inject(self, partition: int, messages: list[Message]) -> None:
+        for message in messages:
+            headers: Any = message.headers
+            self.producer.produce(
+                self.topic, bytes(message.body), partition=partition, headers=headers
+            )
+        assert self.producer.flush(30) == 0
+
+    def inject_all(self, messages: dict[int, list[Message]]) -> None:
+        for partition, found in messages.items():
+            self.inject(partition, found)
+
+    def until(self, holds: Callable[[IngestStatus], object]) -> list[PartitionStatus]:
+        """The partitions' status once ``holds``."""
+        deadline = time.monotonic() + 60
+        while True:
+            status = self.ingest.status()
+            if len(status.partitions) == P and holds(status):
+                return status.partitions
+            assert time.monotonic() < deadline, status
+            time.sleep(0.01)
+
+    def settled(self, stream: Stream, stopped: str = "following") -> list[PartitionStatus]:
+        """Once partition 0 is ``stopped`` and the others have everything; rows are checked."""
+
+        def holds(status: IngestStatus) -> bool:
+            first, *others = status.partitions
+            done = first.state != "following" or first.version >= VERSIONS
+            return (
+                first.state == stopped
+                and done
+                and all(each.version >= VERSIONS for each in others)
+                and (stopped != "following" or first.lag_records == 0)
+            )
+
+        found = self.until(holds)
+        rows = rows_by_partition(self.store)
+        for each in found:
+            assert rows[each.partition] == stream.rows_at(each.partition, each.run, each.seq)
+        return found
+
+    def dead(self) -> list[tuple[bytes, bytes, bytes]]:
+        """(partition, offset, reason) of every dead letter."""
+        with KafkaLog(f"{self.place}.dead-letters") as log:
+            subscription = log.subscribe({0: 0})
+            events: list[Any] = []
+            deadline = time.monotonic() + 30
+            while not events or len(events) < log.end_offsets([0])[0]:
+                assert time.monotonic() < deadline
+                events += subscription.poll(max_bytes=1 << 20, timeout=0.2)
+            subscription.close()
+        found = []
+        for event in events:
+            headers = dict(event.message.headers)
+            found.append(
+                tuple(headers[f"dead-letter.{name}"] for name in ("partition", "offset", "reason"))
+            )
+        return found
+
+
+@pytest.fixture
+def site(kafka: Broker, topic: Callable[[], str], tmp_path: Path) -> Iterator[Site]:
+    made = Site(kafka, topic(), tmp_path)
+    yield made
+    made.stop()
+
+
+def flipped(message: Message, at: int) -> Message:
+    body = bytearray(message.body)
+    body[at] ^= 1 << at % 8
+    return Message(message.headers, bytes(body))
+
+
+def with_header(message: Message, name: str, value: bytes) -> Message:
+    return Message([(n, value if n == name else v) for n, v in message.headers], message.body)
+
+
+def resealed(message: Message, partition: int, **changes: Any) -> Message:
+    """As another publisher would have written it: its checksum holds."""
+    schemas = {schema.name: schema for schema in SCHEMAS}
+    record = decode_record(
+        message, model="m", partition=partition, partitions=P, schema_of=schemas.get
+    )
+    return encode_record(replace(record, header=replace(record.header, **changes)))
+
+
+Injected = tuple[Callable[[list[Message]], list[Message]], str, dict[str, int], bytes]
+CASES: dict[str, Injected] = {
+    "duplicated": (lambda m: [*m[:9], *m[2:7], *m[8:]], "following", {"duplicates": 6}, b""),
+    "reordered": (
+        lambda m: [*m[:4], m[6], m[5], m[4], *m[7:]],
+        "following",
+        {"gaps": 2, "duplicates": 2},
+        b"",
+    ),
+    "dropped": (lambda m: [*m[:9], *m[10:]], "stale", {"gaps": 1}, b""),
+    "truncated": (
+        lambda m: [*m[:7], Message(m[7].headers, bytes(m[7].body)[:-9]), *m[8:]],
+        "stale",
+        {"gaps": 1, "dead_letters": 1},
+        b"checksum: headers and body do not fit",
+    ),
+    "flipped in the body": (
+        lambda m: [*m[:7], flipped(m[7], 333), *m[8:]],
+        "stale",
+        {"gaps": 1, "dead_letters": 1},
+        b"checksum: headers and body do not fit",
+    ),
+    "flipped in a header": (
+        lambda m: [*m[:7], with_header(m[7], "seq", b"9"), *m[8:]],
+        "stale",
+        {"gaps": 1, "dead_letters": 1},
+        b"checksum: headers and body do not fit",
+    ),
+    "empty": (
+        lambda m: [*m[:7], Message([], b""), *m[8:]],
+        "stale",
+        {"gaps": 1, "dead_letters": 1},
+        b"foreign: no header format",
+    ),
+    "foreign between": (
+        lambda m: [*m[:7], Message([("a", b"b")], b"{}"), *m[7:]],
+        "following",
+        {"gaps": 1, "dead_letters": 1},
+        b"foreign: no header format",
+    ),
+    "a zombie writes on": (
+        lambda m: [*m[:9], *(resealed(each, 0, run=4) for each in m[3:7]), *m[9:]],
+        "following",
+        {"zombies": 4},
+        b"",
+    ),
+    "two publishers of one run": (
+        lambda m: [*m[:9], resealed(m[9], 0, publisher="b"), *m[9:]],
+        "conflict",
+        {"conflicts": 1},
+        b"",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_plain_producer_injects(site: Site, stream: Stream, name: str) -> None:
+    change, state, counters, reason = CASES[name]
+    messages = {**stream.messages, 0: change(stream.messages[0])}
+    site.inject_all(messages)
+    first = site.settled(stream, state)[0]
+    expected = dict.fromkeys(
+        ("duplicates", "gaps", "zombies", "conflicts", "dead_letters", "catch_ups"), 0
+    )
+    assert {name: getattr(first, name) for name in expected} == {**expected, **counters}
+    if reason:
+        ((partition, offset, why),) = site.dead()
+        assert (partition, offset) == (b"0", b"7")
+        assert why.startswith(reason)
+    if state != "stale":
+        assert state == "conflict" or rows_by_partition(site.store) == stream.final()
+        return
+    # A restart stands where this one stood; a base mends it.
+    site.stop()
+    site.start()
+    again = site.settled(stream, state)[0]
+    assert (again.run, again.seq, again.offset) == (first.run, first.seq, first.offset)
+    position = stream.position
+    positions = {p: (position.run, position.seqs[p]) for p in range(P)}
+    write_base(site.bases / "b", stream.final(), positions, position.version)
+    (mended, *_) = site.settled(stream)
+    assert mended.catch_ups == 1
+    assert rows_by_partition(site.store) == stream.final()
+
+
+def test_a_new_run_continues_and_the_old_one_is_rejected(site: Site, stream: Stream) -> None:
+    site.inject_all(stream.messages)
+    site.settled(stream)
+    with KafkaLog(site.place) as log:
+        publisher = Publisher(log, "m", tables=SCHEMAS)
+        publisher.begin_continue(stream.position)
+        keys = np.arange(60, dtype=np.uint64)
+        publisher.publish("user", keys, np.full((60, 4), 7, np.float32))
+        version = publisher.commit()
+    assert version == VERSIONS + 1
+    site.until(lambda status: status.version == version)
+    late = [resealed(message, 0, seq=999) for message in stream.messages[0][-3:]]
+    site.inject(0, late)
+    found = site.until(lambda status: status.partitions[0].zombies == 3)
+    assert {each.state for each in found} == {"following"}
+    assert {each.run for each in found} == {publisher.run}
+    stored = site.store.by_name["user"].rows
+    assert all(stored[key] == np.full(4, 7, np.float32).tobytes() for key in range(60))
+
+
+def test_retention_removed_what_was_needed(site: Site, stream: Stream) -> None:
+    """It says so and catches up from a base; without one it stands still, however long."""
+    half = {p: messages[: len(messages) // 2] for p, messages in stream.messages.items()}
+    site.inject_all(half)
+    reached = {p: read_header(messages[-1]).seq for p, messages in half.items()}
+    site.until(lambda status: all(s.seq == reached[s.partition] for s in status.partitions))
+    site.stop()
+    site.inject_all({p: messages[len(half[p]) :] for p, messages in stream.messages.items()})
+    at = TopicPartition(site.topic, 0, len(stream.messages[0]) - 3)
+    site.admin.delete_records([at])[at].result(30)
+    site.start()
+    first = site.settled(stream, "stale")[0]
+    assert (first.seq, first.gaps) == (reached[0], 1)
+    assert (
+        f"offsets {reached[0]} to {at.offset - 1} are gone from the log: retention" in first.reason
+    )
+    assert first.lag_records == len(stream.messages[0]) - reached[0]
+    # A base of the middle, and what the log still holds behind it.
+    position = stream.position
+    seqs = {p: position.seqs[p] for p in range(P)}
+    seqs[0] = at.offset + 1  # offsets count from 0, seqs from 1
+    rows = {p: stream.rows_at(p, position.run, seqs[p]) for p in range(P)}
+    write_base(site.bases / "b", rows, {p: (position.run, seqs[p]) for p in range(P)}, 11)
+    mended = site.settled(stream)[0]
+    assert mended.catch_ups == 1
+    assert rows_by_partition(site.store) == stream.final()
+
+
+def test_pause_resume_and_rate(site: Site, stream: Stream) -> None:
+    site.ingest.pause()
+    site.inject_all(stream.messages)
+    ends = {p: len(messages) for p, messages in stream.messages.items()}
+    found = site.until(
+        lambda status: all(s.lag_records == ends[s.partition] for s in status.partitions)
+    )
+    assert all(each.rows == 0 for each in found)
+    site.ingest.set_rate(200)
+    site.ingest.resume()
+    began = time.monotonic()
+    rows = sum(each.rows for each in site.settled(stream))
+    assert rows > 300
+    assert rows_by_partition(site.store) == stream.final()
+    with KafkaLog(site.place) as log:
+        publisher = Publisher(log, "m", tables=SCHEMAS)
+        publisher.begin_continue(stream.position)
+        version = publisher.commit()
+    site.until(lambda status: status.version == version)
+    assert time.monotonic() - began > rows / 200 - 0.5  # what came before was paid for
