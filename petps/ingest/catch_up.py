@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -45,11 +45,14 @@ def catch_up(
     before: Progress,
     after: Progress,
     *,
+    rows_max: int,
     refused: Callable[[str, int], None],
     pace: Callable[[int], None],
-) -> None:
+) -> Iterator[None]:
     """Makes partition ``after.partition`` equal to the base, then records ``after``.
 
+    A step at a time, each at most an apply of ``rows_max`` rows, so that other partitions need not
+    wait for a large base: whoever iterates over it does theirs in between, and nothing of this one.
     First records ``before`` as catching up: a crash resumes this and never the old stream. Rows of
     the base are applied, then keys of the partition that it lacks are deleted; pulls see old or new
     rows meanwhile. ``pace`` is told of rows applied, and may wait; ``refused`` of the rows that a
@@ -63,38 +66,64 @@ def catch_up(
     tables = dict(store.tables())
     check_base(store, base, tables)
     store.record_progress(replace(before, catching_up=True, target=base.version))
-    stamp = base.version & 0xFFFFFFFF
     for table in tables.values():
-        kept, count = _apply_base(table, base, after.partition, stamp, pace)
-        _delete_absent(table, kept, after.partition, store.partitions, stamp)
-        if count:  # the table was full of rows that are gone now
-            count = _apply_base(table, base, after.partition, stamp, pace)[1]
-        refused(table.schema.name, count)
+        one = _Table(store, table, base, after.partition, rows_max, pace)
+        yield from one.apply()
+        yield from one.delete_absent()
+        if one.refused:  # the table was full of rows that are gone now
+            yield from one.apply()
+        refused(table.schema.name, one.refused)
     store.record_progress(after)
 
 
-def _apply_base(
-    table: StoreTable, base: BaseReader, partition: int, stamp: int, pace: Callable[[int], None]
-) -> tuple[Keys, int]:
-    """Applies the base's rows; their keys, and how many a full table refused."""
-    kept = [np.empty(0, np.uint64)]
-    refused = 0
-    for keys, rows in base.chunks(table.schema.name, partition):
-        refused += table.apply(keys, rows, None, stamp).refused
-        kept.append(keys)
-        pace(len(keys))
-    return np.sort(np.concatenate(kept)), refused
+class _Table:
+    """One table of a catch-up, in steps."""
 
+    def __init__(
+        self,
+        store: Store,
+        table: StoreTable,
+        base: BaseReader,
+        partition: int,
+        rows_max: int,
+        pace: Callable[[int], None],
+    ) -> None:
+        self._partitions = store.partitions
+        self._table = table
+        self._base = base
+        self._partition = partition
+        self._stamp = base.version & 0xFFFFFFFF
+        self._rows_max = rows_max
+        self._pace = pace
+        self._kept = np.empty(0, np.uint64)
+        self.refused = 0
+        """Rows that the table did not take when they were applied last."""
 
-def _delete_absent(
-    table: StoreTable, kept: Keys, partition: int, partitions: int, stamp: int
-) -> None:
-    """Deletes the partition's keys that are not in ``kept`` (sorted)."""
-    # All first: deleting while a scan is open would work, but holds migration off for longer.
-    absent = [_absent(page, kept, partition, partitions) for page in table.all_keys()]
-    for keys in absent:
-        if len(keys):
-            table.apply(keys, None, np.ones(len(keys), np.bool_), stamp)
+    def apply(self) -> Iterator[None]:
+        """Applies the base's rows."""
+        kept = [np.empty(0, np.uint64)]
+        self.refused = 0
+        for keys, rows in self._base.chunks(self._table.schema.name, self._partition):
+            kept.append(keys)
+            for start in range(0, len(keys), self._rows_max):
+                part = slice(start, start + self._rows_max)
+                report = self._table.apply(keys[part], rows[part], None, self._stamp)
+                self.refused += report.refused
+                self._pace(len(keys[part]))
+                yield
+        self._kept = np.sort(np.concatenate(kept))
+
+    def delete_absent(self) -> Iterator[None]:
+        """Deletes the partition's keys that the base lacks."""
+        # All first: deleting while a scan is open would work, but holds migration off for longer.
+        absent = []
+        for page in self._table.all_keys():
+            absent.append(_absent(page, self._kept, self._partition, self._partitions))
+            yield
+        for keys in absent:
+            if len(keys):
+                self._table.apply(keys, None, np.ones(len(keys), np.bool_), self._stamp)
+                yield
 
 
 def _absent(page: Keys, kept: Keys, partition: int, partitions: int) -> Keys:

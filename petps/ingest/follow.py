@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from petps.delta import (
     BaseBody,
@@ -45,11 +47,29 @@ __all__ = ["Follower"]
 _log = logging.getLogger("petps.ingest")
 
 
+@dataclass(slots=True)
+class _CatchUp:
+    """A catch-up that goes on.
+
+    ``fresh``: nothing was wrong with the partition before. ``failed``: where to read on if it
+    fails; None: where reading stands.
+    """
+
+    state: PartitionState
+    base: BaseReader
+    after: Progress
+    marker: BaseMarker | None
+    fresh: bool
+    failed: int | None
+    steps: Iterator[None]
+
+
 class Follower:
     """The order rules over all partitions of one instance; no thread, no log of its own.
 
     take() returns where to read a partition again, when it must be read again; the rest of what was
     read of it is then to be dropped. flush() applies what was taken and records the progress;
+    step() goes on with the catch-ups that take() and retry_stale() began, one after the other.
     ``until_done`` repeats an action until the pool accepts it, so nothing taken is ever dropped.
     """
 
@@ -73,12 +93,15 @@ class Follower:
         self._pace = pace
         self._tables: dict[str, StoreTable] = dict(store.tables())
         self._window = Window()
+        self._catch_ups: deque[_CatchUp] = deque()
         self.refused: dict[str, int] = {}
         self.dense: tuple[int, str | None] = (0, None)
 
     def take(self, event: Event) -> int | None:
         """Acts on one event; the offset to read its partition from again, or None."""
         state = self._states[event.partition]
+        if state.mode is Mode.CATCHING_UP:
+            return None  # read again when it has caught up
         if isinstance(event, Lost):
             return self._lost(state, event)
         if isinstance(event, Damage):
@@ -234,21 +257,29 @@ class Follower:
         if isinstance(body, BaseBody) and header.run >= state.run and header.seq > 1:
             marker = BaseMarker(header, body.location, event.next_offset)
             if (header.run, header.seq) > (state.run, state.seq) or state.mixed:
-                self._catch_up_marker(state, marker)
+                self._catch_up_marker(state, marker, failed=marker.next_offset)
         return None
 
     def _begin_from_base(
         self, state: PartitionState, event: Delivery, header: RecordHeader, body: BaseBody
     ) -> None:
         marker = BaseMarker(header, body.location, event.next_offset)
-        if self._catch_up_marker(state, marker):
-            return
-        state.gaps += 1
+        self.flush()
+        # Where it stands should the catch-up fail; it is looked for again.
         state.stop(Mode.STALE, state.reason, offset=event.offset, resume_offset=event.offset)
-        state.mixed = state.recorded.catching_up
         state.marker = marker
+        if not self._catch_up_marker(state, marker, fresh=True, failed=marker.next_offset):
+            self._failed(state, state.reason, fresh=True)
 
-    def _catch_up_marker(self, state: PartitionState, marker: BaseMarker) -> bool:
+    def _catch_up_marker(
+        self,
+        state: PartitionState,
+        marker: BaseMarker,
+        *,
+        fresh: bool = False,
+        failed: int | None = None,
+    ) -> bool:
+        """Begins a catch-up to the base of a marker; False when there is no such base."""
         header = marker.header
         after = Progress(
             state.partition, header.run, header.seq, marker.next_offset, header.version
@@ -264,76 +295,115 @@ class Follower:
             state.reason = f"base {marker.location}: {error}"
             _log.error("[ingest] partition %d: %s", state.partition, state.reason)
             return False
-        if not self._catch_up(state, base, after, header.publisher):
-            return False
-        # Within a run, rows of the version at hand may stand before the marker.
-        state.counts = {} if header.begins_run else None
+        self._catch_up(state, base, after, marker, fresh=fresh, failed=failed)
         return True
 
     def _catch_up(
-        self, state: PartitionState, base: BaseReader, after: Progress, publisher: str | None
-    ) -> bool:
-        """Makes the partition equal to the base, and follow from ``after`` on. False: it failed."""
+        self,
+        state: PartitionState,
+        base: BaseReader,
+        after: Progress,
+        marker: BaseMarker | None,
+        *,
+        fresh: bool = False,
+        failed: int | None = None,
+    ) -> None:
+        """Begins to make the partition equal to the base, to follow from ``after`` on: step()."""
         self.flush()
-        before = state.recorded
         state.mode = Mode.CATCHING_UP
+        steps = catch_up(
+            self._store,
+            base,
+            state.recorded,
+            after,
+            rows_max=self._rows_max,
+            refused=self._count_refused,
+            pace=self._pace,
+        )
+        self._catch_ups.append(_CatchUp(state, base, after, marker, fresh, failed, steps))
+
+    @property
+    def catching_up(self) -> list[int]:
+        """Partitions that a catch-up works on, or that wait for one: take() drops their events."""
+        return [each.state.partition for each in self._catch_ups]
+
+    def step(self) -> dict[int, int | None]:
+        """One step of the first catch-up. When that ends it, {partition: offset to read on from}.
+
+        None: from where reading stands.
+        """
+        if not self._catch_ups:
+            return {}
+        current = self._catch_ups[0]
+        state = current.state
         try:
-            catch_up(self._store, base, before, after, refused=self._count_refused, pace=self._pace)
+            next(current.steps)
+            return {}
+        except StopIteration:
+            self._caught_up(current)
+            found: int | None = state.offset
         except PetpsError as error:
-            recorded = self._store.progress(state.partition)
-            state.recorded = recorded or before
-            state.mixed = state.recorded.catching_up
-            state.mode = Mode.STALE
-            state.reason = f"catch-up to {base.name}: {error}"
-            _log.error("[ingest] partition %d: %s", state.partition, state.reason)
-            return False
+            state.tried.add(current.base.name)
+            self._failed(state, f"catch-up to {current.base.name}: {error}", fresh=current.fresh)
+            found = current.failed
+        self._catch_ups.popleft()
+        return {state.partition: found}
+
+    def _failed(self, state: PartitionState, reason: str, *, fresh: bool) -> None:
+        state.gaps += fresh
+        state.recorded = self._store.progress(state.partition) or state.recorded
+        state.mixed = state.recorded.catching_up
+        state.mode = Mode.STALE
+        state.reason = reason
+        _log.error("[ingest] partition %d: %s", state.partition, state.reason)
+
+    def _caught_up(self, current: _CatchUp) -> None:
+        state, after, marker = current.state, current.after, current.marker
         state.recorded = after
         state.run, state.seq, state.version = after.run, after.seq, after.version
         state.offset = after.offset
-        state.publisher = publisher
-        state.counts = None
+        state.publisher = marker.header.publisher if marker else None
+        # Within a run, rows of the version at hand may stand before the marker.
+        state.counts = {} if marker and marker.header.begins_run else None
         state.catch_ups += 1
+        state.tried.clear()
         state.follow()
         _log.info(
             "[ingest] partition %d caught up to %s (run %d, seq %d)",
             state.partition,
-            base.name,
+            current.base.name,
             after.run,
             after.seq,
         )
-        return True
 
-    def retry_stale(self) -> dict[int, int]:
-        """Looks for bases for the stale: {partition: offset to read on from} of those caught up."""
+    def retry_stale(self) -> None:
+        """Looks for bases for the stale, and begins to catch up to them."""
         stale = [state for state in self._states.values() if state.mode is Mode.STALE]
         if not stale or self._bases is None:
-            return {}
-        found: dict[int, int] = {}
+            return
         candidates: list[BaseReader] | None = None
         for state in stale:
-            marker = state.marker
-            if marker is not None:
-                if self._catch_up_marker(state, marker):
-                    found[state.partition] = state.offset
+            if state.marker is not None:
+                self._catch_up_marker(state, state.marker)
                 continue
             if candidates is None:
                 candidates = list(self._bases.of_model(self._store.model))
-            if self._catch_up_newest(state, candidates):
-                found[state.partition] = state.offset
-        return found
+            self._catch_up_newest(state, candidates)
 
-    def _catch_up_newest(self, state: PartitionState, candidates: list[BaseReader]) -> bool:
+    def _catch_up_newest(self, state: PartitionState, candidates: list[BaseReader]) -> None:
         """To the newest base that holds more than what is applied (as much, if rows are mixed)."""
         applied = (state.recorded.run, state.recorded.seq)
         for base in candidates:
             position = base.position(state.partition)
             if position < applied or (position == applied and not state.mixed):
                 continue
+            if base.name in state.tried:
+                continue
             run, seq = position
             after = Progress(state.partition, run, seq, state.resume_offset, base.version)
-            if self._catch_up(state, base, after, None):
-                return True
-        return False
+            self._catch_up(state, base, after, None)
+            return
+        state.tried.clear()  # next time from the newest again
 
     def flush(self) -> None:
         """Applies the window and records the progress."""

@@ -74,6 +74,7 @@ class Ingest:
         self._states: dict[int, PartitionState] = {}
         self._follower: Follower | None = None
         self._refused_before: dict[str, int] = {}
+        self._held: set[int] = set()  # not read, because they catch up
         self._troubles: dict[str, str] = {}  # not overcome yet, by where
         self._errors = 0
         self._not_before = 0.0  # the rate limit's clock
@@ -201,6 +202,7 @@ class Ingest:
             for table, rows in self._follower.refused.items():
                 self._refused_before[table] = self._refused_before.get(table, 0) + rows
         self._states, self._follower = states, follower
+        self._held.clear()
         subscription = self._log.subscribe({p: state.offset for p, state in states.items()})
         look = time.monotonic()
         try:
@@ -209,9 +211,9 @@ class Ingest:
                     continue
                 self._poll(subscription, follower)
                 if time.monotonic() >= look:
-                    for partition, offset in follower.retry_stale().items():
-                        subscription.seek(partition, offset)
+                    follower.retry_stale()
                     look = time.monotonic() + self._stale_seconds
+                self._catch_up(subscription, follower)
         finally:
             subscription.close()
 
@@ -228,7 +230,8 @@ class Ingest:
         return states
 
     def _poll(self, subscription: Subscription, follower: Follower) -> None:
-        events = subscription.poll(max_bytes=self._poll_bytes, timeout=POLL_SECONDS)
+        timeout = 0.0 if follower.catching_up else POLL_SECONDS
+        events = subscription.poll(max_bytes=self._poll_bytes, timeout=timeout)
         self._overcome("follow")
         read_again: set[int] = set()
         for event in events:
@@ -240,6 +243,17 @@ class Ingest:
                 read_again.add(event.partition)
         follower.flush()
         subscription.observe({p: state.recorded.offset for p, state in self._states.items()})
+
+    def _catch_up(self, subscription: Subscription, follower: Follower) -> None:
+        """One step, between two polls of the partitions that follow."""
+        for partition in set(follower.catching_up) - self._held:
+            subscription.pause(partition)
+            self._held.add(partition)
+        for partition, offset in follower.step().items():
+            if offset is not None:
+                subscription.seek(partition, offset)
+            subscription.resume(partition)
+            self._held.discard(partition)
 
     def _until_done(self, action: Callable[[], None]) -> None:
         """Repeats an action of the pool until it succeeds. Raises _Stopped if stop() is first."""

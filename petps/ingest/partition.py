@@ -58,6 +58,8 @@ class PartitionState:
     # Stale, and a catch-up was broken off: only a base makes the rows whole again.
     mixed: bool = False
     marker: BaseMarker | None = None
+    # Stale: bases that could not be caught up to since all were tried.
+    tried: set[str] = field(default_factory=set)
     # Rows by table since the last commit; None while it is not known where that version began.
     counts: dict[str, int] | None = None
     records: int = 0

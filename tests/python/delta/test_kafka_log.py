@@ -133,7 +133,7 @@ def test_the_first_publisher_makes_the_topic(kafka: Broker, place: str) -> None:
         log.publish(4, message(1))
     with KafkaLog(place) as log:
         assert log.partitions == 5
-        admin = AdminClient({"bootstrap.servers": kafka.address})
+        admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
         resource = ConfigResource("topic", topic_of(log))
         found = {
             n: e.value for n, e in admin.describe_configs([resource])[resource].result(30).items()
@@ -164,7 +164,11 @@ def test_a_missing_topic_is_not_made_by_asking(kafka: Broker, place: str) -> Non
         with pytest.raises(NotFound):
             log.publish(0, message(0))
         log.close()
-    topics = AdminClient({"bootstrap.servers": kafka.address}).list_topics(timeout=10).topics
+    topics = (
+        AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
+        .list_topics(timeout=10)
+        .topics
+    )
     assert parse_address(place).topic not in topics
 
 
@@ -281,7 +285,7 @@ def test_retention_is_lost_and_never_skipped(kafka: Broker, place: str) -> None:
             log.publish(0, message(number, 200_000))
             log.flush()
         subscription = log.subscribe({0: 3})
-        admin = AdminClient({"bootstrap.servers": kafka.address})
+        admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
         at = TopicPartition(topic_of(log), 0, 12)
         admin.delete_records([at])[at].result(30)
         assert log.start_offsets([0]) == {0: 12}
@@ -302,7 +306,7 @@ def test_retention_under_a_paused_reader_is_lost(kafka: Broker, place: str) -> N
         subscription.pause(0)
         assert subscription.poll(max_bytes=1 << 20, timeout=0.3) == []
         at = TopicPartition(topic_of(log), 0, 10)
-        admin = AdminClient({"bootstrap.servers": kafka.address})
+        admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
         admin.delete_records([at])[at].result(30)
         subscription.resume(0)
         events = until(lambda: subscription.poll(max_bytes=1 << 20, timeout=0.2))
@@ -316,7 +320,7 @@ def test_a_topic_made_again_is_lost(kafka: Broker, place: str) -> None:
     for number in range(10):
         log.publish(0, message(number))
     log.flush()
-    admin = AdminClient({"bootstrap.servers": kafka.address})
+    admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
     name = topic_of(log)
     admin.delete_topics([name])[name].result(30)
     until(lambda: name not in admin.list_topics(timeout=10).topics)
@@ -376,7 +380,7 @@ def test_offsets_with_gaps(kafka: Broker, place: str) -> None:
 def test_a_message_without_headers_or_body_is_given_as_it_is(kafka: Broker, place: str) -> None:
     with KafkaLog(place, partitions=1) as log:
         assert log.start_offsets([0]) == {0: 0}
-        producer = Producer({"bootstrap.servers": kafka.address})
+        producer = Producer({"bootstrap.servers": kafka.address, "log_level": 0})
         producer.produce(topic_of(log), None, key=b"k", partition=0)
         producer.produce(
             topic_of(log), b"x", partition=0, headers=[("a", None), ("\u00e4", b"\xff")]

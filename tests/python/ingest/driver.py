@@ -55,8 +55,9 @@ class Driver:
         self.subscription = self.log.subscribe({p: s.offset for p, s in self.states.items()})
 
     def read(self) -> None:
-        """Until the log has no more."""
-        while events := self.subscription.poll(max_bytes=self.poll_bytes, timeout=0):
+        """Until the log has no more, and no catch-up goes on."""
+        while True:
+            events = self.subscription.poll(max_bytes=self.poll_bytes, timeout=0)
             again: set[int] = set()
             for event in events:
                 if event.partition in again:
@@ -66,15 +67,31 @@ class Driver:
                     self.subscription.seek(event.partition, offset)
                     again.add(event.partition)
             self.follower.flush()
+            if not events and not self.follower.catching_up:
+                return
+            self.step()
+
+    def step(self) -> None:
+        for partition in self.follower.catching_up:
+            self.subscription.pause(partition)
+        for partition, read_on in self.follower.step().items():
+            if read_on is not None:
+                self.subscription.seek(partition, read_on)
+            self.subscription.resume(partition)
 
     def run(self) -> Driver:
         """Until the log has no more and no base helps."""
         self.read()
-        while found := self.follower.retry_stale():
-            for partition, offset in found.items():
-                self.subscription.seek(partition, offset)
+        while True:
+            stood = self.positions()
+            self.follower.retry_stale()
+            self.step()
             self.read()
-        return self
+            if self.positions() == stood:
+                return self
+
+    def positions(self) -> list[tuple[int, int, str]]:
+        return [(state.run, state.seq, state.mode.value) for state in self.states.values()]
 
     def close(self) -> None:
         self.subscription.close()

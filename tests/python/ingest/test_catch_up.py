@@ -172,6 +172,40 @@ def test_broken_off_catch_up_never_follows_the_old_stream(tmp_path: Path) -> Non
     driver.close()
 
 
+def test_others_follow_while_one_catches_up(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "log")
+    publisher = Publisher(log, "m", tables=SCHEMAS, run=1)
+    publisher.begin_continue(None)
+    publish_versions(publisher, np.random.default_rng(1), 3)
+    store = MemoryStore(SCHEMAS, P)
+    bases = BaseFolder(tmp_path / "bases")
+    driver = Driver(log, store, Letters(), bases, rows_max=1).run()
+    publisher._seqs[0] += 1  # partition 0 misses one
+    publish_versions(publisher, np.random.default_rng(2), 1)
+    driver.read()
+    assert driver.states[0].mode is Mode.STALE
+    position = publisher.position()
+    rows: dict[int, Rows] = {p: {("user", 1000 + i): b"b" * 16 for i in range(90)} for p in [0]}
+    write_base(tmp_path / "bases" / "b", rows, {0: (1, position.seqs[0])}, position.version)
+    driver.follower.retry_stale()
+    steps = 0
+    while driver.follower.catching_up:
+        publish_versions(publisher, np.random.default_rng(3), 1)
+        for event in driver.subscription.poll(max_bytes=1 << 20, timeout=0):
+            driver.follower.take(event)
+        driver.follower.flush()
+        assert driver.states[1].recorded.version == publisher.version
+        assert driver.states[2].recorded.version == publisher.version
+        driver.step()
+        steps += 1
+    assert steps > 20  # one row a step
+    driver.read()
+    assert all(state.following for state in driver.states.values())
+    assert all(s.recorded.version == publisher.version for s in driver.states.values())
+    assert driver.states[0].catch_ups == 1
+    driver.close()
+
+
 def test_a_missing_base_is_stale_until_it_is_there(tmp_path: Path) -> None:
     log, stream = two_runs(tmp_path / "log", tmp_path)
     (tmp_path / "bases").rename(tmp_path / "away")
@@ -321,15 +355,17 @@ def test_a_base_of_something_else_is_refused_before_anything_changes(
     write_base(tmp_path / "b", {p: {("user", p): b"y" * 16} for p in range(P)}, {}, version=3)
     store = MemoryStore(schemas, partitions, model)
     base = BaseFolder(tmp_path).open("b")
+    steps = catch_up(
+        store,
+        base,
+        Progress(0),
+        Progress(0, 2, 1, 5, 3),
+        rows_max=10,
+        refused=lambda table, rows: None,
+        pace=lambda rows: None,
+    )
     with pytest.raises(PetpsError, match=what):
-        catch_up(
-            store,
-            base,
-            Progress(0),
-            Progress(0, 2, 1, 5, 3),
-            refused=lambda table, rows: None,
-            pace=lambda rows: None,
-        )
+        next(steps)
     assert store.history == []
     assert all(table.rows == {} for table in store.by_name.values())
 

@@ -59,8 +59,8 @@ class Site:
         self.place = f"kafka://{broker.address}/{topic}"
         self.bases = folder / "bases"
         self.store = MemoryStore(SCHEMAS, P)
-        self.producer = Producer({"bootstrap.servers": broker.address})
-        self.admin = AdminClient({"bootstrap.servers": broker.address})
+        self.producer = Producer({"bootstrap.servers": broker.address, "log_level": 0})
+        self.admin = AdminClient({"bootstrap.servers": broker.address, "log_level": 0})
         with KafkaLog(self.place, partitions=P) as log:
             log.start_offsets([0])
         self.start()

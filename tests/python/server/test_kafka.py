@@ -73,7 +73,7 @@ def test_a_server_and_its_topic(start: Start, kafka: Broker, topic: Callable[[],
     assert sum(entry["gaps"] for entry in found["partitions"]) == 0
 
     # A broken message goes to the topic of dead letters, with its reason, as it was.
-    producer = Producer({"bootstrap.servers": kafka.address})
+    producer = Producer({"bootstrap.servers": kafka.address, "log_level": 0})
     producer.produce(place.split("/")[-1], b"hello", partition=3, headers=[("x", b"y")])
     producer.flush()
     found = ingest_of(serving, lambda found: found["partitions"][3]["gaps"])
