@@ -191,8 +191,9 @@ def test_others_follow_while_one_catches_up(tmp_path: Path) -> None:
     steps = 0
     while driver.follower.catching_up:
         publish_versions(publisher, np.random.default_rng(3), 1)
-        for event in driver.subscription.poll(max_bytes=1 << 20, timeout=0):
-            driver.follower.take(event)
+        while events := driver.subscription.poll(max_bytes=1 << 20, timeout=0):
+            for event in events:
+                driver.follower.take(event)
         driver.follower.flush()
         assert driver.states[1].recorded.version == publisher.version
         assert driver.states[2].recorded.version == publisher.version
