@@ -266,9 +266,19 @@ class Base:
         return self._manifest.model
 
     @property
+    def instance(self) -> str:
+        """The instance whose rows it holds; the model's plain name: of any."""
+        return self._manifest.instance
+
+    @property
     def version(self) -> int:
         """The version it holds."""
         return self._manifest.version
+
+    @property
+    def dense(self) -> str | None:
+        """Where the dense weights of that version are."""
+        return self._manifest.dense
 
     @property
     def partitions(self) -> int:

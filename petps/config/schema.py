@@ -153,6 +153,11 @@ class IngestConfig(Section):
         description="Folder of the bases to catch up from; by default 'bases' beside the log's "
         "folder, with Kafka beside the pool.",
     )
+    switch: Literal["auto", "manual"] = Field(
+        default="auto",
+        description="When the model's plain name comes to mean a new instance (model@name) that a "
+        "base began: 'auto' once all its partitions are loaded, or by 'petps alias'.",
+    )
     rows_per_second: int = Field(
         default=0, ge=0, description="Most rows to apply per second; 0: as fast as they come."
     )

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from petps.delta import chunk, headers
 from petps.delta.errors import DeltaError, Fault
 from petps.delta.headers import Message
-from petps.delta.schema import TableSchema
+from petps.delta.schema import INSTANCE, TableSchema
 
 __all__ = [
     "BaseBody",
@@ -109,9 +109,14 @@ class CommitBody(_Body):
 
 
 class BaseBody(_Body):
-    """Every row up to this message stands in the base at ``location`` (petps/checkpoint)."""
+    """Every row up to this message stands in the base at ``location`` (petps/checkpoint).
+
+    ``instance`` (``model@name``): the run feeds this instance, which the base begins if it is not
+    there yet; None: whichever the runs before fed.
+    """
 
     location: Annotated[str, Field(min_length=1, max_length=MAX_LOCATION_BYTES)]
+    instance: Annotated[str, Field(pattern=INSTANCE)] | None = None
 
 
 class ContinueBody(_Body):
@@ -147,7 +152,8 @@ def encode_record(record: Record) -> Message:
     if isinstance(record.body, RowsBody):
         body = chunk.encode_rows(record.body.keys, record.body.rows, record.body.deleted)
     else:
-        body = record.body.model_dump_json().encode()
+        # A base without an instance has the bytes that it had before there were any.
+        body = record.body.model_dump_json(exclude_none=isinstance(record.body, BaseBody)).encode()
     fields = [
         ("model", header.model),
         ("table", header.table),

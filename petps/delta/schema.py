@@ -14,10 +14,12 @@ from petps.errors import InvalidArgument
 
 __all__ = [
     "DTYPES",
+    "INSTANCE",
     "MAX_DIM",
     "MAX_NAME_BYTES",
     "MAX_PARTITIONS",
     "TableSchema",
+    "check_instance",
     "check_name",
     "partition_of",
 ]
@@ -28,6 +30,7 @@ MAX_PARTITIONS: Final = 1024  # pool::kMaxPartitions
 
 DTYPES: Final = ("f32", "f16", "bf16", "int8")
 _NAME: Final = re.compile(r"[A-Za-z0-9_.\-]+")
+INSTANCE: Final = r"^[A-Za-z0-9_.\-]+@[A-Za-z0-9_.\-]+$"  # and at most MAX_NAME_BYTES
 
 
 def check_name(what: str, name: str) -> str:
@@ -35,6 +38,16 @@ def check_name(what: str, name: str) -> str:
     if len(name) > MAX_NAME_BYTES or not _NAME.fullmatch(name):
         raise InvalidArgument(
             f"{what} {name!r}: a name has 1 to {MAX_NAME_BYTES} letters, digits, '_', '-' or '.'"
+        )
+    return name
+
+
+def check_instance(model: str, name: str) -> str:
+    """Returns ``name`` if it is ``model@...`` and fits. Raises InvalidArgument."""
+    if len(name) > MAX_NAME_BYTES or not re.match(INSTANCE, name) or name.split("@")[0] != model:
+        raise InvalidArgument(
+            f"instance {name!r}: write {model}@NAME, of at most {MAX_NAME_BYTES} letters, digits, "
+            "'_', '-' or '.'"
         )
     return name
 

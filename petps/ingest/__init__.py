@@ -1,7 +1,7 @@
 """Room ingest: a delta log's records reach the tables, each once and in order.
 
 Owns:        the order rule (order.py), merging (window.py), catch-up (catch_up.py), dead letters,
-             the following thread (ingest.py), its status.
+             which instance a run feeds, the following thread (ingest.py), its status.
 Never does:  know which log or which tables these are: it asks through Protocols (store.py, and
              petps/delta/log.py); skip anything in silence.
 Called by:   server, cli, demo.
@@ -18,6 +18,7 @@ from petps.ingest.store import (
     BaseReader,
     BaseSource,
     DeadLetters,
+    Instances,
     Progress,
     Store,
     StoreTable,
@@ -33,6 +34,7 @@ __all__ = [
     "Freshness",
     "Ingest",
     "IngestStatus",
+    "Instances",
     "LogDeadLetters",
     "Mode",
     "Outcome",

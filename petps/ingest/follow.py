@@ -83,7 +83,13 @@ class Follower:
         rows_max: int,
         pace: Callable[[int], None],
         until_done: Callable[[Callable[[], None]], None],
+        hand_over: Callable[[PartitionState, BaseMarker, int], bool] = lambda *_: False,
     ) -> None:
+        """``hand_over`` gives a partition to the follower of another instance.
+
+        Its run feeds that one from the marker at an offset on. False: nobody's, it is passed over.
+        """
+        self._hand_over = hand_over
         self._until_done = until_done
         self._store = store
         self._bases = bases
@@ -115,6 +121,8 @@ class Follower:
                 partition=event.partition,
                 partitions=self._store.partitions,
             )
+            if header.run <= state.passing and self._pass_over(state, event, header):
+                return None
             record = None if header.kind is Kind.ROWS else self._decode(event, header)
             marker = record.body if record and isinstance(record.body, ContinueBody) else None
             decision = decide(state.applied, header, marker)
@@ -127,6 +135,50 @@ class Follower:
         except DeltaError as error:
             self._corrupt(state, event, str(error), event.message)
         return None
+
+    @property
+    def store(self) -> Store:
+        """The instance that it feeds."""
+        return self._store
+
+    @property
+    def partitions(self) -> list[int]:
+        """Those that feed it."""
+        return list(self._states)
+
+    def _pass_over(self, state: PartitionState, event: Delivery, header: RecordHeader) -> bool:
+        """The run that feeds another instance, and what comes late of those before it."""
+        if header.run < state.passing:
+            state.zombies += 1
+        state.offset = event.next_offset
+        self._window.touch(state)
+        return True
+
+    def _leave(self, state: PartitionState, offset: int, marker: BaseMarker) -> None:
+        """The run that begins at ``offset`` feeds another instance."""
+        self.flush()
+        try:
+            handed = self._hand_over(state, marker, offset)
+        except PetpsError as error:
+            reason = f"base {marker.location} of {marker.instance}: {error}"
+            if state.following:
+                state.gaps += 1
+                _log.error("[ingest] partition %d is stale: %s", state.partition, reason)
+            state.stop(Mode.STALE, reason, offset=offset, resume_offset=offset)
+            state.marker = marker
+            return
+        if handed:
+            del self._states[state.partition]
+            return
+        state.follow()
+        state.passing = marker.header.run
+        state.offset = marker.next_offset
+        self._window.touch(state)
+
+    def adopt(self, state: PartitionState, marker: BaseMarker, offset: int) -> None:
+        """Takes a partition over from another instance: loads the base, and follows it."""
+        self._states[state.partition] = state
+        self._load_base(state, offset, marker)
 
     def _decode(self, event: Delivery, header: RecordHeader) -> Record:
         return decode_record(
@@ -150,8 +202,13 @@ class Follower:
         header, body = record.header, record.body
         if decision.outcome is Outcome.NEW_RUN:
             if isinstance(body, BaseBody):
-                self._begin_from_base(state, event, header, body)
+                marker = BaseMarker(header, body.location, event.next_offset, body.instance)
+                if body.instance in (None, self._store.instance):
+                    self._load_base(state, event.offset, marker)
+                else:
+                    self._leave(state, event.offset, marker)
                 return
+            state.passing = 0
             state.counts = {}
         if isinstance(body, CommitBody) and (problem := _count_problem(state, header, body)):
             self._stop(state, event, problem)
@@ -260,13 +317,11 @@ class Follower:
                 self._catch_up_marker(state, marker, failed=marker.next_offset)
         return None
 
-    def _begin_from_base(
-        self, state: PartitionState, event: Delivery, header: RecordHeader, body: BaseBody
-    ) -> None:
-        marker = BaseMarker(header, body.location, event.next_offset)
+    def _load_base(self, state: PartitionState, offset: int, marker: BaseMarker) -> None:
+        """The run begins at ``offset`` with the base of the marker."""
         self.flush()
         # Where it stands should the catch-up fail; it is looked for again.
-        state.stop(Mode.STALE, state.reason, offset=event.offset, resume_offset=event.offset)
+        state.stop(Mode.STALE, state.reason, offset=offset, resume_offset=offset)
         state.marker = marker
         if not self._catch_up_marker(state, marker, fresh=True, failed=marker.next_offset):
             self._failed(state, state.reason, fresh=True)
@@ -365,8 +420,11 @@ class Follower:
         state.publisher = marker.header.publisher if marker else None
         # Within a run, rows of the version at hand may stand before the marker.
         state.counts = {} if marker and marker.header.begins_run else None
+        state.passing = 0
         state.catch_ups += 1
         state.tried.clear()
+        if current.base.version >= self.dense[0]:
+            self.dense = (current.base.version, current.base.dense)
         state.follow()
         _log.info(
             "[ingest] partition %d caught up to %s (run %d, seq %d)",
@@ -383,11 +441,17 @@ class Follower:
             return
         candidates: list[BaseReader] | None = None
         for state in stale:
-            if state.marker is not None:
-                self._catch_up_marker(state, state.marker)
+            marker = state.marker
+            if marker is not None and marker.instance not in (None, self._store.instance):
+                self._leave(state, state.offset, marker)
+                continue
+            if marker is not None:
+                self._catch_up_marker(state, marker)
                 continue
             if candidates is None:
-                candidates = list(self._bases.of_model(self._store.model))
+                names = (self._store.instance, self._store.model)
+                bases = self._bases.of_model(self._store.model)
+                candidates = [base for base in bases if base.instance in names]
             self._catch_up_newest(state, candidates)
 
     def _catch_up_newest(self, state: PartitionState, candidates: list[BaseReader]) -> None:

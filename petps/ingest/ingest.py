@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from petps.delta import DeltaLog, Subscription
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
 from petps.ingest.follow import Follower
-from petps.ingest.partition import PartitionState
+from petps.ingest.instances import SingleInstance
+from petps.ingest.partition import BaseMarker, PartitionState
 from petps.ingest.status import Freshness, IngestStatus, freshness_of
-from petps.ingest.store import BaseSource, DeadLetters, Store
+from petps.ingest.store import BaseSource, DeadLetters, Instances, Store
 
 __all__ = ["Ingest"]
 
@@ -31,10 +32,15 @@ class _Stopped(Exception):
     """stop() was called while an action was being repeated."""
 
 
+class _Left(Exception):
+    """An instance that is followed has been frozen or dropped: owners are to be found anew."""
+
+
 class Ingest:
     """Follows ``log`` from where the store's progress stands: source, order, apply, progress.
 
     ``partitions``: those owned, by default all. ``bases`` finds what to catch up to after a gap.
+    ``instances``: which instance each of them feeds; by default all feed ``store``.
     ``rows_per_second`` bounds the rate so that pulls keep their latency (None: unbounded).
     Errors of the pool or of the log are reported in status() and tried again, longer apart each
     time. Threads: every method may be called from any thread.
@@ -47,6 +53,7 @@ class Ingest:
         *,
         dead_letters: DeadLetters,
         bases: BaseSource | None = None,
+        instances: Instances | None = None,
         partitions: Sequence[int] | None = None,
         rows_per_second: float | None = None,
         rows_max: int = ROWS_MAX,
@@ -66,13 +73,16 @@ class Ingest:
         self._store = store
         self._dead_letters = dead_letters
         self._bases = bases
+        self._instances = instances or SingleInstance(store)
         self._partitions = sorted(set(range(log.partitions) if partitions is None else partitions))
         self._rows_per_second = rows_per_second
         self._rows_max = rows_max
         self._poll_bytes = poll_bytes
         self._stale_seconds = stale_seconds
         self._states: dict[int, PartitionState] = {}
-        self._follower: Follower | None = None
+        self._followers: dict[str, Follower] = {}  # by instance
+        self._owners: dict[int, Follower] = {}  # by partition
+        self._whole = False  # all partitions feed one instance, which has been said to be complete
         self._refused_before: dict[str, int] = {}
         self._held: set[int] = set()  # not read, because they catch up
         self._troubles: dict[str, str] = {}  # not overcome yet, by where
@@ -142,12 +152,11 @@ class Ingest:
         except PetpsError as error:
             ends = {}
             self._report("end", str(error))
-        follower = self._follower
+        followers = list(self._followers.values())
         thread = self._thread
-        version, dense = (0, None) if follower is None else follower.dense
+        version, dense = max((each.dense for each in followers), default=(0, None), key=_version)
         refused = dict(self._refused_before)
-        for table, rows in (follower.refused if follower else {}).items():
-            refused[table] = refused.get(table, 0) + rows
+        _add_refused(refused, followers)
         applied = min((state.recorded.version for state in states), default=0)
         return IngestStatus(
             running=thread is not None and thread.is_alive(),
@@ -162,7 +171,12 @@ class Ingest:
             version=applied,
             dense=dense if version == applied else None,
             freshness=freshness_of(*(s.samples for s in states)) if states else Freshness(),
-            partitions=[state.status(ends.get(state.partition, 0)) for state in states],
+            partitions=[
+                state.status(
+                    ends.get(state.partition, 0), self._owners[state.partition].store.instance
+                )
+                for state in states
+            ],
         )
 
     def _main(self) -> None:
@@ -173,6 +187,9 @@ class Ingest:
                 self._follow()
             except _Stopped:
                 return
+            except _Left:
+                _log.info("[ingest] an instance was frozen or dropped: going on without it")
+                self._overcome("apply")
             except Exception as error:  # whatever it is must be seen, and must not end ingest
                 if time.monotonic() - began > RETRY_LAST_SECONDS:
                     wait = RETRY_FIRST_SECONDS
@@ -188,72 +205,119 @@ class Ingest:
 
     def _follow(self) -> None:
         """From the recorded progress on, until stop()."""
-        states = self._load_states()
-        follower = Follower(
-            self._store,
+        self._load_states()
+        self._held.clear()
+        subscription = self._log.subscribe({p: state.offset for p, state in self._states.items()})
+        look = time.monotonic()
+        try:
+            while not self._stop.is_set():
+                if not self._run.wait(POLL_SECONDS):
+                    continue
+                self._check_live()
+                self._poll(subscription)
+                if time.monotonic() >= look:
+                    for follower in list(self._followers.values()):
+                        follower.retry_stale()
+                    look = time.monotonic() + self._stale_seconds
+                self._catch_up(subscription)
+        finally:
+            subscription.close()
+
+    def _load_states(self) -> None:
+        """States from the recorded progress, followers of them; counters and samples go on."""
+        starts = self._log.start_offsets(self._partitions)
+        states: dict[int, PartitionState] = {}
+        stores: dict[str, Store] = {}
+        by_instance: dict[str, dict[int, PartitionState]] = {}
+        for partition in self._partitions:
+            store = self._instances.owner(partition)
+            store = stores.setdefault(store.instance, store)
+            state = self._state(partition, store, starts[partition])
+            states[partition] = by_instance.setdefault(store.instance, {})[partition] = state
+        followers = {name: self._follower(stores[name], of) for name, of in by_instance.items()}
+        _add_refused(self._refused_before, self._followers.values())
+        self._followers = followers
+        self._owners = {p: each for each in followers.values() for p in each.partitions}
+        self._states = states
+        self._whole = False
+
+    def _state(self, partition: int, store: Store, start: int) -> PartitionState:
+        state = PartitionState.of(partition, store.progress(partition), start)
+        earlier = self._states.get(partition)
+        if earlier is not None:
+            state.take_counters(earlier)
+        return state
+
+    def _follower(self, store: Store, states: dict[int, PartitionState]) -> Follower:
+        return Follower(
+            store,
             self._bases,
             self._dead_letters,
             states,
             rows_max=self._rows_max,
             pace=self._pace,
             until_done=self._until_done,
+            hand_over=self._hand_over,
         )
-        if self._follower is not None:
-            for table, rows in self._follower.refused.items():
-                self._refused_before[table] = self._refused_before.get(table, 0) + rows
-        self._states, self._follower = states, follower
-        self._held.clear()
-        subscription = self._log.subscribe({p: state.offset for p, state in states.items()})
-        look = time.monotonic()
-        try:
-            while not self._stop.is_set():
-                if not self._run.wait(POLL_SECONDS):
-                    continue
-                self._poll(subscription, follower)
-                if time.monotonic() >= look:
-                    follower.retry_stale()
-                    look = time.monotonic() + self._stale_seconds
-                self._catch_up(subscription, follower)
-        finally:
-            subscription.close()
 
-    def _load_states(self) -> dict[int, PartitionState]:
-        """States from the recorded progress; counters and samples go on."""
-        starts = self._log.start_offsets(self._partitions)
-        states = {}
-        for partition in self._partitions:
-            state = PartitionState.of(partition, self._store.progress(partition), starts[partition])
-            earlier = self._states.get(partition)
-            if earlier is not None:
-                state.take_counters(earlier)
-            states[partition] = state
-        return states
+    def _hand_over(self, state: PartitionState, marker: BaseMarker, offset: int) -> bool:
+        """To the follower of the marker's instance, which is made if need be. See Follower."""
+        if self._bases is None or marker.instance is None:
+            raise PetpsError("no checkpoint folder is configured to read it from")
+        partition = state.partition
+        store = self._instances.begin(marker.instance, self._bases.open(marker.location))
+        if store is None:
+            return False
+        follower = self._followers.get(store.instance) or self._follower(store, {})
+        heir = self._state(partition, store, offset)
+        self._followers[store.instance] = self._owners[partition] = follower
+        self._states[partition] = heir
+        self._whole = False
+        follower.adopt(heir, marker, offset)
+        return True
 
-    def _poll(self, subscription: Subscription, follower: Follower) -> None:
-        timeout = 0.0 if follower.catching_up else POLL_SECONDS
-        events = subscription.poll(max_bytes=self._poll_bytes, timeout=timeout)
+    def _check_live(self) -> None:
+        """Raises _Left when an instance was frozen or dropped. Says when one is complete."""
+        for name, follower in list(self._followers.items()):
+            if not follower.partitions:
+                del self._followers[name]
+            elif not follower.store.live():
+                raise _Left
+        if not self._whole and len(self._followers) == 1:
+            states = self._states.values()
+            if all(state.following and not state.recorded.catching_up for state in states):
+                self._whole = True
+                self._instances.complete(next(iter(self._followers.values())).store)
+
+    def _poll(self, subscription: Subscription) -> None:
+        busy = any(follower.catching_up for follower in self._followers.values())
+        events = subscription.poll(
+            max_bytes=self._poll_bytes, timeout=0.0 if busy else POLL_SECONDS
+        )
         self._overcome("follow")
         read_again: set[int] = set()
         for event in events:
             if event.partition in read_again:
                 continue
-            offset = follower.take(event)
+            offset = self._owners[event.partition].take(event)
             if offset is not None:
                 subscription.seek(event.partition, offset)
                 read_again.add(event.partition)
-        follower.flush()
+        for follower in list(self._followers.values()):
+            follower.flush()
         subscription.observe({p: state.recorded.offset for p, state in self._states.items()})
 
-    def _catch_up(self, subscription: Subscription, follower: Follower) -> None:
+    def _catch_up(self, subscription: Subscription) -> None:
         """One step, between two polls of the partitions that follow."""
-        for partition in set(follower.catching_up) - self._held:
-            subscription.pause(partition)
-            self._held.add(partition)
-        for partition, offset in follower.step().items():
-            if offset is not None:
-                subscription.seek(partition, offset)
-            subscription.resume(partition)
-            self._held.discard(partition)
+        for follower in list(self._followers.values()):
+            for partition in set(follower.catching_up) - self._held:
+                subscription.pause(partition)
+                self._held.add(partition)
+            for partition, offset in follower.step().items():
+                if offset is not None:
+                    subscription.seek(partition, offset)
+                subscription.resume(partition)
+                self._held.discard(partition)
 
     def _until_done(self, action: Callable[[], None]) -> None:
         """Repeats an action of the pool until it succeeds. Raises _Stopped if stop() is first."""
@@ -264,6 +328,8 @@ class Ingest:
                 self._overcome("apply")
                 return
             except PetpsError as error:
+                if not all(each.store.live() for each in self._followers.values()):
+                    raise _Left from error
                 self._report("apply", f"apply: {error}")
                 _log.error("[ingest] apply failed, trying again in %.1f s: %s", wait, error)
             if self._stop.wait(wait):
@@ -289,3 +355,13 @@ class Ingest:
             if self._stop.wait(min(POLL_SECONDS, self._not_before - now)):
                 raise _Stopped
             now = time.monotonic()
+
+
+def _version(dense: tuple[int, str | None]) -> int:
+    return dense[0]
+
+
+def _add_refused(refused: dict[str, int], followers: Iterable[Follower]) -> None:
+    for follower in followers:
+        for table, rows in follower.refused.items():
+            refused[table] = refused.get(table, 0) + rows

@@ -1,14 +1,27 @@
-"""The native tables as ingest's Store."""
+"""The native tables as ingest's Store, the instances of a pool as its Instances."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from petps import _native
 from petps.delta import TableSchema
-from petps.ingest.store import ApplyReport, Keys, Mask, Progress, Rows, StoreTable
+from petps.delta.schema import check_instance
+from petps.ingest.store import (
+    ApplyReport,
+    BaseReader,
+    Keys,
+    Mask,
+    Progress,
+    Rows,
+    Store,
+    StoreTable,
+)
 
-__all__ = ["NativeStore"]
+__all__ = ["NativeInstances", "NativeStore"]
+
+_log = logging.getLogger("petps.ingest")
 
 
 class _NativeTable:
@@ -37,6 +50,7 @@ class NativeStore:
     def __init__(self, tables: _native.Tables, instance: str) -> None:
         record = tables.resolve(instance)
         self._tables = tables
+        self._name: str = record.name
         self._instance: int = record.id
         self._model: str = record.model
         self._partitions: int = record.partitions
@@ -50,6 +64,17 @@ class NativeStore:
     def partitions(self) -> int:
         """See Store."""
         return self._partitions
+
+    @property
+    def instance(self) -> str:
+        """See Store."""
+        return self._name
+
+    def live(self) -> bool:
+        """See Store."""
+        return any(
+            record.id == self._instance and not record.frozen for record in self._tables.instances()
+        )
 
     def tables(self) -> dict[str, StoreTable]:
         """See Store."""
@@ -71,7 +96,8 @@ class NativeStore:
             offset=found.offset,
             version=found.version,
             catching_up=found.state == "catching_up",
-            target=found.target,
+            target=found.target if found.state == "catching_up" else 0,
+            passing=found.target if found.state == "passing" else 0,
         )
 
     def record_progress(self, progress: Progress) -> None:
@@ -84,7 +110,69 @@ class NativeStore:
                 seq=progress.seq,
                 offset=progress.offset,
                 version=progress.version,
-                state="catching_up" if progress.catching_up else "following",
-                target=progress.target,
+                state="catching_up"
+                if progress.catching_up
+                else ("passing" if progress.passing else "following"),
+                target=progress.target or progress.passing,
             )
+        )
+
+
+class NativeInstances:
+    """The instances of a model in an open pool as Instances.
+
+    ``switch``: whether the model's name means a new instance as soon as it is complete.
+    """
+
+    def __init__(self, tables: _native.Tables, model: str, *, switch: bool) -> None:
+        self._tables = tables
+        self._model: str = tables.resolve(model).model
+        self._switch = switch
+
+    def owner(self, partition: int) -> NativeStore:
+        """See Instances."""
+        for record in reversed(self._tables.instances()):
+            if (
+                record.model == self._model
+                and not record.frozen
+                and self._tables.progress(record.id, partition) is not None
+            ):
+                return NativeStore(self._tables, record.name)
+        return NativeStore(self._tables, self._model)
+
+    def begin(self, name: str, base: BaseReader) -> NativeStore | None:
+        """See Instances. Tables get the capacity, and the default row, that they have now."""
+        check_instance(self._model, name)
+        meant = self._tables.resolve(self._model)
+        found = next((each for each in self._tables.instances() if each.name == name), None)
+        if found is not None and found.frozen:
+            return None
+        if found is None:
+            found = self._tables.create_instance(self._model, name, meant.partitions)
+            _log.info("[ingest] instance %s begins with %s", name, base.name)
+        present = {(table.record.instance, table.name): table for table in self._tables.tables()}
+        for table, schema in base.schemas().items():
+            if (found.id, table) in present:  # a crash came before the rest
+                continue
+            like = present.get((meant.id, table))
+            same = like is not None and (like.dtype, like.dim) == (schema.dtype, schema.dim)
+            self._tables.create_table(
+                table,
+                instance=found.id,
+                dim=schema.dim,
+                dtype=schema.dtype,
+                capacity=max(base.rows(table), like.record.capacity if like else 1),
+                feed="delta",
+                default_row=like.default_row() if like and same else None,
+            )
+        return NativeStore(self._tables, name)
+
+    def complete(self, store: Store) -> None:
+        """See Instances."""
+        meant = self._tables.resolve(self._model)
+        if not self._switch or meant.name == store.instance:
+            return
+        self._tables.set_alias(self._model, self._tables.resolve(store.instance).id)
+        _log.info(
+            "[ingest] %s means %s now, and no more %s", self._model, store.instance, meant.name
         )

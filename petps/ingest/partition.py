@@ -34,6 +34,7 @@ class BaseMarker:
     header: RecordHeader
     location: str
     next_offset: int
+    instance: str | None = None
 
 
 @dataclass(slots=True)
@@ -53,6 +54,8 @@ class PartitionState:
     publisher: str | None = None
     mode: Mode = Mode.FOLLOWING
     reason: str = ""
+    # The run that feeds another instance, passed over here; 0: none.
+    passing: int = 0
     # Stale: where to read again once the missing seq is there.
     resume_offset: int = 0
     # Stale, and a catch-up was broken off: only a base makes the rows whole again.
@@ -84,6 +87,7 @@ class PartitionState:
             seq=progress.seq,
             version=progress.version,
             offset=progress.offset,
+            passing=progress.passing,
             resume_offset=progress.offset,
         )
         if progress.catching_up:
@@ -104,7 +108,9 @@ class PartitionState:
 
     def progress(self) -> Progress:
         """What to record once everything taken is applied."""
-        return Progress(self.partition, self.run, self.seq, self.offset, self.version)
+        return Progress(
+            self.partition, self.run, self.seq, self.offset, self.version, passing=self.passing
+        )
 
     def stop(self, mode: Mode, reason: str, *, offset: int, resume_offset: int) -> None:
         """Nothing more is applied until the reason is gone. A restart reads on at ``offset``."""
@@ -126,14 +132,15 @@ class PartitionState:
         self.mixed = False
         self.marker = None
 
-    def status(self, end: int) -> PartitionStatus:
-        """A snapshot; ``end`` is the log's end offset."""
+    def status(self, end: int, instance: str) -> PartitionStatus:
+        """A snapshot; ``end`` is the log's end offset, ``instance`` what the partition feeds."""
         recorded = self.recorded
         lag_records = max(0, end - recorded.offset)
         age = (time.time_ns() - self.last_time_ns) / 1e9 if self.last_time_ns else 0.0
         return PartitionStatus(
             partition=self.partition,
-            state=self.mode.value,
+            instance=instance,
+            state="passing" if self.passing and self.following else self.mode.value,
             reason=self.reason,
             run=recorded.run,
             seq=recorded.seq,

@@ -37,6 +37,7 @@ class PartitionStatus:
     """One partition. ``lag_seconds``: age of the last message applied while others wait, else 0."""
 
     partition: int
+    instance: str
     state: str
     reason: str
     run: int

@@ -16,6 +16,7 @@ __all__ = [
     "BaseReader",
     "BaseSource",
     "DeadLetters",
+    "Instances",
     "Progress",
     "Store",
     "StoreTable",
@@ -31,7 +32,8 @@ class Progress:
     """What a partition has applied, as the pool remembers it.
 
     ``offset``: where reading goes on. ``target``: the base's version while ``catching_up``; rows
-    are then a mixture of the old stream and of the base.
+    are then a mixture of the old stream and of the base. ``passing``: the run that feeds, or fed,
+    another instance and is passed over in this one; 0: none.
     """
 
     partition: int
@@ -41,6 +43,7 @@ class Progress:
     version: int = 0
     catching_up: bool = False
     target: int = 0
+    passing: int = 0
 
 
 class ApplyReport(Protocol):
@@ -75,8 +78,15 @@ class Store(Protocol):
         """The model's name."""
 
     @property
+    def instance(self) -> str:
+        """The instance's name."""
+
+    @property
     def partitions(self) -> int:
         """P of the model."""
+
+    def live(self) -> bool:
+        """False once it is frozen or dropped: nothing is to be written any more."""
 
     def tables(self) -> Mapping[str, StoreTable]:
         """The tables that deltas feed, by name."""
@@ -100,8 +110,16 @@ class BaseReader(Protocol):
         """The model whose rows it holds."""
 
     @property
+    def instance(self) -> str:
+        """The instance whose rows it holds; the model's plain name: of any."""
+
+    @property
     def version(self) -> int:
         """The version it holds."""
+
+    @property
+    def dense(self) -> str | None:
+        """Where the dense weights of that version are."""
 
     @property
     def partitions(self) -> int:
@@ -113,8 +131,27 @@ class BaseReader(Protocol):
     def schemas(self) -> Mapping[str, TableSchema]:
         """Its tables, by name."""
 
+    def rows(self, table: str) -> int:
+        """Rows of a table."""
+
     def chunks(self, table: str, partition: int | None = None) -> Iterator[tuple[Keys, Rows]]:
         """Its rows of one partition. Raises PetpsError when they can't be read whole."""
+
+
+class Instances(Protocol):
+    """The instances of a model: which of them a partition's deltas feed."""
+
+    def owner(self, partition: int) -> Store:
+        """The newest that follows the partition, or else what the model's name means."""
+
+    def begin(self, name: str, base: BaseReader) -> Store | None:
+        """The instance, made beside the others with the base's tables if it is not there.
+
+        None: it is frozen. Raises PetpsError when it can't be made.
+        """
+
+    def complete(self, store: Store) -> None:
+        """All partitions follow it now: the model's name may mean it."""
 
 
 class BaseSource(Protocol):

@@ -30,7 +30,7 @@ from petps.delta import (
 )
 from petps.delta.chunk import slices
 from petps.delta.record import Body
-from petps.delta.schema import MAX_NAME_BYTES, check_name, partition_of
+from petps.delta.schema import MAX_NAME_BYTES, check_instance, check_name, partition_of
 from petps.errors import FailedPrecondition, InvalidArgument
 
 __all__ = ["Position", "Publisher"]
@@ -145,30 +145,41 @@ class Publisher:
         with self._mutex:
             return Position(self._run, tuple(self._seqs), self._version)
 
-    def begin_base(self, location: str, *, version: int | None = None, step: int = 0) -> None:
+    def begin_base(
+        self,
+        location: str,
+        *,
+        version: int | None = None,
+        step: int = 0,
+        instance: str | None = None,
+    ) -> None:
         """Begins the run: servers become equal to the base at ``location``, then follow.
 
+        ``instance`` (``model@name``): they load the base into tables of its own, beside those that
+        are served, and switch to it; None: into the tables that the runs before fed.
         ``version`` is the base's, above every version in the log (None: one more than the last):
         even a base of an older state is something that no server has served before.
         """
         with self._mutex:
             if self._begun:
                 raise FailedPrecondition(f"run {self._run} has begun; use base() within a run")
+            if instance is not None:
+                check_instance(self._model, instance)
             version = self._version + 1 if version is None else version
             self._check_version(version)
             self._step = step
-            self._write_base(location, version)
+            self._write_base(location, version, instance)
 
     def base(self, location: str) -> None:
         """Says, within a run, that the base at ``location`` holds everything published so far."""
         with self._mutex:
             self._check_begun()
-            self._write_base(location, self._version)
+            self._write_base(location, self._version, None)
 
-    def _write_base(self, location: str, version: int) -> None:
+    def _write_base(self, location: str, version: int, instance: str | None) -> None:
         if not location:
             raise InvalidArgument("a base needs a location: the folder that holds its manifest")
-        body = BaseBody(location=location)
+        body = BaseBody(location=location, instance=instance)
         with self._failing():
             for partition in range(self._log.partitions):
                 self._send(partition, Kind.BASE, body, version=version)

@@ -12,7 +12,7 @@ from petps.config import Config
 from petps.delta import DeltaLog, is_kafka, open_log
 from petps.errors import FailedPrecondition
 from petps.ingest import DirectoryDeadLetters, Ingest, LogDeadLetters
-from petps.ingest.native_store import NativeStore
+from petps.ingest.native_store import NativeInstances, NativeStore
 
 __all__ = ["IngestPart", "start_ingest"]
 
@@ -73,6 +73,7 @@ def start_ingest(
             dead_letters=dead_letters,
             bases=BaseFolder(config.bases() or Path(location).parent),
             partitions=partitions,
+            instances=NativeInstances(tables, model, switch=config.ingest.switch == "auto"),
             rows_per_second=config.ingest.rows_per_second or None,
         )
         return IngestPart(ingest, log, dead_letters)

@@ -78,8 +78,16 @@ class MemoryTable:
 
 
 class MemoryStore:
-    def __init__(self, schemas: list[TableSchema], partitions: int, model: str = "m") -> None:
+    def __init__(
+        self,
+        schemas: list[TableSchema],
+        partitions: int,
+        model: str = "m",
+        instance: str = "m@1",
+    ) -> None:
         self._model = model
+        self.instance = instance
+        self.frozen = False
         self._partitions = partitions
         self.by_name = {schema.name: MemoryTable(schema) for schema in schemas}
         self.recorded: dict[int, Progress] = {}
@@ -92,6 +100,9 @@ class MemoryStore:
     @property
     def partitions(self) -> int:
         return self._partitions
+
+    def live(self) -> bool:
+        return not self.frozen
 
     def tables(self) -> dict[str, StoreTable]:
         return dict(self.by_name)

@@ -1,0 +1,29 @@
+"""What an ingest of one store knows of instances: there is that one."""
+
+from __future__ import annotations
+
+from petps.errors import InvalidArgument
+from petps.ingest.store import BaseReader, Store
+
+__all__ = ["SingleInstance"]
+
+
+class SingleInstance:
+    """One store as Instances: it owns every partition, and no other can begin."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def owner(self, partition: int) -> Store:
+        """See Instances."""
+        del partition
+        return self._store
+
+    def begin(self, name: str, base: BaseReader) -> Store | None:
+        """See Instances."""
+        raise InvalidArgument(
+            f"{base.name} begins instance {name}, and only {self._store.instance} is followed here"
+        )
+
+    def complete(self, store: Store) -> None:
+        """See Instances."""

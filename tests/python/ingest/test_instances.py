@@ -1,0 +1,368 @@
+"""Instances: a base begins one beside the served, the name switches, goes back, drops what is left.
+
+Real tables, a real log. Does not cover: kills of the process (tests/system), crash states of the
+superblock (tests/crash).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from petps import _native
+from petps.checkpoint import BaseFolder, BaseWriter
+from petps.delta import BaseBody, Kind, Record, RecordHeader, TableSchema, encode_record
+from petps.delta.directory import DirectoryLog
+from petps.errors import FailedPrecondition, InvalidArgument, NotFound
+from petps.ingest import DirectoryDeadLetters, Ingest
+from petps.ingest.native_store import NativeInstances, NativeStore
+from petps.publish import Publisher
+from tests.python.ingest.test_follow import wait_until
+
+P = 4
+SCHEMAS = [TableSchema("user", "f32", 4), TableSchema("item", "f32", 8)]
+KEYS = 300
+
+
+class World:
+    """A pool and an ingest that follows a log. Every row of a version holds the version."""
+
+    def __init__(self, folder: Path, *, switch: bool = True, create: bool = True) -> None:
+        self.folder = folder
+        self.switch = switch
+        path = str(folder / "pool")
+        if create:
+            self.tables = _native.Tables.create(path, durability="process", unit_bytes=64 << 10)
+            instance = self.tables.create_instance("m", "m@1", P)
+            for schema in SCHEMAS:
+                self.tables.create_table(
+                    schema.name,
+                    instance=instance.id,
+                    dim=schema.dim,
+                    dtype=schema.dtype,
+                    capacity=1000,
+                    feed="delta",
+                    default_row=schema.encode(np.full((1, schema.dim), -1, np.float32))[0],
+                )
+        else:
+            self.tables = _native.Tables.open(path)
+        self.log = DirectoryLog(folder / "log", partitions=P)
+        self.ingest = Ingest(
+            self.log,
+            NativeStore(self.tables, "m"),
+            dead_letters=DirectoryDeadLetters(folder / "dead"),
+            bases=BaseFolder(folder / "bases"),
+            instances=NativeInstances(self.tables, "m", switch=switch),
+            stale_seconds=0.02,
+        )
+        self.ingest.start()
+
+    def reopened(self) -> World:
+        self.close()
+        return World(self.folder, switch=self.switch, create=False)
+
+    def close(self) -> None:
+        if self.tables.closed:
+            return
+        assert self.ingest.stop(30)
+        self.log.close()
+        report = self.tables.verify()
+        assert report.clean, report.problems
+        self.tables.close()
+
+    @property
+    def meant(self) -> str:
+        return self.tables.resolve("m").name
+
+    def names(self) -> dict[str, bool]:
+        """Frozen or not, by name."""
+        return {each.name: each.frozen for each in self.tables.instances()}
+
+    def versions(self, instance: str) -> set[float]:
+        """Which versions the rows of all its tables are of."""
+        found: set[float] = set()
+        for schema in SCHEMAS:
+            table = self.tables.find(instance, schema.name)
+            rows = np.empty((KEYS, schema.dim), np.float32)
+            table.pull(np.arange(KEYS, dtype=np.uint64), rows)
+            found |= set(np.unique(rows).tolist())
+        return found
+
+    def states(self) -> set[tuple[str, str]]:
+        return {(p.instance, p.state) for p in self.ingest.status().partitions}
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[list[World]]:
+    """The one that is open, to be replaced by a test that reopens."""
+    holder = [World(tmp_path)]
+    yield holder
+    holder[0].close()
+
+
+class Trainer:
+    """A run. Publishes all rows of both tables, each holding the version it belongs to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = DirectoryLog(folder / "log", partitions=P)
+        self.publisher = Publisher(self.log, "m", tables=SCHEMAS)
+
+    def base(self, name: str, *, instance: str | None = None) -> int:
+        version = self.publisher.version + 1
+        write_base(self.folder / "bases" / name, version, instance or "m")
+        self.publisher.begin_base(name, version=version, instance=instance)
+        return version
+
+    def version(self) -> int:
+        version = self.publisher.version + 1
+        for schema in SCHEMAS:
+            rows = np.full((KEYS, schema.dim), version, np.float32)
+            self.publisher.publish(schema.name, np.arange(KEYS, dtype=np.uint64), rows)
+        assert self.publisher.commit() == version
+        return version
+
+    def close(self) -> None:
+        self.log.close()
+
+
+def write_base(folder: Path, version: int, instance: str) -> None:
+    writer = BaseWriter(
+        folder,
+        model="m",
+        instance=instance,
+        partitions=P,
+        positions={},
+        version=version,
+        dense=f"dense/{version}",
+    )
+    for schema in SCHEMAS:
+        stored = schema.encode(np.full((KEYS, schema.dim), version, np.float32))
+        writer.add_table(
+            schema,
+            np.arange(KEYS, dtype=np.uint64),
+            lambda chosen, stored=stored: (stored[chosen.astype(np.int64)], None),  # type: ignore[misc]
+        )
+    writer.commit()
+
+
+def first_run(folder: Path, world: World) -> Trainer:
+    """Version 1 is served by m@1."""
+    trainer = Trainer(folder)
+    trainer.publisher.begin_continue(None)
+    assert world.ingest.wait_for(trainer.version(), 30)
+    assert world.versions("m@1") == {1.0}
+    return trainer
+
+
+def test_a_base_begins_an_instance_that_is_switched_to(tmp_path: Path, world: list[World]) -> None:
+    first_run(tmp_path, world[0]).close()
+    trainer = Trainer(tmp_path)
+    assert world[0].ingest.wait_for(trainer.base("two", instance="m@2"), 30)
+    wait_until(lambda: world[0].meant == "m@2")
+    assert world[0].names() == {"m@1": True, "m@2": False}
+    assert world[0].versions("m@2") == {2.0}
+    assert world[0].ingest.status().dense == "dense/2"
+    assert world[0].ingest.wait_for(trainer.version(), 30)
+    assert world[0].versions("m@2") == {3.0}
+    assert world[0].versions("m@1") == {1.0}, "frozen"
+    table = world[0].tables.find("m@2", "user")
+    assert table.record.capacity == 1000
+    assert table.default_row().view(np.float32).tolist() == [-1] * 4
+    world[0] = world[0].reopened()
+    assert world[0].meant == "m@2"
+    assert world[0].ingest.wait_for(trainer.version(), 30)
+    assert world[0].versions("m@2") == {4.0}
+    assert world[0].versions("m@1") == {1.0}
+    trainer.close()
+
+
+def test_by_command_only(tmp_path: Path, world: list[World]) -> None:
+    world[0].switch = False
+    world[0] = world[0].reopened()
+    first_run(tmp_path, world[0]).close()
+    trainer = Trainer(tmp_path)
+    trainer.base("two", instance="m@2")
+    assert world[0].ingest.wait_for(trainer.version(), 30)
+    assert world[0].versions("m@2") == {3.0}
+    assert world[0].meant == "m@1", "side by side, until somebody says so"
+    assert world[0].names() == {"m@1": False, "m@2": False}
+    assert world[0].states() == {("m@2", "following")}
+    world[0].tables.set_alias("m", world[0].tables.resolve("m@2").id)
+    assert world[0].ingest.wait_for(trainer.version(), 30)
+    assert world[0].versions("m@2") == {4.0}
+    assert world[0].versions("m@1") == {1.0}
+    trainer.close()
+
+
+def test_back_and_on_from_there(tmp_path: Path, world: list[World]) -> None:
+    first = first_run(tmp_path, world[0])
+    position = first.publisher.position()
+    first.close()
+    bad = Trainer(tmp_path)
+    assert world[0].ingest.wait_for(bad.base("two", instance="m@2"), 30)
+    wait_until(lambda: world[0].meant == "m@2")
+    world[0].tables.set_alias("m", world[0].tables.resolve("m@1").id)
+    wait_until(lambda: world[0].states() == {("m@1", "passing")})
+    last = bad.version()
+    wait_until(lambda: not any(p.lag_records for p in world[0].ingest.status().partitions))
+    assert world[0].versions("m@2") == {2.0}, "it was left, so it is frozen"
+    assert world[0].versions("m@1") == {1.0}
+    world[0] = world[0].reopened()
+    assert world[0].meant == "m@1", "and not switched to again"
+    bad.version()
+    wait_until(lambda: world[0].states() == {("m@1", "passing")})
+    bad.close()
+    # A trainer restores what m@1 holds, and goes on.
+    good = Trainer(tmp_path)
+    good.publisher.begin_continue(position)
+    version = good.version()
+    assert version > last
+    assert world[0].ingest.wait_for(version, 30)
+    assert world[0].versions("m@1") == {float(version)}
+    assert world[0].states() == {("m@1", "following")}
+    good.close()
+
+
+def test_the_dropped_do_not_come_back(tmp_path: Path, world: list[World]) -> None:
+    first_run(tmp_path, world[0]).close()
+    for name in ("m@2", "m@3"):
+        trainer = Trainer(tmp_path)
+        trainer.base(name, instance=name)
+        assert world[0].ingest.wait_for(trainer.version(), 30)
+        wait_until(lambda name=name: world[0].meant == name)  # type: ignore[misc]
+        trainer.close()
+    world[0].tables.set_alias("m", world[0].tables.resolve("m@1").id)
+    with pytest.raises(FailedPrecondition, match="petps alias"):
+        world[0].tables.drop_instance(world[0].tables.resolve("m@1").id)
+    for name in ("m@3", "m@2"):
+        world[0].tables.drop_instance(world[0].tables.resolve(name).id)
+    wait_until(lambda: world[0].states() == {("m@1", "passing")})
+    world[0] = world[0].reopened()
+    wait_until(lambda: world[0].states() == {("m@1", "passing")})
+    wait_until(lambda: not any(p.lag_records for p in world[0].ingest.status().partitions))
+    assert world[0].names() == {"m@1": False}
+    assert world[0].versions("m@1") == {1.0}
+    fourth = Trainer(tmp_path)
+    assert world[0].ingest.wait_for(fourth.base("four", instance="m@4"), 30)
+    wait_until(lambda: world[0].meant == "m@4")
+    fourth.close()
+
+
+def test_dropped_while_it_is_written(tmp_path: Path, world: list[World]) -> None:
+    world[0].switch = False
+    world[0] = world[0].reopened()
+    first_run(tmp_path, world[0]).close()
+    trainer = Trainer(tmp_path)
+    trainer.base("two", instance="m@2")
+    table = world[0].tables.find("m@1", "user")
+    for _ in range(5):
+        trainer.version()
+    dropped = world[0].tables.find
+    wait_until(lambda: "m@2" in world[0].names())
+    world[0].tables.drop_instance(world[0].tables.resolve("m@2").id)
+    with pytest.raises(NotFound):
+        dropped("m@2", "user")
+    trainer.version()
+    wait_until(lambda: world[0].ingest.status().error == "")
+    assert table.status().rows == KEYS
+    assert world[0].versions("m@1") == {1.0}
+    trainer.close()
+
+
+def test_a_base_that_is_damaged_is_tried_again(tmp_path: Path, world: list[World]) -> None:
+    first_run(tmp_path, world[0]).close()
+    trainer = Trainer(tmp_path)
+    write_base(tmp_path / "bases" / "two", 2, "m@2")
+    chunk = next((tmp_path / "bases" / "two").glob("item-p0002-*"))
+    whole = chunk.read_bytes()
+    chunk.write_bytes(whole[:-1])
+    trainer.publisher.begin_base("two", version=2, instance="m@2")
+    wait_until(lambda: ("m@2", "stale") in world[0].states())
+    assert world[0].meant == "m@1", "not all of it is there"
+    assert world[0].versions("m@1") == {1.0}
+    world[0] = world[0].reopened()
+    wait_until(lambda: ("m@2", "stale") in world[0].states())
+    version = trainer.version()
+    assert world[0].meant == "m@1"
+    chunk.write_bytes(whole)
+    assert world[0].ingest.wait_for(version, 30)
+    wait_until(lambda: world[0].meant == "m@2")
+    assert world[0].versions("m@2") == {float(version)}
+    trainer.close()
+
+
+def test_a_base_that_is_missing_is_waited_for(tmp_path: Path, world: list[World]) -> None:
+    first_run(tmp_path, world[0]).close()
+    trainer = Trainer(tmp_path)
+    trainer.publisher.begin_base("late", version=2, instance="m@2")
+    wait_until(lambda: world[0].states() == {("m@1", "stale")})
+    version = trainer.version()
+    assert world[0].names() == {"m@1": False}
+    write_base(tmp_path / "made", 2, "m@2")
+    shutil.move(tmp_path / "made", tmp_path / "bases" / "late")
+    assert world[0].ingest.wait_for(version, 30)
+    wait_until(lambda: world[0].meant == "m@2")
+    assert world[0].versions("m@2") == {float(version)}
+    trainer.close()
+
+
+def test_partitions_follow_where_their_run_goes(tmp_path: Path, world: list[World]) -> None:
+    """A publisher that dies while it begins: one partition has the new run, the others not yet."""
+    first = first_run(tmp_path, world[0])
+    write_base(tmp_path / "bases" / "two", 2, "m@2")
+    header = RecordHeader(
+        "m", Kind.BASE, first.publisher.run + 1, "other", 0, 1, 2, 1, partition=1, partitions=P
+    )
+    message = encode_record(Record(header, BaseBody(location="two", instance="m@2")))
+    first.log.publish(1, message)
+    first.log.flush()
+    wait_until(lambda: world[0].states() == {("m@1", "following"), ("m@2", "following")})
+    assert world[0].meant == "m@1"
+    first.version()
+    wait_until(
+        lambda: (
+            {(p.instance, p.version) for p in world[0].ingest.status().partitions}
+            == {("m@1", 2), ("m@2", 2)}
+        )
+    )
+    assert next(p for p in world[0].ingest.status().partitions if p.partition == 1).zombies > 0
+    world[0] = world[0].reopened()
+    wait_until(lambda: world[0].states() == {("m@1", "following"), ("m@2", "following")})
+    assert world[0].meant == "m@1", "an instance of one partition is not complete"
+    first.close()
+
+
+def test_an_older_base_of_another_instance_mends_no_gap(tmp_path: Path, world: list[World]) -> None:
+    trainer = first_run(tmp_path, world[0])
+    trainer.publisher._seqs = [seq + 1 for seq in trainer.publisher._seqs]
+    trainer.version()
+    wait_until(lambda: world[0].states() == {("m@1", "stale")})
+    position = trainer.publisher.position()
+    folder = tmp_path / "bases" / "other"
+    writer = BaseWriter(
+        folder,
+        model="m",
+        instance="m@7",
+        partitions=P,
+        positions={p: (position.run, position.seqs[p]) for p in range(P)},
+        version=9,
+    )
+    for schema in SCHEMAS:
+        writer.add_table(schema, np.empty(0, np.uint64), lambda chosen: (chosen, None))  # type: ignore[arg-type, return-value]
+    writer.commit()
+    assert not world[0].ingest.wait_for(9, 0.3)
+    assert world[0].versions("m@1") == {1.0}
+    trainer.close()
+
+
+def test_names_of_instances(tmp_path: Path, world: list[World]) -> None:
+    trainer = Trainer(tmp_path)
+    for name in ("m", "other@1", "m@", "m@a/b", "m@" + 70 * "x"):
+        with pytest.raises(InvalidArgument, match="m@NAME"):
+            trainer.publisher.begin_base("two", version=2, instance=name)
+    trainer.close()
