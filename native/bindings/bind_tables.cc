@@ -154,8 +154,7 @@ void bind_catalogue(TablesClass& tables) {
   tables.def(
       "set_alias",
       [](const SessionPointer& session, const std::string& alias, uint32_t instance) {
-        released(session,
-                 [&](table::Tables& open) { check(open.pool().set_alias(alias, instance)); });
+        released(session, [&](table::Tables& open) { check(open.switch_alias(alias, instance)); });
       },
       py::arg("alias"), py::arg("instance"));
   tables.def("aliases", [](const SessionPointer& session) {

@@ -110,7 +110,7 @@ Status PushWriter::change_catalogue(const PushJob& job) {
   if (!instance.ok()) return instance.status();
   return control.control == wire::Control::kDropInstance
              ? tables_.drop_instance(instance.value().id)
-             : tables_.pool().set_alias(std::string(control.alias), instance.value().id);
+             : tables_.switch_alias(std::string(control.alias), instance.value().id);
 }
 
 }  // namespace petps::server

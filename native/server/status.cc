@@ -93,6 +93,7 @@ void write_shard(const Ownership& ownership, const std::string& address, JsonWri
 }
 
 void write_catalogue(table::Tables& tables, JsonWriter& json) {
+  const std::vector<pool::Progress> progresses = tables.pool().all_progress();
   json.begin_array("instances");
   for (const pool::InstanceRecord& record : tables.pool().instances()) {
     json.begin_object();
@@ -102,6 +103,10 @@ void write_catalogue(table::Tables& tables, JsonWriter& json) {
     json.member("partitions", record.partitions);
     json.member("frozen", record.frozen);
     json.member("applied_version", tables.applied_version(record.id));
+    uint64_t run = 0;  // the newest that any partition has applied
+    for (const pool::Progress& progress : progresses)
+      run = std::max(run, progress.instance == record.id ? progress.run : 0);
+    json.member("run", run);
     json.end_object();
   }
   json.end_array();

@@ -96,6 +96,33 @@ Result<Table*> Tables::create_table(const pool::TableSpec& spec) {
   return table.get();
 }
 
+Status Tables::switch_alias(const std::string& alias, uint32_t instance) {
+  uint64_t whole = 0;
+  uint64_t expected = 0;
+  bool begun = false;
+  std::string name;
+  {
+    const std::lock_guard lock(impl_->applied_mutex);
+    for (const auto& record : impl_->pool->instances()) {
+      if (record.id != instance) continue;
+      name = record.name;
+      for (uint64_t p = 0; p < record.partitions; ++p) expected += impl_->counts(p) ? 1 : 0;
+    }
+    for (const pool::Progress& progress : impl_->pool->all_progress()) {
+      if (progress.instance != instance || !impl_->counts(progress.partition)) continue;
+      begun = true;
+      whole += progress.state == pool::ProgressState::kCatchingUp ? 0 : 1;
+    }
+  }
+  if (begun && whole < expected) {
+    return Status(Code::kFailedPrecondition,
+                  "instance '" + name + "' is loaded in " + std::to_string(whole) + " of " +
+                      std::to_string(expected) +
+                      " partitions: wait for the others (petps status), then switch");
+  }
+  return impl_->pool->set_alias(alias, instance);
+}
+
 // What the dropped instance had read of the log, the others of its model pass over: read again, its base would bring it back.
 Status Tables::Impl::pass_over(uint32_t instance) {
   const auto fence = [](const pool::Progress& progress) {
@@ -226,12 +253,13 @@ Result<pool::InstanceRecord> Tables::resolve(const std::string& model) const {
 
 // ---- progress ----
 
+bool Tables::Impl::counts(uint64_t partition) const {
+  return counted.empty() || (partition / 64 < counted.size() &&
+                             ((counted[partition / 64] >> (partition % 64)) & 1) != 0);
+}
+
 void Tables::Impl::refresh_applied(uint32_t instance) {
   const std::lock_guard lock(applied_mutex);
-  const auto counts = [this](uint64_t partition) {
-    return counted.empty() || (partition / 64 < counted.size() &&
-                               ((counted[partition / 64] >> (partition % 64)) & 1) != 0);
-  };
   bool exists = false;
   uint64_t expected = 0;
   for (const auto& record : pool->instances()) {

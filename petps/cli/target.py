@@ -65,6 +65,12 @@ class Target(Protocol):
     def status(self) -> dict[str, Any]:
         """The normalised status."""
 
+    def switch_alias(self, alias: str, instance: str) -> None:
+        """Durable on return."""
+
+    def drop_instance(self, instance: str) -> None:
+        """Durable on return."""
+
     def close(self) -> None:
         """Gives back the pool or the connections."""
 
@@ -144,6 +150,12 @@ class _PoolTarget:
 
         return normalised(self._pool.status())
 
+    def switch_alias(self, alias: str, instance: str) -> None:
+        self._pool.switch_alias(alias, instance)
+
+    def drop_instance(self, instance: str) -> None:
+        self._pool.drop_instance(instance)
+
     def close(self) -> None:
         self._pool.close()
 
@@ -197,6 +209,14 @@ class _ServerTarget:
 
         with _own_errors():
             return normalised(self._client.status())
+
+    def switch_alias(self, alias: str, instance: str) -> None:
+        with _own_errors():
+            self._client.switch_alias(alias, instance, deadline_ms=DEADLINE_MS)
+
+    def drop_instance(self, instance: str) -> None:
+        with _own_errors():
+            self._client.drop_instance(instance, deadline_ms=DEADLINE_MS)
 
     def close(self) -> None:
         self._client.close()

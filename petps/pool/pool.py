@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from petps import _native
+from petps.delta.schema import check_instance
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError, ResourceExhausted
 from petps.pool.arrays import as_keys, as_rows, as_stored, check_finite
 
@@ -132,6 +133,39 @@ class Pool:
     def create_model(self, name: str = DEFAULT_MODEL, partitions: int = DEFAULT_PARTITIONS) -> str:
         """A new model with its first instance, whose name (``model@0``) is returned."""
         return self._native.create_instance(name, f"{name}@0", partitions).name
+
+    def create_instance(self, name: str) -> str:
+        """A new instance ``model@...`` beside those the model has, with its tables, all empty."""
+        model = name.partition("@")[0]
+        meant = self._native.resolve(model)
+        made = self._native.create_instance(model, check_instance(model, name), meant.partitions)
+        for table in self._native.tables():
+            record = table.record
+            if record.instance == meant.id:
+                self._native.create_table(
+                    table.name,
+                    instance=made.id,
+                    dim=record.dim,
+                    dtype=record.dtype,
+                    capacity=record.capacity,
+                    feed=cast(Literal["push", "delta"], record.feed),
+                    default_row=table.default_row(),
+                )
+        return made.name
+
+    def switch_alias(self, alias: str, instance: str) -> None:
+        """From now on ``alias`` means ``instance``, of all tables at once; durable on return.
+
+        What it meant before is frozen. FailedPrecondition: the instance's base is not loaded yet.
+        """
+        self._native.set_alias(alias, self._native.resolve(instance).id)
+
+    def drop_instance(self, instance: str) -> None:
+        """Removes an instance and its tables; their space is used again.
+
+        FailedPrecondition while an alias (or the plain model name) means it.
+        """
+        self._native.drop_instance(self._native.resolve(instance).id)
 
     def create_table(
         self,
@@ -395,8 +429,13 @@ class Pool:
         info = self._native.info().as_dict()
         info["bytes"] = info.pop("size_bytes")
         info["walked"] = self._native.walked()
+        progress = self._native.all_progress()
         instances = [
-            record.as_dict() | {"applied_version": self._native.applied_version(record.id)}
+            record.as_dict()
+            | {
+                "applied_version": self._native.applied_version(record.id),
+                "run": max((p.run for p in progress if p.instance == record.id), default=0),
+            }
             for record in self._native.instances()
         ]
         tables = [
@@ -406,6 +445,7 @@ class Pool:
             "pool": info,
             "instances": instances,
             "aliases": self._native.aliases(),
+            "previous_of_aliases": self._native.previous_of_aliases(),
             "tables": tables,
         }
 

@@ -10,7 +10,11 @@ DTYPE_NAMES: Final = ("f32", "f16", "bf16", "int8")  # native/codec/codec.h Dtyp
 
 
 def normalised(status: dict[str, Any]) -> dict[str, Any]:
-    """A status whose tables name their dtype and instance; native servers send numbers."""
+    """A status whose tables name their dtype and instance; native servers send numbers.
+
+    An instance is ``serving`` (an alias, or the plain model name, means it), ``frozen`` (an alias
+    was switched away from it) or ``following`` (beside the served one).
+    """
     instances = {entry["id"]: entry["name"] for entry in status.get("instances", [])}
     for table in status.get("tables", []):
         dtype = table["dtype"]
@@ -18,4 +22,13 @@ def normalised(status: dict[str, Any]) -> dict[str, Any]:
             table["dtype"] = DTYPE_NAMES[dtype] if dtype < len(DTYPE_NAMES) else f"dtype {dtype}"
         if isinstance(table["instance"], int):
             table["instance"] = instances.get(table["instance"], str(table["instance"]))
+    meant = set(status.get("aliases", {}).values())
+    for entry in status.get("instances", []):
+        newest = next(
+            each["id"] for each in reversed(status["instances"]) if each["model"] == entry["model"]
+        )
+        plain = entry["model"] not in status["aliases"] and newest == entry["id"]
+        entry["aliases"] = [n for n, number in status["aliases"].items() if number == entry["id"]]
+        beside = "frozen" if entry["frozen"] else "following"
+        entry["state"] = "serving" if entry["id"] in meant or plain else beside
     return status

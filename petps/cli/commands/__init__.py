@@ -16,11 +16,13 @@ from petps.cli.commands import (
     serve,
     status,
     verify,
+    versions,
 )
 
 __all__ = ["register"]
 
 _SETUP = "Pools"
+_VERSIONS = "Versions"
 _ROWS = "Rows"
 _RUN = "Running"
 
@@ -31,6 +33,9 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel=_SETUP)(status.status)
     app.command(rich_help_panel=_SETUP)(verify.verify)
     app.command(rich_help_panel=_SETUP)(config.config)
+    app.command(rich_help_panel=_VERSIONS)(versions.instances)
+    app.command(rich_help_panel=_VERSIONS)(versions.alias)
+    app.command(rich_help_panel=_VERSIONS)(versions.drop)
     app.command(rich_help_panel=_ROWS)(load.load)
     app.command(rich_help_panel=_ROWS)(pull.pull)
     app.command(rich_help_panel=_ROWS)(push.push)

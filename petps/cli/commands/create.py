@@ -47,6 +47,13 @@ def create(
     model: Annotated[
         str | None, typer.Option(help="The model of the tables; by default 'default'.")
     ] = None,
+    instance: Annotated[
+        str | None,
+        typer.Option(
+            help="With --add: a new instance MODEL@NAME, with the model's tables, empty; load "
+            "into it (petps load --model MODEL@NAME), then switch (petps alias)."
+        ),
+    ] = None,
     partitions: Annotated[
         int | None,
         typer.Option(help="Partitions of a new model, fixed for ever; by default 8."),
@@ -74,6 +81,8 @@ def create(
         petps create my.pool --add --table ads:32:f16:100k
 
         petps create my.pool --table items:64:f32:1m --feed delta
+
+        petps create my.pool --add --instance default@1
     """
     wanted = [_parse(text, feed) for text in table or []]
     names = [each.name for each in wanted]
@@ -95,6 +104,15 @@ def create(
             )
     if pool is None:
         raise InvalidArgument("name the new pool: `petps create PATH ...`, or --config FILE")
+    if instance is not None:
+        if not add or wanted:
+            raise InvalidArgument("--instance goes with --add and takes the model's tables as is")
+        report = _add_instance(pool, instance)
+        if json_:
+            json_out(report)
+            return
+        note(f"{instance}: {len(report['tables'])} tables, empty")
+        return
     if len(set(names)) < len(names):
         raise InvalidArgument("a --table of the same name stands twice; name each once")
     report = _make(
@@ -106,6 +124,14 @@ def create(
     for each in report["tables"]:
         note(f"table {each['name']}: dim {each['dim']} {each['dtype']}, {each['capacity']:,} rows")
     note(f"{pool}: ready. Next: `petps load {pool} TABLE FILE`, `petps serve {pool}`")
+
+
+def _add_instance(path: Path, name: str) -> dict[str, Any]:
+    from petps.pool import Pool
+
+    with Pool.open(path) as pool:
+        pool.create_instance(name)
+        return {"pool": str(path), "instance": name, "tables": [t.name for t in pool.tables(name)]}
 
 
 def _parse(text: str, feed: str) -> _Wanted:

@@ -39,6 +39,13 @@ def publish(
         Path | None,
         typer.Option(help="Begin with this base (`petps export`) instead of continuing the log."),
     ] = None,
+    instance: Annotated[
+        str | None,
+        typer.Option(
+            help="With --base: MODEL@NAME, which servers load beside what they serve, and switch "
+            "to; without it they replace what they serve."
+        ),
+    ] = None,
     partitions: Annotated[int, typer.Option(help="Partitions of a new log; the model's.")] = 8,
     kafka_option: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help=KAFKA_HELP)
@@ -63,6 +70,8 @@ def publish(
 
         petps publish deltas/ items --dim 64 --base bases/monday
 
+        petps publish deltas/ items --dim 64 --base bases/monday --instance default@monday
+
         petps publish kafka://127.0.0.1:9092/deltas items changed.npz --partitions 8
     """
     from petps.cli.commands.push import _key
@@ -71,13 +80,17 @@ def publish(
 
     if not source and not delete and base is None:
         raise InvalidArgument("nothing to publish: name files of rows, --delete KEY or --base")
+    if instance is not None and base is None:
+        raise InvalidArgument("an instance begins with a base: --instance goes with --base")
     deleted = [_key(text, "--delete") for text in delete or []]
     sources = open_sources(source or [], Columns(key_column, row_column), table)
     schema = _schema(table, dtype, dim, sources)
     options = kafka_options(kafka_option)
     begun = time.perf_counter()
     with closing(open_log(log, partitions=partitions, exact=False, options=options)) as opened:
-        report = _publish(opened, model, schema, sources, deleted, base, allow_not_finite, json_)
+        report = _publish(
+            opened, model, schema, sources, deleted, (base, instance), allow_not_finite, json_
+        )
     report["log"] = log
     report["seconds"] = round(time.perf_counter() - begun, 3)
     if json_:
@@ -113,7 +126,7 @@ def _publish(
     schema: TableSchema,
     sources: list[Source],
     deleted: list[int],
-    base: Path | None,
+    base: tuple[Path | None, str | None],
     allow_not_finite: bool,
     quiet: bool,
 ) -> dict[str, Any]:
@@ -121,10 +134,10 @@ def _publish(
 
     position = _end_of(log, model)
     publisher = Publisher(log, model, tables=[schema], allow_not_finite=allow_not_finite)
-    if base is None:
+    if base[0] is None:
         publisher.begin_continue(position)
     else:
-        _begin_base(publisher, base, model)
+        _begin_base(publisher, base[0], model, base[1])
     rows = 0
     sizes = [source.rows for source in sources]
     total = None if None in sizes else sum(size for size in sizes if size is not None)
@@ -153,14 +166,14 @@ def _publish_deletions(publisher: Publisher, table: str, keys: list[int]) -> Non
     publisher.publish(table, np.array(keys, np.uint64), None, np.ones(len(keys), np.bool_))
 
 
-def _begin_base(publisher: Publisher, folder: Path, model: str) -> None:
+def _begin_base(publisher: Publisher, folder: Path, model: str, instance: str | None) -> None:
     from petps.checkpoint.base import Base
 
     found = Base(folder)
     if found.model != model:
         raise InvalidArgument(f"{folder} is a base of model '{found.model}', not '{model}'")
     version = found.version if found.version > publisher.version else publisher.version + 1
-    publisher.begin_base(str(folder.resolve()), version=version)
+    publisher.begin_base(str(folder.resolve()), version=version, instance=instance)
 
 
 def _end_of(log: DeltaLog, model: str) -> Position | None:

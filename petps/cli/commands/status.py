@@ -68,9 +68,9 @@ def _show_pool(found: dict[str, Any]) -> None:
             quantiles = f"p50 {latency['p50_us']:.0f} us, p99 {latency['p99_us']:.0f} us"
             pairs.append((f"{name} latency", quantiles))
     for instance in found["instances"]:
-        names = [name for name, number in found["aliases"].items() if number == instance["id"]]
-        alias = f", alias {', '.join(names)}" if names else ""
-        shown = f"{instance['partitions']} partitions, version {instance['applied_version']}{alias}"
+        alias = f", alias {', '.join(instance['aliases'])}" if instance["aliases"] else ""
+        shown = f"{instance['state']}, {instance['partitions']} partitions, run {instance['run']}, "
+        shown += f"version {instance['applied_version']}{alias}"
         pairs.append((f"instance {instance['name']}", shown))
     facts(pairs)
 
@@ -115,6 +115,7 @@ def _show_ingest(ingest: dict[str, Any]) -> None:
             ("ingest", f"model {ingest['model']} from {ingest['log']}"),
             ("state", ingest["error"] or ("paused" if ingest["paused"] else "following")),
             ("version", ingest["version"]),
+            ("dense weights", ingest["dense"] or "none named by this version"),
             ("rows", ingest["rows"]),
             ("freshness", freshness),
         ]
@@ -122,6 +123,7 @@ def _show_ingest(ingest: dict[str, Any]) -> None:
     lines = [
         (
             str(each["partition"]),
+            each["instance"],
             f"{each['state']}: {each['reason']}" if each["reason"] else each["state"],
             str(each["run"]),
             each["seq"],
@@ -134,5 +136,5 @@ def _show_ingest(ingest: dict[str, Any]) -> None:
         )
         for each in ingest["partitions"]
     ]
-    columns = ("partition", "state", "run", "seq", "version", "lag", "gaps", "duplicates")
+    columns = ("partition", "feeds", "state", "run", "seq", "version", "lag", "gaps", "duplicates")
     table((*columns, "older runs", "dead letters"), lines)
