@@ -33,6 +33,18 @@ def demo(
         int, typer.Option(min=40_000, max=1_000_000, help="How much of the trace to go through.")
     ] = 500_000,
     durability: Annotated[str, typer.Option(help="Of the pool: 'power' or 'process'.")] = "power",
+    log: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LOG",
+            help="The delta log, for instance kafka://HOST:PORT/TOPIC, a topic of its own; by "
+            "default a folder in the work folder.",
+        ),
+    ] = None,
+    kafka_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="An option of Kafka. Repeatable."),
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option(help="Where the work folder is made; by default the system's.")
     ] = None,
@@ -52,6 +64,7 @@ def demo(
     middle the server is killed while it applies a delta. At the end every served row is compared
     with the trainer's. Exit status 0 only if all are equal, bit by bit.
     """
+    from petps.delta import kafka_options
     from petps.demo.interrupt import interrupted_once
     from petps.demo.journey import Journey, Options
     from petps.demo.screen import Screen
@@ -59,7 +72,12 @@ def demo(
     screen = Screen(quiet=json_)
     with interrupted_once(), _work_folder(folder, keep) as work:
         options = Options(
-            accesses=accesses, durability=durability, seed=seed, idle_seconds=idle_seconds
+            accesses=accesses,
+            durability=durability,
+            seed=seed,
+            idle_seconds=idle_seconds,
+            log=log,
+            kafka=kafka_options(kafka_option),
         )
         report = Journey(options, work, screen).run()
         if json_:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +48,8 @@ class Options:
     durability: str
     seed: int
     idle_seconds: float
+    log: str | None = None  # None: a folder in the work folder
+    kafka: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +113,20 @@ class Journey:
         screen, report = self._screen, self._report
         screen.begin(self._trace, report)
         pool_path = self._make_pool()
-        log = self._folder / "log"
+        log = self._options.log or str(self._folder / "log")
+        kafka = self._options.kafka
+        report.log = log
         with screen.working("the trainer learns the base"):
-            settings = TrainerSettings(str(log), PARTITIONS, self._options.seed)
+            settings = TrainerSettings(log, PARTITIONS, self._options.seed, kafka)
             self._trainer = stack.enter_context(TrainerProcess(self._folder, settings))
             self._trainer.start()
             learned = self._trainer.ask("learn", begin=0, end=self._begin, expire=True)
             base = self._trainer.ask("base", folder=str(self._folder / "bases" / "first"))
         report.base_rows = base["rows"]
-        screen.base(self._begin, learned["seconds"], base)
+        screen.base(self._begin, learned["seconds"], base, log)
         with screen.working("the server starts and loads the base"):
-            self._server = stack.enter_context(ServerProcess(self._folder, pool_path, log))
+            server = ServerProcess(self._folder, pool_path, log, kafka)
+            self._server = stack.enter_context(server)
             begun = self._server.start()
             facts = self._server.wait_ready()
             ready = time.monotonic()

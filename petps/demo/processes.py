@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
@@ -110,10 +111,11 @@ class _Child:
 class ServerProcess(_Child):
     """`petps serve` on 127.0.0.1. It keeps its ports over a restart."""
 
-    def __init__(self, folder: Path, pool: Path, log: Path) -> None:
+    def __init__(self, folder: Path, pool: Path, log: str, kafka: Mapping[str, str]) -> None:
         super().__init__("server", folder / "server.txt")
         self._pool = pool
         self._log = log
+        self._kafka = kafka
         self._ready = folder / "ready.json"
         self.port = 0
         self.http_port = 0
@@ -135,6 +137,8 @@ class ServerProcess(_Child):
             "--ready-file": self._ready,
         }
         arguments = [str(part) for option in options.items() for part in option]
+        for name, value in self._kafka.items():
+            arguments += ["--kafka-option", f"{name}={value}"]
         self._start(["-m", "petps.cli", "serve", str(self._pool), *arguments], pipes=False)
         return begun
 

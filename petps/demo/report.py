@@ -90,6 +90,7 @@ class Report:
     k: int
     medium: str = ""
     durability: str = ""
+    log: str = ""
     processors: int = 0
     base_rows: int = 0
     rows: int = 0

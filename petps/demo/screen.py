@@ -90,12 +90,12 @@ class Screen:
         """The pool is made."""
         self._step("pool", f"{path}", f"medium {medium}, durability {durability}")
 
-    def base(self, accesses: int, seconds: float, base: dict[str, Any]) -> None:
+    def base(self, accesses: int, seconds: float, base: dict[str, Any], log: str) -> None:
         """The base is published."""
         self._step(
             "base",
             f"{base['rows']:,} rows, learned from {accesses:,} accesses in {seconds:.1f} s",
-            "skip-gram with negative sampling",
+            f"skip-gram with negative sampling; log {log}",
         )
 
     def serving(

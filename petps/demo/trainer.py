@@ -16,16 +16,14 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from petps.checkpoint.base import BaseWriter
-from petps.delta import TableSchema
-from petps.delta.directory import DirectoryLog
+from petps.delta import TableSchema, open_log
 from petps.demo.model import Settings, SkipGram
 from petps.demo.trace import Trace, load_trace
 from petps.errors import InvalidArgument, PetpsError
@@ -48,6 +46,7 @@ class TrainerSettings:
     log: str
     partitions: int
     seed: int
+    kafka: dict[str, str] = field(default_factory=dict)
 
     def as_text(self) -> str:
         """For the command line."""
@@ -61,7 +60,7 @@ class Trainer:
         self._trace = trace
         self._model = SkipGram(len(trace.keys), Settings(), settings.seed)
         self._schema = TableSchema(TABLE, "f32", self._model.settings.dim)
-        self._log = DirectoryLog(Path(settings.log), partitions=settings.partitions)
+        self._log = open_log(settings.log, partitions=settings.partitions, options=settings.kafka)
         self._publisher = Publisher(self._log, MODEL, tables=[self._schema])
         self._step = 0
 

@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.kafka.broker import Broker
 
 pytestmark = pytest.mark.system
 
@@ -46,6 +49,23 @@ def test_every_row_is_compared(tmp_path: Path, durability: str) -> None:
     assert report["freshness"]["versions"] == report["deltas"] == 6
     assert report["asked"] > 1000
     assert list(tmp_path.iterdir()) == []  # nothing stays
+
+
+def test_over_kafka(kafka: Broker, topic: Callable[[], str], tmp_path: Path) -> None:
+    log = f"kafka://{kafka.address}/{topic()}"
+    done = subprocess.run(
+        command(tmp_path, "--json", "--log", log, "--kafka-option", "compression.type=zstd"),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["passed"]
+    assert report["log"] == log
+    assert 0 < report["restart"]["share_visible"] < 1
+    assert report["comparison"]["rows_equal"] == report["rows"] > 10_000
 
 
 def hear_interrupts() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from petps.cli.kafka import KAFKA_HELP, LOG_HELP, kafka_options
+from petps.cli.kafka import KAFKA_HELP, LOG_HELP
 from petps.cli.output import json_out, note, progress
 from petps.errors import FailedPrecondition, InvalidArgument
 
@@ -76,7 +76,7 @@ def publish(
     """
     from petps.cli.commands.push import _key
     from petps.cli.sources import Columns, open_sources
-    from petps.delta import open_log
+    from petps.delta import kafka_options, open_log
 
     if not source and not delete and base is None:
         raise InvalidArgument("nothing to publish: name files of rows, --delete KEY or --base")

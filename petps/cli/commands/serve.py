@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from petps.cli.kafka import KAFKA_HELP, LOG_HELP, kafka_options
+from petps.cli.kafka import KAFKA_HELP, LOG_HELP
 from petps.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def serve(
     """
     import logging
 
+    from petps.delta import kafka_options
     from petps.server import serve as run
 
     # Rooms report through logging ([ingest] ...): warnings and errors are the operator's.
