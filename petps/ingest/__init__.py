@@ -7,7 +7,8 @@ Never does:  know which log or which tables these are: it asks through Protocols
 Called by:   server, cli, demo.
 Invariants:  progress is recorded after the rows it stands for are durable; a version is reported
              once every record of it is applied; a stopped partition never applies a later record.
-Threads:     one thread of its own; Ingest's methods from any.
+Threads:     two of its own: one reads and decodes, one applies what the other has decoded before;
+             Ingest's methods from any.
 """
 
 from petps.ingest.dead_letters import DirectoryDeadLetters, LogDeadLetters

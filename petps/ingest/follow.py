@@ -27,6 +27,7 @@ from petps.delta import (
 )
 from petps.delta.record import check_place
 from petps.errors import PetpsError
+from petps.ingest.applier import Applier
 from petps.ingest.catch_up import catch_up
 from petps.ingest.order import Decision, Outcome, decide
 from petps.ingest.partition import BaseMarker, PartitionState
@@ -40,7 +41,7 @@ from petps.ingest.store import (
     Store,
     StoreTable,
 )
-from petps.ingest.window import Window
+from petps.ingest.window import Merger, Window
 
 __all__ = ["Follower"]
 
@@ -68,7 +69,8 @@ class Follower:
     """The order rules over all partitions of one instance; no thread, no log of its own.
 
     take() returns where to read a partition again, when it must be read again; the rest of what was
-    read of it is then to be dropped. flush() applies what was taken and records the progress;
+    read of it is then to be dropped. settle() applies what was taken and records the
+    progress; flush() only begins it;
     step() goes on with the catch-ups that take() and retry_stale() began, one after the other.
     ``until_done`` repeats an action until the pool accepts it, so nothing taken is ever dropped.
     """
@@ -83,6 +85,7 @@ class Follower:
         rows_max: int,
         pace: Callable[[int], None],
         until_done: Callable[[Callable[[], None]], None],
+        applier: Applier,
         hand_over: Callable[[PartitionState, BaseMarker, int], bool] = lambda *_: False,
     ) -> None:
         """``hand_over`` gives a partition to the follower of another instance.
@@ -90,6 +93,7 @@ class Follower:
         Its run feeds that one from the marker at an offset on. False: nobody's, it is passed over.
         """
         self._hand_over = hand_over
+        self._applier = applier
         self._until_done = until_done
         self._store = store
         self._bases = bases
@@ -99,6 +103,7 @@ class Follower:
         self._pace = pace
         self._tables: dict[str, StoreTable] = dict(store.tables())
         self._window = Window()
+        self._merger = Merger(rows_max)
         self._catch_ups: deque[_CatchUp] = deque()
         self.refused: dict[str, int] = {}
         self.dense: tuple[int, str | None] = (0, None)
@@ -156,7 +161,7 @@ class Follower:
 
     def _leave(self, state: PartitionState, offset: int, marker: BaseMarker) -> None:
         """The run that begins at ``offset`` feeds another instance."""
-        self.flush()
+        self.settle()
         try:
             handed = self._hand_over(state, marker, offset)
         except PetpsError as error:
@@ -240,7 +245,7 @@ class Follower:
             state.zombies += 1
             self._pass(state, event)
         elif decision.outcome is Outcome.CONFLICT:
-            self.flush()
+            self.settle()
             state.conflicts += 1
             state.stop(
                 Mode.CONFLICT, decision.reason, offset=event.offset, resume_offset=event.offset
@@ -258,7 +263,7 @@ class Follower:
         self._gap(state, reason, offset=event.offset, resume_offset=event.offset)
 
     def _gap(self, state: PartitionState, reason: str, *, offset: int, resume_offset: int) -> None:
-        self.flush()
+        self.settle()
         state.gaps += 1
         state.stop(Mode.STALE, reason, offset=offset, resume_offset=resume_offset)
         _log.error("[ingest] partition %d is stale: %s", state.partition, reason)
@@ -319,7 +324,7 @@ class Follower:
 
     def _load_base(self, state: PartitionState, offset: int, marker: BaseMarker) -> None:
         """The run begins at ``offset`` with the base of the marker."""
-        self.flush()
+        self.settle()
         # Where it stands should the catch-up fail; it is looked for again.
         state.stop(Mode.STALE, state.reason, offset=offset, resume_offset=offset)
         state.marker = marker
@@ -364,7 +369,7 @@ class Follower:
         failed: int | None = None,
     ) -> None:
         """Begins to make the partition equal to the base, to follow from ``after`` on: step()."""
-        self.flush()
+        self.settle()
         state.mode = Mode.CATCHING_UP
         steps = catch_up(
             self._store,
@@ -389,6 +394,7 @@ class Follower:
         """
         if not self._catch_ups:
             return {}
+        self._applier.wait()  # a table takes one batch at a time
         current = self._catch_ups[0]
         state = current.state
         try:
@@ -470,22 +476,31 @@ class Follower:
         state.tried.clear()  # next time from the newest again
 
     def flush(self) -> None:
-        """Applies the window and records the progress."""
+        """Hands what was taken over to be applied, and its progress to be recorded after it."""
         if not self._window:
             return
-        self._until_done(self._apply_window)
         window, self._window = self._window, Window()
+        window.seal()
+        self._applier.submit(lambda: self._apply(window))
+
+    def settle(self) -> None:
+        """Returns when everything taken is applied, and its progress recorded."""
+        self.flush()
+        self._applier.wait()
+
+    def _apply(self, window: Window) -> None:
+        self._until_done(lambda: self._apply_window(window))
         self._pace(window.rows)
 
-    def _apply_window(self) -> None:
+    def _apply_window(self, window: Window) -> None:
         """May be repeated after an error: applying again changes nothing."""
         refused: dict[str, int] = {}
 
         def count(table: str, report: ApplyReport) -> None:
             refused[table] = refused.get(table, 0) + report.refused
 
-        self._window.apply(self._tables, self._rows_max, count)
-        self._window.record(self._store)
+        window.apply(self._tables, self._merger, count)
+        window.record(self._store)
         for table, rows in refused.items():
             self._count_refused(table, rows)
 

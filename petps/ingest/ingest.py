@@ -6,10 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Final
 
 from petps.delta import DeltaLog, Subscription
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
+from petps.ingest.applier import Applier, InlineApplier, ThreadApplier
 from petps.ingest.follow import Follower
 from petps.ingest.instances import SingleInstance
 from petps.ingest.partition import BaseMarker, PartitionState
@@ -84,6 +86,7 @@ class Ingest:
         self._owners: dict[int, Follower] = {}  # by partition
         self._whole = False  # all partitions feed one instance, which has been said to be complete
         self._refused_before: dict[str, int] = {}
+        self._applier: Applier = InlineApplier()
         self._held: set[int] = set()  # not read, because they catch up
         self._troubles: dict[str, str] = {}  # not overcome yet, by where
         self._errors = 0
@@ -205,11 +208,15 @@ class Ingest:
 
     def _follow(self) -> None:
         """From the recorded progress on, until stop()."""
-        self._load_states()
-        self._held.clear()
-        subscription = self._log.subscribe({p: state.offset for p, state in self._states.items()})
-        look = time.monotonic()
-        try:
+        with ExitStack() as stack:
+            applier = self._applier = ThreadApplier()
+            stack.callback(applier.close)
+            self._load_states()
+            self._held.clear()
+            positions = {p: state.offset for p, state in self._states.items()}
+            subscription = self._log.subscribe(positions)
+            stack.callback(subscription.close)
+            look = time.monotonic()
             while not self._stop.is_set():
                 if not self._run.wait(POLL_SECONDS):
                     continue
@@ -220,8 +227,6 @@ class Ingest:
                         follower.retry_stale()
                     look = time.monotonic() + self._stale_seconds
                 self._catch_up(subscription)
-        finally:
-            subscription.close()
 
     def _load_states(self) -> None:
         """States from the recorded progress, followers of them; counters and samples go on."""
@@ -257,6 +262,7 @@ class Ingest:
             rows_max=self._rows_max,
             pace=self._pace,
             until_done=self._until_done,
+            applier=self._applier,
             hand_over=self._hand_over,
         )
 
@@ -304,7 +310,10 @@ class Ingest:
                 subscription.seek(event.partition, offset)
                 read_again.add(event.partition)
         for follower in list(self._followers.values()):
-            follower.flush()
+            if events:
+                follower.flush()
+            else:
+                follower.settle()
         subscription.observe({p: state.recorded.offset for p, state in self._states.items()})
 
     def _catch_up(self, subscription: Subscription) -> None:
@@ -328,7 +337,7 @@ class Ingest:
                 self._overcome("apply")
                 return
             except PetpsError as error:
-                if not all(each.store.live() for each in self._followers.values()):
+                if not all(each.store.live() for each in list(self._followers.values())):
                     raise _Left from error
                 self._report("apply", f"apply: {error}")
                 _log.error("[ingest] apply failed, trying again in %.1f s: %s", wait, error)

@@ -9,9 +9,9 @@ import numpy as np
 
 from petps.delta import RecordHeader, RowsBody
 from petps.ingest.partition import PartitionState
-from petps.ingest.store import ApplyReport, Keys, Mask, Rows, Store, StoreTable
+from petps.ingest.store import ApplyReport, Keys, Mask, Progress, Rows, Store, StoreTable
 
-__all__ = ["Window"]
+__all__ = ["Merger", "Window"]
 
 
 class Window:
@@ -25,6 +25,7 @@ class Window:
         self._bodies: dict[str, list[RowsBody]] = {}
         self._stamps: dict[str, int] = {}
         self._touched: dict[int, PartitionState] = {}
+        self._progress: dict[int, Progress] = {}
         self._times: list[tuple[PartitionState, int, int]] = []
         self.rows = 0
 
@@ -39,25 +40,29 @@ class Window:
         """The partition's progress is to be recorded with this window."""
         self._touched[state.partition] = state
 
+    def seal(self) -> None:
+        """Nothing more comes into it: progress is what it is now, wherever reading goes on."""
+        self._progress = {p: state.progress() for p, state in self._touched.items()}
+
     def __bool__(self) -> bool:
         return bool(self._touched)
 
     def apply(
         self,
         tables: Mapping[str, StoreTable],
-        rows_max: int,
+        merger: Merger,
         report: Callable[[str, ApplyReport], None],
     ) -> None:
-        """Applies all rows, about ``rows_max`` a call. May be called again after an error."""
+        """Applies all rows in the merger's batches. May be called again after an error."""
         for name, bodies in self._bodies.items():
             stamp = self._stamps[name] & 0xFFFFFFFF
-            for keys, rows, deleted in _merged(bodies, rows_max):
+            for keys, rows, deleted in merger.merged(bodies):
                 report(name, tables[name].apply(keys, rows, deleted, stamp))
 
     def record(self, store: Store) -> None:
         """Records the progress of every partition touched: from now on its rows are served."""
         for state in self._touched.values():
-            progress = state.progress()
+            progress = self._progress[state.partition]
             store.record_progress(progress)
             state.recorded = progress
         now = time.time_ns()
@@ -68,30 +73,49 @@ class Window:
             state.rows += rows
 
 
-def _merged(bodies: list[RowsBody], rows_max: int) -> Iterator[tuple[Keys, Rows, Mask | None]]:
-    """Runs of bodies as one contiguous array each; a body of its own is given as it is."""
-    run: list[RowsBody] = []
-    rows = 0
-    for body in bodies:
-        if run and rows + len(body.keys) > rows_max:
-            yield _concatenated(run)
-            run, rows = [], 0
-        run.append(body)
-        rows += len(body.keys)
-    if run:
-        yield _concatenated(run)
+class Merger:
+    """Makes runs of bodies one contiguous batch each, of about ``rows_max`` rows.
 
+    Its memory is used again for the next batch: a fresh one of megabytes would be faulted in each
+    time, which costs as much as the copy.
+    """
 
-def _concatenated(bodies: list[RowsBody]) -> tuple[Keys, Rows, Mask | None]:
-    if len(bodies) == 1:
-        return bodies[0].keys, bodies[0].rows, bodies[0].deleted
-    deleted: Mask | None = None
-    if any(body.deleted is not None for body in bodies):
-        deleted = np.concatenate(
-            [
-                np.zeros(len(body.keys), np.bool_) if body.deleted is None else body.deleted
-                for body in bodies
-            ]
-        )
-    keys = np.concatenate([body.keys for body in bodies])
-    return keys, np.concatenate([body.rows for body in bodies]), deleted
+    def __init__(self, rows_max: int) -> None:
+        self._rows_max = rows_max
+        self._keys = np.empty(0, np.uint64)
+        self._rows = np.empty(0, np.uint8)
+
+    def merged(self, bodies: list[RowsBody]) -> Iterator[tuple[Keys, Rows, Mask | None]]:
+        """Batches, each valid until the next; a body of its own is given as it is."""
+        run: list[RowsBody] = []
+        rows = 0
+        for body in bodies:
+            if run and rows + len(body.keys) > self._rows_max:
+                yield self._joined(run, rows)
+                run, rows = [], 0
+            run.append(body)
+            rows += len(body.keys)
+        if run:
+            yield self._joined(run, rows)
+
+    def _joined(self, bodies: list[RowsBody], count: int) -> tuple[Keys, Rows, Mask | None]:
+        if len(bodies) == 1:
+            return bodies[0].keys, bodies[0].rows, bodies[0].deleted
+        deleted: Mask | None = None
+        if any(body.deleted is not None for body in bodies):
+            deleted = np.concatenate(
+                [
+                    np.zeros(len(body.keys), np.bool_) if body.deleted is None else body.deleted
+                    for body in bodies
+                ]
+            )
+        width = bodies[0].rows.shape[1]
+        if len(self._keys) < count:
+            self._keys = np.empty(count, np.uint64)
+        if len(self._rows) < count * width:
+            self._rows = np.empty(count * width, np.uint8)
+        keys = self._keys[:count]
+        rows = self._rows[: count * width].reshape(count, width)
+        np.concatenate([body.keys for body in bodies], out=keys)
+        np.concatenate([body.rows for body in bodies], out=rows)
+        return keys, rows, deleted

@@ -12,6 +12,7 @@ from petps.checkpoint import BaseFolder, BaseWriter
 from petps.delta import Delivery, DeltaLog, Message, RowsBody, TableSchema, decode_record
 from petps.delta.directory import DirectoryLog
 from petps.delta.schema import partition_of
+from petps.ingest.applier import InlineApplier
 from petps.ingest.follow import Follower
 from petps.ingest.ingest import ROWS_MAX
 from petps.ingest.partition import PartitionState
@@ -51,6 +52,7 @@ class Driver:
             rows_max=self.rows_max,
             pace=self.pace,
             until_done=lambda action: action(),
+            applier=InlineApplier(),
         )
         self.subscription = self.log.subscribe({p: s.offset for p, s in self.states.items()})
 
