@@ -100,27 +100,37 @@ static_assert(kVpclmulqdqFloor >= 256, "vpclmulqdq starts with four 64-byte regi
   return _mm512_ternarylogic_epi64(low, high, next, kXorOfThree);
 }
 
-[[gnu::target(PETPS_WIDE)]] uint32_t vpclmulqdq_state(uint32_t state, const uint8_t* at,
-                                                      size_t size) {
-  if (size < kVpclmulqdqFloor) return instruction_state(state, at, size);
+// The 64 bytes at `at`; if they are copied, streamed to `to` on the way.
+template <bool copies>
+[[gnu::target(PETPS_WIDE)]] inline __m512i take(const uint8_t* at, std::byte* to) {
+  const __m512i block = _mm512_loadu_si512(at);
+  if constexpr (copies) _mm512_stream_si512(reinterpret_cast<__m512i*>(to), block);
+  return block;
+}
+
+// If it copies: to `to`, past the cache; `to` is line-aligned and `size` a multiple of 64.
+// ASSUMPTION: size >= kVpclmulqdqFloor.
+template <bool copies>
+[[gnu::target(PETPS_WIDE)]] inline uint32_t wide_state(uint32_t state, const uint8_t* at,
+                                                       size_t size, std::byte* to) {
   const __m512i first = _mm512_maskz_set1_epi32(1, static_cast<int>(state));
-  __m512i a = _mm512_xor_si512(_mm512_loadu_si512(at), first);
-  __m512i b = _mm512_loadu_si512(at + 64);
-  __m512i c = _mm512_loadu_si512(at + 128);
-  __m512i d = _mm512_loadu_si512(at + 192);
+  __m512i a = _mm512_xor_si512(take<copies>(at, to), first);
+  __m512i b = take<copies>(at + 64, to + 64);
+  __m512i c = take<copies>(at + 128, to + 128);
+  __m512i d = take<copies>(at + 192, to + 192);
   const __m512i by_256 = _mm512_broadcast_i32x4(multipliers<256>());
-  for (at += 256, size -= 256; size >= 256; at += 256, size -= 256) {
-    a = fold_wide(a, by_256, _mm512_loadu_si512(at));
-    b = fold_wide(b, by_256, _mm512_loadu_si512(at + 64));
-    c = fold_wide(c, by_256, _mm512_loadu_si512(at + 128));
-    d = fold_wide(d, by_256, _mm512_loadu_si512(at + 192));
+  for (at += 256, to += 256, size -= 256; size >= 256; at += 256, to += 256, size -= 256) {
+    a = fold_wide(a, by_256, take<copies>(at, to));
+    b = fold_wide(b, by_256, take<copies>(at + 64, to + 64));
+    c = fold_wide(c, by_256, take<copies>(at + 128, to + 128));
+    d = fold_wide(d, by_256, take<copies>(at + 192, to + 192));
   }
   const __m512i by_128 = _mm512_broadcast_i32x4(multipliers<128>());
   const __m512i by_64 = _mm512_broadcast_i32x4(multipliers<64>());
   a = fold_wide(a, by_128, c);
   b = fold_wide(b, by_128, d);
   a = fold_wide(a, by_64, b);
-  for (; size >= 64; at += 64, size -= 64) a = fold_wide(a, by_64, _mm512_loadu_si512(at));
+  for (; size >= 64; at += 64, to += 64, size -= 64) a = fold_wide(a, by_64, take<copies>(at, to));
   const __m128i a0 = _mm512_extracti32x4_epi32(a, 0);
   const __m128i a1 = _mm512_extracti32x4_epi32(a, 1);
   const __m128i a2 = _mm512_extracti32x4_epi32(a, 2);
@@ -128,6 +138,17 @@ static_assert(kVpclmulqdqFloor >= 256, "vpclmulqdq starts with four 64-byte regi
   const __m128i front = fold(a0, multipliers<32>(), a2);
   const __m128i back = fold(a1, multipliers<32>(), a3);
   return finish(fold(front, multipliers<16>(), back), at, size);
+}
+
+[[gnu::target(PETPS_WIDE)]] uint32_t vpclmulqdq_state(uint32_t state, const uint8_t* at,
+                                                      size_t size) {
+  if (size < kVpclmulqdqFloor) return instruction_state(state, at, size);
+  return wide_state<false>(state, at, size, nullptr);
+}
+
+[[gnu::target(PETPS_WIDE)]] uint32_t vpclmulqdq_copy(std::byte* to, const uint8_t* at,
+                                                     size_t size) {
+  return ~wide_state<true>(~0u, at, size, to);
 }
 
 using Path = uint32_t (*)(uint32_t, const uint8_t*, size_t);
@@ -138,11 +159,19 @@ Path choose_path() {
   return instruction_state;
 }
 
+const Path g_path = choose_path();
+
 }  // namespace
 
 uint32_t crc32c_extend(uint32_t crc, const void* data, size_t size) {
-  static const Path path = choose_path();
-  return ~path(~crc, static_cast<const uint8_t*>(data), size);
+  return ~g_path(~crc, static_cast<const uint8_t*>(data), size);
+}
+
+StreamWithCrc32c stream_with_crc32c() {
+  if (!cpu_features().vpclmulqdq) return nullptr;
+  return [](std::byte* to, const std::byte* from, size_t size) {
+    return vpclmulqdq_copy(to, reinterpret_cast<const uint8_t*>(from), size);
+  };
 }
 
 uint32_t crc32c(const void* data, size_t size) { return crc32c_extend(0, data, size); }

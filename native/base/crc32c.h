@@ -18,6 +18,11 @@ uint32_t crc32c(const void* data, size_t size);
 uint32_t crc32c_extend(uint32_t crc, const void* data, size_t size);
 
 // Each code path by itself, for tests and benches; the caller asks cpu_features() first.
+// Copies past the cache and returns the CRC-32C: each byte is loaded once. `to` is line-aligned, size
+// a multiple of 64 and at least 256. Null where the processor lacks the registers for it.
+using StreamWithCrc32c = uint32_t (*)(std::byte* to, const std::byte* from, size_t size);
+StreamWithCrc32c stream_with_crc32c();
+
 namespace crc32c_paths {
 uint32_t instruction(uint32_t crc, const void* data, size_t size);
 uint32_t pclmul(uint32_t crc, const void* data, size_t size);      // needs pclmul

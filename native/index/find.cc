@@ -6,6 +6,7 @@
 #include <array>
 
 #include "base/hash.h"
+#include "base/prefetch.h"
 #include "index/index.h"
 
 namespace petps::index {
@@ -14,11 +15,12 @@ namespace {
 
 // Keys between the stages of search_batch: the time that memory has to bring what a stage asked for. Tuned by
 // bench/micro/index_search and bench/pull/inprocess.
-constexpr size_t kBucketAhead = 16;
-constexpr size_t kEntryAhead = 16;
+constexpr size_t kReadAhead = 16;
+// Rows that are written take longer each, and their sources push what was asked for out of the first cache.
+constexpr size_t kWriteAhead = 8;
 constexpr size_t kRowAhead = 16;
 constexpr size_t kWindow = 64;  // keys under way, a power of two
-static_assert(kBucketAhead + 2 * kEntryAhead < kWindow,
+static_assert(3 * kReadAhead < kWindow && 3 * kWriteAhead < kWindow,
               "a key keeps its place until it is finished");
 
 // A key on its way through the stages.
@@ -46,10 +48,18 @@ inline Path path_from(uint64_t hash, uint64_t count) {
 inline void prefetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0); }
 
 // Matches the tags of a bucket that was asked for and asks for the first entry they point to.
+template <bool to_write>
 inline uint32_t match_and_ask(const Index& index, const Bucket& bucket, uint64_t word,
                               uint8_t tag) {
   const uint32_t candidates = index.trusted(word) ? match_tags(bucket, tag) : kAllEntries;
-  if (candidates != 0) prefetch(&bucket.entries[__builtin_ctz(candidates)]);
+  if (candidates != 0) {
+    const Entry* first = &bucket.entries[__builtin_ctz(candidates)];
+    if constexpr (to_write) {
+      base::prefetch_for_write(first);
+    } else {
+      prefetch(first);
+    }
+  }
   return candidates;
 }
 
@@ -60,9 +70,11 @@ inline const Bucket& second_bucket(const Index& index, uint64_t hash) {
 }
 
 // A displaced key's next bucket is asked for as soon as the tags of its home say nothing.
+template <bool to_write>
 inline void match_home(const Index& index, Probe* probe) {
   probe->word = load64(probe->bucket->word);
-  probe->candidates = match_and_ask(index, *probe->bucket, probe->word, tag_of(probe->hash));
+  probe->candidates =
+      match_and_ask<to_write>(index, *probe->bucket, probe->word, tag_of(probe->hash));
   if (probe->candidates == 0 && load8(probe->bucket->overflow) != 0)
     prefetch(&second_bucket(index, probe->hash));
 }
@@ -83,7 +95,7 @@ inline bool read_home(const Index& index, const Probe& probe, uint64_t key, Plac
 
 inline void ask_second(const Index& index, const Probe& probe) {
   const Bucket& second = second_bucket(index, probe.hash);
-  match_and_ask(index, second, load64(second.word), tag_of(probe.hash));
+  match_and_ask<false>(index, second, load64(second.word), tag_of(probe.hash));
 }
 
 }  // namespace
@@ -172,22 +184,23 @@ Place Index::find_one(uint64_t key) const { return search(key, path_of(key)); }
 
 // Four stages over a sliding window: ask for the home bucket; match its tags and ask for the entry they point to; read the entry;
 // finish the few keys that live elsewhere. finished(i) is called for every key in order, after its emit.
-template <typename Emit, typename Finished>
+template <bool to_write, typename Emit, typename Finished>
 void Index::search_batch(std::span<const uint64_t> keys, Emit emit, Finished finished) const {
+  constexpr size_t kAhead = to_write ? kWriteAhead : kReadAhead;
   std::array<Probe, kWindow> window;
   std::array<size_t, kWindow> late;  // keys whose home bucket did not answer, in order
   size_t late_end = 0;
   size_t late_begin = 0;
   const size_t n = keys.size();
-  for (size_t front = 0; front < n + kBucketAhead + 2 * kEntryAhead; ++front) {
+  for (size_t front = 0; front < n + 3 * kAhead; ++front) {
     if (front < n) {
       Probe& probe = window[front % kWindow];
       probe.hash = base::index_hash(keys[front]);
       probe.bucket = buckets_ + scale(probe.hash, count_);
       prefetch(probe.bucket);
     }
-    if (front - kBucketAhead < n) match_home(*this, &window[(front - kBucketAhead) % kWindow]);
-    const size_t read = front - kBucketAhead - kEntryAhead;
+    if (front - kAhead < n) match_home<to_write>(*this, &window[(front - kAhead) % kWindow]);
+    const size_t read = front - 2 * kAhead;
     if (read < n) {
       const Probe& probe = window[read % kWindow];
       Place place;
@@ -198,7 +211,7 @@ void Index::search_batch(std::span<const uint64_t> keys, Emit emit, Finished fin
         late[late_end++ % kWindow] = read;
       }
     }
-    const size_t done = read - kEntryAhead;
+    const size_t done = read - kAhead;
     if (done >= n) continue;
     if (late_begin != late_end && late[late_begin % kWindow] == done) [[unlikely]] {
       emit(done, search(keys[done], path_from(window[done % kWindow].hash, count_)));
@@ -218,7 +231,7 @@ void Index::find(std::span<const uint64_t> keys, const std::byte** rows, uint32_
     if (place.ref == 0) return;
     for (uint32_t line = 0; line < row_lines; ++line) prefetch(rows[i] + line * media::kLineBytes);
   };
-  search_batch(keys, emit, kNothing);
+  search_batch<false>(keys, emit, kNothing);
 }
 
 void Index::find(std::span<const uint64_t> keys, const std::byte** rows, Visit visit,
@@ -229,32 +242,52 @@ void Index::find(std::span<const uint64_t> keys, const std::byte** rows, Visit v
   const auto finished = [&](size_t i) {
     visit(context, i, i < kRowAhead ? kNoKey : i - kRowAhead);
   };
-  search_batch(keys, emit, finished);
+  search_batch<false>(keys, emit, finished);
   for (size_t i = keys.size() - std::min(keys.size(), kRowAhead); i < keys.size(); ++i)
     visit(context, kNoKey, i);
 }
 
 void Index::find_refs(std::span<const uint64_t> keys, SlotRef* refs) const {
-  search_batch(
+  search_batch<false>(
       keys, [&](size_t i, const Place& place) { refs[i] = place.ref; }, kNothing);
 }
 
-void Index::plan(std::span<Op> ops, Step step, void* context) const {
-  std::vector<uint64_t> keys(ops.size());
-  for (size_t i = 0; i < ops.size(); ++i) keys[i] = ops[i].key;
+size_t Index::locate(std::span<const uint64_t> keys, Entry** entries, SlotRef* refs, Step step,
+                     void* context) const {
+  size_t found = 0;
   const auto emit = [&](size_t i, const Place& place) {
-    Op& op = ops[i];
-    if (op.state == OpState::kSkipped) return;
-    op.bucket = place.bucket;
-    op.entry = place.entry;
-    op.passed = 0;
-    op.lower = 0;
-    op.old = 0;
-    op.state = place.ref != 0 ? OpState::kPresent : op.ref != 0 ? OpState::kNew : OpState::kDone;
+    entries[i] = place.ref == 0 ? nullptr : &buckets_[place.bucket].entries[place.entry];
+    refs[i] = place.ref;
+    found += place.ref != 0 ? 1 : 0;
   };
-  search_batch(keys, emit, [&](size_t i) {
+  search_batch<true>(keys, emit, [&](size_t i) {
     if (step != nullptr) step(context, i);
   });
+  return found;
+}
+
+void Index::plan(std::span<Op> ops, Entry* const* entries, const SlotRef* refs) const {
+  for (size_t i = 0; i < ops.size(); ++i) {
+    Op& op = ops[i];
+    op.passed = 0;
+    op.lower = 0;
+    op.old = refs[i];
+    op.state = refs[i] != 0 ? OpState::kPresent : op.ref != 0 ? OpState::kNew : OpState::kDone;
+    if (refs[i] == 0) continue;
+    const auto offset = static_cast<uint64_t>(reinterpret_cast<const std::byte*>(entries[i]) -
+                                              reinterpret_cast<const std::byte*>(buckets_));
+    op.bucket = offset / sizeof(Bucket);
+    op.entry = static_cast<uint32_t>(entries[i] - buckets_[op.bucket].entries);
+  }
+}
+
+void Index::plan(std::span<Op> ops) const {
+  std::vector<uint64_t> keys(ops.size());
+  for (size_t i = 0; i < ops.size(); ++i) keys[i] = ops[i].key;
+  std::vector<Entry*> entries(ops.size());
+  std::vector<SlotRef> refs(ops.size());
+  locate(keys, entries.data(), refs.data());
+  plan(ops, entries.data(), refs.data());
 }
 
 }  // namespace petps::index

@@ -4,8 +4,8 @@
 //              journal, healing after a crash.
 // Never does:  free a slot; touch a row (it only prefetches); drain on behalf of a batch (table does, once per phase).
 // Called by:   table.
-// Invariants:  1. A key's entries change only under the lock of its home bucket; an empty entry of a bucket is claimed only under that
-//                 bucket's lock. 2. Every bucket that a displaced entry passed has overflow > 0, durably, before the entry is.
+// Invariants:  1. A key's entries change only under the lock of its home bucket, but for the ref of an entry that stays where it is
+//                 (replace); an empty entry of a bucket is claimed only under that bucket's lock. 2. Every bucket that a displaced entry passed has overflow > 0, durably, before the entry is.
 //              3. The count in a bucket's word changes before a key is written into it; readers believe a miss only if no probed
 //              bucket's count changed meanwhile. 4. Readers never write.
 // Threads:     find* from any thread without locks; the writer calls from any thread, one writer per key until its drain; moves are
@@ -57,7 +57,7 @@ enum class OpState : uint8_t {
 struct Op {
   uint64_t key = 0;
   SlotRef ref = 0;  // in: the new slot; 0 deletes
-  SlotRef old = 0;  // out: what the key pointed to before
+  SlotRef old = 0;  // planned: what the key points to; done: what it pointed to before
   uint64_t bucket = 0;
   uint32_t entry = 0;
   uint32_t passed = 0;  // buckets of the path whose counters this op raised
@@ -84,11 +84,20 @@ class Index {
   void find_refs(std::span<const uint64_t> keys, SlotRef* refs) const;
   Place find_one(uint64_t key) const;
 
-  // ---- a batch: plan, raise, [drain], publish, [drain], settle ----
-  // step (if any) is called for every op in order, while the search for later ones goes on; it may not change the ops' keys.
+  // ---- a batch: locate, then replace, or plan, raise, [drain], publish, [drain], settle ----
+  // entries[i] and refs[i] = where keys[i] is and what it points to, null and 0 if it is not there. Returns how many are there. step
+  // (if any) is called for every key in order, while the search for later ones goes on.
   using Step = void (*)(void* context, size_t i);
-  void plan(std::span<Op> ops, Step step = nullptr,
-            void* context = nullptr) const;  // sets state, bucket, entry
+  size_t locate(std::span<const uint64_t> keys, Entry** entries, SlotRef* refs, Step step = nullptr,
+                void* context = nullptr) const;
+  // Exchanges the ref of each entry where it was seen, without a lock. The caller has held moves off since before locate, and every
+  // key was there. refs: in, what locate saw; out, what was replaced: of a key that stands twice, its ref before. Returns how many
+  // of those there were.
+  size_t replace(std::span<Entry* const> entries, const SlotRef* with, SlotRef* refs,
+                 media::Flusher& flusher);
+  // Sets state, old, bucket and entry of ops with key and ref, from what locate saw.
+  void plan(std::span<Op> ops, Entry* const* entries, const SlotRef* refs) const;
+  void plan(std::span<Op> ops) const;  // locates first
   void adopt_absence(
       const Op& op,
       media::Flusher& flusher);  // before the walk: a key that is not there is durably not there
@@ -97,6 +106,9 @@ class Index {
       media::Flusher&
           flusher);  // kNew, kAgain: chooses a bucket with room, raises the counters before it
   void publish(std::span<Op> ops, media::Flusher& flusher);  // makes ops kDone or kAgain
+  // For a plan that answered true: exchanges every ref where it was seen, without a lock. The caller has held moves off since
+  // before the plan. Makes ops kDone; `old` of a key that stands twice is the ref of the one before. Returns how many those were.
+  size_t replace(std::span<Op> ops, media::Flusher& flusher);
   void settle(const Op& op);  // after the drain: lowers what the op says
 
   // Single forms: durable when they return. exchange returns the old ref and never frees; erase fails (kFailedPrecondition)
@@ -139,7 +151,7 @@ class Index {
     Bucket* bucket = nullptr;
     uint64_t word = 0;
   };
-  template <typename Emit, typename Finished>
+  template <bool to_write, typename Emit, typename Finished>
   void search_batch(std::span<const uint64_t> keys, Emit emit, Finished finished) const;
   Place search(uint64_t key, const Path& path) const;  // believed: retries while buckets change
   Place search_locked(uint64_t key, const Path& path) const;  // the caller holds the home lock

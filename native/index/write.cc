@@ -202,6 +202,22 @@ void Index::publish(std::span<Op> ops, Flusher& flusher) {
   }
 }
 
+size_t Index::replace(std::span<Entry* const> entries, const SlotRef* with, SlotRef* refs,
+                      Flusher& flusher) {
+  size_t twice = 0;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (i + kPublishAhead < entries.size()) base::prefetch_for_write(entries[i + kPublishAhead]);
+    Entry& entry = *entries[i];
+    const SlotRef old = load64(entry.ref);
+    store64(entry.ref, with[i]);
+    media_->stored(&entry.ref, sizeof entry.ref);
+    flusher.flush(&entry, sizeof entry, Site::kEntry);
+    twice += old != refs[i] ? 1 : 0;
+    refs[i] = old;
+  }
+  return twice;
+}
+
 void Index::publish_one(Op& op, Flusher& flusher) {
   const Path path = path_of(op.key);
   for (;;) {

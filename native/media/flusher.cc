@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "base/crc32c.h"
 #include "media/media.h"
 #include "media/writeback.h"
 
@@ -16,10 +17,20 @@ size_t bytes_to_line_boundary(const std::byte* at) {
   return (kLineBytes - reinterpret_cast<uintptr_t>(at) % kLineBytes) % kLineBytes;
 }
 
-bool worth_streaming(const std::byte* to, size_t bytes) {
-  const bool whole_lines = (reinterpret_cast<uintptr_t>(to) | bytes) % kLineBytes == 0;
-  return bytes >= (whole_lines ? kStreamWholeLinesBytes : kStreamBytes);
+bool whole_lines(const std::byte* to, size_t bytes) {
+  return (reinterpret_cast<uintptr_t>(to) | bytes) % kLineBytes == 0;
 }
+
+bool worth_streaming(const std::byte* to, size_t bytes) {
+  return bytes >= (whole_lines(to, bytes) ? kStreamWholeLinesBytes : kStreamBytes);
+}
+
+// Sanitizers cannot see streamed stores: their builds take the plain copy.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr base::StreamWithCrc32c g_stream_with_crc32c = nullptr;
+#else
+const base::StreamWithCrc32c g_stream_with_crc32c = base::stream_with_crc32c();
+#endif
 
 }  // namespace
 
@@ -47,16 +58,36 @@ void Flusher::copy(void* to, const void* from, size_t bytes, Site site) {
   std::memcpy(target, source, head);
   stream_lines(target + head, source + head, lines);
   std::memcpy(target + bytes - tail, source + bytes - tail, tail);
-  dirty_ = true;
   if (media_->kind_ == Kind::kDax) {  // streamed lines need only the fence
     write_back_lines(target, head);
     write_back_lines(target + bytes - tail, tail);
   }
+  streamed(target, bytes, site);
+}
+
+void Flusher::streamed(const void* at, size_t bytes, Site site) {
+  dirty_ = true;
   if (media_->observer_ != nullptr) [[unlikely]] {
     media_->observer_->on_store(
-        target, bytes);  // this thread sees its own streamed stores in program order
-    media_->observer_->on_flush(target, bytes, site);
+        at, bytes);  // this thread sees its own streamed stores in program order
+    media_->observer_->on_flush(at, bytes, site);
   }
+}
+
+void Flusher::copy_16(void* to, const void* from, Site site) {
+  stream_16(to, from);
+  streamed(to, 16, site);
+}
+
+uint32_t Flusher::copy_with_crc32c(void* to, const void* from, size_t bytes, Site site) {
+  auto* target = static_cast<std::byte*>(to);
+  if (g_stream_with_crc32c != nullptr && bytes >= kStreamBytes && whole_lines(target, bytes)) {
+    const uint32_t crc = g_stream_with_crc32c(target, static_cast<const std::byte*>(from), bytes);
+    streamed(target, bytes, site);
+    return crc;
+  }
+  copy(to, from, bytes, site);
+  return base::crc32c(from, bytes);
 }
 
 base::Status Flusher::drain(Site site) {

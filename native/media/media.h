@@ -84,6 +84,7 @@ class Media {
 
   std::byte* base() const { return base_; }
   uint64_t size() const { return size_.load(std::memory_order_acquire); }
+  uint64_t reserved() const { return reserved_; }  // bytes of address space: size() stays below
   Kind kind() const { return kind_; }
   Durability durability() const { return durability_; }
   // Before use only: after reading the superblock. From kProcess to kPower everything written so
@@ -162,6 +163,11 @@ class Flusher {
   // Copies and flushes; long aligned copies go past the cache. Tells the observer of the store and
   // the flush.
   void copy(void* to, const void* from, size_t bytes, Site site);
+  // Copies 16 bytes to a 16-byte boundary past the cache, whatever else is in the line: the line is not
+  // read for it. For what comes one a line and is not soon read again.
+  void copy_16(void* to, const void* from, Site site);
+  // As copy; returns the CRC-32C of what it copied.
+  uint32_t copy_with_crc32c(void* to, const void* from, size_t bytes, Site site);
   // Everything flushed so far is durable, or an error (then media.failed()).
   base::Status drain(Site site);
 
@@ -169,6 +175,7 @@ class Flusher {
 
  private:
   void write_back(const void* at, size_t bytes, Site site);
+  void streamed(const void* at, size_t bytes, Site site);
 
   Media* media_;
   bool dirty_ = false;

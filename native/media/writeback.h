@@ -29,6 +29,8 @@ void store_fence();
 // and durable on dax, after store_fence(). Sanitizer builds copy plainly, because they cannot see
 // streamed stores.
 void stream_lines(std::byte* to, const std::byte* from, size_t lines);
+// The same for 16 bytes. ASSUMPTION: `to` is aligned to them.
+void stream_16(void* to, const void* from);
 
 // Tests only: every line goes to `seam` instead of an instruction, until it is set back to null.
 using LineSeam = void (*)(const std::byte* line);

@@ -1,5 +1,7 @@
 #include "pool/slots.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -26,6 +28,8 @@ using media::Site;
 namespace {
 constexpr uint64_t kRowAlignment = 256;  // rows begin on a media block
 constexpr uint64_t kMapHeaderBytes = 8;  // checksum in front of a stored free map
+constexpr uint64_t kSpareShare = 16;     // of the slots of a table that is written: kept free
+__extension__ typedef unsigned __int128 Wide;
 
 uint64_t words_for(uint64_t slots) { return (slots + 63) / 64; }
 }  // namespace
@@ -34,10 +38,27 @@ Slots::Slots(Pool& pool, uint32_t table, uint32_t row_bytes, uint64_t capacity)
     : pool_(&pool),
       table_(table),
       row_bytes_(row_bytes),
+      row_share_(~uint64_t{0} / row_bytes + 1),
       capacity_(capacity),
       max_slots_(capacity + capacity / 8 + kSpareSlots),
-      extents_(std::make_unique<std::unique_ptr<Extent>[]>(kMaxSlotExtents)),
-      offsets_(std::make_unique_for_overwrite<uint64_t[]>(kMaxSlotExtents)) {}
+      by_unit_(pool.medium().reserved(), pool.unit_bytes()) {}
+
+Slots::ByUnit::ByUnit(uint64_t reserved, uint64_t unit_bytes)
+    : units_(reserved / unit_bytes + 1),
+      shift_(static_cast<uint32_t>(std::countr_zero(unit_bytes))) {
+  void* const zeros = mmap(nullptr, units_ * sizeof *places_, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  PETPS_CHECK(zeros != MAP_FAILED, "no address space for a table's map of its extents");
+  places_ = static_cast<std::atomic<Extent*>*>(zeros);
+}
+
+Slots::ByUnit::~ByUnit() { munmap(places_, units_ * sizeof *places_); }
+
+void Slots::ByUnit::set(Extent* extent) {
+  for (uint64_t at = extent->offset; at < extent->offset + extent->bytes;
+       at += uint64_t{1} << shift_)
+    places_[at >> shift_].store(extent, std::memory_order_release);
+}
 
 Slots::~Slots() {
   const uint32_t extents = extent_count_.load(std::memory_order_relaxed);
@@ -78,30 +99,11 @@ void Slots::add(uint64_t offset, uint64_t bytes, bool old) {
     PETPS_POISON(pool_->at(extent->rows), extent->count * row_bytes_);
   }
   total_.fetch_add(extent->count, std::memory_order_relaxed);
-  const uint32_t ordinal = extent_count_.load(std::memory_order_relaxed);
-  PETPS_CHECK(ordinal < kMaxSlotExtents, "more slot extents than a table may have");
-  offsets_[ordinal] = extent->offset;
-  extents_[ordinal] = std::move(extent);
-  extent_count_.store(ordinal + 1, std::memory_order_release);
+  by_unit_.set(extent.get());
+  extents_.push_back(std::move(extent));
 }
 
-// Extents of a table lie in the order they were made, so a binary search by offset finds one. Refs are random, so the search takes
-// no branch that could be guessed wrong.
-uint32_t Slots::ordinal_of(SlotRef ref) const {
-  const uint64_t* low = offsets_.get();
-  uint32_t left = extent_count_.load(std::memory_order_acquire);
-  while (left > 1) {
-    const uint32_t half = left / 2;
-    low = low[half] <= ref ? low + half : low;
-    left -= half;
-  }
-  return left == 0 || *low > ref ? kMaxSlotExtents : static_cast<uint32_t>(low - offsets_.get());
-}
-
-Slots::Extent* Slots::extent_of(SlotRef ref) const {
-  const uint32_t ordinal = ordinal_of(ref);
-  return ordinal == kMaxSlotExtents ? nullptr : extents_[ordinal].get();
-}
+Slots::Extent* Slots::extent_of(SlotRef ref) const { return by_unit_.at(ref); }
 
 bool Slots::valid(SlotRef ref) const {
   const Extent* extent = extent_of(ref);
@@ -109,26 +111,19 @@ bool Slots::valid(SlotRef ref) const {
          ref < extent->rows + extent->count * row_bytes_ && (ref - extent->rows) % row_bytes_ == 0;
 }
 
-SlotHeader* Slots::header_in(const Extent& extent, SlotRef ref) const {
-  const uint64_t slot = (ref - extent.rows) / row_bytes_;
-  return reinterpret_cast<SlotHeader*>(pool_->at(extent.headers)) + slot;
+// Number of the slot within its extent. Exact while offset * row_bytes < 2**64; extents are below 2**32 bytes.
+uint64_t Slots::slot_of(const Extent& extent, SlotRef ref) const {
+  return static_cast<uint64_t>((static_cast<Wide>(ref - extent.rows) * row_share_) >> 64);
 }
 
-SlotHeader* Slots::header(SlotRef ref) const { return header_in(*extent_of(ref), ref); }
-
-SlotHeader* Slots::header(SlotRef ref, uint32_t* hint) const {
-  const Extent* extent = extents_[*hint].get();
-  if (ref < extent->offset || ref >= extent->offset + extent->bytes) {
-    *hint = ordinal_of(ref);
-    extent = extents_[*hint].get();
-  }
-  return header_in(*extent, ref);
+SlotHeader* Slots::header(SlotRef ref) const {
+  const Extent& extent = *extent_of(ref);
+  return reinterpret_cast<SlotHeader*>(pool_->at(extent.headers)) + slot_of(extent, ref);
 }
 
 Status Slots::grow() {
-  const uint32_t ordinal = extent_count_.load(std::memory_order_relaxed);
-  uint64_t units =
-      std::min<uint64_t>(uint64_t{1} << std::min<uint32_t>(ordinal, 30), kSlotsExtentMaxUnits);
+  uint64_t units = std::min<uint64_t>(uint64_t{1} << std::min<size_t>(extents_.size(), 30),
+                                      kSlotsExtentMaxUnits);
   while (units * pool_->unit_bytes() < row_bytes_ * 4) units *= 2;
   // Behind the last one: extents of a table lie in the order they were made.
   auto extent = pool_->add_extent(static_cast<uint32_t>(layout::ExtentKind::kSlots), table_, units,
@@ -138,19 +133,29 @@ Status Slots::grow() {
   return Status();
 }
 
+// Once a round of the cursor. Where few slots are free they lie far apart, and so do the rows that come one after another: writing
+// them costs a page's address and a header's line each. Spare slots buy nearness; when there is no room for them it goes on without.
+void Slots::grow_spare() {
+  const uint64_t total = total_.load(std::memory_order_relaxed);
+  if (free_.load(std::memory_order_relaxed) < total / kSpareShare && total < max_slots_)
+    static_cast<void>(grow());
+}
+
 // Takes up to out.size() free slots in address order from the cursor on.
-uint64_t Slots::take_locked(std::span<SlotRef> out) {
+uint64_t Slots::take_locked(std::span<SlotRef> out, SlotHeader** headers) {
   uint64_t taken = 0;
-  const uint32_t extents = extent_count_.load(std::memory_order_relaxed);
-  for (uint32_t visited = 0; visited <= extents && taken < out.size(); ++visited) {
+  const size_t extents = extents_.size();  // one that is added meanwhile comes next round
+  for (size_t visited = 0; visited <= extents && taken < out.size(); ++visited) {
     Extent& extent = *extents_[cursor_extent_];
     if (extent.free > 0) {
       const uint64_t before = taken;
+      auto* const first_header = reinterpret_cast<SlotHeader*>(pool_->at(extent.headers));
       while (cursor_word_ < extent.free_bits.size()) {
         uint64_t word = extent.free_bits[cursor_word_];
-        const uint64_t first = extent.rows + cursor_word_ * 64 * row_bytes_;
         for (; word != 0 && taken < out.size(); word &= word - 1) {
-          out[taken++] = first + static_cast<uint64_t>(std::countr_zero(word)) * row_bytes_;
+          const uint64_t slot = cursor_word_ * 64 + static_cast<uint64_t>(std::countr_zero(word));
+          if (headers != nullptr) headers[taken] = first_header + slot;
+          out[taken++] = extent.rows + slot * row_bytes_;
         }
         extent.free_bits[cursor_word_] = word;
         if (taken == out.size()) break;
@@ -159,14 +164,15 @@ uint64_t Slots::take_locked(std::span<SlotRef> out) {
       extent.free -= taken - before;
       if (taken == out.size()) break;
     }
-    cursor_extent_ = (cursor_extent_ + 1) % extents;
     cursor_word_ = 0;
+    cursor_extent_ = (cursor_extent_ + 1) % extents;
+    if (cursor_extent_ == 0) grow_spare();
   }
   free_.fetch_sub(taken, std::memory_order_relaxed);
   return taken;
 }
 
-Status Slots::allocate(std::span<SlotRef> out, bool* wait_for_walk) {
+Status Slots::allocate(std::span<SlotRef> out, bool* wait_for_walk, SlotHeader** headers) {
   std::lock_guard lock(mutex_);
   *wait_for_walk = false;
   while (free_.load(std::memory_order_relaxed) < out.size()) {
@@ -178,7 +184,7 @@ Status Slots::allocate(std::span<SlotRef> out, bool* wait_for_walk) {
     *wait_for_walk = needs_walk();
     return status;
   }
-  const uint64_t taken = take_locked(out);
+  const uint64_t taken = take_locked(out, headers);
   PETPS_CHECK(taken == out.size(), "the free count and the free bits disagree");
   for (const SlotRef ref : out) PETPS_UNPOISON(row(ref), row_bytes_);
   return Status();
@@ -188,7 +194,7 @@ void Slots::free_locked(SlotRef ref) {
   Extent* extent = extent_of(ref);
   PETPS_CHECK(extent != nullptr && ref >= extent->rows,
               "a slot that is not of this table was released");
-  const uint64_t slot = (ref - extent->rows) / row_bytes_;
+  const uint64_t slot = slot_of(*extent, ref);
   uint64_t& word = extent->free_bits[slot / 64];
   const uint64_t bit = uint64_t{1} << (slot % 64);
   PETPS_CHECK((word & bit) == 0, "a free slot was released again");
@@ -215,7 +221,7 @@ void Slots::release(std::span<const SlotRef> refs) {
 void Slots::mark(SlotRef ref) {
   Extent* extent = extent_of(ref);
   if (extent == nullptr || !extent->old) return;
-  const uint64_t slot = (ref - extent->rows) / row_bytes_;
+  const uint64_t slot = slot_of(*extent, ref);
   extent->marks[slot / 64].fetch_or(uint64_t{1} << (slot % 64), std::memory_order_relaxed);
 }
 
@@ -246,9 +252,8 @@ void Slots::end_walk_locked() {
 void Slots::finish_walk() {
   std::lock_guard lock(mutex_);
   if (!needs_walk()) return;
-  const uint32_t extents = extent_count_.load(std::memory_order_relaxed);
-  for (uint32_t e = 0; e < extents; ++e) {
-    Extent& extent = *extents_[e];
+  for (const auto& each : extents_) {
+    Extent& extent = *each;
     if (!extent.old) continue;
     std::vector<uint64_t> bits(extent.free_bits.size());
     for (size_t w = 0; w < bits.size(); ++w)
@@ -261,17 +266,16 @@ void Slots::finish_walk() {
 
 void Slots::load_free_maps() {
   std::lock_guard lock(mutex_);
-  const uint32_t extents = extent_count_.load(std::memory_order_relaxed);
-  for (uint32_t e = 0; e < extents; ++e) {
-    const Extent& extent = *extents_[e];
+  for (const auto& each : extents_) {
+    const Extent& extent = *each;
     if (!extent.old) continue;
     uint64_t stored;
     const std::byte* map = pool_->at(extent.offset);
     std::memcpy(&stored, map, sizeof stored);
     if (stored != base::checksum64(map + kMapHeaderBytes, extent.free_bits.size() * 8)) return;
   }
-  for (uint32_t e = 0; e < extents; ++e) {
-    Extent& extent = *extents_[e];
+  for (const auto& each : extents_) {
+    Extent& extent = *each;
     if (!extent.old) continue;
     std::vector<uint64_t> bits(extent.free_bits.size());
     std::memcpy(bits.data(), pool_->at(extent.offset) + kMapHeaderBytes, bits.size() * 8);
@@ -282,9 +286,8 @@ void Slots::load_free_maps() {
 
 void Slots::store_free_maps(media::Flusher& flusher) {
   std::lock_guard lock(mutex_);
-  const uint32_t extents = extent_count_.load(std::memory_order_relaxed);
-  for (uint32_t e = 0; e < extents; ++e) {
-    const Extent& extent = *extents_[e];
+  for (const auto& each : extents_) {
+    const Extent& extent = *each;
     std::vector<uint64_t> image(1 + extent.free_bits.size());
     std::copy(extent.free_bits.begin(), extent.free_bits.end(), image.begin() + 1);
     image[0] = base::checksum64(image.data() + 1, extent.free_bits.size() * 8);
@@ -295,16 +298,15 @@ void Slots::store_free_maps(media::Flusher& flusher) {
 bool Slots::is_free(SlotRef ref) const {
   std::lock_guard lock(mutex_);
   const Extent* extent = extent_of(ref);
-  const uint64_t slot = (ref - extent->rows) / row_bytes_;
+  const uint64_t slot = slot_of(*extent, ref);
   return (extent->free_bits[slot / 64] >> (slot % 64)) & 1;
 }
 
 uint64_t Slots::allocator_bytes() const {
   std::lock_guard lock(mutex_);
   uint64_t bytes = deferred_.capacity() * sizeof(SlotRef);
-  const uint32_t extents = extent_count_.load(std::memory_order_relaxed);
-  for (uint32_t e = 0; e < extents; ++e) {
-    const Extent& extent = *extents_[e];
+  for (const auto& each : extents_) {
+    const Extent& extent = *each;
     bytes += extent.free_bits.size() * 8 + (extent.headers - extent.offset);
     if (extent.marks != nullptr) bytes += extent.free_bits.size() * 8;
   }

@@ -26,14 +26,14 @@ class Slots {
 
   // Fills `out` with free slots. kResourceExhausted: the disk is full, or kMaxSlots is reached and the caller should reclaim and
   // ask again; nothing is taken then. `wait_for_walk` tells that the walk will free some.
-  base::Status allocate(std::span<SlotRef> out, bool* wait_for_walk);
+  // headers (if any): headers[i] = header(out[i]), for one place per slot.
+  base::Status allocate(std::span<SlotRef> out, bool* wait_for_walk,
+                        SlotHeader** headers = nullptr);
   // Slots nobody can read any more. Before finish_walk(), those of old extents are kept aside.
   void release(std::span<const SlotRef> refs);
 
   std::byte* row(SlotRef ref) const { return pool_->at(ref); }
   SlotHeader* header(SlotRef ref) const;
-  // The same for refs that mostly share an extent: *hint is the extent of the last one, at first 0.
-  SlotHeader* header(SlotRef ref, uint32_t* hint) const;
   // True when ref is the start of a slot of this table.
   bool valid(SlotRef ref) const;
 
@@ -69,36 +69,52 @@ class Slots {
   };
   Extent shape(uint64_t offset, uint64_t bytes) const;
   void add(uint64_t offset, uint64_t bytes,
-           bool old);  // an extent from the catalogue, or a new one
-  // Number of the extent that would hold ref; kMaxSlotExtents when it lies before the first.
-  uint32_t ordinal_of(SlotRef ref) const;
-  Extent* extent_of(SlotRef ref) const;
-  SlotHeader* header_in(const Extent& extent, SlotRef ref) const;
+           bool old);                    // an extent from the catalogue, or a new one
+  Extent* extent_of(SlotRef ref) const;  // null: the ref is in no extent of this table
+  uint64_t slot_of(const Extent& extent, SlotRef ref) const;
   base::Status grow();
+  void grow_spare();
   void free_locked(SlotRef ref);
   void adopt_free_bits(Extent* extent, std::vector<uint64_t> bits);
   void end_walk_locked();
-  uint64_t take_locked(std::span<SlotRef> out);
+  uint64_t take_locked(std::span<SlotRef> out, SlotHeader** headers);
 
   Pool* pool_;
   uint32_t table_;
   uint32_t row_bytes_;
+  uint64_t
+      row_share_;  // of 2**64, rounded up: a multiplication instead of a division by row_bytes_
   uint64_t capacity_;
   uint64_t max_slots_;
   mutable std::mutex mutex_;
-  // Extents by ordinal. Never moves and never shrinks, so extent_of needs no lock.
-  std::unique_ptr<std::unique_ptr<Extent>[]> extents_;
-  std::unique_ptr<uint64_t[]> offsets_;  // of each extent, side by side for the search
-  std::atomic<uint32_t> extent_count_{0};
-  uint32_t cursor_extent_ = 0;
+  std::vector<std::unique_ptr<Extent>> extents_;  // by ordinal; under mutex_
+  // The same by unit of the pool, for extent_of without a lock: one place for each unit of the address range. Refs are random, and
+  // a search among the extents would guess wrong at every step. Zero pages until an extent is there.
+  class ByUnit {
+   public:
+    ByUnit(uint64_t reserved, uint64_t unit_bytes);
+    ~ByUnit();
+    ByUnit(const ByUnit&) = delete;
+    ByUnit& operator=(const ByUnit&) = delete;
+    Extent* at(SlotRef ref) const {
+      return ref >> shift_ < units_ ? places_[ref >> shift_].load(std::memory_order_acquire)
+                                    : nullptr;
+    }
+    void set(Extent* extent);
+
+   private:
+    std::atomic<Extent*>* places_;
+    uint64_t units_;
+    uint32_t shift_;
+  };
+  ByUnit by_unit_;
+  size_t cursor_extent_ = 0;
   uint64_t cursor_word_ = 0;
   std::vector<SlotRef> deferred_;
   std::atomic<uint64_t> total_{0};
   std::atomic<uint64_t> free_{0};
   std::atomic<bool> walked_{true};
 };
-
-inline constexpr uint32_t kMaxSlotExtents = 1 << 15;  // of one table: 2 TiB of rows at 64 MiB each
 
 // Slots beyond capacity that replaced rows may occupy until they are reclaimed.
 inline constexpr uint64_t kSpareSlots = 65536;

@@ -1,10 +1,8 @@
 // apply: allocate, fill, persist, publish, retire.
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <chrono>
 
-#include "base/crc32c.h"
 #include "base/prefetch.h"
 #include "table/impl.h"
 
@@ -22,10 +20,11 @@ using pool::SlotRef;
 
 namespace {
 
-constexpr size_t kHeadersAhead = 8;
+static_assert(sizeof(SlotHeader) == 16);
 constexpr SlotRef kToBeAllocated = 1;  // an upsert before its slot is known; never stored
 
-// One chunk of a batch on its way through the five verbs.
+// One chunk of a batch on its way through the five verbs. Most chunks replace rows of keys that are there, and take a short way; new
+// keys and deletions take the long one, through Ops. Moves are held off meanwhile, so that what the search saw stays where it is.
 class Apply {
  public:
   Apply(Table::Impl& table, std::span<const uint64_t> keys, const std::byte* rows,
@@ -35,45 +34,47 @@ class Apply {
         rows_(rows),
         deleted_(deleted),
         stamp_(stamp),
-        flusher_(table.pool.medium()) {}
+        flusher_(table.pool.medium()),
+        scratch_(table.scratch) {
+    scratch_.entries.resize(keys.size());
+    scratch_.old.resize(keys.size());
+  }
 
   Status run(ApplyReport* report) {
-    prepare(report);
-    Status status = allocate();
-    // Rows are filled in step with the search for their keys: one waits for memory, the other works. What turns out to be refused
-    // gives its slot back. When there are not slots for all, refusals come first.
-    const bool in_step = status.ok();
-    if (in_step) {
-      fill_in_step();
-    } else {
-      table_.index.plan(ops_);
-    }
-    refuse();
-    if (!in_step) {
-      drop_refused(report);
-      status = allocate();
-      if (status.ok()) fill();
-    }
-    if (status.ok()) status = persist_and_publish();
-    if (status.ok()) retire(report);
+    const size_t upserts = count_upserts();
+    // Rows are filled in step with the search for their keys: one waits for memory, the other works. What turns out to be superseded
+    // or refused gives its slot back. When there are not slots for all, refusals come first.
+    const bool filled = allocate(upserts).ok();
+    std::shared_lock still(table_.moves_gate);
+    const size_t present = filled ? fill_in_step() : locate();
+    const bool replaces_all = filled && upserts == keys_.size() && present == keys_.size();
+    const Status status = replaces_all ? replace(report) : publish_ops(filled, report);
+    still.unlock();
+    if (status.ok()) retire();
     table_.pending_new.fetch_sub(reserved_);
     return status;
   }
 
  private:
-  void prepare(ApplyReport* report);
+  size_t count_upserts() const;
+  Status allocate(size_t count);
+  size_t locate();
+  size_t fill_in_step();
+  void fill_next(size_t i);
+  Status replace(ApplyReport* report);
+
+  Status publish_ops(bool filled, ApplyReport* report);
+  void make_ops(bool filled);
+  void drop(Op* op);
   void drop_superseded(ApplyReport* report);
-  Status allocate();
-  void refuse();
-  void drop_refused(ApplyReport* report);
-  void fill_in_step();
-  void fill();
-  void fill_one(size_t i);
-  void ask_header(size_t i);
+  void refuse(ApplyReport* report);
+  Status allocate_and_fill();
   Status persist_and_publish();
-  void retire(ApplyReport* report);
   bool raise();
+  void count(ApplyReport* report);
+
   void mark_replaced();
+  void retire();
 
   Table::Impl& table_;
   std::span<const uint64_t> keys_;
@@ -81,11 +82,87 @@ class Apply {
   const uint8_t* deleted_;
   uint32_t stamp_;
   Flusher flusher_;
+  Table::Impl::Scratch& scratch_;
+  size_t next_ = 0;  // slot taken for this chunk that is filled next
   std::vector<Op> ops_;
-  std::array<SlotHeader*, kHeadersAhead> headers_;  // of the next rows
-  uint32_t extent_ = 0;                             // of the last header
+  std::vector<SlotRef> unused_;
   uint64_t reserved_ = 0;
 };
+
+size_t Apply::count_upserts() const {
+  if (deleted_ == nullptr) return keys_.size();
+  return static_cast<size_t>(std::count(deleted_, deleted_ + keys_.size(), uint8_t{0}));
+}
+
+Status Apply::allocate(size_t count) {
+  scratch_.taken.resize(count);
+  scratch_.headers.resize(count);
+  return count == 0 ? Status() : table_.allocate(scratch_.taken, scratch_.headers.data());
+}
+
+size_t Apply::locate() {
+  return table_.index.locate(keys_, scratch_.entries.data(), scratch_.old.data());
+}
+
+void Apply::fill_next(size_t i) {
+  const uint32_t row_bytes = table_.record.spec.row_bytes;
+  const uint32_t crc = flusher_.copy_with_crc32c(table_.slots.row(scratch_.taken[next_]),
+                                                 rows_ + i * row_bytes, row_bytes, Site::kRow);
+  // Slots that were free here and there have headers in lines of their own, which nobody has read.
+  const SlotHeader header = {keys_[i], stamp_, crc};
+  flusher_.copy_16(scratch_.headers[next_++], &header, Site::kRowHeader);
+}
+
+size_t Apply::fill_in_step() {
+  const auto step = [](void* context, size_t i) {
+    auto* apply = static_cast<Apply*>(context);
+    if (apply->deleted_ == nullptr || apply->deleted_[i] == 0) apply->fill_next(i);
+  };
+  return table_.index.locate(keys_, scratch_.entries.data(), scratch_.old.data(), step, this);
+}
+
+// Every key is there: no counter to raise, no bucket to lock. A key that stands twice is replaced twice, in order.
+Status Apply::replace(ApplyReport* report) {
+  PETPS_RETURN_IF_ERROR(flusher_.drain(Site::kFilled));  // rows and headers
+  std::shared_lock gate(table_.walk_gate, std::defer_lock);
+  if (table_.slots.needs_walk()) gate.lock();
+  const size_t twice =
+      table_.index.replace(scratch_.entries, scratch_.taken.data(), scratch_.old.data(), flusher_);
+  report->superseded += twice;
+  report->updated += keys_.size() - twice;
+  if (gate.owns_lock()) mark_replaced();
+  return flusher_.drain(Site::kPublished);
+}
+
+// ---- the long way ----
+
+Status Apply::publish_ops(bool filled, ApplyReport* report) {
+  make_ops(filled);
+  drop_superseded(report);
+  refuse(report);
+  if (!filled) PETPS_RETURN_IF_ERROR(allocate_and_fill());
+  PETPS_RETURN_IF_ERROR(persist_and_publish());
+  count(report);
+  return Status();
+}
+
+void Apply::make_ops(bool filled) {
+  ops_.resize(keys_.size());
+  auto next = scratch_.taken.begin();
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    ops_[i].key = keys_[i];
+    const bool deletes = deleted_ != nullptr && deleted_[i] != 0;
+    ops_[i].ref = deletes ? 0 : filled ? *next++ : kToBeAllocated;
+  }
+  table_.index.plan(ops_, scratch_.entries.data(), scratch_.old.data());
+}
+
+// The op changes nothing; the slot it took is free again.
+void Apply::drop(Op* op) {
+  if (op->ref != 0 && op->ref != kToBeAllocated) unused_.push_back(op->ref);
+  op->ref = 0;
+  op->state = OpState::kSkipped;
+}
 
 // Of several entries with one key the last one counts.
 void Apply::drop_superseded(ApplyReport* report) {
@@ -95,25 +172,15 @@ void Apply::drop_superseded(ApplyReport* report) {
     size_t at = (ops_[i].key * 0x9E3779B97F4A7C15) >> (64 - std::countr_zero(places));
     while (seen[at] != 0 && ops_[seen[at] - 1].key != ops_[i].key) at = (at + 1) & (places - 1);
     if (seen[at] != 0) {
-      ops_[seen[at] - 1].state = OpState::kSkipped;
-      ops_[seen[at] - 1].ref = 0;
+      drop(&ops_[seen[at] - 1]);
       report->superseded += 1;
     }
     seen[at] = static_cast<uint32_t>(i + 1);
   }
 }
 
-void Apply::prepare(ApplyReport* report) {
-  ops_.resize(keys_.size());
-  for (size_t i = 0; i < ops_.size(); ++i) {
-    ops_[i].key = keys_[i];
-    ops_[i].ref = deleted_ != nullptr && deleted_[i] != 0 ? 0 : kToBeAllocated;
-  }
-  drop_superseded(report);
-}
-
-// After the search: new keys beyond capacity are refused. Keys that this chunk deletes make room for keys that it brings.
-void Apply::refuse() {
+// New keys beyond capacity. Keys that this chunk deletes make room for keys that it brings.
+void Apply::refuse(ApplyReport* report) {
   const auto leaving = std::count_if(ops_.begin(), ops_.end(), [](const Op& op) {
     return op.state == OpState::kPresent && op.ref == 0;
   });
@@ -122,61 +189,21 @@ void Apply::refuse() {
     if (table_.reserve_new(static_cast<uint64_t>(leaving))) {
       reserved_ += 1;
     } else {
-      op.state = OpState::kSkipped;
+      drop(&op);
+      report->refused += 1;
     }
   }
 }
 
-void Apply::drop_refused(ApplyReport* report) {
-  for (Op& op : ops_) {
-    if (op.state != OpState::kSkipped || op.ref == 0) continue;
-    op.ref = 0;
-    report->refused += 1;
-  }
-}
-
-Status Apply::allocate() {
-  std::vector<SlotRef> refs(static_cast<size_t>(std::count_if(
-      ops_.begin(), ops_.end(), [](const Op& op) { return op.ref == kToBeAllocated; })));
-  if (refs.empty()) return Status();
-  PETPS_RETURN_IF_ERROR(table_.allocate(refs));
-  auto next = refs.begin();
-  for (Op& op : ops_) {
-    if (op.ref == kToBeAllocated) op.ref = *next++;
+Status Apply::allocate_and_fill() {
+  PETPS_RETURN_IF_ERROR(allocate(static_cast<size_t>(std::count_if(
+      ops_.begin(), ops_.end(), [](const Op& op) { return op.ref == kToBeAllocated; }))));
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    if (ops_[i].ref != kToBeAllocated) continue;
+    ops_[i].ref = scratch_.taken[next_];
+    fill_next(i);
   }
   return Status();
-}
-
-// Slots that were free here and there have headers in lines of their own: each is asked for some rows before it is written.
-void Apply::ask_header(size_t i) {
-  if (i >= ops_.size() || ops_[i].ref == 0) return;
-  headers_[i % kHeadersAhead] = table_.slots.header(ops_[i].ref, &extent_);
-  base::prefetch_for_write(headers_[i % kHeadersAhead]);
-}
-
-void Apply::fill_one(size_t i) {
-  const Op& op = ops_[i];
-  if (op.ref != 0) {
-    const uint32_t row_bytes = table_.record.spec.row_bytes;
-    const std::byte* row = rows_ + i * row_bytes;
-    flusher_.copy(table_.slots.row(op.ref), row, row_bytes, Site::kRow);
-    SlotHeader* header = headers_[i % kHeadersAhead];
-    *header = {op.key, stamp_, base::crc32c(row, row_bytes)};
-    table_.pool.medium().stored(header, sizeof *header);
-    flusher_.flush(header, sizeof *header, Site::kRowHeader);
-  }
-  ask_header(i + kHeadersAhead);
-}
-
-void Apply::fill_in_step() {
-  for (size_t i = 0; i < kHeadersAhead; ++i) ask_header(i);
-  table_.index.plan(
-      ops_, [](void* apply, size_t i) { static_cast<Apply*>(apply)->fill_one(i); }, this);
-}
-
-void Apply::fill() {
-  for (size_t i = 0; i < kHeadersAhead; ++i) ask_header(i);
-  for (size_t i = 0; i < ops_.size(); ++i) fill_one(i);
 }
 
 // Counters of the buckets that displaced entries will pass. False when no op is waiting for a place.
@@ -205,47 +232,54 @@ Status Apply::persist_and_publish() {
   } while (std::any_of(ops_.begin(), ops_.end(),
                        [](const Op& op) { return op.state == OpState::kAgain; }) &&
            raise());
-  if (gate.owns_lock()) mark_replaced();
+  if (gate.owns_lock()) {
+    scratch_.old.clear();
+    for (const Op& op : ops_) {
+      if (op.state == OpState::kDone && op.old != 0) scratch_.old.push_back(op.old);
+    }
+    mark_replaced();
+  }
   return flusher_.drain(Site::kPublished);  // entries and deletions
 }
 
-// While the walk runs, a replaced slot of an old extent is not the walk's to free: a reader may still be in it.
-void Apply::mark_replaced() {
-  if (!table_.slots.needs_walk()) return;
-  for (const Op& op : ops_) {
-    if (op.state == OpState::kDone && op.old != 0) table_.slots.mark(op.old);
-  }
-}
-
-void Apply::retire(ApplyReport* report) {
-  std::vector<SlotRef> replaced;
-  std::vector<SlotRef> unused;
-  replaced.reserve(ops_.size());
+// What the ops did; leaves in `old` what they replaced or erased.
+void Apply::count(ApplyReport* report) {
+  scratch_.old.clear();
   uint64_t erased = 0;
   for (const Op& op : ops_) {
     table_.index.settle(op);
-    if (op.old == 0 && op.ref == 0 && op.state == OpState::kDone) report->absent += 1;
     if (op.state == OpState::kSkipped) {
-      if (op.ref != 0) {  // beyond capacity, or every bucket is full
-        unused.push_back(op.ref);
+      if (op.ref != 0) {  // every bucket is full
+        unused_.push_back(op.ref);
         report->refused += 1;
       }
       continue;
     }
-    if (op.old != 0) replaced.push_back(op.old);
+    if (op.old != 0) scratch_.old.push_back(op.old);
     if (op.ref != 0) {
       (op.old != 0 ? report->updated : report->inserted) += 1;
-    } else if (op.old != 0) {
-      erased += 1;
+    } else {
+      (op.old != 0 ? erased : report->absent) += 1;
     }
   }
   report->deleted += erased;
   table_.erased.fetch_add(erased, std::memory_order_relaxed);
   if (!table_.walked()) table_.new_unwalked.fetch_add(reserved_, std::memory_order_relaxed);
-  if (!unused.empty()) table_.slots.release(unused);
-  if (!replaced.empty()) {
-    table_.retired.fetch_add(replaced.size(), std::memory_order_relaxed);
-    table_.epochs.retire(table_, replaced);
+  if (!unused_.empty()) table_.slots.release(unused_);
+}
+
+// ---- both ways ----
+
+// While the walk runs, a replaced slot of an old extent is not the walk's to free: a reader may still be in it.
+void Apply::mark_replaced() {
+  if (!table_.slots.needs_walk()) return;
+  for (const SlotRef ref : scratch_.old) table_.slots.mark(ref);
+}
+
+void Apply::retire() {
+  if (!scratch_.old.empty()) {
+    table_.retired.fetch_add(scratch_.old.size(), std::memory_order_relaxed);
+    table_.epochs.retire(table_, scratch_.old);
   }
   table_.epochs.reclaim();
 }
@@ -268,12 +302,12 @@ bool Table::Impl::reserve_new(uint64_t leaving) {
   return false;
 }
 
-Status Table::Impl::allocate(std::span<SlotRef> refs) {
+Status Table::Impl::allocate(std::span<SlotRef> refs, SlotHeader** headers) {
   const auto give_up =
       std::chrono::steady_clock::now() + std::chrono::milliseconds(kReclaimPatienceMs);
   for (;;) {
     bool walk_helps = false;
-    const Status status = slots.allocate(refs, &walk_helps);
+    const Status status = slots.allocate(refs, &walk_helps, headers);
     if (status.code() != Code::kResourceExhausted) return status;
     if (walk_helps && !pool.medium().failed()) {
       owner.wait_for_walk();

@@ -34,8 +34,8 @@ struct Table::Impl final : epoch::Reclaimer {
   bool reserve_new(
       uint64_t
           leaving);  // one more key, if capacity allows when `leaving` keys go at the same time
-  base::Status allocate(
-      std::span<pool::SlotRef> refs);  // waits for the walk or for readers where that helps
+  // Waits for the walk or for readers where that helps. headers: see Slots::allocate.
+  base::Status allocate(std::span<pool::SlotRef> refs, pool::SlotHeader** headers = nullptr);
   void walk();
   void read_ahead(uint64_t bucket) const;
   base::Result<uint64_t> migrate(std::span<const uint64_t> hot_keys);
@@ -55,8 +55,15 @@ struct Table::Impl final : epoch::Reclaimer {
   std::atomic<uint64_t> batches{0};       // applied, for verify to see that nothing moved
   std::mutex writer;                      // a table's batches, one after another
   bool dropped = false;                   // guarded by writer
+  struct Scratch {  // of the batch that holds `writer`; one item a key or slot
+    std::vector<index::Entry*> entries;
+    std::vector<pool::SlotRef> old;
+    std::vector<pool::SlotRef> taken;
+    std::vector<pool::SlotHeader*> headers;
+  } scratch;
   std::shared_mutex walk_gate;  // shared: publish and mark; exclusive: the walk takes the marks
-  mutable std::shared_mutex moves_gate;  // shared: scans; exclusive: one move
+  // Shared: scans, and batches from search to publish; exclusive: one move.
+  mutable std::shared_mutex moves_gate;
   std::mutex hot_mutex;
   std::vector<uint64_t> hot_keys;  // pending hot set
 };

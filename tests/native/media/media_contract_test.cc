@@ -10,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "base/crc32c.h"
 #include "media/media.h"
 #include "temporary_folder.h"
 
@@ -121,6 +122,42 @@ TEST_P(MediaContract, CopyCopiesExactlyTheBytes) {
     }
   }
   EXPECT_TRUE(flusher.drain(Site::kFilled).ok());
+}
+
+TEST_P(MediaContract, CopyWithCrc32cCopiesAndSums) {
+  auto media = make();
+  Flusher flusher(*media);
+  std::vector<std::byte> source(4096 + 64);
+  std::mt19937_64 random(12);
+  for (std::byte& byte : source) byte = static_cast<std::byte>(random());
+  for (const size_t offset : {0, 8, 64, 72}) {
+    for (const size_t bytes : {8, 64, 192, 200, 256, 320, 512, 520, 576, 1024, 4096}) {
+      const size_t from = (offset + bytes) % 64;
+      std::memset(media->base(), 0x11, 8192);
+      EXPECT_EQ(
+          flusher.copy_with_crc32c(media->base() + offset, source.data() + from, bytes, Site::kRow),
+          base::crc32c(source.data() + from, bytes));
+      ASSERT_TRUE(flusher.drain(Site::kFilled).ok());
+      ASSERT_EQ(std::memcmp(media->base() + offset, source.data() + from, bytes), 0)
+          << "offset " << offset << " bytes " << bytes;
+      ASSERT_EQ(media->base()[offset + bytes], std::byte{0x11});
+      if (offset > 0) {
+        ASSERT_EQ(media->base()[offset - 1], std::byte{0x11});
+      }
+    }
+  }
+}
+
+TEST_P(MediaContract, Copy16LeavesTheRestOfTheLine) {
+  auto media = make();
+  Flusher flusher(*media);
+  std::memset(media->base(), 0x11, 128);
+  const std::array<uint64_t, 2> value = {0x0123456789ABCDEF, 0xFEDCBA9876543210};
+  flusher.copy_16(media->base() + 48, value.data(), Site::kRowHeader);
+  ASSERT_TRUE(flusher.drain(Site::kFilled).ok());
+  std::vector<std::byte> expected(128, std::byte{0x11});
+  std::memcpy(expected.data() + 48, value.data(), sizeof value);
+  EXPECT_EQ(std::memcmp(media->base(), expected.data(), expected.size()), 0);
 }
 
 TEST_P(MediaContract, GrowsInPlaceWithZeros) {

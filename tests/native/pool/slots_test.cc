@@ -182,5 +182,29 @@ TEST(Slots, WhenThePoolIsFullNothingIsTaken) {
   EXPECT_EQ(pool->slots(1).free_count(), 0u);
 }
 
+// Rows that are replaced all the time need free slots near one another.
+TEST(Slots, AWrittenTableKeepsAShareOfItsSlotsFree) {
+  Memory memory;
+  auto pool = memory.format();
+  ASSERT_TRUE(pool->create_table(spec("t", 20'000, 64)).ok());
+  Slots& slots = pool->slots(1);
+  bool wait = false;
+  std::vector<SlotRef> live(20'000);
+  ASSERT_TRUE(slots.allocate(live, &wait).ok());
+  std::mt19937_64 random(suite_seed());
+  std::vector<SlotRef> taken(50);
+  std::vector<SlotHeader*> headers(taken.size());
+  for (int round = 0; round < 4000; ++round) {
+    ASSERT_TRUE(slots.allocate(taken, &wait, headers.data()).ok());
+    for (size_t i = 0; i < taken.size(); ++i) {
+      ASSERT_EQ(headers[i], slots.header(taken[i]));
+      std::swap(live[random() % live.size()], taken[i]);
+    }
+    slots.release(taken);
+  }
+  EXPECT_GE(slots.free_count(), slots.total() / 16);
+  EXPECT_LE(slots.total(), slots.max_slots());
+}
+
 }  // namespace
 }  // namespace petps::pool

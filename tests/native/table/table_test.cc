@@ -90,6 +90,33 @@ TEST(Table, AnswersWhatWasApplied) {
   expect_clean(*tables);
 }
 
+// Keys that stand twice, in a batch that only replaces, one that brings keys and one that deletes: the last one counts, each change
+// is reported once, and every slot but one a key is free again.
+TEST(Table, OfAKeyThatStandsTwiceTheLastCounts) {
+  Memory memory;
+  auto tables = format(memory);
+  Table* table = tables->create_table(spec("t", 1000)).value();
+  auto report = testing::apply(*table, {{1, 10, false}, {2, 20, false}, {1, 11, false}});
+  ASSERT_TRUE(report.ok());
+  EXPECT_EQ(report.value().inserted, 2u);
+  EXPECT_EQ(report.value().superseded, 1u);
+  report = testing::apply(*table, {{1, 12, false}, {1, 13, false}, {2, 21, false}, {1, 14, false}});
+  ASSERT_TRUE(report.ok());
+  EXPECT_EQ(report.value().updated, 2u);
+  EXPECT_EQ(report.value().superseded, 2u);
+  EXPECT_EQ(testing::compare(*table, {{1, 14}, {2, 21}}, {1, 2}), "");
+  report = testing::apply(*table, {{1, 0, true}, {1, 15, false}, {2, 22, false}, {2, 0, true}});
+  ASSERT_TRUE(report.ok());
+  EXPECT_EQ(report.value().updated, 1u);
+  EXPECT_EQ(report.value().deleted, 1u);
+  EXPECT_EQ(report.value().superseded, 2u);
+  EXPECT_EQ(testing::compare(*table, {{1, 15}}, {1, 2}), "");
+  tables->reclaim();
+  const TableStatus status = table->status();
+  EXPECT_EQ(status.slots - status.free_slots, 1u);
+  expect_clean(*tables);
+}
+
 TEST(Table, FullTableRefusesNewKeysAndUpdatesOldOnes) {
   Memory memory;
   auto tables = format(memory);
