@@ -352,8 +352,7 @@ Status Pool::make_table(const TableSpec& spec, TableRecord* made) {
   const uint64_t units =
       (record.bucket_count * layout::kBucketBytes + unit_bytes_ - 1) / unit_bytes_;
   // Not under the lock, which progress needs too: zeroing the buckets of a dropped table takes its time.
-  auto buckets =
-      add_extent(static_cast<uint32_t>(layout::ExtentKind::kBuckets), record.id, units, 0);
+  auto buckets = add_extent(static_cast<uint32_t>(layout::ExtentKind::kBuckets), record.id, units);
   if (!buckets.ok()) return buckets.status();
   record.bucket_offset = buckets.value().offset;
   auto slots = std::make_unique<Slots>(*this, record.id, spec.row_bytes, spec.capacity);

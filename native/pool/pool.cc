@@ -321,8 +321,7 @@ void Pool::free_table(uint32_t table) {
 }
 
 // The record of a free extent still names the table that had it, or a table that never came to be: neither is in the superblock.
-Result<Pool::Extent> Pool::add_extent(uint32_t kind, uint32_t table, uint64_t units,
-                                      uint64_t after) {
+Result<Pool::Extent> Pool::add_extent(uint32_t kind, uint32_t table, uint64_t units) {
   std::unique_lock lock(extents_mutex_);
   PETPS_RETURN_IF_ERROR(writable());
   const uint64_t wanted = units * unit_bytes_;
@@ -330,7 +329,7 @@ Result<Pool::Extent> Pool::add_extent(uint32_t kind, uint32_t table, uint64_t un
   size_t chosen = catalogue_->extents.size();
   for (size_t i = 0; i < catalogue_->extents.size(); ++i) {
     const ExtentPlace& place = catalogue_->extents[i];
-    if (place.table != 0 || place.offset <= after) continue;
+    if (place.table != 0) continue;
     if (place.bytes < wanted || place.bytes > 2 * wanted) continue;
     if (chosen == catalogue_->extents.size() || place.bytes < catalogue_->extents[chosen].bytes)
       chosen = i;

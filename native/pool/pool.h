@@ -199,9 +199,8 @@ class Pool {
     uint64_t offset = 0;
     uint64_t bytes = 0;
   };
-  // A free extent behind `after`, or a new one, of at least `units`; its record is durable, and buckets are zero, when it
-  // returns.
-  base::Result<Extent> add_extent(uint32_t kind, uint32_t table, uint64_t units, uint64_t after);
+  // A free extent or a new one, of at least `units`; its record is durable, and buckets are zero, when it returns.
+  base::Result<Extent> add_extent(uint32_t kind, uint32_t table, uint64_t units);
   base::Result<Extent> append_extent(uint32_t kind, uint32_t table, uint64_t units);
   base::Status store_extent_record(uint64_t position, uint32_t kind, uint32_t table, uint64_t units,
                                    media::Flusher& flusher);

@@ -61,9 +61,8 @@ void Slots::ByUnit::set(Extent* extent) {
 }
 
 Slots::~Slots() {
-  const uint32_t extents = extent_count_.load(std::memory_order_relaxed);
-  for (uint32_t e = 0; e < extents; ++e)  // whoever has the memory next may touch it
-    PETPS_UNPOISON(pool_->at(extents_[e]->offset), extents_[e]->bytes);
+  for (const auto& extent : extents_)  // whoever has the memory next may touch it
+    PETPS_UNPOISON(pool_->at(extent->offset), extent->bytes);
 }
 
 Slots::Extent Slots::shape(uint64_t offset, uint64_t bytes) const {
@@ -125,9 +124,7 @@ Status Slots::grow() {
   uint64_t units = std::min<uint64_t>(uint64_t{1} << std::min<size_t>(extents_.size(), 30),
                                       kSlotsExtentMaxUnits);
   while (units * pool_->unit_bytes() < row_bytes_ * 4) units *= 2;
-  // Behind the last one: extents of a table lie in the order they were made.
-  auto extent = pool_->add_extent(static_cast<uint32_t>(layout::ExtentKind::kSlots), table_, units,
-                                  ordinal == 0 ? 0 : offsets_[ordinal - 1]);
+  auto extent = pool_->add_extent(static_cast<uint32_t>(layout::ExtentKind::kSlots), table_, units);
   if (!extent.ok()) return extent.status();
   add(extent.value().offset, extent.value().bytes, /*old=*/false);
   return Status();
