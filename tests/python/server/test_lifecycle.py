@@ -143,7 +143,8 @@ def test_damaged_log_does_not_stop_the_serving(start: Start, tmp_path: Path) -> 
 
 def test_status_with_numbers_for_names() -> None:
     status = {
-        "instances": [{"id": 3, "name": "m@1"}],
+        "instances": [{"id": 3, "model": "m", "name": "m@1", "frozen": False}],
+        "aliases": {},
         "tables": [
             {"dtype": 2, "instance": 3},
             {"dtype": 77, "instance": 9},

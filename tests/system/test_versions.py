@@ -1,0 +1,261 @@
+"""Versions of a model come, are switched to, go back and go, under pulls and kills of the server.
+
+Each run begins an instance with a base; every row says which instance it is of, so an answer over
+two tables that mixes two instances is seen. The server is killed with -9 while a base is loaded,
+and around switches and drops. The seed is printed; PETPS_SEED repeats it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import petps_client
+import pytest
+
+from petps.checkpoint import BaseWriter
+from petps.delta import TableSchema
+from petps.delta.directory import DirectoryLog
+from petps.publish import Publisher
+from tests.system.test_kill import PETPS, WAIT_SECONDS, Server, seed
+
+__all__ = ["seed"]
+
+KEYS = 3_000
+TABLES = [TableSchema("items", "f32", 8), TableSchema("users", "f32", 16)]
+PARTITIONS = 4
+VERSIONS = 7
+DELTAS = 4  # versions that follow each base
+
+
+def rows_of(schema: TableSchema, number: int, version: int) -> npt.NDArray[np.float32]:
+    """float32[KEYS, dim]: the number of the instance, the version, then a mix of key and both."""
+    keys = np.arange(KEYS, dtype=np.int64)[:, None]
+    mixed = (keys * 7919 + number * 104_729 + version * 31 + np.arange(schema.dim)) % 1_000_003
+    mixed[:, 0], mixed[:, 1] = number, version
+    return mixed.astype(np.float32)
+
+
+def pull(client: petps_client.Client, keys: npt.NDArray[np.uint64]) -> tuple[int, set[int]]:
+    """The instance's number and the versions of the rows of ``keys``, in both tables."""
+    answers = client.pull_many({schema.name: keys for schema in TABLES}, return_mask=True)
+    numbers: set[int] = set()
+    versions: set[int] = set()
+    for schema in TABLES:
+        rows, found = answers[schema.name]
+        assert found.all(), "no key was ever deleted"
+        for number, version in np.unique(rows[:, :2].astype(np.int64), axis=0).tolist():
+            mine = (rows[:, 0] == number) & (rows[:, 1] == version)
+            whole = rows_of(schema, number, version)[keys.astype(np.int64)]
+            np.testing.assert_array_equal(rows[mine], whole[mine])
+            numbers.add(number)
+            versions.add(version)
+    assert len(numbers) == 1, f"one answer has rows of instances {numbers}"
+    return numbers.pop(), versions
+
+
+class Puller(threading.Thread):
+    """Pulls both tables through everything; an answer may be late, never a mixture."""
+
+    def __init__(self, url: str, chosen: int) -> None:
+        super().__init__()
+        self.url = url
+        self.rng = np.random.default_rng(chosen)
+        self.done = threading.Event()
+        self.seen: set[int] = set()
+        self.pulls = 0
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with petps_client.connect(self.url, catalogue_ms=20) as client:
+                while not self.done.is_set():
+                    try:
+                        keys = self.rng.integers(0, KEYS, 300).astype(np.uint64)
+                        self.seen.add(pull(client, keys)[0])
+                        self.pulls += 1
+                    except (petps_client.Unavailable, petps_client.DeadlineExceeded):
+                        continue  # the server is down just now
+        except BaseException as error:
+            self.error = error
+
+
+class Model:
+    """The trainers of the model: run after run, each of an instance of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = DirectoryLog(folder / "log", partitions=PARTITIONS)
+        self.publisher = Publisher(self.log, "default", tables=TABLES)
+
+    def begin(self, number: int) -> None:
+        """A base of instance default@number begins a run."""
+        self.publisher = Publisher(self.log, "default", tables=TABLES)
+        version = self.publisher.version + 1
+        folder = self.folder / "bases" / str(number)
+        instance = f"default@{number}"
+        writer = BaseWriter(
+            folder,
+            model="default",
+            instance=instance,
+            partitions=PARTITIONS,
+            positions={},
+            version=version,
+            chunk_bytes=8 << 10,
+        )
+        for schema in TABLES:
+            rows = schema.encode(rows_of(schema, number, version))
+            writer.add_table(
+                schema,
+                np.arange(KEYS, dtype=np.uint64),
+                lambda chosen, rows=rows: (rows[chosen.astype(np.int64)], None),  # type: ignore[misc]
+            )
+        writer.commit()
+        self.publisher.begin_base(str(number), version=version, instance=instance)
+
+    def publish(self, number: int) -> int:
+        """All rows of both tables anew."""
+        version = self.publisher.version + 1
+        for schema in TABLES:
+            keys = np.arange(KEYS, dtype=np.uint64)
+            self.publisher.publish(schema.name, keys, rows_of(schema, number, version))
+        assert self.publisher.commit() == version
+        return version
+
+
+def wait_until(what: str, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not in {WAIT_SECONDS} s: {what}"
+        time.sleep(0.02)
+
+
+def instances(url: str) -> dict[str, dict[str, Any]]:
+    """Of the status, by name; ``meant``: an alias means it."""
+    with petps_client.connect(url.rpartition("/")[0]) as client:
+        status = client.status()
+    for each in status["instances"]:
+        each["meant"] = each["id"] in status["aliases"].values()
+    return {each["name"]: each for each in status["instances"]}
+
+
+def is_served(url: str, number: int, version: int = 0) -> bool:
+    found = instances(url).get(f"default@{number}")
+    alone = found is not None and len(instances(url)) == 1
+    return (
+        found is not None
+        and (found["meant"] or alone)
+        and bool(found["applied_version"] >= version)
+    )
+
+
+def killed_during(server: Server, chance: random.Random, act: Callable[[], object]) -> None:
+    """Kills the server at a moment around ``act``, which is expected to fail or not."""
+
+    def perform() -> None:
+        with contextlib.suppress(petps_client.PetpsError):  # killed first
+            act()
+
+    acting = threading.Thread(target=perform)
+    acting.start()
+    time.sleep(chance.uniform(0, 0.004))
+    server.kill()
+    server.start()
+    acting.join()
+
+
+def petps(*arguments: str) -> str:
+    done = subprocess.run([PETPS, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    tables = [f"--table={schema.name}:{schema.dim}:f32:{KEYS}" for schema in TABLES]
+    petps(
+        "create",
+        str(tmp_path / "pool"),
+        "--feed",
+        "delta",
+        "--partitions",
+        str(PARTITIONS),
+        *tables,
+    )
+    found = Server(tmp_path)
+    yield found
+    if found.process is not None:
+        found.kill()
+
+
+@pytest.mark.timeout(300)
+def test_versions_come_and_go(server: Server, seed: int) -> None:
+    chance = random.Random(seed)
+    model = Model(server.folder)
+    # The first run feeds the instance that was created: default@0.
+    model.publisher.begin_continue(None)
+    version = model.publish(0)
+    server.start()
+    url = f"petps://127.0.0.1:{server.port}/default"
+    wait_until("the first version", lambda: is_served(url, 0, version))
+    puller = Puller(url, seed + 1)
+    puller.start()
+    sizes = []
+    try:
+        for number in range(1, VERSIONS + 1):
+            model.begin(number)
+            time.sleep(chance.uniform(0, 0.3))
+            server.kill()  # while the base is loaded, mostly
+            server.start()
+            for _ in range(DELTAS):
+                version = model.publish(number)
+            wait_until(f"default@{number}", lambda: is_served(url, number, version))  # noqa: B023
+            before = instances(url)[f"default@{number - 1}"]
+            assert before["frozen"]
+            with petps_client.connect(url) as client:
+                assert pull(client, np.arange(KEYS, dtype=np.uint64)) == (number, {version})
+                with petps_client.connect(f"{url}@{number - 1}") as old:
+                    assert pull(old, np.arange(KEYS, dtype=np.uint64))[0] == number - 1
+                killed_during(
+                    server,
+                    chance,
+                    lambda: client.switch_alias("default", f"default@{number - 1}"),  # noqa: B023
+                )
+            # Whichever it means now, the other is one switch away, and no row was lost.
+            if is_served(url, number):
+                petps("alias", url, "--back")
+            assert is_served(url, number - 1)
+            with petps_client.connect(url) as client:
+                assert pull(client, np.arange(KEYS, dtype=np.uint64))[0] == number - 1
+            petps("alias", url, "--back")
+            with petps_client.connect(url) as client:
+                version = model.publish(number)
+                wait_until("a delta after all that", lambda: is_served(url, number, version))  # noqa: B023
+                assert pull(client, np.arange(KEYS, dtype=np.uint64)) == (number, {version})
+                killed_during(
+                    server,
+                    chance,
+                    lambda: client.drop_instance(f"default@{number - 1}"),  # noqa: B023
+                )
+            if f"default@{number - 1}" in instances(url):
+                petps("drop", url, f"default@{number - 1}")
+            assert list(instances(url)) == [f"default@{number}"]
+            sizes.append((server.folder / "pool").stat().st_size)
+            assert puller.error is None, puller.error
+    finally:
+        puller.done.set()
+        puller.join()
+    assert puller.error is None, puller.error
+    assert len(puller.seen) >= VERSIONS, puller.seen
+    server.kill()
+    report = petps("verify", str(server.folder / "pool"))
+    assert max(sizes) == max(sizes[:3]), f"space of the dropped was not used again: {sizes}"
+    print(f"{puller.pulls} pulls saw {sorted(puller.seen)}; pool bytes {sizes}; {report}")
