@@ -362,6 +362,35 @@ TEST_F(ShardVersionsTest, NoAnswerMixesTwoInstances) {
   EXPECT_EQ(seen.size(), 2u) << "the switch was never seen";
 }
 
+// One server has switched; the other has not loaded its part of the new instance yet.
+TEST_F(ShardVersionsTest, TheOldInstanceIsAskedForUntilTheLastServerHasSwitched) {
+  for (const size_t first : {size_t{0}, size_t{1}}) {
+    const size_t last = 1 - first;
+    const auto part = servers_[last]->tables().find("ranking@6", "rows");
+    const std::vector<uint64_t> keys = keys_of(owned_[last]);
+    const std::vector<uint8_t> all(keys.size(), 1);
+    table::Batch erase;
+    erase.keys = keys;
+    erase.deleted = all;
+    ASSERT_TRUE(part->apply(erase).ok());
+    ASSERT_TRUE(servers_[first]->tables().pool().set_alias("live", instances_[first][1]).ok());
+    Options options = quiet();
+    options.catalogue_ms = 5;
+    auto client = connect_to_live(options);
+    for (int i = 0; i < 20; ++i) {
+      EXPECT_EQ(pulled_version(*client), 5u);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    RealServer::fill(*part, keys, 6);
+    ASSERT_TRUE(servers_[last]->tables().pool().set_alias("live", instances_[last][1]).ok());
+    for (int i = 0; i < 10'000 && pulled_version(*client) != 6; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(pulled_version(*client), 6u);
+    for (const size_t i : {first, last})
+      ASSERT_TRUE(servers_[i]->tables().pool().set_alias("live", instances_[i][0]).ok());
+  }
+}
+
 TEST_F(ShardVersionsTest, ADroppedInstanceIsFollowedToItsSuccessor) {
   auto client = connect_to_live(quiet());
   EXPECT_EQ(pulled_version(*client), 5u);
