@@ -17,7 +17,7 @@ from typing import Any, Final
 from petps import _native
 from petps.config import Config
 from petps.errors import InvalidArgument, NotFound, PetpsError
-from petps.server.shard_map import MapFile, as_json, ranges
+from petps.server.shard_map import MapFile, ShardMap, ranges
 from petps.server.status import normalised
 
 __all__ = ["Serving", "serve"]
@@ -58,7 +58,9 @@ class Serving:
         self.opened_at = time.monotonic()
         self._tables = _open(config)
         try:
-            self._server = _start(config, self._tables, self._map)
+            self._server = _start(
+                config, self._tables, None if self._map is None else self._map.owners
+            )
             self.open_ms = 1e3 * (time.monotonic() - self.opened_at)
             try:
                 self._start_http()
@@ -127,22 +129,20 @@ class Serving:
 
     # ---- steps
 
-    def _use_shard_map(self, found: _native.ShardMap) -> None:
+    def _use_shard_map(self, found: ShardMap) -> None:
         if found == self._map:
             return
-        self._server.set_shard_map(found)
+        self._server.set_shard_map(found.owners)
         self._map = found
-        owned = ", ".join(str(item) for item in ranges(self._owned() or []))
-        self._log(f"shard map version {found.version}: partitions {owned or 'none'} are ours")
-
-    def _owned(self) -> list[int] | None:
-        """None: all, without a map."""
-        return None if self._map is None else self._map.owned_by(self._server.address)
+        owned = ", ".join(str(item) for item in ranges(found.owned_by(self._server.address)))
+        self._log(
+            f"shard map version {found.owners.version}: partitions {owned or 'none'} are ours"
+        )
 
     def _shard_map(self) -> dict[str, Any]:
         if self._map is None:
             raise NotFound("there is no shard map: this server has every partition")
-        return as_json(self._map)
+        return self._map.as_json()
 
     def _start_http(self) -> None:
         server = self._config.server
@@ -170,17 +170,17 @@ class Serving:
         return text
 
     def _follow_log(self) -> None:
-        """Ingests the partitions that this server owns; does nothing when it does so already."""
+        """Ingests what the map gives this server (without one, all), unless it does so already."""
         location = self._config.ingest.log
-        owned = self._owned()
-        if location is None or owned == self._ingested:
+        ours = None if self._map is None else self._map.ingested_by(self._server.address)
+        if location is None or ours == self._ingested:
             return
         self._stop_ingest()
-        if owned != []:
+        if ours != []:
             from petps.server.ingest import start_ingest
 
-            self._ingest = start_ingest(self._config, self._tables, location, owned)
-        self._ingested = owned
+            self._ingest = start_ingest(self._config, self._tables, location, ours)
+        self._ingested = ours
         self.report()
 
     def _stop_ingest(self) -> None:

@@ -4,20 +4,56 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from petps import _native
 from petps.errors import InvalidArgument, NotFound
 
-__all__ = ["MapFile", "as_json", "parse", "ranges"]
+__all__ = ["MapFile", "ShardMap", "parse", "ranges"]
 
 MAX_MAP_BYTES: Final = 1 << 20  # 1,024 servers of one partition each are 80 KiB
 
 _KEYS: Final = ("model", "version", "partitions", "servers")
 _SERVER_KEYS: Final = ("address", "partitions")
+_FOLLOWS: Final = "follows"
 _RANGE: Final = re.compile(r"(\d{1,4})-(\d{1,4})")
+
+
+@dataclass(frozen=True)
+class ShardMap:
+    """What the file says: who owns what, and who ingests beyond that, by address."""
+
+    owners: _native.ShardMap
+    follows: Mapping[str, Sequence[int]]
+
+    def owned_by(self, address: str) -> list[int]:
+        """The partitions that this server answers for."""
+        return self.owners.owned_by(address)
+
+    def ingested_by(self, address: str) -> list[int]:
+        """The partitions of the log that this server applies."""
+        return sorted({*self.owned_by(address), *self.follows.get(address, ())})
+
+    def as_json(self) -> dict[str, Any]:
+        """The map as the file would say it."""
+        servers: list[dict[str, Any]] = []
+        for address, owned in self.owners.servers:
+            servers.append({"address": address, "partitions": ranges(owned)})
+        for address, followed in self.follows.items():
+            found = [server for server in servers if server["address"] == address]
+            if not found:
+                found = [{"address": address, "partitions": []}]
+                servers += found
+            found[0][_FOLLOWS] = ranges(followed)
+        return {
+            "model": self.owners.model,
+            "version": self.owners.version,
+            "partitions": self.owners.partitions,
+            "servers": servers,
+        }
 
 
 class MapFile:
@@ -27,7 +63,7 @@ class MapFile:
         self._path = path
         self._seen: tuple[int, int, int] | None = None
 
-    def read(self) -> _native.ShardMap:
+    def read(self) -> ShardMap:
         """The map. Errors: NotFound, InvalidArgument (file, key, remedy)."""
         seen = self._signature()
         try:
@@ -42,7 +78,7 @@ class MapFile:
         self._seen = seen
         return found
 
-    def follow(self, use: Callable[[_native.ShardMap], None]) -> None:
+    def follow(self, use: Callable[[ShardMap], None]) -> None:
         """Hands the map to ``use`` if the file has changed since it was last read and used.
 
         Raises what reading or ``use`` raises; the next call tries again.
@@ -62,7 +98,7 @@ class MapFile:
         return (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
-def parse(content: bytes, source: str) -> _native.ShardMap:
+def parse(content: bytes, source: str) -> ShardMap:
     """The map that ``content`` (JSON) describes. InvalidArgument names ``source`` and the key."""
 
     def wrong(what: str) -> InvalidArgument:
@@ -77,17 +113,22 @@ def parse(content: bytes, source: str) -> _native.ShardMap:
         raise wrong("model is no text")
     if not isinstance(document["servers"], list):
         raise wrong("servers is no list")
-    servers = []
+    servers: list[tuple[str, list[int]]] = []
+    follows: dict[str, list[int]] = {}
     for number, server in enumerate(document["servers"]):
-        _check_keys(server, _SERVER_KEYS, f"server {number}", wrong)
-        if not isinstance(server["address"], str):
+        _check_keys(server, _SERVER_KEYS, f"server {number}", wrong, optional=(_FOLLOWS,))
+        address = server["address"]
+        if not isinstance(address, str):
             raise wrong(f"the address of server {number} is no text")
-        if not isinstance(server["partitions"], list):
-            raise wrong(f"the partitions of {server['address']} are no list")
-        owned = [one for item in server["partitions"] for one in _partitions(item, wrong)]
-        servers.append((server["address"], owned))
+        owned = _partitions(server, "partitions", wrong)
+        if address in follows:
+            raise wrong(f"{address} stands twice")
+        if _FOLLOWS in server:
+            follows[address] = _partitions(server, _FOLLOWS, wrong)
+        if owned or address not in follows:  # a server may only follow
+            servers.append((address, owned))
     try:
-        return _native.ShardMap(
+        owners = _native.ShardMap(
             model=document["model"],
             version=_number(document["version"], "version", 64, wrong),
             partitions=_number(document["partitions"], "partitions", 32, wrong),
@@ -95,18 +136,14 @@ def parse(content: bytes, source: str) -> _native.ShardMap:
         )
     except InvalidArgument as error:
         raise wrong(str(error).removeprefix("shard map: ")) from None
-
-
-def as_json(found: _native.ShardMap) -> dict[str, Any]:
-    """The map as the file would say it."""
-    return {
-        "model": found.model,
-        "version": found.version,
-        "partitions": found.partitions,
-        "servers": [
-            {"address": address, "partitions": ranges(owned)} for address, owned in found.servers
-        ],
-    }
+    for address, followed in follows.items():
+        for partition in followed:
+            if partition >= owners.partitions:
+                raise wrong(
+                    f"{address} follows partition {partition}, but there are 0 to "
+                    f"{owners.partitions - 1}"
+                )
+    return ShardMap(owners, follows)
 
 
 def ranges(partitions: Sequence[int]) -> list[int | str]:
@@ -124,13 +161,19 @@ def ranges(partitions: Sequence[int]) -> list[int | str]:
 
 
 def _check_keys(
-    given: Any, known: tuple[str, ...], where: str, wrong: Callable[[str], InvalidArgument]
+    given: Any,
+    known: tuple[str, ...],
+    where: str,
+    wrong: Callable[[str], InvalidArgument],
+    *,
+    optional: tuple[str, ...] = (),
 ) -> None:
     if not isinstance(given, dict):
         raise wrong(f"{where} is no object with the keys {', '.join(known)}")
     for key in given:
-        if key not in known:
-            raise wrong(f"{where} has an unknown key '{key}'; known are {', '.join(known)}")
+        if key not in known + optional:
+            names = ", ".join(known + optional)
+            raise wrong(f"{where} has an unknown key '{key}'; known are {names}")
     for key in known:
         if key not in given:
             raise wrong(f"{where} lacks the key '{key}'")
@@ -142,10 +185,18 @@ def _number(given: Any, name: str, bits: int, wrong: Callable[[str], InvalidArgu
     return given
 
 
-def _partitions(item: Any, wrong: Callable[[str], InvalidArgument]) -> Sequence[int]:
-    if isinstance(item, str):
-        found = _RANGE.fullmatch(item)
-        if found is None or int(found[1]) > int(found[2]):
-            raise wrong(f"'{item}' is no range of partitions; write for instance \"0-3\"")
-        return range(int(found[1]), int(found[2]) + 1)
-    return [_number(item, "a partition", 32, wrong)]
+def _partitions(
+    server: dict[str, Any], key: str, wrong: Callable[[str], InvalidArgument]
+) -> list[int]:
+    if not isinstance(server[key], list):
+        raise wrong(f"the {key} of {server['address']} are no list")
+    found: list[int] = []
+    for item in server[key]:
+        if isinstance(item, str):
+            span = _RANGE.fullmatch(item)
+            if span is None or int(span[1]) > int(span[2]):
+                raise wrong(f"'{item}' is no range of partitions; write for instance \"0-3\"")
+            found += range(int(span[1]), int(span[2]) + 1)
+        else:
+            found.append(_number(item, "a partition", 32, wrong))
+    return found

@@ -69,13 +69,22 @@ class Fleet:
     def url(self, *servers: int) -> str:
         return "petps://" + ",".join(self.address(each) for each in servers) + "/default"
 
-    def write_map(self, owners: dict[str, list[Any]]) -> None:
+    def write_map(
+        self, owners: dict[str, list[Any]], follows: dict[str, list[Any]] | None = None
+    ) -> None:
         self.version += 1
+        servers: list[dict[str, Any]] = []
+        for address, partitions in owners.items():
+            followed = (follows or {}).get(address)
+            if partitions or followed:
+                servers.append({"address": address, "partitions": partitions})
+            if followed:
+                servers[-1]["follows"] = followed
         document = {
             "model": "default",
             "version": self.version,
             "partitions": PARTITIONS,
-            "servers": [{"address": a, "partitions": p} for a, p in owners.items()],
+            "servers": servers,
         }
         temporary = self.map_file.with_suffix(".new")
         temporary.write_text(json.dumps(document))
@@ -83,7 +92,10 @@ class Fleet:
 
     def own(self, *partitions: list[Any]) -> None:
         """Gives server i its list (none: nothing), and waits until every server knows."""
-        self.write_map({self.address(i): each for i, each in enumerate(partitions) if each})
+        self.write_map({self.address(i): each for i, each in enumerate(partitions)})
+        self.wait_for_map()
+
+    def wait_for_map(self) -> None:
         deadline = time.monotonic() + WAIT_SECONDS
         for server in range(len(self.processes)):
             while self.shard_of(server)["map_version"] < self.version:
@@ -228,9 +240,10 @@ def test_a_replica_stands_in(make_fleet: Any) -> None:
 
 
 class Puller:
-    """Pulls random keys of both tables; none may fail or be missing."""
+    """Pulls random keys, of which none may fail, be missing or show another row than version 1."""
 
-    def __init__(self, url: str, seed: int) -> None:
+    def __init__(self, url: str, table: str, seed: int) -> None:
+        self.table = table
         self.random = np.random.default_rng(seed)
         self.stop = threading.Event()
         self.pulls = 0
@@ -243,7 +256,9 @@ class Puller:
             with petps_client.connect(url) as client:
                 while not self.stop.is_set():
                     keys = self.random.integers(0, KEYS, 600).astype(np.uint64)
-                    rows, found = client.pull("items", keys, return_mask=True, deadline_ms=30_000)
+                    rows, found = client.pull(
+                        self.table, keys, return_mask=True, deadline_ms=30_000
+                    )
                     assert found.all()
                     np.testing.assert_array_equal(rows, rows_of(keys, 1))
                     self.pulls += 1
@@ -261,7 +276,7 @@ def test_partitions_move_while_pulls_go_on(make_fleet: Any) -> None:
         with petps_client.connect(fleet.url(owner)) as client:
             client.push("items", ALL, rows_of(ALL, 1), deadline_ms=30_000)
     version = fleet.publish()
-    puller = Puller(fleet.url(0, 1), seed)
+    puller = Puller(fleet.url(0, 1), "items", seed)
     try:
         with petps_client.connect(fleet.url(1)) as client:
             for shares in (
@@ -276,6 +291,46 @@ def test_partitions_move_while_pulls_go_on(make_fleet: Any) -> None:
                 # Both follow the log for what they were given, from wherever they stood.
                 fleet.check(*pull(client, version), version)
                 assert puller.error is None, puller.error
+    finally:
+        puller.stop.set()
+        puller.thread.join()
+    assert puller.error is None, puller.error
+    assert puller.pulls > 10
+
+
+def test_partitions_of_the_log_move_without_a_miss(make_fleet: Any) -> None:
+    """As petps/server/FORMAT.md says: the next owner follows a partition before it is given it."""
+    fleet = make_fleet(2)
+    seed = int(np.random.SeedSequence().generate_state(1)[0])
+    print(f"seed {seed}")
+    fleet.own(["0-7"], [])
+    fleet.publisher.publish("fed", ALL, rows_of(ALL, 1))
+    version = fleet.publisher.commit()
+    with petps_client.connect(fleet.url(0)) as client:
+        client.pull("fed", ALL, min_version=version, wait_ms=30_000, deadline_ms=60_000)
+    puller = Puller(fleet.url(0), "fed", seed)
+    try:
+        while puller.pulls == 0 and puller.error is None:
+            time.sleep(0.01)
+        first, second = fleet.address(0), fleet.address(1)
+        for before, after in (
+            ({first: ["0-7"], second: []}, {first: ["0-3"], second: ["4-7"]}),
+            ({first: ["0-3"], second: ["4-7"]}, {first: [0], second: ["1-7"]}),
+            ({first: [0], second: ["1-7"]}, {first: [], second: ["0-7"]}),
+        ):
+            fleet.write_map(before, follows={second: ["0-7"]})
+            deadline = time.monotonic() + WAIT_SECONDS
+            while True:
+                ingest = fleet.ask(1, "status.json").get("ingest") or {"partitions": []}
+                if [p["lag_records"] for p in ingest["partitions"]] == [0] * PARTITIONS and {
+                    p["version"] for p in ingest["partitions"]
+                } == {version}:
+                    break
+                assert time.monotonic() < deadline, ingest
+                time.sleep(0.02)
+            fleet.write_map(after, follows={second: ["0-7"]})
+            fleet.wait_for_map()
+            assert puller.error is None, puller.error
     finally:
         puller.stop.set()
         puller.thread.join()

@@ -16,7 +16,7 @@ from petps.delta.directory import DirectoryLog
 from petps.errors import FailedPrecondition, InvalidArgument, NotFound
 from petps.publish import Publisher
 from petps.server import Serving
-from petps.server.shard_map import MapFile, as_json, parse, ranges
+from petps.server.shard_map import MapFile, ShardMap, parse, ranges
 from tests.python.server.conftest import Start, settings
 from tests.python.server.test_http import ask
 
@@ -52,13 +52,22 @@ def owning(partitions: list[int | str], version: int) -> dict[str, Any]:
 
 
 def test_a_map_comes_back_as_it_was() -> None:
-    found = parse(json.dumps(document()).encode(), "f")
-    assert (found.model, found.version, found.partitions) == ("default", 1, 8)
-    assert found.servers == [(HERE, [0, 1, 2, 3]), ("there:7070", [4, 5, 6, 7])]
-    assert found.owned_by("there:7070") == [4, 5, 6, 7]
-    assert found.owned_by("nobody:1") == []
-    again = parse(json.dumps(as_json(found)).encode(), "f")
-    assert again == found
+    servers = document()["servers"]
+    servers[0]["follows"] = [7, "3-4"]
+    servers.append({"address": "new:7070", "partitions": [], "follows": [0]})
+    found = parse(json.dumps(document(servers=servers)).encode(), "f")
+    owners = found.owners
+    assert (owners.model, owners.version, owners.partitions) == ("default", 1, 8)
+    assert owners.servers == [(HERE, [0, 1, 2, 3]), ("there:7070", [4, 5, 6, 7])]
+    assert found.owned_by("there:7070") == found.ingested_by("there:7070") == [4, 5, 6, 7]
+    assert found.owned_by("new:7070") == found.owned_by("nobody:1") == []
+    assert found.ingested_by(HERE) == [0, 1, 2, 3, 4, 7]
+    assert found.ingested_by("new:7070") == [0]
+    again = parse(json.dumps(found.as_json()).encode(), "f")
+    assert again.owners == owners
+    assert [again.ingested_by(server) for server in (HERE, "there:7070", "new:7070")] == [
+        [0, 1, 2, 3, 4, 7], [4, 5, 6, 7], [0],
+    ]  # fmt: skip
     assert ranges([7, 0, 2, 1]) == ["0-2", 7]
 
 
@@ -83,6 +92,10 @@ def test_a_map_comes_back_as_it_was() -> None:
         ({"servers": [{"address": HERE, "partitions": [1, "0-7"]}]}, "names partition 1 twice"),
         ({"servers": [{"address": HERE, "partitions": ["0-8"]}]}, "owns partition 8, but there"),
         ({"servers": [{"address": HERE, "partitions": [5000]}]}, "has at most 1024"),
+        ({"servers": [{"address": HERE, "partitions": ["0-7"], "follows": 3}]}, "are no list"),
+        ({"servers": [{"address": HERE, "partitions": ["0-7"], "follows": [8]}]}, "follows parti"),
+        ({"servers": [{"address": HERE, "partitions": [], "follows": [0]}] * 2}, "stands twice"),
+        ({"servers": [{"address": HERE, "partitions": [], "folows": [0]}]}, "key 'folows'"),
         ({"colour": 1}, "unknown key 'colour'; known are model, version"),
     ],
 )
@@ -111,11 +124,12 @@ def test_a_file_is_used_once_for_each_change(tmp_path: Path) -> None:
     file = MapFile(path)
     versions: list[int] = []
 
-    def use(found: _native.ShardMap) -> None:
-        if found.version == 3 and len(versions) < 2:
+    def use(found: ShardMap) -> None:
+        version = found.owners.version
+        if version == 3 and len(versions) < 2:
             versions.append(-1)
             raise FailedPrecondition("not yet")
-        versions.append(found.version)
+        versions.append(version)
 
     file.read()
     file.follow(use)
@@ -224,7 +238,15 @@ def test_ingest_follows_the_partitions_that_are_ours(start: Start, tmp_path: Pat
     serving.follow_shard_map()
     wait_for_version()  # of partition 6, from the start of the log
     assert followed(serving) == [1, 6]
-    write(path, **owning([], 3))
+    there = {"address": "there:7070", "partitions": ["0-7"]}
+    write(path, version=3, servers=[{"address": HERE, "partitions": [], "follows": [4]}, there])
+    serving.follow_shard_map()
+    assert serving.status()["shard"]["owned"] == "none"
+    until = time.monotonic() + 30
+    while followed(serving) != [4]:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    write(path, **owning([], 4))
     serving.follow_shard_map()
     assert followed(serving) == []
     assert serving.status()["instances"][0]["applied_version"] == 0
