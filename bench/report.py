@@ -42,6 +42,9 @@ TARGETS: Final[dict[str, tuple[str, float, bool]]] = {
     "reopen.ms.100k": ("value", 50.0, False),
     "reopen.ms.1m": ("value", 50.0, False),
     "reopen.ms.10m": ("value", 50.0, False),
+    "ingest.kafka": ("ratio", 0.7, True),
+    "ingest.kafka_vs_apply": ("ratio", 0.8, True),
+    "pull.p99_during_ingest": ("ratio", 1.3, False),
 }
 
 
@@ -142,6 +145,12 @@ def _reopen(work: Workload) -> Iterator[Result]:
             pool.unlink()
 
 
+def _ingest(work: Workload) -> Iterator[Result]:
+    from bench.ingest.kafka import figures
+
+    yield from figures(work["ingest"] | {"rounds": work["rounds"]})
+
+
 PARTS: Final[tuple[tuple[str, Callable[[Workload], Iterator[Result]]], ...]] = (
     ("pull.inprocess", _inprocess),
     ("pull.tcp", _tcp),
@@ -150,6 +159,7 @@ PARTS: Final[tuple[tuple[str, Callable[[Workload], Iterator[Result]]], ...]] = (
     ("index.bucket_reads", _quality),
     ("memory", _memory),
     ("reopen", _reopen),
+    ("ingest", _ingest),
 )
 
 

@@ -1,0 +1,318 @@
+"""Ingest from a real broker: how fast, what it does to pulls, how fresh rows are.
+
+One broker on 127.0.0.1 and everything else on the same processors. A topic holds versions of full
+512-byte rows for keys that the table has, in random order. Ingest of it is compared in turn, round
+by round, with reading the same topic with the same consumer settings and throwing it away, and with
+applying such rows from memory.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import petps_client
+from confluent_kafka import Consumer, TopicPartition
+
+from petps import _native
+from petps.delta import TableSchema, open_log
+from petps.delta.headers import Message
+from petps.delta.kafka.options import KafkaOptions, parse_address
+from petps.ingest import Ingest
+from petps.ingest.ingest import ROWS_MAX
+from petps.ingest.native_store import NativeStore
+from petps.publish import Publisher
+from tests.kafka.broker import Broker, NotAvailable
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+MODEL: Final = "bench"
+TABLE: Final = "t"
+PARTITIONS: Final = 8
+SCHEMA: Final = TableSchema(TABLE, "f32", 128)
+KEYS_PER_PULL: Final = 500
+WAIT_SECONDS: Final = 120.0
+Result = dict[str, Any]
+Keys = npt.NDArray[np.uint64]
+
+
+def figures(work: dict[str, Any]) -> Iterator[Result]:
+    """The results; none, with a line that says why, where no broker can be had."""
+    try:
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+            broker = Broker(Path(folder) / "broker")
+            stack.callback(broker.stop)
+            yield from _figures(work, broker, Path(folder))
+    except NotAvailable as reason:
+        print(f"skipped ingest: {reason}", file=sys.stderr, flush=True)
+
+
+def _figures(work: dict[str, Any], broker: Broker, folder: Path) -> Iterator[Result]:
+    rng = np.random.default_rng(1)
+    keys = np.unique(rng.integers(1, 1 << 63, int(work["keys"]), dtype=np.uint64))
+    place = f"kafka://{broker.address}/rows"
+    with closing(open_log(place, partitions=PARTITIONS)) as log:
+        publisher = Publisher(log, MODEL, tables=[SCHEMA])
+        publisher.begin_continue(None)
+        total = publish_versions(publisher, keys, int(work["version_rows"]), int(work["versions"]))
+        ends = log.end_offsets(range(PARTITIONS))
+    consumed, ingested, applied = [], [], []
+    for number in range(int(work["rounds"])):
+        consumed.append(_consume(place, ends, total))
+        pool = folder / f"round-{number}.pool"
+        with _tables(pool, keys) as tables:
+            applied.append(_apply(tables, keys, total))
+        pool.unlink()
+        with _tables(pool, keys) as tables:
+            ingested.append(_ingest(place, tables, total, int(work["versions"])))
+        pool.unlink()
+    ratios = [mine / limit for mine, limit in zip(ingested, consumed, strict=True)]
+    both = [1 / (1 / one + 1 / other) for one, other in zip(consumed, applied, strict=True)]
+    rate = statistics.median(ingested)
+    sizes = {"rows": total, "row_bytes": SCHEMA.row_bytes, "rounds": len(ingested)}
+    yield {
+        "name": "ingest.kafka",
+        "value": rate,
+        "unit": "rows/s",
+        "ratio_to": "reading the same topic and throwing it away",
+        "ratio": statistics.median(ratios),
+        "limit": statistics.median(consumed),
+        "bytes_per_second": rate * (SCHEMA.row_bytes + 8),
+        **sizes,
+    }
+    yield {
+        "name": "ingest.kafka_vs_apply",
+        "value": rate,
+        "unit": "rows/s",
+        "ratio_to": "1 / (1 / reading + 1 / applying from memory)",
+        "ratio": statistics.median(m / b for m, b in zip(ingested, both, strict=True)),
+        "applying": statistics.median(applied),
+        **sizes,
+    }
+    yield _pulls_during(place, folder, keys, rate, work)
+    yield from _freshness(f"kafka://{broker.address}/live", folder, keys, rate, work)
+
+
+def publish_versions(publisher: Publisher, keys: Keys, rows: int, versions: int) -> int:
+    """Full rows for random keys, ``rows`` a version; returns how many in all."""
+    rng = np.random.default_rng(2)
+    values = rng.standard_normal((rows, SCHEMA.dim), dtype=np.float32)
+    for _ in range(versions):
+        publisher.publish(TABLE, rng.choice(keys, rows, replace=False), values)
+        publisher.commit()
+    return rows * versions
+
+
+@contextmanager
+def _tables(path: Path, keys: Keys) -> Iterator[_native.Tables]:
+    """A file pool whose table holds every key, so that deltas replace rows."""
+    tables = _native.Tables.create(str(path), durability="process")
+    try:
+        instance = tables.create_instance(MODEL, f"{MODEL}@1", PARTITIONS)
+        table = tables.create_table(
+            TABLE, instance=instance.id, dim=SCHEMA.dim, dtype="f32", capacity=len(keys),
+            feed="delta",
+        )  # fmt: skip
+        rows = np.ones((ROWS_MAX, SCHEMA.row_bytes), np.uint8)
+        for turn in range(2):  # the second: slots that replaced rows will use are touched too
+            for begin in range(0, len(keys), ROWS_MAX):
+                part = keys[begin : begin + ROWS_MAX]
+                table.apply(part, rows[: len(part)], None, turn)
+        yield tables
+    finally:
+        tables.close()
+
+
+def _apply(tables: _native.Tables, keys: Keys, total: int) -> float:
+    """Rows a second from memory, in the batches that ingest makes."""
+    table = NativeStore(tables, MODEL).tables()[TABLE]
+    rng = np.random.default_rng(3)
+    size = min(ROWS_MAX, len(keys))
+    rows = rng.integers(0, 255, (size, SCHEMA.row_bytes), dtype=np.uint8)
+    batches = [rng.choice(keys, size, replace=False) for _ in range(8)]
+    began = time.monotonic()
+    done = 0
+    while done < total:
+        table.apply(batches[done // size % len(batches)], rows, None, 1)
+        done += size
+    return done / (time.monotonic() - began)
+
+
+def _consume(place: str, ends: dict[int, int], total: int) -> float:
+    """Rows a second of a consumer with ingest's settings that reads and forgets.
+
+    From the first batch to the last: connecting is nobody's throughput.
+    """
+    address = parse_address(place)
+    consumer = Consumer(KafkaOptions(None).consumer(address))
+    consumer.assign([TopicPartition(address.topic, partition, 0) for partition in ends])
+    expected = sum(ends.values())
+    messages = first = 0
+    began = time.monotonic()
+    while messages < expected:
+        batch = consumer.consume(1000, 1.0)
+        if first == messages == 0 and len(batch) < expected:
+            began, first = time.monotonic(), len(batch)
+        messages += len(batch)
+    seconds = time.monotonic() - began
+    consumer.close()
+    return total * (1 - first / expected) / seconds
+
+
+def _ingest(place: str, tables: _native.Tables, total: int, versions: int) -> float:
+    """Rows a second of ingest into a file pool, from the first versions applied to the last."""
+    with closing(open_log(place, partitions=PARTITIONS)) as log:
+        ingest = Ingest(log, NativeStore(tables, MODEL), dead_letters=_NoDeadLetters())
+        began, first = time.monotonic(), 0
+        ingest.start()
+        if not ingest.wait_for(1, WAIT_SECONDS):
+            raise SystemExit(f"ingest stands still: {ingest.status().as_json()}")
+        if (applied := ingest.version()) < versions:  # else the topic is too short to leave it out
+            began, first = time.monotonic(), applied
+        if not ingest.wait_for(versions, WAIT_SECONDS):
+            raise SystemExit(f"ingest stands still: {ingest.status().as_json()}")
+        seconds = time.monotonic() - began
+        ingest.stop()
+    return total * (1 - first / versions) / seconds
+
+
+class _NoDeadLetters:
+    """Nothing is refused here; if it is, the benchmark ends."""
+
+    def add(self, partition: int, offset: int, reason: str, message: Message | None) -> None:
+        """Ends the benchmark."""
+        raise SystemExit(f"the message at {offset} of partition {partition} was refused: {reason}")
+
+
+@contextmanager
+def _server(place: str, pool: Path, rows_per_second: int) -> Iterator[dict[str, Any]]:
+    """`petps serve` that follows ``place``; what its ready file says."""
+    config, ready = pool.with_suffix(".toml"), pool.with_suffix(".json")
+    config.write_text(
+        f'[pool]\npath = "{pool}"\n[model]\nname = "{MODEL}"\n'
+        "[server]\nport = 0\nhttp_port = 0\n"
+        f'[ingest]\nlog = "{place}"\nrows_per_second = {rows_per_second}\n'
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "petps.cli", "serve", "--config", str(config),
+         "--ready-file", str(ready)],
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        _wait(ready.exists)
+        yield json.loads(ready.read_text())
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait(until: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not until():
+        if time.monotonic() > deadline:
+            raise SystemExit("the server of the benchmark did not get there")
+        time.sleep(0.01)
+
+
+def _status(facts: dict[str, Any]) -> dict[str, Any]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{facts['http_port']}/status.json") as reply:
+        status: dict[str, dict[str, Any]] = json.loads(reply.read())
+    return status.get("ingest", {"rows": 0, "version": 0})  # not there yet: nothing is ingested
+
+
+def _pulls(client: petps_client.Client, keys: Keys, rate: float, seconds: float) -> list[float]:
+    """Seconds from intended to answered of pulls sent ``rate`` a second; 0: no pause."""
+    rng = np.random.default_rng(4)
+    asked = [rng.choice(keys, KEYS_PER_PULL) for _ in range(64)]
+    out = np.empty((KEYS_PER_PULL, SCHEMA.dim), np.float32)
+    begin = time.perf_counter()
+    taken = []
+    for number in range(1 << 30):
+        due = begin + number / rate if rate else time.perf_counter()
+        if due > begin + seconds:
+            break
+        while (left := due - time.perf_counter()) > 0:
+            time.sleep(left if left > 0.001 else 0)
+        client.pull(TABLE, asked[number % len(asked)], out=out)
+        taken.append(time.perf_counter() - due)
+    return taken
+
+
+def _pulls_during(
+    place: str, folder: Path, keys: Keys, peak: float, work: dict[str, Any]
+) -> Result:
+    """p99 of open-loop pulls while a backlog is ingested at half the peak, to that of idle."""
+    pool = folder / "served.pool"
+    with _tables(pool, keys):
+        pass
+    seconds = float(work["pull_seconds"])
+    with (
+        _server(place, pool, int(peak / 2)) as facts,
+        petps_client.connect(f"petps://127.0.0.1:{facts['port']}/{MODEL}") as client,
+    ):
+        _wait(lambda: _status(facts)["rows"] > 0)
+        before = _status(facts)["rows"]
+        rate = float(work["pulls_per_second"])
+        began = time.monotonic()
+        during = _pulls(client, keys, rate, seconds)
+        rows = (_status(facts)["rows"] - before) / (time.monotonic() - began)
+        _wait(lambda: all(not p["lag_records"] for p in _status(facts)["partitions"]))
+        idle = _pulls(client, keys, rate, seconds)
+        closed = _pulls(client, keys, 0, 1.0)
+    pool.unlink()
+    busy, calm = (1e6 * float(np.percentile(each, 99)) for each in (during, idle))
+    return {
+        "name": "pull.p99_during_ingest",
+        "value": busy,
+        "unit": "us",
+        "ratio_to": "the same pulls with nothing to ingest",
+        "ratio": busy / calm,
+        "limit": calm,
+        "rows_per_second_ingested": rows,
+        "pulls_per_second": rate,
+        "peak_pulls_per_second": len(closed) / sum(closed),
+    }
+
+
+def _freshness(
+    place: str, folder: Path, keys: Keys, peak: float, work: dict[str, Any]
+) -> Iterator[Result]:
+    """From a version's commit to its being servable, published at half the peak as it goes."""
+    pool = folder / "fresh.pool"
+    with _tables(pool, keys):
+        pass
+    np.save(folder / "keys.npy", keys)
+    wanted = peak / 2
+    arguments = [place, str(folder / "keys.npy"), str(wanted), str(work["fresh_seconds"])]
+    with closing(open_log(place, partitions=PARTITIONS)) as log:
+        log.end_offsets(range(PARTITIONS))  # makes the topic
+    with _server(place, pool, 0) as facts:
+        done = subprocess.run(
+            [sys.executable, "-m", "bench.ingest.publisher", *arguments],
+            cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        published = json.loads(done.stdout)
+        _wait(lambda: _status(facts)["version"] == published["version"])
+        fresh = _status(facts)["freshness"]
+    pool.unlink()
+    for share in ("p50", "p99"):
+        yield {
+            "name": f"freshness.ms.{share}",
+            "value": fresh[f"{share}_ms"],
+            "unit": "ms",
+            "ratio_to": None,
+            "ratio": None,
+            "rows_per_second": published["rows_per_second"],
+            "rows_per_second_wanted": wanted,
+            "versions": published["version"],
+        }

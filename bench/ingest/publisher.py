@@ -1,0 +1,42 @@
+"""A trainer that publishes at a stated rate.
+
+python -m bench.ingest.publisher LOG KEYS ROWS_PER_SECOND SECONDS
+
+Prints one line of JSON: what it reached.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import closing
+
+import numpy as np
+
+from bench.ingest.kafka import MODEL, PARTITIONS, SCHEMA, publish_versions
+from petps.delta import open_log
+from petps.publish import Publisher
+
+VERSION_ROWS = 10_000
+
+
+def main(place: str, keys_file: str, rows_per_second: float, seconds: float) -> None:
+    """Publishes versions of VERSION_ROWS rows, each when it is due."""
+    keys = np.load(keys_file)
+    with closing(open_log(place, partitions=PARTITIONS)) as log:
+        publisher = Publisher(log, MODEL, tables=[SCHEMA])
+        publisher.begin_continue(None)
+        began = time.monotonic()
+        rows = 0
+        while (now := time.monotonic() - began) < seconds:
+            due = rows / rows_per_second
+            if due > now:
+                time.sleep(due - now)
+            rows += publish_versions(publisher, keys, min(VERSION_ROWS, len(keys)), 1)
+        taken = time.monotonic() - began
+    print(json.dumps({"version": publisher.version, "rows_per_second": rows / taken}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4]))
