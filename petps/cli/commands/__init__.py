@@ -9,6 +9,7 @@ from petps.cli.commands import (
     create,
     demo,
     export,
+    import_hps,
     load,
     publish,
     pull,
@@ -42,6 +43,7 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel=_ROWS)(export.export)
     app.command(rich_help_panel=_ROWS)(publish.publish)
     app.command(rich_help_panel=_RUN)(serve.serve)
+    app.command("import-hps", rich_help_panel=_RUN)(import_hps.import_hps)
     app.command(
         rich_help_panel=_RUN,
         context_settings={

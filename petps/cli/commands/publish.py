@@ -11,12 +11,12 @@ import typer
 
 from petps.cli.kafka import KAFKA_HELP, LOG_HELP
 from petps.cli.output import json_out, note, progress
-from petps.errors import FailedPrecondition, InvalidArgument
+from petps.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from petps.cli.sources import Source
     from petps.delta import DeltaLog, TableSchema
-    from petps.publish import Position, Publisher
+    from petps.publish import Publisher
 
 
 def publish(
@@ -130,9 +130,9 @@ def _publish(
     allow_not_finite: bool,
     quiet: bool,
 ) -> dict[str, Any]:
-    from petps.publish import Publisher
+    from petps.publish import Publisher, end_of
 
-    position = _end_of(log, model)
+    position = end_of(log, model)
     publisher = Publisher(log, model, tables=[schema], allow_not_finite=allow_not_finite)
     if base[0] is None:
         publisher.begin_continue(position)
@@ -174,29 +174,3 @@ def _begin_base(publisher: Publisher, folder: Path, model: str, instance: str | 
         raise InvalidArgument(f"{folder} is a base of model '{found.model}', not '{model}'")
     version = found.version if found.version > publisher.version else publisher.version + 1
     publisher.begin_base(str(folder.resolve()), version=version, instance=instance)
-
-
-def _end_of(log: DeltaLog, model: str) -> Position | None:
-    """Where the log ends, for a continue marker; None for an empty log.
-
-    Errors: FailedPrecondition when its partitions end in different runs (a publisher died while it
-    began one): only a base can go on from there.
-    """
-    from petps.delta import read_header
-    from petps.publish import Position
-
-    last = log.last_messages(range(log.partitions))
-    headers = [read_header(message) for message in last.values()]
-    if not headers:
-        return None
-    other = next((header.model for header in headers if header.model != model), None)
-    if other is not None:
-        raise InvalidArgument(f"{log.name} belongs to model '{other}', not '{model}'; use --model")
-    runs = {header.run for header in headers}
-    if len(runs) > 1 or len(headers) < log.partitions:
-        raise FailedPrecondition(
-            f"{log.name}: its partitions end in different runs, so nothing can continue them; "
-            "begin again with a base: petps export, then petps publish --base"
-        )
-    seqs = tuple(header.seq for header in sorted(headers, key=lambda header: header.partition))
-    return Position(runs.pop(), seqs, max(header.version for header in headers))

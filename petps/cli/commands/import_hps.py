@@ -1,0 +1,108 @@
+"""petps import-hps."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from petps.cli.kafka import KAFKA_HELP, LOG_HELP
+from petps.cli.output import json_out, note
+from petps.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from petps.delta import TableSchema
+
+
+def import_hps(
+    brokers: Annotated[
+        str, typer.Argument(metavar="BROKERS", help="HPS's brokers: HOST:PORT[,HOST:PORT].")
+    ],
+    log: Annotated[
+        str,
+        typer.Argument(metavar="LOG", help=f"The delta log to write: {LOG_HELP}."),
+    ],
+    table: Annotated[
+        list[str],
+        typer.Option(help="NAME:DIM[:DTYPE] of a table, read from hps_et.MODEL.NAME. Repeatable."),
+    ],
+    state: Annotated[
+        Path, typer.Option(help="File that keeps the positions in HPS's topics; made if missing.")
+    ],
+    model: Annotated[str, typer.Option(help="The model, in HPS and here.")] = "default",
+    key_bytes: Annotated[int, typer.Option(help="Bytes of a key: 8, or 4.")] = 8,
+    partitions: Annotated[int, typer.Option(help="Partitions of a new log; the model's.")] = 8,
+    version_seconds: Annotated[
+        float, typer.Option(min=0.01, help="How often what came becomes a version.")
+    ] = 1.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="End when everything that is there now is published.")
+    ] = False,
+    kafka_option: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help=KAFKA_HELP)
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+) -> None:
+    """Publish what HugeCTR HPS's Kafka topics bring to a delta log, until Ctrl-C.
+
+    Servers follow the log as any other. A message that does not fit the table exactly is counted
+    and passed over. Restarted, it goes on where the state file says.
+
+    [bold]Examples[/bold]
+
+        petps import-hps kafka-1:9092 kafka://kafka-1:9092/ctr-deltas --model ctr
+        --table user:16 --table item:64:int8 --state /var/lib/petps/hps.json
+    """
+    from petps.delta import kafka_options, open_log
+    from petps.publish import Publisher, end_of
+    from petps.publish.hps import HpsSource
+
+    schemas = {schema.name: schema for schema in map(_schema, table)}
+    options = kafka_options(kafka_option)
+    with closing(open_log(log, partitions=partitions, exact=False, options=options)) as opened:
+        publisher = Publisher(opened, model, tables=schemas)
+        position = end_of(opened, model)
+        source = HpsSource(
+            brokers, model, schemas, publisher,
+            state=state, key_bytes=key_bytes, version_seconds=version_seconds, options=options,
+        )  # fmt: skip
+        publisher.begin_continue(position)
+        with _until_signal() as received:
+            counts = source.run(lambda: bool(received), once=once)
+    report = {"log": log, "model": model, "run": publisher.run, "version": publisher.version}
+    if json_:
+        json_out({**report, **asdict(counts)})
+        return
+    refused = ", ".join(f"{count:,} {fault}" for fault, count in counts.refused.items()) or "none"
+    note(
+        f"{counts.rows:,} rows of {counts.messages:,} messages in {log}: run {publisher.run}, "
+        f"version {publisher.version}; passed over: {refused}; lost to retention: {counts.lost:,}"
+    )
+
+
+def _schema(text: str) -> TableSchema:
+    from petps.delta import TableSchema
+
+    name, *rest = text.split(":")
+    if not 1 <= len(rest) <= 2 or not rest[0].isdigit():
+        raise InvalidArgument(f"--table {text!r}: write NAME:DIM or NAME:DIM:DTYPE")
+    return TableSchema(name, rest[1] if len(rest) == 2 else "f32", int(rest[0]))
+
+
+@contextlib.contextmanager
+def _until_signal() -> Iterator[list[int]]:
+    """SIGTERM and Ctrl-C, collected: what was read becomes a version first."""
+    received: list[int] = []
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda n, _: received.append(n)) for number in numbers}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

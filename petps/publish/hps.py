@@ -1,0 +1,234 @@
+"""HugeCTR HPS's Kafka messages as a source: a delta log of ours is made of them.
+
+One message is the signature "HCTR" (four bytes), value_size u32, then {key, value[value_size]} over
+and over, all little-endian; a key is 4 or 8 bytes, a value float32[dim]. Topic
+``hps_et.<model>.<table>``. There is no seq, version, checksum or delete in it, so nothing is
+believed but what fits exactly: every other message is counted by its fault and passed over.
+
+A version is committed every ``version_seconds``; the positions in the topics are written to a file
+after it, so that a bridge that was killed reads again, in order, what is not in a version yet.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import logging
+import struct
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from petps.delta import Damage, Delivery, Event, Lost, TableSchema, open_log
+from petps.delta.files import publish_file
+from petps.errors import DataLoss, InvalidArgument
+from petps.publish.publisher import Publisher
+
+__all__ = ["HpsCounts", "HpsError", "HpsFault", "HpsSource", "decode_hps"]
+
+_log = logging.getLogger("petps.publish")
+
+SIGNATURE: Final = b"HCTR"
+HEADER: Final = struct.Struct("<4sI")
+KEY_BYTES: Final = (4, 8)
+POLL_BYTES: Final = 8 << 20
+POLL_SECONDS: Final = 0.1
+STATE_FORMAT: Final = "petps-hps-positions-1"
+
+
+class HpsFault(enum.Enum):
+    """Why a message was passed over."""
+
+    TOO_SHORT = "too-short"
+    FOREIGN = "foreign"
+    WRONG_DIM = "wrong-dim"
+    TORN = "torn"
+    NOT_FINITE = "not-finite"
+    DAMAGED = "damaged"
+
+
+class HpsError(DataLoss):
+    """A message that is none of HPS's for this table."""
+
+    def __init__(self, fault: HpsFault, text: str) -> None:
+        super().__init__(f"{fault.value}: {text}")
+        self.fault = fault
+
+
+def decode_hps(
+    body: bytes | memoryview, dim: int, key_bytes: int
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
+    """keys: uint64[n], rows: float32[n, dim]; of a header alone, none. Raises HpsError.
+
+    A key of 8 bytes is the same 64 bits (HPS calls them signed).
+    """
+    if len(body) < HEADER.size:
+        raise HpsError(HpsFault.TOO_SHORT, f"{len(body)} bytes, a header has {HEADER.size}")
+    signature, value_bytes = HEADER.unpack_from(body)
+    if signature != SIGNATURE:
+        raise HpsError(HpsFault.FOREIGN, f"begins with {signature!r}")
+    if value_bytes != 4 * dim:
+        raise HpsError(HpsFault.WRONG_DIM, f"values of {value_bytes} bytes, expected {4 * dim}")
+    pair = np.dtype([("key", f"<u{key_bytes}"), ("row", "<f4", (dim,))])
+    if (len(body) - HEADER.size) % pair.itemsize:
+        raise HpsError(
+            HpsFault.TORN,
+            f"{len(body) - HEADER.size} bytes are no whole pairs of {pair.itemsize}: cut off, or "
+            "keys of another width",
+        )
+    pairs = np.frombuffer(body, dtype=pair, offset=HEADER.size)
+    rows = np.ascontiguousarray(pairs["row"])
+    if not np.isfinite(rows).all():
+        raise HpsError(HpsFault.NOT_FINITE, "a value is NaN or infinite")
+    return pairs["key"].astype(np.uint64), rows
+
+
+@dataclass
+class HpsCounts:
+    """What a source has read. ``lost``: messages that retention removed before they were read."""
+
+    messages: int = 0
+    rows: int = 0
+    versions: int = 0
+    lost: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+
+
+class HpsSource:
+    """Reads the topics of a model's tables from where ``state`` says, and publishes their rows.
+
+    brokers: host:port[,host:port]. The publisher's run has begun. ``state`` is a file; without one
+    the topics are read from their beginning, as HPS does. Errors of Kafka and of the publisher come
+    out of run(): a new source with a new publisher goes on from the file.
+    """
+
+    def __init__(
+        self,
+        brokers: str,
+        model: str,
+        tables: Mapping[str, TableSchema],
+        publisher: Publisher,
+        *,
+        state: Path,
+        key_bytes: int = 8,
+        version_seconds: float = 1.0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if key_bytes not in KEY_BYTES:
+            raise InvalidArgument(f"keys of {key_bytes} bytes: HPS has 4 or 8")
+        self._brokers = brokers
+        self._model = model
+        self._tables = dict(tables)
+        self._publisher = publisher
+        self._state = state
+        self._key_bytes = key_bytes
+        self._version_seconds = version_seconds
+        self._options = options
+        self.counts = HpsCounts()
+
+    def run(self, stopped: Callable[[], bool], *, once: bool = False) -> HpsCounts:
+        """Until ``stopped``, or ``once``: until what the topics hold now is in a version."""
+        with ExitStack() as stack:
+            saved = _read_state(self._state)
+            readers = {}
+            ends: dict[str, dict[int, int]] = {}
+            for table in self._tables:
+                topic = f"hps_et.{self._model}.{table}"
+                log = open_log(
+                    f"kafka://{self._brokers}/{topic}", create=False, options=self._options
+                )
+                stack.callback(log.close)
+                partitions = range(log.partitions)
+                positions = {**log.start_offsets(partitions), **saved.get(topic, {})}
+                ends[table] = log.end_offsets(partitions)
+                readers[table] = log.subscribe(positions)
+                stack.callback(readers[table].close)
+            due = time.monotonic() + self._version_seconds
+            fresh = False
+            while True:
+                for table, reader in readers.items():
+                    for event in reader.poll(max_bytes=POLL_BYTES, timeout=POLL_SECONDS):
+                        fresh = True
+                        read_on = self._take(table, event)
+                        if read_on is not None:
+                            reader.seek(event.partition, read_on)
+                positions_now = {table: reader.positions() for table, reader in readers.items()}
+                done = once and all(
+                    positions_now[table][p] >= end
+                    for table, found in ends.items()
+                    for p, end in found.items()
+                )
+                ending = done or stopped()
+                if fresh and (ending or time.monotonic() >= due):
+                    self._commit(positions_now)
+                    fresh = False
+                    due = time.monotonic() + self._version_seconds
+                if ending:
+                    return self.counts
+
+    def _take(self, table: str, event: Event) -> int | None:
+        """Publishes a message's rows; where to read on, if not behind it."""
+        if isinstance(event, Lost):
+            start = min(event.start, event.end)
+            self.counts.lost += max(0, event.start - event.offset)
+            _log.warning(
+                "[publish] table %s, partition %d: %s", table, event.partition, event.reason
+            )
+            return start
+        self.counts.messages += 1
+        try:
+            if isinstance(event, Damage):
+                raise HpsError(HpsFault.DAMAGED, event.reason)
+            assert isinstance(event, Delivery)
+            schema = self._tables[table]
+            keys, rows = decode_hps(event.message.body, schema.dim, self._key_bytes)
+        except HpsError as error:
+            name = error.fault.value
+            if name not in self.counts.refused:
+                _log.warning(
+                    "[publish] table %s: a message of HPS is passed over (partition %d, offset "
+                    "%d): %s",
+                    table,
+                    event.partition,
+                    event.offset,
+                    error,
+                )
+            self.counts.refused[name] = self.counts.refused.get(name, 0) + 1
+            return None
+        if len(keys):  # a header alone is HPS's beacon
+            self._publisher.publish(table, keys, rows)
+            self.counts.rows += len(keys)
+        return None
+
+    def _commit(self, positions: dict[str, dict[int, int]]) -> None:
+        self._publisher.commit()
+        self.counts.versions += 1
+        topics = {
+            f"hps_et.{self._model}.{table}": {str(p): offset for p, offset in found.items()}
+            for table, found in positions.items()
+        }
+        text = json.dumps({"format": STATE_FORMAT, "topics": topics})
+        publish_file(self._state, text.encode() + b"\n")
+
+
+def _read_state(path: Path) -> dict[str, dict[int, int]]:
+    try:
+        values = json.loads(path.read_text())
+        if values["format"] != STATE_FORMAT:
+            raise ValueError(values["format"])
+        return {
+            topic: {int(p): int(offset) for p, offset in found.items()}
+            for topic, found in values["topics"].items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DataLoss(
+            f"{path} holds no positions of HPS's topics; remove it to read them from the beginning"
+        ) from None
