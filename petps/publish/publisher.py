@@ -110,7 +110,7 @@ class Publisher:
         self._publisher = publisher_id or uuid.uuid4().hex
         if len(self._publisher.encode()) > MAX_NAME_BYTES:
             raise InvalidArgument(f"publisher_id is longer than {MAX_NAME_BYTES} bytes")
-        last_run, last_version = _newest(log)
+        last_run, last_version, self._emptied = _newest(log)
         self._run = max(time.time_ns() // 1_000_000, last_run + 1) if run is None else run
         if not last_run < self._run < 1 << 64:
             raise InvalidArgument(
@@ -165,7 +165,9 @@ class Publisher:
                 raise FailedPrecondition(f"run {self._run} has begun; use base() within a run")
             if instance is not None:
                 check_instance(self._model, instance)
-            version = self._version + 1 if version is None else version
+            if version is None:
+                self._check_known("begin_base() a version above all that servers may hold")
+                version = self._version + 1
             self._check_version(version)
             self._step = step
             self._write_base(location, version, instance)
@@ -195,6 +197,7 @@ class Publisher:
         """
         partitions = self._log.partitions
         if position is None:
+            self._check_known("begin_continue() the position saved with the trainer's state")
             position = Position(0, (0,) * partitions, self._version)
         if len(position.seqs) != partitions:
             raise InvalidArgument(
@@ -368,6 +371,13 @@ class Publisher:
                 f"version {version} is not above {self._version}: versions grow over all runs"
             )
 
+    def _check_known(self, remedy: str) -> None:
+        if self._emptied:
+            raise FailedPrecondition(
+                f"{self._log.name} holds no message of ours any more (retention), so the last "
+                f"version is not known: give {remedy}"
+            )
+
     def _check_begun(self) -> None:
         if self._failed:
             raise FailedPrecondition(
@@ -399,8 +409,11 @@ class _Failing:
             self._publisher.fail(f"{kind.__name__}: {error}")
 
 
-def _newest(log: DeltaLog) -> tuple[int, int]:
-    """(highest run, highest version already taken) among the log's last messages."""
+def _newest(log: DeltaLog) -> tuple[int, int, bool]:
+    """(highest run, highest version already taken) among the log's last messages.
+
+    And whether there were messages once, and none of ours is left.
+    """
     run = version = 0
     for message in log.last_messages(range(log.partitions)).values():
         try:
@@ -410,7 +423,8 @@ def _newest(log: DeltaLog) -> tuple[int, int]:
         run = max(run, header.run)
         complete = header.kind in (Kind.COMMIT, Kind.BASE)
         version = max(version, header.version if complete else header.version - 1)
-    return run, version
+    emptied = run == 0 and any(log.end_offsets(range(log.partitions)).values())
+    return run, version, emptied
 
 
 def _check_keys(schema: TableSchema, keys: npt.ArrayLike) -> Keys:

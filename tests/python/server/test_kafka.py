@@ -10,9 +10,13 @@ from typing import Any
 
 import numpy as np
 import petps_client
+import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import TopicPartition
 
 from petps.delta import TableSchema, open_log, read_header
+from petps.errors import FailedPrecondition
 from petps.publish import Position, Publisher
 from petps.server import Serving
 from tests.kafka.broker import PASSWORD, USER, Broker
@@ -127,6 +131,30 @@ def test_a_wrong_password_is_shown_and_pulls_go_on(
     right = start(ingest={"log": place}, kafka=options)
     ingest_of(right, lambda found: found["version"] == version)
     assert pulled(right) == 5
+    log.close()
+
+
+def test_an_emptied_topic_does_not_begin_versions_anew(
+    kafka: Broker, topic: Callable[[], str]
+) -> None:
+    place = f"kafka://{kafka.address}/{topic()}"
+    log = open_log(place, partitions=2)
+    first = Publisher(log, "default", tables=[SCHEMA])
+    first.begin_continue(None)
+    publish(first, 1)
+    admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
+    name = place.split("/")[-1]
+    removed = [TopicPartition(name, p, end) for p, end in log.end_offsets(range(2)).items()]
+    for future in admin.delete_records(removed).values():
+        future.result(30)
+    assert log.last_messages(range(2)) == {}
+    with pytest.raises(FailedPrecondition, match=r"last version is not known: give begin_cont"):
+        Publisher(log, "default", tables=[SCHEMA]).begin_continue(None)
+    with pytest.raises(FailedPrecondition, match=r"not known: give begin_base\(\) a version"):
+        Publisher(log, "default", tables=[SCHEMA]).begin_base("b")
+    second = Publisher(log, "default", tables=[SCHEMA])
+    second.begin_continue(first.position())
+    assert publish(second, 2) == 2
     log.close()
 
 
