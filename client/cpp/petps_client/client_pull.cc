@@ -254,7 +254,7 @@ uint32_t PullCall::wait_ms(const Flight& flight, bool wait) const {
   const uint64_t now = base::monotonic_ns();
   const uint64_t left = flight.until.left_ns();
   // STALE must arrive before the deadline: an answer, and a connection that stays good.
-  const uint64_t most = left - std::min<uint64_t>(left / 4, 100'000'000);
+  const uint64_t most = left - std::min<uint64_t>(left / 4, 500'000'000);
   const uint64_t wished = wait_until_ns_ > now ? wait_until_ns_ - now : 0;
   return static_cast<uint32_t>(std::min(most, wished) / 1'000'000);
 }

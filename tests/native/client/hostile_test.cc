@@ -237,7 +237,7 @@ TEST(Hostile, EndlessWrongShardEndsAtTheDeadline) {
   const std::vector<uint64_t> keys = {2};
   std::vector<float> out(FakeServer::kDim);
   PullOptions options;
-  options.deadline_ms = 300;
+  options.deadline_ms = 1'000;
   const auto report = client.value()->pull("users", keys, out, {}, options);
   EXPECT_EQ(Code::kWrongShard, report.status().code()) << report.status().to_string();
   EXPECT_GT(server.count(wire::Opcode::kPull), 2u);
