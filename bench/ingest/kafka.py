@@ -17,6 +17,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,7 +65,7 @@ def _figures(work: dict[str, Any], broker: Broker, folder: Path) -> Iterator[Res
     with closing(open_log(place, partitions=PARTITIONS)) as log:
         publisher = Publisher(log, MODEL, tables=[SCHEMA])
         publisher.begin_continue(None)
-        total = publish_versions(publisher, keys, int(work["version_rows"]), int(work["versions"]))
+        total = _publish(publisher, keys, int(work["version_rows"]), int(work["versions"]))
         ends = log.end_offsets(range(PARTITIONS))
     consumed, ingested, applied = [], [], []
     for number in range(int(work["rounds"])):
@@ -103,12 +104,21 @@ def _figures(work: dict[str, Any], broker: Broker, folder: Path) -> Iterator[Res
     yield from _freshness(f"kafka://{broker.address}/live", folder, keys, rate, work)
 
 
-def publish_versions(publisher: Publisher, keys: Keys, rows: int, versions: int) -> int:
-    """Full rows for random keys, ``rows`` a version; returns how many in all."""
+def deltas(keys: Keys, rows: int) -> Iterator[tuple[Keys, npt.NDArray[np.float32]]]:
+    """Deltas of ``rows`` full rows without end, in random order; made quickly, so that a publisher
+    is not held up.
+    """
     rng = np.random.default_rng(2)
     values = rng.standard_normal((rows, SCHEMA.dim), dtype=np.float32)
-    for _ in range(versions):
-        publisher.publish(TABLE, rng.choice(keys, rows, replace=False), values)
+    while True:
+        shuffled = rng.permutation(keys)
+        for begin in range(0, len(keys) - rows + 1, rows):
+            yield shuffled[begin : begin + rows], values
+
+
+def _publish(publisher: Publisher, keys: Keys, rows: int, versions: int) -> int:
+    for delta in islice(deltas(keys, rows), versions):
+        publisher.publish(TABLE, *delta)
         publisher.commit()
     return rows * versions
 
@@ -151,22 +161,24 @@ def _apply(tables: _native.Tables, keys: Keys, total: int) -> float:
 def _consume(place: str, ends: dict[int, int], total: int) -> float:
     """Rows a second of a consumer with ingest's settings that reads and forgets.
 
-    From the first batch to the last: connecting is nobody's throughput.
+    From the first message to the last: connecting is nobody's throughput.
     """
     address = parse_address(place)
     consumer = Consumer(KafkaOptions(None).consumer(address))
     consumer.assign([TopicPartition(address.topic, partition, 0) for partition in ends])
     expected = sum(ends.values())
-    messages = first = 0
     began = time.monotonic()
+    messages = 0
     while messages < expected:
-        batch = consumer.consume(1000, 1.0)
-        if first == messages == 0 and len(batch) < expected:
-            began, first = time.monotonic(), len(batch)
-        messages += len(batch)
+        message = consumer.poll(1.0)
+        if message is None:
+            continue
+        messages += 1
+        if messages == 1:
+            began = time.monotonic()
     seconds = time.monotonic() - began
     consumer.close()
-    return total * (1 - first / expected) / seconds
+    return total * (1 - 1 / expected) / seconds
 
 
 def _ingest(place: str, tables: _native.Tables, total: int, versions: int) -> float:
