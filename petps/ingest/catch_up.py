@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -48,7 +48,7 @@ def catch_up(
     rows_max: int,
     refused: Callable[[str, int], None],
     pace: Callable[[int], None],
-) -> Iterator[None]:
+) -> Generator[None, None, None]:
     """Makes partition ``after.partition`` equal to the base, then records ``after``.
 
     A step at a time, each at most an apply of ``rows_max`` rows, so that other partitions need not

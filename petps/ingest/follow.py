@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from petps.delta import (
@@ -62,7 +62,7 @@ class _CatchUp:
     marker: BaseMarker | None
     fresh: bool
     failed: int | None
-    steps: Iterator[None]
+    steps: Generator[None, None, None]
 
 
 class Follower:
@@ -409,6 +409,12 @@ class Follower:
             found = current.failed
         self._catch_ups.popleft()
         return {state.partition: found}
+
+    def close(self) -> None:
+        """Breaks off the catch-ups: one under way may hold a scan, and so the pool, open."""
+        for each in self._catch_ups:
+            each.steps.close()
+        self._catch_ups.clear()
 
     def _failed(self, state: PartitionState, reason: str, *, fresh: bool) -> None:
         state.gaps += fresh

@@ -211,6 +211,7 @@ class Ingest:
         with ExitStack() as stack:
             applier = self._applier = ThreadApplier()
             stack.callback(applier.close)
+            stack.callback(self._close_followers)
             self._load_states()
             self._held.clear()
             positions = {p: state.offset for p, state in self._states.items()}
@@ -227,6 +228,10 @@ class Ingest:
                         follower.retry_stale()
                     look = time.monotonic() + self._stale_seconds
                 self._catch_up(subscription)
+
+    def _close_followers(self) -> None:
+        for follower in self._followers.values():
+            follower.close()
 
     def _load_states(self) -> None:
         """States from the recorded progress, followers of them; counters and samples go on."""

@@ -19,7 +19,10 @@ from petps.delta import BaseBody, Kind, Record, RecordHeader, TableSchema, encod
 from petps.delta.directory import DirectoryLog
 from petps.errors import FailedPrecondition, InvalidArgument, NotFound
 from petps.ingest import DirectoryDeadLetters, Ingest
+from petps.ingest.applier import InlineApplier
+from petps.ingest.follow import Follower
 from petps.ingest.native_store import NativeInstances, NativeStore
+from petps.ingest.partition import PartitionState
 from petps.publish import Publisher
 from tests.python.ingest.test_follow import wait_until
 
@@ -358,6 +361,45 @@ def test_an_older_base_of_another_instance_mends_no_gap(tmp_path: Path, world: l
     assert not world[0].ingest.wait_for(9, 0.3)
     assert world[0].versions("m@1") == {1.0}
     trainer.close()
+
+
+def test_a_catch_up_that_is_broken_off_holds_nothing(tmp_path: Path) -> None:
+    """After any number of steps: one of them is amid a scan, which keeps the pool open."""
+    world = World(tmp_path, switch=False)
+    assert world.ingest.stop(30)
+    trainer = Trainer(tmp_path)
+    trainer.base("one")
+    trainer.close()
+    store = NativeStore(world.tables, "m")
+    event = world.log.subscribe({0: 0}).poll(max_bytes=1 << 20, timeout=5)[0]
+    held = 0
+    for steps in range(12):
+        state = PartitionState.of(0, None, 0)
+        follower = Follower(
+            store,
+            BaseFolder(tmp_path / "bases"),
+            DirectoryDeadLetters(tmp_path / "dead"),
+            {0: state},
+            rows_max=30,
+            pace=lambda rows: None,
+            until_done=lambda action: action(),
+            applier=InlineApplier(),
+        )
+        follower.take(event)
+        assert follower.catching_up == [0]
+        for _ in range(steps):
+            follower.step()
+        try:
+            world.tables.close()
+        except FailedPrecondition:
+            held += 1
+            follower.close()
+            world.tables.close()
+        world.tables = _native.Tables.open(str(tmp_path / "pool"))
+        store = NativeStore(world.tables, "m")
+    assert held > 0, "no step was amid a scan: this tests nothing"
+    world.tables.close()
+    world.log.close()
 
 
 def test_names_of_instances(tmp_path: Path, world: list[World]) -> None:
