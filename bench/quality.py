@@ -53,7 +53,8 @@ def bucket_reads(workload: dict[str, Any], seed: int = 1) -> dict[str, float]:
     """Reads per hit at load 0.8: fresh, Zipf 0.99 with hot placement, after replacing every key.
 
     A key is replaced by deleting it and adding another, a batch at a time, each ``replacements``
-    times; ``churned_before`` is what that leaves, ``churned`` what re-homing makes of it.
+    times; ``churned_before`` is what that leaves, ``churned`` what re-homing makes of it, as
+    ``zipf099_before`` is without hot placement.
     """
     rng = np.random.default_rng(seed)
     rows = int(workload["rows"])
@@ -62,8 +63,12 @@ def bucket_reads(workload: dict[str, Any], seed: int = 1) -> dict[str, float]:
     _add(table, keys)
     figures = {"uniform": _reads_per_hit(table, keys)}
 
-    drawn = keys[_zipf(rng, rows, int(workload["pulls"]))]
-    sample = keys[_zipf(rng, rows, int(workload["pulls"]))]  # what clients saw before: other draws
+    # Popularity has nothing to do with when a key came: the first to come are all at home.
+    popular = rng.permutation(keys)
+    drawn = popular[_zipf(rng, rows, int(workload["pulls"]))]
+    sample = popular[
+        _zipf(rng, rows, int(workload["pulls"]))
+    ]  # seen by clients before: other draws
     seen, counts = np.unique(sample, return_counts=True)
     hot = seen[np.argsort(-counts, kind="stable")[: int(workload["hot_keys"])]]
     figures["zipf099_before"] = _reads_per_hit(table, drawn)
