@@ -12,6 +12,7 @@ from typing import Final
 from petps.delta import DeltaLog, Subscription
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
 from petps.ingest.applier import Applier, InlineApplier, ThreadApplier
+from petps.ingest.dense import DenseNames
 from petps.ingest.follow import Follower
 from petps.ingest.instances import SingleInstance
 from petps.ingest.partition import BaseMarker, PartitionState
@@ -42,7 +43,8 @@ class Ingest:
     """Follows ``log`` from where the store's progress stands: source, order, apply, progress.
 
     ``partitions``: those owned, by default all. ``bases`` finds what to catch up to after a gap.
-    ``instances``: which instance each of them feeds; by default all feed ``store``.
+    ``instances``: which instance each of them feeds; by default all feed ``store``. ``dense``
+    remembers where the dense weights of the versions are.
     ``rows_per_second`` bounds the rate so that pulls keep their latency (None: unbounded).
     Errors of the pool or of the log are reported in status() and tried again, longer apart each
     time. Threads: every method may be called from any thread.
@@ -56,6 +58,7 @@ class Ingest:
         dead_letters: DeadLetters,
         bases: BaseSource | None = None,
         instances: Instances | None = None,
+        dense: DenseNames | None = None,
         partitions: Sequence[int] | None = None,
         rows_per_second: float | None = None,
         rows_max: int = ROWS_MAX,
@@ -76,6 +79,7 @@ class Ingest:
         self._dead_letters = dead_letters
         self._bases = bases
         self._instances = instances or SingleInstance(store)
+        self._dense = dense or DenseNames()
         self._partitions = sorted(set(range(log.partitions) if partitions is None else partitions))
         self._rows_per_second = rows_per_second
         self._rows_max = rows_max
@@ -259,7 +263,7 @@ class Ingest:
         return state
 
     def _follower(self, store: Store, states: dict[int, PartitionState]) -> Follower:
-        return Follower(
+        follower = Follower(
             store,
             self._bases,
             self._dead_letters,
@@ -270,6 +274,8 @@ class Ingest:
             applier=self._applier,
             hand_over=self._hand_over,
         )
+        follower.dense = self._dense.of(store.instance)
+        return follower
 
     def _hand_over(self, state: PartitionState, marker: BaseMarker, offset: int) -> bool:
         """To the follower of the marker's instance, which is made if need be. See Follower."""
@@ -319,6 +325,7 @@ class Ingest:
                 follower.flush()
             else:
                 follower.settle()
+            self._dense.note(follower.store.instance, follower.dense)
         subscription.observe({p: state.recorded.offset for p, state in self._states.items()})
 
     def _catch_up(self, subscription: Subscription) -> None:
@@ -332,6 +339,7 @@ class Ingest:
                     subscription.seek(partition, offset)
                 subscription.resume(partition)
                 self._held.discard(partition)
+            self._dense.note(follower.store.instance, follower.dense)
 
     def _until_done(self, action: Callable[[], None]) -> None:
         """Repeats an action of the pool until it succeeds. Raises _Stopped if stop() is first."""

@@ -12,6 +12,7 @@ from petps.config import Config
 from petps.delta import DeltaLog, is_kafka, open_log
 from petps.errors import FailedPrecondition
 from petps.ingest import DirectoryDeadLetters, Ingest, LogDeadLetters
+from petps.ingest.dense import DenseNames
 from petps.ingest.native_store import NativeInstances, NativeStore
 
 __all__ = ["IngestPart", "start_ingest"]
@@ -74,6 +75,7 @@ def start_ingest(
             bases=BaseFolder(config.bases() or Path(location).parent),
             partitions=partitions,
             instances=NativeInstances(tables, model, switch=config.ingest.switch == "auto"),
+            dense=DenseNames(config.pool.path.with_name(config.pool.path.name + ".dense.json")),
             rows_per_second=config.ingest.rows_per_second or None,
         )
         return IngestPart(ingest, log, dead_letters)

@@ -20,6 +20,7 @@ from petps.delta.directory import DirectoryLog
 from petps.errors import FailedPrecondition, InvalidArgument, NotFound
 from petps.ingest import DirectoryDeadLetters, Ingest
 from petps.ingest.applier import InlineApplier
+from petps.ingest.dense import DenseNames
 from petps.ingest.follow import Follower
 from petps.ingest.native_store import NativeInstances, NativeStore
 from petps.ingest.partition import PartitionState
@@ -60,6 +61,7 @@ class World:
             dead_letters=DirectoryDeadLetters(folder / "dead"),
             bases=BaseFolder(folder / "bases"),
             instances=NativeInstances(self.tables, "m", switch=switch),
+            dense=DenseNames(folder / "pool.dense.json"),
             stale_seconds=0.02,
         )
         self.ingest.start()
@@ -400,6 +402,40 @@ def test_a_catch_up_that_is_broken_off_holds_nothing(tmp_path: Path) -> None:
     assert held > 0, "no step was amid a scan: this tests nothing"
     world.tables.close()
     world.log.close()
+
+
+def test_dense_weights_are_known_after_a_restart(tmp_path: Path, world: list[World]) -> None:
+    first_run(tmp_path, world[0]).close()
+    assert world[0].ingest.status().dense is None
+    trainer = Trainer(tmp_path)
+    assert world[0].ingest.wait_for(trainer.base("two", instance="m@2"), 30)
+    wait_until(lambda: world[0].meant == "m@2")
+    wait_until(lambda: world[0].ingest.status().dense == "dense/2")
+    world[0] = world[0].reopened()
+    wait_until(lambda: world[0].ingest.status().dense == "dense/2")
+    rows = np.zeros((1, 4), np.float32)
+    trainer.publisher.publish("user", np.zeros(1, np.uint64), rows)
+    version = trainer.publisher.commit(dense="dense/three")
+    assert world[0].ingest.wait_for(version, 30)
+    wait_until(lambda: world[0].ingest.status().dense == "dense/three")
+    world[0] = world[0].reopened()
+    wait_until(lambda: world[0].ingest.status().dense == "dense/three")
+    assert world[0].ingest.wait_for(trainer.version(), 30)
+    wait_until(lambda: world[0].ingest.status().dense is None)
+    world[0] = world[0].reopened()
+    wait_until(lambda: world[0].ingest.status().version == version + 1)
+    assert world[0].ingest.status().dense is None, "that version has none"
+    trainer.close()
+
+
+def test_a_damaged_file_of_dense_weights_is_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "dense.json"
+    for text in ("{", "[]", '{"m@1": 5}', '{"m@1": {"version": "x", "dense": 1}}'):
+        path.write_text(text)
+        names = DenseNames(path)
+        assert names.of("m@1") == (0, None)
+        names.note("m@1", (3, "s3://three"))
+        assert DenseNames(path).of("m@1") == (3, "s3://three")
 
 
 def test_names_of_instances(tmp_path: Path, world: list[World]) -> None:

@@ -1,0 +1,65 @@
+"""Where the dense weights of versions are, by instance: what commit records and bases say.
+
+In a file, so that a restarted server knows it too: {instance: {"version": v, "dense": location}}.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Final
+
+from petps.delta.files import publish_file
+
+__all__ = ["DenseNames"]
+
+_log = logging.getLogger("petps.ingest")
+
+MAX_NAMES: Final = 64  # a pool holds no more instances; those noted last are kept
+
+Dense = tuple[int, str | None]
+
+
+class DenseNames:
+    """(version, location) of each instance's newest version. ``path`` None: for this process only.
+
+    A file that can't be read or written is reported in the log, and holds nothing up.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._names: dict[str, Dense] = {}
+        if path is None or not path.exists():
+            return
+        try:
+            for instance, entry in json.loads(path.read_bytes()).items():
+                self._names[str(instance)] = (int(entry["version"]), str(entry["dense"]))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            _log.warning("[ingest] %s tells no dense weights: %s", path, error)
+            self._names = {}
+
+    def of(self, instance: str) -> Dense:
+        """(0, None): not known."""
+        return self._names.get(instance, (0, None))
+
+    def note(self, instance: str, dense: Dense) -> None:
+        """What an instance has now; durable on return, if that is a location."""
+        before = self.of(instance)
+        if dense == before:
+            return
+        self._names.pop(instance, None)
+        self._names[instance] = dense
+        while len(self._names) > MAX_NAMES:
+            del self._names[next(iter(self._names))]
+        if self._path is None or (dense[1] is None and before[1] is None):
+            return
+        known = {
+            name: {"version": version, "dense": location}
+            for name, (version, location) in self._names.items()
+            if location is not None
+        }
+        try:
+            publish_file(self._path, json.dumps(known, indent=1).encode() + b"\n")
+        except OSError as error:
+            _log.warning("[ingest] %s was not written: %s", self._path, error)
