@@ -12,7 +12,7 @@ from petps.checkpoint import BaseFolder, BaseWriter
 from petps.delta import Delivery, DeltaLog, Message, RowsBody, TableSchema, decode_record
 from petps.delta.directory import DirectoryLog
 from petps.delta.schema import partition_of
-from petps.ingest.applier import InlineApplier
+from petps.ingest.applier import Applier, InlineApplier
 from petps.ingest.follow import Follower
 from petps.ingest.ingest import ROWS_MAX
 from petps.ingest.partition import PartitionState
@@ -35,6 +35,7 @@ class Driver:
     rows_max: int = ROWS_MAX
     poll_bytes: int = 1 << 20
     pace: Callable[[int], None] = lambda rows: None
+    applier: Applier = field(default_factory=InlineApplier)
 
     def __post_init__(self) -> None:
         starts = self.log.start_offsets(range(P))
@@ -52,7 +53,7 @@ class Driver:
             rows_max=self.rows_max,
             pace=self.pace,
             until_done=lambda action: action(),
-            applier=InlineApplier(),
+            applier=self.applier,
         )
         self.subscription = self.log.subscribe({p: s.offset for p, s in self.states.items()})
 
@@ -70,6 +71,7 @@ class Driver:
                     again.add(event.partition)
             self.follower.flush()
             if not events and not self.follower.catching_up:
+                self.follower.settle()
                 return
             self.step()
 

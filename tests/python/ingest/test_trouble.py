@@ -6,6 +6,7 @@ recorded, whatever came. Not covered here: a publisher that seals wrong rows und
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from petps.checkpoint import BaseFolder
 from petps.delta import Message, TableSchema
 from petps.delta.directory import DirectoryLog
-from petps.ingest import Mode
+from petps.ingest import Mode, Progress
 from petps.publish import Publisher
 from tests.python.ingest.driver import (
     SCHEMAS,
@@ -78,6 +79,47 @@ def test_clean(tmp_path: Path, stream: Stream) -> None:
         assert state.following
         assert state.recorded.version == 12
         assert state.recorded.offset == len(stream.messages[partition])
+
+
+class LateApplier:
+    """Applies a window when the next is handed over: reading is ahead by a whole window."""
+
+    def __init__(self) -> None:
+        self.action: Callable[[], None] | None = None
+
+    def submit(self, action: Callable[[], None]) -> None:
+        self.wait()
+        self.action = action
+
+    def wait(self) -> None:
+        action, self.action = self.action, None
+        if action is not None:
+            action()
+
+
+class WatchedStore(MemoryStore):
+    """Progress that is recorded stands for rows that are there."""
+
+    stream: Stream
+
+    def record_progress(self, progress: Progress) -> None:
+        super().record_progress(progress)
+        p = progress.partition
+        assert rows_by_partition(self)[p] == self.stream.rows_at(p, progress.run, progress.seq)
+
+
+def test_progress_is_never_ahead_of_the_rows(tmp_path: Path, stream: Stream) -> None:
+    log = DirectoryLog(tmp_path / "log", partitions=P)
+    for partition, messages in stream.messages.items():
+        for message in messages:
+            log.publish(partition, message)
+    log.close()
+    store = WatchedStore(SCHEMAS, P)
+    store.stream = stream
+    driver = Driver(log, store, Letters(), poll_bytes=2000, applier=LateApplier())
+    driver.run().close()
+    assert rows_by_partition(store) == stream.final()
+    assert len(store.history) > 3 * P
 
 
 def with_partition_0(stream: Stream, messages: list[Message]) -> dict[int, list[Message]]:
