@@ -2,7 +2,7 @@
 
 Its state is the version that last wrote each key, 0 where the key is not there; it is saved whole
 after each commit. A start restores it, writes it as a base, begins a run with that base, and goes
-on until the file ``enough`` names a version that is reached.
+on, by a version at least, until the file ``enough`` names one that is reached.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main(folder: Path, place: str, seed: int) -> None:
     publisher.begin_base(str(_write_base(folder, publisher.run, state)))
     rng = np.random.default_rng([seed, publisher.version])
     enough = folder / "enough"
-    while not enough.exists() or publisher.version < int(enough.read_text()):
+    while True:
         version = publisher.version + 1
         keys = rng.choice(KEYS, CHANGED, replace=False).astype(np.uint64)
         deleted = rng.random(CHANGED) < 0.2
@@ -85,6 +85,8 @@ def main(folder: Path, place: str, seed: int) -> None:
         state[keys.astype(np.int64)] = np.where(deleted, 0, version)
         _save(folder, state)
         print(version, flush=True)
+        if enough.exists() and version >= int(enough.read_text()):
+            break
     log.close()
 
 

