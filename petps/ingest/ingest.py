@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +29,7 @@ POLL_BYTES: Final = 8 << 20  # read, and so held, at a time
 ROWS_MAX: Final = 16384  # rows of one apply: its drains cost little by then, and pulls wait little
 RETRY_FIRST_SECONDS: Final = 0.1
 RETRY_LAST_SECONDS: Final = 5.0
+NICENESS: Final = 10  # of 19
 STALE_SECONDS: Final = 1.0  # between looks for a base
 
 
@@ -187,6 +189,9 @@ class Ingest:
         )
 
     def _main(self) -> None:
+        # Pulls first: on a busy machine a worker that wakes up takes the processor from this thread
+        # and from those it starts (applying, librdkafka's), which inherit this.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         wait = RETRY_FIRST_SECONDS
         while not self._stop.is_set():
             began = time.monotonic()
