@@ -106,9 +106,6 @@ class Index {
       media::Flusher&
           flusher);  // kNew, kAgain: chooses a bucket with room, raises the counters before it
   void publish(std::span<Op> ops, media::Flusher& flusher);  // makes ops kDone or kAgain
-  // For a plan that answered true: exchanges every ref where it was seen, without a lock. The caller has held moves off since
-  // before the plan. Makes ops kDone; `old` of a key that stands twice is the ref of the one before. Returns how many those were.
-  size_t replace(std::span<Op> ops, media::Flusher& flusher);
   void settle(const Op& op);  // after the drain: lowers what the op says
 
   // Single forms: durable when they return. exchange returns the old ref and never frees; erase fails (kFailedPrecondition)

@@ -205,6 +205,7 @@ void Slots::release(std::span<const SlotRef> refs) {
   const bool walking = needs_walk();
   uint64_t freed = 0;
   for (const SlotRef ref : refs) {
+    if (walking && !valid(ref)) continue;  // of a damaged entry; verify reports it
     if (walking && extent_of(ref)->old) {
       deferred_.push_back(ref);
     } else {
@@ -217,7 +218,7 @@ void Slots::release(std::span<const SlotRef> refs) {
 
 void Slots::mark(SlotRef ref) {
   Extent* extent = extent_of(ref);
-  if (extent == nullptr || !extent->old) return;
+  if (extent == nullptr || !extent->old || !valid(ref)) return;  // verify reports the others
   const uint64_t slot = slot_of(*extent, ref);
   extent->marks[slot / 64].fetch_or(uint64_t{1} << (slot % 64), std::memory_order_relaxed);
 }

@@ -37,7 +37,20 @@ class DirectoryDeadLetters:
         self._max_letters = max_letters
 
     def add(self, partition: int, offset: int, reason: str, message: Message | None) -> None:
-        """See DeadLetters."""
+        """See DeadLetters. A folder that cannot be written is reported, and holds nothing up."""
+        try:
+            self._write(partition, offset, reason, message)
+        except OSError as error:
+            _log.error(
+                "[ingest] partition %d: the message at %d (%s) could not be kept in %s: %s",
+                partition,
+                offset,
+                reason,
+                self._folder,
+                error,
+            )
+
+    def _write(self, partition: int, offset: int, reason: str, message: Message | None) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         stem = f"p{partition:04d}-{offset:020d}"
         path = self._folder / f"{stem}.json"

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Final
 
 from petps.delta import DeltaLog, Subscription
@@ -191,7 +191,10 @@ class Ingest:
     def _main(self) -> None:
         # Pulls first: on a busy machine a worker that wakes up takes the processor from this thread
         # and from those it starts (applying, librdkafka's), which inherit this.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        own = threading.get_native_id()
+        with suppress(OSError):  # not allowed to: no reason not to ingest
+            niceness = max(NICENESS, os.getpriority(os.PRIO_PROCESS, own))
+            os.setpriority(os.PRIO_PROCESS, own, niceness)
         wait = RETRY_FIRST_SECONDS
         while not self._stop.is_set():
             began = time.monotonic()
@@ -390,5 +393,5 @@ def _version(dense: tuple[int, str | None]) -> int:
 
 def _add_refused(refused: dict[str, int], followers: Iterable[Follower]) -> None:
     for follower in followers:
-        for table, rows in follower.refused.items():
+        for table, rows in list(follower.refused.items()):  # the applier adds to it
             refused[table] = refused.get(table, 0) + rows

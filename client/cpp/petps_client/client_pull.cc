@@ -347,13 +347,14 @@ Status PullCall::ask_together(const Routing& by, std::vector<Share>& shares) {
   std::vector<std::unique_ptr<Flight>> flights;
   const size_t turn = client_.next_turn();
   Status refusal;
+  Endpoint* wrong_shard = nullptr;
   const auto fail = [&](const Share& share, Endpoint& endpoint, const Status& status) {
     if (is_unreachable(status.code())) endpoint.failed();
     // Where no replica can be fresher, STALE came after the wait.
     const bool stale = status.code() == Code::kStale && by.groups[share.group].size() == 1;
     if (!is_final(status.code()) && !stale) return;
     if (refusal.ok()) refusal = status;
-    if (status.code() == Code::kWrongShard) (void)client_.read_shard_map(endpoint, deadline_);
+    if (status.code() == Code::kWrongShard) wrong_shard = &endpoint;
   };
   for (Share& share : shares) {
     const Endpoints& replicas = by.groups[share.group];
@@ -391,6 +392,8 @@ Status PullCall::ask_together(const Routing& by, std::vector<Share>& shares) {
       return true;
     });
   }
+  // Now that no flight holds a connection: asking for the map takes one, and there may be but one.
+  if (wrong_shard != nullptr) (void)client_.read_shard_map(*wrong_shard, deadline_);
   return refusal;
 }
 

@@ -61,7 +61,7 @@ def made(kind: Any, settings: Mapping[str, Any], trouble: Trouble) -> Any:
         raise as_petps(error.args[0], "Kafka options") from None
 
 
-class _Moving(Exception):
+class _Moving(Unavailable):
     """A partition has no leader that all agree on: ask again."""
 
 

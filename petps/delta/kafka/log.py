@@ -204,8 +204,9 @@ class KafkaLog:
 
     def _offsets(self, partitions: Sequence[int], *, start: bool) -> dict[int, int]:
         # Status asks every second: while the brokers are away it must not wait each time.
-        if self._away is not None and time.monotonic() < self._away_until:
-            raise self._away
+        away = self._away  # another thread may overcome it now
+        if away is not None and time.monotonic() < self._away_until:
+            raise away
         try:
             for partition in partitions:
                 self._check_partition(partition)

@@ -267,6 +267,23 @@ TEST_F(ShardsTest, TheMapChangesWhilePullsGoOn) {
             0u);
 }
 
+// The connection that brought WRONG_SHARD is given back before the map is asked for.
+TEST_F(ShardsTest, AChangedMapIsReadOverTheOnlyConnection) {
+  add_server(0b00001111, 0xFF);
+  add_server(0b11110000, 0xFF);
+  publish();
+  Options options = quiet();
+  options.connections = 1;
+  auto client = connect(options);
+  EXPECT_EQ(pull(*client, keys_of(0xFF)).value().found, kKeys);
+  ++version_;
+  owned_ = {0b00000011, 0b11111100};
+  for (const auto& server : servers_) server->set_shard_map(map());
+  const auto report = pull(*client, keys_of(0xFF));
+  ASSERT_TRUE(report.ok()) << report.status().to_string();
+  EXPECT_EQ(report.value().found, kKeys);
+}
+
 TEST_F(ShardsTest, ServersThatAreGivenAMapLaterAreFollowed) {
   add_server(0b00001111, 0xFF);
   add_server(0b11110000);

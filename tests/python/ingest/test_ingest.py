@@ -220,5 +220,7 @@ def test_dead_letters_are_kept_and_bounded(tmp_path: Path) -> None:
     assert letter["reason"] == "checksum: altered"
     assert letter["headers"] == [{"name": "a", "base64": "/w==", "text": "b'\\xff'"}]
     assert (tmp_path / "dead" / names[0]).read_bytes() == b"body"
+    (tmp_path / "file").touch()
+    DirectoryDeadLetters(tmp_path / "file" / "dead").add(0, 1, "full", None)  # holds nothing up
     DirectoryDeadLetters(tmp_path / "lost").add(0, 1, "log-damaged", None)
     assert [path.suffix for path in (tmp_path / "lost").iterdir()] == [".json"]
