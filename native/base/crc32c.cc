@@ -143,6 +143,7 @@ template <bool copies>
 [[gnu::target(PETPS_WIDE)]] uint32_t vpclmulqdq_state(uint32_t state, const uint8_t* at,
                                                       size_t size) {
   if (size < kVpclmulqdqFloor) return instruction_state(state, at, size);
+  // Nothing is written there; only its place is counted on.
   return wide_state<false>(state, at, size, reinterpret_cast<std::byte*>(const_cast<uint8_t*>(at)));
 }
 

@@ -82,8 +82,7 @@ class Slots {
   Pool* pool_;
   uint32_t table_;
   uint32_t row_bytes_;
-  uint64_t
-      row_share_;  // of 2**64, rounded up: a multiplication instead of a division by row_bytes_
+  uint64_t row_share_;  // 2**64 / row_bytes_, rounded up: multiplied with instead of divided by
   uint64_t capacity_;
   uint64_t max_slots_;
   mutable std::mutex mutex_;

@@ -3,7 +3,6 @@
 #include <bit>
 #include <chrono>
 
-#include "base/prefetch.h"
 #include "table/impl.h"
 
 namespace petps::table {
@@ -40,6 +39,7 @@ class Apply {
     scratch_.old.resize(keys.size());
   }
 
+  // Allocate; fill, in step with the search; persist and publish, the short way or the long one; retire.
   Status run(ApplyReport* report) {
     const size_t upserts = count_upserts();
     // Rows are filled in step with the search for their keys: one waits for memory, the other works. What turns out to be superseded
