@@ -125,19 +125,20 @@ template <bool copies>
     c = fold_wide(c, by_256, take<copies>(at + 128, to + 128));
     d = fold_wide(d, by_256, take<copies>(at + 192, to + 192));
   }
-  const __m512i by_128 = _mm512_broadcast_i32x4(multipliers<128>());
   const __m512i by_64 = _mm512_broadcast_i32x4(multipliers<64>());
-  a = fold_wide(a, by_128, c);
-  b = fold_wide(b, by_128, d);
-  a = fold_wide(a, by_64, b);
+  // Four to one, then one's four lanes to one: each step's products are independent of one another.
+  const __m512i ahead = fold_wide(a, _mm512_broadcast_i32x4(multipliers<192>()),
+                                  fold_wide(b, _mm512_broadcast_i32x4(multipliers<128>()), d));
+  a = fold_wide(c, by_64, ahead);
   for (; size >= 64; at += 64, to += 64, size -= 64) a = fold_wide(a, by_64, take<copies>(at, to));
-  const __m128i a0 = _mm512_extracti32x4_epi32(a, 0);
-  const __m128i a1 = _mm512_extracti32x4_epi32(a, 1);
-  const __m128i a2 = _mm512_extracti32x4_epi32(a, 2);
-  const __m128i a3 = _mm512_extracti32x4_epi32(a, 3);
-  const __m128i front = fold(a0, multipliers<32>(), a2);
-  const __m128i back = fold(a1, multipliers<32>(), a3);
-  return finish(fold(front, multipliers<16>(), back), at, size);
+  const __m512i by_lane = _mm512_inserti32x4(
+      _mm512_inserti32x4(_mm512_zextsi128_si512(multipliers<48>()), multipliers<32>(), 1),
+      multipliers<16>(), 2);
+  const __m512i last = _mm512_maskz_mov_epi64(0xC0, a);
+  a = fold_wide(a, by_lane, last);
+  const __m256i half = _mm256_xor_si256(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1));
+  return finish(_mm_xor_si128(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)), at,
+                size);
 }
 
 [[gnu::target(PETPS_WIDE)]] uint32_t vpclmulqdq_state(uint32_t state, const uint8_t* at,

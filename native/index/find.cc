@@ -14,14 +14,11 @@ namespace petps::index {
 namespace {
 
 // Keys between the stages of search_batch: the time that memory has to bring what a stage asked for. Tuned by
-// bench/micro/index_search and bench/pull/inprocess.
-constexpr size_t kReadAhead = 16;
-// Rows that are written take longer each, and their sources push what was asked for out of the first cache.
-constexpr size_t kWriteAhead = 8;
-constexpr size_t kRowAhead = 16;
+// bench/micro/index_search, bench/pull/inprocess and bench/ingest/apply.
+constexpr size_t kAhead = 8;
+constexpr size_t kRowAhead = 8;
 constexpr size_t kWindow = 64;  // keys under way, a power of two
-static_assert(3 * kReadAhead < kWindow && 3 * kWriteAhead < kWindow,
-              "a key keeps its place until it is finished");
+static_assert(3 * kAhead < kWindow, "a key keeps its place until it is finished");
 
 // A key on its way through the stages.
 struct Probe {
@@ -186,7 +183,6 @@ Place Index::find_one(uint64_t key) const { return search(key, path_of(key)); }
 // finish the few keys that live elsewhere. finished(i) is called for every key in order, after its emit.
 template <bool to_write, typename Emit, typename Finished>
 void Index::search_batch(std::span<const uint64_t> keys, Emit emit, Finished finished) const {
-  constexpr size_t kAhead = to_write ? kWriteAhead : kReadAhead;
   std::array<Probe, kWindow> window;
   std::array<size_t, kWindow> late;  // keys whose home bucket did not answer, in order
   size_t late_end = 0;

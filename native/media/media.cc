@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 
@@ -33,6 +34,8 @@ constexpr uint64_t kHugePageBytes =
 // Touching new space at once saves a writer one fault per page. Beyond this the dirty pages would
 // throttle the process instead.
 constexpr uint64_t kPrefaultMaxBytes = uint64_t{1} << 30;
+// What a file system with large folios makes one of when it is written at once (DURABILITY.md).
+constexpr uint64_t kFolioBytes = 65536;
 
 uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
 uint64_t round_down(uint64_t bytes, uint64_t unit) { return bytes / unit * unit; }
@@ -49,9 +52,19 @@ bool is_dax(int file) {
   return true;
 }
 
+// Zeros for new space of a file, so that the kernel takes neighbouring memory for neighbouring pages. ERRORS: as prefault.
+void write_zeros(int file, uint64_t from, uint64_t to) {
+  static const std::array<std::byte, kFolioBytes> zeros = {};
+  for (uint64_t at = round_up(from, kFolioBytes); at + kFolioBytes <= to; at += kFolioBytes) {
+    if (pwrite(file, zeros.data(), kFolioBytes, static_cast<off_t>(at)) < 0) return;
+  }
+}
+
 // ERRORS: none worth reporting: a page that was not touched now is touched by its first store.
-void prefault(std::byte* at, uint64_t bytes) {
-  if (bytes <= kPrefaultMaxBytes) madvise(at, bytes, MADV_POPULATE_WRITE);
+void prefault(std::byte* base, uint64_t from, uint64_t to, int file) {
+  if (to - from > kPrefaultMaxBytes) return;
+  if (file >= 0) write_zeros(file, from, to);
+  madvise(base + from, to - from, MADV_POPULATE_WRITE);
 }
 
 }  // namespace
@@ -230,7 +243,7 @@ Status Media::grow(uint64_t bytes) {
   // that the space is written twice and no fault is saved.
   const bool synced_file = kind_ == Kind::kFile && durability_ == Durability::kPower;
   if (!synced_file)
-    prefault(base_ + round_up(old_bytes, kPageBytes), new_bytes - round_up(old_bytes, kPageBytes));
+    prefault(base_, round_up(old_bytes, kPageBytes), new_bytes, kind_ == Kind::kFile ? file_ : -1);
   // The new length itself must survive power loss before anything is said to live there.
   if (file_ >= 0 && (durability_ == Durability::kPower || old_bytes == 0))
     PETPS_RETURN_IF_ERROR(sync());
