@@ -99,8 +99,9 @@ class VerifyReport:
 class Progress:
     """What a partition of an instance has applied.
 
-    ``state``: 'following', 'catching_up' (to version ``target``) or 'passing' (run ``target`` feeds
-    another instance).
+    ``state``: 'following', 'catching_up' (to version ``target``), 'passing' (run ``target`` feeds
+    another instance), 'incomplete' (rows of version ``target`` never came) or 'conflict' (of two
+    publishers of ``run``). ``publisher``: 24 bits that tell who wrote ``run``; 0: not known.
     """
 
     instance: int
@@ -111,6 +112,7 @@ class Progress:
     version: int
     state: str
     target: int
+    publisher: int
     def __init__(
         self,
         *,
@@ -122,6 +124,7 @@ class Progress:
         version: int,
         state: str = "following",
         target: int = 0,
+        publisher: int = 0,
     ) -> None: ...
     def as_dict(self) -> dict[str, Any]: ...
 

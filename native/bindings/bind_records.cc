@@ -32,16 +32,22 @@ const char* state_name(pool::ProgressState state) {
       return "catching_up";
     case pool::ProgressState::kPassing:
       return "passing";
+    case pool::ProgressState::kIncomplete:
+      return "incomplete";
+    case pool::ProgressState::kConflict:
+      return "conflict";
   }
   return "unknown";
 }
 
 pool::ProgressState parse_state(const std::string& name) {
-  if (name == "following") return pool::ProgressState::kFollowing;
-  if (name == "catching_up") return pool::ProgressState::kCatchingUp;
-  if (name == "passing") return pool::ProgressState::kPassing;
+  using State = pool::ProgressState;
+  for (const State state : {State::kFollowing, State::kCatchingUp, State::kPassing,
+                            State::kIncomplete, State::kConflict}) {
+    if (name == state_name(state)) return state;
+  }
   invalid("progress state '" + name +
-          "' is unknown; write 'following', 'catching_up' or 'passing'");
+          "' is unknown; write 'following', 'catching_up', 'passing', 'incomplete' or 'conflict'");
 }
 
 void bind_pool_records(py::module_& module) {
@@ -124,14 +130,18 @@ void bind_progress(py::module_& module) {
       .field("offset", &Progress::offset)
       .field("version", &Progress::version)
       .field("state", [](const Progress& progress) { return state_name(progress.state); })
-      .field("target", &Progress::target);
+      .field("target", &Progress::target)
+      .field("publisher", &Progress::publisher);
   record.python_class().def(
       py::init([](uint32_t instance, uint32_t partition, uint64_t run, uint64_t seq,
-                  uint64_t offset, uint64_t version, const std::string& state, uint64_t target) {
-        return Progress{instance, partition, run, seq, offset, version, parse_state(state), target};
+                  uint64_t offset, uint64_t version, const std::string& state, uint64_t target,
+                  uint32_t publisher) {
+        return Progress{instance, partition,          run,    seq,      offset,
+                        version,  parse_state(state), target, publisher};
       }),
       py::kw_only(), py::arg("instance"), py::arg("partition"), py::arg("run"), py::arg("seq"),
-      py::arg("offset"), py::arg("version"), py::arg("state") = "following", py::arg("target") = 0);
+      py::arg("offset"), py::arg("version"), py::arg("state") = "following", py::arg("target") = 0,
+      py::arg("publisher") = 0);
 }
 
 }  // namespace

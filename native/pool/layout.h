@@ -11,7 +11,8 @@
 namespace petps::pool::layout {
 
 inline constexpr uint64_t kSignature = 0x31305F5350544550;  // "PETPS_01"
-inline constexpr uint32_t kFormatVersion = 1;
+inline constexpr uint32_t kFormatVersion = 2;
+inline constexpr uint32_t kOldestFormatVersion = 1;  // read as it is; written as kFormatVersion
 
 inline constexpr uint64_t kSuperblockBytes = 128 << 10;  // room of one copy
 inline constexpr uint64_t kSuperblockOffset[2] = {0, kSuperblockBytes};
@@ -92,7 +93,7 @@ struct ProgressEntry {
   uint64_t version;
   uint64_t target;
   uint64_t turn;      // the valid record with the higher one counts; 0 = never written
-  uint32_t state;     // ProgressState
+  uint32_t state;     // bits 0-7 ProgressState, 8-31 the publisher's mark
   uint32_t checksum;  // low 32 bits of XXH3-64 of the bytes before
 };
 static_assert(sizeof(ProgressEntry) == 64,

@@ -151,11 +151,13 @@ Status Pool::load_superblock() {
                      : copies[1].sequence > copies[0].sequence ? 1
                                                                : 0;
   const layout::Superblock& header = copies[newest];
-  if (header.format_version != layout::kFormatVersion) {
+  if (header.format_version < layout::kOldestFormatVersion ||
+      header.format_version > layout::kFormatVersion) {
     return Status(
         Code::kUnimplemented,
         "pool '" + path + "' has format version " + std::to_string(header.format_version) +
-            ", this build reads version " + std::to_string(layout::kFormatVersion) +
+            ", this build reads versions " + std::to_string(layout::kOldestFormatVersion) + " to " +
+            std::to_string(layout::kFormatVersion) +
             "; open it with the petps that wrote it, export it, and load the export here");
   }
   if (!unit_is_sane(header.unit_bytes)) {

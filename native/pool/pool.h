@@ -45,6 +45,7 @@ inline constexpr uint32_t kMaxNameBytes = 63;
 inline constexpr uint32_t kMaxDim = 4096;
 inline constexpr uint32_t kMaxPartitions = 1024;                  // per instance
 inline constexpr uint32_t kMaxProgress = 2048;                    // records of all instances
+inline constexpr uint32_t kMaxPublisherMark = 0xFFFFFF;           // what a record has room for
 inline constexpr uint64_t kDefaultUnitBytes = uint64_t{2} << 20;  // extents are multiples of this
 inline constexpr uint64_t kTestUnitBytes = uint64_t{64} << 10;
 inline constexpr uint32_t kSlotsExtentMaxUnits = 32;  // row extents double from 1 unit to 64 MiB
@@ -92,8 +93,16 @@ struct AliasRecord {
 enum class ProgressState : uint32_t {  // never renumber
   kFollowing = 0,
   kCatchingUp = 1,
-  kPassing = 2,  // `target` is a run that feeds another instance: it is passed over here
+  kPassing = 2,     // `target` is a run that feeds another instance: it is passed over here
+  kIncomplete = 3,  // stopped: the commit of version `target` counts other rows than arrived
+  kConflict = 4,    // stopped: two publishers wrote `run`
 };
+
+// Only a base ends these, whatever the stream brings.
+inline bool needs_base(ProgressState state) {
+  return state == ProgressState::kCatchingUp || state == ProgressState::kIncomplete ||
+         state == ProgressState::kConflict;
+}
 
 struct Progress {
   uint32_t instance = 0;
@@ -103,7 +112,8 @@ struct Progress {
   uint64_t offset = 0;   // source position after it
   uint64_t version = 0;  // last committed
   ProgressState state = ProgressState::kFollowing;
-  uint64_t target = 0;  // version being caught up to, or run being passed over
+  uint64_t target = 0;     // by state: see there
+  uint32_t publisher = 0;  // mark of who wrote `run`, at most kMaxPublisherMark; 0 = not known
 };
 
 struct Options {

@@ -28,8 +28,9 @@ Progress value_of(const ProgressEntry& e) {
           e.seq,
           e.offset,
           e.version,
-          static_cast<ProgressState>(e.state),
-          e.target};
+          static_cast<ProgressState>(e.state & 0xFF),
+          e.target,
+          e.state >> 8};
 }
 
 // The newest whole record of a pair; turn 0 when neither is.
@@ -79,6 +80,11 @@ void Pool::verify_progress(std::vector<std::string>* problems) const {
 Status Pool::write_progress(const Progress& progress, media::Flusher& flusher) {
   std::lock_guard lock(mutex_);
   PETPS_RETURN_IF_ERROR(writable());
+  if (progress.publisher > kMaxPublisherMark) {
+    return Status(Code::kInvalidArgument, "a publisher's mark is at most " +
+                                              std::to_string(kMaxPublisherMark) + ", not " +
+                                              std::to_string(progress.publisher));
+  }
   const auto key = std::make_pair(progress.instance, progress.partition);
   if (catalogue_->instance(progress.instance) == nullptr) {
     return Status(Code::kNotFound,
@@ -110,7 +116,7 @@ Status Pool::write_progress(const Progress& progress, media::Flusher& flusher) {
   entry.version = progress.version;
   entry.target = progress.target;
   entry.turn = place.turn;
-  entry.state = static_cast<uint32_t>(progress.state);
+  entry.state = static_cast<uint32_t>(progress.state) | progress.publisher << 8;
   entry.checksum = entry_checksum(entry);
   std::byte* to = base_ + layout::kProgressOffset + place.pair * 128 + (place.turn % 2) * 64;
   flusher.copy(to, &entry, sizeof entry, media::Site::kProgress);

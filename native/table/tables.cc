@@ -141,7 +141,7 @@ Status Tables::Impl::pass_over(uint32_t instance) {
       own.instance = heir.id;
       own.partition = read.partition;
       own = pool->read_progress(heir.id, read.partition).value_or(own);
-      if (own.state == pool::ProgressState::kCatchingUp || fence(own) >= fence(read)) continue;
+      if (pool::needs_base(own.state) || fence(own) >= fence(read)) continue;
       own.state = pool::ProgressState::kPassing;
       own.target = fence(read);
       own.offset = read.offset;

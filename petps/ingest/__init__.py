@@ -21,6 +21,7 @@ from petps.ingest.store import (
     DeadLetters,
     Instances,
     Progress,
+    Standing,
     Store,
     StoreTable,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "Outcome",
     "PartitionStatus",
     "Progress",
+    "Standing",
     "Store",
     "StoreTable",
     "decide",

@@ -9,7 +9,7 @@ import numpy as np
 
 from petps.delta.schema import partition_of
 from petps.errors import FailedPrecondition, InvalidArgument
-from petps.ingest.store import BaseReader, Keys, Progress, Store, StoreTable
+from petps.ingest.store import BaseReader, Keys, Progress, Standing, Store, StoreTable
 
 __all__ = ["catch_up", "check_base"]
 
@@ -65,7 +65,7 @@ def catch_up(
         )
     tables = dict(store.tables())
     check_base(store, base, tables)
-    store.record_progress(replace(before, catching_up=True, target=base.version))
+    store.record_progress(replace(before, standing=Standing.CATCHING_UP, target=base.version))
     for table in tables.values():
         one = _Table(store, table, base, after.partition, rows_max, pace)
         yield from one.apply()

@@ -29,7 +29,7 @@ from petps.delta.record import check_place
 from petps.errors import PetpsError
 from petps.ingest.applier import Applier
 from petps.ingest.catch_up import catch_up
-from petps.ingest.order import Decision, Outcome, decide
+from petps.ingest.order import Decision, Outcome, decide, mark_of
 from petps.ingest.partition import BaseMarker, PartitionState
 from petps.ingest.status import Mode
 from petps.ingest.store import (
@@ -38,6 +38,7 @@ from petps.ingest.store import (
     BaseSource,
     DeadLetters,
     Progress,
+    Standing,
     Store,
     StoreTable,
 )
@@ -126,7 +127,8 @@ class Follower:
                 partition=event.partition,
                 partitions=self._store.partitions,
             )
-            if header.run <= state.passing and self._pass_over(state, event, header):
+            if header.run <= state.passing:
+                self._pass_over(state, event, header)
                 return None
             record = None if header.kind is Kind.ROWS else self._decode(event, header)
             marker = record.body if record and isinstance(record.body, ContinueBody) else None
@@ -151,13 +153,12 @@ class Follower:
         """Those that feed it."""
         return list(self._states)
 
-    def _pass_over(self, state: PartitionState, event: Delivery, header: RecordHeader) -> bool:
+    def _pass_over(self, state: PartitionState, event: Delivery, header: RecordHeader) -> None:
         """The run that feeds another instance, and what comes late of those before it."""
         if header.run < state.passing:
             state.zombies += 1
-        state.offset = event.next_offset
-        self._window.touch(state)
-        return True
+        if state.following:
+            self._pass(state, event)
 
     def _leave(self, state: PartitionState, offset: int, marker: BaseMarker) -> None:
         """The run that begins at ``offset`` feeds another instance."""
@@ -166,18 +167,20 @@ class Follower:
             handed = self._hand_over(state, marker, offset)
         except PetpsError as error:
             reason = f"base {marker.location} of {marker.instance}: {error}"
-            if state.following:
-                state.gaps += 1
+            state.gaps += state.following
+            if reason != state.reason:
                 _log.error("[ingest] partition %d is stale: %s", state.partition, reason)
-            state.stop(Mode.STALE, reason, offset=offset, resume_offset=offset)
+            resume = offset if state.following else state.resume_offset
+            state.stop(Mode.STALE, reason, offset=offset, resume_offset=resume)
             state.marker = marker
             return
         if handed:
             del self._states[state.partition]
             return
-        state.follow()
-        state.passing = marker.header.run
-        state.offset = marker.next_offset
+        if state.standing.needs_base:  # first that; then the run is read, and passed over
+            state.marker = None
+            return
+        state.pass_over(marker.header.run, marker.next_offset)
         self._window.touch(state)
 
     def adopt(self, state: PartitionState, marker: BaseMarker, offset: int) -> None:
@@ -213,12 +216,12 @@ class Follower:
                 else:
                     self._leave(state, event.offset, marker)
                 return
-            state.passing = 0
             state.counts = {}
         if isinstance(body, CommitBody) and (problem := _count_problem(state, header, body)):
-            self._stop(state, event, problem)
+            self._halt(state, event, Standing.INCOMPLETE, header.version, problem)
             return
-        state.run, state.seq, state.publisher = header.run, header.seq, header.publisher
+        state.follow()
+        state.run, state.seq, state.publisher = header.run, header.seq, mark_of(header.publisher)
         state.offset = event.next_offset
         if isinstance(body, RowsBody):
             self._window.add(state, header, body)
@@ -245,22 +248,33 @@ class Follower:
             state.zombies += 1
             self._pass(state, event)
         elif decision.outcome is Outcome.CONFLICT:
-            self.settle()
-            state.conflicts += 1
-            state.stop(
-                Mode.CONFLICT, decision.reason, offset=event.offset, resume_offset=event.offset
-            )
-            _log.error("[ingest] partition %d stopped: %s", state.partition, decision.reason)
+            self._halt(state, event, Standing.CONFLICT, 0, decision.reason)
         else:
-            self._stop(state, event, decision.reason)
+            self._gap(state, decision.reason, offset=event.offset, resume_offset=event.offset)
 
     def _pass(self, state: PartitionState, event: Delivery) -> None:
         """The offset moves on and is recorded: what was passed is no lag, and not read again."""
         state.offset = event.next_offset
         self._window.touch(state)
 
-    def _stop(self, state: PartitionState, event: Delivery, reason: str) -> None:
-        self._gap(state, reason, offset=event.offset, resume_offset=event.offset)
+    def _halt(
+        self, state: PartitionState, event: Delivery, standing: Standing, target: int, reason: str
+    ) -> None:
+        """A stop that a restart must not forget: reading again would not find its reason."""
+        self.settle()
+        conflict = standing is Standing.CONFLICT
+        state.conflicts += conflict
+        state.gaps += not conflict
+        state.stop(
+            Mode.CONFLICT if conflict else Mode.STALE,
+            reason,
+            offset=event.offset,
+            resume_offset=event.offset,
+        )
+        state.standing, state.target = standing, target
+        self._window.touch(state)
+        self.settle()
+        _log.error("[ingest] partition %d stopped: %s", state.partition, reason)
 
     def _gap(self, state: PartitionState, reason: str, *, offset: int, resume_offset: int) -> None:
         self.settle()
@@ -296,29 +310,26 @@ class Follower:
         """A stopped partition reads on for what mends it: the missing seq, a new run, a base."""
         body = record.body if record else None
         if decision.outcome is Outcome.NEW_RUN and not (
-            state.mixed and header.kind is Kind.CONTINUE
+            state.standing.needs_base and header.kind is Kind.CONTINUE
         ):
             assert record is not None
-            state.follow()
             self._accept(state, event, record, decision)
             return None
         if decision.outcome is Outcome.ZOMBIE:
             state.zombies += 1
-        if state.mode is not Mode.STALE:
-            return None
-        if decision.outcome is Outcome.APPLY and not state.mixed:
+        if decision.outcome is Outcome.APPLY and not state.standing.needs_base:
             again = state.resume_offset
             record = record or self._decode(event, header)
-            state.follow()
             self._accept(state, event, record, decision)
             if not state.following or again >= event.offset:
                 return None
             # It came late: what was passed over meanwhile is due now.
             state.offset = again
             return again
-        if isinstance(body, BaseBody) and header.run >= state.run and header.seq > 1:
-            marker = BaseMarker(header, body.location, event.next_offset)
-            if (header.run, header.seq) > (state.run, state.seq) or state.mixed:
+        ours = (None, self._store.instance)
+        if isinstance(body, BaseBody) and not header.begins_run and body.instance in ours:
+            marker = BaseMarker(header, body.location, event.next_offset, body.instance)
+            if state.mended_by(header.run, header.seq):
                 self._catch_up_marker(state, marker, failed=marker.next_offset)
         return None
 
@@ -342,7 +353,12 @@ class Follower:
         """Begins a catch-up to the base of a marker; False when there is no such base."""
         header = marker.header
         after = Progress(
-            state.partition, header.run, header.seq, marker.next_offset, header.version
+            state.partition,
+            header.run,
+            header.seq,
+            marker.next_offset,
+            header.version,
+            publisher=mark_of(header.publisher),
         )
         try:
             if self._bases is None:
@@ -351,6 +367,8 @@ class Follower:
                     "configured to read it from"
                 )
             base = self._bases.open(marker.location)
+            if not header.begins_run and not self._is_ours(base):
+                raise PetpsError(f"it holds {base.instance}, not {self._store.instance}")
         except PetpsError as error:
             state.reason = f"base {marker.location}: {error}"
             _log.error("[ingest] partition %d: %s", state.partition, state.reason)
@@ -419,7 +437,7 @@ class Follower:
     def _failed(self, state: PartitionState, reason: str, *, fresh: bool) -> None:
         state.gaps += fresh
         state.recorded = self._store.progress(state.partition) or state.recorded
-        state.mixed = state.recorded.catching_up
+        state.standing, state.target = state.recorded.standing, state.recorded.target
         state.mode = Mode.STALE
         state.reason = reason
         _log.error("[ingest] partition %d: %s", state.partition, state.reason)
@@ -429,10 +447,9 @@ class Follower:
         state.recorded = after
         state.run, state.seq, state.version = after.run, after.seq, after.version
         state.offset = after.offset
-        state.publisher = marker.header.publisher if marker else None
+        state.publisher = after.publisher
         # Within a run, rows of the version at hand may stand before the marker.
         state.counts = {} if marker and marker.header.begins_run else None
-        state.passing = 0
         state.catch_ups += 1
         state.tried.clear()
         if current.base.version >= self.dense[0]:
@@ -448,11 +465,15 @@ class Follower:
 
     def retry_stale(self) -> None:
         """Looks for bases for the stale, and begins to catch up to them."""
-        stale = [state for state in self._states.values() if state.mode is Mode.STALE]
-        if not stale or self._bases is None:
+        stopped = [
+            state
+            for state in self._states.values()
+            if not state.following and state.mode is not Mode.CATCHING_UP
+        ]
+        if not stopped or self._bases is None:
             return
         candidates: list[BaseReader] | None = None
-        for state in stale:
+        for state in stopped:
             marker = state.marker
             if marker is not None and marker.instance not in (None, self._store.instance):
                 self._leave(state, state.offset, marker)
@@ -461,22 +482,27 @@ class Follower:
                 self._catch_up_marker(state, marker)
                 continue
             if candidates is None:
-                names = (self._store.instance, self._store.model)
                 bases = self._bases.of_model(self._store.model)
-                candidates = [base for base in bases if base.instance in names]
+                candidates = [base for base in bases if self._is_ours(base)]
             self._catch_up_newest(state, candidates)
 
+    def _is_ours(self, base: BaseReader) -> bool:
+        return base.instance in (self._store.instance, self._store.model)
+
     def _catch_up_newest(self, state: PartitionState, candidates: list[BaseReader]) -> None:
-        """To the newest base that holds more than what is applied (as much, if rows are mixed)."""
-        applied = (state.recorded.run, state.recorded.seq)
+        """To the newest base that ends the stop."""
         for base in candidates:
-            position = base.position(state.partition)
-            if position < applied or (position == applied and not state.mixed):
+            run, seq = base.position(state.partition)
+            if base.name in state.tried or not state.mended_by(run, seq):
                 continue
-            if base.name in state.tried:
-                continue
-            run, seq = position
-            after = Progress(state.partition, run, seq, state.resume_offset, base.version)
+            after = Progress(
+                state.partition,
+                run,
+                seq,
+                state.resume_offset,
+                base.version,
+                publisher=state.publisher if run == state.run else 0,
+            )
             self._catch_up(state, base, after, None)
             return
         state.tried.clear()  # next time from the newest again

@@ -310,7 +310,7 @@ class Ingest:
                 raise _Left
         if not self._whole and len(self._followers) == 1:
             states = self._states.values()
-            if all(state.following and not state.recorded.catching_up for state in states):
+            if all(state.following and not state.recorded.standing.needs_base for state in states):
                 self._whole = True
                 self._instances.complete(next(iter(self._followers.values())).store)
 

@@ -15,6 +15,7 @@ from petps.ingest.store import (
     Mask,
     Progress,
     Rows,
+    Standing,
     Store,
     StoreTable,
 )
@@ -95,9 +96,9 @@ class NativeStore:
             seq=found.seq,
             offset=found.offset,
             version=found.version,
-            catching_up=found.state == "catching_up",
-            target=found.target if found.state == "catching_up" else 0,
-            passing=found.target if found.state == "passing" else 0,
+            standing=Standing(found.state),
+            target=found.target,
+            publisher=found.publisher,
         )
 
     def record_progress(self, progress: Progress) -> None:
@@ -110,10 +111,9 @@ class NativeStore:
                 seq=progress.seq,
                 offset=progress.offset,
                 version=progress.version,
-                state="catching_up"
-                if progress.catching_up
-                else ("passing" if progress.passing else "following"),
-                target=progress.target or progress.passing,
+                state=progress.standing.value,
+                target=progress.target,
+                publisher=progress.publisher,
             )
         )
 

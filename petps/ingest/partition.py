@@ -9,7 +9,7 @@ from typing import Final
 from petps.delta import RecordHeader
 from petps.ingest.order import Applied
 from petps.ingest.status import Mode, PartitionStatus, Samples, freshness_of
-from petps.ingest.store import Progress
+from petps.ingest.store import Progress, Standing
 
 __all__ = ["BaseMarker", "PartitionState"]
 
@@ -25,6 +25,16 @@ COUNTERS: Final = (
     "last_time_ns",
     "samples",
 )
+
+
+# Why a partition stands still after a restart, by its standing.
+_RECORDED_REASONS: Final = {
+    Standing.CATCHING_UP: "the catch-up to version {0.target} was broken off",
+    Standing.INCOMPLETE: "rows that the commit of version {0.target} counts never came: the "
+    "publisher lost some; only a base mends it",
+    Standing.CONFLICT: "two publishers wrote run {0.run}: stop one of them and begin a new run "
+    "with a base",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +61,15 @@ class PartitionState:
     seq: int = 0
     version: int = 0
     offset: int = 0
-    publisher: str | None = None
+    publisher: int = 0  # see order.mark_of
     mode: Mode = Mode.FOLLOWING
     reason: str = ""
-    # The run that feeds another instance, passed over here; 0: none.
-    passing: int = 0
-    # Stale: where to read again once the missing seq is there.
+    standing: Standing = Standing.FOLLOWING
+    target: int = 0  # see Standing
+    # Stopped: where to read again once the missing seq is there.
     resume_offset: int = 0
-    # Stale, and a catch-up was broken off: only a base makes the rows whole again.
-    mixed: bool = False
     marker: BaseMarker | None = None
-    # Stale: bases that could not be caught up to since all were tried.
+    # Stopped: bases that could not be caught up to since all were tried.
     tried: set[str] = field(default_factory=set)
     # Rows by table since the last commit; None while it is not known where that version began.
     counts: dict[str, int] | None = None
@@ -87,19 +95,26 @@ class PartitionState:
             seq=progress.seq,
             version=progress.version,
             offset=progress.offset,
-            passing=progress.passing,
+            publisher=progress.publisher,
+            standing=progress.standing,
+            target=progress.target,
             resume_offset=progress.offset,
         )
-        if progress.catching_up:
-            state.mode = Mode.STALE
-            state.mixed = True
-            state.reason = f"the catch-up to version {progress.target} was broken off"
+        if progress.standing.needs_base:
+            conflict = progress.standing is Standing.CONFLICT
+            state.mode = Mode.CONFLICT if conflict else Mode.STALE
+            state.reason = _RECORDED_REASONS[progress.standing].format(progress)
         return state
 
     @property
     def following(self) -> bool:
         """Records are applied as they come."""
         return self.mode is Mode.FOLLOWING
+
+    @property
+    def passing(self) -> int:
+        """The run that feeds another instance, passed over here; 0: none."""
+        return self.target if self.standing is Standing.PASSING else 0
 
     @property
     def applied(self) -> Applied:
@@ -109,8 +124,22 @@ class PartitionState:
     def progress(self) -> Progress:
         """What to record once everything taken is applied."""
         return Progress(
-            self.partition, self.run, self.seq, self.offset, self.version, passing=self.passing
+            self.partition,
+            self.run,
+            self.seq,
+            self.offset,
+            self.version,
+            self.standing,
+            self.target,
+            self.publisher,
         )
+
+    def mended_by(self, run: int, seq: int) -> bool:
+        """Whether a base that holds everything up to {run, seq} ends a stop."""
+        if self.standing is Standing.CONFLICT:
+            return run > self.run  # within the run it is not known whose rows a base holds
+        applied = (self.recorded.run, self.recorded.seq)
+        return (run, seq) > applied or ((run, seq) == applied and self.standing.needs_base)
 
     def stop(self, mode: Mode, reason: str, *, offset: int, resume_offset: int) -> None:
         """Nothing more is applied until the reason is gone. A restart reads on at ``offset``."""
@@ -129,8 +158,16 @@ class PartitionState:
         """The reason to stop is gone."""
         self.mode = Mode.FOLLOWING
         self.reason = ""
-        self.mixed = False
+        self.standing = Standing.FOLLOWING
+        self.target = 0
         self.marker = None
+
+    def pass_over(self, run: int, offset: int) -> None:
+        """``run`` feeds another instance; reading goes on at ``offset``."""
+        self.follow()
+        self.standing = Standing.PASSING
+        self.target = run
+        self.offset = offset
 
     def status(self, end: int, instance: str) -> PartitionStatus:
         """A snapshot; ``end`` is the log's end offset, ``instance`` what the partition feeds."""

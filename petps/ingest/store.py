@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +19,7 @@ __all__ = [
     "DeadLetters",
     "Instances",
     "Progress",
+    "Standing",
     "Store",
     "StoreTable",
 ]
@@ -27,13 +29,27 @@ Rows = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 
 
+class Standing(enum.Enum):
+    """How a partition stands to its stream, across restarts (native/pool/FORMAT.md, progress)."""
+
+    FOLLOWING = "following"
+    CATCHING_UP = "catching_up"  # rows are a mixture of the old stream and of base ``target``
+    PASSING = "passing"  # run ``target`` feeds, or fed, another instance: it is passed over
+    INCOMPLETE = "incomplete"  # rows that the commit of version ``target`` counts never came
+    CONFLICT = "conflict"  # two publishers wrote the run
+
+    @property
+    def needs_base(self) -> bool:
+        """Only a base ends it, whatever the stream brings."""
+        return self not in (Standing.FOLLOWING, Standing.PASSING)
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """What a partition has applied, as the pool remembers it.
 
-    ``offset``: where reading goes on. ``target``: the base's version while ``catching_up``; rows
-    are then a mixture of the old stream and of the base. ``passing``: the run that feeds, or fed,
-    another instance and is passed over in this one; 0: none.
+    ``offset``: where reading goes on. ``target``: see Standing. ``publisher``: who wrote ``run``,
+    as order.mark_of tells; 0: not known.
     """
 
     partition: int
@@ -41,9 +57,9 @@ class Progress:
     seq: int = 0
     offset: int = 0
     version: int = 0
-    catching_up: bool = False
+    standing: Standing = Standing.FOLLOWING
     target: int = 0
-    passing: int = 0
+    publisher: int = 0
 
 
 class ApplyReport(Protocol):

@@ -91,11 +91,11 @@ void set_format_version(Memory& memory, uint64_t copy, uint32_t version) {
 TEST(Pool, OfAnotherFormatVersion) {
   Memory memory;
   memory.format();
-  for (const uint64_t copy : layout::kSuperblockOffset) set_format_version(memory, copy, 2);
+  for (const uint64_t copy : layout::kSuperblockOffset) set_format_version(memory, copy, 3);
   const auto pool = memory.attach();
   EXPECT_EQ(pool.status().code(), Code::kUnimplemented);
-  EXPECT_TRUE(contains(pool.status(), "format version 2")) << pool.status().to_string();
-  EXPECT_TRUE(contains(pool.status(), "reads version 1")) << pool.status().to_string();
+  EXPECT_TRUE(contains(pool.status(), "format version 3")) << pool.status().to_string();
+  EXPECT_TRUE(contains(pool.status(), "reads versions 1 to 2")) << pool.status().to_string();
   EXPECT_TRUE(contains(pool.status(), "export")) << pool.status().to_string();
 }
 

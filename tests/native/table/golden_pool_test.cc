@@ -1,7 +1,8 @@
-// Pools written by the first version of the format: every later one opens them, or says that it can't.
+// Pools written by every version of the format (clean-VERSION, killed-VERSION): each later one opens them, or says that it can't.
 //
 // tests/golden/pool/*.lines hold a pool as text: its length, then each 64-byte line that is not all zeros, offset and bytes in
-// hexadecimal. PETPS_WRITE_GOLDEN=1 writes them anew, which only a new format version may do.
+// hexadecimal. PETPS_WRITE_GOLDEN=1 writes those of this version anew, which only a new
+// format version may do.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -11,6 +12,7 @@
 
 #include "base/checksum.h"
 #include "model.h"
+#include "pool/layout.h"
 #include "tests/native/media/simulated_medium.h"
 
 namespace petps::table {
@@ -111,11 +113,17 @@ std::unique_ptr<Tables> make(media::SimulatedMedium& disk, Model* items, Model* 
   EXPECT_TRUE(
       tables->record_progress({1, 2, 21, 22, 23, 24, pool::ProgressState::kCatchingUp, 25}).ok());
   EXPECT_TRUE(
+      tables->record_progress({2, 0, 31, 32, 33, 34, pool::ProgressState::kConflict, 0, 0xABCDEF})
+          .ok());
+  EXPECT_TRUE(
+      tables->record_progress({2, 1, 41, 42, 43, 44, pool::ProgressState::kIncomplete, 45, 1})
+          .ok());
+  EXPECT_TRUE(
       tables->record_progress({1, 0, 11, 15, 16, 17, pool::ProgressState::kFollowing, 0}).ok());
   return tables;
 }
 
-void expect_contents(const Tables& tables, const Model& items, const Model& users) {
+void expect_contents(const Tables& tables, const Model& items, const Model& users, int version) {
   const VerifyReport report = tables.verify();
   EXPECT_TRUE(report.clean()) << (report.problems.empty() ? "" : report.problems.front());
   EXPECT_EQ(report.rows, items.size() + users.size());
@@ -134,15 +142,29 @@ void expect_contents(const Tables& tables, const Model& items, const Model& user
   EXPECT_EQ(tables.resolve("live").value().name, "ranking@8");
   EXPECT_EQ(tables.resolve("ranking").value().partitions, 3u);
   const auto progress = const_cast<Tables&>(tables).pool().all_progress();
-  ASSERT_EQ(progress.size(), 2u);
+  ASSERT_EQ(progress.size(), version == 1 ? 2u : 4u);
   EXPECT_EQ(progress[0].seq, 15u);
+  EXPECT_EQ(progress[0].publisher, 0u);
   EXPECT_EQ(progress[1].target, 25u);
   EXPECT_EQ(progress[1].state, pool::ProgressState::kCatchingUp);
+  if (version == 1) return;
+  EXPECT_EQ(progress[2].state, pool::ProgressState::kConflict);
+  EXPECT_EQ(progress[2].publisher, 0xABCDEFu);
+  EXPECT_EQ(progress[3].state, pool::ProgressState::kIncomplete);
+  EXPECT_EQ(progress[3].target, 45u);
+  EXPECT_EQ(progress[3].publisher, 1u);
 }
 
-class GoldenPool : public ::testing::TestWithParam<const char*> {
+struct Golden {
+  bool clean;
+  int version;
+};
+
+class GoldenPool : public ::testing::TestWithParam<Golden> {
  protected:
-  bool clean() const { return std::string(GetParam()) == "clean"; }
+  bool clean() const { return GetParam().clean; }
+  int version() const { return GetParam().version; }
+  std::string name() const { return (clean() ? "clean-" : "killed-") + std::to_string(version()); }
 };
 
 TEST_P(GoldenPool, OpensAndVerifies) {
@@ -153,27 +175,28 @@ TEST_P(GoldenPool, OpensAndVerifies) {
   if (clean()) {
     ASSERT_TRUE(made->close().ok());
   }
-  if (std::getenv("PETPS_WRITE_GOLDEN") != nullptr)
-    write_lines(GetParam(), written.memory(), written.size());
+  if (std::getenv("PETPS_WRITE_GOLDEN") != nullptr &&
+      version() == static_cast<int>(pool::layout::kFormatVersion))
+    write_lines(name(), written.memory(), written.size());
   std::vector<std::byte> memory(kCapacity + 4096);
   std::byte* base =
       memory.data() + (4096 - reinterpret_cast<uintptr_t>(memory.data()) % 4096) % 4096;
-  const uint64_t length = read_lines(GetParam(), base);
-  ASSERT_GT(length, kMetadata) << path_of(GetParam());
+  const uint64_t length = read_lines(name(), base);
+  ASSERT_GT(length, kMetadata) << path_of(name());
   auto tables = attach(base, length);
   ASSERT_NE(tables, nullptr);
   EXPECT_EQ(tables->pool().was_clean(), clean());
   EXPECT_EQ(tables->pool().generation(), clean() ? 1u : 2u);
-  expect_contents(*tables, items, users);
+  expect_contents(*tables, items, users, version());
   if (clean()) {
     EXPECT_EQ(tables->find(1)->status().rows, items.size());
   }
   tables->walk();
-  expect_contents(*tables, items, users);
+  expect_contents(*tables, items, users, version());
   EXPECT_EQ(tables->verify().unreachable_slots, 0u);
   ASSERT_TRUE(testing::apply(*tables->find(1), {{5, 50, false}}).ok());
   items[5] = 50;
-  expect_contents(*tables, items, users);
+  expect_contents(*tables, items, users, version());
 }
 
 template <typename T>
@@ -186,13 +209,13 @@ T at(const std::byte* bytes, uint64_t offset) {
 // Offsets are written out here and not taken from layout.h, which is what they pin. FORMAT.md is the same in prose.
 TEST(GoldenPoolBytes, Superblock) {
   std::vector<std::byte> memory(kCapacity);
-  read_lines("clean", memory.data());
+  read_lines("clean-2", memory.data());
   const std::byte* copies[2] = {memory.data(), memory.data() + 131072};
   const std::byte* copy =
       at<uint64_t>(copies[0], 24) > at<uint64_t>(copies[1], 24) ? copies[0] : copies[1];
   EXPECT_EQ(std::memcmp(copy, "PETPS_01", 8), 0);
-  EXPECT_EQ(at<uint32_t>(copy, 8), 1u);  // format version
-  EXPECT_EQ(at<uint32_t>(copy, 12), 144u + 2 * 136 + 2 * 136 + 72);
+  EXPECT_EQ(at<uint32_t>(copy, 8), 2u);  // format version
+  EXPECT_EQ(at<uint32_t>(copy, 12), 144u + 2 * 136 + 2 * 136 + 2 * 72);
   EXPECT_EQ(at<uint64_t>(copy, 64), 65536u);  // unit
   EXPECT_EQ(at<uint32_t>(copy, 72), 1u);      // generation
   EXPECT_EQ(at<uint32_t>(copy, 76), 1u);      // clean
@@ -201,7 +224,7 @@ TEST(GoldenPoolBytes, Superblock) {
   EXPECT_EQ(at<uint32_t>(copy, 88), 3u);      // next instance
   EXPECT_EQ(at<uint32_t>(copy, 92), 2u);      // tables
   EXPECT_EQ(at<uint32_t>(copy, 96), 2u);      // instances
-  EXPECT_EQ(at<uint32_t>(copy, 100), 1u);     // aliases
+  EXPECT_EQ(at<uint32_t>(copy, 100), 2u);     // aliases
   const std::byte* users = copy + 144 + 136;
   EXPECT_EQ(at<uint32_t>(users, 0), 2u);    // id
   EXPECT_EQ(at<uint32_t>(users, 4), 1u);    // instance
@@ -219,13 +242,15 @@ TEST(GoldenPoolBytes, Superblock) {
   EXPECT_EQ(std::memcmp(newer + 8, "ranking", 8), 0);
   EXPECT_EQ(std::memcmp(newer + 72, "ranking@8", 10), 0);
   const std::byte* alias = copy + 144 + 4 * 136;
-  EXPECT_EQ(at<uint32_t>(alias, 0), 2u);
-  EXPECT_EQ(std::memcmp(alias + 8, "live", 5), 0);
+  EXPECT_EQ(at<uint32_t>(alias, 0), 1u);
+  EXPECT_EQ(std::memcmp(alias + 8, "ranking", 8), 0);
+  EXPECT_EQ(at<uint32_t>(alias, 72), 2u);
+  EXPECT_EQ(std::memcmp(alias + 72 + 8, "live", 5), 0);
 }
 
 TEST(GoldenPoolBytes, ProgressAndExtents) {
   std::vector<std::byte> memory(kCapacity);
-  read_lines("clean", memory.data());
+  read_lines("clean-2", memory.data());
   const std::byte* first =
       memory.data() + 266240;               // turn 2 in the first line, turn 1 in the second
   EXPECT_EQ(at<uint32_t>(first, 0), 1u);    // instance
@@ -241,7 +266,12 @@ TEST(GoldenPoolBytes, ProgressAndExtents) {
   const std::byte* second = first + 128 + 64;
   EXPECT_EQ(at<uint32_t>(second, 4), 2u);
   EXPECT_EQ(at<uint64_t>(second, 40), 25u);  // target
-  EXPECT_EQ(at<uint32_t>(second, 56), 1u);   // catching up
+  EXPECT_EQ(at<uint8_t>(second, 56), 1u);    // catching up
+  const std::byte* third = first + 2 * 128 + 64;
+  EXPECT_EQ(at<uint32_t>(third, 56), 0xABCDEF04u);  // publisher's mark, conflict
+  const std::byte* fourth = first + 3 * 128 + 64;
+  EXPECT_EQ(at<uint64_t>(fourth, 40), 45u);      // target
+  EXPECT_EQ(at<uint32_t>(fourth, 56), 0x0103u);  // publisher's mark, incomplete
   // Buckets of table 1; buckets of 2 and slots of 2 for its default row; slots of 1. Kind, check, table, units.
   const std::byte* extents = memory.data() + 528384;
   const uint64_t expected[4][2] = {{1, 1}, {1, 2}, {2, 2}, {2, 1}};
@@ -256,8 +286,13 @@ TEST(GoldenPoolBytes, ProgressAndExtents) {
   EXPECT_EQ(at<uint64_t>(extents, 32), 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Pools, GoldenPool, ::testing::Values("clean", "killed"),
-                         [](const auto& pool) { return std::string(pool.param); });
+INSTANTIATE_TEST_SUITE_P(Pools, GoldenPool,
+                         ::testing::Values(Golden{true, 1}, Golden{false, 1}, Golden{true, 2},
+                                           Golden{false, 2}),
+                         [](const auto& pool) {
+                           return (pool.param.clean ? "clean_" : "killed_") +
+                                  std::to_string(pool.param.version);
+                         });
 
 }  // namespace
 }  // namespace petps::table

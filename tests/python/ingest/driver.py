@@ -169,11 +169,15 @@ def rows_by_partition(store: MemoryStore) -> dict[int, Rows]:
 
 
 def write_base(
-    folder: Path, rows: dict[int, Rows], positions: dict[int, tuple[int, int]], version: int
+    folder: Path,
+    rows: dict[int, Rows],
+    positions: dict[int, tuple[int, int]],
+    version: int,
+    instance: str = "m@1",
 ) -> Path:
     """A base that holds these rows."""
     writer = BaseWriter(
-        folder, model="m", instance="m@1", partitions=P, positions=positions, version=version
+        folder, model="m", instance=instance, partitions=P, positions=positions, version=version
     )
     merged = {key: row for part in rows.values() for key, row in part.items()}
     for schema in SCHEMAS:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from petps.checkpoint import BaseFolder
-from petps.delta import TableSchema
+from petps.delta import BaseBody, Kind, Record, RecordHeader, TableSchema, encode_record
 from petps.delta.directory import DirectoryLog
 from petps.errors import PetpsError
-from petps.ingest import Mode, Progress
+from petps.ingest import Mode, Progress, Standing
 from petps.publish import Publisher
 from tests.python.ingest.driver import (
     SCHEMAS,
@@ -120,8 +121,10 @@ def test_a_new_run_with_a_base_replaces_everything(tmp_path: Path) -> None:
         progress = store.progress(p)
         assert progress is not None
         assert (progress.run, progress.seq, progress.version) == (2, 1, 9)
-        assert not progress.catching_up
-        catching = [h for h in store.history if h.partition == p and h.catching_up]
+        assert progress.standing is Standing.FOLLOWING
+        catching = [
+            h for h in store.history if h.partition == p and h.standing is Standing.CATCHING_UP
+        ]
         assert [(h.run, h.seq, h.target) for h in catching] == [(1, first.position().seqs[p], 9)]
         assert driver.states[p].catch_ups == 1
     second.publish("user", [4], np.ones((1, 4), np.float32))
@@ -161,15 +164,74 @@ def test_broken_off_catch_up_never_follows_the_old_stream(tmp_path: Path) -> Non
     log, _ = two_runs(tmp_path / "log", tmp_path)
     store = MemoryStore(SCHEMAS, P)
     store.record_progress(
-        Progress(0, run=1, seq=2, offset=2, version=0, catching_up=True, target=9)
+        Progress(0, run=1, seq=2, offset=2, version=0, standing=Standing.CATCHING_UP, target=9)
     )
     shutil.rmtree(tmp_path / "bases")
     driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
     state = driver.states[0]
     assert state.mode is Mode.STALE
-    assert state.recorded.catching_up
+    assert state.recorded.standing is Standing.CATCHING_UP
     assert rows_by_partition(store)[0] == {}
     driver.close()
+
+
+def test_rows_that_are_mixed_stay_so_while_another_instance_is_fed(tmp_path: Path) -> None:
+    """The run of an instance that nobody takes: passed over, but only where rows are whole."""
+    log = open_log(tmp_path / "log")
+    first = Publisher(log, "m", tables=SCHEMAS, run=1)
+    first.begin_continue(None)
+    publish_versions(first, np.random.default_rng(1), 2)
+    stream = stream_of(log, first.position())
+    store = MemoryStore(SCHEMAS, P)
+    Driver(log, store, Letters()).run().close()
+    second = Publisher(log, "m", tables=SCHEMAS, run=2)
+    second.begin_base("other", version=9, instance="m@2")
+    publish_versions(second, np.random.default_rng(2), 2)
+    recorded = store.progress(0)
+    assert recorded is not None
+    mixed = replace(recorded, standing=Standing.CATCHING_UP, target=7)
+    store.record_progress(mixed)
+    bases = tmp_path / "bases"
+    for _ in range(2):
+        driver = Driver(log, store, Letters(), BaseFolder(bases)).run()
+        state = driver.states[0]
+        assert (state.mode, state.reason) == (
+            Mode.STALE,
+            "the catch-up to version 7 was broken off",
+        )
+        assert store.progress(0) == mixed
+        assert driver.states[1].passing == 2
+        driver.close()
+    positions = {p: (1, first.position().seqs[p]) for p in range(P)}
+    write_base(bases / "b", stream.final(), positions, version=7)
+    store.by_name["user"].rows.clear()
+    driver = Driver(log, store, Letters(), BaseFolder(bases)).run()
+    assert driver.states[0].passing == 2
+    assert rows_by_partition(store)[0] == stream.final()[0]
+    driver.close()
+
+
+@pytest.mark.parametrize("instance", ["m@2", None])
+def test_a_base_within_a_run_of_another_instance_mends_nothing(
+    tmp_path: Path, instance: str | None
+) -> None:
+    """The beginning of its run is lost, so that only the base itself tells whose rows it holds."""
+    log = open_log(tmp_path / "log")
+    first = Publisher(log, "m", tables=SCHEMAS, run=1)
+    first.begin_continue(None)
+    publish_versions(first, np.random.default_rng(1), 2)
+    stream = stream_of(log, first.position())
+    other: dict[int, Rows] = {p: {("user", p + 1000): b"o" * 16} for p in range(P)}
+    write_base(tmp_path / "bases" / "theirs", other, {}, version=9, instance="m@2")
+    for p in range(P):
+        header = RecordHeader("m", Kind.BASE, 2, "other", 0, 7, 9, 1, partition=p, partitions=P)
+        body = BaseBody(location="theirs", instance=instance)
+        log.publish(p, encode_record(Record(header, body)))
+        log.publish(p, encode_record(Record(replace(header, seq=9), body)))
+    driver = Driver(log, MemoryStore(SCHEMAS, P), Letters(), BaseFolder(tmp_path / "bases"))
+    driver.run().close()
+    assert {state.mode for state in driver.states.values()} == {Mode.STALE}
+    assert rows_by_partition(driver.store) == stream.final()
 
 
 def test_others_follow_while_one_catches_up(tmp_path: Path) -> None:
@@ -399,7 +461,7 @@ def test_a_damaged_base_leaves_it_stale_and_says_which_file(tmp_path: Path) -> N
     assert driver.states[0].following
     assert driver.states[1].mode is Mode.STALE
     assert f"{chunk.name} does not fit its checksum" in driver.states[1].reason
-    assert driver.states[1].recorded.catching_up
+    assert driver.states[1].recorded.standing is Standing.CATCHING_UP
     chunk.write_bytes(whole)
     driver.run()
     assert rows_by_partition(store) == stream.final()

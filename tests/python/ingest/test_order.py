@@ -9,6 +9,7 @@ import pytest
 
 from petps.delta import ContinueBody, Kind, RecordHeader
 from petps.ingest import Applied, Outcome, decide
+from petps.ingest.order import mark_of
 
 ROWS = RecordHeader(
     model="m",
@@ -25,7 +26,7 @@ ROWS = RecordHeader(
     dtype="f32",
     dim=1,
 )
-AT = Applied(5, 10, "a")
+AT = Applied(5, 10, mark_of("a"))
 
 
 def marker(run: int, seq: int = 1, kind: Kind = Kind.CONTINUE) -> RecordHeader:
@@ -49,7 +50,7 @@ def body(run: int, seq: int) -> ContinueBody:
             replace(ROWS, publisher="b"),
             None,
             Outcome.CONFLICT,
-            "publishers a and b both write run 5",
+            "run 5 is not b's alone, another publisher writes it too",
         ),
         (replace(ROWS, publisher="b", seq=3), None, Outcome.CONFLICT, "stop one of them"),
         (marker(6, kind=Kind.BASE), None, Outcome.NEW_RUN, ""),
@@ -91,7 +92,7 @@ def test_an_empty_pool_begins_with_a_run(
     assert decide(Applied(), header, continued).outcome is outcome
 
 
-def test_after_a_restart_the_publisher_is_learnt() -> None:
+def test_a_publisher_that_is_not_known_is_learnt() -> None:
     assert decide(Applied(5, 10), replace(ROWS, publisher="z")).outcome is Outcome.APPLY
 
 
@@ -132,7 +133,7 @@ def test_whatever_comes_only_the_next_one_is_applied(seed: int) -> None:
         decision = decide(applied, header, continued)
         if decision.outcome in (Outcome.APPLY, Outcome.NEW_RUN):
             accepted.append((header.run, header.seq))
-            applied = Applied(header.run, header.seq, header.publisher)
+            applied = Applied(header.run, header.seq, mark_of(header.publisher))
         elif decision.outcome is Outcome.DUPLICATE:
             assert (header.run, header.seq) in accepted
         elif decision.outcome is Outcome.ZOMBIE:

@@ -16,11 +16,12 @@ from petps.checkpoint import BaseFolder
 from petps.delta import Message, TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.ingest import Mode, Progress
-from petps.publish import Publisher
+from petps.publish import Position, Publisher
 from tests.python.ingest.driver import (
     SCHEMAS,
     Driver,
     P,
+    Rows,
     Stream,
     publish_versions,
     rows_by_partition,
@@ -209,19 +210,84 @@ def test_an_older_run_is_rejected(tmp_path: Path, stream: Stream) -> None:
         assert state.following
 
 
-def test_two_publishers_of_one_run_are_a_conflict(tmp_path: Path, stream: Stream) -> None:
-    log = DirectoryLog(tmp_path / "other", partitions=P)
+def of_another_publisher(folder: Path) -> list[Message]:
+    """Partition 0 of run 5, as b writes it."""
+    log = DirectoryLog(folder, partitions=P)
     other = Publisher(log, "m", tables=SCHEMAS, run=5, publisher_id="b")
     other.begin_continue(None)
     publish_versions(other, np.random.default_rng(9), 12)
     theirs = stream_of(log, other.position()).messages[0]
+    log.close()
+    return theirs
+
+
+def test_two_publishers_of_one_run_are_a_conflict(tmp_path: Path, stream: Stream) -> None:
+    theirs = of_another_publisher(tmp_path / "other")
     found = stream.messages[0]
     messages = with_partition_0(stream, [*found[:6], theirs[6], *found[6:]])
     driver = follow(tmp_path, messages)
     check_rows(driver, stream)
     state = driver.states[0]
     assert (state.mode, state.conflicts, state.recorded.seq) == (Mode.CONFLICT, 1, 6)
-    assert "publishers a and b both write run 5" in state.reason
+    assert "run 5 is not b's alone" in state.reason
+
+
+def check_a_new_run_mends(driver: Driver, bases: Path) -> None:
+    """Not one that goes on from what is applied: that is in doubt. One that begins with a base."""
+    log = driver.log
+    progress = {p: driver.store.progress(p) or Progress(p) for p in range(P)}
+    seqs = tuple(each.seq for each in progress.values())
+    goes_on = Publisher(log, "m", tables=SCHEMAS, run=20)
+    goes_on.begin_continue(Position(progress[0].run, seqs, 12))
+    stood = driver.run().states[0]
+    assert not stood.following
+    assert driver.store.progress(0) == progress[0]
+    rows: dict[int, Rows] = {p: {("user", p + 1000): b"n" * 16} for p in range(P)}
+    write_base(bases / "new", rows, {}, version=50)
+    Publisher(log, "m", tables=SCHEMAS, run=21).begin_base("new", version=50)
+    driver.run()
+    assert {p: state.recorded.run for p, state in driver.states.items()} == dict.fromkeys(
+        range(P), 21
+    )
+    assert all(state.following for state in driver.states.values())
+    found = {key for table in driver.store.rows().values() for key in table}
+    assert found == {p + 1000 for p in range(P)}
+
+
+def test_a_conflict_outlasts_restarts(tmp_path: Path, stream: Stream) -> None:
+    theirs = of_another_publisher(tmp_path / "other")
+    found = stream.messages[0]
+    messages = with_partition_0(stream, [*found[:6], theirs[6], *found[6:]])
+    driver = follow(tmp_path, messages)
+    for _ in range(2):
+        bases = BaseFolder(tmp_path / "bases")
+        driver = Driver(driver.log, driver.store, Letters(), bases).run()
+        state = driver.states[0]
+        assert (state.mode, state.recorded.seq) == (Mode.CONFLICT, 6)
+        assert "two publishers wrote run 5" in state.status(9, "m@1").reason
+        check_rows(driver, stream)
+        driver.close()
+    # A base of that run does not tell whose rows it holds.
+    position = stream.position
+    positions = {p: (position.run, position.seqs[p]) for p in range(P)}
+    write_base(tmp_path / "bases" / "12", stream.final(), positions, version=12)
+    driver = Driver(driver.log, driver.store, Letters(), BaseFolder(tmp_path / "bases")).run()
+    assert driver.states[0].mode is Mode.CONFLICT
+    check_a_new_run_mends(driver, tmp_path / "bases")
+    driver.close()
+
+
+def test_a_conflict_is_seen_in_the_first_message_after_a_restart(
+    tmp_path: Path, stream: Stream
+) -> None:
+    theirs = of_another_publisher(tmp_path / "other")
+    driver = follow(tmp_path, with_partition_0(stream, stream.messages[0][:6]))
+    driver.log.publish(0, theirs[6])
+    driver = Driver(driver.log, driver.store, Letters()).run()
+    state = driver.states[0]
+    assert (state.mode, state.conflicts, state.recorded.seq) == (Mode.CONFLICT, 1, 6)
+    check_rows(driver, stream)
+    driver.close()
 
 
 @pytest.mark.parametrize("what", ["table", "dim"])
@@ -268,6 +334,55 @@ def test_a_commit_that_counts_other_rows_is_a_gap(tmp_path: Path, stream: Stream
         assert state.mode is Mode.STALE
         assert state.recorded.version == 1
         assert "version 2 says that {'user': 7} rows" in state.reason
+    driver.close()
+
+
+def test_rows_that_never_came_are_remembered(tmp_path: Path, stream: Stream) -> None:
+    """Neither a restart nor the same commit once more makes them come."""
+    log = DirectoryLog(tmp_path / "log", partitions=P)
+    publisher = Publisher(log, "m", tables=SCHEMAS, run=5)
+    publisher.begin_continue(None)
+    publisher.commit()
+    lost = publisher.position()
+    publisher._counts = {"user": [7] * P}
+    publisher.commit()
+    publish_versions(publisher, np.random.default_rng(4), 2)
+    store = MemoryStore(SCHEMAS, P)
+    driver = Driver(log, store, Letters()).run()
+    commits = stream_of(log, publisher.position()).messages
+    for partition, messages in commits.items():
+        log.publish(partition, messages[lost.seqs[partition]])
+    driver.run().close()
+    for _ in range(2):
+        driver = Driver(log, store, Letters()).run()
+        for p, state in driver.states.items():
+            assert (state.mode, state.recorded.version) == (Mode.STALE, 1)
+            assert state.recorded.seq == lost.seqs[p]
+            assert "rows that the commit of version 2 counts never came" in state.reason
+        assert all(not rows for rows in store.rows().values())
+        driver.close()
+    # The trainer's rows as they were at that commit mend it; what follows is applied.
+    bases = tmp_path / "bases"
+    rows: dict[int, Rows] = {p: {("user", p + 1000): b"l" * 16} for p in range(P)}
+    positions = {p: (lost.run, lost.seqs[p]) for p in range(P)}
+    write_base(bases / "mend", rows, positions, version=2)
+    driver = Driver(log, store, Letters(), BaseFolder(bases)).run()
+    for state in driver.states.values():
+        assert state.following
+        assert state.recorded.version == 4
+    assert {p + 1000 for p in range(P)} <= set(store.by_name["user"].rows)
+    driver.close()
+
+
+def test_rows_that_never_came_and_a_new_run(tmp_path: Path) -> None:
+    log = DirectoryLog(tmp_path / "log", partitions=P)
+    publisher = Publisher(log, "m", tables=SCHEMAS, run=5)
+    publisher.begin_continue(None)
+    publisher._counts = {"user": [7] * P}
+    publisher.commit()
+    bases = BaseFolder(tmp_path / "bases")
+    driver = Driver(log, MemoryStore(SCHEMAS, P), Letters(), bases).run()
+    check_a_new_run_mends(driver, tmp_path / "bases")
     driver.close()
 
 

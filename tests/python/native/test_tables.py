@@ -270,7 +270,7 @@ def test_pool_copied_half(pool_path: Path, tmp_path: Path) -> None:
 def test_pool_of_another_format_version(pool_path: Path) -> None:
     forge(pool_path, version=9)
     with pytest.raises(
-        Unimplemented, match=r"format version 9, this build reads version 1;.*export"
+        Unimplemented, match=r"format version 9, this build reads versions 1 to 2;.*export"
     ):
         _native.Tables.open(str(pool_path))
 
@@ -369,6 +369,9 @@ def test_progress_and_catalogue_survive(tmp_path: Path) -> None:
                 seq=6,
                 offset=7,
                 version=8 + partition,
+                state="incomplete" if partition else "following",
+                target=10 * partition,
+                publisher=0xFFFFFF * partition,
             )
         )
     tables.set_alias("live", instance.id)
@@ -382,7 +385,13 @@ def test_progress_and_catalogue_survive(tmp_path: Path) -> None:
     found = tables.progress(instance.id, 1)
     assert found is not None
     assert (found.run, found.seq, found.offset, found.version) == (5, 6, 7, 9)
-    assert found.state == "following"
+    assert (found.state, found.target, found.publisher) == ("incomplete", 10, 0xFFFFFF)
+    with pytest.raises(InvalidArgument, match="mark is at most 16777215, not 16777216"):
+        tables.record_progress(
+            _native.Progress(
+                instance=1, partition=0, run=1, seq=1, offset=1, version=1, publisher=1 << 24
+            )
+        )
     assert tables.progress(instance.id + 5, 0) is None
     assert len(tables.all_progress()) == 2
     with pytest.raises(NotFound, match="no model, instance or alias 'x'; this pool has: m@0"):
