@@ -54,6 +54,7 @@ class Serving:
         self._map_file = None if path is None else MapFile(path)
         self._map = None if self._map_file is None else self._map_file.read()
         self._map_error = ""
+        self._report_error = ""
         self._ingested: list[int] | None = []
         self.opened_at = time.monotonic()
         self._tables = _open(config)
@@ -92,8 +93,19 @@ class Serving:
     def report(self) -> None:
         """Takes ingest's state into the status. Called about every second."""
         ingest = self._ingest  # another one after the next change of the shard map
-        if ingest is not None and not self._draining:
+        if ingest is None or self._draining:
+            return
+        error = ""
+        try:
             self._server.set_status_member("ingest", json.dumps(ingest.status()))
+        except Exception as failure:  # whatever it is must be seen, and must not end the serving
+            error = (
+                "ingest's state is not in the status, serving goes on: "
+                f"{type(failure).__name__}: {failure}"
+            )
+        if error and error != self._report_error:
+            self._log(error)
+        self._report_error = error
 
     def follow_shard_map(self) -> None:
         """Acts on a changed shard map: first what is served, then what is ingested.

@@ -61,6 +61,7 @@ class KafkaLog:
         self._trouble = Trouble()
         self._producer: Producer | None = None
         self._failed: KafkaError | None = None
+        self._told = False  # the caller knows of it
         self._closed = False
         self._away: Unavailable | None = None
         self._away_until = 0.0
@@ -168,6 +169,7 @@ class KafkaLog:
             raise FailedPrecondition(f"{self.name}: the log is closed")
         self._trouble.raise_denied(self.name)
         if self._failed is not None:
+            self._told = True
             raise as_petps(self._failed, f"{self.name}: a message was not delivered")
 
     def _check_partition(self, partition: int) -> None:
@@ -275,7 +277,7 @@ class KafkaLog:
             if self._closed:
                 return
             try:
-                if self._failed is None:  # its error has reached the caller already
+                if not self._told:
                     self._flush()
             finally:
                 self._closed = True

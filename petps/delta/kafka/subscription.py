@@ -58,7 +58,9 @@ class KafkaSubscription:
         self._buffered = 0
         self._size_guess = FIRST_SIZE_GUESS
         self._paused: set[int] = set()
-        self._lost: set[int] = set()
+        # What librdkafka reads: neither the paused, of which nothing is held either (it would take
+        # the room of the others), nor the lost.
+        self._assigned = set(positions)
         self._turn = 0
         self._consumer.assign([self._at(p, offset) for p, offset in positions.items()])
 
@@ -98,7 +100,7 @@ class KafkaSubscription:
         if error is not None:
             self._add_error(error, partition)
             return
-        if partition not in self._buffers or partition in self._lost:
+        if partition not in self._assigned:
             return
         offset = message.offset()
         self._tail[partition] = offset + 1
@@ -113,12 +115,13 @@ class KafkaSubscription:
     def _add_error(self, error: KafkaError, partition: int | None) -> None:
         code = error.code()
         if code in _LOST and partition in self._buffers:
-            if partition not in self._lost:
-                self._consumer.incremental_unassign([self._at(partition, 0)])
-                self._lost.add(partition)
+            if partition in self._assigned:
+                self._unassign(partition)
                 start, end = self._bounds(partition)
                 self._buffers[partition].append(Lost(partition, self._tail[partition], start, end))
         elif code in _DAMAGED and partition in self._buffers:
+            if partition not in self._assigned:
+                return
             # How many messages the damaged batch held is not known: one is passed at a time.
             offset = self._tail[partition]
             self._buffers[partition].append(Damage(partition, offset, offset + 1, error.str()))
@@ -131,7 +134,7 @@ class KafkaSubscription:
 
     def _deal(self, max_bytes: int) -> list[Event]:
         """Each partition may fill its share; another one begins each time."""
-        ready = [p for p, kept in self._buffers.items() if kept and p not in self._paused]
+        ready = [p for p, kept in self._buffers.items() if kept]
         if not ready:
             return []
         self._turn = (self._turn + 1) % len(ready)
@@ -151,20 +154,27 @@ class KafkaSubscription:
 
     def _assign(self, partition: int, offset: int) -> None:
         """Reads on from ``offset``; what librdkafka has read of the partition is dropped by it."""
-        if partition not in self._lost:
-            self._consumer.incremental_unassign([self._at(partition, 0)])
-        self._lost.discard(partition)
+        self._unassign(partition)
         self._consumer.incremental_assign([self._at(partition, offset)])
-        if partition in self._paused:
-            self._consumer.pause([self._at(partition, 0)])
+        self._assigned.add(partition)
 
-    def seek(self, partition: int, offset: int) -> None:
-        """See Subscription."""
+    def _unassign(self, partition: int) -> None:
+        if partition in self._assigned:
+            self._consumer.incremental_unassign([self._at(partition, 0)])
+            self._assigned.discard(partition)
+
+    def _drop(self, partition: int, offset: int) -> None:
+        """Nothing is held of the partition; its next event is the one at ``offset``."""
         kept = self._buffers[partition]
         self._buffered -= sum(_size(event) for event in kept)
         kept.clear()
         self._next[partition] = self._tail[partition] = offset
-        self._assign(partition, offset)
+
+    def seek(self, partition: int, offset: int) -> None:
+        """See Subscription."""
+        self._drop(partition, offset)
+        if partition not in self._paused:
+            self._assign(partition, offset)
 
     def positions(self) -> dict[int, int]:
         """See Subscription."""
@@ -173,14 +183,14 @@ class KafkaSubscription:
     def pause(self, partition: int) -> None:
         """See Subscription."""
         self._paused.add(partition)
-        if partition not in self._lost:
-            self._consumer.pause([self._at(partition, 0)])
+        self._unassign(partition)
+        self._drop(partition, self._next[partition])
 
     def resume(self, partition: int) -> None:
         """See Subscription."""
-        self._paused.discard(partition)
-        if partition not in self._lost:
-            self._consumer.resume([self._at(partition, 0)])
+        if partition in self._paused:
+            self._paused.discard(partition)
+            self._assign(partition, self._next[partition])
 
     def observe(self, positions: Mapping[int, int]) -> None:
         """See Subscription: committed to the group of option group.id, if there is one."""

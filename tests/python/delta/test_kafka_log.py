@@ -16,6 +16,7 @@ from confluent_kafka.cimpl import TopicPartition
 
 from petps.delta import MAX_MESSAGE_BYTES, Damage, Delivery, Event, Lost, Message, Subscription
 from petps.delta.kafka import KafkaLog, client, parse_address
+from petps.delta.kafka.subscription import BUFFER_BYTES_MIN, KafkaSubscription
 from petps.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -221,6 +222,24 @@ def test_an_undelivered_message_reaches_the_caller(kafka: Broker, place: str) ->
     assert numbers(read(KafkaLog(place), 1)) == [0]
 
 
+def test_a_message_that_fails_after_its_publish_is_told_at_close(kafka: Broker, place: str) -> None:
+    log = KafkaLog(place, partitions=1, options={"message.timeout.ms": 8000})
+    log.publish(0, message(0))
+    log.flush()
+    kafka.kill()
+    try:
+        log.publish(0, message(1))
+        # What publish() ends with: its poll hears of a failure that nobody has been told of yet.
+        producer = log._producer
+        assert producer is not None
+        until(lambda: producer.poll(0.1) > 0 and log._failed)
+        with pytest.raises(PetpsError, match="not delivered"):
+            log.close()
+        log.close()
+    finally:
+        kafka.start()
+
+
 def test_a_full_queue_makes_the_publisher_wait(kafka: Broker, place: str) -> None:
     """Nothing is held beyond the queue's bound, and nothing is lost when the broker comes back."""
     options = {"queue.buffering.max.kbytes": 1024, "message.timeout.ms": 120_000}
@@ -253,6 +272,37 @@ def test_a_closed_log_takes_nothing(place: str) -> None:
     log.close()
     with pytest.raises(FailedPrecondition, match="closed"):
         log.publish(0, message(1))
+
+
+def test_a_paused_partition_takes_no_room_of_the_others(place: str) -> None:
+    with KafkaLog(place, partitions=2) as log:
+        for number in range(100):
+            log.publish(0, message(number, 100_000))
+            log.publish(1, message(number, 100_000))
+        log.flush()
+        subscription = log.subscribe({0: 0, 1: 0})
+        assert isinstance(subscription, KafkaSubscription)
+        subscription.pause(1)
+        given: list[Event] = []
+
+        def full() -> bool:
+            given.extend(subscription.poll(max_bytes=1, timeout=0))
+            return subscription._buffered >= BUFFER_BYTES_MIN - 200_000
+
+        until(full)
+        subscription.pause(0)
+        subscription.resume(1)
+        polls = 0
+        others: list[Event] = []
+        while len(others) < 100:
+            take(subscription, others, len(others) + 1)
+            polls += 1
+        assert numbers(others) == list(range(100))
+        assert polls < 50, "one by one"
+        subscription.resume(0)
+        take(subscription, given, 100)
+        assert numbers(given) == list(range(100))
+        subscription.close()
 
 
 # ---- the broker dies

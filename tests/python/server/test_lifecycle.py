@@ -105,6 +105,23 @@ def test_ingest_in_the_server(start: Start, tmp_path: Path) -> None:
         assert (opened.pull("fed", keys) == 2.5).all()
 
 
+def test_a_status_that_cannot_be_had_does_not_end_the_serving(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    with Serving(settings(pool, ingest={"log": tmp_path / "log"}), log=lines.append) as serving:
+        working = serving._ingest.status
+        monkeypatch.setattr(serving._ingest, "status", lambda: 1 / 0)
+        lines.clear()
+        for _ in range(3):
+            serving.report()
+        (line,) = lines
+        assert line.startswith("ingest's state is not in the status, serving goes on: ZeroDivision")
+        assert "ingest" in serving.status()
+        monkeypatch.setattr(serving._ingest, "status", working)
+        assert serving.status()["ingest"]["running"]
+
+
 def test_ingest_that_cannot_start(pool: Path, tmp_path: Path) -> None:
     with DirectoryLog(tmp_path / "other", partitions=3):
         pass
