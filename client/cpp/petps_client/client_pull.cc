@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "base/clock.h"
 #include "petps_client/pull_call.h"
@@ -125,19 +126,36 @@ PullCall::PullCall(Client::Impl& client, std::span<const TablePull> pulls,
 PullCall::~PullCall() = default;
 
 Status PullCall::run(const Routing& by, PullReport& report) {
+  bool was_stale = false;
   for (;;) {
     const Status status = run_once(by, report);
-    if (status.code() != Code::kNotFound || instance_.empty()) return status;
-    // The instance that all were asked for has been dropped somewhere. The alias may mean another one by now.
+    // The instance that was asked for has been dropped somewhere, or is frozen at an older version: the alias may mean another one
+    // by now.
+    const bool dropped = status.code() == Code::kNotFound && !instance_.empty();
+    const bool stale = status.code() == Code::kStale && !std::exchange(was_stale, true);
+    if (!dropped && !stale) return status;
     const std::string before = instance_;
-    for (const auto& endpoint : by.all) {
-      if (endpoint->rests_until_ns() > base::monotonic_ns()) continue;
-      auto leased = endpoint->lease(deadline_);
-      if (leased.ok()) (void)endpoint->read_catalogue(**leased, deadline_);
-    }
+    const bool switched = read_catalogues(by);
+    if (stale && !switched) return status;
     PETPS_RETURN_IF_ERROR(plan(by));
-    if (instance_ == before) return status;
+    if (dropped && instance_ == before) return status;
   }
+}
+
+// Of all servers that answer. Whether the alias means another instance at one of them than when its catalogue was read last.
+bool PullCall::read_catalogues(const Routing& by) const {
+  bool switched = false;
+  for (const auto& endpoint : by.all) {
+    if (endpoint->rests_until_ns() > base::monotonic_ns()) continue;
+    auto leased = endpoint->lease(deadline_);
+    if (!leased.ok()) continue;
+    const auto before = endpoint->last_catalogue();
+    const auto fresh = endpoint->read_catalogue(**leased, deadline_);
+    if (!fresh.ok()) continue;
+    switched =
+        switched || before == nullptr || fresh.value()->instance_name() != before->instance_name();
+  }
+  return switched;
 }
 
 Status PullCall::run_once(const Routing& by, PullReport& report) {

@@ -25,6 +25,7 @@ class PullCall {
 
   base::Status run_once(const Routing& by, PullReport& report);
   base::Status plan(const Routing& by);
+  bool read_catalogues(const Routing& by) const;
   std::string oldest_meant(const Routing& by, const Catalogue& catalogue) const;
   std::vector<Share> share_out(const Routing& by) const;
   uint32_t wait_ms(const Flight& flight, bool wait) const;

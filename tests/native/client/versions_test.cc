@@ -84,6 +84,39 @@ TEST(Versions, AreServedSideBySideAndSwitched) {
   EXPECT_EQ(plain->drop_instance("ranking@2").code(), base::Code::kFailedPrecondition);
 }
 
+void record(RealServer& server, const std::string& instance, uint64_t version) {
+  const uint32_t id = server.tables().resolve(instance).value().id;
+  for (uint32_t partition = 0; partition < 2; ++partition)
+    ASSERT_TRUE(server.tables().record_progress({id, partition, 1, 1, 1, version, {}, 0}).ok());
+}
+
+TEST(Versions, AVersionThatOnlyTheNewInstanceHasIsFound) {
+  RealServer server;
+  add_version(server, 1);
+  add_version(server, 2);
+  server.start();
+  record(server, "ranking@1", 1);
+  record(server, "ranking@2", 2);
+  const auto plain = connect(server.url());
+  const auto first = connect("petps://" + server.address() + "/ranking@1");
+  EXPECT_EQ(pull_version(*plain, 3).value(), 1u);
+  const std::vector<uint64_t> keys = {3};
+  std::vector<float> rows(kDim);
+  PullOptions options;
+  options.min_version = 2;
+  EXPECT_EQ(plain->pull("a", keys, rows, {}, options).status().code(), base::Code::kStale);
+  ASSERT_TRUE(connect(server.url())->switch_alias("ranking", "ranking@2").ok());
+  const auto report = plain->pull("a", keys, rows, {}, options);
+  ASSERT_TRUE(report.ok()) << report.status().to_string();
+  EXPECT_EQ(report.value().applied_version, 2u);
+  EXPECT_EQ(rows, row_of(3, kDim, 2));
+  options.min_version = 3;
+  EXPECT_EQ(plain->pull("a", keys, rows, {}, options).status().code(), base::Code::kStale);
+  options.min_version = 2;
+  EXPECT_EQ(first->pull("a", keys, rows, {}, options).status().code(), base::Code::kStale)
+      << "asked for by name";
+}
+
 TEST(Versions, ADroppedInstanceThatWasAskedForByNameIsNotFound) {
   RealServer server;
   add_version(server, 1);
