@@ -272,7 +272,7 @@ class Server:
         host: str = "127.0.0.1",
         port: int = 7070,
         workers: int = 1,
-        gather: Literal["auto", "copy", "sendmsg"] = "auto",
+        gather: Literal["auto", "copy", "sendmsg", "zerocopy"] = "auto",
         hot_set_seconds: int = 10,
         drain_ms: int = 5000,
         limits: dict[str, int] = ...,

@@ -3,6 +3,7 @@
 
 #include "bindings/session.h"
 #include "server/server.h"
+#include "transport/gather_choice.h"
 
 namespace petps::bindings {
 
@@ -31,10 +32,9 @@ class ServerHandle {
 };
 
 transport::GatherMode parse_gather(const std::string& name) {
-  if (name == "auto") return transport::GatherMode::kAuto;
-  if (name == "copy") return transport::GatherMode::kCopy;
-  if (name == "sendmsg") return transport::GatherMode::kSendmsg;
-  invalid("gather '" + name + "' is unknown; write 'auto', 'copy' or 'sendmsg'");
+  transport::GatherMode mode;
+  if (transport::parse_gather_mode(name, mode)) return mode;
+  invalid("gather '" + name + "' is unknown; write 'auto', 'copy', 'sendmsg' or 'zerocopy'");
 }
 
 // Takes a limit by name out of `limits` when it is there; what is left at the end is unknown.

@@ -39,7 +39,7 @@ Worker::Outcome Worker::pull(transport::ConnectionId connection, const wire::Fra
   if (request.min_version > applied.version) return park(connection, request, applied, refusal);
 
   list_.clear();
-  const bool copy = copies_rows();
+  const bool copy = copies_rows(request.keys.size(), rows_bytes_max);
   const std::span<std::byte> head = list_.header(head_bytes, copy ? rows_bytes_max : 0);
   const wire::PullReplyParts parts = wire::start_pull_reply(request.sections, head);
   size_t key = 0;
@@ -142,12 +142,8 @@ Worker::Outcome Worker::park(transport::ConnectionId connection, const wire::Pul
 
 // Small rows are copied in step with the lookup of later ones, which keeps memory and core busy; large
 // ones become pieces that the transport or the kernel reads.
-bool Worker::copies_rows() const {
-  if (shared_.options.gather == transport::GatherMode::kCopy) return true;
-  if (shared_.options.gather == transport::GatherMode::kSendmsg) return false;
-  return std::all_of(section_tables_.begin(), section_tables_.end(), [](const table::Table* table) {
-    return table == nullptr || table->record().spec.row_bytes <= transport::kCopyPieceBytes;
-  });
+bool Worker::copies_rows(size_t keys, uint64_t rows_bytes_max) const {
+  return shared_.gather->of(rows_bytes_max / keys, keys) == transport::GatherMode::kCopy;
 }
 
 void Worker::gather_section(std::span<const uint64_t> keys, const table::Table& table,

@@ -93,26 +93,34 @@ base::Result<std::unique_ptr<Server>> Server::start(table::Tables& tables,
   tcp.host = options.host;
   tcp.port = options.port;
   tcp.endpoints = options.workers;
-  tcp.mode = options.gather;
+  auto impl = std::make_unique<Impl>(tables, options);
+  tcp.gather = impl->shared.gather;
   tcp.limits = options.transport;
   tcp.limits.connections = options.limits.connections;
   tcp.rules = frame_rules(options.limits);
   base::Result<std::unique_ptr<transport::Transport>> made = transport::make_tcp(tcp);
   if (!made.ok()) return made.status();
-  return start(tables, options, std::move(made.value()));
+  auto started = start_over(std::move(impl), std::move(made.value()));
+  if (started.ok()) start_measuring(started.value()->impl_->shared);
+  return started;
 }
 
 base::Result<std::unique_ptr<Server>> Server::start(
     table::Tables& tables, const ServerOptions& options,
     std::unique_ptr<transport::Transport> transport) {
   PETPS_RETURN_IF_ERROR(check_options(options));
+  return start_over(std::make_unique<Impl>(tables, options), std::move(transport));
+}
+
+base::Result<std::unique_ptr<Server>> Server::start_over(
+    std::unique_ptr<Impl> impl, std::unique_ptr<transport::Transport> transport) {
+  Shared& shared = impl->shared;
+  const ServerOptions& options = shared.options;
   if (transport->endpoints() < options.workers) {
     return Status(Code::kInvalidArgument, std::to_string(options.workers) +
                                               " workers need as many endpoints, not " +
                                               std::to_string(transport->endpoints()));
   }
-  auto impl = std::make_unique<Impl>(tables, options);
-  Shared& shared = impl->shared;
   shared.started_ns = base::monotonic_ns();
   shared.transport = std::move(transport);
   shared.address = options.address;
@@ -151,6 +159,7 @@ Status Server::stop() {
   shared.stopping.store(true, std::memory_order_release);
   for (const auto& worker : shared.workers) worker->endpoint().wake();
   for (std::thread& thread : shared.threads) thread.join();
+  if (shared.measuring.joinable()) shared.measuring.join();
   size_t undrained = 0;
   for (const auto& worker : shared.workers) undrained += worker->drained() ? 0 : 1;
   const size_t pushes = shared.writer->waiting();

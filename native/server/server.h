@@ -27,6 +27,7 @@ struct ServerOptions {
   std::string host = "127.0.0.1";  // numeric IPv4 or IPv6 address
   uint16_t port = 7070;            // 0: any free one, see Server::port()
   uint32_t workers = 1;            // 1..kMaxWorkers
+  // kAuto over tcp: measured beside the first requests, see transport/GATHER.md.
   transport::GatherMode gather = transport::GatherMode::kAuto;
   wire::Limits limits;  // lowered, never raised above wire's constants
   transport::Limits transport;
@@ -74,6 +75,13 @@ struct StatsSnapshot {
   uint64_t waits_for_version = 0;  // times a pull was parked until its version is applied
   uint64_t bytes_received = 0;
   uint64_t bytes_sent = 0;
+  // Replies over tcp by the way their rows went out (transport::Counters).
+  uint64_t lists_copied = 0;
+  uint64_t lists_gathered = 0;
+  uint64_t lists_zerocopy = 0;
+  uint64_t zerocopy_sends = 0;
+  uint64_t zerocopy_copied = 0;
+  uint64_t zerocopy_refused = 0;
   uint64_t connections = 0;         // open now
   uint64_t connections_opened = 0;  // ever
   uint64_t connections_refused = 0;
@@ -123,6 +131,8 @@ class Server {
 
  private:
   explicit Server(std::unique_ptr<Impl> impl);
+  static base::Result<std::unique_ptr<Server>> start_over(
+      std::unique_ptr<Impl> impl, std::unique_ptr<transport::Transport> transport);
   std::unique_ptr<Impl> impl_;
 };
 

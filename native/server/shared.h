@@ -13,6 +13,7 @@
 #include "server/push_writer.h"
 #include "server/server.h"
 #include "server/worker.h"
+#include "transport/gather_choice.h"
 
 namespace petps::server {
 
@@ -28,10 +29,13 @@ struct Ownership {
 };
 
 struct Shared {
-  explicit Shared(table::Tables& of, const ServerOptions& with) : tables(of), options(with) {}
+  explicit Shared(table::Tables& of, const ServerOptions& with)
+      : tables(of), options(with), gather(std::make_shared<transport::GatherChoice>(with.gather)) {}
 
   table::Tables& tables;
   const ServerOptions options;
+  const std::shared_ptr<transport::GatherChoice> gather;
+  std::thread measuring;  // fills it
   uint64_t started_ns = 0;
   std::atomic<bool> stopping{false};
   std::atomic<uint64_t> drain_until_ns{0};
@@ -59,6 +63,9 @@ struct Shared {
   std::string status_json();
   StatsSnapshot stats() const;
 };
+
+// Starts shared.measuring where the choice is to be measured.
+void start_measuring(Shared& shared);
 
 // What a client is told about the catalogue.
 wire::TablesReply describe_tables(table::Tables& tables);

@@ -23,16 +23,40 @@ std::string uuid_text(const std::array<uint8_t, 16>& uuid) {
   return text;
 }
 
-const char* mode_name(transport::GatherMode mode) {
-  switch (mode) {
-    case transport::GatherMode::kAuto:
-      return "auto";
-    case transport::GatherMode::kCopy:
-      return "copy";
-    case transport::GatherMode::kSendmsg:
-      return "sendmsg";
+void write_gather(const transport::GatherChoice& gather, const StatsSnapshot& stats,
+                  JsonWriter& json) {
+  json.begin_object("gather");
+  json.member("mode", transport::gather_mode_name(gather.wish()));
+  json.member("lists_copied", stats.lists_copied);
+  json.member("lists_gathered", stats.lists_gathered);
+  json.member("lists_zerocopy", stats.lists_zerocopy);
+  json.member("zerocopy_sends", stats.zerocopy_sends);
+  json.member("zerocopy_copied", stats.zerocopy_copied);
+  json.member("zerocopy_refused", stats.zerocopy_refused);
+  const transport::GatherCosts* costs = gather.costs();
+  json.member("measured", costs != nullptr);
+  if (costs != nullptr) {
+    json.member("measuring_ms", costs->milliseconds);
+    json.member("measured_whole", costs->complete);
+    json.begin_array("choices");
+    for (size_t r = 0; r < costs->cells.size(); ++r) {
+      for (size_t b = 0; b < costs->cells[r].size(); ++b) {
+        const transport::GatherCosts::Cell& cell = costs->cells[r][b];
+        json.begin_object();
+        json.member("row_bytes", costs->kRowBytes[r]);
+        json.member("rows", costs->kBatches[b]);
+        json.member("mode", transport::gather_mode_name(cell.cheapest(r)));
+        for (size_t m = 0; m < cell.ns.size(); ++m) {
+          json.member(std::string(transport::gather_mode_name(transport::kGatherModes[m])) + "_us",
+                      static_cast<double>(cell.ns[m]) / 1e3);
+        }
+        json.member("zerocopy_copied", cell.zerocopy_copied);
+        json.end_object();
+      }
+    }
+    json.end_array();
   }
-  return "unknown";
+  json.end_object();
 }
 
 void write_pool(table::Tables& tables, JsonWriter& json) {
@@ -175,7 +199,7 @@ std::string Shared::status_json() {
   json.member("transport", transport->name());
   json.member("host", options.host);
   json.member("port", uint32_t{transport->port()});
-  json.member("gather", mode_name(options.gather));
+  write_gather(*gather, snapshot, json);
   json.member("workers", workers.size());
   write_pool(tables, json);
   write_shard(*current_ownership(), address, json);
@@ -211,6 +235,12 @@ StatsSnapshot Shared::stats() const {
         counters.closed_for_cause.load(std::memory_order_relaxed);
     snapshot.bytes_received += counters.bytes_received.load(std::memory_order_relaxed);
     snapshot.bytes_sent += counters.bytes_sent.load(std::memory_order_relaxed);
+    snapshot.lists_copied += counters.lists_copied.load(std::memory_order_relaxed);
+    snapshot.lists_gathered += counters.lists_gathered.load(std::memory_order_relaxed);
+    snapshot.lists_zerocopy += counters.lists_zerocopy.load(std::memory_order_relaxed);
+    snapshot.zerocopy_sends += counters.zerocopy_sends.load(std::memory_order_relaxed);
+    snapshot.zerocopy_copied += counters.zerocopy_copied.load(std::memory_order_relaxed);
+    snapshot.zerocopy_refused += counters.zerocopy_refused.load(std::memory_order_relaxed);
   }
   snapshot.connections_refused = transport->refused();
   snapshot.pushes_waiting = writer->waiting();

@@ -83,6 +83,10 @@ void Worker::handle(const Event& event) {
       if (!event.reason.ok()) shared_.report_incident(event.reason.to_string());
       break;
     case Event::Kind::kOverdue: {
+      if (!event.reason.ok()) {  // it is closed already
+        shared_.report_incident(event.reason.to_string());
+        break;
+      }
       const std::string text = "connection " + endpoint_.peer(event.connection) +
                                " has held rows longer than " +
                                std::to_string(shared_.options.transport.pin_ms) + " ms: closed";

@@ -85,7 +85,7 @@ class Worker {
   // rows_bytes_max: of all rows that the request could find.
   base::Status check_reply_size(const wire::PullRequest& request, size_t head_bytes,
                                 uint64_t& rows_bytes_max) const;
-  bool copies_rows() const;
+  bool copies_rows(size_t keys, uint64_t rows_bytes_max) const;
   Applied applied_version(const wire::PullRequest& request) const;
   // For a pull whose version is not applied yet.
   Outcome park(transport::ConnectionId connection, const wire::PullRequest& request,

@@ -64,14 +64,11 @@ struct Limits {
 };
 
 enum class GatherMode : uint8_t {
-  kAuto,     // copy up to kCopyPieceBytes a piece, sendmsg above
-  kCopy,     // rows are copied, prefetched, into one buffer and sent from there
-  kSendmsg,  // the kernel gathers the rows; what the socket does not take at once is copied out
+  kAuto,      // whichever of the others is cheapest for such a list: see gather_choice.h
+  kCopy,      // rows are copied, prefetched, into one buffer and sent from there
+  kSendmsg,   // the kernel gathers the rows; what the socket does not take at once is copied out
+  kZerocopy,  // the network card gathers the rows; the pin waits for the completion
 };
-// Average piece up to which kAuto copies. Server time of a 500-row reply over loopback TCP, copy
-// against sendmsg: 512-byte rows 70 and 92 us, 1 KiB 140 and 176, 2 KiB 330 and 280, 16 KiB (64
-// rows) 320 and 240.
-inline constexpr size_t kCopyPieceBytes = 1536;
 
 // Called once where a peer becomes known, before its first byte is read. Not OK: the peer is told
 // why, and refused.
@@ -86,7 +83,9 @@ struct Event {
     kFrames,  // at least one complete frame waits: peek() and consume() them
     // the connection is gone; `reason` says why (OK: the peer closed it, or close() was called)
     kClosed,
-    kOverdue,  // a posted list has held its Pin longer than Limits::pin_ms
+    // A posted list has held its Pin longer than Limits::pin_ms: the connection wants closing. With
+    // a `reason`: it is closed already, and the hardware still reads its rows.
+    kOverdue,
   };
   Kind kind;
   ConnectionId connection;
@@ -99,6 +98,13 @@ struct Counters {
   std::atomic<uint64_t> bytes_sent{0};
   std::atomic<uint64_t> frames_received{0};
   std::atomic<uint64_t> lists_posted{0};
+  // Of those, by the way their rows went out.
+  std::atomic<uint64_t> lists_copied{0};
+  std::atomic<uint64_t> lists_gathered{0};  // by the kernel
+  std::atomic<uint64_t> lists_zerocopy{0};
+  std::atomic<uint64_t> zerocopy_sends{0};
+  std::atomic<uint64_t> zerocopy_copied{0};   // of those: the kernel copied nevertheless
+  std::atomic<uint64_t> zerocopy_refused{0};  // it had no memory for it, and sent in the usual way
   std::atomic<uint64_t> opened{0};
   std::atomic<uint64_t> closed{0};
   // of those: a broken rule or limit, not the peer's or our own wish

@@ -89,7 +89,8 @@ Backend tcp_backend(std::string name, GatherMode mode) {
   backend.make = [mode](const Limits& limits, size_t endpoints, const Admit& admit) {
     TcpOptions options;
     options.endpoints = endpoints;
-    options.mode = mode;
+    options.gather = std::make_shared<const GatherChoice>(mode);
+    options.zerocopy_bytes = 1;  // so that small lists show it too
     options.limits = limits;
     options.rules = test_rules();
     options.admit = admit;
@@ -184,6 +185,7 @@ std::vector<Backend> backends() {
   all.push_back(std::move(loopback));
   all.push_back(tcp_backend("tcp_copy", GatherMode::kCopy));
   all.push_back(tcp_backend("tcp_sendmsg", GatherMode::kSendmsg));
+  all.push_back(tcp_backend("tcp_zerocopy", GatherMode::kZerocopy));
   all.push_back(tcp_backend("tcp_auto", GatherMode::kAuto));
   return all;
 }

@@ -78,12 +78,15 @@ TEST_P(TransportContract, BigFramesBothWays) {
   };  // 4 MiB: beyond any socket buffer, beyond IOV_MAX pieces
   echo.start();
   auto client = connect();
-  for (uint32_t number = 0; number < 3; ++number) {
-    ASSERT_TRUE(client->send(test_frame(number, kTestFrameBytesMax - sizeof(TestHeader))));
-  }
+  // Requests wait while replies are not read, so one thread sends and the other reads.
+  std::thread sending([&] {
+    for (uint32_t number = 0; number < 3; ++number)
+      EXPECT_TRUE(client->send(test_frame(number, kTestFrameBytesMax - sizeof(TestHeader))));
+  });
   for (uint32_t number = 0; number < 3; ++number) {
     EXPECT_EQ(client->receive_frame(), echo.expected_reply(number));
   }
+  sending.join();
 }
 
 TEST_P(TransportContract, ASlowReaderGetsEverything) {
@@ -275,6 +278,44 @@ TEST_P(TransportContract, NeverReadingPeerIsClosedAndHoldsNothing) {
   EXPECT_TRUE(echo.waits_until([&] { return echo.reader().live() == 0; }));
   ASSERT_TRUE(good->send(test_frame(2, 8)));
   EXPECT_EQ(good->receive_frame(), echo.expected_reply(2));
+}
+
+TEST_P(TransportContract, APeerThatStopsReadingHoldsNoRows) {
+  Limits limits;
+  limits.pin_ms = 200;
+  limits.output_pause_bytes = 256 << 10;
+  make(limits);
+  Echo echo(*transport_, 0, domain_);
+  echo.rows_of = [](uint32_t) { return 1000; };
+  echo.start();
+  auto mute = connect();
+  auto good = connect();
+  for (uint32_t i = 0; i < 8; ++i) mute->send(test_frame(i, 8));
+  EXPECT_TRUE(echo.waits_until([&] { return echo.frames > 0; }));
+  for (uint32_t i = 0; i < 10; ++i) {
+    ASSERT_TRUE(good->send(test_frame(i, 8)));
+    EXPECT_EQ(good->receive_frame(), echo.expected_reply(i));
+  }
+  EXPECT_TRUE(echo.waits_until([&] { return echo.reader().live() == 0; }));
+  EXPECT_EQ(echo.no_pin, 0);
+}
+
+TEST_P(TransportContract, APeerThatDiesHoldsNoRows) {
+  make();
+  Echo echo(*transport_, 0, domain_);
+  echo.rows_of = [](uint32_t) { return 1000; };
+  echo.start();
+  auto good = connect();
+  for (int life = 0; life < 10; ++life) {
+    auto dying = connect();
+    for (uint32_t i = 0; i < 8; ++i) dying->send(test_frame(i, 8));
+    EXPECT_FALSE(dying->receive_frame().empty());  // it is served, and has read a part
+    dying->close();
+    EXPECT_TRUE(echo.waits_until([&] { return echo.closed == life + 1; }));
+  }
+  EXPECT_TRUE(echo.waits_until([&] { return echo.reader().live() == 0; }));
+  ASSERT_TRUE(good->send(test_frame(3, 8)));
+  EXPECT_EQ(good->receive_frame(), echo.expected_reply(3));
 }
 
 TEST_P(TransportContract, OutputIsBoundedInBytes) {

@@ -1,5 +1,6 @@
 // How a connection ends: limits that are swept for, the error frame a peer is told, and the wait
 // for it to be read.
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -22,10 +23,9 @@ void TcpEndpoint::sweep(uint64_t now) {
 }
 
 void TcpEndpoint::sweep_connection(Connection& c, uint64_t now) {
-  if (c.state == State::kLingering) {
-    if (now >= c.linger_until_ns) destroy(c);
-    return;
-  }
+  if (!c.flights.empty()) check_flights(c, now);
+  if (c.state == State::kLingering && now >= c.linger_until_ns) destroy(c);
+  if (c.state != State::kOpen) return;
   const Limits& limits = options_.limits;
   if (c.output() > 0 && now > c.out_since_ns + limits.output_stall_ms * 1'000'000) {
     abort_connection(
@@ -117,7 +117,7 @@ void TcpEndpoint::discard(Connection& c) {
   const ssize_t n = ::recv(c.fd, waste.data(), waste.size(), 0);
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
   if (n > 0) c.linger_bytes += static_cast<size_t>(n);
-  if (n == 0 && c.output() > 0) {  // it stopped sending and may still read
+  if (n == 0 && (c.output() > 0 || !c.flights.empty())) {  // it stopped sending and may still read
     c.ended = true;
     set_interest(c);
     return;
@@ -125,13 +125,72 @@ void TcpEndpoint::discard(Connection& c) {
   if (n <= 0 || c.linger_bytes > kLingerBytes) destroy(c);
 }
 
+// Lists whose rows the kernel reads: what became of them, and whether it takes too long.
+void TcpEndpoint::check_flights(Connection& c, uint64_t now) {
+  if (c.state == State::kSettling) {
+    settle(c);
+  } else {
+    collect_completions(c);
+  }
+  const uint64_t pin_ns = options_.limits.pin_ms * 1'000'000;
+  if (now < pin_ns) return;
+  if (c.state == State::kOpen && c.flights.take_overdue(now - pin_ns))
+    next_events_.push_back({Event::Kind::kOverdue, id_of(c), {}});
+  if (c.state == State::kSettling && !c.reported && now - pin_ns > c.settling_since_ns) {
+    c.reported = true;
+    next_events_.push_back(
+        {Event::Kind::kOverdue, id_of(c),
+         Status(Code::kDeadlineExceeded,
+                "peer " + c.address + " was closed " + std::to_string(options_.limits.pin_ms) +
+                    " ms ago and the network card still reads " + std::to_string(c.flights.size()) +
+                    " of its replies: their rows are kept until it is done")});
+  }
+}
+
+// Resets the connection, which empties its send queue, but keeps the socket: only its error queue
+// tells when clones of packets, held by network cards, are gone too.
+void TcpEndpoint::settle(Connection& c) {
+  if (c.state != State::kSettling) {
+    sockaddr nobody{};
+    nobody.sa_family = AF_UNSPEC;
+    if (::connect(c.fd, &nobody, sizeof(nobody)) != 0) ::shutdown(c.fd, SHUT_RDWR);
+    // A reset socket is readable for ever; the sweep looks at it instead.
+    epoll_ctl(epoll_, EPOLL_CTL_DEL, c.fd, nullptr);
+    if (c.output() > 0) --with_output_;
+    c.out = {};
+    c.out_at = 0;
+    c.in.release();
+    c.state = State::kSettling;
+    c.settling_since_ns = base::monotonic_ns();
+  }
+  collect_completions(c);
+  if (c.flights.empty()) destroy(c);
+}
+
+void TcpEndpoint::settle_all() {
+  const uint64_t until = base::monotonic_ns() + kSettleMs * 1'000'000;
+  for (const auto& c : slots_) {
+    while (!c->flights.empty()) {
+      settle(*c);
+      // Its peer has been reset: whoever reads these rows now reads them for nobody.
+      if (c->flights.empty() || base::monotonic_ns() >= until) break;
+      ::poll(nullptr, 0, 1);
+    }
+  }
+}
+
 void TcpEndpoint::destroy(Connection& c) {
+  if (!c.flights.empty()) {
+    settle(c);
+    return;
+  }
   ::close(c.fd);  // leaves the epoll set with it
   if (c.output() > 0) --with_output_;
   c.fd = -1;
   c.state = State::kFree;
   ++c.generation;
-  c.paused = c.ended = c.broken = c.broken_for_cause = false;
+  c.paused = c.ended = c.broken = c.broken_for_cause = c.zerocopy = c.reported = false;
+  c.next_send = 0;
   c.broken_reason = {};
   c.in.release();
   c.out = {};

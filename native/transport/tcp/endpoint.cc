@@ -24,11 +24,13 @@ uint64_t ns(uint64_t ms) { return ms * 1'000'000; }
 
 TcpEndpoint::TcpEndpoint(const TcpOptions& options) : options_(options) {
   // Limits are kept with a quarter's accuracy; 250 ms is often enough for any of them.
-  const uint64_t shortest = std::min(options_.limits.output_stall_ms, options_.limits.frame_ms);
+  const uint64_t shortest =
+      std::min({options_.limits.output_stall_ms, options_.limits.frame_ms, options_.limits.pin_ms});
   sweep_ns_ = ns(std::clamp<uint64_t>(shortest / 4, 1, 250));
 }
 
 TcpEndpoint::~TcpEndpoint() {
+  settle_all();
   for (const auto& c : slots_) {
     if (c->fd >= 0) ::close(c->fd);
   }
@@ -70,7 +72,7 @@ void TcpEndpoint::add_candidate(Connection& c) {
 
 void TcpEndpoint::set_interest(Connection& c) {
   uint32_t wanted = 0;
-  if (c.state == State::kLingering || (may_read(c) && !c.ended)) wanted |= EPOLLIN;
+  if (!c.ended && (c.state == State::kLingering || may_read(c))) wanted |= EPOLLIN;
   if (c.output() > 0) wanted |= EPOLLOUT;
   if (wanted == c.interest || c.fd < 0) return;
   epoll_event event{};
@@ -114,6 +116,8 @@ void TcpEndpoint::adopt_new() {
     c.address = std::move(peer.address);
     c.state = State::kOpen;
     c.interest = EPOLLIN;
+    const int on = 1;
+    c.zerocopy = setsockopt(c.fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof(on)) == 0;
     epoll_event event{};
     event.events = c.interest;
     event.data.u64 = id_of(c);
@@ -157,7 +161,7 @@ bool TcpEndpoint::review_candidates() {
 // The peer sends no more and everything was sent to it. While paused or owed a reply, the server
 // still works for it.
 bool TcpEndpoint::may_end(const Connection& c) const {
-  return c.ended && c.output() == 0 && !c.paused && c.owed <= 0;
+  return c.ended && c.output() == 0 && c.flights.empty() && !c.paused && c.owed <= 0;
 }
 
 // False too when paused or when its output is not taken: resume() or the drained output makes it a
@@ -235,11 +239,19 @@ std::span<const Event> TcpEndpoint::poll(int timeout_ms) {
 }
 
 void TcpEndpoint::handle(Connection& c, uint32_t events) {
+  if (c.state == State::kSettling) return;
+  // Completions show as an error. A real one shows again when none are left.
+  const bool completions = (events & EPOLLERR) != 0 && !c.flights.empty();
+  if (completions) collect_completions(c);
   if ((events & EPOLLOUT) != 0 && c.output() > 0) send_output(c);
-  const bool hung_up = (events & (EPOLLHUP | EPOLLERR)) != 0;
-  if (c.state == State::kFree) return;
+  const bool hung_up = (events & EPOLLHUP) != 0 || ((events & EPOLLERR) != 0 && !completions);
+  if (c.state == State::kFree || c.state == State::kSettling) return;
   if (c.state == State::kLingering) {
-    if (hung_up || (events & EPOLLIN) != 0) discard(c);
+    if (hung_up || (events & EPOLLIN) != 0) {
+      discard(c);
+    } else if (completions && c.ended && c.output() == 0 && c.flights.empty()) {
+      destroy(c);
+    }
     return;
   }
   if (hung_up && (c.ended || !may_read(c)))

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "transport/receive_buffer.h"
+#include "transport/tcp/flights.h"
 #include "transport/tcp/tcp.h"
 
 namespace petps::transport {
@@ -25,6 +26,13 @@ inline constexpr size_t kStageBytesMax = size_t{1} << 20;
 inline constexpr uint64_t kLingerMs = 1'000;
 // What is thrown away from such a peer before its socket goes earlier.
 inline constexpr size_t kLingerBytes = size_t{1} << 20;
+// Lists of one connection that zero-copy may hold; more are copied. A slow peer then holds few of
+// its worker's pins.
+inline constexpr size_t kZerocopyListsPerConnection = 16;
+// Of all connections: half of a worker's pins stay for lists that are copied.
+inline constexpr size_t kZerocopyListsMax = epoch::kPinsPerReader / 2;
+// How long an endpoint that ends waits for the kernel to let go of rows.
+inline constexpr uint64_t kSettleMs = 1'000;
 inline constexpr int kEpollEvents = 256;
 // Connections that are read once more before epoll is asked; and how often, in a row, that may do
 // without asking it.
@@ -52,7 +60,7 @@ class TcpEndpoint final : public Endpoint {
   void pause(ConnectionId connection) override;
   void resume(ConnectionId connection) override;
   void close(ConnectionId connection, base::Status reason) override;
-  size_t pending_posts() const override { return with_output_; }
+  size_t pending_posts() const override { return with_output_ + in_flight_; }
   std::vector<ConnectionId> connections() const override;
   std::string peer(ConnectionId connection) const override;
   void wake() override;
@@ -62,7 +70,9 @@ class TcpEndpoint final : public Endpoint {
   uint32_t assigned() const { return assigned_.load(std::memory_order_relaxed); }
 
  private:
-  enum class State : uint8_t { kFree, kOpen, kLingering };
+  // kSettling: closed and reset; the socket stays until the kernel has said of every zero-copy send
+  // that nothing reads its rows (GATHER.md).
+  enum class State : uint8_t { kFree, kOpen, kLingering, kSettling };
   struct Connection {
     int fd = -1;
     uint32_t slot = 0;
@@ -73,7 +83,11 @@ class TcpEndpoint final : public Endpoint {
     bool candidate = false;  // stands in candidates_
     bool broken = false;     // the socket failed or a limit broke: to be closed at once
     bool broken_for_cause = false;
-    uint32_t interest = 0;  // epoll mask
+    bool zerocopy = false;   // the socket can
+    bool reported = false;   // it settles too long
+    uint32_t next_send = 0;  // number of the next zero-copy send
+    uint32_t interest = 0;   // epoll mask
+    Flights flights;
     int64_t owed = 0;  // frames consumed less lists posted: replies that the peer may still expect
     ReceiveBuffer in;
     std::vector<std::byte> out;  // what the socket did not take; out[out_at, end)
@@ -82,6 +96,7 @@ class TcpEndpoint final : public Endpoint {
     uint64_t partial_since_ns = 0;  // sweep saw the same incomplete frame then
     uint64_t partial_frame = 0;     // in.frames_consumed() at that time
     uint64_t linger_until_ns = 0;
+    uint64_t settling_since_ns = 0;
     size_t linger_bytes = 0;
     base::Status broken_reason;
     std::string address;
@@ -110,7 +125,10 @@ class TcpEndpoint final : public Endpoint {
   bool send_some(Connection& c, const std::byte* bytes, size_t n, size_t& sent);
   void send_whole(Connection& c, std::span<const std::byte> bytes);
   void stage_list(Connection& c, const gather::GatherList& list);
-  void send_list(Connection& c, const gather::GatherList& list);
+  GatherMode mode_of(Connection& c, const gather::GatherList& list);
+  void send_list(Connection& c, gather::GatherList& list, epoch::Pin& pin, bool zerocopy);
+  void take_flight(Connection& c, gather::GatherList& list, epoch::Pin& pin, uint32_t first);
+  void collect_completions(Connection& c);
   void send_output(Connection& c);
   void keep_output(Connection& c, const std::byte* bytes, size_t n);
   std::byte* grow_output(Connection& c, size_t n);
@@ -120,7 +138,11 @@ class TcpEndpoint final : public Endpoint {
   void fail(Connection& c, base::Status reason);
   void abort_connection(Connection& c, base::Status reason, bool for_cause);
   void start_linger(Connection& c);
-  void destroy(Connection& c);  // closes the socket, frees the slot
+  // Closes the socket and frees the slot, once nothing reads rows for it.
+  void destroy(Connection& c);
+  void settle(Connection& c);
+  void settle_all();
+  void check_flights(Connection& c, uint64_t now);
   void finish(Connection& c, base::Status reason, bool for_cause);  // kClosed event
 
   const TcpOptions options_;
@@ -137,7 +159,9 @@ class TcpEndpoint final : public Endpoint {
   size_t staged_ = 0;
   Connection* staged_for_ = nullptr;
   uint32_t polls_skipped_ = 0;
-  size_t with_output_ = 0;  // connections whose output waits
+  size_t with_output_ = 0;                  // connections whose output waits
+  size_t in_flight_ = 0;                    // lists of all connections that the kernel reads
+  std::vector<gather::GatherList> landed_;  // empty lists whose memory is used again
   uint64_t next_sweep_ns_ = 0;
   uint64_t sweep_ns_ = 0;
 

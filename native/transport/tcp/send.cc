@@ -1,4 +1,10 @@
-// The way out: staging, sending, and keeping what a socket does not take.
+// The way out: staging, sending, and keeping what a socket does not take. GATHER.md tells the life of
+// a zero-copy send.
+// clang-format off
+#include <time.h>  // errqueue.h uses it and does not say so
+#include <linux/errqueue.h>
+// clang-format on
+#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -14,8 +20,9 @@ using base::Code;
 using base::Status;
 
 void TcpEndpoint::post(ConnectionId connection, gather::GatherList&& list, epoch::Pin&& pin) {
-  // Every way out of here has read the rows or given them up, so the pin ends with this call.
-  const epoch::Pin reading = std::move(pin);
+  // Every way out of here has read the rows or given them up, so the pin ends with this call: but
+  // for zero-copy, which takes it.
+  epoch::Pin reading = std::move(pin);
   Connection* c = find(connection);
   if (c == nullptr || c->broken) {
     list.clear();
@@ -24,21 +31,33 @@ void TcpEndpoint::post(ConnectionId connection, gather::GatherList&& list, epoch
   Counters::add(counters_.lists_posted, 1);
   if (--c->owed <= 0 && c->ended) add_candidate(*c);
   if (staged_for_ != nullptr && staged_for_ != c) send_staged();
-  const size_t pieces = std::max<size_t>(list.pieces(), 1);
-  const bool copy =
-      options_.mode == GatherMode::kCopy || list.pieces() == 0 ||
-      (options_.mode == GatherMode::kAuto && list.bytes() / pieces <= kCopyPieceBytes);
-  if (!copy && staged_for_ == c) send_staged();
+  const GatherMode mode = mode_of(*c, list);
+  if (mode != GatherMode::kCopy && staged_for_ == c) send_staged();
   if (c->output() > 0) {
+    Counters::add(counters_.lists_copied, 1);
     list.copy_to(grow_output(*c, list.bytes()));
+  } else if (mode != GatherMode::kCopy) {
+    send_list(*c, list, reading, mode == GatherMode::kZerocopy);
   } else if (list.pieces() == 0 && staged_ == 0 && list.bytes() >= kStageBytes) {
+    Counters::add(counters_.lists_copied, 1);
     send_whole(*c, list.header_bytes());
-  } else if (copy) {
-    stage_list(*c, list);
   } else {
-    send_list(*c, list);
+    Counters::add(counters_.lists_copied, 1);
+    stage_list(*c, list);
   }
   list.clear();
+}
+
+GatherMode TcpEndpoint::mode_of(Connection& c, const gather::GatherList& list) {
+  if (list.pieces() == 0) return GatherMode::kCopy;
+  const GatherMode mode = options_.gather->of(
+      (list.bytes() - list.header_bytes().size()) / list.pieces(), list.pieces());
+  if (mode != GatherMode::kZerocopy) return mode;
+  if (!c.zerocopy) return GatherMode::kSendmsg;
+  if (c.flights.size() >= kZerocopyListsPerConnection) collect_completions(c);
+  const bool full =
+      c.flights.size() >= kZerocopyListsPerConnection || in_flight_ >= kZerocopyListsMax;
+  return full || list.bytes() < options_.zerocopy_bytes ? GatherMode::kCopy : mode;
 }
 
 // Bytes that lie in one place and are worth a send of their own.
@@ -97,29 +116,83 @@ bool TcpEndpoint::send_some(Connection& c, const std::byte* bytes, size_t n, siz
   return true;
 }
 
-void TcpEndpoint::send_list(Connection& c, const gather::GatherList& list) {
+void TcpEndpoint::send_list(Connection& c, gather::GatherList& list, epoch::Pin& pin,
+                            bool zerocopy) {
+  Counters::add(zerocopy ? counters_.lists_zerocopy : counters_.lists_gathered, 1);
   std::array<iovec, gather::kMaxIovecs> iovecs;
   gather::Position at;
   size_t sent = 0;
+  const uint32_t first = c.next_send;
   while (!list.at_end(at)) {
     msghdr message{};
     message.msg_iov = iovecs.data();
     message.msg_iovlen = list.fill_iovecs(at, iovecs);
     if (message.msg_iovlen == 0) break;
-    const ssize_t took = ::sendmsg(c.fd, &message, MSG_NOSIGNAL);
+    const ssize_t took =
+        ::sendmsg(c.fd, &message, zerocopy ? MSG_NOSIGNAL | MSG_ZEROCOPY : MSG_NOSIGNAL);
     if (took < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) break;
+      if (errno == ENOBUFS && zerocopy) {  // optmem_max or locked memory: the kernel shall copy
+        Counters::add(counters_.zerocopy_refused, 1);
+        zerocopy = false;
+        continue;
+      }
       break_connection(c, base::errno_status(Code::kUnavailable, "sendmsg", errno));
-      return;
+      break;
     }
+    if (zerocopy) ++c.next_send;  // the kernel numbers the calls that took something
     sent += static_cast<size_t>(took);
     at = list.advance(at, static_cast<size_t>(took));
   }
   Counters::add(counters_.bytes_sent, sent);
   // The rows may change once the pin is dropped, and a slow peer must not hold it: what is left is
   // copied out.
-  if (sent < list.bytes()) list.copy_from(at, grow_output(c, list.bytes() - sent));
+  if (sent < list.bytes() && !c.broken) list.copy_from(at, grow_output(c, list.bytes() - sent));
+  if (c.next_send != first) take_flight(c, list, pin, first);
+}
+
+// The kernel reads the list's rows and header from now on, by address: both stay where they are.
+void TcpEndpoint::take_flight(Connection& c, gather::GatherList& list, epoch::Pin& pin,
+                              uint32_t first) {
+  const uint32_t sends = c.next_send - first;
+  Counters::add(counters_.zerocopy_sends, sends);
+  c.flights.add(std::move(list), std::move(pin), first, sends, base::monotonic_ns());
+  ++in_flight_;
+  list = gather::GatherList();
+  if (landed_.empty()) return;
+  list = std::move(landed_.back());
+  landed_.pop_back();
+}
+
+// Reads the socket's error queue. It holds nothing but completions, so it is empty when all lists
+// have landed.
+void TcpEndpoint::collect_completions(Connection& c) {
+  const size_t before = c.flights.size();
+  do {
+    alignas(cmsghdr) std::array<std::byte, 256> control;
+    msghdr message{};
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    if (::recvmsg(c.fd, &message, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) {
+      if (errno == EINTR) continue;
+      break;
+    }
+    for (cmsghdr* h = CMSG_FIRSTHDR(&message); h != nullptr; h = CMSG_NXTHDR(&message, h)) {
+      if (!(h->cmsg_level == SOL_IP && h->cmsg_type == IP_RECVERR) &&
+          !(h->cmsg_level == SOL_IPV6 && h->cmsg_type == IPV6_RECVERR)) {
+        continue;
+      }
+      sock_extended_err error;
+      std::memcpy(&error, CMSG_DATA(h), sizeof(error));
+      if (error.ee_origin != SO_EE_ORIGIN_ZEROCOPY || error.ee_errno != 0) continue;
+      if ((error.ee_code & SO_EE_CODE_ZEROCOPY_COPIED) != 0)
+        Counters::add(counters_.zerocopy_copied, error.ee_data - error.ee_info + 1);
+      c.flights.complete(error.ee_info, error.ee_data, landed_);
+    }
+  } while (!c.flights.empty());
+  in_flight_ -= before - c.flights.size();
+  if (before > 0 && c.flights.empty() && c.state == State::kOpen) add_candidate(c);
 }
 
 std::byte* TcpEndpoint::grow_output(Connection& c, size_t n) {
@@ -162,7 +235,7 @@ void TcpEndpoint::send_output(Connection& c) {
     c.out_at = 0;
     if (c.state == State::kLingering) {
       ::shutdown(c.fd, SHUT_WR);
-      if (c.ended) {
+      if (c.ended && c.flights.empty()) {
         destroy(c);
         return;
       }

@@ -8,15 +8,22 @@
 #include <memory>
 #include <string>
 
+#include "transport/gather_choice.h"
 #include "transport/transport.h"
 
 namespace petps::transport {
+
+// A shorter list is copied: pinning its pages and reading the completion cost more than its bytes
+// (Documentation/networking/msg_zerocopy.rst puts the border at 10 KB; this is four pages).
+inline constexpr size_t kZerocopyBytes = size_t{16} << 10;
 
 struct TcpOptions {
   std::string host = "127.0.0.1";  // numeric
   uint16_t port = 0;
   size_t endpoints = 1;
-  GatherMode mode = GatherMode::kAuto;
+  // How rows go out. Shared: whoever measures publishes into it later.
+  std::shared_ptr<const GatherChoice> gather = std::make_shared<const GatherChoice>();
+  size_t zerocopy_bytes = kZerocopyBytes;
   int socket_buffer_bytes = 0;  // SO_SNDBUF and SO_RCVBUF; 0: the kernel tunes them
   Limits limits;
   FrameRules rules;

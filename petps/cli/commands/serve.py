@@ -36,7 +36,9 @@ def serve(
     workers: Annotated[
         int | None, typer.Option(help="Worker threads; 0, the default: one for each processor.")
     ] = None,
-    gather: Annotated[str | None, typer.Option(help="auto (the default), copy or sendmsg.")] = None,
+    gather: Annotated[
+        str | None, typer.Option(help="auto (the default), copy, sendmsg or zerocopy.")
+    ] = None,
     log: Annotated[
         str | None, typer.Option(metavar="LOG", help=f"Follow this delta log: {LOG_HELP}.")
     ] = None,

@@ -63,6 +63,7 @@ def _show_pool(found: dict[str, Any]) -> None:
             ("error replies", stats["errors"]),
             ("owns", _shard_text(found["shard"])),
             ("connections", stats["connections"]),
+            ("gather", _gather_text(found["gather"])),
         ]
         for name, latency in found.get("latency", {}).items():
             quantiles = f"p50 {latency['p50_us']:.0f} us, p99 {latency['p99_us']:.0f} us"
@@ -82,6 +83,26 @@ def _shard_text(shard: dict[str, Any]) -> str:
         f"partitions {shard['owned']} of {shard['partitions']}, as {shard['address']} in shard map "
         f"version {shard['map_version']}"
     )
+
+
+def _gather_text(gather: dict[str, Any]) -> str:
+    """How replies are sent: 'copy (set)', or what was measured, as runs of row sizes."""
+    if gather["mode"] != "auto":
+        return f"{gather['mode']} (set)"
+    if not gather["measured"]:
+        return "auto (not measured yet: copy up to 1 KiB a row, sendmsg above)"
+    parts = []
+    for rows in sorted({each["rows"] for each in gather["choices"]}):
+        cells = [each for each in gather["choices"] if each["rows"] == rows]
+        runs: list[list[Any]] = []
+        for cell in cells:
+            if runs and runs[-1][0] == cell["mode"]:
+                runs[-1][2] = cell["row_bytes"]
+            else:
+                runs.append([cell["mode"], cell["row_bytes"], cell["row_bytes"]])
+        shown = ", ".join(f"{mode} {low}..{high}" for mode, low, high in runs)
+        parts.append(f"{rows} rows: {shown} B")
+    return f"auto, measured in {gather['measuring_ms']:.0f} ms; " + "; ".join(parts)
 
 
 def _show_tables(found: dict[str, Any]) -> None:

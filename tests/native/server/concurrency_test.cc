@@ -193,7 +193,8 @@ void run_storm(TestPool& pool, table::Table& table,
 
 TEST(ServerStorm, OverTcpWithTwoWorkers) {
   for (const transport::GatherMode mode :
-       {transport::GatherMode::kCopy, transport::GatherMode::kSendmsg}) {
+       {transport::GatherMode::kCopy, transport::GatherMode::kSendmsg,
+        transport::GatherMode::kZerocopy}) {
     TestPool pool;
     table::Table& table = pool.add_table("rows", 64, kRowBytes, 1000);
     ServerOptions options;

@@ -400,6 +400,32 @@ TEST_F(ServerTest, SlowLorisIsClosed) {
       << "it is among the incidents";
 }
 
+TEST_F(ServerTest, StatusShowsHowRowsAreSentAndWhatWasMeasured) {
+  options_.gather = transport::GatherMode::kSendmsg;
+  start();
+  expect_serves(*connect());
+  EXPECT_NE(server_->status_json().find("\"gather\":{\"mode\":\"sendmsg\",\"lists_copied\":0,"
+                                        "\"lists_gathered\":1,"),
+            std::string::npos)
+      << server_->status_json();
+  EXPECT_NE(server_->status_json().find("\"measured\":false"), std::string::npos)
+      << "a wish needs no figures";
+
+  options_.gather = transport::GatherMode::kAuto;
+  start();
+  expect_serves(*connect());
+  const auto measured = [&] {
+    return server_->status_json().find("\"measured\":true") != std::string::npos;
+  };
+  for (int i = 0; i < 3000 && !measured(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  const std::string status = server_->status_json();
+  EXPECT_NE(status.find("\"mode\":\"auto\""), std::string::npos) << status;
+  EXPECT_NE(status.find("{\"row_bytes\":4096,\"rows\":2000,\"mode\":"), std::string::npos)
+      << status;
+  expect_serves(*connect());
+}
+
 TEST_F(ServerTest, AClientThatNeverReadsIsClosed) {
   options_.transport.output_stall_ms = 200;
   start();

@@ -55,7 +55,10 @@ def test_values_arrive() -> None:
             r"port: should be less than or equal to 65535, not 70000",
         ),
         (POOL + "[server]\nworkers = true", r"workers: should be a valid integer, not True"),
-        (POOL + "[server]\ngather = 'dma'", r"gather: should be 'auto', 'copy' or 'sendmsg'"),
+        (
+            POOL + "[server]\ngather = 'dma'",
+            r"gather: should be 'auto', 'copy', 'sendmsg' or 'zerocopy'",
+        ),
         (POOL + "[pool2]\n", "pool2"),
         ("pool = 3", r"\[pool\] is a section"),
         ("a = [", "not valid TOML"),

@@ -1,0 +1,79 @@
+// Which way of sending rows is cheapest on this machine, from this pool's medium: measured beside the
+// first requests, on a thread of its own, so that a reopened pool serves at once.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "server/shared.h"
+#include "transport/tcp/measure.h"
+
+namespace petps::server {
+
+namespace {
+
+constexpr uint64_t kMeasureMs = 100;
+// Rows are taken from so much of the medium: beyond a second-level cache, little enough to be read
+// from a disk once.
+constexpr size_t kSampleBytes = size_t{16} << 20;
+constexpr int kNiceness = 10;  // as ingest: pulls go first
+
+// Memory of the pool's kind that nobody writes meanwhile: a second, read-only mapping of its file, or
+// fresh anonymous memory.
+class Sample {
+ public:
+  explicit Sample(const media::Media& medium) {
+    if (!medium.is_volatile()) {
+      bytes_ = std::min<size_t>(kSampleBytes, medium.size());
+      const int fd = ::open(medium.path().c_str(), O_RDONLY | O_CLOEXEC);
+      if (fd >= 0) at_ = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, fd, 0);
+      if (fd >= 0) ::close(fd);
+    }
+    if (at_ != MAP_FAILED) return;
+    bytes_ = kSampleBytes;
+    at_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at_ == MAP_FAILED) return;
+    ::madvise(at_, bytes_, MADV_HUGEPAGE);  // as media maps it
+    std::memset(at_, 1, bytes_);            // untouched pages would all be the one zero page
+  }
+  ~Sample() {
+    if (at_ != MAP_FAILED) ::munmap(at_, bytes_);
+  }
+  Sample(const Sample&) = delete;
+  Sample& operator=(const Sample&) = delete;
+  std::span<const std::byte> bytes() const {
+    if (at_ == MAP_FAILED) return {};
+    return {static_cast<const std::byte*>(at_), bytes_};
+  }
+
+ private:
+  void* at_ = MAP_FAILED;
+  size_t bytes_ = 0;
+};
+
+void measure(Shared& shared) {
+  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNiceness);
+  const Sample sample(shared.tables.pool().medium());
+  if (sample.bytes().size() < transport::GatherCosts::kRowBytes.back()) return;
+  auto costs = transport::measure_gather(sample.bytes(), kMeasureMs, shared.stopping);
+  if (costs.ok()) {
+    shared.gather->publish(costs.value());
+  } else {
+    shared.report_incident("gather: not measured, chosen by row bytes: " +
+                           costs.status().to_string());
+  }
+}
+
+}  // namespace
+
+void start_measuring(Shared& shared) {
+  if (shared.gather->wish() != transport::GatherMode::kAuto) return;
+  shared.measuring = std::thread([&shared] { measure(shared); });
+  pthread_setname_np(shared.measuring.native_handle(), "petps-measure");
+}
+
+}  // namespace petps::server

@@ -1,0 +1,64 @@
+#include "transport/gather_choice.h"
+
+namespace petps::transport {
+
+namespace {
+
+constexpr std::array<const char*, 4> kNames{"auto", "copy", "sendmsg", "zerocopy"};
+// Without figures: on every machine that was looked at, the kernel's walk over pieces costs more than
+// copying them up to here, and less from twice that on.
+constexpr size_t kCopyRowBytes = 1024;
+
+}  // namespace
+
+const char* gather_mode_name(GatherMode mode) { return kNames[static_cast<size_t>(mode)]; }
+
+bool parse_gather_mode(std::string_view name, GatherMode& mode) {
+  for (size_t i = 0; i < kNames.size(); ++i) {
+    if (name != kNames[i]) continue;
+    mode = static_cast<GatherMode>(i);
+    return true;
+  }
+  return false;
+}
+
+// The nearest class on a logarithmic scale; what is beyond the last is like the last.
+size_t GatherCosts::row_class(size_t piece_bytes) {
+  size_t i = 0;
+  while (i + 1 < kRowBytes.size() && piece_bytes > kRowBytes[i] + kRowBytes[i] / 2) ++i;
+  return i;
+}
+
+size_t GatherCosts::batch_class(size_t pieces) {
+  constexpr std::array<size_t, kBatches.size() - 1> kUpTo{224, 1000};  // geometric means
+  return pieces <= kUpTo[0] ? 0 : pieces <= kUpTo[1] ? 1 : 2;
+}
+
+GatherMode GatherCosts::Cell::cheapest(size_t row_class) const {
+  GatherMode best =
+      kRowBytes[row_class] <= kCopyRowBytes ? GatherMode::kCopy : GatherMode::kSendmsg;
+  uint64_t best_ns = ~uint64_t{0};
+  for (size_t i = 0; i < kGatherModes.size(); ++i) {
+    const bool counts = ns[i] > 0 && !(kGatherModes[i] == GatherMode::kZerocopy && zerocopy_copied);
+    if (counts && ns[i] < best_ns) best = kGatherModes[i], best_ns = ns[i];
+  }
+  return best;
+}
+
+GatherChoice::GatherChoice(GatherMode wish) : wish_(wish) {
+  for (size_t r = 0; r < modes_.size(); ++r) {
+    for (auto& mode : modes_[r]) mode.store(GatherCosts::Cell{}.cheapest(r));
+  }
+}
+
+void GatherChoice::publish(const GatherCosts& costs) {
+  costs_ = costs;
+  for (size_t r = 0; r < modes_.size(); ++r) {
+    for (size_t b = 0; b < modes_[r].size(); ++b) {
+      modes_[r][b].store(costs.cells[r][b].cheapest(r), std::memory_order_relaxed);
+    }
+  }
+  published_.store(true, std::memory_order_release);
+}
+
+}  // namespace petps::transport

@@ -1,0 +1,168 @@
+#include "transport/tcp/measure.h"
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <random>
+#include <vector>
+
+#include "base/clock.h"
+#include "transport/tcp/tcp.h"
+
+namespace petps::transport {
+
+using base::Code;
+using base::Status;
+
+namespace {
+
+// A longer reply is measured by its beginning: from here on, a row costs what the last one did.
+constexpr size_t kReplyBytesMax = size_t{1} << 20;
+constexpr size_t kHeaderBytes = 64;
+// A first figure may hold page faults and a growing socket buffer.
+constexpr int kRoundsMin = 2;
+constexpr int kRoundsMax = 20;
+constexpr uint64_t kStuckNs = 1'000'000'000;  // a loopback connection that moves nothing
+
+// A server's endpoint of one mode and a client that throws away what it receives.
+class Lane {
+ public:
+  Lane(GatherMode mode, std::span<const std::byte> memory) : mode_(mode), memory_(memory) {}
+  ~Lane() {
+    if (client_ >= 0) ::close(client_);
+  }
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  Status open() {
+    TcpOptions options;
+    options.gather = std::make_shared<const GatherChoice>(mode_);
+    options.rules.header_bytes = kHeaderBytes;
+    options.rules.frame_bytes_max = kHeaderBytes;
+    auto made = make_tcp(options);
+    if (!made.ok()) return made.status();
+    transport_ = std::move(made.value());
+    PETPS_RETURN_IF_ERROR(transport_->start());
+    client_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(transport_->port());
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (client_ < 0 ||
+        ::connect(client_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+      return base::errno_status(Code::kUnavailable, "a loopback connection to measure over", errno);
+    }
+    const uint64_t until = base::monotonic_ns() + kStuckNs;
+    while (endpoint().connections().empty()) {
+      if (base::monotonic_ns() > until)
+        return Status(Code::kUnavailable, "a loopback connection was not accepted");
+      endpoint().poll(10);
+    }
+    connection_ = endpoint().connections().front();
+    transport_->stop_accepting();
+    return {};
+  }
+
+  // Nanoseconds that the server's side spent on one reply; 0: it did not go this lane's way.
+  uint64_t send(size_t row_bytes, size_t rows, std::mt19937_64& random) {
+    draw(row_bytes, rows, random);
+    const Counters& counters = endpoint().counters();
+    const uint64_t zerocopy = counters.lists_zerocopy;
+    uint64_t start = base::monotonic_ns();
+    gather(row_bytes);
+    const size_t bytes = list_.bytes();
+    endpoint().post(connection_, std::move(list_), epoch::Pin());
+    endpoint().flush();
+    uint64_t spent = base::monotonic_ns() - start;
+    const uint64_t until = start + kStuckNs;
+    size_t received = 0;
+    while (received < bytes || endpoint().pending_posts() > 0) {
+      const ssize_t n = ::recv(client_, nullptr, bytes, MSG_TRUNC | MSG_DONTWAIT);
+      if (n > 0) received += static_cast<size_t>(n);
+      start = base::monotonic_ns();
+      if (start > until) return 0;
+      endpoint().poll(0);
+      spent += base::monotonic_ns() - start;
+    }
+    return mode_ == GatherMode::kZerocopy && counters.lists_zerocopy == zerocopy ? 0 : spent;
+  }
+  bool copied() const { return transport_->endpoint(0).counters().zerocopy_copied > 0; }
+
+ private:
+  Endpoint& endpoint() { return transport_->endpoint(0); }
+
+  void draw(size_t row_bytes, size_t rows, std::mt19937_64& random) {
+    addresses_.clear();
+    for (size_t i = 0; i < rows; ++i)
+      addresses_.push_back(memory_.data() + random() % (memory_.size() / row_bytes) * row_bytes);
+  }
+
+  // As server/pull.cc does, without the lookup.
+  void gather(size_t row_bytes) {
+    constexpr size_t kAhead = 8;
+    list_.clear();
+    const bool copy = mode_ == GatherMode::kCopy;
+    list_.header(kHeaderBytes, copy ? addresses_.size() * row_bytes : 0);
+    for (size_t i = 0; i < addresses_.size(); ++i) {
+      if (!copy) {
+        list_.add(addresses_[i], row_bytes);
+        continue;
+      }
+      if (i + kAhead < addresses_.size()) {
+        for (size_t at = 0; at < row_bytes; at += 64)
+          __builtin_prefetch(addresses_[i + kAhead] + at, 0, 0);
+      }
+      list_.append(addresses_[i], row_bytes);
+    }
+  }
+
+  const GatherMode mode_;
+  const std::span<const std::byte> memory_;
+  std::unique_ptr<Transport> transport_;
+  int client_ = -1;
+  ConnectionId connection_ = 0;
+  gather::GatherList list_;
+  std::vector<const std::byte*> addresses_;
+};
+
+}  // namespace
+
+base::Result<GatherCosts> measure_gather(std::span<const std::byte> memory, uint64_t limit_ms,
+                                         const std::atomic<bool>& stop) {
+  const uint64_t start = base::monotonic_ns();
+  const uint64_t until = start + limit_ms * 1'000'000;
+  std::vector<std::unique_ptr<Lane>> lanes;
+  for (const GatherMode mode : kGatherModes) {
+    lanes.push_back(std::make_unique<Lane>(mode, memory));
+    PETPS_RETURN_IF_ERROR(lanes.back()->open());
+  }
+  GatherCosts costs;
+  std::mt19937_64 random(1);
+  const auto round = [&] {
+    for (size_t r = 0; r < costs.cells.size(); ++r) {
+      for (size_t b = 0; b < costs.cells[r].size(); ++b) {
+        const size_t row_bytes = GatherCosts::kRowBytes[r];
+        const size_t rows = std::min(GatherCosts::kBatches[b], kReplyBytesMax / row_bytes);
+        for (size_t m = 0; m < lanes.size(); ++m) {
+          if (stop.load(std::memory_order_relaxed) || base::monotonic_ns() > until) return false;
+          const uint64_t ns =
+              lanes[m]->send(row_bytes, rows, random) * GatherCosts::kBatches[b] / rows;
+          uint64_t& lowest = costs.cells[r][b].ns[m];
+          if (ns > 0 && (lowest == 0 || ns < lowest)) lowest = ns;
+        }
+      }
+    }
+    return true;
+  };
+  for (int done = 0; done < kRoundsMax && round();) costs.complete = ++done >= kRoundsMin;
+  for (auto& row : costs.cells) {
+    for (GatherCosts::Cell& cell : row) cell.zerocopy_copied = cell.ns[2] > 0 && lanes[2]->copied();
+  }
+  costs.milliseconds = static_cast<double>(base::monotonic_ns() - start) / 1e6;
+  return costs;
+}
+
+}  // namespace petps::transport

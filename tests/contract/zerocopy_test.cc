@@ -1,0 +1,197 @@
+// What only zero-copy shows: rows that are read after their list was posted, and who waits for that.
+// Does not cover: a network card that reads late (tests/lab); loopback copies when a packet is
+// received, so only what waits in the send queue is read late here.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <net/if.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "transport/tcp/tcp.h"
+#include "transport_echo.h"
+
+namespace petps::transport {
+namespace {
+
+class Zerocopy : public testing::Test {
+ protected:
+  void make(const Limits& limits = {}) {
+    TcpOptions options;
+    options.gather = std::make_shared<const GatherChoice>(GatherMode::kZerocopy);
+    options.limits = limits;
+    options.rules = test_rules();
+    auto made = make_tcp(options);
+    ASSERT_TRUE(made.ok()) << made.status().to_string();
+    transport_ = std::move(made.value());
+    ASSERT_TRUE(transport_->start().ok());
+    echo_ = std::make_unique<Echo>(*transport_, 0, domain_, kRowBytes);
+    echo_->rows_of = [](uint32_t number) { return number == kSmall ? 3 : 1000; };
+  }
+  std::unique_ptr<Client> connect() {
+    for (const Backend& backend : backends()) {
+      if (backend.name == "tcp_zerocopy") return backend.connect(*transport_);
+    }
+    return nullptr;
+  }
+  // Requests are answered until rows wait in the send queue: more than any window takes.
+  void fill_send_queue(Client& mute, uint32_t requests) {
+    for (uint32_t i = 0; i < requests; ++i) ASSERT_TRUE(mute.send(test_frame(kFirst + i, 8)));
+    ASSERT_TRUE(echo_->waits_until([&] { return counters().lists_zerocopy > 0; }));
+    ASSERT_TRUE(echo_->waits_until([&] { return echo_->reader().live() > 0; }));
+  }
+  const Counters& counters() { return echo_->endpoint().counters(); }
+  void expect_served(Client& good) {
+    ASSERT_TRUE(good.send(test_frame(kFirst, 8)));
+    EXPECT_EQ(good.receive_frame(), echo_->expected_reply(kFirst));
+  }
+
+  static constexpr uint32_t kSmall = 1;
+  static constexpr uint32_t kFirst = 10;
+  static constexpr size_t kRowBytes = 4000;  // 4 MB a reply
+  epoch::Domain domain_;                     // outlives every pin
+  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<Echo> echo_;
+};
+
+TEST_F(Zerocopy, RowsAreReadAfterTheyWerePosted) {
+  make();
+  auto mute = connect();
+  ASSERT_TRUE(mute->send(test_frame(kFirst, 8)));
+  while (counters().lists_zerocopy == 0) echo_->step(50);
+  for (int i = 0; i < 5; ++i) echo_->step(1);
+  EXPECT_EQ(echo_->reader().live(), 1u) << "the network still reads";
+  const std::vector<std::byte> posted = echo_->expected_reply(kFirst);
+  std::fill(echo_->rows().begin(), echo_->rows().end(), std::byte{0xEE});
+  echo_->start();
+  const std::vector<std::byte> reply = mute->receive_frame();
+  ASSERT_EQ(reply.size(), posted.size());
+  EXPECT_NE(reply, posted) << "a test of this room could not see a pin that is dropped too early";
+  EXPECT_TRUE(echo_->waits_until([&] { return echo_->reader().live() == 0; }));
+}
+
+TEST_F(Zerocopy, SmallListsAreCopied) {
+  make();
+  echo_->start();
+  auto client = connect();
+  ASSERT_TRUE(client->send(test_frame(kSmall, 8)));
+  EXPECT_EQ(client->receive_frame(), echo_->expected_reply(kSmall));
+  EXPECT_EQ(counters().lists_zerocopy, 0u);
+  EXPECT_EQ(counters().lists_copied, 1u);
+}
+
+TEST_F(Zerocopy, APeerThatStopsReadingIsClosedAndItsRowsReleased) {
+  Limits limits;
+  limits.pin_ms = 200;
+  limits.output_stall_ms = 600'000;  // so that only the pin's limit acts
+  limits.output_pause_bytes = limits.output_close_bytes;
+  make(limits);
+  echo_->start();
+  auto mute = connect();
+  auto good = connect();
+  fill_send_queue(*mute, 2);
+  EXPECT_TRUE(echo_->waits_until([&] { return echo_->closed == 1; }));
+  EXPECT_GE(echo_->overdue, 1);
+  EXPECT_NE(echo_->reasons()[0].find("rows held too long"), std::string::npos);
+  EXPECT_TRUE(echo_->waits_until([&] { return echo_->reader().live() == 0; }));
+  expect_served(*good);
+}
+
+TEST_F(Zerocopy, APeerThatDiesReleasesItsRows) {
+  make();
+  echo_->start();
+  auto dying = connect();
+  auto good = connect();
+  fill_send_queue(*dying, 2);
+  dying->close();  // unread bytes: the kernel resets the connection
+  EXPECT_TRUE(echo_->waits_until([&] { return echo_->closed == 1; }));
+  EXPECT_TRUE(echo_->waits_until([&] { return echo_->reader().live() == 0; }));
+  expect_served(*good);
+}
+
+TEST_F(Zerocopy, AConnectionThatIsClosedForCauseReleasesItsRows) {
+  Limits limits;
+  limits.output_close_bytes = 8 << 20;
+  limits.output_pause_bytes = 64 << 20;
+  make(limits);
+  echo_->start();
+  auto mute = connect();
+  auto good = connect();
+  fill_send_queue(*mute, 6);
+  EXPECT_TRUE(echo_->waits_until([&] { return echo_->closed == 1; }));
+  EXPECT_TRUE(echo_->waits_until([&] { return echo_->reader().live() == 0; }));
+  expect_served(*good);
+}
+
+TEST_F(Zerocopy, ASlowPeerHoldsFewPins) {
+  make();
+  echo_->rows_of = [](uint32_t) { return 10; };  // 40 KB
+  echo_->start();
+  auto mute = connect();
+  auto good = connect();
+  for (uint32_t i = 0; i < 400; ++i) ASSERT_TRUE(mute->send(test_frame(kFirst, 8)));
+  ASSERT_TRUE(echo_->waits_until([&] { return echo_->reader().live() > 0; }));
+  for (int i = 0; i < 20; ++i) {
+    expect_served(*good);
+    EXPECT_LE(echo_->reader().live(), 40u);  // 16 of each connection, and those being posted
+  }
+  EXPECT_EQ(echo_->no_pin, 0);
+}
+
+TEST_F(Zerocopy, AnEndpointThatEndsWaitsForItsRows) {
+  make();
+  echo_->start();
+  auto mute = connect();
+  fill_send_queue(*mute, 2);
+  epoch::Reader& reader = echo_->reader();
+  echo_->stop();
+  EXPECT_GT(reader.live(), 0u);
+  EXPECT_GT(echo_->endpoint().pending_posts(), 0u);
+  transport_.reset();
+  EXPECT_EQ(reader.live(), 0u);
+}
+
+// A network of its own for the calling thread and those it starts. False: not allowed here.
+bool enter_own_network() {
+  if (::unshare(CLONE_NEWNET) != 0) return false;
+  const int fd = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  ifreq request{};
+  std::strcpy(request.ifr_name, "lo");
+  request.ifr_flags = IFF_UP;
+  const bool up = ::ioctl(fd, SIOCSIFFLAGS, &request) == 0;
+  ::close(fd);
+  return up;
+}
+
+bool set_optmem(const char* bytes) {
+  const int fd = ::open("/proc/sys/net/core/optmem_max", O_WRONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  const bool written = ::write(fd, bytes, std::strlen(bytes)) > 0;
+  ::close(fd);
+  return written;
+}
+
+TEST_F(Zerocopy, WithoutMemoryForCompletionsTheKernelCopies) {
+  bool allowed = false;
+  std::thread apart([&] {
+    // Per network since Linux 6.8; before, the file is not there in a network of one's own.
+    allowed = enter_own_network() && set_optmem("1");
+    if (!allowed) return;
+    make();
+    echo_->start();
+    auto client = connect();
+    for (uint32_t number = kFirst; number < kFirst + 20; ++number) {
+      ASSERT_TRUE(client->send(test_frame(number, 8)));
+      ASSERT_EQ(client->receive_frame(), echo_->expected_reply(number)) << number;
+    }
+    EXPECT_EQ(counters().zerocopy_refused, 20u);
+    EXPECT_EQ(counters().zerocopy_sends, 0u);
+    echo_->stop();
+  });
+  apart.join();
+  if (!allowed) GTEST_SKIP() << "needs leave to make a network namespace with its own optmem_max";
+}
+
+}  // namespace
+}  // namespace petps::transport
