@@ -165,6 +165,7 @@ def ctest(preset: str, jobs: int, labels: str = "", scale: str = "1") -> Outcome
         "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
         "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
+        "PETPS_SOAK_SECONDS": str(soak_seconds(preset)),
     }
     # The sanitizers of gcc 12 can't place their shadow when mappings are fully randomised.
     if preset in ("asan", "tsan") and can_fix_addresses():
@@ -173,6 +174,12 @@ def ctest(preset: str, jobs: int, labels: str = "", scale: str = "1") -> Outcome
     read_junit(outcome, junit)
     close(outcome, finished, "tests passed")
     return outcome
+
+
+def soak_seconds(preset: str) -> float:
+    """Of each way of gathering, times PETPS_TEST_SCALE: longer where freed slots are poisoned."""
+    seconds = 20.0 if preset == "asan" else 2.0
+    return seconds * float(os.environ.get("PETPS_TEST_SCALE", "1"))
 
 
 def pytest(jobs: int) -> Outcome:
