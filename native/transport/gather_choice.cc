@@ -8,6 +8,8 @@ constexpr std::array<const char*, 4> kNames{"auto", "copy", "sendmsg", "zerocopy
 // Without figures: on every machine that was looked at, the kernel's walk over pieces costs more than
 // copying them up to here, and less from twice that on.
 constexpr size_t kCopyRowBytes = 1024;
+// A gain below a tenth of the cost may be chance.
+constexpr uint64_t kNoiseShare = 10;
 
 }  // namespace
 
@@ -35,14 +37,13 @@ size_t GatherCosts::batch_class(size_t pieces) {
 }
 
 GatherMode GatherCosts::Cell::cheapest(size_t row_class) const {
-  GatherMode best =
-      kRowBytes[row_class] <= kCopyRowBytes ? GatherMode::kCopy : GatherMode::kSendmsg;
-  uint64_t best_ns = ~uint64_t{0};
+  const size_t usual = kRowBytes[row_class] <= kCopyRowBytes ? 0 : 1;
+  size_t best = usual;
   for (size_t i = 0; i < kGatherModes.size(); ++i) {
     const bool counts = ns[i] > 0 && !(kGatherModes[i] == GatherMode::kZerocopy && zerocopy_copied);
-    if (counts && ns[i] < best_ns) best = kGatherModes[i], best_ns = ns[i];
+    if (counts && (ns[best] == 0 || ns[i] < ns[best])) best = i;
   }
-  return best;
+  return kGatherModes[ns[best] < ns[usual] - ns[usual] / kNoiseShare ? best : usual];
 }
 
 GatherChoice::GatherChoice(GatherMode wish) : wish_(wish) {

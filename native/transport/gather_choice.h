@@ -32,8 +32,8 @@ struct GatherCosts {
   struct Cell {
     std::array<uint64_t, kGatherModes.size()> ns{};  // 0: not measured, the time was over
     bool zerocopy_copied = false;  // the kernel copied in spite of being asked not to
-    // The cheapest. A way that was not measured, or zero-copy that copied, never is; a table without
-    // figures copies up to the class of 1 KiB.
+    // The cheapest. A way that was not measured, or zero-copy that copied, never is. Without figures,
+    // and where they hardly differ, rows are copied up to the class of 1 KiB.
     GatherMode cheapest(size_t row_class) const;
   };
   std::array<std::array<Cell, kBatches.size()>, kRowBytes.size()> cells{};

@@ -148,6 +148,8 @@ base::Result<GatherCosts> measure_gather(std::span<const std::byte> memory, uint
         const size_t rows = std::min(GatherCosts::kBatches[b], kReplyBytesMax / row_bytes);
         for (size_t m = 0; m < lanes.size(); ++m) {
           if (stop.load(std::memory_order_relaxed) || base::monotonic_ns() > until) return false;
+          // What copies never wins: one figure to show is enough.
+          if (lanes[m]->copied() && costs.cells[r][b].ns[m] > 0) continue;
           const uint64_t ns =
               lanes[m]->send(row_bytes, rows, random) * GatherCosts::kBatches[b] / rows;
           uint64_t& lowest = costs.cells[r][b].ns[m];

@@ -47,13 +47,17 @@ TEST(GatherChoice, TheCheapestOfTheNearestClassIsTaken) {
   costs.cells[GatherCosts::row_class(512)][GatherCosts::batch_class(500)].ns = {30, 20, 10};
   costs.cells[GatherCosts::row_class(512)][GatherCosts::batch_class(100)].ns = {10, 20, 0};
   costs.cells[GatherCosts::row_class(128)][GatherCosts::batch_class(2000)].ns = {0, 20, 0};
+  costs.cells[GatherCosts::row_class(64)][GatherCosts::batch_class(2000)].ns = {100, 91, 0};
+  costs.cells[GatherCosts::row_class(64)][GatherCosts::batch_class(500)].ns = {100, 89, 0};
   GatherChoice choice;
   choice.publish(costs);
   ASSERT_NE(choice.costs(), nullptr);
   EXPECT_EQ(choice.of(512, 500), GatherMode::kZerocopy);
   EXPECT_EQ(choice.of(600, 300), GatherMode::kZerocopy);
   EXPECT_EQ(choice.of(512, 100), GatherMode::kCopy);
-  EXPECT_EQ(choice.of(128, 65'536), GatherMode::kSendmsg);
+  EXPECT_EQ(choice.of(128, 65'536), GatherMode::kCopy) << "nothing to compare with";
+  EXPECT_EQ(choice.of(64, 2000), GatherMode::kCopy) << "that little may be chance";
+  EXPECT_EQ(choice.of(64, 500), GatherMode::kSendmsg);
   EXPECT_EQ(choice.of(4096, 500), GatherMode::kSendmsg) << "as without figures";
 }
 
