@@ -290,7 +290,8 @@ class Ingest:
         if self._bases is None or marker.instance is None:
             raise PetpsError("no checkpoint folder is configured to read it from")
         partition = state.partition
-        store = self._instances.begin(marker.instance, self._bases.open(marker.location))
+        base = self._bases.open(marker.location)
+        store = self._instances.begin(marker.instance, base, marker.header.run)
         if store is None:
             return False
         follower = self._followers.get(store.instance) or self._follower(store, {})

@@ -19,8 +19,9 @@ class SingleInstance:
         del partition
         return self._store
 
-    def begin(self, name: str, base: BaseReader) -> Store | None:
+    def begin(self, name: str, base: BaseReader, run: int) -> Store | None:
         """See Instances."""
+        del run
         raise InvalidArgument(
             f"{base.name} begins instance {name}, and only {self._store.instance} is followed here"
         )

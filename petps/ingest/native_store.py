@@ -140,12 +140,15 @@ class NativeInstances:
                 return NativeStore(self._tables, record.name)
         return NativeStore(self._tables, self._model)
 
-    def begin(self, name: str, base: BaseReader) -> NativeStore | None:
+    def begin(self, name: str, base: BaseReader, run: int) -> NativeStore | None:
         """See Instances. Tables get the capacity, and the default row, that they have now."""
         check_instance(self._model, name)
         meant = self._tables.resolve(self._model)
         found = next((each for each in self._tables.instances() if each.name == name), None)
         if found is not None and found.frozen:
+            return None
+        if found is None and self._was_passed(run):
+            _log.info("[ingest] instance %s was dropped: run %d is passed over", name, run)
             return None
         if found is None:
             found = self._tables.create_instance(self._model, name, meant.partitions)
@@ -166,6 +169,18 @@ class NativeInstances:
                 default_row=like.default_row() if like and same else None,
             )
         return NativeStore(self._tables, name)
+
+    def _was_passed(self, run: int) -> bool:
+        """Whether another partition stands behind the run: what it fed has been here, and is gone.
+
+        A partition that is followed anew reads from the log's start, and would bring it back.
+        """
+        ours = {each.id for each in self._tables.instances() if each.model == self._model}
+        return any(
+            progress.run > run or (progress.state == "passing" and progress.target >= run)
+            for progress in self._tables.all_progress()
+            if progress.instance in ours
+        )
 
     def complete(self, store: Store) -> None:
         """See Instances."""

@@ -160,10 +160,11 @@ class Instances(Protocol):
     def owner(self, partition: int) -> Store:
         """The newest that follows the partition, or else what the model's name means."""
 
-    def begin(self, name: str, base: BaseReader) -> Store | None:
+    def begin(self, name: str, base: BaseReader, run: int) -> Store | None:
         """The instance, made beside the others with the base's tables if it is not there.
 
-        None: it is frozen. Raises PetpsError when it can't be made.
+        None: ``run`` feeds nobody here, because the instance is frozen, or was dropped after the
+        run had begun. Raises PetpsError when it can't be made.
         """
 
     def complete(self, store: Store) -> None:

@@ -7,7 +7,7 @@ superblock (tests/crash).
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +35,14 @@ KEYS = 300
 class World:
     """A pool and an ingest that follows a log. Every row of a version holds the version."""
 
-    def __init__(self, folder: Path, *, switch: bool = True, create: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        switch: bool = True,
+        create: bool = True,
+        partitions: Sequence[int] = range(P),
+    ) -> None:
         self.folder = folder
         self.switch = switch
         path = str(folder / "pool")
@@ -62,13 +69,14 @@ class World:
             bases=BaseFolder(folder / "bases"),
             instances=NativeInstances(self.tables, "m", switch=switch),
             dense=DenseNames(folder / "pool.dense.json"),
+            partitions=partitions,
             stale_seconds=0.02,
         )
         self.ingest.start()
 
-    def reopened(self) -> World:
+    def reopened(self, partitions: Sequence[int] = range(P)) -> World:
         self.close()
-        return World(self.folder, switch=self.switch, create=False)
+        return World(self.folder, switch=self.switch, create=False, partitions=partitions)
 
     def close(self) -> None:
         if self.tables.closed:
@@ -256,6 +264,39 @@ def test_the_dropped_do_not_come_back(tmp_path: Path, world: list[World]) -> Non
     assert world[0].ingest.wait_for(fourth.base("four", instance="m@4"), 30)
     wait_until(lambda: world[0].meant == "m@4")
     fourth.close()
+
+
+@pytest.mark.parametrize("then", ["drop", "go on"])
+def test_the_dropped_do_not_come_back_in_partitions_that_are_followed_anew(
+    tmp_path: Path, world: list[World], then: str
+) -> None:
+    world[0].switch = False
+    world[0] = world[0].reopened(range(1, P))
+    first = Trainer(tmp_path)
+    first.publisher.begin_continue(None)
+    assert world[0].ingest.wait_for(first.version(), 30)
+    position = first.publisher.position()
+    first.close()
+    second = Trainer(tmp_path)
+    assert world[0].ingest.wait_for(second.base("two", instance="m@2"), 30)
+    second.close()
+    world[0].tables.drop_instance(world[0].tables.resolve("m@2").id)
+    wait_until(lambda: world[0].states() == {("m@1", "passing")})
+    if then == "go on":
+        third = Trainer(tmp_path)
+        third.publisher.begin_continue(position)
+        assert world[0].ingest.wait_for(third.version(), 30)
+        third.close()
+    world[0] = world[0].reopened()
+    state, version = ("passing", 1.0) if then == "drop" else ("following", 3.0)
+    wait_until(lambda: world[0].versions("m@1") == {version})
+    wait_until(lambda: world[0].states() == {("m@1", state)})
+    assert world[0].names() == {"m@1": False}
+    # The name may be used again, by a later run.
+    again = Trainer(tmp_path)
+    assert world[0].ingest.wait_for(again.base("three", instance="m@2"), 30)
+    assert world[0].names() == {"m@1": False, "m@2": False}
+    again.close()
 
 
 def test_dropped_while_it_is_written(tmp_path: Path, world: list[World]) -> None:
