@@ -188,7 +188,9 @@ void measure(const TableShape& shape, const Setting& setting) {
   ahead = best_ahead;
   const Compared compared = compare(plan, apply, loop);
   if (!options.path.empty()) std::remove(options.path.c_str());
-  Line(power ? "apply.power" : "apply")
+  Line(power         ? "apply.power"
+       : threads > 1 ? "apply.parallel"
+                     : "apply")
       .text("medium", shape.medium)
       .text("durability", shape.medium == "dram" ? "volatile" : shape.durability)
       .text("unit", "rows/s")
