@@ -106,6 +106,8 @@ class Publisher:
         self._model = model
         self._tables = {schema.name: schema for schema in schemas}
         self._chunk_bytes = chunk_bytes
+        # Rows of one chunk are gathered here: fresh memory each time would cost as much as the copy.
+        self._gathered = np.empty(chunk_bytes, np.uint8)
         self._allow_not_finite = allow_not_finite
         self._publisher = publisher_id or uuid.uuid4().hex
         if len(self._publisher.encode()) > MAX_NAME_BYTES:
@@ -322,9 +324,11 @@ class Publisher:
     def _publish_block(
         self, schema: TableSchema, keys: Keys, rows: Rows, deleted: Mask | None
     ) -> int:
-        partitions = partition_of(keys, self._log.partitions)
+        # 16 bits hold MAX_PARTITIONS, and are sorted by radix.
+        partitions = partition_of(keys, self._log.partitions).astype(np.uint16)
         order = np.argsort(partitions, kind="stable")
         bounds = np.searchsorted(partitions[order], np.arange(self._log.partitions + 1))
+        rows = np.ascontiguousarray(rows)
         counts = self._counts.setdefault(schema.name, [0] * self._log.partitions)
         messages = 0
         for partition in range(self._log.partitions):
@@ -332,7 +336,10 @@ class Publisher:
             for part in slices(len(chosen), schema.row_bytes, self._chunk_bytes):
                 index = chosen[part]
                 mask = None if deleted is None else deleted[index]
-                body = RowsBody(keys[index], rows[index], mask)
+                gathered = self._gathered[: len(index) * schema.row_bytes]
+                out = gathered.reshape(len(index), schema.row_bytes)
+                np.take(rows, index, axis=0, out=out, mode="clip")  # "raise" would buffer `out`
+                body = RowsBody(keys[index], out, mask)
                 self._send(partition, Kind.ROWS, body, schema=schema)
                 counts[partition] += len(index)
                 messages += 1
@@ -449,7 +456,10 @@ def _check_finite(
 ) -> None:
     step = max(1, FINITE_VALUES // schema.dim)
     for start in range(0, len(keys), step):
-        finite = np.isfinite(rows[start : start + step]).all(axis=1)
+        values = np.isfinite(rows[start : start + step])
+        if values.all():
+            continue
+        finite = values.all(axis=1)
         if deleted is not None:
             finite |= deleted[start : start + step]
         if not finite.all():
@@ -481,7 +491,8 @@ def _blocks(
 
 def _newest_of_each(keys: Keys) -> npt.NDArray[np.intp] | None:
     """Positions of the last occurrence of each key, ascending; None when no key repeats."""
-    _, first_from_end = np.unique(keys[::-1], return_index=True)
-    if len(first_from_end) == len(keys):
+    ordered = np.sort(keys)
+    if not (ordered[1:] == ordered[:-1]).any():
         return None
+    _, first_from_end = np.unique(keys[::-1], return_index=True)
     return np.sort(len(keys) - 1 - first_from_end)
