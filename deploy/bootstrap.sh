@@ -16,6 +16,7 @@ PACKAGES=(
   libabsl-dev       # bench/micro only: the index is compared with absl::flat_hash_map
   libbenchmark-dev
   libgtest-dev
+  libibverbs-dev    # native/transport/rdma; which device there is, is seen at run time
   libxxhash-dev
   ninja-build
 )

@@ -1,4 +1,4 @@
-// Room transport: frames in, gather lists out. One contract, several implementations: tcp/,
+// Room transport: frames in, gather lists out. One contract, several implementations: tcp/, rdma/,
 // loopback/.
 //
 // Owns:        connections, receive buffers, output that a peer has not taken yet, accepting and

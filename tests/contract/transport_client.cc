@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "rdma_peer.h"
 
 namespace petps::transport {
 
@@ -187,6 +188,7 @@ std::vector<Backend> backends() {
   all.push_back(tcp_backend("tcp_sendmsg", GatherMode::kSendmsg));
   all.push_back(tcp_backend("tcp_zerocopy", GatherMode::kZerocopy));
   all.push_back(tcp_backend("tcp_auto", GatherMode::kAuto));
+  for (Backend& rdma : rdma_backends()) all.push_back(std::move(rdma));
   return all;
 }
 

@@ -1,0 +1,120 @@
+// How a connection ends: limits that are swept for, the error frame a peer is told, and the moment from
+// which the device reads nothing more.
+#include <algorithm>
+#include <cstring>
+
+#include "base/clock.h"
+#include "transport/rdma/endpoint.h"
+
+namespace petps::transport {
+
+using base::Code;
+using base::Status;
+
+void RdmaEndpoint::sweep(uint64_t now) {
+  next_sweep_ns_ = now + sweep_ns_;
+  for (const auto& c : slots_) {
+    if (c != nullptr) sweep_connection(*c, now);
+  }
+}
+
+void RdmaEndpoint::sweep_connection(Connection& c, uint64_t now) {
+  if (c.state == Connection::State::kLingering) {
+    if (now >= c.linger_until_ns) destroy(c);
+    return;
+  }
+  if (c.broken) return;
+  const Limits& limits = options_.limits;
+  for (RdmaSent& sent : c.sent) {  // the oldest first
+    if (now <= sent.posted_ns + limits.pin_ms * 1'000'000) break;
+    if (sent.reported || !sent.pin) continue;
+    sent.reported = true;
+    next_events_.push_back({Event::Kind::kOverdue, id_of(c), {}});
+  }
+  if (c.output() > 0 && now > c.out_since_ns + limits.output_stall_ms * 1'000'000) {
+    abort_connection(
+        c,
+        Status(Code::kResourceExhausted, "peer " + c.address + " has read nothing for " +
+                                             std::to_string(limits.output_stall_ms) + " ms"),
+        true);
+    return;
+  }
+  std::span<const std::byte> frame;
+  Status reason;
+  // Back-pressure of ours is not the peer's slowness: its time begins again when it may send.
+  if (!may_read(c) || c.in.look(options_.rules, frame, reason) != ReceiveBuffer::Look::kPartial) {
+    c.partial_since_ns = 0;
+    return;
+  }
+  if (c.partial_since_ns == 0 || c.partial_frame != c.in.frames_consumed()) {
+    c.partial_since_ns = now;
+    c.partial_frame = c.in.frames_consumed();
+  } else if (now > c.partial_since_ns + limits.frame_ms * 1'000'000) {
+    fail(c, Status(Code::kDeadlineExceeded, "a frame was not complete " +
+                                                std::to_string(limits.frame_ms) +
+                                                " ms after its first byte: connection closed"));
+  }
+}
+
+void RdmaEndpoint::break_connection(Connection& c, Status reason, bool for_cause) {
+  if (c.broken) return;
+  c.broken = true;
+  c.broken_for_cause = for_cause;
+  c.broken_reason = std::move(reason);
+  add_candidate(c);
+}
+
+void RdmaEndpoint::finish(Connection& c, Status reason, bool for_cause) {
+  Counters::add(counters_.closed, 1);
+  if (for_cause) Counters::add(counters_.closed_for_cause, 1);
+  next_events_.push_back({Event::Kind::kClosed, id_of(c), std::move(reason)});
+}
+
+void RdmaEndpoint::fail(Connection& c, Status reason) {
+  std::vector<std::byte> frame;
+  options_.rules.encode_error(reason, frame);
+  std::memcpy(grow_output(c, frame.size()), frame.data(),
+              frame.size());  // replies before the error
+  finish(c, std::move(reason), true);
+  start_linger(c);
+}
+
+void RdmaEndpoint::abort_connection(Connection& c, Status reason, bool for_cause) {
+  finish(c, std::move(reason), for_cause);
+  destroy(c);
+}
+
+void RdmaEndpoint::close(ConnectionId connection, Status reason) {
+  Connection* c = find(connection);
+  if (c == nullptr) return;
+  if (!reason.ok()) {
+    fail(*c, std::move(reason));
+    return;
+  }
+  finish(*c, {}, false);
+  start_linger(*c);
+}
+
+// The queue pair stays until its last message is the peer's, or for kRdmaLingerMs: what is under way is
+// not torn.
+void RdmaEndpoint::start_linger(Connection& c) {
+  c.state = Connection::State::kLingering;
+  c.in.release();
+  c.received.clear();
+  c.linger_until_ns = base::monotonic_ns() + kRdmaLingerMs * 1'000'000;
+  if (!c.broken) send_output(c);
+  add_candidate(c);
+}
+
+void RdmaEndpoint::destroy(Connection& c) {
+  c.pair.reset();  // from here on the device reads nothing of it
+  for (const RdmaSent& sent : c.sent) stage_.give_back(sent.block);
+  give_up(c);
+  by_number_.erase(c.number);
+  const uint32_t slot = c.slot;
+  slots_[slot].reset();  // and with it the pins
+  free_slots_.push_back(slot);
+  assigned_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+}  // namespace petps::transport

@@ -1,0 +1,215 @@
+// One worker's share of the rdma transport. Internal to transport/rdma.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "transport/rdma/chain.h"
+#include "transport/rdma/rdma.h"
+#include "transport/rdma/regions.h"
+#include "transport/rdma/stage.h"
+#include "transport/receive_buffer.h"
+
+namespace petps::transport {
+
+// Send work requests of a connection, where the device has so many: 15 replies of 500 rows at 30 pieces
+// each. Longer chains are copied, and then take 1 for 16 KiB x pieces.
+inline constexpr uint32_t kSendRequests = 256;
+// Pieces of a work request that are used of what the device allows: memory of a queue grows with them.
+inline constexpr uint32_t kPiecesMax = 32;
+// Asked of the device for small replies, which then need no completion to let their pin go.
+inline constexpr uint32_t kInlineBytes = 256;
+inline constexpr uint32_t kReceiveRequests = kCredits + kEmptySends;
+// Connections of one completion queue, where the device has so many completions; the next gets another.
+inline constexpr uint32_t kPairsPerQueue = 32;
+inline constexpr size_t kCompletionsAtOnce = 64;
+// One message of copied output: what a peer should have before it is asked to take it.
+inline constexpr size_t kPartBytes = size_t{1} << 20;
+// Low bits of a work request id: a receive buffer, or this.
+inline constexpr uint16_t kSendId = 0xffff;
+static_assert(kReceiveRequests < kSendId, "a buffer's number must not look like a send");
+// A peer that is told why it is closed may take so long.
+inline constexpr uint64_t kRdmaLingerMs = 1'000;
+
+struct RdmaQueue {
+  std::unique_ptr<CompletionQueue> queue;
+  uint32_t room = 0;  // connections that it can still hold; guarded by the endpoint's mutex
+};
+
+// A message that the device works on. It is done with its memory when the message completes, or when the
+// queue pair is gone.
+struct RdmaSent {
+  epoch::Pin pin;
+  uint32_t requests = 0;
+  uint32_t block = kNoBlock;
+  bool reported = false;  // as overdue
+  uint64_t posted_ns = 0;
+};
+
+struct RdmaConnection {
+  enum class State : uint8_t { kOpen, kLingering };
+  // Members that hold memory of the device's come before its queue pair, so that they go after it.
+  std::unique_ptr<std::byte[]> receive_memory;
+  std::unique_ptr<MemoryRegion> receive_region;
+  std::deque<RdmaSent> sent;  // in order of posting, which is that of completion
+  std::unique_ptr<QueuePair> pair;
+  RdmaQueue* queue = nullptr;
+  uint64_t number = 0;  // names it in work request ids and to hang_up(); never reused
+  uint32_t slot = 0;
+  uint32_t generation = 0;
+  State state = State::kOpen;
+  std::string address;
+
+  Ring ring;
+  uint32_t ring_messages = 0;
+  uint64_t written_lines = 0;
+  uint64_t taken_lines = 0;
+  std::deque<uint64_t> untaken;  // where each message that the peer has not taken ends, in lines
+
+  struct Received {
+    uint16_t buffer;
+    uint32_t begin;
+    uint32_t end;
+  };
+  std::deque<Received> received;  // not yet in `in`
+  uint32_t credits_owed = 0;      // buffers that the peer may use again and does not know of
+  ReceiveBuffer in;
+  bool ended = false;  // the peer sends no more
+
+  uint32_t requests_in_flight = 0;
+  std::vector<std::byte> out;  // out[out_at, end) waits for room in the ring or for the device
+  size_t out_at = 0;
+  uint64_t out_since_ns = 0;
+  bool last_sent = false;
+
+  bool paused = false;
+  bool candidate = false;
+  bool broken = false;
+  bool broken_for_cause = false;
+  base::Status broken_reason;
+  int64_t owed = 0;  // frames consumed less lists posted
+  uint64_t partial_since_ns = 0;
+  uint64_t partial_frame = 0;
+  uint64_t linger_until_ns = 0;
+
+  size_t output() const { return out.size() - out_at; }
+  uint64_t room_bytes() const {
+    if (untaken.size() >= ring_messages) return 0;
+    return ring.bytes - (written_lines - taken_lines) * kLineBytes;
+  }
+};
+
+class RdmaEndpoint final : public Endpoint {
+ public:
+  RdmaEndpoint(Verbs& verbs, const RdmaOptions& options, Regions& regions);
+  ~RdmaEndpoint() override;
+  base::Status open();
+
+  std::span<const Event> poll(int timeout_ms) override;
+  bool peek(ConnectionId connection, std::span<const std::byte>& frame) override;
+  void consume(ConnectionId connection) override;
+  void post(ConnectionId connection, gather::GatherList&& list, epoch::Pin&& pin) override;
+  void flush() override;
+  void pause(ConnectionId connection) override;
+  void resume(ConnectionId connection) override;
+  void close(ConnectionId connection, base::Status reason) override;
+  size_t pending_posts() const override;
+  std::vector<ConnectionId> connections() const override;
+  std::string peer(ConnectionId connection) const override;
+  void wake() override;
+
+  // Any thread: makes the queue pair, ready for the peer; poll() reports it opened.
+  base::Result<RdmaWelcome> accept(const Peer& peer, const RdmaHello& hello, uint64_t number);
+  void hang_up(uint64_t number);
+  uint32_t assigned() const { return assigned_.load(std::memory_order_relaxed); }
+
+ private:
+  using Connection = RdmaConnection;
+
+  ConnectionId id_of(const Connection& c) const { return uint64_t{c.generation} << 32 | c.slot; }
+  Connection* find(ConnectionId id) const;
+  bool may_read(const Connection& c) const;
+  void add_candidate(Connection& c);
+
+  // set-up: accept.cc
+  base::Status prepare(Connection& c);
+  base::Result<RdmaQueue*> queue_with_room();
+  void give_up(Connection& c);
+  void adopt_new();
+  uint32_t completions_of_pair() const { return send_requests_ + kReceiveRequests; }
+
+  // receive side: endpoint.cc
+  bool run_completions();
+  void complete(const ibv_wc& completion);
+  void receive(Connection& c, uint16_t buffer, const ibv_wc& completion);
+  void take(Connection& c, uint32_t lines);
+  void take_input(Connection& c);
+  int post_buffer(Connection& c, uint16_t buffer);
+  void review_candidates();
+  void report(Connection& c);
+  bool may_end(const Connection& c) const;
+  void wait(uint64_t until_ns);
+
+  // send side: send.cc
+  bool send_list(Connection& c, const gather::GatherList& list, epoch::Pin& pin);
+  bool chain_list(Connection& c, const gather::GatherList& list, RdmaSent& sent);
+  bool chain_piece(const std::byte* address, size_t bytes, RdmaSent& sent);
+  bool chain_copied(const std::byte* bytes, size_t n, RdmaSent& sent);
+  bool chain_copy(Connection& c, const gather::GatherList& list, RdmaSent& sent);
+  bool chain_output(Connection& c, size_t most, RdmaSent& sent, size_t& n);
+  void post_message(Connection& c, size_t bytes, bool last, unsigned flags, RdmaSent sent);
+  void send_output(Connection& c);
+  void send_credits(Connection& c);
+  std::byte* grow_output(Connection& c, size_t n);
+
+  // ends: close.cc
+  void sweep(uint64_t now);
+  void sweep_connection(Connection& c, uint64_t now);
+  void break_connection(Connection& c, base::Status reason, bool for_cause = false);
+  void fail(Connection& c, base::Status reason);
+  void abort_connection(Connection& c, base::Status reason, bool for_cause);
+  void finish(Connection& c, base::Status reason, bool for_cause);
+  void start_linger(Connection& c);
+  void destroy(Connection& c);
+
+  Verbs& verbs_;
+  const RdmaOptions& options_;
+  Regions& regions_;
+  const uint32_t send_requests_;
+  const uint32_t pieces_max_;
+  Stage stage_;
+  Chain chain_;
+  size_t stage_used_ = 0;  // of the first block of the message that is being chained
+  bool in_place_ = false;  // of that message: the device reads rows where they lie
+  int wake_ = -1;
+  bool woken_ = false;
+  std::unique_ptr<CompletionChannel> channel_;
+  std::array<ibv_wc, kCompletionsAtOnce> completions_{};
+  std::array<std::byte, kInlineBytes> inline_{};
+
+  std::vector<std::unique_ptr<Connection>> slots_;  // null: free
+  std::vector<uint32_t> generations_;
+  std::vector<uint32_t> free_slots_;
+  std::unordered_map<uint64_t, Connection*> by_number_;
+  std::vector<uint32_t> candidates_;
+  std::vector<uint32_t> scratch_;
+  std::vector<Event> events_;
+  std::vector<Event> next_events_;
+  std::vector<RdmaQueue*> polled_;
+  uint64_t next_sweep_ns_ = 0;
+  uint64_t sweep_ns_ = 0;
+
+  std::atomic<uint32_t> assigned_{0};
+  std::atomic<bool> has_new_{false};
+  std::mutex mutex_;  // guards what follows, and each queue's room
+  std::vector<std::unique_ptr<RdmaQueue>> queues_;
+  std::vector<std::unique_ptr<Connection>> new_;
+  std::vector<uint64_t> gone_;
+};
+
+}  // namespace petps::transport

@@ -1,0 +1,88 @@
+// The other end of the rdma transport: one connection of a client, as a stream of bytes.
+//
+// ASSUMPTIONS: one thread at a time. The Verbs outlives it.
+// ERRORS: kUnavailable (the connection broke); it stays broken.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "transport/rdma/rdma.h"
+
+namespace petps::transport {
+
+struct RdmaPeerOptions {
+  uint32_t ring_bytes = 4u << 20;  // 16 replies of 500 rows of 512 bytes
+  uint32_t ring_messages = 64;
+};
+
+class RdmaPeer {
+ public:
+  static base::Result<std::unique_ptr<RdmaPeer>> open(Verbs& verbs, const RdmaPeerOptions& options);
+
+  const RdmaHello& hello() const { return hello_; }  // for the server
+  base::Status connect(const RdmaWelcome& welcome);
+
+  // Queues bytes; sends what the credits allow now, the rest in later calls of any of these.
+  base::Status send(std::span<const std::byte> bytes);
+  base::Status end_sending();
+  // Sends and takes what can be. An error: the connection broke; what came before it can still be read.
+  base::Status progress();
+  // The bytes that have come, at most out.size(); 0: none yet.
+  size_t receive(std::span<std::byte> out);
+  // Everything that the server sent was received, and it sends no more.
+  bool ended() const { return last_seen_ && messages_.empty(); }
+  bool unsent() const { return out_at_ < out_.size(); }
+  // Readable when progress() may have something to do, once arm() was called and progress() after it.
+  int file() const { return channel_->file; }
+  base::Status arm();
+
+ private:
+  struct Message {
+    uint64_t line;
+    uint32_t bytes;
+    uint32_t read;
+  };
+  explicit RdmaPeer(Verbs& verbs, const RdmaPeerOptions& options)
+      : verbs_(verbs), options_(options) {}
+  base::Status make();
+  base::Status complete(const ibv_wc& completion);
+  int post_receive();
+  base::Status send_some();
+  base::Status send_message(std::span<const std::byte> bytes, bool last);
+  base::Status tell_taken();
+  base::Status broke(std::string text);
+
+  Verbs& verbs_;
+  const RdmaPeerOptions options_;
+  std::unique_ptr<std::byte[]> ring_;
+  std::unique_ptr<MemoryRegion> ring_region_;
+  std::unique_ptr<std::byte[]> buffers_;  // of requests, kMessageBytes each
+  std::unique_ptr<MemoryRegion> buffers_region_;
+  std::unique_ptr<CompletionChannel> channel_;
+  std::unique_ptr<CompletionQueue> queue_;
+  std::unique_ptr<QueuePair> pair_;
+  RdmaHello hello_;
+
+  std::vector<uint32_t> free_buffers_;
+  uint32_t credits_ = 0;
+  uint32_t message_bytes_ = 0;
+  uint32_t sends_in_flight_ = 0;
+  std::vector<std::byte> out_;
+  size_t out_at_ = 0;
+  bool ending_ = false;  // end_sending() was called
+  bool ended_ = false;   // and the server was told
+
+  std::deque<Message> messages_;
+  uint64_t arrived_lines_ = 0;
+  uint64_t taken_lines_ = 0;
+  uint64_t told_lines_ = 0;  // of taken
+  uint32_t untold_messages_ = 0;
+  bool last_seen_ = false;
+  base::Status broken_;
+};
+
+}  // namespace petps::transport

@@ -1,0 +1,86 @@
+#include "transport/rdma/regions.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace petps::transport {
+
+using base::Status;
+
+namespace {
+
+// Between two looks, however many rows lie outside: not one registration a row.
+constexpr std::chrono::milliseconds kLook(20);
+
+}  // namespace
+
+Regions::Regions(Verbs& verbs, std::function<RowMemory()> memory)
+    : verbs_(verbs), memory_(std::move(memory)) {}
+
+Regions::~Regions() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wanted_.notify_one();
+  thread_.join();
+}
+
+Status Regions::start() {
+  if (!memory_) return {};
+  PETPS_RETURN_IF_ERROR(follow());
+  thread_ = std::thread([this] { run(); });
+  pthread_setname_np(thread_.native_handle(), "petps-register");
+  return {};
+}
+
+void Regions::run() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    wanted_.wait(lock, [this] { return stopping_ || asked_; });
+    if (stopping_) return;
+    lock.unlock();
+    // Rows that cannot be registered are copied: a reply is never refused for it.
+    [[maybe_unused]] const Status status = follow();
+    asked_.store(false, std::memory_order_release);
+    lock.lock();
+    wanted_.wait_for(lock, kLook, [this] { return stopping_; });
+  }
+}
+
+Status Regions::follow() {
+  const RowMemory memory = memory_();
+  if (end_ == nullptr) end_ = memory.address;
+  const std::byte* const until = memory.address + memory.bytes;
+  const uint64_t limit = verbs_.device().region_bytes_max;
+  while (end_ < until && count_.load(std::memory_order_relaxed) < kRegionsMax) {
+    auto bytes = static_cast<size_t>(until - end_);
+    if (limit != 0) bytes = static_cast<size_t>(std::min<uint64_t>(bytes, limit));
+    auto made = verbs_.register_memory(end_, bytes, 0);
+    if (!made.ok()) return made.status();
+    const size_t count = count_.load(std::memory_order_relaxed);
+    regions_[count] = {end_, end_ + bytes, made.value()->local_key, std::move(made.value())};
+    count_.store(count + 1, std::memory_order_release);
+    bytes_.store(bytes_.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+    end_ += bytes;
+  }
+  return {};
+}
+
+size_t Regions::find(const std::byte* address, uint32_t& key) const {
+  const size_t count = count_.load(std::memory_order_acquire);
+  const auto begin = regions_.begin();
+  const auto after =
+      std::upper_bound(begin, begin + static_cast<ptrdiff_t>(count), address,
+                       [](const std::byte* at, const Region& r) { return at < r.begin; });
+  if (after == begin) return 0;
+  const Region& region = *(after - 1);
+  if (address >= region.end) return 0;
+  key = region.key;
+  return static_cast<size_t>(region.end - address);
+}
+
+}  // namespace petps::transport

@@ -1,0 +1,103 @@
+// RDMA devices in memory: two of them on one fabric move bytes between their queue pairs, keep the rules
+// of verbs that a program can break, and fail where a test says so.
+//
+// Kept: limits are refused as a device does (pieces, inline bytes, work requests until a later signaled
+// completion is read), keys cover what they are used for, a write needs the peer's permission, a SEND or a
+// write with immediate needs a receive, work requests of a queue pair complete in order, only signaled or
+// failed ones complete, everything flushes after an error, an armed queue makes one event.
+// Not kept: packets, timing, loss.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <random>
+
+#include "transport/rdma/verbs.h"
+
+namespace petps::transport {
+
+struct FakePair;
+struct FakeQueue;
+
+struct FakeLimits {
+  uint32_t sge_max = 30;
+  uint32_t inline_max = 256;
+  uint32_t work_requests_max = 4096;
+  uint32_t completions_max = 1u << 16;
+};
+
+// What a held device does with what it is asked.
+enum class Work : uint8_t { kAtOnce, kHeld, kShuffled };  // as loopback's Completions
+
+class FakeFabric {
+ public:
+  // How often a message found no receive: credits are there so that this stays 0.
+  uint64_t not_ready() const { return not_ready_; }
+  // Of a completion queue that was too small. Must stay 0.
+  uint64_t overflows() const { return overflows_; }
+  uint64_t writes() const { return writes_; }        // RDMA writes that were made
+  uint64_t doorbells() const { return doorbells_; }  // posts of sends
+
+ private:
+  friend class FakeVerbs;
+  friend struct FakePair;
+  friend struct FakeQueue;
+  friend struct FakeRegion;
+  struct Registered {
+    const std::byte* begin;
+    size_t bytes;
+    int access;
+    const void* device;
+  };
+  std::mutex mutex_;  // everything; a device is not fast here
+  std::map<uint32_t, FakePair*> pairs_;
+  std::map<uint32_t, Registered> regions_;
+  uint32_t next_pair_ = 1;
+  uint32_t next_key_ = 0x1000;
+  std::atomic<uint64_t> not_ready_{0};
+  std::atomic<uint64_t> overflows_{0};
+  std::atomic<uint64_t> writes_{0};
+  std::atomic<uint64_t> doorbells_{0};
+};
+
+class FakeVerbs final : public Verbs {
+ public:
+  FakeVerbs(FakeFabric& fabric, const FakeLimits& limits);
+
+  base::Result<std::unique_ptr<MemoryRegion>> register_memory(const void* address, size_t bytes,
+                                                              int access) override;
+  base::Result<std::unique_ptr<CompletionChannel>> make_channel() override;
+  base::Result<std::unique_ptr<CompletionQueue>> make_queue(uint32_t completions,
+                                                            CompletionChannel& channel) override;
+  base::Result<std::unique_ptr<QueuePair>> make_pair(const ibv_qp_cap& wanted,
+                                                     CompletionQueue& queue) override;
+
+  // Test control, any thread. Pairs of this device are numbered in the order they were made, from 0.
+  void set_work(Work work, uint64_t seed = 0);
+  size_t held() const;        // signaled work requests that wait
+  bool run_one(size_t pair);  // up to the pair's next signaled work request; false: none waits
+  void run_all();
+  // The oldest waiting work request of the pair fails so; the others flush.
+  void fail(size_t pair, ibv_wc_status status);
+  // Called on the thread that gives a pair up, when the device has let it go.
+  std::function<void()> on_pair_gone;
+  // What is registered from now on is refused with this errno; 0: no more.
+  void refuse_registration(int error) { refusal_ = error; }
+
+ private:
+  friend struct FakePair;
+  friend struct FakeQueue;
+  FakePair* pair_at(size_t number) const;
+
+  FakeFabric& fabric_;
+  const FakeLimits limits_;
+  std::vector<uint32_t> pairs_;  // their numbers in the fabric
+  Work work_ = Work::kAtOnce;
+  std::mt19937_64 random_;
+  std::atomic<int> refusal_{0};
+};
+
+}  // namespace petps::transport

@@ -1,0 +1,44 @@
+// The rdma transport on fake devices, as the contract suite makes it.
+#pragma once
+
+#include "fake_verbs.h"
+#include "transport/rdma/rdma.h"
+#include "transport_client.h"
+
+namespace petps::transport {
+
+// Row memory that the device is told of: all of it, or nothing, so that every row is copied.
+enum class Registered : uint8_t { kEverything, kNothing };
+
+// A transport with its own fabric: the server's device has `limits`, the clients' has ordinary ones.
+class FakeRdma final : public Transport {
+ public:
+  FakeRdma(const FakeLimits& device, Registered registered, const Limits& limits, size_t endpoints,
+           const Admit& admit);
+  ~FakeRdma() override;
+
+  size_t endpoints() const override { return rdma_->endpoints(); }
+  Endpoint& endpoint(size_t worker) override { return rdma_->endpoint(worker); }
+  base::Status start() override { return rdma_->start(); }
+  void stop_accepting() override { rdma_->stop_accepting(); }
+  uint16_t port() const override { return rdma_->port(); }
+  uint64_t refused() const override { return rdma_->refused(); }
+  const char* name() const override { return rdma_->name(); }
+
+  std::unique_ptr<Client> connect();
+  RdmaTransport& rdma() { return *rdma_; }
+  FakeVerbs& device() { return server_; }
+  FakeVerbs& clients() { return clients_; }
+  const FakeFabric& fabric() const { return fabric_; }
+
+ private:
+  FakeFabric fabric_;
+  FakeVerbs server_;
+  FakeVerbs clients_;
+  std::atomic<uint64_t> next_peer_{1};
+  std::unique_ptr<RdmaTransport> rdma_;
+};
+
+std::vector<Backend> rdma_backends();
+
+}  // namespace petps::transport
