@@ -88,7 +88,7 @@ struct StatsSnapshot {
   uint64_t connections_closed_for_cause = 0;
   uint64_t pushes_waiting = 0;  // in the writer's queue
   // By opcode number (wire::Opcode): from the decoded request to the posted reply.
-  std::array<HistogramSnapshot, 9> latency;
+  std::array<HistogramSnapshot, 10> latency;
 };
 
 class Server {

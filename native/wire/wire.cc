@@ -28,6 +28,8 @@ std::string_view opcode_name(uint16_t opcode) {
       return "shard_map";
     case Opcode::kControl:
       return "control";
+    case Opcode::kRdma:
+      return "rdma";
   }
   return "unknown";
 }

@@ -76,6 +76,7 @@ enum class Opcode : uint16_t {  // never renumber
   kHotKeys = 6,                 // a client's hot set of one table
   kShardMap = 7,                // who owns which partitions; see kFeatureShardMap
   kControl = 8,                 // switch an alias, drop an instance
+  kRdma = 9,                    // offer a queue pair; see kFeatureRdma
 };
 std::string_view opcode_name(
     uint16_t opcode);  // "pull"; "unknown" for what is not known; ignores kReplyBit
@@ -158,6 +159,7 @@ struct Shard {
 // reused; unknown ones are ignored.
 inline constexpr uint64_t kFeatureShardMap = 1;  // answers kShardMap
 inline constexpr uint64_t kFeaturePullWait = 2;  // heeds PullRequest::wait_ms; else it must be 0
+inline constexpr uint64_t kFeatureRdma = 4;      // answers kRdma
 
 struct HelloRequest {
   uint16_t version_min = kProtocolVersionMin;
@@ -400,6 +402,42 @@ base::Status decode_control(const FrameHeader& header, std::span<const std::byte
                             ControlRequest& control);
 void encode_control_reply(uint64_t request_id, Frame& frame);  // empty body
 base::Status decode_control_reply(const FrameHeader& header, std::span<const std::byte> body);
+
+// ---- RDMA set-up: what two queue pairs must know of each other (native/transport/rdma/RDMA.md)
+
+struct QueuePair {
+  uint32_t number = 0;         // 24 bits, not 0
+  uint32_t packet_number = 0;  // 24 bits
+  uint16_t lid = 0;
+  uint8_t mtu = 1;  // 1..5: 256, 512, 1024, 2048, 4096 bytes
+  uint8_t reserved = 0;
+  std::array<uint8_t, 16> gid{};
+  bool operator==(const QueuePair&) const = default;
+};
+struct RdmaRequest {
+  QueuePair pair;
+  uint32_t ring_key = 0;  // of the memory that replies are written into
+  uint64_t ring_address = 0;
+  uint32_t ring_bytes = 0;
+  uint32_t ring_messages = 0;  // receives that the client keeps posted
+  bool operator==(const RdmaRequest&) const = default;
+};
+struct RdmaReply {
+  QueuePair pair;
+  uint32_t credits = 0;        // SENDs with content that may be unanswered
+  uint32_t message_bytes = 0;  // of one SEND
+  uint32_t reserved = 0;
+  bool operator==(const RdmaReply&) const = default;
+};
+static_assert(sizeof(QueuePair) == 28 && sizeof(RdmaRequest) == 48 && sizeof(RdmaReply) == 40,
+              "copied whole: see FORMAT.md, rdma");
+void encode_rdma(uint64_t request_id, const RdmaRequest& rdma, Frame& frame);
+// Errors: kInvalidArgument (no address of a queue pair, reserved bits).
+base::Status decode_rdma(const FrameHeader& header, std::span<const std::byte> body,
+                         RdmaRequest& rdma);
+void encode_rdma_reply(uint64_t request_id, const RdmaReply& rdma, Frame& frame);
+base::Status decode_rdma_reply(const FrameHeader& header, std::span<const std::byte> body,
+                               RdmaReply& rdma);
 
 // ---- Key -> partition
 

@@ -52,6 +52,15 @@ HelloReply sample_hello() {
   return hello;
 }
 
+QueuePair sample_queue_pair() {
+  QueuePair pair{0x010203, 0x0a0b0c, 7, 5, 0, {}};
+  pair.gid[10] = pair.gid[11] = 0xff;  // 10.0.2.15
+  pair.gid[12] = 10;
+  pair.gid[14] = 2;
+  pair.gid[15] = 15;
+  return pair;
+}
+
 // Two replicas of partitions 0 to 63 and 69, and the server of the others.
 ShardMap sample_shard_map() {
   ShardMap map{"ranking", 5, 70, {}};
@@ -134,6 +143,10 @@ Status decode_request(const FrameHeader& header, std::span<const std::byte> body
     }
     case Opcode::kShardMap:
       return decode_shard_map(header, body);
+    case Opcode::kRdma: {
+      RdmaRequest rdma;
+      return decode_rdma(header, body, rdma);
+    }
     case Opcode::kControl: {
       ControlRequest control;
       const Status status = decode_control(header, body, control);
@@ -196,6 +209,10 @@ Status decode_reply(const FrameHeader& header, std::span<const std::byte> body) 
     }
     case Opcode::kControl:
       return decode_control_reply(header, body);
+    case Opcode::kRdma: {
+      RdmaReply rdma;
+      return decode_rdma_reply(header, body, rdma);
+    }
   }
   return Status(Code::kUnimplemented, "unknown opcode");
 }
@@ -232,6 +249,10 @@ std::vector<NamedFrame> sample_frames() {
     encode_control(17, {Control::kSwitchAlias, "ranking", "ranking@7"}, f);
   });
   add("control_reply", [](Frame& f) { encode_control_reply(17, f); });
+  add("rdma", [](Frame& f) {
+    encode_rdma(18, {sample_queue_pair(), 0x55, 0x7f0102030000, 4u << 20, 64}, f);
+  });
+  add("rdma_reply", [](Frame& f) { encode_rdma_reply(18, {sample_queue_pair(), 16, 8192, 0}, f); });
   add("error",
       [](Frame& f) { encode_error(3, 16, Status(Code::kStale, "version 5 is not here yet"), f); });
   return frames;

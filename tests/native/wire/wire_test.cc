@@ -114,6 +114,38 @@ TEST(Wire, TablesAndHelloComeBack) {
   }
 }
 
+TEST(Wire, RdmaComesBackAndNoAddressIsRefused) {
+  RdmaRequest request{{5, 6, 7, 3, 0, {}}, 8, 9, 65536, 4};
+  Frame frame;
+  encode_rdma(1, request, frame);
+  FrameHeader header;
+  ASSERT_TRUE(decode_request_header(frame, header).ok());
+  RdmaRequest out;
+  const auto body = [&] { return std::span<const std::byte>(frame).subspan(kHeaderBytes); };
+  ASSERT_TRUE(decode_rdma(header, body(), out).ok());
+  EXPECT_EQ(out, request);
+  const auto refuses = [&](const QueuePair& pair) {
+    request.pair = pair;
+    encode_rdma(1, request, frame);
+    return decode_rdma(header, body(), out).code() == Code::kInvalidArgument;
+  };
+  EXPECT_TRUE(refuses({0, 6, 7, 3, 0, {}}));
+  EXPECT_TRUE(refuses({1u << 24, 6, 7, 3, 0, {}}));
+  EXPECT_TRUE(refuses({5, 1u << 24, 7, 3, 0, {}}));
+  EXPECT_TRUE(refuses({5, 6, 7, 0, 0, {}}));
+  EXPECT_TRUE(refuses({5, 6, 7, 6, 0, {}}));
+  EXPECT_TRUE(refuses({5, 6, 7, 3, 1, {}}));
+  RdmaReply reply{{5, 6, 7, 3, 0, {}}, 16, 8192, 0};
+  encode_rdma_reply(1, reply, frame);
+  ASSERT_TRUE(decode_reply_header(frame, header).ok());
+  RdmaReply got;
+  ASSERT_TRUE(decode_rdma_reply(header, body(), got).ok());
+  EXPECT_EQ(got, reply);
+  reply.credits = 0;
+  encode_rdma_reply(1, reply, frame);
+  EXPECT_EQ(decode_rdma_reply(header, body(), got).code(), Code::kInvalidArgument);
+}
+
 TEST(Wire, AnErrorTravelsWithItsCodeAndIsCut) {
   Frame frame;
   encode_error(static_cast<uint16_t>(Opcode::kPull), 5,
