@@ -23,6 +23,7 @@ void RdmaEndpoint::post(ConnectionId connection, gather::GatherList&& list, epoc
   // A peer that takes nothing must not hold the pin: what it has no room for is copied out.
   if (c->output() > 0 || !send_list(*c, list, reading)) {
     if (!c->broken) list.copy_to(grow_output(*c, list.bytes()));
+    Counters::add(counters_.lists_copied, 1);
   }
   list.clear();
 }
@@ -48,6 +49,7 @@ bool RdmaEndpoint::send_list(Connection& c, const gather::GatherList& list, epoc
   } else if (!chain_copy(c, list, sent)) {
     return false;
   }
+  Counters::add(sent.pin ? counters_.lists_zerocopy : counters_.lists_copied, 1);
   post_message(c, n, false, flags, std::move(sent));
   return true;
 }

@@ -144,6 +144,10 @@ void FakeServer::answer(const wire::FrameHeader& header, std::span<const std::by
     case wire::Opcode::kControl:
       wire::encode_control_reply(header.request_id, reply);
       return;
+    case wire::Opcode::kRdma:
+      wire::encode_error(header.opcode, header.request_id,
+                         base::Status(base::Code::kUnimplemented, "no rdma here"), reply);
+      return;
   }
 }
 
