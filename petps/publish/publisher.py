@@ -106,7 +106,7 @@ class Publisher:
         self._model = model
         self._tables = {schema.name: schema for schema in schemas}
         self._chunk_bytes = chunk_bytes
-        # Rows of one chunk are gathered here: fresh memory each time would cost as much as the copy.
+        # Rows of one chunk are gathered here: fresh memory each time costs as much as the copy.
         self._gathered = np.empty(chunk_bytes, np.uint8)
         self._allow_not_finite = allow_not_finite
         self._publisher = publisher_id or uuid.uuid4().hex
