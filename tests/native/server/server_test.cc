@@ -112,6 +112,15 @@ TEST_F(ServerTest, PullAnswersFoundMissingAndRepeatedKeys) {
   EXPECT_EQ(stats.misses, 2u);
 }
 
+TEST_F(ServerTest, PullWithoutKeysIsAnswered) {
+  start();
+  auto client = connect();
+  const Pulled pulled = decode_pulled(client->call(pull_frame(7, {{users_.id(), {}}})));
+  ASSERT_TRUE(pulled.status.ok()) << pulled.status.to_string();
+  EXPECT_EQ(pulled.sections[0].rows_found, 0u);
+  expect_serves(*client);
+}
+
 TEST_F(ServerTest, PullOfSeveralTablesInOneFrame) {
   start();
   const Pulled pulled = decode_pulled(connect()->call(pull_frame(
