@@ -218,7 +218,7 @@ Status Pool::load_slots() {
       slots->second->add(place.offset, place.bytes, /*old=*/true);
     }
   }
-  for (const TableRecord& record : catalogue_->tables) {
+  for (TableRecord& record : catalogue_->tables) {
     const bool owned = std::any_of(
         catalogue_->extents.begin(), catalogue_->extents.end(), [&](const ExtentPlace& place) {
           return place.table == record.id &&
@@ -226,9 +226,14 @@ Status Pool::load_slots() {
                  place.offset == record.bucket_offset &&
                  record.bucket_count <= place.bytes / layout::kBucketBytes;
         });
-    if (owned &&
-        (record.default_row == 0 || catalogue_->slots.at(record.id)->valid(record.default_row)))
+    const Slots& slots = *catalogue_->slots.at(record.id);
+    if (owned && (record.default_row == 0 || slots.valid(record.default_row))) {
+      if (record.default_row != 0) {
+        const std::byte* row = slots.row(record.default_row);
+        record.spec.default_row.assign(row, row + record.spec.row_bytes);
+      }
       continue;
+    }
     return Status(Code::kDataLoss, "table '" + record.spec.name + "' of pool '" + media_->path() +
                                        "' lies outside the extents that are recorded for it; "
                                        "restore the pool from a base (petps load)");

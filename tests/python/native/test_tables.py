@@ -140,6 +140,18 @@ def test_missing_key_shows_the_default_row() -> None:
         assert (stored[0] == table.default_row()).all()
 
 
+def test_default_row_is_told_after_a_reopen(tmp_path: Path) -> None:
+    path = tmp_path / "pool"
+    with petps.create(path, durability="process") as pool:
+        pool.create_table("half", dim=3, dtype="f16", capacity=10, default=0.5)
+        want = pool.table("half").default_row()
+    with petps.open(path) as pool:
+        assert (pool.table("half").default_row() == want).all()
+        pool.create_instance("default@1")  # copies its tables, default rows included
+        assert (pool.table("half", "default@1").default_row() == want).all()
+        assert (pool.pull("half", [7], model="default@1") == 0.5).all()
+
+
 def test_closed_pool_says_so(pool_path: Path) -> None:
     tables = _native.Tables.open(str(pool_path))
     table = tables.tables()[0]
