@@ -72,17 +72,19 @@ def _tcp(work: Workload) -> Iterator[Result]:
     yield from _run("pull_tcp", rounds=work["rounds"], **work["tcp"])
 
 
+def _grpc(work: Workload) -> Iterator[Result]:
+    from bench.pull.grpc import figures
+
+    yield from figures(work["grpc"] | {"rounds": work["rounds"]})
+
+
 def _apply(work: Workload) -> Iterator[Result]:
     size = work["apply"]
-    # Two writers stand beside under their own name, and so does power durability: it measures the
-    # disk, a batch a window.
-    two = {"threads": 2}
+    # Power durability stands beside under its own name: it measures the disk, a batch a window.
     power = {"durability": "power", "windows": size["synced_windows"], "window_batches": 1}
-    kinds: tuple[tuple[str, int, dict[str, Any]], ...] = (
+    kinds: tuple[tuple[str, int, dict[str, object]], ...] = (
         ("dram", size["rows"], {}),
         ("file", size["rows"], {}),
-        ("dram", size["rows"], two),
-        ("file", size["rows"], two),
         ("file", size["synced_rows"], power),
     )
     for medium, rows, more in kinds:
@@ -158,6 +160,7 @@ def _ingest(work: Workload) -> Iterator[Result]:
 PARTS: Final[tuple[tuple[str, Callable[[Workload], Iterator[Result]]], ...]] = (
     ("pull.inprocess", _inprocess),
     ("pull.tcp", _tcp),
+    ("pull.grpc", _grpc),
     ("apply", _apply),
     ("index.search", _search),
     ("index.bucket_reads", _quality),

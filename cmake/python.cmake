@@ -42,6 +42,23 @@ function(petps_python_module target)
   add_dependencies(petps_python ${target})
 endfunction()
 
+# The messages of gRPC (petps/v1): Python made of petps.proto by grpcio-tools, never committed.
+set(petps_stubs petps/v1/petps_pb2.py petps/v1/petps_pb2_grpc.py)
+list(TRANSFORM petps_stubs PREPEND "${PROJECT_BINARY_DIR}/python/")
+add_custom_command(
+  OUTPUT ${petps_stubs}
+  COMMAND "${CMAKE_COMMAND}" -E make_directory "${PROJECT_BINARY_DIR}/python"
+  COMMAND "${Python_EXECUTABLE}" -m grpc_tools.protoc "--proto_path=${PROJECT_SOURCE_DIR}"
+          "--python_out=${PROJECT_BINARY_DIR}/python"
+          "--grpc_python_out=${PROJECT_BINARY_DIR}/python" petps/v1/petps.proto
+  DEPENDS petps/v1/petps.proto
+  WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}"
+  COMMENT "petps/v1: messages and service"
+  VERBATIM)
+add_custom_target(petps_stubs DEPENDS ${petps_stubs})
+add_dependencies(petps_python petps_stubs)
+install(FILES ${petps_stubs} DESTINATION petps/v1 COMPONENT python)
+
 get_property(rooms GLOBAL PROPERTY PETPS_ROOMS)
 list(REMOVE_ITEM rooms client)
 list(TRANSFORM rooms PREPEND petps_)

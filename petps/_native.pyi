@@ -262,6 +262,48 @@ class ShardMap:
     def owned_by(self, address: str) -> list[int]:
         """The partitions of one server; none when the map does not name it."""
 
+class CallReply:
+    """The reply of a call. Its methods raise the error that it is."""
+
+    @property
+    def ticket(self) -> int: ...
+    def check(self) -> None: ...
+    def pulled(self) -> tuple[int, list[tuple[int, int, int, bytes, bytes]]]:
+        """(applied version, [(code, row bytes, rows found, presence bitmap, rows packed)])."""
+    def pushed(self) -> tuple[int, int, int, int, int]:
+        """(inserted, updated, deleted, absent, refused)."""
+
+class Calls:
+    """Requests of this process to its own server: submitted, then taken by ticket.
+
+    keys: 8 little-endian bytes each. Errors: Unavailable (stopped), ResourceExhausted (too many).
+    """
+
+    @property
+    def ready_descriptor(self) -> int:
+        """Readable while replies wait; take() resets it."""
+    def pull(
+        self,
+        instance: int,
+        sections: list[tuple[int, bytes]],
+        *,
+        min_version: int = 0,
+        wait_ms: int = 0,
+    ) -> int:
+        """sections: (table id, keys)."""
+    def push(
+        self,
+        table: TableRecord,
+        keys: bytes,
+        rows: bytes,
+        *,
+        deleted: bytes = b"",
+        stamp: int = 0,
+    ) -> int:
+        """rows: as stored, packed; empty: all keys are deleted. deleted: a bit a key."""
+    def set_hot_keys(self, table: int, keys: bytes) -> int: ...
+    def take(self) -> list[CallReply]: ...
+
 class Server:
     """The native server over the tables of an open pool. ``Tables.close`` refuses while it runs."""
 
@@ -278,11 +320,15 @@ class Server:
         limits: dict[str, int] = ...,
         shard_map: ShardMap | None = None,
         address: str = "",
+        call_workers: int = 0,
     ) -> Server:
         """Listens and serves when it returns. Unknown limits raise InvalidArgument.
 
-        address: its own in the shard map, by default host:port.
+        address: its own in the shard map, by default host:port. call_workers: threads of
+        ``calls``.
         """
+    @property
+    def calls(self) -> Calls: ...
     @property
     def port(self) -> int: ...
     @property

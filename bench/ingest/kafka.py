@@ -212,7 +212,7 @@ def _server(place: str, pool: Path, rows_per_second: int) -> Iterator[dict[str, 
     config, ready = pool.with_suffix(".toml"), pool.with_suffix(".json")
     config.write_text(
         f'[pool]\npath = "{pool}"\n[model]\nname = "{MODEL}"\n'
-        "[server]\nport = 0\nhttp_port = 0\n"
+        "[server]\nport = 0\nhttp_port = 0\ngrpc = false\n"
         f'[ingest]\nlog = "{place}"\nrows_per_second = {rows_per_second}\n'
     )
     process = subprocess.Popen(

@@ -1,35 +1,12 @@
 // petps._native.Server: the native server over the tables of an open pool.
 #include <pybind11/stl.h>
 
-#include "bindings/session.h"
-#include "server/server.h"
+#include "bindings/server_handle.h"
 #include "transport/gather_choice.h"
 
 namespace petps::bindings {
 
 namespace {
-
-// A server and what keeps its pool open. The server goes first.
-class ServerHandle {
- public:
-  ServerHandle(const std::shared_ptr<Session>& session, const server::ServerOptions& options)
-      : hold_(std::make_unique<Session::Hold>(session, "a running server")),
-        server_(unwrap(server::Server::start(hold_->tables(), options))) {}
-
-  server::Server& server() { return *server_; }
-
-  // The pool may be closed afterwards, also when something was still in flight after the drain
-  // time.
-  void stop() {
-    const base::Status status = server_->stop();
-    hold_.reset();
-    check(status);
-  }
-
- private:
-  std::unique_ptr<Session::Hold> hold_;
-  std::unique_ptr<server::Server> server_;
-};
 
 transport::GatherMode parse_gather(const std::string& name) {
   transport::GatherMode mode;
@@ -68,7 +45,8 @@ std::unique_ptr<ServerHandle> start(const std::shared_ptr<Session>& session,
                                     const std::string& host, uint16_t port, uint32_t workers,
                                     const std::string& gather, uint32_t hot_set_seconds,
                                     uint64_t drain_ms, const py::dict& limits,
-                                    const wire::ShardMap* shard_map, std::string address) {
+                                    const wire::ShardMap* shard_map, std::string address,
+                                    uint32_t call_workers) {
   server::ServerOptions options;
   options.host = host;
   options.port = port;
@@ -80,6 +58,7 @@ std::unique_ptr<ServerHandle> start(const std::shared_ptr<Session>& session,
   apply_limits(limits, options);
   if (shard_map != nullptr) options.shard_map = *shard_map;
   options.address = std::move(address);
+  options.call_workers = call_workers;
   const Released released_gil;
   return std::make_unique<ServerHandle>(session, options);
 }
@@ -153,10 +132,13 @@ void bind_server(py::module_& module) {
                     py::arg("port") = 7070, py::arg("workers") = 1, py::arg("gather") = "auto",
                     py::arg("hot_set_seconds") = 10, py::arg("drain_ms") = 5000,
                     py::arg("limits") = py::dict(), py::arg("shard_map") = py::none(),
-                    py::arg("address") = "");
+                    py::arg("address") = "", py::arg("call_workers") = 0);
   server.def_property_readonly("port", [](ServerHandle& handle) { return handle.server().port(); });
   server.def_property_readonly("address",
                                [](ServerHandle& handle) { return handle.server().address(); });
+  server.def_property_readonly(
+      "calls", [](ServerHandle& handle) -> server::Calls& { return handle.server().calls(); },
+      py::return_value_policy::reference_internal);
   server.def(
       "set_shard_map",
       [](ServerHandle& handle, const wire::ShardMap& map) {

@@ -22,6 +22,8 @@ Status check_limit(const char* name, uint32_t value, uint32_t most) {
 
 Status check_options(const ServerOptions& options) {
   PETPS_RETURN_IF_ERROR(check_limit("workers", options.workers, kMaxWorkers));
+  if (options.call_workers > 0)
+    PETPS_RETURN_IF_ERROR(check_limit("call_workers", options.call_workers, kMaxWorkers));
   const wire::Limits& limits = options.limits;
   PETPS_RETURN_IF_ERROR(check_limit("body_bytes", limits.body_bytes, wire::kMaxBodyBytes));
   PETPS_RETURN_IF_ERROR(check_limit("keys_per_pull", limits.keys_per_pull, wire::kMaxKeysPerPull));
@@ -47,17 +49,19 @@ void encode_connection_error(const Status& reason, std::vector<std::byte>& frame
   wire::encode_error(static_cast<uint16_t>(wire::Opcode::kHello), 0, reason, frame);
 }
 
-// Leases one epoch list a worker and starts the threads.
+// Leases one epoch list a worker and starts the threads: those of the transport, then of calls.
 Status start_workers(Shared& shared) {
-  for (size_t i = 0; i < shared.options.workers; ++i) {
+  const size_t network = shared.options.workers;
+  for (size_t i = 0; i < network + shared.calls->endpoints(); ++i) {
     epoch::Reader* reader = shared.tables.epochs().lease();
     if (reader == nullptr) {
       return Status(Code::kResourceExhausted,
                     "no epoch list is left: " + std::to_string(epoch::kMaxReaders) +
                         " readers of this pool are open; close some");
     }
-    shared.workers.push_back(
-        std::make_unique<Worker>(shared, i, shared.transport->endpoint(i), *reader));
+    transport::Endpoint& endpoint =
+        i < network ? shared.transport->endpoint(i) : shared.calls->endpoint(i - network);
+    shared.workers.push_back(std::make_unique<Worker>(shared, i, endpoint, *reader));
   }
   shared.writer = std::make_unique<PushWriter>(
       shared.tables, shared.options.limits, [&shared](size_t worker, PushDone done) {
@@ -123,6 +127,7 @@ base::Result<std::unique_ptr<Server>> Server::start_over(
   }
   shared.started_ns = base::monotonic_ns();
   shared.transport = std::move(transport);
+  shared.calls = std::make_unique<Calls>(options.call_workers);
   shared.address = options.address;
   if (shared.address.empty()) {
     const bool bare = options.host.find(':') != std::string::npos;
@@ -164,6 +169,7 @@ Status Server::stop() {
   for (const auto& worker : shared.workers) undrained += worker->drained() ? 0 : 1;
   const size_t pushes = shared.writer->waiting();
   shared.writer->finish();
+  shared.calls->finish();
   release_readers(shared);
   if (undrained == 0) return {};
   return Status(Code::kDeadlineExceeded,
@@ -174,6 +180,7 @@ Status Server::stop() {
 
 uint16_t Server::port() const { return impl_->shared.transport->port(); }
 transport::Transport& Server::transport() { return *impl_->shared.transport; }
+Calls& Server::calls() { return *impl_->shared.calls; }
 Status Server::set_shard_map(const wire::ShardMap& map) { return impl_->shared.set_shard_map(map); }
 wire::Shard Server::shard() const { return impl_->shared.current_ownership()->shard; }
 std::string Server::address() const { return impl_->shared.address; }

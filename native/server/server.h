@@ -17,6 +17,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "server/calls.h"
 #include "table/table.h"
 #include "transport/transport.h"
 #include "wire/wire.h"
@@ -27,6 +28,7 @@ struct ServerOptions {
   std::string host = "127.0.0.1";  // numeric IPv4 or IPv6 address
   uint16_t port = 7070;            // 0: any free one, see Server::port()
   uint32_t workers = 1;            // 1..kMaxWorkers
+  uint32_t call_workers = 0;  // 0..kMaxWorkers, for requests from this process: Server::calls()
   // kAuto over tcp: measured beside the first requests, see transport/GATHER.md.
   transport::GatherMode gather = transport::GatherMode::kAuto;
   wire::Limits limits;  // lowered, never raised above wire's constants
@@ -109,6 +111,8 @@ class Server {
 
   uint16_t port() const;
   transport::Transport& transport();
+  // Requests from this process; none are taken without call_workers.
+  Calls& calls();
   // Accepts no more, answers what has arrived, ends the workers. kDeadlineExceeded: something was
   // still in flight after drain_ms; it was closed. Calling it again does nothing.
   base::Status stop();

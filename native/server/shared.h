@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "server/calls.h"
 #include "server/push_writer.h"
 #include "server/server.h"
 #include "server/worker.h"
@@ -40,6 +41,7 @@ struct Shared {
   std::atomic<bool> stopping{false};
   std::atomic<uint64_t> drain_until_ns{0};
   std::unique_ptr<transport::Transport> transport;
+  std::unique_ptr<Calls> calls;
   std::unique_ptr<PushWriter> writer;
   std::vector<std::unique_ptr<Worker>> workers;
   std::vector<std::thread> threads;

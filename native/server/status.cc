@@ -200,7 +200,8 @@ std::string Shared::status_json() {
   json.member("host", options.host);
   json.member("port", uint32_t{transport->port()});
   write_gather(*gather, snapshot, json);
-  json.member("workers", workers.size());
+  json.member("workers", options.workers);
+  json.member("call_workers", options.call_workers);
   write_pool(tables, json);
   write_shard(*current_ownership(), address, json);
   write_catalogue(tables, json);

@@ -114,6 +114,23 @@ class ServerConfig(Section):
     )
     http_port: Port = Field(default=7072, description="Port of those; 0: any free one.")
     http: bool = Field(default=True, description="Whether to serve HTTP at all.")
+    grpc_host: str = Field(
+        default="127.0.0.1", description="Numeric address of gRPC (petps/v1/petps.proto)."
+    )
+    grpc_port: Port = Field(default=7071, description="Port of gRPC; 0: any free one.")
+    grpc: bool = Field(default=True, description="Whether to serve gRPC at all.")
+    grpc_workers: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_WORKERS,
+        description="Threads that look rows up for gRPC, beside `workers`.",
+    )
+    ready_lag_seconds: float = Field(
+        default=0.0,
+        ge=0,
+        description="Not ready (/readyz, and gRPC health) while a partition of the log is not "
+        "followed, or longer behind than this; 0: however old the rows are.",
+    )
     shard_map: Path | None = Field(
         default=None,
         strict=False,

@@ -134,6 +134,7 @@ class ServerProcess(_Child):
             "--model": MODEL,
             "--port": self.port,
             "--http-port": self.http_port,
+            "--grpc-port": 0,
             "--ready-file": self._ready,
         }
         arguments = [str(part) for option in options.items() for part in option]

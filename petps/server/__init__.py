@@ -1,8 +1,8 @@
-"""Room server: the life of a server process, and its HTTP door.
+"""Room server: the life of a server process, its HTTP and its gRPC door.
 
 Owns:        open -> recover -> serve -> ingest -> drain -> close (lifecycle.py), health, metrics,
-             the status page (http.py, metrics.py, page.html), the one form of a status (status.py),
-             the shard map's file (shard_map.py, FORMAT.md).
+             the status page (http.py, metrics.py, page.html), gRPC (grpc/), the one form of a
+             status (status.py), the shard map's file (shard_map.py, FORMAT.md).
 Never does:  answer pulls or pushes (native room server does), decide what a delta means (ingest).
 Called by:   cli serve, demo, tests.
 Invariants:  pulls are served before anything slow is imported or started; a signal drains and

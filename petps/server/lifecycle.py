@@ -49,6 +49,7 @@ class Serving:
         self._draining = False
         self._ingest: Any = None
         self._http: Any = None
+        self._grpc: Any = None
         self._metrics: Any = None
         path = config.server.shard_map
         self._map_file = None if path is None else MapFile(path)
@@ -66,6 +67,7 @@ class Serving:
             try:
                 self._start_http()
                 on_serving(self)
+                self._start_grpc()
                 self._follow_log()
             except BaseException:
                 self._stop()
@@ -83,6 +85,11 @@ class Serving:
     def http_port(self) -> int | None:
         """The HTTP port, or None without HTTP."""
         return None if self._http is None else self._http.port
+
+    @property
+    def grpc_port(self) -> int | None:
+        """The gRPC port, or None without gRPC, or before it is served."""
+        return None if self._grpc is None else int(self._grpc.port)
 
     def status(self) -> dict[str, Any]:
         """What `petps status` shows, ingest as it is now."""
@@ -169,8 +176,26 @@ class Serving:
             status=self.status,
             metrics=self._metrics_text,
             fault=self._fault,
-            ready=lambda: "draining" if self._draining else None,
+            ready=self._unready,
             shard_map=self._shard_map,
+        )
+
+    def _start_grpc(self) -> None:
+        server = self._config.server
+        if not server.grpc:
+            return
+        from petps.server.grpc import GrpcDoor
+
+        self._grpc = GrpcDoor(
+            server.grpc_host,
+            server.grpc_port,
+            self._tables,
+            self._server.calls,
+            body_bytes=server.limits.body_bytes,
+            in_flight=server.limits.in_flight,
+            status=self.status,
+            map_version=lambda: 0 if self._map is None else self._map.owners.version,
+            healthy=lambda: (self._fault() or self._unready()) is None,
         )
 
     def _metrics_text(self) -> bytes:
@@ -184,7 +209,7 @@ class Serving:
     def _follow_log(self) -> None:
         """Ingests what the map gives this server (without one, all), unless it does so already."""
         location = self._config.ingest.log
-        ours = None if self._map is None else self._map.ingested_by(self._server.address)
+        ours = self._ours()
         if location is None or ours == self._ingested:
             return
         self._stop_ingest()
@@ -194,6 +219,10 @@ class Serving:
             self._ingest = start_ingest(self._config, self._tables, location, ours)
         self._ingested = ours
         self.report()
+
+    def _ours(self) -> list[int] | None:
+        """The partitions that this server ingests; None: all."""
+        return None if self._map is None else self._map.ingested_by(self._server.address)
 
     def _stop_ingest(self) -> None:
         ingest, self._ingest = self._ingest, None
@@ -210,15 +239,41 @@ class Serving:
             )
         return None
 
+    def _unready(self) -> str | None:
+        if self._draining:
+            return "draining"
+        limit = self._config.server.ready_lag_seconds
+        if limit == 0 or self._config.ingest.log is None:
+            return None
+        ingest = self._ingest
+        if ingest is None:
+            return None if self._ours() == [] else "the log is not followed yet"
+        for partition in ingest.status()["partitions"]:
+            behind = partition["lag_seconds"]
+            if partition["state"] != "following" or behind > limit:
+                return (
+                    f"partition {partition['partition']} is {partition['state']}, "
+                    f"{behind:.1f} s behind (ready_lag_seconds = {limit:g})"
+                )
+        return None
+
     def _stop(self) -> None:
-        """Ingest first (no new rows), then the native server (no new requests), then HTTP."""
+        """Ingest first (no new rows), then the native server (no new requests), then HTTP.
+
+        The native server answers what gRPC has in flight, so gRPC takes nothing new before that and
+        closes after it.
+        """
         self._draining = True
+        if self._grpc is not None:
+            self._grpc.drain()
         for name, part in (("ingest", self._ingest), ("server", self._server)):
             try:
                 if part is not None:
                     part.stop()
             except PetpsError as error:
                 self._log(f"{name}: {error}")
+        if self._grpc is not None:
+            self._grpc.close(self._config.server.drain_seconds)
         if self._http is not None:
             self._http.close()
 
@@ -248,6 +303,7 @@ def _start(
         limits=server.limits.model_dump(),
         shard_map=shard_map,
         address=server.address or "",
+        call_workers=server.grpc_workers if server.grpc else 0,
     )
 
 
@@ -255,8 +311,9 @@ def serve(config: Config, *, ready_file: Path | None = None, log: Log = print) -
     """Serves until SIGTERM or SIGINT, then drains and closes. Call from the main thread.
 
     ready_file: written whole once pulls are served, removed when they no longer are: JSON with
-    pid, host, port, http_port, pool, opened_at (CLOCK_MONOTONIC seconds when the pool's open was
-    called) and open_ms (from then to serving).
+    pid, host, port, http_port, grpc_port, pool, opened_at (CLOCK_MONOTONIC seconds when the pool's
+    open was called) and open_ms (from then to serving). gRPC is served a little later: grpc_port is
+    null until then.
     """
     stop = threading.Event()
     received: list[int] = []
@@ -273,6 +330,9 @@ def serve(config: Config, *, ready_file: Path | None = None, log: Log = print) -
     try:
         announce = partial(_announce, config=config, ready_file=ready_file, log=log)
         with Serving(config, log=log, on_serving=announce) as serving:
+            _write_facts(serving, config=config, ready_file=ready_file)
+            if serving.grpc_port is not None:
+                log(f"gRPC on {config.server.grpc_host}:{serving.grpc_port}")
             while not stop.wait(REPORT_SECONDS):
                 serving.follow_shard_map()
                 serving.report()
@@ -294,20 +354,26 @@ def _remove(ready_file: Path | None) -> None:
             ready_file.unlink()
 
 
-def _announce(serving: Serving, *, config: Config, ready_file: Path | None, log: Log) -> None:
+def _write_facts(serving: Serving, *, config: Config, ready_file: Path | None) -> None:
+    if ready_file is None:
+        return
     facts = {
         "pid": os.getpid(),
         "host": config.server.host,
         "port": serving.port,
         "http_port": serving.http_port,
+        "grpc_port": serving.grpc_port,
         "pool": str(config.pool.path),
         "opened_at": serving.opened_at,
         "open_ms": round(serving.open_ms, 3),
     }
-    if ready_file is not None:
-        temporary = ready_file.with_name(f".{ready_file.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(facts) + "\n")
-        temporary.replace(ready_file)
+    temporary = ready_file.with_name(f".{ready_file.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(facts) + "\n")
+    temporary.replace(ready_file)
+
+
+def _announce(serving: Serving, *, config: Config, ready_file: Path | None, log: Log) -> None:
+    _write_facts(serving, config=config, ready_file=ready_file)
     http = (
         ""
         if serving.http_port is None

@@ -61,7 +61,8 @@ class Server:
     def start(self) -> None:
         self.ready_file.unlink(missing_ok=True)
         command = [PETPS, "serve", str(self.folder / "pool"), "--log", str(self.folder / "log")]
-        command += ["--port", str(self.port), "--no-http", "--ready-file", str(self.ready_file)]
+        command += ["--port", str(self.port), "--no-http", "--no-grpc"]
+        command += ["--ready-file", str(self.ready_file)]
         with (self.folder / "server.log").open("ab") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=output)
         deadline = time.monotonic() + WAIT_SECONDS

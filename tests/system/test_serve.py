@@ -46,7 +46,7 @@ class Process:
     def __init__(self, pool: Path, *arguments: object) -> None:
         self.ready_file = pool.parent / "ready.json"
         command = [sys.executable, "-m", "petps.cli", "serve", str(pool), "--port", "0"]
-        command += ["--http-port", "0", "--ready-file", str(self.ready_file)]
+        command += ["--http-port", "0", "--grpc-port", "0", "--ready-file", str(self.ready_file)]
         command += [str(argument) for argument in arguments]
         self.child = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -147,7 +147,8 @@ def test_ready_then_a_clean_stop(pool: Path, started: list[Process]) -> None:
     output = process.stop()
     lines = output.splitlines()
     assert lines[0].startswith(f"serving petps://127.0.0.1:{facts['port']}, http://127.0.0.1:")
-    assert lines[1:] == ["SIGTERM: draining", "closed cleanly"]
+    assert lines[1].startswith("gRPC on 127.0.0.1:")
+    assert lines[2:] == ["SIGTERM: draining", "closed cleanly"]
     assert not process.ready_file.exists()
     assert is_clean(pool)
 

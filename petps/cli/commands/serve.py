@@ -33,6 +33,10 @@ def serve(
         typer.Option(help="Port of health, /metrics and the status page, by default 7072."),
     ] = None,
     no_http: Annotated[bool, typer.Option("--no-http", help="No HTTP at all.")] = False,
+    grpc_port: Annotated[
+        int | None, typer.Option(help="Port of gRPC, by default 7071; 0: any free one.")
+    ] = None,
+    no_grpc: Annotated[bool, typer.Option("--no-grpc", help="No gRPC at all.")] = False,
     workers: Annotated[
         int | None, typer.Option(help="Worker threads; 0, the default: one for each processor.")
     ] = None,
@@ -88,6 +92,8 @@ def serve(
             "port": port,
             "http_port": http_port,
             "http": False if no_http else None,
+            "grpc_port": grpc_port,
+            "grpc": False if no_grpc else None,
             "workers": workers,
             "gather": gather,
             "shard_map": shard_map,

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
+import petps.v1.petps_pb2_grpc as stubs
 import pytest
 
 import petps
@@ -14,6 +16,7 @@ from petps import config
 from petps.server import Serving
 
 Start = Callable[..., Serving]
+Stub = Any
 
 
 @pytest.fixture
@@ -29,7 +32,7 @@ def pool(tmp_path: Path) -> Path:
 
 def settings(pool: Path, **sections: dict[str, Any]) -> config.Config:
     """A configuration with free ports."""
-    server = {"port": 0, "http_port": 0, **sections.pop("server", {})}
+    server = {"port": 0, "http_port": 0, "grpc_port": 0, **sections.pop("server", {})}
     return config.merged(None, {"pool": {"path": pool}, "server": server, **sections}, "test")
 
 
@@ -44,3 +47,21 @@ def start(pool: Path) -> Iterator[Start]:
     yield begin
     for serving in started:
         serving.close()
+
+
+@pytest.fixture
+def channels() -> Iterator[Callable[[Serving], grpc.Channel]]:
+    opened: list[grpc.Channel] = []
+
+    def channel(serving: Serving) -> grpc.Channel:
+        opened.append(grpc.insecure_channel(f"127.0.0.1:{serving.grpc_port}"))
+        return opened[-1]
+
+    yield channel
+    for each in opened:
+        each.close()
+
+
+@pytest.fixture
+def connect(channels: Callable[[Serving], grpc.Channel]) -> Callable[[Serving], Stub]:
+    return lambda serving: stubs.PetpsStub(channels(serving))

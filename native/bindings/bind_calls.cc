@@ -1,0 +1,177 @@
+// petps._native.Calls: requests of this process to its own server, as frames of room wire.
+#include <pybind11/stl.h>
+
+#include <cstring>
+
+#include "bindings/arrays.h"
+#include "bindings/server_handle.h"
+#include "codec/codec.h"
+
+namespace petps::bindings {
+
+namespace {
+
+using server::CallReply;
+using server::Calls;
+
+// A Python bytes object as what it holds. ASSUMPTIONS: the object outlives the view.
+std::span<const std::byte> view_of(const py::bytes& bytes) {
+  char* data = nullptr;
+  py::ssize_t size = 0;
+  if (PyBytes_AsStringAndSize(bytes.ptr(), &data, &size) != 0) throw py::error_already_set();
+  return {reinterpret_cast<const std::byte*>(data), static_cast<size_t>(size)};
+}
+
+void append_words(const py::bytes& bytes, const std::string& what, std::vector<uint64_t>& words) {
+  const std::span<const std::byte> view = view_of(bytes);
+  if (view.size() % sizeof(uint64_t) != 0) {
+    invalid(what + " have " + std::to_string(view.size()) +
+            " bytes, which is no multiple of 8: pack each as 8 little-endian bytes");
+  }
+  const size_t before = words.size();
+  words.resize(before + view.size() / sizeof(uint64_t));
+  std::memcpy(words.data() + before, view.data(), view.size());
+}
+
+uint64_t pull(Calls& calls, uint32_t instance,
+              const std::vector<std::pair<uint32_t, py::bytes>>& sections, uint64_t min_version,
+              uint32_t wait_ms) {
+  std::vector<wire::PullSection> heads;
+  std::vector<uint64_t> keys;
+  for (const auto& [table, bytes] : sections) {
+    const size_t before = keys.size();
+    append_words(bytes, "keys", keys);
+    heads.push_back({table, static_cast<uint32_t>(keys.size() - before)});
+  }
+  wire::PullRequest request;
+  request.min_version = min_version;
+  request.instance = instance;
+  request.wait_ms = wait_ms;
+  request.sections = heads;
+  request.keys = keys;
+  wire::Frame frame;
+  wire::encode_pull(0, request, frame);
+  return unwrap(calls.submit(std::move(frame)));
+}
+
+// deleted: empty, or a bit a key.
+std::vector<uint64_t> deletions_of(const py::bytes& deleted, size_t keys, bool all) {
+  std::vector<uint64_t> words;
+  const std::span<const std::byte> view = view_of(deleted);
+  if (view.empty() && !all) return words;
+  words.resize(wire::bitmap_words(keys));
+  if (!view.empty()) {
+    if (view.size() < (keys + 7) / 8 || view.size() > words.size() * sizeof(uint64_t)) {
+      invalid("deleted has " + std::to_string(view.size()) +
+              " bytes, expected one bit for each of " + std::to_string(keys) +
+              " keys: " + std::to_string(words.size() * sizeof(uint64_t)) + " bytes");
+    }
+    std::memcpy(words.data(), view.data(), view.size());
+    return words;
+  }
+  for (size_t i = 0; i < keys; ++i) words[i / 64] |= uint64_t{1} << (i % 64);
+  return words;
+}
+
+uint64_t push(Calls& calls, const pool::TableRecord& table, const py::bytes& keys,
+              const py::bytes& rows, const py::bytes& deleted, uint64_t stamp) {
+  std::vector<uint64_t> wanted;
+  append_words(keys, "keys", wanted);
+  const std::span<const std::byte> stored = view_of(rows);
+  const pool::TableSpec& spec = table.spec;
+  const bool erases = stored.empty();
+  if (!erases && stored.size() != wanted.size() * spec.row_bytes) {
+    invalid("table '" + spec.name + "': " + std::to_string(wanted.size()) + " rows of " +
+            std::to_string(spec.row_bytes) + " bytes are " +
+            std::to_string(wanted.size() * spec.row_bytes) + " bytes, got " +
+            std::to_string(stored.size()));
+  }
+  const std::vector<uint64_t> deletions = deletions_of(deleted, wanted.size(), erases);
+  wire::PushRequest request;
+  request.table = table.id;
+  request.instance = spec.instance;
+  request.dim = spec.dim;
+  request.dtype = spec.dtype;
+  request.row_bytes = erases ? 0 : spec.row_bytes;
+  request.stamp = static_cast<uint32_t>(stamp);
+  request.keys = wanted;
+  request.deletions = deletions;
+  request.rows = stored;
+  wire::Frame frame;
+  wire::encode_push(0, request, frame);
+  return unwrap(calls.submit(std::move(frame)));
+}
+
+uint64_t set_hot_keys(Calls& calls, uint32_t table, const py::bytes& keys) {
+  std::vector<uint64_t> hot;
+  append_words(keys, "keys", hot);
+  wire::HotKeysRequest request;
+  request.table = table;
+  request.keys = hot;
+  wire::Frame frame;
+  wire::encode_hot_keys(0, request, frame);
+  return unwrap(calls.submit(std::move(frame)));
+}
+
+wire::FrameHeader header_of(const CallReply& reply) {
+  wire::FrameHeader header;
+  check(wire::decode_reply_header(reply.frame, header));
+  const std::span<const std::byte> body = std::span(reply.frame).subspan(wire::kHeaderBytes);
+  if (header.code != 0) check(wire::decode_error(header, body));
+  return header;
+}
+
+py::bytes bytes_of(std::span<const std::byte> bytes) {
+  return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+py::tuple pulled(const CallReply& reply) {
+  const wire::FrameHeader header = header_of(reply);
+  const std::span<const std::byte> body = std::span(reply.frame).subspan(wire::kHeaderBytes);
+  wire::PullReplyPrefix prefix;
+  check(wire::decode_pull_reply_prefix(header, body, prefix));
+  wire::PullReply out;
+  check(wire::decode_pull_reply_head(header, body.first(prefix.rows_offset), out));
+  py::list sections;
+  size_t word = 0;
+  size_t row = prefix.rows_offset;
+  for (const wire::PullReplySection& section : out.sections) {
+    const size_t words = wire::bitmap_words(section.keys);
+    const size_t bytes = size_t{section.rows_found} * section.row_bytes;
+    sections.append(py::make_tuple(section.code, section.row_bytes, section.rows_found,
+                                   bytes_of(std::as_bytes(out.bitmaps.subspan(word, words))),
+                                   bytes_of(body.subspan(row, bytes))));
+    word += words;
+    row += bytes;
+  }
+  return py::make_tuple(out.applied_version, sections);
+}
+
+py::tuple pushed(const CallReply& reply) {
+  const wire::FrameHeader header = header_of(reply);
+  wire::PushReply out;
+  check(wire::decode_push_reply(header, std::span(reply.frame).subspan(wire::kHeaderBytes), out));
+  return py::make_tuple(out.inserted, out.updated, out.deleted, out.absent, out.refused);
+}
+
+}  // namespace
+
+void bind_calls(py::module_& module) {
+  py::class_<CallReply> reply(module, "CallReply",
+                              "The reply of a call; its methods raise what it refused.");
+  reply.def_readonly("ticket", &CallReply::ticket);
+  reply.def("check", [](const CallReply& each) { header_of(each); });
+  reply.def("pulled", pulled);
+  reply.def("pushed", pushed);
+
+  py::class_<Calls> calls(module, "Calls", "Requests of this process to its own server.");
+  calls.def_property_readonly("ready_descriptor", &Calls::ready_descriptor);
+  calls.def("pull", pull, py::arg("instance"), py::arg("sections"), py::kw_only(),
+            py::arg("min_version") = 0, py::arg("wait_ms") = 0);
+  calls.def("push", push, py::arg("table"), py::arg("keys"), py::arg("rows"), py::kw_only(),
+            py::arg("deleted") = py::bytes(), py::arg("stamp") = 0);
+  calls.def("set_hot_keys", set_hot_keys, py::arg("table"), py::arg("keys"));
+  calls.def("take", &Calls::take);
+}
+
+}  // namespace petps::bindings

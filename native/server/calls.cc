@@ -1,0 +1,252 @@
+#include "server/calls.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/check.h"
+
+namespace petps::server {
+
+using base::Code;
+using base::Status;
+using transport::ConnectionId;
+using transport::Event;
+
+namespace {
+
+Status stopping() {
+  return Status(Code::kUnavailable, "the server is stopping: ask another replica or try again");
+}
+
+void encode_refusal(const wire::Frame& request, const Status& reason, wire::Frame& reply) {
+  wire::FrameHeader header;
+  // A frame of which this fails was refused by the worker already; opcode 0 then.
+  [[maybe_unused]] const Status decoded = wire::decode_request_header(request, header);
+  wire::encode_error(header.opcode, header.request_id, reason, reply);
+}
+
+}  // namespace
+
+// Each call is a connection that brings one frame and is gone with its reply.
+class CallEndpoint final : public transport::Endpoint {
+ public:
+  explicit CallEndpoint(Calls& calls) : calls_(calls) {}
+
+  void add(uint64_t ticket, wire::Frame frame) {
+    {
+      const std::lock_guard lock(mutex_);
+      arrived_.push_back({ticket, std::move(frame)});
+    }
+    changed_.notify_one();
+  }
+
+  // Those without a reply. The worker has ended.
+  std::vector<CallReply> left() {
+    const std::lock_guard lock(mutex_);
+    std::vector<CallReply> calls = std::exchange(arrived_, {});
+    for (Slot& slot : slots_) {
+      if (slot.ticket != 0) calls.push_back({slot.ticket, std::move(slot.frame)});
+      slot.ticket = 0;
+    }
+    return calls;
+  }
+
+  std::span<const Event> poll(int timeout_ms) override {
+    events_.clear();
+    report_waiting();
+    {
+      std::unique_lock lock(mutex_);
+      if (events_.empty()) {
+        changed_.wait_for(lock, std::chrono::milliseconds(timeout_ms),
+                          [this] { return woken_ || !arrived_.empty(); });
+      }
+      woken_ = false;
+      arriving_.swap(arrived_);
+    }
+    for (CallReply& call : arriving_) adopt(std::move(call));
+    arriving_.clear();
+    return events_;
+  }
+
+  bool peek(ConnectionId connection, std::span<const std::byte>& frame) override {
+    const Slot* slot = find(connection);
+    if (slot == nullptr || slot->consumed) return false;
+    frame = slot->frame;
+    return true;
+  }
+
+  void consume(ConnectionId connection) override {
+    transport::Counters::add(counters_.frames_received, 1);
+    if (Slot* slot = find(connection)) slot->consumed = true;
+  }
+
+  void post(ConnectionId connection, gather::GatherList&& list, epoch::Pin&& pin) override {
+    if (Slot* slot = find(connection)) {
+      wire::Frame reply(list.bytes());
+      list.copy_to(reply.data());
+      transport::Counters::add(counters_.lists_posted, 1);
+      transport::Counters::add(counters_.bytes_sent, reply.size());
+      answer(*slot, std::move(reply));
+    }
+    list.clear();
+    pin.drop();
+  }
+
+  void flush() override {}
+  void pause(ConnectionId connection) override {
+    if (Slot* slot = find(connection)) slot->paused = true;
+  }
+  void resume(ConnectionId connection) override {
+    if (Slot* slot = find(connection)) slot->paused = false;
+  }
+  void close(ConnectionId connection, Status reason) override {
+    Slot* slot = find(connection);
+    if (slot == nullptr) return;
+    wire::Frame reply;
+    encode_refusal(slot->frame, reason, reply);
+    answer(*slot, std::move(reply));
+  }
+  size_t pending_posts() const override { return 0; }
+  std::vector<ConnectionId> connections() const override {
+    std::vector<ConnectionId> open;
+    for (size_t i = 0; i < slots_.size(); ++i) {
+      if (slots_[i].ticket != 0) open.push_back(id_of(i));
+    }
+    return open;
+  }
+  std::string peer(ConnectionId connection) const override {
+    return const_cast<CallEndpoint*>(this)->find(connection) == nullptr ? "" : "this process";
+  }
+
+  void wake() override {
+    {
+      const std::lock_guard lock(mutex_);
+      woken_ = true;
+    }
+    changed_.notify_one();
+  }
+
+ private:
+  struct Slot {
+    uint64_t ticket = 0;  // 0: free
+    uint32_t generation = 0;
+    bool consumed = false;
+    bool paused = false;
+    wire::Frame frame;
+  };
+
+  ConnectionId id_of(size_t i) const { return uint64_t{slots_[i].generation} << 32 | i; }
+
+  Slot* find(ConnectionId connection) {
+    const uint32_t i = transport::slot_of(connection);
+    if (i >= slots_.size() || slots_[i].ticket == 0 || id_of(i) != connection) return nullptr;
+    return &slots_[i];
+  }
+
+  void adopt(CallReply call) {
+    if (free_.empty()) {
+      free_.push_back(slots_.size());
+      slots_.emplace_back();
+    }
+    const size_t i = free_.back();
+    free_.pop_back();
+    transport::Counters::add(counters_.bytes_received, call.frame.size());
+    // The generation begins at 1: a connection is never 0.
+    slots_[i] = {call.ticket, slots_[i].generation + 1, false, false, std::move(call.frame)};
+    events_.push_back({Event::Kind::kFrames, id_of(i), {}});
+  }
+
+  // Calls whose frame is still in front, such as those that were resumed.
+  void report_waiting() {
+    for (size_t i = 0; i < slots_.size(); ++i) {
+      const Slot& slot = slots_[i];
+      if (slot.ticket != 0 && !slot.consumed && !slot.paused)
+        events_.push_back({Event::Kind::kFrames, id_of(i), {}});
+    }
+  }
+
+  void answer(Slot& slot, wire::Frame reply) {
+    calls_.answer(slot.ticket, std::move(reply));
+    slot.ticket = 0;
+    slot.frame = {};
+    free_.push_back(static_cast<size_t>(&slot - slots_.data()));
+  }
+
+  Calls& calls_;
+  std::vector<Slot> slots_;  // worker's thread only, as all but the four at the end
+  std::vector<size_t> free_;
+  std::vector<Event> events_;
+  std::vector<CallReply> arriving_;
+
+  std::mutex mutex_;                // guards the two below
+  std::vector<CallReply> arrived_;  // tickets and requests
+  bool woken_ = false;
+  std::condition_variable changed_;
+};
+
+Calls::Calls(size_t endpoints) {
+  if (endpoints == 0) return;
+  ready_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  for (size_t i = 0; i < endpoints; ++i)
+    endpoints_.push_back(std::make_unique<CallEndpoint>(*this));
+}
+
+Calls::~Calls() {
+  if (ready_ >= 0) ::close(ready_);
+}
+
+transport::Endpoint& Calls::endpoint(size_t i) { return *endpoints_[i]; }
+
+base::Result<uint64_t> Calls::submit(wire::Frame frame) {
+  if (endpoints_.empty() || ready_ < 0)
+    return Status(Code::kFailedPrecondition, "this server takes no calls: it has no call workers");
+  uint64_t ticket = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (finished_) return stopping();
+    if (open_ >= kMaxCalls) {
+      return Status(Code::kResourceExhausted, "the server works on " + std::to_string(kMaxCalls) +
+                                                  " calls already: try again, or ask a replica");
+    }
+    ++open_;
+    ticket = next_ticket_++;
+    // Under the lock, so that finish() sees it.
+    endpoints_[ticket % endpoints_.size()]->add(ticket, std::move(frame));
+  }
+  return ticket;
+}
+
+std::vector<CallReply> Calls::take() {
+  const std::lock_guard lock(mutex_);
+  uint64_t count = 0;
+  [[maybe_unused]] const ssize_t got = ::read(ready_, &count, sizeof(count));
+  open_ -= replies_.size();
+  return std::exchange(replies_, {});
+}
+
+void Calls::answer(uint64_t ticket, wire::Frame frame) {
+  const std::lock_guard lock(mutex_);
+  replies_.push_back({ticket, std::move(frame)});
+  const uint64_t one = 1;
+  // Cannot fail: the counter overflows after 2^64 - 1 of them.
+  [[maybe_unused]] const ssize_t put = ::write(ready_, &one, sizeof(one));
+}
+
+void Calls::finish() {
+  {
+    const std::lock_guard lock(mutex_);
+    finished_ = true;
+  }
+  for (const auto& endpoint : endpoints_) {
+    for (CallReply& call : endpoint->left()) {
+      wire::Frame reply;
+      encode_refusal(call.frame, stopping(), reply);
+      answer(call.ticket, std::move(reply));
+    }
+  }
+}
+
+}  // namespace petps::server

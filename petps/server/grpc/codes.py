@@ -1,0 +1,43 @@
+"""Errors of petps as gRPC tells them."""
+
+from __future__ import annotations
+
+from typing import Final, NoReturn
+
+import grpc
+
+from petps.errors import PetpsError
+
+__all__ = ["CODE_KEY", "GRPC_CODES", "refuse"]
+
+# The one table. STALE: this replica is behind, so the same call may succeed here later or elsewhere
+# now. WRONG_SHARD: begin again with the newer shard map. A peer that retries by gRPC's rules does
+# the right thing.
+GRPC_CODES: Final = {
+    "INVALID_ARGUMENT": grpc.StatusCode.INVALID_ARGUMENT,
+    "NOT_FOUND": grpc.StatusCode.NOT_FOUND,
+    "ALREADY_EXISTS": grpc.StatusCode.ALREADY_EXISTS,
+    "RESOURCE_EXHAUSTED": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "FAILED_PRECONDITION": grpc.StatusCode.FAILED_PRECONDITION,
+    "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
+    "DEADLINE_EXCEEDED": grpc.StatusCode.DEADLINE_EXCEEDED,
+    "DATA_LOSS": grpc.StatusCode.DATA_LOSS,
+    "PERMISSION_DENIED": grpc.StatusCode.PERMISSION_DENIED,
+    "STALE": grpc.StatusCode.UNAVAILABLE,
+    "WRONG_SHARD": grpc.StatusCode.ABORTED,
+    "UNIMPLEMENTED": grpc.StatusCode.UNIMPLEMENTED,
+    "INTERNAL": grpc.StatusCode.INTERNAL,
+    "IO_ERROR": grpc.StatusCode.INTERNAL,
+}
+
+CODE_KEY: Final = "petps-code"  # of the trailing metadata
+
+
+async def refuse(
+    context: grpc.aio.ServicerContext,
+    error: PetpsError,
+    metadata: tuple[tuple[str, str | bytes], ...] = (),
+) -> NoReturn:
+    """Ends the call with this error; ``metadata`` goes behind its code."""
+    await context.abort(GRPC_CODES[error.code], str(error), ((CODE_KEY, error.code), *metadata))
+    raise AssertionError("abort returned")  # it raises

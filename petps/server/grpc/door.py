@@ -1,0 +1,160 @@
+"""The life of the gRPC server: its thread, port, health and drain."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+import petps.v1.petps_pb2 as messages
+import petps.v1.petps_pb2_grpc as stubs
+from petps import _native
+from petps.errors import Unavailable
+from petps.server.grpc.calls import AwaitableCalls
+from petps.server.grpc.service import Service
+
+__all__ = ["MAX_CALLS", "GrpcDoor"]
+
+# Calls in flight, watchers included, over all connections; gRPC answers more RESOURCE_EXHAUSTED.
+MAX_CALLS: Final = 512
+# What a message has beyond keys and rows: names, lengths, versions.
+MESSAGE_MARGIN_BYTES: Final = 64 << 10
+HEALTH_SECONDS: Final = 0.2  # how often health is looked at
+SERVICE: Final[str] = messages.DESCRIPTOR.services_by_name["Petps"].full_name
+
+
+class GrpcDoor:
+    """Serves until close(). Errors: Unavailable when the address cannot be had."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        tables: _native.Tables,
+        calls: _native.Calls,
+        *,
+        body_bytes: int,
+        in_flight: int,
+        status: Callable[[], dict[str, Any]],
+        map_version: Callable[[], int],
+        healthy: Callable[[], bool],
+    ) -> None:
+        """body_bytes, in_flight: as of the native port."""
+        self.port = 0
+        self._host, self._wanted_port = host, port
+        self._tables, self._calls = tables, calls
+        self._body_bytes, self._in_flight = body_bytes, in_flight
+        self._status, self._map_version, self._healthy = status, map_version, healthy
+        self._loop: asyncio.AbstractEventLoop
+        self._service: Service
+        self._health: health.aio.HealthServicer
+        self._draining = False
+        self._closing: asyncio.Event
+        self._drain_seconds = 0.0
+        started: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(started,), name="petps-grpc", daemon=True
+        )
+        self._thread.start()
+        started.result()
+
+    def drain(self) -> None:
+        """NOT_SERVING from now on; new calls are refused, watchers end, others are answered."""
+        asyncio.run_coroutine_threadsafe(self._begin_drain(), self._loop).result()
+
+    def close(self, seconds: float) -> None:
+        """Waits so long for what is in flight, cuts the rest, and serves no more."""
+        if not self._thread.is_alive():
+            return
+        self._drain_seconds = seconds
+        self._loop.call_soon_threadsafe(self._closing.set)
+        self._thread.join()
+
+    # ---- on the loop's thread
+
+    def _run(self, started: concurrent.futures.Future[None]) -> None:
+        try:
+            asyncio.run(self._serve(started))
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+
+    async def _serve(self, started: concurrent.futures.Future[None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._closing = asyncio.Event()
+        server = self._make_server()
+        calls = AwaitableCalls(self._calls)
+        try:
+            self._service = Service(
+                self._tables,
+                calls,
+                body_bytes=self._body_bytes,
+                status=self._status,
+                map_version=self._map_version,
+            )
+            self._health = health.aio.HealthServicer()
+            stubs.add_PetpsServicer_to_server(self._service, server)
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+            names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, server)
+            self.port = self._listen(server)
+            await self._tell_health()
+            await server.start()
+            started.set_result(None)
+            while not self._closing.is_set():
+                await self._tell_health()
+                try:
+                    await asyncio.wait_for(self._closing.wait(), HEALTH_SECONDS)
+                except TimeoutError:
+                    continue
+            await self._begin_drain()
+            await self._service.drained(self._drain_seconds)
+        finally:
+            await server.stop(None)
+            calls.close()
+
+    def _make_server(self) -> grpc.aio.Server:
+        message_bytes = self._body_bytes + MESSAGE_MARGIN_BYTES
+        return grpc.aio.server(
+            options=(
+                ("grpc.max_receive_message_length", message_bytes),
+                ("grpc.max_send_message_length", message_bytes),
+                ("grpc.max_concurrent_streams", self._in_flight),
+                ("grpc.so_reuseport", 0),  # a port that is taken is an error
+                ("grpc.keepalive_time_ms", 60_000),  # a dead peer's calls end
+                ("grpc.keepalive_timeout_ms", 20_000),
+            ),
+            maximum_concurrent_rpcs=MAX_CALLS,
+        )
+
+    def _listen(self, server: grpc.aio.Server) -> int:
+        bare = ":" in self._host
+        address = f"[{self._host}]" if bare else self._host
+        try:
+            port = server.add_insecure_port(f"{address}:{self._wanted_port}")
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise Unavailable(
+                f"gRPC address {address}:{self._wanted_port} cannot be had (is it taken?); choose "
+                "another with --grpc-port or [server] grpc_port (0: any free one), or --no-grpc"
+            )
+        return int(port)
+
+    async def _begin_drain(self) -> None:
+        self._draining = True
+        await self._tell_health()
+        self._service.drain()
+
+    async def _tell_health(self) -> None:
+        serving = not self._draining and self._healthy()
+        states = health_pb2.HealthCheckResponse
+        for name in ("", SERVICE):
+            await self._health.set(name, states.SERVING if serving else states.NOT_SERVING)

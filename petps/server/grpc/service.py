@@ -1,0 +1,323 @@
+"""The service petps.v1.Petps: one method a call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
+
+import grpc
+import numpy as np
+
+import petps.v1.petps_pb2 as messages
+import petps.v1.petps_pb2_grpc as stubs
+from petps import _native
+from petps.errors import (
+    InvalidArgument,
+    NotFound,
+    PetpsError,
+    ResourceExhausted,
+    Stale,
+    Unavailable,
+    WrongShard,
+)
+from petps.pool.arrays import check_finite
+from petps.server.grpc.calls import AwaitableCalls
+from petps.server.grpc.codes import refuse
+from petps.server.grpc.watch import InstanceState, Versions, instances_of
+
+__all__ = ["Service"]
+
+MAX_REMEMBERED: Final = 4096  # tables found by name, before they are found anew
+
+Context: TypeAlias = "grpc.aio.ServicerContext"
+Metadata = tuple[tuple[str, str | bytes], ...]
+Answer = TypeVar("Answer")
+
+
+class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, untyped
+    """On the loop's thread."""
+
+    def __init__(
+        self,
+        tables: _native.Tables,
+        calls: AwaitableCalls,
+        *,
+        body_bytes: int,
+        status: Callable[[], dict[str, Any]],
+        map_version: Callable[[], int],
+    ) -> None:
+        """body_bytes: of the longest answer."""
+        self._tables = tables
+        self._calls = calls
+        self._body_bytes = body_bytes
+        self._status = status
+        self._map_version = map_version
+        self._versions = Versions(tables)
+        self._tables_by_name: dict[tuple[int, str], _native.Table] = {}
+        self._in_flight: set[asyncio.Task[Any]] = set()
+        self._watching: set[asyncio.Task[Any]] = set()
+        self._draining = False
+
+    # ---- the life of calls
+
+    def drain(self) -> None:
+        """From now on calls are refused; those that watch are ended."""
+        self._draining = True
+        for task in self._watching:
+            task.cancel()
+
+    async def drained(self, seconds: float) -> None:
+        """Waits until no call is in flight, or the time is over."""
+        if self._in_flight:
+            await asyncio.wait(self._in_flight, timeout=seconds)
+
+    async def _answer(
+        self, context: Context, request: Any, work: Callable[[Any, Context], Awaitable[Answer]]
+    ) -> Answer:
+        """What ``work`` gives; an error of petps refuses the call. drained() waits for its end."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._in_flight.add(task)
+        try:
+            if self._draining:
+                raise _stopping()
+            return await work(request, context)
+        except PetpsError as error:
+            await refuse(context, error, self._details(error, request))
+        finally:
+            self._in_flight.discard(task)
+
+    def _details(self, error: PetpsError, request: Any) -> Metadata:
+        if isinstance(error, Stale):
+            applied = self._tables.applied_version(self._instance(request.model).id)
+            return (("petps-applied-version", str(applied)),)
+        if isinstance(error, WrongShard):
+            return (("petps-map-version", str(self._map_version())),)
+        if isinstance(error, ResourceExhausted) and isinstance(error.report, messages.PushReply):
+            return (("petps-push-reply-bin", error.report.SerializeToString()),)
+        return ()
+
+    # ---- names
+
+    def _instance(self, model: str) -> _native.InstanceRecord:
+        if model:
+            return self._tables.resolve(model)
+        models = {record.model for record in self._tables.instances()}
+        if len(models) != 1:
+            raise InvalidArgument(f"name the model: this pool has {len(models)} of them")
+        return self._tables.resolve(models.pop())
+
+    def _table(self, instance: _native.InstanceRecord, name: str) -> _native.Table:
+        known = self._tables_by_name.get((instance.id, name))
+        if known is None:  # ids are never reused, so what is remembered stays true
+            known = self._tables.find(instance.name, name)
+            if len(self._tables_by_name) >= MAX_REMEMBERED:
+                self._tables_by_name.clear()
+            self._tables_by_name[instance.id, name] = known
+        return known
+
+    # ---- methods
+
+    async def Pull(self, request: Any, context: Context) -> Any:  # noqa: N802
+        """Rows of one table."""
+        return await self._answer(context, request, self._pull)
+
+    async def PullMany(self, request: Any, context: Context) -> Any:  # noqa: N802
+        """Rows of several tables of one instance."""
+        return await self._answer(context, request, self._pull_many)
+
+    async def Push(self, request: Any, context: Context) -> Any:  # noqa: N802
+        """Writes rows or deletions."""
+        return await self._answer(context, request, self._push)
+
+    async def Status(self, request: Any, context: Context) -> Any:  # noqa: N802
+        """What `petps status` shows."""
+        return await self._answer(context, request, self._show_status)
+
+    async def ListTables(self, request: Any, context: Context) -> Any:  # noqa: N802
+        """Instances and tables."""
+        return await self._answer(context, request, self._list_tables)
+
+    async def SetHotKeys(self, request: Any, context: Context) -> Any:  # noqa: N802
+        """Takes a hot set."""
+        return await self._answer(context, request, self._set_hot_keys)
+
+    async def WatchVersions(  # noqa: N802
+        self, request: Any, context: Context
+    ) -> AsyncIterator[Any]:
+        """The state of each instance, then its changes."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._watching.add(task)
+        try:
+            if self._draining:
+                raise _stopping()
+            if request.model:
+                self._tables.resolve(request.model)
+            async for state, dropped in self._versions.watch(request.model):
+                yield messages.VersionChange(instance=_message_of(state), dropped=dropped)
+        except PetpsError as error:
+            await refuse(context, error)
+        except asyncio.CancelledError:
+            if not self._draining:
+                raise  # by the peer
+            await refuse(context, _stopping())
+        finally:
+            self._watching.discard(task)
+
+    async def _pull(self, request: Any, context: Context) -> Any:
+        instance = self._instance(request.model)
+        version, rows = await self._rows(
+            instance, [(request.table, request.keys)], request, context
+        )
+        return messages.PullReply(instance=instance.name, applied_version=version, rows=rows[0])
+
+    async def _pull_many(self, request: Any, context: Context) -> Any:
+        instance = self._instance(request.model)
+        sections = [(section.table, section.keys) for section in request.sections]
+        version, rows = await self._rows(instance, sections, request, context)
+        return messages.PullManyReply(
+            instance=instance.name, applied_version=version, sections=rows
+        )
+
+    async def _rows(
+        self,
+        instance: _native.InstanceRecord,
+        sections: Sequence[tuple[str, bytes]],
+        request: Any,
+        context: Context,
+    ) -> tuple[int, list[Any]]:
+        tables = [self._table(instance, name) for name, _ in sections]
+        left = context.time_remaining()
+        wait_ms = request.wait_ms if left is None else min(request.wait_ms, int(1e3 * left))
+        ticket = self._calls.native.pull(
+            instance.id,
+            [(table.id, keys) for table, (_, keys) in zip(tables, sections, strict=True)],
+            min_version=request.min_version,
+            wait_ms=wait_ms,
+        )
+        version, found = (await self._calls.reply(ticket)).pulled()
+        rows = []
+        total = 0
+        for table, (code, row_bytes, rows_found, present, stored) in zip(
+            tables, found, strict=True
+        ):
+            if code != 0:  # dropped since it was found
+                raise NotFound(f"table '{table.name}' of '{instance.name}' has been dropped")
+            values = stored if request.form == messages.FORM_STORED else _widened(table, stored)
+            total += len(values)
+            if total > self._body_bytes:
+                raise ResourceExhausted(
+                    f"the rows found are more than {self._body_bytes:,} bytes as float32: split "
+                    "the request, or ask for FORM_STORED"
+                )
+            rows.append(
+                messages.Rows(
+                    rows=values,
+                    row_bytes=row_bytes if values is stored else 4 * table.dim,
+                    rows_found=rows_found,
+                    present=present,
+                )
+            )
+        return version, rows
+
+    async def _push(self, request: Any, context: Context) -> Any:
+        table = self._table(self._instance(request.model), request.table)
+        rows = request.rows
+        if rows and request.form == messages.FORM_F32:
+            rows = _encoded(table, request)
+        ticket = self._calls.native.push(
+            table.record, request.keys, rows, deleted=request.deleted, stamp=request.stamp
+        )
+        counts = (await self._calls.reply(ticket)).pushed()
+        names = ("inserted", "updated", "deleted", "absent", "refused")
+        reply = messages.PushReply(**dict(zip(names, counts, strict=True)))
+        if reply.refused:
+            error = ResourceExhausted(
+                f"table '{table.name}' is full (capacity {table.record.capacity:,}): "
+                f"{reply.refused:,} new keys were refused, {reply.updated:,} rows updated, "
+                f"{reply.inserted:,} inserted; delete rows, or create the table anew with a "
+                "larger capacity"
+            )
+            error.report = reply
+            raise error
+        return reply
+
+    async def _show_status(self, request: Any, context: Context) -> Any:
+        return messages.StatusReply(json=json.dumps(await asyncio.to_thread(self._status)))
+
+    async def _list_tables(self, request: Any, context: Context) -> Any:
+        return await asyncio.to_thread(self._tables_reply, request.model)
+
+    def _tables_reply(self, model: str) -> Any:
+        wanted = None if not model else self._tables.resolve(model).id
+        states = instances_of(self._tables)
+        reply = messages.ListTablesReply(
+            instances=[_message_of(s) for s in states.values() if wanted in (None, s.id)]
+        )
+        for table in self._tables.tables():
+            record = table.record
+            if record.instance not in states or wanted not in (None, record.instance):
+                continue
+            reply.tables.add(
+                id=record.id,
+                instance=states[record.instance].name,
+                name=record.name,
+                dtype=record.dtype,
+                feed=record.feed,
+                dim=record.dim,
+                row_bytes=record.row_bytes,
+                capacity=record.capacity,
+                rows=table.status().rows,
+                default_row=table.default_row().tobytes(),
+            )
+        return reply
+
+    async def _set_hot_keys(self, request: Any, context: Context) -> Any:
+        table = self._table(self._instance(request.model), request.table)
+        reply = await self._calls.reply(self._calls.native.set_hot_keys(table.id, request.keys))
+        reply.check()
+        return messages.SetHotKeysReply()
+
+
+def _stopping() -> Unavailable:
+    return Unavailable("the server is stopping: ask another replica or try again")
+
+
+def _message_of(state: InstanceState) -> Any:
+    return messages.Instance(
+        name=state.name,
+        model=state.model,
+        partitions=state.partitions,
+        applied_version=state.applied_version,
+        aliases=state.aliases,
+        frozen=state.frozen,
+    )
+
+
+def _widened(table: _native.Table, stored: bytes) -> bytes:
+    if table.dtype == "f32":
+        return stored
+    rows = np.frombuffer(stored, np.uint8).reshape(-1, table.row_bytes)
+    return _native.decode_rows(table.dtype, table.dim, rows).tobytes()
+
+
+def _encoded(table: _native.Table, request: Any) -> bytes:
+    """The float32 rows of a push as the table stores them."""
+    n, odd = divmod(len(request.keys), 8)
+    if odd or len(request.rows) != n * table.dim * 4:
+        raise InvalidArgument(
+            f"table '{table.name}': {n} rows of dim {table.dim} as float32 are "
+            f"{n * table.dim * 4} bytes, got {len(request.rows)}"
+        )
+    values = np.frombuffer(request.rows, "<f4").reshape(n, table.dim)
+    encoded = _native.encode_rows(table.dtype, values)
+    if not request.allow_not_finite:
+        keys = np.frombuffer(request.keys, "<u8")
+        check_finite(keys, values, table.name)
+        if table.dtype != "f32":  # a number too large for f16 becomes infinity when encoded
+            seen = _native.decode_rows(table.dtype, table.dim, encoded)
+            check_finite(keys, seen, table.name)
+    return encoded.tobytes()

@@ -1,0 +1,124 @@
+"""WatchVersions: which instances there are, what each has applied, and who wants to know."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from petps import _native
+from petps.errors import ResourceExhausted
+
+__all__ = ["MAX_WATCHERS", "InstanceState", "Versions", "instances_of"]
+
+MAX_WATCHERS: Final = 256
+# A version is applied some times a second; a watcher need not know it sooner than a pull can.
+LOOK_SECONDS: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceState:
+    """An instance as it is now. ``aliases``: the names that mean it."""
+
+    id: int
+    name: str
+    model: str
+    partitions: int
+    applied_version: int
+    aliases: tuple[str, ...]
+    frozen: bool
+
+
+def instances_of(tables: _native.Tables) -> dict[int, InstanceState]:
+    """All instances by id."""
+    records = tables.instances()
+    names: dict[int, set[str]] = {record.id: set() for record in records}
+    for alias, meant in tables.aliases().items():
+        names.setdefault(meant, set()).add(alias)
+    for model in {record.model for record in records}:
+        with contextlib.suppress(LookupError):  # dropped since
+            names.setdefault(tables.resolve(model).id, set()).add(model)
+    return {
+        record.id: InstanceState(
+            id=record.id,
+            name=record.name,
+            model=record.model,
+            partitions=record.partitions,
+            applied_version=tables.applied_version(record.id),
+            aliases=tuple(sorted(names[record.id])),
+            frozen=record.frozen,
+        )
+        for record in records
+    }
+
+
+class _Watcher:
+    """What one reader has not taken yet: the last state of each instance."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self.pending: dict[int, tuple[InstanceState, bool]] = {}
+        self.changed = asyncio.Event()
+
+    def tell(self, state: InstanceState, dropped: bool) -> None:
+        if self._model in ("", state.model, state.name):
+            self.pending[state.id] = (state, dropped)
+            self.changed.set()
+
+
+class Versions:
+    """Looks for changes while anybody watches. On the loop's thread."""
+
+    def __init__(self, tables: _native.Tables) -> None:
+        self._tables = tables
+        self._seen: dict[int, InstanceState] = {}
+        self._watchers: set[_Watcher] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    async def watch(self, model: str) -> AsyncIterator[tuple[InstanceState, bool]]:
+        """(state, whether it was dropped): first of all there are, then of each that changed.
+
+        model: a model, an instance, or '' for all. Ends with the caller.
+        """
+        with self._watching(model) as watcher:
+            while True:
+                await watcher.changed.wait()
+                watcher.changed.clear()
+                while watcher.pending:
+                    yield watcher.pending.pop(next(iter(watcher.pending)))
+
+    @contextlib.contextmanager
+    def _watching(self, model: str) -> Iterator[_Watcher]:
+        if len(self._watchers) >= MAX_WATCHERS:
+            raise ResourceExhausted(
+                f"{MAX_WATCHERS} calls watch versions already: end one, or watch a replica"
+            )
+        watcher = _Watcher(model)
+        if self._task is None:
+            self._seen = instances_of(self._tables)
+            self._task = asyncio.create_task(self._look())
+        for state in self._seen.values():
+            watcher.tell(state, False)
+        self._watchers.add(watcher)
+        try:
+            yield watcher
+        finally:
+            self._watchers.discard(watcher)
+            if not self._watchers:
+                self._task.cancel()
+                self._task = None
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            seen = instances_of(self._tables)
+            changes = [
+                (state, False) for state in seen.values() if self._seen.get(state.id) != state
+            ]
+            changes += [(state, True) for id_, state in self._seen.items() if id_ not in seen]
+            self._seen = seen
+            for watcher in self._watchers:
+                for state, dropped in changes:
+                    watcher.tell(state, dropped)

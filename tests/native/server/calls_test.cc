@@ -1,0 +1,150 @@
+// Requests from this process: each gets exactly one reply, also while the server stops.
+#include "server/calls.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "raw_client.h"
+#include "server/server.h"
+
+namespace petps::server {
+namespace {
+
+using base::Code;
+
+class CallsTest : public testing::Test {
+ protected:
+  CallsTest() : users_(pool_.add_table("users", 16, 64, 1000)) { fill(users_, 100, 1); }
+
+  void start(uint32_t call_workers) {
+    ServerOptions options;
+    options.port = 0;
+    options.call_workers = call_workers;
+    auto started = Server::start(*pool_.tables, options);
+    ASSERT_TRUE(started.ok()) << started.status().to_string();
+    server_ = std::move(started.value());
+  }
+  Calls& calls() { return server_->calls(); }
+  wire::Frame pull(uint64_t key) { return pull_frame(key, {{users_.id(), {key}}}); }
+
+  // Replies by ticket, once there are `count` of them in all.
+  void take_until(std::map<uint64_t, Reply>& replies, size_t count) {
+    while (replies.size() < count) {
+      pollfd ready{calls().ready_descriptor(), POLLIN, 0};
+      ASSERT_GT(::poll(&ready, 1, 60'000), 0) << "no reply came";
+      for (CallReply& reply : calls().take()) {
+        Reply decoded;
+        ASSERT_TRUE(wire::decode_reply_header(reply.frame, decoded.header).ok());
+        decoded.body.assign(reply.frame.begin() + wire::kHeaderBytes, reply.frame.end());
+        ASSERT_TRUE(replies.emplace(reply.ticket, std::move(decoded)).second) << "a second reply";
+      }
+    }
+  }
+
+  TestPool pool_;
+  table::Table& users_;
+  std::unique_ptr<Server> server_;
+};
+
+TEST_F(CallsTest, ManyCallersEachGetTheirOwn) {
+  start(2);
+  constexpr size_t kCallers = 4;
+  constexpr uint64_t kEach = 500;
+  std::mutex mutex;
+  std::map<uint64_t, uint64_t> keys;  // by ticket
+  std::vector<std::thread> callers;
+  for (size_t caller = 0; caller < kCallers; ++caller) {
+    callers.emplace_back([&, caller] {
+      for (uint64_t i = 0; i < kEach; ++i) {
+        const uint64_t key = (caller * 31 + i) % 100;
+        const auto ticket = calls().submit(pull(key));
+        ASSERT_TRUE(ticket.ok()) << ticket.status().to_string();
+        const std::lock_guard lock(mutex);
+        ASSERT_TRUE(keys.emplace(ticket.value(), key).second);
+      }
+    });
+  }
+  std::map<uint64_t, Reply> replies;
+  take_until(replies, kCallers * kEach);
+  for (std::thread& caller : callers) caller.join();
+  for (const auto& [ticket, reply] : replies) {
+    const uint64_t key = keys.at(ticket);
+    EXPECT_EQ(reply.header.request_id, key);
+    const Pulled pulled = decode_pulled(reply);
+    ASSERT_TRUE(pulled.status.ok()) << pulled.status.to_string();
+    EXPECT_EQ(pulled.rows[0], row_of(key, 1, 64));
+  }
+  EXPECT_EQ(server_->stats().pulls, kCallers * kEach);
+}
+
+TEST_F(CallsTest, NoneIsLeftWithoutAReplyByAStop) {
+  start(1);
+  std::atomic<bool> begun{false};
+  size_t submitted = 0;
+  std::thread caller([&] {
+    while (true) {
+      const auto ticket = calls().submit(pull(submitted % 100));
+      if (!ticket.ok() && ticket.status().code() == Code::kUnavailable) break;
+      // RESOURCE_EXHAUSTED: nobody takes replies meanwhile, so the bound is reached.
+      if (ticket.ok()) ++submitted;
+      if (submitted > 10) begun.store(true);
+    }
+  });
+  while (!begun.load()) std::this_thread::yield();
+  EXPECT_TRUE(server_->stop().ok());
+  caller.join();
+  std::map<uint64_t, Reply> replies;
+  take_until(replies, submitted);
+  EXPECT_EQ(replies.size(), submitted);
+  for (const auto& [ticket, reply] : replies) {
+    const Code code = reply.error().code();
+    EXPECT_TRUE(code == Code::kOk || code == Code::kUnavailable) << reply.error().to_string();
+  }
+  EXPECT_EQ(calls().submit(pull(1)).status().code(), Code::kUnavailable);
+}
+
+TEST_F(CallsTest, APullThatWaitsHoldsUpNoOther) {
+  start(1);
+  wire::PullRequest request;
+  const wire::PullSection section{users_.id(), 1};
+  const uint64_t key = 3;
+  request.min_version = 9;
+  request.wait_ms = 60'000;
+  request.sections = {&section, 1};
+  request.keys = {&key, 1};
+  wire::Frame frame;
+  wire::encode_pull(1, request, frame);
+  ASSERT_TRUE(calls().submit(std::move(frame)).ok());
+  while (server_->stats().waits_for_version == 0) std::this_thread::yield();
+  const auto other = calls().submit(pull(3));
+  ASSERT_TRUE(other.ok());
+  std::map<uint64_t, Reply> replies;
+  take_until(replies, 1);
+  EXPECT_EQ(replies.begin()->first, other.value());
+  EXPECT_TRUE(server_->stop().ok());
+  take_until(replies, 2);
+  EXPECT_EQ(replies.begin()->second.error().code(), Code::kStale);
+}
+
+TEST_F(CallsTest, TakenOnlyWithWorkersForThem) {
+  start(0);
+  EXPECT_EQ(calls().submit(pull(1)).status().code(), Code::kFailedPrecondition);
+}
+
+TEST_F(CallsTest, AFrameOfGarbageIsRefused) {
+  start(1);
+  wire::Frame frame = pull(1);
+  frame[0] = std::byte{0};
+  ASSERT_TRUE(calls().submit(std::move(frame)).ok());
+  std::map<uint64_t, Reply> replies;
+  take_until(replies, 1);
+  EXPECT_EQ(replies.begin()->second.error().code(), Code::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace petps::server
