@@ -28,10 +28,14 @@ class Fault(enum.Enum):
     WRONG_DTYPE = "wrong-dtype"
     WRONG_PARTITION = "wrong-partition"
     LOG_DAMAGED = "log-damaged"
+    # Of messages of HugeCTR HPS (petps/publish/hps.py).
+    TOO_SHORT = "too-short"
+    TORN = "torn"
+    NOT_FINITE = "not-finite"
 
 
 class DeltaError(DataLoss):
-    """A message that is no delta record for this reader. ``fault`` says why, the text says what."""
+    """A message that this reader can't take. ``fault`` says why, the text says what."""
 
     def __init__(self, fault: Fault, text: str) -> None:
         super().__init__(f"{fault.value}: {text}")

@@ -11,7 +11,6 @@ after it, so that a bridge that was killed reads again, in order, what is not in
 
 from __future__ import annotations
 
-import enum
 import json
 import logging
 import struct
@@ -25,12 +24,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from petps.delta import Damage, Delivery, Event, Lost, TableSchema, open_log
+from petps.delta import Damage, Delivery, DeltaError, Event, Fault, Lost, TableSchema, open_log
 from petps.delta.files import publish_file
 from petps.errors import DataLoss, InvalidArgument
 from petps.publish.publisher import Publisher
 
-__all__ = ["HpsCounts", "HpsError", "HpsFault", "HpsSource", "decode_hps"]
+__all__ = ["HpsCounts", "HpsSource", "decode_hps"]
 
 _log = logging.getLogger("petps.publish")
 
@@ -42,50 +41,31 @@ POLL_SECONDS: Final = 0.1
 STATE_FORMAT: Final = "petps-hps-positions-1"
 
 
-class HpsFault(enum.Enum):
-    """Why a message was passed over."""
-
-    TOO_SHORT = "too-short"
-    FOREIGN = "foreign"
-    WRONG_DIM = "wrong-dim"
-    TORN = "torn"
-    NOT_FINITE = "not-finite"
-    DAMAGED = "damaged"
-
-
-class HpsError(DataLoss):
-    """A message that is none of HPS's for this table."""
-
-    def __init__(self, fault: HpsFault, text: str) -> None:
-        super().__init__(f"{fault.value}: {text}")
-        self.fault = fault
-
-
 def decode_hps(
     body: bytes | memoryview, dim: int, key_bytes: int
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
-    """keys: uint64[n], rows: float32[n, dim]; of a header alone, none. Raises HpsError.
+    """keys: uint64[n], rows: float32[n, dim]; of a header alone, none. Raises DeltaError.
 
     A key of 8 bytes is the same 64 bits (HPS calls them signed).
     """
     if len(body) < HEADER.size:
-        raise HpsError(HpsFault.TOO_SHORT, f"{len(body)} bytes, a header has {HEADER.size}")
+        raise DeltaError(Fault.TOO_SHORT, f"{len(body)} bytes, a header has {HEADER.size}")
     signature, value_bytes = HEADER.unpack_from(body)
     if signature != SIGNATURE:
-        raise HpsError(HpsFault.FOREIGN, f"begins with {signature!r}")
+        raise DeltaError(Fault.FOREIGN, f"begins with {signature!r}")
     if value_bytes != 4 * dim:
-        raise HpsError(HpsFault.WRONG_DIM, f"values of {value_bytes} bytes, expected {4 * dim}")
+        raise DeltaError(Fault.WRONG_DIM, f"values of {value_bytes} bytes, expected {4 * dim}")
     pair = np.dtype([("key", f"<u{key_bytes}"), ("row", "<f4", (dim,))])
     if (len(body) - HEADER.size) % pair.itemsize:
-        raise HpsError(
-            HpsFault.TORN,
+        raise DeltaError(
+            Fault.TORN,
             f"{len(body) - HEADER.size} bytes are no whole pairs of {pair.itemsize}: cut off, or "
             "keys of another width",
         )
     pairs = np.frombuffer(body, dtype=pair, offset=HEADER.size)
     rows = np.ascontiguousarray(pairs["row"])
     if not np.isfinite(rows).all():
-        raise HpsError(HpsFault.NOT_FINITE, "a value is NaN or infinite")
+        raise DeltaError(Fault.NOT_FINITE, "a value is NaN or infinite")
     return pairs["key"].astype(np.uint64), rows
 
 
@@ -184,11 +164,11 @@ class HpsSource:
         self.counts.messages += 1
         try:
             if isinstance(event, Damage):
-                raise HpsError(HpsFault.DAMAGED, event.reason)
+                raise DeltaError(Fault.LOG_DAMAGED, event.reason)
             assert isinstance(event, Delivery)
             schema = self._tables[table]
             keys, rows = decode_hps(event.message.body, schema.dim, self._key_bytes)
-        except HpsError as error:
+        except DeltaError as error:
             name = error.fault.value
             if name not in self.counts.refused:
                 _log.warning(

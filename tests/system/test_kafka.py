@@ -28,7 +28,7 @@ import petps
 from petps import _native
 from petps.delta import Delivery, Kind, open_log, read_header
 from tests.kafka.broker import Broker
-from tests.system.kafka_trainer import DIM, KEYS, PARTITIONS, load, rows_of
+from tests.python.publish.trainer_process import DIM, KEYS, PARTITIONS, load, rows_of
 from tests.system.test_serve import Process
 
 pytestmark = pytest.mark.system
@@ -54,7 +54,7 @@ class Trainer:
     def start(self) -> None:
         with self._errors.open("ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.system.kafka_trainer", *self._arguments],
+                [sys.executable, "-m", "tests.python.publish.trainer_process", *self._arguments],
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
             )

@@ -15,15 +15,16 @@ from petps.checkpoint import BaseFolder
 from petps.delta.directory import DirectoryLog
 from petps.ingest import Ingest
 from tests.python.ingest.model import Letters, MemoryStore
-from tests.python.publish import trainer_process
+from tests.python.publish.trainer_process import PARTITIONS, SCHEMA, load, rows_of
 
 SEED = 11
 KILLS = 4
 
 
-def trainer(folder: Path, last: int) -> subprocess.Popen[str]:
+def trainer(folder: Path) -> subprocess.Popen[str]:
+    module = "tests.python.publish.trainer_process"
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.python.publish.trainer_process", str(folder), str(last)],
+        [sys.executable, "-m", module, str(folder), str(folder / "log"), str(SEED)],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -32,8 +33,8 @@ def trainer(folder: Path, last: int) -> subprocess.Popen[str]:
 def test_killed_trainers_leave_no_row_behind(tmp_path: Path) -> None:
     rng = np.random.default_rng(SEED)
     print(f"seed {SEED}")
-    log = DirectoryLog(tmp_path / "log", partitions=trainer_process.P)
-    store = MemoryStore([trainer_process.SCHEMA], trainer_process.P)
+    log = DirectoryLog(tmp_path / "log", partitions=PARTITIONS)
+    store = MemoryStore([SCHEMA], PARTITIONS, "default", "default@1")
     letters = Letters()
     ingest = Ingest(
         log, store, dead_letters=letters, bases=BaseFolder(tmp_path / "bases"), stale_seconds=0.05
@@ -41,17 +42,20 @@ def test_killed_trainers_leave_no_row_behind(tmp_path: Path) -> None:
     ingest.start()
     version = 0
     for _ in range(KILLS):
-        with trainer(tmp_path, 0) as process:
+        with trainer(tmp_path) as process:
             assert process.stdout is not None
-            version = int(process.stdout.readline().split()[1])
+            version = int(process.stdout.readline())
             time.sleep(float(rng.uniform(0, 0.2)))
             os.kill(process.pid, signal.SIGKILL)
-    with trainer(tmp_path, version + 200) as process:
+    (tmp_path / "enough").write_text(str(version + 30))
+    with trainer(tmp_path) as process:
         lines = process.communicate(timeout=60)[0].splitlines()
     assert process.returncode == 0
-    assert lines[-1].startswith("done ")
-    assert ingest.wait_for(int(lines[-1].split()[1]), 30)
-    assert store.by_name["user"].rows == trainer_process.load(tmp_path)
+    assert ingest.wait_for(int(lines[-1]), 30)
+    state = load(tmp_path)
+    keys = np.flatnonzero(state).astype(np.uint64)
+    expected = zip(keys.tolist(), rows_of(keys, state[state > 0]), strict=True)
+    assert store.by_name["items"].rows == {key: row.tobytes() for key, row in expected}
     status = ingest.status()
     assert ingest.stop(10)
     assert status.error == ""

@@ -17,9 +17,9 @@ from confluent_kafka.cimpl import NewTopic, TopicPartition
 from typer.testing import CliRunner
 
 from petps.cli import app
-from petps.delta import TableSchema
+from petps.delta import DeltaError, TableSchema
 from petps.delta.directory import DirectoryLog
-from petps.publish.hps import HpsError, decode_hps
+from petps.publish.hps import decode_hps
 from tests.kafka.broker import Broker
 from tests.python.ingest.driver import Driver
 from tests.python.ingest.model import Letters, MemoryStore
@@ -64,7 +64,7 @@ BAD = {
 @pytest.mark.parametrize("fault", BAD)
 def test_what_does_not_fit_is_named(fault: str) -> None:
     for body in BAD[fault]:
-        with pytest.raises(HpsError) as caught:
+        with pytest.raises(DeltaError) as caught:
             decode_hps(body, 4, 8)
         assert caught.value.fault.value == fault
 
@@ -73,13 +73,13 @@ def test_any_cut_or_flipped_bit_of_the_header_is_refused_or_the_same_pairs() -> 
     for cut in range(len(GOOD)):
         try:
             keys, _ = decode_hps(GOOD[:cut], 4, 8)
-        except HpsError:
+        except DeltaError:
             continue
         assert keys.tolist() == [1, 2][: (cut - 8) // 24]
     for bit in range(64):
         flipped = bytearray(GOOD)
         flipped[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(HpsError):
+        with pytest.raises(DeltaError):
             decode_hps(bytes(flipped), 4, 8)
 
 

@@ -1,7 +1,9 @@
 """A trainer that may be killed at any moment, and goes on from what it saved.
 
-State: a row for each key, saved whole after each commit. A start restores it, writes it as a base,
-begins a run with that base, and publishes versions. Arguments: folder, last version (0: for ever).
+Its state is the version that last wrote each key, 0 where the key is not there; it is saved whole
+after each commit. A start restores it, writes it as a base, begins a run with that base, and goes
+on, by a version at least, until the file ``enough`` names one that is reached. Arguments: folder,
+log, seed.
 """
 
 from __future__ import annotations
@@ -11,88 +13,83 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from petps.checkpoint import BaseWriter
-from petps.delta import TableSchema
-from petps.delta.directory import DirectoryLog
+from petps.delta import TableSchema, open_log
 from petps.delta.files import publish_file
 from petps.publish import Publisher
 
-SCHEMA = TableSchema("user", "f32", 8)
-P = 2
+DIM = 16
+SCHEMA = TableSchema("items", "f32", DIM)
+PARTITIONS = 8
+KEYS = 20_000
+CHANGED = 5_000  # rows a version, a fifth of them deletions
+
+Versions = npt.NDArray[np.int64]
+Keys = npt.NDArray[np.uint64]
 
 
-def load(folder: Path) -> dict[int, bytes]:
-    """The saved state: key -> row."""
-    path = folder / "state.npz"
-    if not path.exists():
-        return {}
-    with np.load(path) as saved:
-        keys, rows = saved["keys"], saved["rows"]
-    return {key: row.tobytes() for key, row in zip(keys.tolist(), rows, strict=True)}
+def rows_of(keys: Keys, versions: Versions) -> npt.NDArray[np.float32]:
+    """Rows that say whose they are, float32[n, DIM]: the version, then mixes of key and version."""
+    columns = np.arange(DIM, dtype=np.int64)
+    mixed = (
+        keys.astype(np.int64)[:, None] * 7919 + versions[:, None] * 104_729 + columns * 31
+    ) % 1_000_003
+    mixed[:, 0] = versions
+    return mixed.astype(np.float32)
 
 
-def save(folder: Path, state: dict[int, bytes]) -> None:
-    """Saves the state whole."""
-    keys, rows = arrays(state)
+def load(folder: Path) -> Versions:
+    """The saved state."""
+    path = folder / "state.npy"
+    return np.load(path) if path.exists() else np.zeros(KEYS, np.int64)
+
+
+def _save(folder: Path, state: Versions) -> None:
     buffer = io.BytesIO()
-    np.savez(buffer, keys=keys, rows=rows)
-    publish_file(folder / "state.npz", buffer.getvalue())
+    np.save(buffer, state)
+    publish_file(folder / "state.npy", buffer.getvalue())
 
 
-def arrays(
-    state: dict[int, bytes],
-) -> tuple[
-    np.ndarray[tuple[int], np.dtype[np.uint64]], np.ndarray[tuple[int, int], np.dtype[np.uint8]]
-]:
-    """uint64[n] and uint8[n, row_bytes]."""
-    keys = np.array(list(state), dtype=np.uint64)
-    rows = np.frombuffer(b"".join(state.values()), np.uint8).reshape(-1, SCHEMA.row_bytes)
-    return keys, rows
-
-
-def write_base(folder: Path, run: int, state: dict[int, bytes]) -> Path:
-    """The restored state as a base."""
+def _write_base(folder: Path, run: int, state: Versions) -> Path:
     writer = BaseWriter(
         folder / "bases" / str(run),
-        model="m",
-        instance="m@1",
-        partitions=P,
+        model="default",
+        instance="default@1",
+        partitions=PARTITIONS,
         positions={},
         version=0,
     )
-    keys, rows = arrays(state)
-    where = {key: at for at, key in enumerate(keys.tolist())}
     writer.add_table(
-        SCHEMA, keys, lambda chosen: (rows[[where[key] for key in chosen.tolist()]], None)
+        SCHEMA,
+        np.flatnonzero(state).astype(np.uint64),
+        lambda keys: (rows_of(keys, state[keys.astype(np.int64)]).view(np.uint8), None),
     )
     return writer.commit()
 
 
-def main() -> None:
-    folder, last = Path(sys.argv[1]), int(sys.argv[2])
+def main(folder: Path, place: str, seed: int) -> None:
+    """Publishes until it is enough. Prints the version of each commit."""
     state = load(folder)
-    log = DirectoryLog(folder / "log", partitions=P, segment_bytes=1 << 20)
-    publisher = Publisher(log, "m", tables=[SCHEMA])
-    base = write_base(folder, publisher.run, state)
-    publisher.begin_base(str(base))
-    print(f"begun {publisher.version}", flush=True)
-    rng = np.random.default_rng(publisher.run)
-    while not last or publisher.version < last:
-        for _ in range(3):
-            keys = rng.integers(0, 500, 200, dtype=np.uint64)
-            rows = rng.standard_normal((200, SCHEMA.dim), dtype=np.float32)
-            deleted = rng.random(200) < 0.2
-            publisher.publish("user", keys, rows, deleted)
-            for key, row, gone in zip(keys.tolist(), rows, deleted, strict=True):
-                if gone:
-                    state.pop(key, None)
-                else:
-                    state[key] = row.tobytes()
-        publisher.commit()
-        save(folder, state)
-    print(f"done {publisher.version}", flush=True)
+    log = open_log(place, partitions=PARTITIONS)
+    publisher = Publisher(log, "default", tables=[SCHEMA])
+    publisher.begin_base(str(_write_base(folder, publisher.run, state)))
+    rng = np.random.default_rng([seed, publisher.version])
+    enough = folder / "enough"
+    while True:
+        version = publisher.version + 1
+        keys = rng.choice(KEYS, CHANGED, replace=False).astype(np.uint64)
+        deleted = rng.random(CHANGED) < 0.2
+        publisher.publish("items", keys, rows_of(keys, np.full(CHANGED, version)), deleted)
+        assert publisher.commit(dense=f"dense/{version}") == version
+        state[keys.astype(np.int64)] = np.where(deleted, 0, version)
+        _save(folder, state)
+        print(version, flush=True)
+        if enough.exists() and version >= int(enough.read_text()):
+            break
+    log.close()
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
