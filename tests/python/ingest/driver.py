@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from petps.checkpoint import BaseFolder, BaseWriter
+from petps.checkpoint import BaseFolder
 from petps.delta import Delivery, DeltaLog, Message, RowsBody, TableSchema, decode_record
 from petps.delta.directory import DirectoryLog
 from petps.delta.schema import partition_of
@@ -18,6 +18,7 @@ from petps.ingest.ingest import ROWS_MAX
 from petps.ingest.partition import PartitionState
 from petps.publish import Position, Publisher
 from tests.python.ingest.model import Letters, MemoryStore
+from tests.python.ingest.world import write_rows
 
 SCHEMAS = [TableSchema("user", "f32", 4), TableSchema("item", "f32", 2)]
 P = 3
@@ -176,21 +177,16 @@ def write_base(
     instance: str = "m@1",
 ) -> Path:
     """A base that holds these rows."""
-    writer = BaseWriter(
-        folder, model="m", instance=instance, partitions=P, positions=positions, version=version
+    by_table: dict[str, dict[int, bytes]] = {schema.name: {} for schema in SCHEMAS}
+    for part in rows.values():
+        for (table, key), row in part.items():
+            by_table[table][key] = row
+    return write_rows(
+        folder,
+        SCHEMAS,
+        by_table,
+        partitions=P,
+        positions=positions,
+        version=version,
+        instance=instance,
     )
-    merged = {key: row for part in rows.values() for key, row in part.items()}
-    for schema in SCHEMAS:
-        mine = {key: row for (name, key), row in merged.items() if name == schema.name}
-        keys = np.array(list(mine), dtype=np.uint64)
-        stored = np.frombuffer(b"".join(mine.values()), np.uint8).reshape(-1, schema.row_bytes)
-        where = {key: at for at, key in enumerate(keys.tolist())}
-        writer.add_table(
-            schema,
-            keys,
-            lambda chosen, stored=stored, where=where: (  # type: ignore[misc]
-                stored[[where[key] for key in chosen.tolist()]],
-                None,
-            ),
-        )
-    return writer.commit()

@@ -7,112 +7,46 @@ superblock (tests/crash).
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from petps import _native
-from petps.checkpoint import BaseFolder, BaseWriter
+from petps.checkpoint import BaseFolder
 from petps.delta import BaseBody, Kind, Record, RecordHeader, TableSchema, encode_record
 from petps.delta.directory import DirectoryLog
 from petps.errors import FailedPrecondition, InvalidArgument, NotFound
-from petps.ingest import DirectoryDeadLetters, Ingest
+from petps.ingest import DirectoryDeadLetters
 from petps.ingest.applier import InlineApplier
 from petps.ingest.dense import DenseNames
 from petps.ingest.follow import Follower
-from petps.ingest.native_store import NativeInstances, NativeStore
+from petps.ingest.native_store import NativeStore
 from petps.ingest.partition import PartitionState
 from petps.publish import Publisher
 from tests.python.ingest.test_follow import wait_until
+from tests.python.ingest.world import P, World, write_rows
 
-P = 4
 SCHEMAS = [TableSchema("user", "f32", 4), TableSchema("item", "f32", 8)]
 KEYS = 300
 
 
-class World:
-    """A pool and an ingest that follows a log. Every row of a version holds the version."""
-
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        switch: bool = True,
-        create: bool = True,
-        partitions: Sequence[int] = range(P),
-    ) -> None:
-        self.folder = folder
-        self.switch = switch
-        path = str(folder / "pool")
-        if create:
-            self.tables = _native.Tables.create(path, durability="process", unit_bytes=64 << 10)
-            instance = self.tables.create_instance("m", "m@1", P)
-            for schema in SCHEMAS:
-                self.tables.create_table(
-                    schema.name,
-                    instance=instance.id,
-                    dim=schema.dim,
-                    dtype=schema.dtype,
-                    capacity=1000,
-                    feed="delta",
-                    default_row=schema.encode(np.full((1, schema.dim), -1, np.float32))[0],
-                )
-        else:
-            self.tables = _native.Tables.open(path)
-        self.log = DirectoryLog(folder / "log", partitions=P)
-        self.ingest = Ingest(
-            self.log,
-            NativeStore(self.tables, "m"),
-            dead_letters=DirectoryDeadLetters(folder / "dead"),
-            bases=BaseFolder(folder / "bases"),
-            instances=NativeInstances(self.tables, "m", switch=switch),
-            dense=DenseNames(folder / "pool.dense.json"),
-            partitions=partitions,
-            stale_seconds=0.02,
-        )
-        self.ingest.start()
-
-    def reopened(self, partitions: Sequence[int] = range(P)) -> World:
-        self.close()
-        return World(self.folder, switch=self.switch, create=False, partitions=partitions)
-
-    def close(self) -> None:
-        if self.tables.closed:
-            return
-        assert self.ingest.stop(30)
-        self.log.close()
-        report = self.tables.verify()
-        assert report.clean, report.problems
-        self.tables.close()
-
-    @property
-    def meant(self) -> str:
-        return self.tables.resolve("m").name
-
-    def names(self) -> dict[str, bool]:
-        """Frozen or not, by name."""
-        return {each.name: each.frozen for each in self.tables.instances()}
-
-    def versions(self, instance: str) -> set[float]:
-        """Which versions the rows of all its tables are of."""
-        found: set[float] = set()
-        for schema in SCHEMAS:
-            table = self.tables.find(instance, schema.name)
-            rows = np.empty((KEYS, schema.dim), np.float32)
-            table.pull(np.arange(KEYS, dtype=np.uint64), rows)
-            found |= set(np.unique(rows).tolist())
-        return found
-
-    def states(self) -> set[tuple[str, str]]:
-        return {(p.instance, p.state) for p in self.ingest.status().partitions}
+def versions(world: World, instance: str) -> set[float]:
+    """Which versions the rows of all its tables are of: every row of a version holds it."""
+    found: set[float] = set()
+    for schema in SCHEMAS:
+        table = world.tables.find(instance, schema.name)
+        rows = np.empty((KEYS, schema.dim), np.float32)
+        table.pull(np.arange(KEYS, dtype=np.uint64), rows)
+        found |= set(np.unique(rows).tolist())
+    return found
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[list[World]]:
     """The one that is open, to be replaced by a test that reopens."""
-    holder = [World(tmp_path)]
+    holder = [World(tmp_path, SCHEMAS)]
     yield holder
     holder[0].close()
 
@@ -144,23 +78,22 @@ class Trainer:
 
 
 def write_base(folder: Path, version: int, instance: str) -> None:
-    writer = BaseWriter(
+    rows = {
+        schema.name: dict.fromkeys(
+            range(KEYS), schema.encode(np.full((1, schema.dim), version, np.float32)).tobytes()
+        )
+        for schema in SCHEMAS
+    }
+    write_rows(
         folder,
-        model="m",
-        instance=instance,
+        SCHEMAS,
+        rows,
         partitions=P,
         positions={},
         version=version,
+        instance=instance,
         dense=f"dense/{version}",
     )
-    for schema in SCHEMAS:
-        stored = schema.encode(np.full((KEYS, schema.dim), version, np.float32))
-        writer.add_table(
-            schema,
-            np.arange(KEYS, dtype=np.uint64),
-            lambda chosen, stored=stored: (stored[chosen.astype(np.int64)], None),  # type: ignore[misc]
-        )
-    writer.commit()
 
 
 def first_run(folder: Path, world: World) -> Trainer:
@@ -168,7 +101,7 @@ def first_run(folder: Path, world: World) -> Trainer:
     trainer = Trainer(folder)
     trainer.publisher.begin_continue(None)
     assert world.ingest.wait_for(trainer.version(), 30)
-    assert world.versions("m@1") == {1.0}
+    assert versions(world, "m@1") == {1.0}
     return trainer
 
 
@@ -178,19 +111,19 @@ def test_a_base_begins_an_instance_that_is_switched_to(tmp_path: Path, world: li
     assert world[0].ingest.wait_for(trainer.base("two", instance="m@2"), 30)
     wait_until(lambda: world[0].meant == "m@2")
     assert world[0].names() == {"m@1": True, "m@2": False}
-    assert world[0].versions("m@2") == {2.0}
+    assert versions(world[0], "m@2") == {2.0}
     assert world[0].ingest.status().dense == "dense/2"
     assert world[0].ingest.wait_for(trainer.version(), 30)
-    assert world[0].versions("m@2") == {3.0}
-    assert world[0].versions("m@1") == {1.0}, "frozen"
+    assert versions(world[0], "m@2") == {3.0}
+    assert versions(world[0], "m@1") == {1.0}, "frozen"
     table = world[0].tables.find("m@2", "user")
-    assert table.record.capacity == 1000
+    assert table.record.capacity == 2000
     assert table.default_row().view(np.float32).tolist() == [-1] * 4
     world[0] = world[0].reopened()
     assert world[0].meant == "m@2"
     assert world[0].ingest.wait_for(trainer.version(), 30)
-    assert world[0].versions("m@2") == {4.0}
-    assert world[0].versions("m@1") == {1.0}
+    assert versions(world[0], "m@2") == {4.0}
+    assert versions(world[0], "m@1") == {1.0}
     trainer.close()
 
 
@@ -201,14 +134,14 @@ def test_by_command_only(tmp_path: Path, world: list[World]) -> None:
     trainer = Trainer(tmp_path)
     trainer.base("two", instance="m@2")
     assert world[0].ingest.wait_for(trainer.version(), 30)
-    assert world[0].versions("m@2") == {3.0}
+    assert versions(world[0], "m@2") == {3.0}
     assert world[0].meant == "m@1", "side by side, until somebody says so"
     assert world[0].names() == {"m@1": False, "m@2": False}
     assert world[0].states() == {("m@2", "following")}
     world[0].tables.set_alias("m", world[0].tables.resolve("m@2").id)
     assert world[0].ingest.wait_for(trainer.version(), 30)
-    assert world[0].versions("m@2") == {4.0}
-    assert world[0].versions("m@1") == {1.0}
+    assert versions(world[0], "m@2") == {4.0}
+    assert versions(world[0], "m@1") == {1.0}
     trainer.close()
 
 
@@ -223,8 +156,8 @@ def test_back_and_on_from_there(tmp_path: Path, world: list[World]) -> None:
     wait_until(lambda: world[0].states() == {("m@1", "passing")})
     last = bad.version()
     wait_until(lambda: not any(p.lag_records for p in world[0].ingest.status().partitions))
-    assert world[0].versions("m@2") == {2.0}, "it was left, so it is frozen"
-    assert world[0].versions("m@1") == {1.0}
+    assert versions(world[0], "m@2") == {2.0}, "it was left, so it is frozen"
+    assert versions(world[0], "m@1") == {1.0}
     world[0] = world[0].reopened()
     assert world[0].meant == "m@1", "and not switched to again"
     bad.version()
@@ -236,7 +169,7 @@ def test_back_and_on_from_there(tmp_path: Path, world: list[World]) -> None:
     version = good.version()
     assert version > last
     assert world[0].ingest.wait_for(version, 30)
-    assert world[0].versions("m@1") == {float(version)}
+    assert versions(world[0], "m@1") == {float(version)}
     assert world[0].states() == {("m@1", "following")}
     good.close()
 
@@ -259,7 +192,7 @@ def test_the_dropped_do_not_come_back(tmp_path: Path, world: list[World]) -> Non
     wait_until(lambda: world[0].states() == {("m@1", "passing")})
     wait_until(lambda: not any(p.lag_records for p in world[0].ingest.status().partitions))
     assert world[0].names() == {"m@1": False}
-    assert world[0].versions("m@1") == {1.0}
+    assert versions(world[0], "m@1") == {1.0}
     fourth = Trainer(tmp_path)
     assert world[0].ingest.wait_for(fourth.base("four", instance="m@4"), 30)
     wait_until(lambda: world[0].meant == "m@4")
@@ -289,7 +222,7 @@ def test_the_dropped_do_not_come_back_in_partitions_that_are_followed_anew(
         third.close()
     world[0] = world[0].reopened()
     state, version = ("passing", 1.0) if then == "drop" else ("following", 3.0)
-    wait_until(lambda: world[0].versions("m@1") == {version})
+    wait_until(lambda: versions(world[0], "m@1") == {version})
     wait_until(lambda: world[0].states() == {("m@1", state)})
     assert world[0].names() == {"m@1": False}
     # The name may be used again, by a later run.
@@ -316,7 +249,7 @@ def test_dropped_while_it_is_written(tmp_path: Path, world: list[World]) -> None
     trainer.version()
     wait_until(lambda: world[0].ingest.status().error == "")
     assert table.status().rows == KEYS
-    assert world[0].versions("m@1") == {1.0}
+    assert versions(world[0], "m@1") == {1.0}
     trainer.close()
 
 
@@ -330,7 +263,7 @@ def test_a_base_that_is_damaged_is_tried_again(tmp_path: Path, world: list[World
     trainer.publisher.begin_base("two", version=2, instance="m@2")
     wait_until(lambda: ("m@2", "stale") in world[0].states())
     assert world[0].meant == "m@1", "not all of it is there"
-    assert world[0].versions("m@1") == {1.0}
+    assert versions(world[0], "m@1") == {1.0}
     world[0] = world[0].reopened()
     wait_until(lambda: ("m@2", "stale") in world[0].states())
     version = trainer.version()
@@ -338,7 +271,7 @@ def test_a_base_that_is_damaged_is_tried_again(tmp_path: Path, world: list[World
     chunk.write_bytes(whole)
     assert world[0].ingest.wait_for(version, 30)
     wait_until(lambda: world[0].meant == "m@2")
-    assert world[0].versions("m@2") == {float(version)}
+    assert versions(world[0], "m@2") == {float(version)}
     trainer.close()
 
 
@@ -353,7 +286,7 @@ def test_a_base_that_is_missing_is_waited_for(tmp_path: Path, world: list[World]
     shutil.move(tmp_path / "made", tmp_path / "bases" / "late")
     assert world[0].ingest.wait_for(version, 30)
     wait_until(lambda: world[0].meant == "m@2")
-    assert world[0].versions("m@2") == {float(version)}
+    assert versions(world[0], "m@2") == {float(version)}
     trainer.close()
 
 
@@ -389,26 +322,23 @@ def test_an_older_base_of_another_instance_mends_no_gap(tmp_path: Path, world: l
     trainer.version()
     wait_until(lambda: world[0].states() == {("m@1", "stale")})
     position = trainer.publisher.position()
-    folder = tmp_path / "bases" / "other"
-    writer = BaseWriter(
-        folder,
-        model="m",
-        instance="m@7",
+    write_rows(
+        tmp_path / "bases" / "other",
+        SCHEMAS,
+        {schema.name: {} for schema in SCHEMAS},
         partitions=P,
         positions={p: (position.run, position.seqs[p]) for p in range(P)},
         version=9,
+        instance="m@7",
     )
-    for schema in SCHEMAS:
-        writer.add_table(schema, np.empty(0, np.uint64), lambda chosen: (chosen, None))  # type: ignore[arg-type, return-value]
-    writer.commit()
     assert not world[0].ingest.wait_for(9, 0.3)
-    assert world[0].versions("m@1") == {1.0}
+    assert versions(world[0], "m@1") == {1.0}
     trainer.close()
 
 
 def test_a_catch_up_that_is_broken_off_holds_nothing(tmp_path: Path) -> None:
     """After any number of steps: one of them is amid a scan, which keeps the pool open."""
-    world = World(tmp_path, switch=False)
+    world = World(tmp_path, SCHEMAS, switch=False)
     assert world.ingest.stop(30)
     trainer = Trainer(tmp_path)
     trainer.base("one")

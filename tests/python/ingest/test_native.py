@@ -8,69 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from petps import _native
-from petps.checkpoint import BaseFolder, BaseWriter
 from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
-from petps.ingest import DirectoryDeadLetters, Ingest
-from petps.ingest.native_store import NativeStore
 from petps.publish import Publisher
+from tests.python.ingest.world import P, World, write_rows
 
-P = 4
 SCHEMAS = [TableSchema("user", "f32", 16), TableSchema("item", "int8", 8)]
 SPACE = 500
 
 
-class Served:
-    """A pool with an ingest that follows a log."""
-
-    def __init__(self, folder: Path, *, create: bool = False) -> None:
-        path = str(folder / "pool")
-        if create:
-            self.tables = _native.Tables.create(path, durability="process", unit_bytes=64 << 10)
-            instance = self.tables.create_instance("m", "m@1", P)
-            for schema in SCHEMAS:
-                self.tables.create_table(
-                    schema.name,
-                    instance=instance.id,
-                    dim=schema.dim,
-                    dtype=schema.dtype,
-                    capacity=2000,
-                    feed="delta",
-                )
-        else:
-            self.tables = _native.Tables.open(path)
-        self.instance = self.tables.resolve("m")
-        self.log = DirectoryLog(folder / "log", partitions=P)
-        self.ingest = Ingest(
-            self.log,
-            NativeStore(self.tables, "m"),
-            dead_letters=DirectoryDeadLetters(folder / "dead"),
-            bases=BaseFolder(folder / "bases"),
-            stale_seconds=0.05,
-        )
-        self.ingest.start()
-
-    def stored(self, schema: TableSchema) -> dict[int, bytes]:
-        """Every row there is."""
-        with self.tables.find(self.instance.name, schema.name).scan() as pages:
-            return {
-                key: row.tobytes()
-                for keys, rows in pages
-                for key, row in zip(keys.tolist(), rows, strict=True)
-            }
-
-    def close(self) -> None:
-        assert self.ingest.stop(30)
-        self.log.close()
-        assert self.tables.verify().clean
-        self.tables.close()
-
-
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[list[Served]]:
+def served(tmp_path: Path) -> Iterator[list[World]]:
     """The one that is open, to be replaced by a test that reopens."""
-    holder = [Served(tmp_path, create=True)]
+    holder = [World(tmp_path, SCHEMAS)]
     yield holder
     holder[0].close()
 
@@ -100,12 +50,12 @@ class Trainer:
         return self.publisher.commit()
 
 
-def check(served: Served, trainer: Trainer) -> None:
+def check(served: World, trainer: Trainer) -> None:
     for schema in SCHEMAS:
         assert served.stored(schema) == trainer.rows[schema.name]
 
 
-def test_follows_and_goes_on_after_reopening(tmp_path: Path, served: list[Served]) -> None:
+def test_follows_and_goes_on_after_reopening(tmp_path: Path, served: list[World]) -> None:
     trainer = Trainer(tmp_path, 1)
     trainer.publisher.begin_continue(None)
     for round_number in range(3):
@@ -113,18 +63,32 @@ def test_follows_and_goes_on_after_reopening(tmp_path: Path, served: list[Served
             version = trainer.version()
         assert served[0].ingest.wait_for(version, 30)
         check(served[0], trainer)
-        assert served[0].tables.applied_version(served[0].instance.id) == version
-        progress = served[0].tables.progress(served[0].instance.id, 0)
+        instance = served[0].tables.resolve("m").id
+        assert served[0].tables.applied_version(instance) == version
+        progress = served[0].tables.progress(instance, 0)
         assert progress is not None
         assert progress.seq == trainer.publisher.position().seqs[0]
-        served[0].close()
-        served[0] = Served(tmp_path)
+        served[0] = served[0].reopened()
         check(served[0], trainer)
         assert served[0].ingest.status().error == "", round_number
     trainer.log.close()
 
 
-def test_a_base_of_a_new_run_and_a_gap(tmp_path: Path, served: list[Served]) -> None:
+def write_base(
+    folder: Path, trainer: Trainer, positions: dict[int, tuple[int, int]], version: int
+) -> None:
+    write_rows(
+        folder,
+        SCHEMAS,
+        trainer.rows,
+        partitions=P,
+        positions=positions,
+        version=version,
+        instance="m@1",
+    )
+
+
+def test_a_base_of_a_new_run_and_a_gap(tmp_path: Path, served: list[World]) -> None:
     trainer = Trainer(tmp_path, 2)
     trainer.publisher.begin_continue(None)
     assert served[0].ingest.wait_for(trainer.version(), 30)
@@ -135,7 +99,7 @@ def test_a_base_of_a_new_run_and_a_gap(tmp_path: Path, served: list[Served]) -> 
         rows = other.rng.standard_normal((700, schema.dim), dtype=np.float32)
         stored = schema.encode(rows)
         other.rows[schema.name] = {key: stored[key].tobytes() for key in range(700)}
-    write_base(tmp_path / "bases" / "new", other.rows, {}, 50)
+    write_base(tmp_path / "bases" / "new", other, {}, 50)
     other.publisher.begin_base("new", version=50)
     assert served[0].ingest.wait_for(50, 30)
     check(served[0], other)
@@ -148,33 +112,8 @@ def test_a_base_of_a_new_run_and_a_gap(tmp_path: Path, served: list[Served]) -> 
     assert {p.state for p in served[0].ingest.status().partitions} == {"stale"}
     position = other.publisher.position()
     positions = {p: (position.run, position.seqs[p]) for p in range(P)}
-    write_base(tmp_path / "bases" / "mend", other.rows, positions, version)
+    write_base(tmp_path / "bases" / "mend", other, positions, version)
     assert served[0].ingest.wait_for(version, 30)
     check(served[0], other)
     assert all(p.catch_ups == 2 for p in served[0].ingest.status().partitions)
     other.log.close()
-
-
-def write_base(
-    folder: Path,
-    rows: dict[str, dict[int, bytes]],
-    positions: dict[int, tuple[int, int]],
-    version: int,
-) -> None:
-    writer = BaseWriter(
-        folder, model="m", instance="m@1", partitions=P, positions=positions, version=version
-    )
-    for schema in SCHEMAS:
-        mine = rows[schema.name]
-        keys = np.array(list(mine), dtype=np.uint64)
-
-        def rows_of(
-            chosen: np.ndarray[tuple[int], np.dtype[np.uint64]],
-            mine: dict[int, bytes] = mine,
-            schema: TableSchema = schema,
-        ) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.uint8]], None]:
-            stored = b"".join(mine[key] for key in chosen.tolist())
-            return np.frombuffer(stored, np.uint8).reshape(len(chosen), schema.row_bytes), None
-
-        writer.add_table(schema, keys, rows_of)
-    writer.commit()

@@ -1,0 +1,138 @@
+"""A pool file with an ingest that follows a log beside it: the whole way with real tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from petps import _native
+from petps.checkpoint import BaseFolder, BaseWriter
+from petps.delta import TableSchema
+from petps.delta.directory import DirectoryLog
+from petps.ingest import DirectoryDeadLetters, Ingest
+from petps.ingest.dense import DenseNames
+from petps.ingest.native_store import NativeInstances, NativeStore
+
+P = 4
+
+
+class World:
+    """Model m of an open pool, fed from ``folder``/log; bases are in ``folder``/bases."""
+
+    def __init__(
+        self,
+        folder: Path,
+        schemas: Sequence[TableSchema],
+        *,
+        switch: bool = True,
+        partitions: Sequence[int] = range(P),
+    ) -> None:
+        """Makes the pool, with instance m@1, if it is not there. Default rows are of -1."""
+        self.folder = folder
+        self.schemas = schemas
+        self.switch = switch
+        path = folder / "pool"
+        if path.exists():
+            self.tables = _native.Tables.open(str(path))
+        else:
+            self.tables = _make(path, schemas)
+        self.log = DirectoryLog(folder / "log", partitions=P)
+        self.ingest = Ingest(
+            self.log,
+            NativeStore(self.tables, "m"),
+            dead_letters=DirectoryDeadLetters(folder / "dead"),
+            bases=BaseFolder(folder / "bases"),
+            instances=NativeInstances(self.tables, "m", switch=switch),
+            dense=DenseNames(folder / "pool.dense.json"),
+            partitions=partitions,
+            stale_seconds=0.02,
+        )
+        self.ingest.start()
+
+    def reopened(self, partitions: Sequence[int] = range(P)) -> World:
+        self.close()
+        return World(self.folder, self.schemas, switch=self.switch, partitions=partitions)
+
+    def close(self) -> None:
+        if self.tables.closed:
+            return
+        assert self.ingest.stop(30)
+        self.log.close()
+        report = self.tables.verify()
+        assert report.clean, report.problems
+        self.tables.close()
+
+    @property
+    def meant(self) -> str:
+        return self.tables.resolve("m").name
+
+    def names(self) -> dict[str, bool]:
+        """Frozen or not, by name."""
+        return {each.name: each.frozen for each in self.tables.instances()}
+
+    def states(self) -> set[tuple[str, str]]:
+        return {(p.instance, p.state) for p in self.ingest.status().partitions}
+
+    def stored(self, schema: TableSchema) -> dict[int, bytes]:
+        """Every row of a table that the model's name means."""
+        with self.tables.find(self.meant, schema.name).scan() as pages:
+            return {
+                key: row.tobytes()
+                for keys, rows in pages
+                for key, row in zip(keys.tolist(), rows, strict=True)
+            }
+
+
+def _make(path: Path, schemas: Sequence[TableSchema]) -> _native.Tables:
+    tables = _native.Tables.create(str(path), durability="process", unit_bytes=64 << 10)
+    instance = tables.create_instance("m", "m@1", P)
+    for schema in schemas:
+        tables.create_table(
+            schema.name,
+            instance=instance.id,
+            dim=schema.dim,
+            dtype=schema.dtype,
+            capacity=2000,
+            feed="delta",
+            default_row=schema.encode(np.full((1, schema.dim), -1, np.float32))[0],
+        )
+    return tables
+
+
+def write_rows(
+    folder: Path,
+    schemas: Sequence[TableSchema],
+    rows: Mapping[str, Mapping[int, bytes]],
+    *,
+    partitions: int,
+    positions: Mapping[int, tuple[int, int]],
+    version: int,
+    instance: str,
+    dense: str | None = None,
+) -> Path:
+    """A base that holds these rows, by table and key."""
+    writer = BaseWriter(
+        folder,
+        model="m",
+        instance=instance,
+        partitions=partitions,
+        positions=dict(positions),
+        version=version,
+        dense=dense,
+    )
+    for schema in schemas:
+        mine = rows[schema.name]
+        keys = np.array(list(mine), dtype=np.uint64)
+        stored = np.frombuffer(b"".join(mine.values()), np.uint8).reshape(-1, schema.row_bytes)
+        where = {key: at for at, key in enumerate(keys.tolist())}
+        writer.add_table(
+            schema,
+            keys,
+            lambda chosen, stored=stored, where=where: (  # type: ignore[misc]
+                stored[[where[key] for key in chosen.tolist()]],
+                None,
+            ),
+        )
+    return writer.commit()
