@@ -80,11 +80,15 @@ def _grpc(work: Workload) -> Iterator[Result]:
 
 def _apply(work: Workload) -> Iterator[Result]:
     size = work["apply"]
-    # Power durability stands beside under its own name: it measures the disk, a batch a window.
+    # Two writers stand beside under their own name, and so does power durability: it measures the
+    # disk, a batch a window.
+    two = {"threads": 2}
     power = {"durability": "power", "windows": size["synced_windows"], "window_batches": 1}
-    kinds: tuple[tuple[str, int, dict[str, object]], ...] = (
+    kinds: tuple[tuple[str, int, dict[str, Any]], ...] = (
         ("dram", size["rows"], {}),
         ("file", size["rows"], {}),
+        ("dram", size["rows"], two),
+        ("file", size["rows"], two),
         ("file", size["synced_rows"], power),
     )
     for medium, rows, more in kinds:

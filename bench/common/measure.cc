@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <atomic>
@@ -29,14 +30,16 @@ struct Window {
   bool calm = false;
 };
 
-Window run_once(const std::function<uint64_t()>& side, double calm) {
+Window run_once(const std::function<uint64_t()>& side, const Plan& plan) {
   const uint64_t cpu = nanoseconds(CLOCK_THREAD_CPUTIME_ID);
   const uint64_t wall = nanoseconds(CLOCK_MONOTONIC);
   Window window;
   window.operations = side();
   window.wall_ns = nanoseconds(CLOCK_MONOTONIC) - wall;
   const uint64_t used = nanoseconds(CLOCK_THREAD_CPUTIME_ID) - cpu;
-  window.calm = static_cast<double>(used) >= calm * static_cast<double>(window.wall_ns);
+  window.calm = plan.crew != nullptr
+                    ? plan.crew->kept_cores()
+                    : static_cast<double>(used) >= plan.calm * static_cast<double>(window.wall_ns);
   return window;
 }
 
@@ -49,10 +52,11 @@ struct Sum {
   }
 };
 
-void add_window(const std::function<uint64_t()>& side, double calm, Sum* sum, uint64_t* disturbed) {
+void add_window(const std::function<uint64_t()>& side, const Plan& plan, Sum* sum,
+                uint64_t* disturbed) {
   Window best;
   for (uint32_t attempt = 0; attempt < kAttempts; ++attempt) {
-    const Window window = run_once(side, calm);
+    const Window window = run_once(side, plan);
     if (attempt == 0 || window.calm || window.wall_ns < best.wall_ns) best = window;
     if (window.calm) break;
     *disturbed += 1;
@@ -104,6 +108,48 @@ double ping_pong_window() {
 
 }  // namespace
 
+Crew::Crew(uint32_t threads) {
+  if (threads > 1) pin_to(0);
+  for (uint32_t thread = 1; thread < threads; ++thread) {
+    others_.emplace_back([this, thread] {
+      pin_to(static_cast<int>(thread));
+      for (uint64_t round = 1;; ++round) {
+        while (started_.load(std::memory_order_acquire) < round) {
+          if (ends_.load(std::memory_order_relaxed)) return;
+        }
+        take_part(thread);
+        finished_.fetch_add(1, std::memory_order_release);
+      }
+    });
+  }
+}
+
+Crew::~Crew() {
+  ends_.store(true, std::memory_order_relaxed);
+  for (std::thread& other : others_) other.join();
+}
+
+void Crew::take_part(uint32_t thread) {
+  const auto switches = [] {
+    rusage usage{};
+    getrusage(RUSAGE_THREAD, &usage);
+    return static_cast<uint64_t>(usage.ru_nivcsw);
+  };
+  const uint64_t before = switches();
+  (*part_)(thread);
+  lost_.fetch_add(switches() - before, std::memory_order_relaxed);
+}
+
+void Crew::run(const std::function<void(uint32_t thread)>& part) {
+  part_ = &part;
+  finished_.store(0, std::memory_order_relaxed);
+  lost_.store(0, std::memory_order_relaxed);
+  started_.fetch_add(1, std::memory_order_release);
+  take_part(0);
+  while (finished_.load(std::memory_order_acquire) < others_.size()) {
+  }
+}
+
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const size_t middle = values.size() / 2;
@@ -119,13 +165,13 @@ Compared compare(const Plan& plan, const std::function<uint64_t()>& petps,
                  const std::function<uint64_t()>& limit) {
   std::vector<double> values, limits, ratios;
   Compared result;
-  run_once(petps, 0);
-  run_once(limit, 0);
+  run_once(petps, plan);
+  run_once(limit, plan);
   for (uint32_t round = 0; round < plan.rounds; ++round) {
     Sum ours, theirs;
     for (uint32_t window = 0; window < plan.windows; ++window) {
-      add_window(petps, plan.calm, &ours, &result.disturbed);
-      add_window(limit, plan.calm, &theirs, &result.disturbed);
+      add_window(petps, plan, &ours, &result.disturbed);
+      add_window(limit, plan, &theirs, &result.disturbed);
     }
     result.value_best = std::max(result.value_best, ours.best);
     result.limit_best = std::max(result.limit_best, theirs.best);
@@ -143,9 +189,9 @@ Compared compare(const Plan& plan, const std::function<uint64_t()>& petps,
 
 double best_rate(uint32_t windows, const std::function<uint64_t()>& side) {
   double best = 0;
-  run_once(side, 0);
+  run_once(side, Plan{});
   for (uint32_t i = 0; i < windows; ++i) {
-    const Window window = run_once(side, 0);
+    const Window window = run_once(side, Plan{});
     best = std::max(
         best, static_cast<double>(window.operations) * 1e9 / static_cast<double>(window.wall_ns));
   }

@@ -3,9 +3,11 @@
 // else is taken again; per round the sums are compared; the median of five rounds is reported.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace petps::bench {
@@ -21,13 +23,37 @@ struct Compared {
   uint64_t disturbed = 0;  // windows taken again
 };
 
+// Threads that do the same thing at the same time, the caller among them. They spin between two
+// calls of run(), so that a window holds no wake-up.
+class Crew {
+ public:
+  explicit Crew(uint32_t threads);
+  ~Crew();
+  Crew(const Crew&) = delete;
+  Crew& operator=(const Crew&) = delete;
+  void run(const std::function<void(uint32_t thread)>& part);
+  uint32_t threads() const { return static_cast<uint32_t>(others_.size()) + 1; }
+  // Whether none of them lost its core to somebody else in the last run().
+  bool kept_cores() const { return lost_.load(std::memory_order_relaxed) == 0; }
+
+ private:
+  void take_part(uint32_t thread);
+  std::atomic<uint64_t> started_{0};
+  std::atomic<uint64_t> finished_{0};
+  std::atomic<uint64_t> lost_{0};
+  std::atomic<bool> ends_{false};
+  const std::function<void(uint32_t)>* part_ = nullptr;
+  std::vector<std::thread> others_;
+};
+
 struct Plan {
   uint32_t rounds = 5;
   uint32_t windows = 100;  // of each side in a round
-  double calm = 0.97;      // share of a window's wall time that its thread must have had a core
+  double calm = 0.97;      // share of a window's wall time that its threads must have had a core
+  const Crew* crew = nullptr;  // whose threads a window keeps busy; null: the caller's alone
 };
 
-// Each side runs one window and returns its operations. Single-threaded.
+// Each side runs one window, on the plan's threads, and returns its operations.
 Compared compare(const Plan& plan, const std::function<uint64_t()>& petps,
                  const std::function<uint64_t()>& limit);
 // Operations a second of one side alone: best window of `windows`, for tuning a limit.

@@ -1,5 +1,5 @@
 // apply: batches of full rows for keys that are there, beside a loop that reads two random index
-// lines per row and streams the row to where it is told, on the same medium, with one thread.
+// lines per row and streams the row to where it is told, on the same medium, with as many threads.
 #include <emmintrin.h>
 
 #include <algorithm>
@@ -26,6 +26,7 @@ struct Setting {
   uint64_t batch;  // rows of one apply
   uint64_t window_batches;
   uint64_t target_rows;  // of the limit's mapped memory
+  uint32_t threads;
   Plan plan;
 };
 
@@ -33,10 +34,11 @@ struct Setting {
 // its own on the same medium. The batch of rows it copies from is the one petps applies.
 class Limit {
  public:
-  Limit(LoadedTable& loaded, media::Media& target, uint64_t rows)
+  // Writes to `rows` rows of the target, from row `first` on.
+  Limit(LoadedTable& loaded, media::Media& target, uint64_t first, uint64_t rows)
       : medium_(target),
         base_(loaded.tables().pool().at(0)),
-        target_(target.base()),
+        target_(target.base() + first * loaded.row_bytes()),
         rows_(rows),
         row_bytes_(loaded.row_bytes()) {}
 
@@ -115,6 +117,13 @@ Batches make_batches(LoadedTable& loaded, uint64_t count, uint64_t size) {
   return batches;
 }
 
+std::vector<std::byte> make_rows(const LoadedTable& loaded, uint64_t count) {
+  std::vector<std::byte> rows(count * loaded.row_bytes());
+  for (uint64_t i = 0; i < count; ++i)
+    LoadedTable::fill(i, 1, rows.data() + i * loaded.row_bytes(), loaded.row_bytes());
+  return rows;
+}
+
 void measure(const TableShape& shape, const Setting& setting) {
   LoadedTable loaded(shape);
   media::Options options;
@@ -123,34 +132,50 @@ void measure(const TableShape& shape, const Setting& setting) {
   if (shape.medium == "file") options.path = shape.folder + "/bench-limit.pool";
   auto target = value_of(media::Media::create(options, setting.target_rows * loaded.row_bytes()));
   std::memset(target->base(), 0, target->size());
-  Limit limit(loaded, *target, setting.target_rows);
-
-  const uint64_t count = setting.window_batches * setting.plan.windows;
-  const Batches batches = make_batches(loaded, count, setting.batch);
-  std::vector<std::byte> rows(setting.batch * loaded.row_bytes());
-  for (uint64_t i = 0; i < setting.batch; ++i) {
-    LoadedTable::fill(i, 1, rows.data() + i * loaded.row_bytes(), loaded.row_bytes());
+  const uint32_t threads = setting.threads;
+  Crew crew(threads);
+  Plan plan = setting.plan;
+  if (threads > 1) plan.crew = &crew;
+  std::vector<Limit> limits;
+  for (uint32_t t = 0; t < threads; ++t) {
+    const uint64_t share = setting.target_rows / threads;
+    limits.emplace_back(loaded, *target, t * share, share);
   }
+
+  // Thread t takes batches t, t + threads, and so on.
+  const uint64_t count = setting.window_batches * setting.plan.windows * threads;
+  const Batches batches = make_batches(loaded, count, setting.batch);
+  const std::vector<std::byte> one = make_rows(loaded, setting.batch);
+  const std::vector<std::vector<std::byte>> rows(threads, one);
+  const uint64_t window_batches = setting.window_batches * threads;
   uint64_t ours = 0;
-  uint64_t theirs = count / 2;
+  uint64_t theirs = count / 2 / threads * threads;
   uint64_t ahead = 8;
   const auto apply = [&] {
-    for (uint64_t i = 0; i < setting.window_batches; ++i, ours = (ours + 1) % count) {
-      const auto report = loaded.table().apply({batches.keys[ours], rows.data(), {}, 1});
-      if (!report.ok() || report.value().updated != setting.batch)
-        fail("apply did not update every row");
-    }
-    return setting.window_batches * setting.batch;
+    crew.run([&](uint32_t t) {
+      for (uint64_t i = t; i < window_batches; i += threads) {
+        const auto report =
+            loaded.table().apply({batches.keys[(ours + i) % count], rows[t].data(), {}, 1});
+        if (!report.ok() || report.value().updated != setting.batch)
+          fail("apply did not update every row");
+      }
+    });
+    ours = (ours + window_batches) % count;
+    return window_batches * setting.batch;
   };
   const auto loop = [&] {
-    for (uint64_t i = 0; i < setting.window_batches; ++i, theirs = (theirs + 1) % count) {
-      limit.run(batches.places[theirs].data(), rows.data(), setting.batch, ahead);
-    }
-    return setting.window_batches * setting.batch;
+    crew.run([&](uint32_t t) {
+      for (uint64_t i = t; i < window_batches; i += threads) {
+        limits[t].run(batches.places[(theirs + i) % count].data(), rows[t].data(), setting.batch,
+                      ahead);
+      }
+    });
+    theirs = (theirs + window_batches) % count;
+    return window_batches * setting.batch;
   };
   // Every slot that replaced rows will use is touched before the clock starts.
   for (uint64_t done = 0; done < loaded.rows() / 4 + 2 * pool::kSpareSlots;
-       done += setting.batch * setting.window_batches) {
+       done += setting.batch * window_batches) {
     apply();
   }
   double best = 0;
@@ -161,9 +186,11 @@ void measure(const TableShape& shape, const Setting& setting) {
     if (rate > best) best = rate, best_ahead = candidate;
   }
   ahead = best_ahead;
-  const Compared compared = compare(setting.plan, apply, loop);
+  const Compared compared = compare(plan, apply, loop);
   if (!options.path.empty()) std::remove(options.path.c_str());
-  Line(power ? "apply.power" : "apply")
+  Line(power         ? "apply.power"
+       : threads > 1 ? "apply.parallel"
+                     : "apply")
       .text("medium", shape.medium)
       .text("durability", shape.medium == "dram" ? "volatile" : shape.durability)
       .text("unit", "rows/s")
@@ -171,6 +198,7 @@ void measure(const TableShape& shape, const Setting& setting) {
                               : "two random index lines read and the row streamed, per row")
       .number("rows", static_cast<double>(loaded.rows()))
       .number("batch", static_cast<double>(setting.batch))
+      .number("threads", threads)
       .number("limit_ahead", static_cast<double>(ahead))
       .compared(compared);
 }
@@ -193,6 +221,7 @@ int main(int count, char** values) {
   setting.target_rows = arguments.number("target_rows", 500'000);
   setting.plan.rounds = static_cast<uint32_t>(arguments.number("rounds", setting.plan.rounds));
   setting.plan.windows = static_cast<uint32_t>(arguments.number("windows", setting.plan.windows));
+  setting.threads = static_cast<uint32_t>(arguments.number("threads", 1));
   arguments.finish();
   if (shape.durability == "power")
     setting.plan.calm = 0;  // a thread that waits for its disk is calm

@@ -148,9 +148,9 @@ template <bool copies>
   return wide_state<false>(state, at, size, reinterpret_cast<std::byte*>(const_cast<uint8_t*>(at)));
 }
 
-[[gnu::target(PETPS_WIDE)]] uint32_t vpclmulqdq_copy(std::byte* to, const uint8_t* at,
+[[gnu::target(PETPS_WIDE)]] uint32_t vpclmulqdq_copy(std::byte* to, const std::byte* from,
                                                      size_t size) {
-  return ~wide_state<true>(~0u, at, size, to);
+  return ~wide_state<true>(~0u, reinterpret_cast<const uint8_t*>(from), size, to);
 }
 
 using Path = uint32_t (*)(uint32_t, const uint8_t*, size_t);
@@ -170,10 +170,7 @@ uint32_t crc32c_extend(uint32_t crc, const void* data, size_t size) {
 }
 
 StreamWithCrc32c stream_with_crc32c() {
-  if (!cpu_features().vpclmulqdq) return nullptr;
-  return [](std::byte* to, const std::byte* from, size_t size) {
-    return vpclmulqdq_copy(to, reinterpret_cast<const uint8_t*>(from), size);
-  };
+  return cpu_features().vpclmulqdq ? vpclmulqdq_copy : nullptr;
 }
 
 uint32_t crc32c(const void* data, size_t size) { return crc32c_extend(0, data, size); }

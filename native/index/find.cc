@@ -107,6 +107,8 @@ uint32_t match_tags(const Bucket& bucket, uint8_t tag) {
 
 Path Index::path_of(uint64_t key) const { return path_from(base::index_hash(key), count_); }
 
+size_t Index::range_of(uint64_t key, size_t ranges) { return scale(base::index_hash(key), ranges); }
+
 uint64_t Index::bucket_at(const Path& path, uint64_t distance) const {
   return static_cast<uint64_t>((path.home + static_cast<Wide>(distance) * path.step) % count_);
 }

@@ -137,6 +137,8 @@ class Index {
   const Bucket& bucket(uint64_t number) const { return buckets_[number]; }
   uint32_t generation() const { return generation_; }
   Path path_of(uint64_t key) const;
+  // Which of `ranges` equal shares of the buckets the key's home is in.
+  static size_t range_of(uint64_t key, size_t ranges);
   uint64_t bucket_at(const Path& path, uint64_t distance) const;
   // True if the bucket's tags are to be trusted now.
   bool trusted(uint64_t word) const {

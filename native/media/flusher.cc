@@ -34,6 +34,9 @@ const base::StreamWithCrc32c g_stream_with_crc32c = base::stream_with_crc32c();
 
 }  // namespace
 
+Flusher::Flusher(Media& media)
+    : media_(&media), stream_(media.observer_ == nullptr ? g_stream_with_crc32c : nullptr) {}
+
 void Flusher::write_back(const void* at, size_t bytes, Site site) {
   if (bytes == 0) return;
   if (media_->kind_ == Kind::kDax) write_back_lines(at, bytes);
@@ -74,18 +77,12 @@ void Flusher::streamed(const void* at, size_t bytes, Site site) {
   }
 }
 
-void Flusher::copy_16(void* to, const void* from, Site site) {
+void Flusher::copy_16_told(void* to, const void* from, Site site) {
   stream_16(to, from);
   streamed(to, 16, site);
 }
 
-uint32_t Flusher::copy_with_crc32c(void* to, const void* from, size_t bytes, Site site) {
-  auto* target = static_cast<std::byte*>(to);
-  if (g_stream_with_crc32c != nullptr && bytes >= kStreamBytes && whole_lines(target, bytes)) {
-    const uint32_t crc = g_stream_with_crc32c(target, static_cast<const std::byte*>(from), bytes);
-    streamed(target, bytes, site);
-    return crc;
-  }
+uint32_t Flusher::copy_then_crc32c(void* to, const void* from, size_t bytes, Site site) {
   copy(to, from, bytes, site);
   return base::crc32c(from, bytes);
 }

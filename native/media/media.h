@@ -16,12 +16,15 @@
 // rejected.
 #pragma once
 
+#include <emmintrin.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 
+#include "base/crc32c.h"
 #include "base/status.h"
 #include "media/site.h"
 
@@ -153,7 +156,7 @@ class Media {
 // before the entry that publishes them, on every medium).
 class Flusher {
  public:
-  explicit Flusher(Media& media) : media_(&media) {}
+  explicit Flusher(Media& media);
 
   // Starts the write-back of every line that [at, at + bytes) touches.
   void flush(const void* at, size_t bytes, Site site) {
@@ -165,9 +168,23 @@ class Flusher {
   void copy(void* to, const void* from, size_t bytes, Site site);
   // Copies 16 bytes to a 16-byte boundary past the cache, whatever else is in the line: the line is not
   // read for it. For what comes one a line and is not soon read again.
-  void copy_16(void* to, const void* from, Site site);
+  void copy_16(void* to, const void* from, Site site) {
+    if (stream_ == nullptr) [[unlikely]] {
+      copy_16_told(to, from, site);
+      return;
+    }
+    dirty_ = true;
+    _mm_stream_si128(static_cast<__m128i*>(to), _mm_loadu_si128(static_cast<const __m128i*>(from)));
+  }
   // As copy; returns the CRC-32C of what it copied.
-  uint32_t copy_with_crc32c(void* to, const void* from, size_t bytes, Site site);
+  uint32_t copy_with_crc32c(void* to, const void* from, size_t bytes, Site site) {
+    constexpr size_t kLeast = 256;  // see base/crc32c.h
+    const bool whole_lines = (reinterpret_cast<uintptr_t>(to) | bytes) % kLineBytes == 0;
+    if (stream_ == nullptr || !whole_lines || bytes < kLeast) [[unlikely]]
+      return copy_then_crc32c(to, from, bytes, site);
+    dirty_ = true;
+    return stream_(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);
+  }
   // Everything flushed so far is durable, or an error (then media.failed()).
   base::Status drain(Site site);
 
@@ -176,8 +193,11 @@ class Flusher {
  private:
   void write_back(const void* at, size_t bytes, Site site);
   void streamed(const void* at, size_t bytes, Site site);
+  void copy_16_told(void* to, const void* from, Site site);
+  uint32_t copy_then_crc32c(void* to, const void* from, size_t bytes, Site site);
 
   Media* media_;
+  base::StreamWithCrc32c stream_;  // null: the processor has none, or an observer listens
   bool dirty_ = false;
 };
 

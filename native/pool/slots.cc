@@ -28,7 +28,7 @@ using media::Site;
 namespace {
 constexpr uint64_t kRowAlignment = 256;  // rows begin on a media block
 constexpr uint64_t kMapHeaderBytes = 8;  // checksum in front of a stored free map
-constexpr uint64_t kSpareShare = 16;     // of the slots of a table that is written: kept free
+constexpr uint64_t kSpareShare = 8;      // of the slots of a table that is written: kept free
 __extension__ typedef unsigned __int128 Wide;
 
 uint64_t words_for(uint64_t slots) { return (slots + 63) / 64; }

@@ -22,21 +22,29 @@ namespace {
 static_assert(sizeof(SlotHeader) == 16);
 constexpr SlotRef kToBeAllocated = 1;  // an upsert before its slot is known; never stored
 
+// Some keys of a batch.
+struct Chunk {
+  std::span<const uint64_t> keys;
+  const std::byte* rows;   // of the batch, or from the chunk's first on
+  const uint32_t* places;  // keys[i] has row places[i]; null: row i
+  const uint8_t* deleted;  // one a key, or null
+};
+
 // One chunk of a batch on its way through the five verbs. Most chunks replace rows of keys that are there, and take a short way; new
 // keys and deletions take the long one, through Ops. Moves are held off meanwhile, so that what the search saw stays where it is.
 class Apply {
  public:
-  Apply(Table::Impl& table, std::span<const uint64_t> keys, const std::byte* rows,
-        const uint8_t* deleted, uint32_t stamp)
+  Apply(Table::Impl& table, const Chunk& chunk, uint32_t stamp, Table::Impl::Scratch& scratch)
       : table_(table),
-        keys_(keys),
-        rows_(rows),
-        deleted_(deleted),
+        keys_(chunk.keys),
+        rows_(chunk.rows),
+        places_(chunk.places),
+        deleted_(chunk.deleted),
         stamp_(stamp),
         flusher_(table.pool.medium()),
-        scratch_(table.scratch) {
-    scratch_.entries.resize(keys.size());
-    scratch_.old.resize(keys.size());
+        scratch_(scratch) {
+    scratch_.entries.resize(keys_.size());
+    scratch_.old.resize(keys_.size());
   }
 
   // Allocate; fill, in step with the search; persist and publish, the short way or the long one; retire.
@@ -79,6 +87,7 @@ class Apply {
   Table::Impl& table_;
   std::span<const uint64_t> keys_;
   const std::byte* rows_;
+  const uint32_t* places_;
   const uint8_t* deleted_;
   uint32_t stamp_;
   Flusher flusher_;
@@ -105,9 +114,10 @@ size_t Apply::locate() {
 }
 
 void Apply::fill_next(size_t i) {
-  const uint32_t row_bytes = table_.record.spec.row_bytes;
+  const uint64_t row_bytes = table_.record.spec.row_bytes;
+  const size_t row = places_ == nullptr ? i : places_[i];
   const uint32_t crc = flusher_.copy_with_crc32c(table_.slots.row(scratch_.taken[next_]),
-                                                 rows_ + i * row_bytes, row_bytes, Site::kRow);
+                                                 rows_ + row * row_bytes, row_bytes, Site::kRow);
   // Slots that were free here and there have headers in lines of their own, which nobody has read.
   const SlotHeader header = {keys_[i], stamp_, crc};
   flusher_.copy_16(scratch_.headers[next_++], &header, Site::kRowHeader);
@@ -284,6 +294,114 @@ void Apply::retire() {
   table_.epochs.reclaim();
 }
 
+// Takes a batch through, chunk by chunk.
+class Writer {
+ public:
+  Writer(Table::Impl& table, const Batch& batch)
+      : table_(table),
+        batch_(batch),
+        deletes_(std::any_of(batch.deleted.begin(), batch.deleted.end(),
+                             [](uint8_t deleted) { return deleted != 0; })),
+        number_(table.turns.enter()) {
+    table_.begun.fetch_add(1);
+  }
+  ~Writer() {
+    table_.turns.leave();
+    table_.ended.fetch_add(1);
+  }
+  Writer(const Writer&) = delete;
+  Writer& operator=(const Writer&) = delete;
+
+  Result<ApplyReport> run() {
+    for (size_t at = 0; at < batch_.keys.size();) {
+      // Where a drain is a disk's flush, two writers would flush twice. When the table may be full, keys that go must make room for
+      // those that come, whatever their ranges.
+      const bool whole = table_.synced() || table_.turns.alone() || must_make_room();
+      const size_t chunk = table_.synced() ? kApplyChunkSynced : kApplyChunk;
+      const size_t n = std::min(whole ? chunk : chunk * kRanges, batch_.keys.size() - at);
+      wait_for_walk(n);
+      PETPS_RETURN_IF_ERROR(whole ? apply_whole(at, n) : apply_by_range(at, n));
+      at += n;
+    }
+    return report_;
+  }
+
+ private:
+  bool must_make_room() const {
+    return deletes_ && table_.index.rows() + batch_.keys.size() > table_.record.spec.capacity;
+  }
+  void wait_for_walk(size_t n) const {
+    if (!table_.walked() &&
+        table_.new_unwalked.load() + n > table_.record.spec.capacity / kUnwalkedShare)
+      table_.owner.wait_for_walk();
+  }
+  // The caller holds the chunk's ranges.
+  Status apply(const Chunk& chunk, Table::Impl::Scratch& scratch) {
+    if (table_.dropped) {
+      return Status(Code::kNotFound, "table '" + table_.record.spec.name + "' has been dropped");
+    }
+    return Apply(table_, chunk, batch_.stamp, scratch).run(&report_);
+  }
+
+  Status apply_whole(size_t at, size_t n) {
+    const uint64_t row_bytes = table_.record.spec.row_bytes;
+    table_.turns.take_all();
+    const Status status =
+        apply({batch_.keys.subspan(at, n),
+               batch_.rows == nullptr ? nullptr : batch_.rows + at * row_bytes, nullptr,
+               batch_.deleted.empty() ? nullptr : batch_.deleted.data() + at},
+              table_.scratch.front());
+    table_.turns.give(kAllRanges);
+    return status;
+  }
+
+  Status apply_by_range(size_t at, size_t n) {
+    divide(at, n);
+    uint32_t left = 0;
+    for (size_t range = 0; range < kRanges; ++range)
+      left |= shares_[range].keys.empty() ? 0 : 1u << range;
+    while (left != 0) {
+      const size_t range = table_.turns.take_one(left, number_);
+      const Share& share = shares_[range];
+      const Status status = apply({share.keys, batch_.rows, share.places.data(),
+                                   share.deleted.empty() ? nullptr : share.deleted.data()},
+                                  table_.scratch[range]);
+      table_.turns.give(1u << range);
+      PETPS_RETURN_IF_ERROR(status);
+      left &= ~(1u << range);
+    }
+    return Status();
+  }
+
+  // Keys [at, at + n) of the batch by range, in their order.
+  void divide(size_t at, size_t n) {
+    for (Share& share : shares_) share.clear();
+    for (size_t i = at; i < at + n; ++i) {
+      Share& share = shares_[index::Index::range_of(batch_.keys[i], kRanges)];
+      share.keys.push_back(batch_.keys[i]);
+      share.places.push_back(static_cast<uint32_t>(i));
+      if (!batch_.deleted.empty()) share.deleted.push_back(batch_.deleted[i]);
+    }
+  }
+
+  struct Share {
+    std::vector<uint64_t> keys;
+    std::vector<uint32_t> places;
+    std::vector<uint8_t> deleted;
+    void clear() {
+      keys.clear();
+      places.clear();
+      deleted.clear();
+    }
+  };
+  Table::Impl& table_;
+  const Batch& batch_;
+  bool deletes_;
+  uint32_t number_;
+  ApplyReport report_;
+  std::array<Share, kRanges> shares_;
+};
+
 }  // namespace
 
 Status Table::Impl::writable() const {
@@ -332,28 +450,7 @@ Result<ApplyReport> Table::apply(const Batch& batch) {
     return Status(Code::kInvalidArgument, "a batch needs rows or deletion marks");
   }
   PETPS_RETURN_IF_ERROR(table.writable());
-  const size_t chunk = table.synced() ? kApplyChunkSynced : kApplyChunk;
-  ApplyReport report;
-  for (size_t begin = 0; begin < batch.keys.size(); begin += chunk) {
-    const size_t n = std::min(chunk, batch.keys.size() - begin);
-    if (!table.walked() &&
-        table.new_unwalked.load() + n > table.record.spec.capacity / kUnwalkedShare) {
-      table.owner.wait_for_walk();
-    }
-    const std::byte* rows =
-        all_deleted ? nullptr : batch.rows + begin * table.record.spec.row_bytes;
-    const uint8_t* deleted = batch.deleted.empty() ? nullptr : batch.deleted.data() + begin;
-    // One writer at a time, from plan to the second drain: a key that another batch erased but not yet drained could otherwise come
-    // back beside its new entry after a power cut.
-    std::lock_guard writer(table.writer);
-    if (table.dropped) {
-      return Status(Code::kNotFound, "table '" + table.record.spec.name + "' has been dropped");
-    }
-    Apply apply(table, batch.keys.subspan(begin, n), rows, deleted, batch.stamp);
-    PETPS_RETURN_IF_ERROR(apply.run(&report));
-  }
-  table.batches.fetch_add(1);
-  return report;
+  return Writer(table, batch).run();
 }
 
 }  // namespace petps::table

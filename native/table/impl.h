@@ -6,7 +6,6 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
-#include <shared_mutex>
 #include <thread>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include "index/index.h"
 #include "pool/slots.h"
 #include "table/table.h"
+#include "table/turns.h"
 
 namespace petps::table {
 
@@ -52,18 +52,22 @@ struct Table::Impl final : epoch::Reclaimer {
   std::atomic<uint64_t> new_unwalked{0};  // keys added before the walk had counted the old ones
   std::atomic<uint64_t> erased{0};        // since the last re-homing
   std::atomic<uint64_t> retired{0};       // slots handed to epoch and not back yet
-  std::atomic<uint64_t> batches{0};       // applied, for verify to see that nothing moved
-  std::mutex writer;                      // a table's batches, one after another
-  bool dropped = false;                   // guarded by writer
-  struct Scratch {  // of the batch that holds `writer`; one item a key or slot
+  // Batches that began and that ended, for verify to see that nothing moved.
+  std::atomic<uint64_t> begun{0};
+  std::atomic<uint64_t> ended{0};
+  WriterTurns turns;
+  bool dropped = false;  // changes under all of `turns`
+  struct
+      Scratch {  // of the chunk that holds the range, or of all the first; one item a key or slot
     std::vector<index::Entry*> entries;
     std::vector<pool::SlotRef> old;
     std::vector<pool::SlotRef> taken;
     std::vector<pool::SlotHeader*> headers;
-  } scratch;
-  std::shared_mutex walk_gate;  // shared: publish and mark; exclusive: the walk takes the marks
+  };
+  std::array<Scratch, kRanges> scratch;
+  Gate walk_gate;  // shared: publish and mark; exclusive: the walk takes the marks
   // Shared: scans, and batches from search to publish; exclusive: one move.
-  mutable std::shared_mutex moves_gate;
+  mutable Gate moves_gate;
   std::mutex hot_mutex;
   std::vector<uint64_t> hot_keys;  // pending hot set
 };

@@ -168,8 +168,9 @@ Status Tables::drop_instance(uint32_t instance) {
   }
   std::vector<uint64_t> ids;
   for (const TablePointer& table : gone) {
-    std::lock_guard lock(table->impl().writer);
+    table->impl().turns.take_all();
     table->impl().dropped = true;
+    table->impl().turns.give(kAllRanges);
     ids.push_back(table->id());
   }
   {

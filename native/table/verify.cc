@@ -18,14 +18,15 @@ class Verifier {
       : table_(table), index_(table.index), report_(report) {}
 
   void run() {
-    const uint64_t batches = table_.batches.load();
+    const uint64_t ended = table_.ended.load();  // before begun: a batch that begins later differs
+    bool quiet = ended == table_.begun.load();
     passed_.assign(index_.bucket_count(), 0);
     if (table_.pool.read_only()) interrupted_ = index::interrupted_move(table_.pool).from;
     for (uint64_t number = 0; number < index_.bucket_count(); ++number) {
       table_.read_ahead(number);
       check_bucket(number);
     }
-    const bool quiet = batches == table_.batches.load();
+    quiet = quiet && ended == table_.begun.load();
     for (uint64_t number = 0; number < index_.bucket_count(); ++number)
       check_counter(number, quiet);
     report_->buckets += index_.bucket_count();

@@ -1,0 +1,94 @@
+// Who writes which keys of a table now. Part of room table.
+//
+// Keys are divided by ranges of their home buckets. From plan to second drain the keys of a range have one writer: a key that one
+// batch erased but not yet drained could otherwise come back beside its new entry after a power cut. A writer alone takes all
+// ranges at once; beside others it takes one at a time, whichever is free, so that batches are applied in parallel.
+#pragma once
+
+#include <immintrin.h>
+
+#include <atomic>
+#include <bit>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <shared_mutex>
+
+namespace petps::table {
+
+inline constexpr size_t kRanges = 4;
+inline constexpr uint32_t kAllRanges = (1u << kRanges) - 1;
+
+class WriterTurns {
+ public:
+  // A writer is inside from its first take to its last give. Returns its number among the writers of now.
+  uint32_t enter() { return writers_.fetch_add(1, std::memory_order_relaxed); }
+  void leave() { writers_.fetch_sub(1, std::memory_order_relaxed); }
+  bool alone() const { return writers_.load(std::memory_order_relaxed) == 1; }
+
+  void take_all() {
+    spin([this] { return busy_.load(std::memory_order_relaxed) == 0; });
+    std::unique_lock lock(mutex_);
+    all_wanted_ += 1;
+    waiting_ += 1;
+    given_.wait(lock, [this] { return busy_.load(std::memory_order_relaxed) == 0; });
+    waiting_ -= 1;
+    all_wanted_ -= 1;
+    busy_.store(kAllRanges, std::memory_order_relaxed);
+  }
+  // One of the `wanted` ranges, as soon as one is free. Writers of odd number begin at the other end, so that two of them rarely
+  // want the same. Who wants all goes first.
+  size_t take_one(uint32_t wanted, uint32_t writer) {
+    const auto open = [&] { return wanted & ~busy_.load(std::memory_order_relaxed); };
+    spin([&] { return open() != 0; });
+    std::unique_lock lock(mutex_);
+    waiting_ += 1;
+    given_.wait(lock, [&] { return all_wanted_ == 0 && open() != 0; });
+    waiting_ -= 1;
+    const int range = writer % 2 == 0 ? std::countr_zero(open()) : 31 - std::countl_zero(open());
+    busy_.fetch_or(1u << range, std::memory_order_relaxed);
+    return static_cast<size_t>(range);
+  }
+  void give(uint32_t ranges) {
+    std::lock_guard lock(mutex_);
+    busy_.fetch_and(~ranges, std::memory_order_relaxed);
+    if (waiting_ != 0) given_.notify_all();
+  }
+
+ private:
+  // A range is held for some 30 us, as long as it takes to sleep and be woken.
+  template <typename Free>
+  static void spin(Free free) {
+    constexpr int kSpins = 2000;
+    for (int i = 0; i < kSpins && !free(); ++i) _mm_pause();
+  }
+
+  std::mutex mutex_;  // orders what two holders of a range do
+  std::condition_variable given_;
+  std::atomic<uint32_t> writers_{0};
+  std::atomic<uint32_t> busy_{0};  // changes under mutex_
+  uint32_t waiting_ = 0;
+  uint32_t all_wanted_ = 0;
+};
+
+// A shared_mutex whose exclusive side is not starved by shared ones that overlap without end.
+class Gate {
+ public:
+  void lock() {
+    std::lock_guard first(turnstile_);
+    mutex_.lock();
+  }
+  void unlock() { mutex_.unlock(); }
+  void lock_shared() {
+    { std::lock_guard first(turnstile_); }
+    mutex_.lock_shared();
+  }
+  void unlock_shared() { mutex_.unlock_shared(); }
+
+ private:
+  std::mutex turnstile_;
+  std::shared_mutex mutex_;
+};
+
+}  // namespace petps::table

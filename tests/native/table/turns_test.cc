@@ -1,0 +1,201 @@
+// Who may write which range of a table, and that batches of several writers come out as one after another would.
+#include "table/turns.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "index/index.h"
+#include "model.h"
+
+namespace petps::table {
+namespace {
+
+using testing::Change;
+using testing::Model;
+
+void wait_until(const std::function<bool()>& condition) {
+  while (!condition()) std::this_thread::yield();
+}
+
+TEST(WriterTurns, TwoWritersBeginAtOppositeEnds) {
+  WriterTurns turns;
+  EXPECT_EQ(turns.take_one(kAllRanges, 0), 0u);
+  EXPECT_EQ(turns.take_one(kAllRanges, 1), kRanges - 1);
+  EXPECT_EQ(turns.take_one(kAllRanges, 0), 1u);
+  EXPECT_EQ(turns.take_one(kAllRanges, 1), kRanges - 2);
+}
+
+TEST(WriterTurns, ATakenRangeIsWaitedFor) {
+  WriterTurns turns;
+  EXPECT_EQ(turns.take_one(0b0100, 0), 2u);
+  std::atomic<bool> taken{false};
+  std::thread other([&] {
+    EXPECT_EQ(turns.take_one(0b0100, 1), 2u);
+    taken = true;
+    turns.give(0b0100);
+  });
+  EXPECT_EQ(turns.take_one(kAllRanges, 0), 0u);  // others go on meanwhile
+  EXPECT_FALSE(taken);
+  turns.give(0b0100);
+  other.join();
+  EXPECT_TRUE(taken);
+}
+
+TEST(WriterTurns, WhoWantsAllComesBeforeWhoWantsOneLater) {
+  WriterTurns turns;
+  ASSERT_EQ(turns.take_one(0b0001, 0), 0u);
+  std::atomic<int> order{0};
+  int all = 0;
+  int one = 0;
+  std::atomic<bool> waits{false};
+  std::thread whole([&] {
+    waits = true;
+    turns.take_all();
+    all = ++order;
+    turns.give(kAllRanges);
+  });
+  wait_until([&] { return waits.load(); });
+  // However long the spin lasts, a single range that is taken again and again does not keep the other out.
+  for (int i = 0; i < 1000 && order == 0; ++i) {
+    turns.give(0b0001);
+    ASSERT_EQ(turns.take_one(0b0001, 0), 0u);
+    std::this_thread::yield();
+  }
+  turns.give(0b0001);
+  whole.join();
+  one = ++order;
+  EXPECT_EQ(all, 1);
+  EXPECT_EQ(one, 2);
+}
+
+// Two threads hand the shared side to one another, so that it is never empty unless a newcomer is made to wait.
+TEST(Gate, TheExclusiveSideGetsInBetweenOverlappingSharedOnes) {
+  constexpr uint64_t kEnough = 20'000;
+  constexpr int kPatience = 20'000;  // in yields, for a newcomer that waits for the exclusive side
+  Gate gate;
+  std::atomic<bool> stop{false};
+  std::array<std::atomic<uint64_t>, 2> entered{};
+  std::vector<std::thread> shared;
+  for (size_t me = 0; me < 2; ++me) {
+    shared.emplace_back([&, me] {
+      while (!stop && entered[me] < kEnough) {
+        const uint64_t seen = entered[1 - me];
+        gate.lock_shared();
+        entered[me] += 1;
+        for (int i = 0; i < kPatience && entered[1 - me] == seen && !stop; ++i)
+          std::this_thread::yield();
+        gate.unlock_shared();
+      }
+    });
+  }
+  wait_until([&] { return entered[0] > 10 && entered[1] > 10; });
+  for (int i = 0; i < 3; ++i) {
+    gate.lock();
+    gate.unlock();
+  }
+  EXPECT_LT(entered[0] + entered[1], 2 * kEnough) << "it got in when the others had finished";
+  stop = true;
+  for (std::thread& thread : shared) thread.join();
+}
+
+struct World {
+  std::unique_ptr<Tables> tables;
+  TablePointer table;
+};
+
+World make_world(uint64_t capacity) {
+  auto medium = media::Media::create({}, uint64_t{1} << 20);
+  auto pool = pool::Pool::format(std::move(medium).value(), pool::kTestUnitBytes);
+  EXPECT_TRUE(pool.value()->create_instance("m", "m@1", 1).ok());
+  World world;
+  world.tables = Tables::attach(std::move(pool).value(), /*background=*/true).value();
+  pool::TableSpec spec;
+  spec.name = "t";
+  spec.instance = 1;
+  spec.dim = 16;
+  spec.row_bytes = 64;
+  spec.capacity = capacity;
+  EXPECT_TRUE(world.tables->create_table(spec).ok());
+  world.table = world.tables->find("m@1", "t");
+  return world;
+}
+
+// Each writer has the keys of one residue, in batches of several blocks with repeated keys and deletions.
+TEST(ParallelApply, ComesOutAsOneWriterAfterAnother) {
+  constexpr uint64_t kWriters = 3;
+  constexpr uint64_t kKeys = 9000;
+  const uint64_t s = std::random_device()();
+  std::cout << "seed " << s << "\n";
+  World world = make_world(kKeys);
+  std::array<Model, kWriters> models;
+  std::vector<std::thread> writers;
+  for (uint64_t w = 0; w < kWriters; ++w) {
+    writers.emplace_back([&, w] {
+      std::mt19937_64 rng(s + w);
+      uint64_t value = 1;
+      for (int round = 0; round < 20; ++round) {
+        std::vector<Change> changes(rng() % 6000 + 1);
+        for (Change& change : changes)
+          change = {rng() % (kKeys / kWriters) * kWriters + w, value++, rng() % 8 == 0};
+        const auto report = testing::apply(*world.table, changes);
+        ASSERT_TRUE(report.ok()) << report.status().to_string();
+        ASSERT_EQ(report.value().refused, 0u);
+        testing::apply(&models[w], changes);
+      }
+    });
+  }
+  for (std::thread& writer : writers) writer.join();
+  Model all;
+  for (const Model& model : models) all.insert(model.begin(), model.end());
+  std::vector<uint64_t> keys(kKeys);
+  for (uint64_t key = 0; key < kKeys; ++key) keys[key] = key;
+  EXPECT_EQ(testing::compare(*world.table, all, keys), "");
+  const VerifyReport report = world.tables->verify();
+  EXPECT_TRUE(report.clean()) << (report.problems.empty() ? "" : report.problems.front());
+  EXPECT_EQ(report.rows, all.size());
+}
+
+// A full table: what a batch deletes makes room for what it brings, in whatever range, also beside another writer.
+TEST(ParallelApply, InAFullTableDeletionsMakeRoom) {
+  constexpr uint64_t kWriters = 2;
+  constexpr uint64_t kRows = 512;  // of each writer; one chunk swaps half of them
+  World world = make_world(kWriters * kRows);
+  std::vector<std::thread> writers;
+  std::atomic<uint64_t> ready{0};
+  for (uint64_t w = 0; w < kWriters; ++w) {
+    writers.emplace_back([&, w] {
+      std::vector<Change> first;
+      for (uint64_t i = 0; i < kRows; ++i) first.push_back({(i << 8) + w, 1, false});
+      ASSERT_TRUE(testing::apply(*world.table, first).ok());
+      ready += 1;
+      wait_until([&] { return ready == kWriters; });
+      for (uint64_t round = 0; round < 200; ++round) {
+        std::vector<Change> changes;
+        for (uint64_t i = 0; i < kRows / 2; ++i) {
+          changes.push_back({((round * kRows / 2 + i) << 8) + w, 0, true});
+          changes.push_back({((round * kRows / 2 + i + kRows) << 8) + w, round + 2, false});
+        }
+        const auto report = testing::apply(*world.table, changes);
+        ASSERT_TRUE(report.ok()) << report.status().to_string();
+        ASSERT_EQ(report.value().refused, 0u) << "round " << round;
+        ASSERT_EQ(report.value().deleted, kRows / 2);
+      }
+    });
+  }
+  for (std::thread& writer : writers) writer.join();
+  EXPECT_EQ(world.table->status().rows, kWriters * kRows);
+  EXPECT_TRUE(world.tables->verify().clean());
+}
+
+// Keys of one range follow one another in the buckets, and every range gets its share.
+TEST(ParallelApply, RangesShareTheBucketsEvenly) {
+  std::array<uint64_t, kRanges> count{};
+  for (uint64_t key = 0; key < 40'000; ++key) count[index::Index::range_of(key, kRanges)] += 1;
+  for (const uint64_t n : count) EXPECT_NEAR(static_cast<double>(n), 10'000, 500);
+}
+
+}  // namespace
+}  // namespace petps::table
