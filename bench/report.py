@@ -12,6 +12,8 @@ import argparse
 import json
 import os
 import platform
+import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -76,6 +78,64 @@ def _grpc(work: Workload) -> Iterator[Result]:
     from bench.pull.grpc import figures
 
     yield from figures(work["grpc"] | {"rounds": work["rounds"]})
+
+
+def _gather(work: Workload) -> Iterator[Result]:
+    size = work["gather"]
+    cells = {}
+    for cell in _run("gather", part="grid", **size["grid"]):
+        cells[cell["name"]] = cell
+        yield cell
+    counted = _instructions_per_row(size["counted_lists"])
+    for mode, instructions in counted.items():
+        beside = cells[f"gather.{mode}.512.500"]
+        share = beside["server_kernel_share"]
+        cpu = beside["server_cpu_s_per_million_rows"]
+        yield {
+            "name": f"gather.cpu_instructions_per_row.{mode}",
+            "value": instructions,
+            "unit": "instructions",
+            "ratio_to": None if instructions is None else "gather by copy",
+            "ratio": None if instructions is None else instructions / counted["copy"],
+            "row_bytes": 512,
+            # Of a server that is pulled from, kernel and lookups included.
+            "user_cpu_s_per_million_rows": cpu * (1 - share),
+            "system_cpu_s_per_million_rows": cpu * share,
+        }
+
+
+def _instructions_per_row(lists: int) -> dict[str, Any]:
+    """Instructions in user space from row addresses to the kernel, by mode; None: no valgrind."""
+    modes = ("copy", "sendmsg", "zerocopy")
+    if shutil.which("valgrind") is None:
+        print(
+            "skipped gather.cpu_instructions_per_row: it counts with valgrind; "
+            "apt-get install valgrind",
+            file=sys.stderr,
+        )
+        return dict.fromkeys(modes)
+    rows = 500
+
+    def count(mode: str, lists: int) -> int:
+        command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
+        command += [str(_program("gather_instructions")), f"--mode={mode}", f"--lists={lists}"]
+        done = subprocess.run(
+            [*command, f"--keys={rows}"], check=True, capture_output=True, text=True
+        )
+        found = re.search(r"Collected : (\d+)", done.stderr)
+        if found is None:
+            raise SystemExit(f"callgrind told no count:\n{done.stderr}")
+        return int(found.group(1))
+
+    # The start of the program and the first lists, which grow buffers, cancel out.
+    first = 20
+    return {
+        mode: (count(mode, first + lists) - count(mode, first)) / (lists * rows) for mode in modes
+    }
+
+
+def _connections(work: Workload) -> Iterator[Result]:
+    yield from _run("gather", part="connections", **work["gather"]["connections"])
 
 
 def _apply(work: Workload) -> Iterator[Result]:
@@ -165,6 +225,8 @@ PARTS: Final[tuple[tuple[str, Callable[[Workload], Iterator[Result]]], ...]] = (
     ("pull.inprocess", _inprocess),
     ("pull.tcp", _tcp),
     ("pull.grpc", _grpc),
+    ("pull.tcp.connections", _connections),
+    ("gather", _gather),
     ("apply", _apply),
     ("index.search", _search),
     ("index.bucket_reads", _quality),
@@ -237,8 +299,9 @@ def _show(results: list[Result], config: dict[str, Any]) -> None:
     table = Table(
         title=f"petps {config['revision']} on {config['cpu']}, {config['processors']} processors"
     )
+    longest = max(len(result["name"]) for result in results)
+    table.add_column("name", min_width=longest)
     for column, justify in (
-        ("name", "left"),
         ("value", "right"),
         ("unit", "left"),
         ("ratio", "right"),
@@ -251,7 +314,10 @@ def _show(results: list[Result], config: dict[str, Any]) -> None:
         bound = "" if target is None else f"{'>=' if target[2] else '<='} {target[1]:g}"
         mark = {True: "[red]", False: "[green]", None: ""}[missed(result)]
         ratio = "" if result["ratio"] is None else f"{result['ratio']:.3f}"
-        value = f"{result['value']:,.0f}" if result["value"] > 1000 else f"{result['value']:.4g}"
+        value = "skipped"
+        if result["value"] is not None:
+            digits = ",.0f" if result["value"] > 1000 else ".4g"
+            value = format(result["value"], digits)
         table.add_row(
             result["name"],
             value,

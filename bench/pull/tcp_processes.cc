@@ -125,19 +125,6 @@ class Applier {
   serve_rows(listener, rows.at(), row_bytes);
 }
 
-template <typename Run>
-pid_t fork_child(const char* name, const Run& run) {
-  const pid_t parent = getpid();
-  const pid_t child = fork();
-  if (child < 0) fail("fork failed");
-  if (child > 0) return child;
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) std::_Exit(1);
-  prctl(PR_SET_NAME, name);
-  run();
-  std::_Exit(0);
-}
-
 void set_core(pid_t thread, int core) {
   const int cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   cpu_set_t set;
@@ -149,6 +136,18 @@ void set_core(pid_t thread, int core) {
 }
 
 }  // namespace
+
+pid_t fork_child(const char* name, const std::function<void()>& run) {
+  const pid_t parent = getpid();
+  const pid_t child = fork();
+  if (child < 0) fail("fork failed");
+  if (child > 0) return child;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) std::_Exit(1);
+  prctl(PR_SET_NAME, name);
+  run();
+  std::_Exit(0);
+}
 
 int client_core() { return 0; }
 int server_core() { return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)) - 1; }

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 
 #include "bench/common/loaded_table.h"
 
@@ -36,6 +37,9 @@ void run_process_on(pid_t process, int core);
 // it makes.
 void run_before_others();
 const char* scheduling();  // of the calling thread: "fifo" or "shared"
+
+// Runs `run` in a child process that ends with this one; the caller must have no thread.
+pid_t fork_child(const char* name, const std::function<void()>& run);
 
 // Forks both servers; the caller must have no thread. They end with the caller.
 class ServerProcesses {

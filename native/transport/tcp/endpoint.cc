@@ -217,8 +217,8 @@ std::span<const Event> TcpEndpoint::poll(int timeout_ms) {
   }
   // While the connections at hand keep this thread busy, the others are looked at now and then only.
   int n = 0;
-  if (!busy || ++polls_skipped_ >= kPollsSkipped) {
-    polls_skipped_ = 0;
+  if (!busy || now - looked_ns_ >= kLookEveryNs) {
+    looked_ns_ = now;
     n = epoll_wait(epoll_, ready_.data(), kEpollEvents, wait);
   }
   for (int i = 0; i < n; ++i) {

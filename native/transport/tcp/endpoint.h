@@ -34,10 +34,10 @@ inline constexpr size_t kZerocopyListsMax = epoch::kPinsPerReader / 2;
 // How long an endpoint that ends waits for the kernel to let go of rows.
 inline constexpr uint64_t kSettleMs = 1'000;
 inline constexpr int kEpollEvents = 256;
-// Connections that are read once more before epoll is asked; and how often, in a row, that may do
-// without asking it.
+// Connections that are read once more before epoll is asked; and how long that may do without asking
+// it: a few short pulls, not one long one, or a client with long pulls would keep the others waiting.
 inline constexpr size_t kReceiveTries = 4;
-inline constexpr uint32_t kPollsSkipped = 16;
+inline constexpr uint64_t kLookEveryNs = 50'000;
 
 // What the acceptor hands over. refusal not OK: tell the peer and close.
 struct NewPeer {
@@ -158,7 +158,7 @@ class TcpEndpoint final : public Endpoint {
   std::vector<std::byte> stage_;
   size_t staged_ = 0;
   Connection* staged_for_ = nullptr;
-  uint32_t polls_skipped_ = 0;
+  uint64_t looked_ns_ = 0;                  // when epoll was last asked
   size_t with_output_ = 0;                  // connections whose output waits
   size_t in_flight_ = 0;                    // lists of all connections that the kernel reads
   std::vector<gather::GatherList> landed_;  // empty lists whose memory is used again
