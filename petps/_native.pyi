@@ -156,12 +156,18 @@ class Table:
     def default_row(self) -> Bytes:
         """uint8[row_bytes]: the stored row shown for a missing key."""
     def apply(
-        self, keys: Keys, rows: Bytes | None, deleted: Mask | None = None, stamp: int = 0
+        self,
+        keys: Keys,
+        rows: Bytes | None,
+        deleted: Mask | None = None,
+        stamp: int = 0,
+        threads: int = 1,
     ) -> ApplyReport:
         """keys: uint64[n], rows: uint8[n, row_bytes] or None (all deletions), deleted: bool[n].
 
         Durable at the pool's level when it returns. Later entries of the same key win. ``stamp`` is
-        the low 32 bits of the writing version (a wider number is cut).
+        the low 32 bits of the writing version (a wider number is cut). ``threads``: how many may
+        work on a large batch, the caller among them.
         """
     def pull(self, keys: Keys, out: Floats | Bytes, mask: Mask | None = None) -> int:
         """Fills out (float32[n, dim], or uint8[n, row_bytes] for stored bytes) and mask (bool[n]).

@@ -16,11 +16,12 @@ namespace {
 std::string named(const TableHandle& handle) { return "table '" + handle.record.spec.name + "'"; }
 
 table::ApplyReport apply(const TableHandle& handle, const py::object& keys, const py::object& rows,
-                         const py::object& deleted, uint64_t stamp) {
+                         const py::object& deleted, uint64_t stamp, uint32_t threads) {
   table::Batch batch;
   batch.keys = keys_of(keys);
   batch.deleted = mask_of(deleted, "deleted", batch.keys.size());
   batch.stamp = static_cast<uint32_t>(stamp);
+  batch.threads = threads;
   std::vector<uint8_t> all;
   if (rows.is_none()) {
     for (const uint8_t flag : batch.deleted) {
@@ -81,9 +82,9 @@ py::array_t<uint64_t> keys_of_table(const TableHandle& handle) {
 
 void bind_data(py::class_<TableHandle>& table) {
   table.def("apply", apply, py::arg("keys"), py::arg("rows"), py::arg("deleted") = py::none(),
-            py::arg("stamp") = 0,
+            py::arg("stamp") = 0, py::arg("threads") = 1,
             "keys: uint64[n], rows: uint8[n, row_bytes] or None, deleted: bool[n] or None. Durable "
-            "when it returns.");
+            "when it returns. threads: how many may work on a large batch.");
   table.def("pull", pull, py::arg("keys"), py::arg("out"), py::arg("mask") = py::none(),
             "Fills out (float32[n, dim], or uint8[n, row_bytes] as stored) and mask (bool[n]). "
             "Returns keys found.");

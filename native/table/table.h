@@ -31,6 +31,8 @@ struct Batch {
       nullptr;  // keys.size() * row_bytes, in order (rows of deletions are ignored); null if all are deletions
   std::span<const uint8_t> deleted = {};  // empty, or keys.size(): 1 = delete
   uint32_t stamp = 0;                     // low bits of the version
+  // How many may work on a large batch, the caller among them; the others inherit its priority.
+  uint32_t threads = 1;
 };
 
 struct ApplyReport {
@@ -40,6 +42,8 @@ struct ApplyReport {
   uint64_t absent = 0;      // deletions of keys that were not there
   uint64_t refused = 0;     // new keys refused: the table is at capacity
   uint64_t superseded = 0;  // entries of the batch that a later one of the same key replaced
+
+  ApplyReport& operator+=(const ApplyReport& other);
 };
 
 struct TableStatus {

@@ -17,7 +17,7 @@
 
 namespace petps::table {
 
-inline constexpr size_t kRanges = 4;
+inline constexpr size_t kRanges = 4;  // petps/config/schema.py MAX_APPLY_THREADS
 inline constexpr uint32_t kAllRanges = (1u << kRanges) - 1;
 
 class WriterTurns {

@@ -21,6 +21,7 @@ __all__ = [
 MAX_DIM = 4096  # native/pool/pool.h kMaxDim
 MAX_PARTITIONS = 1024  # native/pool/pool.h kMaxPartitions
 MAX_WORKERS = 256  # native/server/server.h kMaxWorkers
+MAX_APPLY_THREADS = 4  # native/table/turns.h kRanges
 MAX_PORT = 65535
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,63}$")]
@@ -179,6 +180,13 @@ class IngestConfig(Section):
     )
     rows_per_second: int = Field(
         default=0, ge=0, description="Most rows to apply per second; 0: as fast as they come."
+    )
+    apply_threads: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_APPLY_THREADS,
+        description="Threads that apply a large batch, each its share of the index; 0: one for "
+        "every four processors.",
     )
     dead_letters: str | None = Field(
         default=None,

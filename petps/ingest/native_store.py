@@ -28,8 +28,9 @@ _log = logging.getLogger("petps.ingest")
 class _NativeTable:
     """A native table as StoreTable."""
 
-    def __init__(self, table: _native.Table) -> None:
+    def __init__(self, table: _native.Table, threads: int) -> None:
         self._table = table
+        self._threads = threads
         self._schema = TableSchema(table.name, table.dtype, table.dim)
 
     @property
@@ -37,7 +38,7 @@ class _NativeTable:
         return self._schema
 
     def apply(self, keys: Keys, rows: Rows | None, deleted: Mask | None, stamp: int) -> ApplyReport:
-        return self._table.apply(keys, rows, deleted, stamp)
+        return self._table.apply(keys, rows, deleted, stamp, self._threads)
 
     def all_keys(self) -> Iterator[Keys]:
         with self._table.scan() as pages:
@@ -46,10 +47,14 @@ class _NativeTable:
 
 
 class NativeStore:
-    """The delta-fed tables of an instance in an open pool (petps._native.Tables) as Store."""
+    """The delta-fed tables of an instance in an open pool (petps._native.Tables) as Store.
 
-    def __init__(self, tables: _native.Tables, instance: str) -> None:
+    ``threads``: how many apply a large batch, each its share of the index.
+    """
+
+    def __init__(self, tables: _native.Tables, instance: str, *, threads: int = 1) -> None:
         record = tables.resolve(instance)
+        self._threads = threads
         self._tables = tables
         self._name: str = record.name
         self._instance: int = record.id
@@ -80,7 +85,7 @@ class NativeStore:
     def tables(self) -> dict[str, StoreTable]:
         """See Store."""
         return {
-            table.name: _NativeTable(table)
+            table.name: _NativeTable(table, self._threads)
             for table in self._tables.tables()
             if table.record.instance == self._instance and table.record.feed == "delta"
         }
@@ -122,10 +127,14 @@ class NativeInstances:
     """The instances of a model in an open pool as Instances.
 
     ``switch``: whether the model's name means a new instance as soon as it is complete.
+    ``threads``: as NativeStore's.
     """
 
-    def __init__(self, tables: _native.Tables, model: str, *, switch: bool) -> None:
+    def __init__(
+        self, tables: _native.Tables, model: str, *, switch: bool, threads: int = 1
+    ) -> None:
         self._tables = tables
+        self._threads = threads
         self._model: str = tables.resolve(model).model
         self._switch = switch
 
@@ -137,8 +146,8 @@ class NativeInstances:
                 and not record.frozen
                 and self._tables.progress(record.id, partition) is not None
             ):
-                return NativeStore(self._tables, record.name)
-        return NativeStore(self._tables, self._model)
+                return NativeStore(self._tables, record.name, threads=self._threads)
+        return NativeStore(self._tables, self._model, threads=self._threads)
 
     def begin(self, name: str, base: BaseReader, run: int) -> NativeStore | None:
         """See Instances. Tables get the capacity, and the default row, that they have now."""
@@ -168,7 +177,7 @@ class NativeInstances:
                 feed="delta",
                 default_row=like.default_row() if like and same else None,
             )
-        return NativeStore(self._tables, name)
+        return NativeStore(self._tables, name, threads=self._threads)
 
     def _was_passed(self, run: int) -> bool:
         """Whether another partition stands behind the run: what it fed has been here, and is gone.

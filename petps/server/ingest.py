@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 from petps import _native
 from petps.checkpoint.base import BaseFolder
 from petps.config import Config
+from petps.config.schema import MAX_APPLY_THREADS
 from petps.delta import DeltaLog, is_kafka, open_log
 from petps.errors import FailedPrecondition
 from petps.ingest import DirectoryDeadLetters, Ingest, LogDeadLetters
@@ -54,7 +56,8 @@ def start_ingest(
     InvalidArgument (the folder has another number of partitions; an option of Kafka).
     """
     model = config.ingest_model()
-    store = NativeStore(tables, model)
+    threads = config.ingest.apply_threads or _automatic_apply_threads()
+    store = NativeStore(tables, model, threads=threads)
     if not store.tables():
         raise FailedPrecondition(
             f"[ingest] follows {location}, but model '{model}' has no table with feed 'delta': "
@@ -74,7 +77,9 @@ def start_ingest(
             dead_letters=dead_letters,
             bases=BaseFolder(config.bases() or Path(location).parent),
             partitions=partitions,
-            instances=NativeInstances(tables, model, switch=config.ingest.switch == "auto"),
+            instances=NativeInstances(
+                tables, model, switch=config.ingest.switch == "auto", threads=threads
+            ),
             dense=DenseNames(config.pool.path.with_name(config.pool.path.name + ".dense.json")),
             rows_per_second=config.ingest.rows_per_second or None,
         )
@@ -82,6 +87,10 @@ def start_ingest(
     except BaseException:
         log.close()
         raise
+
+
+def _automatic_apply_threads() -> int:
+    return max(1, min(MAX_APPLY_THREADS, (os.cpu_count() or 1) // 4))
 
 
 def _dead_letters(config: Config, source: str) -> Letters:

@@ -104,13 +104,13 @@ void crash_and_reopen(World* world) {
 void writer(World* world, uint64_t id, uint64_t s, Model* model, uint64_t* value) {
   std::mt19937_64 rng(s);
   while (!world->stop) {
-    std::vector<Change> changes(rng() % (rng() % 8 == 0 ? 4000 : 100) + 1);
+    std::vector<Change> changes(rng() % (rng() % 8 == 0 ? 20'000 : 100) + 1);
     for (Change& change : changes) {
       const uint64_t key = rng() % (kKeySpace / kWriters) * kWriters + id;
       const bool erase = key >= kPermanent && rng() % 4 == 0;
       change = {key, (*value)++, erase};
     }
-    auto report = testing::apply(*world->table, changes);
+    auto report = testing::apply(*world->table, changes, static_cast<uint32_t>(rng() % 3 + 1));
     if (!report.ok()) {
       world->violation("apply: " + report.status().to_string());
       return;

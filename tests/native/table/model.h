@@ -39,7 +39,8 @@ struct Change {
   bool erase;
 };
 
-inline base::Result<ApplyReport> apply(Table& table, const std::vector<Change>& changes) {
+inline base::Result<ApplyReport> apply(Table& table, const std::vector<Change>& changes,
+                                       uint32_t threads = 1) {
   const size_t bytes = table.record().spec.row_bytes;
   std::vector<uint64_t> keys;
   std::vector<uint8_t> deleted;
@@ -54,6 +55,7 @@ inline base::Result<ApplyReport> apply(Table& table, const std::vector<Change>& 
   batch.keys = keys;
   batch.rows = rows.data();
   batch.deleted = deleted;
+  batch.threads = threads;
   return table.apply(batch);
 }
 

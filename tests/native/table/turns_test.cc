@@ -158,6 +158,37 @@ TEST(ParallelApply, ComesOutAsOneWriterAfterAnother) {
   EXPECT_EQ(report.rows, all.size());
 }
 
+// One batch that several threads work on: counts and rows are those of one thread, and of a key that stands twice the last counts.
+TEST(ParallelApply, SeveralThreadsOfOneBatchDoWhatOneDoes) {
+  constexpr uint64_t kKeys = 60'000;
+  const uint64_t s = std::random_device()();
+  std::cout << "seed " << s << "\n";
+  std::array<World, 2> worlds = {make_world(kKeys), make_world(kKeys)};
+  std::mt19937_64 rng(s);
+  Model model;
+  for (uint64_t round = 0; round < 4; ++round) {
+    std::vector<Change> changes(40'000 + rng() % 10'000);
+    for (uint64_t i = 0; i < changes.size(); ++i)
+      changes[i] = {rng() % kKeys, round << 32 | i, rng() % 8 == 0};
+    const auto one = testing::apply(*worlds[0].table, changes, 1);
+    const auto four = testing::apply(*worlds[1].table, changes, 4);
+    ASSERT_TRUE(one.ok() && four.ok());
+    testing::apply(&model, changes);
+    // What becomes of a key between two of its entries depends on whether they meet in a chunk; the sums do not.
+    EXPECT_EQ(one.value().inserted - one.value().deleted,
+              four.value().inserted - four.value().deleted);
+    EXPECT_EQ(four.value().refused, 0u);
+    const ApplyReport& r = four.value();
+    EXPECT_EQ(r.inserted + r.updated + r.deleted + r.absent + r.superseded, changes.size());
+  }
+  std::vector<uint64_t> keys(kKeys);
+  for (uint64_t key = 0; key < kKeys; ++key) keys[key] = key;
+  for (const World& world : worlds) {
+    EXPECT_EQ(testing::compare(*world.table, model, keys), "");
+    EXPECT_TRUE(world.tables->verify().clean());
+  }
+}
+
 // A full table: what a batch deletes makes room for what it brings, in whatever range, also beside another writer.
 TEST(ParallelApply, InAFullTableDeletionsMakeRoom) {
   constexpr uint64_t kWriters = 2;
