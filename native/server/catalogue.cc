@@ -17,6 +17,7 @@ Status Worker::hello(const wire::FrameHeader& header, std::span<const std::byte>
   out.limits = shared_.options.limits;
   out.shard = ownership_->shard;
   out.features = wire::kFeatureShardMap | wire::kFeaturePullWait;
+  if (shared_.rdma != nullptr) out.features |= wire::kFeatureRdma;
   out.hot_set_seconds = shared_.options.hot_set_seconds;
   wire::encode_hello_reply(header.request_id, out, reply_);
   return {};

@@ -143,6 +143,7 @@ Worker::Outcome Worker::park(transport::ConnectionId connection, const wire::Pul
 // Small rows are copied in step with the lookup of later ones, which keeps memory and core busy; large
 // ones become pieces that the transport or the kernel reads.
 bool Worker::copies_rows(size_t keys, uint64_t rows_bytes_max) const {
+  if (over_rdma_) return false;  // the card reads them
   if (keys == 0) return true;
   return shared_.gather->of(rows_bytes_max / keys, keys) == transport::GatherMode::kCopy;
 }

@@ -49,19 +49,23 @@ void encode_connection_error(const Status& reason, std::vector<std::byte>& frame
   wire::encode_error(static_cast<uint16_t>(wire::Opcode::kHello), 0, reason, frame);
 }
 
-// Leases one epoch list a worker and starts the threads: those of the transport, then of calls.
+// Leases one epoch list a worker and starts the threads: those of the transport, then of calls, then over
+// rdma.
 Status start_workers(Shared& shared) {
   const size_t network = shared.options.workers;
-  for (size_t i = 0; i < network + shared.calls->endpoints(); ++i) {
+  const size_t first_rdma = shared.first_rdma_worker();
+  for (size_t i = 0; i < first_rdma + (shared.rdma == nullptr ? 0 : network); ++i) {
     epoch::Reader* reader = shared.tables.epochs().lease();
     if (reader == nullptr) {
       return Status(Code::kResourceExhausted,
                     "no epoch list is left: " + std::to_string(epoch::kMaxReaders) +
                         " readers of this pool are open; close some");
     }
-    transport::Endpoint& endpoint =
-        i < network ? shared.transport->endpoint(i) : shared.calls->endpoint(i - network);
-    shared.workers.push_back(std::make_unique<Worker>(shared, i, endpoint, *reader));
+    transport::Endpoint& endpoint = i < network      ? shared.transport->endpoint(i)
+                                    : i < first_rdma ? shared.calls->endpoint(i - network)
+                                                     : shared.rdma->endpoint(i - first_rdma);
+    shared.workers.push_back(
+        std::make_unique<Worker>(shared, i, endpoint, *reader, i >= first_rdma));
   }
   shared.writer = std::make_unique<PushWriter>(
       shared.tables, shared.options.limits, [&shared](size_t worker, PushDone done) {
@@ -136,13 +140,15 @@ base::Result<std::unique_ptr<Server>> Server::start_over(
   }
   if (options.shard_map.version != 0)
     PETPS_RETURN_IF_ERROR(shared.set_shard_map(options.shard_map));
+  PETPS_RETURN_IF_ERROR(shared.open_rdma());
   Status status = start_workers(shared);
   if (!status.ok()) {
     release_readers(shared);
     return status;
   }
   std::unique_ptr<Server> server(new Server(std::move(impl)));
-  status = server->impl_->shared.transport->start();
+  if (shared.rdma != nullptr) status = shared.rdma->start();
+  if (status.ok()) status = shared.transport->start();
   if (!status.ok()) return status;  // ~Server stops the threads
   return server;
 }
@@ -159,6 +165,7 @@ Status Server::stop() {
   impl_->stopped = true;
   Shared& shared = impl_->shared;
   shared.transport->stop_accepting();
+  if (shared.rdma != nullptr) shared.rdma->stop_accepting();
   shared.drain_until_ns.store(base::monotonic_ns() + shared.options.drain_ms * 1'000'000,
                               std::memory_order_release);
   shared.stopping.store(true, std::memory_order_release);
@@ -170,6 +177,8 @@ Status Server::stop() {
   const size_t pushes = shared.writer->waiting();
   shared.writer->finish();
   shared.calls->finish();
+  // The pool may be unmapped next.
+  if (shared.rdma != nullptr) shared.rdma->end();
   release_readers(shared);
   if (undrained == 0) return {};
   return Status(Code::kDeadlineExceeded,

@@ -19,6 +19,7 @@
 #include "base/status.h"
 #include "server/calls.h"
 #include "table/table.h"
+#include "transport/rdma/verbs.h"
 #include "transport/transport.h"
 #include "wire/wire.h"
 
@@ -33,6 +34,9 @@ struct ServerOptions {
   transport::GatherMode gather = transport::GatherMode::kAuto;
   wire::Limits limits;  // lowered, never raised above wire's constants
   transport::Limits transport;
+  // An open device (transport::open_verbs): clients may ask for rdma, served by as many workers again.
+  // Null: they may not.
+  std::shared_ptr<transport::Verbs> rdma;
   wire::ShardMap shard_map;       // version 0: this server owns everything
   std::string address;            // its own in the map; empty: host:port
   uint32_t hot_set_seconds = 10;  // told to clients
@@ -97,7 +101,7 @@ class Server {
  public:
   // Listens and serves when it returns OK. `tables` must outlive the Server.
   // Errors: kInvalidArgument (names the option), kUnavailable / kIoError (address in use, not an
-  // address).
+  // address), kFailedPrecondition (rdma from memory that no device may keep).
   static base::Result<std::unique_ptr<Server>> start(table::Tables& tables,
                                                      const ServerOptions& options);
   // The same over a transport that the caller made with frame_rules(options.limits) (tests:

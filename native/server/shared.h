@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "server/calls.h"
@@ -15,6 +16,7 @@
 #include "server/server.h"
 #include "server/worker.h"
 #include "transport/gather_choice.h"
+#include "transport/rdma/rdma.h"
 
 namespace petps::server {
 
@@ -42,9 +44,18 @@ struct Shared {
   std::atomic<uint64_t> drain_until_ns{0};
   std::unique_ptr<transport::Transport> transport;
   std::unique_ptr<Calls> calls;
+  std::unique_ptr<transport::RdmaTransport> rdma;  // null: not offered
   std::unique_ptr<PushWriter> writer;
   std::vector<std::unique_ptr<Worker>> workers;
   std::vector<std::thread> threads;
+
+  // The connection that each rdma line came by: closed when the line's is.
+  struct Door {
+    size_t worker;
+    transport::ConnectionId connection;
+  };
+  std::mutex lines_mutex;  // guards lines
+  std::unordered_map<uint64_t, Door> lines;
 
   std::string address;  // in the shard map; set before the workers start
   // Workers compare it with that of their own copy: one load a request, no lock.
@@ -57,6 +68,11 @@ struct Shared {
   std::deque<std::string> incidents;
 
   base::Status set_shard_map(const wire::ShardMap& map);
+  base::Status open_rdma();
+  size_t first_rdma_worker() const { return options.workers + calls->endpoints(); }
+  void add_line(uint64_t line, const Door& door);
+  void drop_line(uint64_t line);
+  void close_door(uint64_t line);
   std::shared_ptr<const Ownership> current_ownership() const {
     const std::lock_guard lock(ownership_mutex);
     return ownership;

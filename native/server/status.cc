@@ -202,6 +202,7 @@ std::string Shared::status_json() {
   write_gather(*gather, snapshot, json);
   json.member("workers", options.workers);
   json.member("call_workers", options.call_workers);
+  json.member("rdma", options.rdma == nullptr ? std::string("off") : options.rdma->device().name);
   write_pool(tables, json);
   write_shard(*current_ownership(), address, json);
   write_catalogue(tables, json);
@@ -243,7 +244,7 @@ StatsSnapshot Shared::stats() const {
     snapshot.zerocopy_copied += counters.zerocopy_copied.load(std::memory_order_relaxed);
     snapshot.zerocopy_refused += counters.zerocopy_refused.load(std::memory_order_relaxed);
   }
-  snapshot.connections_refused = transport->refused();
+  snapshot.connections_refused = transport->refused() + (rdma == nullptr ? 0 : rdma->refused());
   snapshot.pushes_waiting = writer->waiting();
   return snapshot;
 }

@@ -21,8 +21,13 @@ constexpr int kRetryMs = 1;
 
 }  // namespace
 
-Worker::Worker(Shared& shared, size_t number, transport::Endpoint& endpoint, epoch::Reader& reader)
-    : shared_(shared), number_(number), endpoint_(endpoint), reader_(reader) {
+Worker::Worker(Shared& shared, size_t number, transport::Endpoint& endpoint, epoch::Reader& reader,
+               bool over_rdma)
+    : shared_(shared),
+      number_(number),
+      endpoint_(endpoint),
+      reader_(reader),
+      over_rdma_(over_rdma) {
   take_map();
   rows_.resize(wire::kMaxKeysPerPull);
 }
@@ -32,6 +37,7 @@ void Worker::run() {
     const bool waiting = !blocked_.empty() || !parked_.empty();
     const std::span<const Event> events = endpoint_.poll(waiting ? kRetryMs : kPollMs);
     if (has_done_.load(std::memory_order_acquire)) post_pushes();
+    if (has_to_close_.load(std::memory_order_acquire)) close_doors();
     if (waiting) resume_blocked();
     for (const Event& event : events) handle(event);
   }
@@ -65,14 +71,14 @@ Worker::ConnectionState& Worker::state_of(ConnectionId connection) {
   const uint32_t slot = transport::slot_of(connection);
   if (slot >= connections_.size()) connections_.resize(slot + 1);
   ConnectionState& state = connections_[slot];
-  if (state.id != connection) state = {connection, 0, 0};  // the slot has another connection now
+  if (state.id != connection) state = {.id = connection};  // the slot has another connection now
   return state;
 }
 
 void Worker::handle(const Event& event) {
   switch (event.kind) {
     case Event::Kind::kOpened:
-      state_of(event.connection) = {event.connection, 0, 0};
+      opened(event.connection);
       break;
     case Event::Kind::kFrames:
       while (handle_frames(event.connection) && draining_) {  // the last turn takes what there is
@@ -80,7 +86,7 @@ void Worker::handle(const Event& event) {
       if (draining_) endpoint_.pause(event.connection);
       break;
     case Event::Kind::kClosed:
-      if (!event.reason.ok()) shared_.report_incident(event.reason.to_string());
+      closed(event);
       break;
     case Event::Kind::kOverdue: {
       if (!event.reason.ok()) {  // it is closed already
@@ -178,6 +184,9 @@ Worker::Outcome Worker::handle_frame(ConnectionId connection, std::span<const st
         break;
       case Opcode::kShardMap:
         refusal = show_shard_map(header, body);
+        break;
+      case Opcode::kRdma:
+        refusal = open_rdma(connection, header, body);
         break;
       default:
         refusal = Status(Code::kUnimplemented, "opcode " + std::to_string(header.opcode) +

@@ -24,11 +24,14 @@ struct Ownership;
 
 class Worker {
  public:
-  Worker(Shared& shared, size_t number, transport::Endpoint& endpoint, epoch::Reader& reader);
+  // over_rdma: endpoint is one of shared.rdma's.
+  Worker(Shared& shared, size_t number, transport::Endpoint& endpoint, epoch::Reader& reader,
+         bool over_rdma);
 
   void run();                                // until shared.stopping, then drains
   bool drained() const { return drained_; }  // after run(): nothing was in flight any more
   void finish_push(PushDone done);           // writer's thread
+  void close_soon(transport::ConnectionId connection);  // any thread
 
   const WorkerStats& stats() const { return stats_; }
   transport::Endpoint& endpoint() { return endpoint_; }
@@ -42,6 +45,7 @@ class Worker {
     transport::ConnectionId id = 0;
     uint32_t pushes_in_flight = 0;
     uint64_t parked_until_ns = 0;  // of the frame in front; 0: it has not been parked
+    uint64_t line = 0;             // rdma: of the connection that it opened, or that it is
   };
   struct Parked {
     transport::ConnectionId connection;
@@ -61,6 +65,9 @@ class Worker {
   void resume_blocked();
   void collect_due();
   void post_pushes();
+  void close_doors();
+  void opened(transport::ConnectionId connection);
+  void closed(const transport::Event& event);
   void drain();
 
   // One function per opcode.
@@ -69,6 +76,8 @@ class Worker {
   base::Status show_status(const wire::FrameHeader& header, std::span<const std::byte> body);
   base::Status hot_keys(const wire::FrameHeader& header, std::span<const std::byte> body);
   base::Status show_shard_map(const wire::FrameHeader& header, std::span<const std::byte> body);
+  base::Status open_rdma(transport::ConnectionId connection, const wire::FrameHeader& header,
+                         std::span<const std::byte> body);
   Outcome pull(transport::ConnectionId connection, const wire::FrameHeader& header,
                std::span<const std::byte> body, base::Status& refusal);
   Outcome push(transport::ConnectionId connection, const wire::FrameHeader& header,
@@ -108,6 +117,7 @@ class Worker {
   const size_t number_;
   transport::Endpoint& endpoint_;
   epoch::Reader& reader_;
+  const bool over_rdma_;
   std::shared_ptr<const Ownership> ownership_;
   uint64_t ownership_generation_ = 0;
 
@@ -128,8 +138,10 @@ class Worker {
   std::vector<const std::byte*> rows_;
   std::vector<table::Table*> section_tables_;
 
-  std::mutex done_mutex_;  // guards done_
+  std::mutex done_mutex_;  // guards done_ and to_close_
   std::vector<PushDone> done_;
+  std::vector<transport::ConnectionId> to_close_;
+  std::atomic<bool> has_to_close_{false};
   std::vector<PushDone> done_now_;
   std::atomic<bool> has_done_{false};
   WorkerStats stats_;

@@ -95,6 +95,16 @@ void RdmaEndpoint::close(ConnectionId connection, Status reason) {
   start_linger(*c);
 }
 
+void RdmaEndpoint::end() {
+  for (const auto& c : slots_) {
+    if (c == nullptr) continue;
+    if (c->state == Connection::State::kOpen) finish(*c, {}, false);
+    destroy(*c);
+  }
+  const std::lock_guard lock(mutex_);
+  new_.clear();
+}
+
 // The queue pair stays until its last message is the peer's, or for kRdmaLingerMs: what is under way is
 // not torn.
 void RdmaEndpoint::start_linger(Connection& c) {

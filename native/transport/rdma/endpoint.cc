@@ -299,6 +299,11 @@ std::vector<ConnectionId> RdmaEndpoint::connections() const {
   return ids;
 }
 
+uint64_t RdmaEndpoint::line(ConnectionId connection) const {
+  const Connection* c = find(connection);
+  return c == nullptr ? 0 : c->number;
+}
+
 std::string RdmaEndpoint::peer(ConnectionId connection) const {
   const Connection* c = find(connection);
   return c == nullptr ? "" : c->address;

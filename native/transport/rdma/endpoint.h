@@ -126,6 +126,8 @@ class RdmaEndpoint final : public Endpoint {
   // Any thread: makes the queue pair, ready for the peer; poll() reports it opened.
   base::Result<RdmaWelcome> accept(const Peer& peer, const RdmaHello& hello, uint64_t number);
   void hang_up(uint64_t number);
+  uint64_t line(ConnectionId connection) const;
+  void end();
   uint32_t assigned() const { return assigned_.load(std::memory_order_relaxed); }
 
  private:

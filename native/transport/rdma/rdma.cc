@@ -57,6 +57,14 @@ class Rdma final : public RdmaTransport {
   }
 
   void hang_up(uint64_t line) override { endpoints_[line % endpoints_.size()]->hang_up(line); }
+  uint64_t line(size_t endpoint, ConnectionId connection) const override {
+    return endpoints_[endpoint]->line(connection);
+  }
+  void end() override {
+    stop_accepting();
+    for (const auto& endpoint : endpoints_) endpoint->end();
+    regions_.end();
+  }
 
  private:
   Result<RdmaWelcome> place(const Peer& peer, const RdmaHello& hello) {

@@ -82,6 +82,10 @@ class RdmaTransport : public Transport {
   virtual base::Result<RdmaWelcome> accept(const Peer& peer, const RdmaHello& hello) = 0;
   // The peer of that line is gone. Any thread; an unknown line is no error.
   virtual void hang_up(uint64_t line) = 0;
+  // By which line a connection came; 0: it is gone. Only the endpoint's thread.
+  virtual uint64_t line(size_t endpoint, ConnectionId connection) const = 0;
+  // Ends every connection: from here on no device reads anything. No endpoint is polled any more.
+  virtual void end() = 0;
 };
 
 // `verbs` outlives the transport. Registers the memory that is there at once.

@@ -19,7 +19,9 @@ constexpr std::chrono::milliseconds kLook(20);
 Regions::Regions(Verbs& verbs, std::function<RowMemory()> memory)
     : verbs_(verbs), memory_(std::move(memory)) {}
 
-Regions::~Regions() {
+Regions::~Regions() { end(); }
+
+void Regions::end() {
   if (!thread_.joinable()) return;
   {
     const std::lock_guard lock(mutex_);
@@ -27,6 +29,8 @@ Regions::~Regions() {
   }
   wanted_.notify_one();
   thread_.join();
+  const size_t count = count_.exchange(0, std::memory_order_relaxed);
+  for (size_t i = 0; i < count; ++i) regions_[i].registered.reset();
 }
 
 Status Regions::start() {

@@ -22,6 +22,8 @@ class Regions {
   ~Regions();
   // Registers what there is and starts to follow. Errors: the device's.
   base::Status start();
+  // Nothing is found any more, and the device has no access. No endpoint is polled any more.
+  void end();
 
   // The key of the registration that [address, ...) begins in, and how far it goes from there; 0 bytes:
   // none (yet).

@@ -1,0 +1,132 @@
+// Rdma beside TCP: a client offers its queue pair over a TCP connection, which stays open as the line that
+// tells of either side's end. The other connection is served by a worker over rdma.
+#include "server/shared.h"
+#include "server/worker.h"
+
+namespace petps::server {
+
+using base::Code;
+using base::Status;
+using transport::ConnectionId;
+
+namespace {
+
+transport::QueuePairAddress address_of(const wire::QueuePair& pair) {
+  return {pair.number, pair.packet_number, pair.lid, pair.mtu, pair.gid};
+}
+
+wire::QueuePair pair_of(const transport::QueuePairAddress& address) {
+  return {address.number, address.packet_number, address.lid, address.mtu, 0, address.gid};
+}
+
+}  // namespace
+
+Status Shared::open_rdma() {
+  if (options.rdma == nullptr) return {};
+  const media::Media& medium = tables.pool().medium();
+  if (!medium.is_volatile()) {
+    return Status(Code::kFailedPrecondition,
+                  "rdma: the pool " + medium.path() + " is a file on a " +
+                      media::kind_name(medium.kind()) +
+                      " medium, and a network card cannot keep a file's pages: serve it from "
+                      "device-DAX or from memory, or set server.rdma = \"off\"");
+  }
+  transport::RdmaOptions with;
+  with.endpoints = options.workers;
+  with.limits = options.transport;
+  with.limits.connections = options.limits.connections;
+  with.rules = Server::frame_rules(options.limits);
+  with.memory = [&medium] { return transport::RowMemory{medium.base(), medium.size()}; };
+  auto made = transport::make_rdma(*options.rdma, with);
+  if (!made.ok()) return made.status();
+  rdma = std::move(made.value());
+  return {};
+}
+
+void Shared::add_line(uint64_t line, const Door& door) {
+  const std::lock_guard lock(lines_mutex);
+  lines[line] = door;
+}
+
+void Shared::drop_line(uint64_t line) {
+  {
+    const std::lock_guard lock(lines_mutex);
+    lines.erase(line);
+  }
+  rdma->hang_up(line);
+}
+
+void Shared::close_door(uint64_t line) {
+  Door door{};
+  {
+    const std::lock_guard lock(lines_mutex);
+    const auto found = lines.find(line);
+    if (found == lines.end()) return;  // its door was closed first
+    door = found->second;
+    lines.erase(found);
+  }
+  workers[door.worker]->close_soon(door.connection);
+}
+
+Status Worker::open_rdma(ConnectionId connection, const wire::FrameHeader& header,
+                         std::span<const std::byte> body) {
+  if (shared_.rdma == nullptr)
+    return Status(Code::kUnimplemented, "this server does not offer rdma: see server.rdma");
+  if (over_rdma_ || state_of(connection).line != 0)
+    return Status(Code::kFailedPrecondition, "this connection has its queue pair already");
+  wire::RdmaRequest request;
+  PETPS_RETURN_IF_ERROR(wire::decode_rdma(header, body, request));
+  const transport::RdmaHello hello{address_of(request.pair), request.ring_address, request.ring_key,
+                                   request.ring_bytes, request.ring_messages};
+  auto welcome = shared_.rdma->accept({endpoint_.peer(connection)}, hello);
+  if (!welcome.ok()) return welcome.status();
+  state_of(connection).line = welcome->line;
+  shared_.add_line(welcome->line, {number_, connection});
+  wire::encode_rdma_reply(header.request_id,
+                          {pair_of(welcome->pair), welcome->credits, welcome->message_bytes, 0},
+                          reply_);
+  return {};
+}
+
+void Worker::opened(ConnectionId connection) {
+  ConnectionState& state = state_of(connection);
+  state = {.id = connection};
+  if (over_rdma_)
+    state.line = shared_.rdma->line(number_ - shared_.first_rdma_worker(), connection);
+}
+
+void Worker::closed(const transport::Event& event) {
+  if (!event.reason.ok()) shared_.report_incident(event.reason.to_string());
+  ConnectionState& state = state_of(event.connection);
+  const uint64_t line = std::exchange(state.line, 0);
+  if (line == 0) return;
+  if (over_rdma_) {
+    shared_.close_door(line);
+  } else {
+    shared_.drop_line(line);
+  }
+}
+
+void Worker::close_soon(ConnectionId connection) {
+  {
+    const std::lock_guard lock(done_mutex_);
+    to_close_.push_back(connection);
+  }
+  has_to_close_.store(true, std::memory_order_release);
+  endpoint_.wake();
+}
+
+void Worker::close_doors() {
+  std::vector<ConnectionId> doors;
+  {
+    const std::lock_guard lock(done_mutex_);
+    has_to_close_.store(false, std::memory_order_relaxed);
+    doors.swap(to_close_);
+  }
+  for (const ConnectionId door : doors) {
+    state_of(door).line = 0;
+    endpoint_.close(door, {});
+  }
+}
+
+}  // namespace petps::server

@@ -1,0 +1,320 @@
+// Rdma beside TCP, over fake devices: the offer, pulls and pushes, and how each side's end reaches the
+// other. Does not cover: a real device (tests/lab).
+#include <gtest/gtest.h>
+
+#include <poll.h>
+
+#include <cstring>
+#include <random>
+#include <thread>
+
+#include "base/clock.h"
+#include "raw_client.h"
+#include "server/server.h"
+#include "tests/contract/fake_verbs.h"
+#include "transport/rdma/peer.h"
+
+namespace petps::server {
+namespace {
+
+using base::Code;
+using base::Status;
+using transport::FakeFabric;
+using transport::FakeLimits;
+using transport::FakeVerbs;
+using transport::RdmaPeer;
+using transport::Work;
+
+wire::RdmaRequest offer_of(const transport::RdmaHello& hello) {
+  return {{hello.pair.number, hello.pair.packet_number, hello.pair.lid, hello.pair.mtu, 0,
+           hello.pair.gid},
+          hello.ring_key,
+          hello.ring_address,
+          hello.ring_bytes,
+          hello.ring_messages};
+}
+
+// Two connections to one server: TCP, and the rdma that was offered over it.
+class RdmaClient {
+ public:
+  RdmaClient(uint16_t port, FakeVerbs& device) : door(port) {
+    auto opened = RdmaPeer::open(device, {1u << 20, 32});
+    EXPECT_TRUE(opened.ok());
+    peer = std::move(opened.value());
+    const Reply reply = offer();
+    EXPECT_TRUE(reply.error().ok()) << reply.error().to_string();
+    wire::RdmaReply told;
+    EXPECT_TRUE(wire::decode_rdma_reply(reply.header, reply.body, told).ok());
+    EXPECT_TRUE(peer->connect({{told.pair.number, told.pair.packet_number, told.pair.lid,
+                                told.pair.mtu, told.pair.gid},
+                               told.credits,
+                               told.message_bytes,
+                               0})
+                    .ok());
+  }
+  Reply offer() {
+    wire::Frame frame;
+    wire::encode_rdma(1, offer_of(peer->hello()), frame);
+    return door.call(frame);
+  }
+  bool send(const wire::Frame& frame) { return peer->send(frame).ok(); }
+  Reply receive() {
+    Reply reply;
+    std::vector<std::byte> head(wire::kHeaderBytes);
+    reply.closed = !receive_exactly(head);
+    if (reply.closed) return reply;
+    EXPECT_TRUE(wire::decode_reply_header(head, reply.header).ok());
+    reply.body.resize(reply.header.body_bytes);
+    reply.closed = !receive_exactly(reply.body);
+    return reply;
+  }
+  Reply call(const wire::Frame& frame) {
+    EXPECT_TRUE(send(frame));
+    return receive();
+  }
+
+  RawClient door;
+  std::unique_ptr<RdmaPeer> peer;
+
+ private:
+  bool receive_exactly(std::span<std::byte> out) {
+    const uint64_t until = base::monotonic_ns() + 20'000'000'000;
+    while (!out.empty()) {
+      Status status = peer->arm();
+      if (status.ok()) status = peer->progress();
+      const size_t n = peer->receive(out);
+      out = out.subspan(n);
+      if (n > 0) continue;
+      if (!status.ok() || peer->ended() || base::monotonic_ns() > until) return false;
+      pollfd waiting{peer->file(), POLLIN, 0};
+      ::poll(&waiting, 1, 100);
+    }
+    return true;
+  }
+};
+
+class RdmaServer : public testing::Test {
+ protected:
+  RdmaServer()
+      : users_(pool_.add_table("users", 16, 64, 1000)),
+        rows_(pool_.add_table("rows", 128, 512, 4000)) {
+    fill(users_, 100, 1);
+    fill(rows_, 2000, 1);
+    options_.port = 0;
+    options_.rdma = device_;
+  }
+  void start() {
+    auto started = Server::start(*pool_.tables, options_);
+    ASSERT_TRUE(started.ok()) << started.status().to_string();
+    server_ = std::move(started.value());
+  }
+  std::unique_ptr<RdmaClient> connect() {
+    return std::make_unique<RdmaClient>(server_->port(), clients_);
+  }
+  bool waits_until(const std::function<bool()>& condition) {
+    const uint64_t until = base::monotonic_ns() + 20'000'000'000;
+    while (!condition()) {
+      if (base::monotonic_ns() > until) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
+  }
+
+  FakeFabric fabric_;
+  std::shared_ptr<FakeVerbs> device_ = std::make_shared<FakeVerbs>(fabric_, FakeLimits{});
+  FakeVerbs clients_{fabric_, FakeLimits{}};
+  TestPool pool_;
+  table::Table& users_;
+  table::Table& rows_;
+  ServerOptions options_;
+  std::unique_ptr<Server> server_;
+};
+
+TEST_F(RdmaServer, PullsAndPushesAsOverTcp) {
+  start();
+  auto client = connect();
+  std::vector<uint64_t> keys(500);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i * 37 % 2100;  // some are not there
+  const wire::Frame pull = pull_frame(7, {{rows_.id(), keys}, {users_.id(), {1, 5000}}});
+  const Reply over_rdma = client->call(pull);
+  const Reply over_tcp = client->door.call(pull);
+  ASSERT_TRUE(over_rdma.error().ok()) << over_rdma.error().to_string();
+  EXPECT_EQ(over_rdma.body, over_tcp.body);
+  const Pulled pulled = decode_pulled(over_rdma);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    EXPECT_EQ(pulled.rows[i], keys[i] < 2000 ? row_of(keys[i], 1, 512) : std::vector<std::byte>());
+  }
+  EXPECT_TRUE(client->call(push_frame(8, rows_, {3, 2500}, 2)).error().ok());
+  const Pulled after = decode_pulled(client->call(pull_frame(9, {{rows_.id(), {3, 2500, 4}}})));
+  ASSERT_TRUE(after.status.ok());
+  EXPECT_EQ(after.rows[0], row_of(3, 2, 512));
+  EXPECT_EQ(after.rows[1], row_of(2500, 2, 512));
+  EXPECT_EQ(after.rows[2], row_of(4, 1, 512));
+  const StatsSnapshot stats = server_->stats();
+  EXPECT_EQ(stats.connections, 2u);
+  EXPECT_EQ(stats.lists_zerocopy, 2u) << "rows are read where they lie";
+  EXPECT_NE(server_->status_json().find("\"rdma\":\"fake\""), std::string::npos)
+      << server_->status_json();
+  EXPECT_TRUE(server_->stop().ok());
+  EXPECT_EQ(fabric_.not_ready(), 0u);
+}
+
+TEST_F(RdmaServer, TheHelloOffersItOnlyWhereItIs) {
+  const auto features = [&](RawClient& client) {
+    wire::Frame frame;
+    wire::encode_hello(1, {1, 1, "test"}, frame);
+    const Reply reply = client.call(frame);
+    wire::HelloReply hello;
+    EXPECT_TRUE(wire::decode_hello_reply(reply.header, reply.body, hello).ok());
+    return hello.features;
+  };
+  start();
+  {
+    RawClient client(server_->port());
+    EXPECT_NE(features(client) & wire::kFeatureRdma, 0u);
+  }
+  server_.reset();
+  options_.rdma = nullptr;
+  start();
+  RawClient client(server_->port());
+  EXPECT_EQ(features(client) & wire::kFeatureRdma, 0u);
+  wire::Frame frame;
+  wire::encode_rdma(1, {{1, 1, 1, 1, 0, {}}, 1, 1, 65536, 4}, frame);
+  EXPECT_EQ(client.call(frame).error().code(), Code::kUnimplemented);
+}
+
+TEST_F(RdmaServer, ABadOfferAndASecondOneAreRefused) {
+  start();
+  auto client = connect();
+  const Status second = client->offer().error();
+  EXPECT_EQ(second.code(), Code::kFailedPrecondition) << second.to_string();
+  wire::Frame frame;
+  wire::encode_rdma(1, offer_of(client->peer->hello()), frame);
+  EXPECT_EQ(client->call(frame).error().code(), Code::kFailedPrecondition) << "over itself";
+  RawClient other(server_->port());
+  wire::encode_rdma(1, {{1, 1, 1, 1, 0, {}}, 1, 1, 64, 4}, frame);
+  const Status ring = other.call(frame).error();
+  EXPECT_EQ(ring.code(), Code::kInvalidArgument);
+  EXPECT_NE(ring.message().find("a reply ring of 64 bytes"), std::string_view::npos)
+      << ring.to_string();
+  EXPECT_TRUE(decode_pulled(other.call(pull_frame(7, {{users_.id(), {1}}}))).status.ok());
+}
+
+TEST_F(RdmaServer, ADeadClientLeavesWithItsDoor) {
+  start();
+  device_->set_work(Work::kHeld);
+  auto client = connect();
+  ASSERT_TRUE(client->send(pull_frame(7, {{rows_.id(), {1, 2, 3}}})));
+  EXPECT_TRUE(waits_until([&] { return device_->held() == 1; }));
+  client.reset();  // the process is gone, and with it both
+  EXPECT_TRUE(waits_until([&] { return server_->stats().connections == 0; }));
+  EXPECT_TRUE(waits_until([&] { return device_->held() == 0; }));
+  EXPECT_EQ(pool_.tables->epochs().oldest(), pool_.tables->epochs().current() + 1)
+      << "no pin is left";
+}
+
+TEST_F(RdmaServer, ABrokenQueuePairClosesItsDoor) {
+  start();
+  device_->set_work(Work::kHeld);
+  auto client = connect();
+  auto neighbour = connect();
+  ASSERT_TRUE(client->send(pull_frame(7, {{rows_.id(), {1, 2, 3}}})));
+  EXPECT_TRUE(waits_until([&] { return device_->held() == 1; }));
+  device_->fail(0, IBV_WC_RETRY_EXC_ERR);
+  EXPECT_TRUE(client->door.receive(20'000).closed);
+  EXPECT_TRUE(waits_until([&] { return server_->stats().connections == 2; }));
+  device_->set_work(Work::kAtOnce);
+  const Pulled pulled = decode_pulled(neighbour->call(pull_frame(7, {{rows_.id(), {1}}})));
+  ASSERT_TRUE(pulled.status.ok());
+  EXPECT_EQ(pulled.rows[0], row_of(1, 1, 512));
+  EXPECT_NE(server_->status_json().find("retry counter exceeded"), std::string::npos);
+}
+
+TEST_F(RdmaServer, StoppingEndsWhatTheDeviceStillReads) {
+  options_.drain_ms = 100;
+  start();
+  device_->set_work(Work::kHeld);
+  auto client = connect();
+  ASSERT_TRUE(client->send(pull_frame(7, {{rows_.id(), {1, 2, 3}}})));
+  EXPECT_TRUE(waits_until([&] { return device_->held() == 1; }));
+  EXPECT_EQ(server_->stop().code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(device_->held(), 0u);
+  EXPECT_EQ(pool_.tables->epochs().oldest(), pool_.tables->epochs().current() + 1);
+}
+
+TEST_F(RdmaServer, APoolInAFileIsRefusedWithTheRemedy) {
+  const std::string path = testing::TempDir() + "rdma_test_" +
+                           std::to_string(base::monotonic_ns()) + ".pool";
+  table::TablesOptions options;
+  options.pool.unit_bytes = pool::kTestUnitBytes;
+  options.pool.media.path = path;
+  {
+    auto made = table::Tables::create(options);
+    ASSERT_TRUE(made.ok()) << made.status().to_string();
+    const auto started = Server::start(*made.value(), options_);
+    EXPECT_EQ(started.status().code(), Code::kFailedPrecondition);
+    EXPECT_NE(started.status().message().find("device-DAX"), std::string_view::npos)
+        << started.status().to_string();
+  }
+  ::unlink(path.c_str());
+}
+
+// Rows that check themselves, pulled over a device that reads late and in any order, while they are
+// replaced and their slots used again. Returns the torn, foreign or missing ones.
+class RdmaUnderUpdates : public RdmaServer {
+ protected:
+  uint64_t run(double seconds) {
+    const uint64_t seed = std::random_device()();
+    std::printf("[ seed     ] %llu\n", static_cast<unsigned long long>(seed));
+    start();
+    std::vector<std::unique_ptr<RdmaClient>> clients;
+    for (int i = 0; i < 3; ++i) clients.push_back(connect());
+    device_->set_work(Work::kShuffled, seed);
+    std::atomic<bool> over{false};
+    std::thread writer([&] {
+      for (uint64_t version = 2; !over; ++version) {
+        fill(rows_, 2000, version);
+        pool_.tables->reclaim();
+      }
+    });
+    std::mt19937_64 random(seed);
+    std::vector<uint64_t> keys(100);
+    uint64_t wrong = 0;
+    const uint64_t until = base::monotonic_ns() + static_cast<uint64_t>(seconds * 1e9);
+    while (base::monotonic_ns() < until && wrong == 0) {
+      for (uint64_t& key : keys) key = random() % 2000;
+      const wire::Frame frame = pull_frame(7, {{rows_.id(), keys}});
+      for (auto& client : clients) {
+        for (int i = 0; i < 3; ++i) EXPECT_TRUE(client->send(frame));
+      }
+      for (auto& client : clients) {
+        for (int i = 0; i < 3; ++i) {
+          const Pulled pulled = decode_pulled(client->receive());
+          if (!pulled.status.ok()) ++wrong;
+          for (size_t k = 0; k < pulled.rows.size(); ++k) {
+            if (pulled.rows[k].empty() || !is_whole(keys[k], pulled.rows[k])) ++wrong;
+          }
+        }
+      }
+    }
+    over = true;
+    writer.join();
+    return wrong;
+  }
+};
+
+TEST_F(RdmaUnderUpdates, NoRowIsTornWrongOrMissing) {
+  EXPECT_EQ(run(2.0), 0u);
+  EXPECT_GT(server_->stats().lists_zerocopy, 0u);
+  EXPECT_TRUE(pool_.tables->verify().clean());
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST_F(RdmaUnderUpdates, WithoutPinsTheSameRunSeesTheFault) {
+  pool_.tables->epochs().disable_pins_for_test();
+  EXPECT_GT(run(30.0), 0u);
+}
+#endif
+
+}  // namespace
+}  // namespace petps::server
