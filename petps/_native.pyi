@@ -327,11 +327,13 @@ class Server:
         shard_map: ShardMap | None = None,
         address: str = "",
         call_workers: int = 0,
+        rdma: str = "off",
     ) -> Server:
         """Listens and serves when it returns. Unknown limits raise InvalidArgument.
 
         address: its own in the shard map, by default host:port. call_workers: threads of
-        ``calls``.
+        ``calls``. rdma: "off", "auto" (the first device with an active port) or a device's name;
+        without such a device, or over a pool in a file that is not in memory, FailedPrecondition.
         """
     @property
     def calls(self) -> Calls: ...

@@ -1,5 +1,8 @@
 // Rdma beside TCP: a client offers its queue pair over a TCP connection, which stays open as the line that
 // tells of either side's end. The other connection is served by a worker over rdma.
+#include <linux/magic.h>
+#include <sys/statfs.h>
+
 #include "server/shared.h"
 #include "server/worker.h"
 
@@ -19,17 +22,26 @@ wire::QueuePair pair_of(const transport::QueuePairAddress& address) {
   return {address.number, address.packet_number, address.lid, address.mtu, 0, address.gid};
 }
 
+// Whether a network card may keep the pool's pages. Those of a file system on a disk or on fsdax move under
+// it; those of a file in memory (tmpfs, huge pages) do not.
+bool keeps_pages(const media::Media& medium) {
+  if (medium.kind() != media::Kind::kFile) return medium.kind() != media::Kind::kDax;
+  struct statfs system {};
+  return statfs(medium.path().c_str(), &system) == 0 &&
+         (system.f_type == TMPFS_MAGIC || system.f_type == HUGETLBFS_MAGIC);
+}
+
 }  // namespace
 
 Status Shared::open_rdma() {
   if (options.rdma == nullptr) return {};
   const media::Media& medium = tables.pool().medium();
-  if (!medium.is_volatile()) {
+  if (!keeps_pages(medium)) {
     return Status(Code::kFailedPrecondition,
                   "rdma: the pool " + medium.path() + " is a file on a " +
                       media::kind_name(medium.kind()) +
-                      " medium, and a network card cannot keep a file's pages: serve it from "
-                      "device-DAX or from memory, or set server.rdma = \"off\"");
+                      " medium, and a network card cannot keep such a file's pages: serve it from "
+                      "device-DAX or from memory (tmpfs), or set server.rdma = \"off\"");
   }
   transport::RdmaOptions with;
   with.endpoints = options.workers;

@@ -110,6 +110,15 @@ class ServerConfig(Section):
         "network; over loopback the kernel copies anyway). auto: whichever a measurement of 0.1 s "
         "at start-up found cheapest, by row bytes and rows; `petps status` shows it.",
     )
+    rdma: str = Field(
+        default="off",
+        min_length=1,
+        max_length=63,
+        description="Whether clients may ask for RDMA over the native port: 'off', 'auto' (the "
+        "first device with an active port) or a device's name. The pool must be in memory (a file on "
+        "tmpfs will do): a network card cannot keep the pages of another file. As many worker "
+        "threads again serve it.",
+    )
     http_host: str = Field(
         default="127.0.0.1", description="Address of health, /metrics and the status page."
     )

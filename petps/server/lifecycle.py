@@ -298,6 +298,7 @@ def _start(
         port=server.port,
         workers=server.workers or min(os.cpu_count() or 1, MAX_AUTOMATIC_WORKERS),
         gather=server.gather,
+        rdma=server.rdma,
         hot_set_seconds=server.hot_set_seconds,
         drain_ms=round(1e3 * server.drain_seconds),
         limits=server.limits.model_dump(),

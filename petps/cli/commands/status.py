@@ -64,6 +64,7 @@ def _show_pool(found: dict[str, Any]) -> None:
             ("owns", _shard_text(found["shard"])),
             ("connections", stats["connections"]),
             ("gather", _gather_text(found["gather"])),
+            ("rdma", found["rdma"]),
         ]
         for name, latency in found.get("latency", {}).items():
             quantiles = f"p50 {latency['p50_us']:.0f} us, p99 {latency['p99_us']:.0f} us"
