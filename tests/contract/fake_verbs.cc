@@ -396,6 +396,11 @@ FakePair* FakeVerbs::pair_at(size_t number) const {
   return found == fabric_.pairs_.end() ? nullptr : found->second;
 }
 
+bool FakeVerbs::has_pair(size_t pair) const {
+  const std::lock_guard lock(fabric_.mutex_);
+  return pair < pairs_.size() && pair_at(pair) != nullptr;
+}
+
 size_t FakeVerbs::held() const {
   const std::lock_guard lock(fabric_.mutex_);
   size_t n = 0;

@@ -80,6 +80,7 @@ class FakeVerbs final : public Verbs {
   size_t held() const;        // signaled work requests that wait
   bool run_one(size_t pair);  // up to the pair's next signaled work request; false: none waits
   void run_all();
+  bool has_pair(size_t pair) const;  // it was made, and is there
   // The oldest waiting work request of the pair fails so; the others flush.
   void fail(size_t pair, ibv_wc_status status);
   // Called on the thread that gives a pair up, when the device has let it go.

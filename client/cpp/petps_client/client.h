@@ -20,11 +20,20 @@
 #include "base/status.h"
 #include "codec/codec.h"
 
+namespace petps::transport {
+class Verbs;
+}
+
 namespace petps::client {
 
 // Largest dim of a table; a server that announces more is not believed.
 inline constexpr uint32_t kMaxDim = 4096;
 inline constexpr uint16_t kDefaultPort = 7070;
+
+// Opens an RDMA device of this machine for Options::rdma: `device`, or the first with an active port when it
+// is empty. A program that calls it links libibverbs.
+// Errors: kFailedPrecondition (no such device; names the remedy).
+base::Result<std::shared_ptr<transport::Verbs>> open_rdma(const std::string& device);
 
 struct Options {
   std::string name;                 // shown in the servers' reports; at most 255 bytes
@@ -36,6 +45,8 @@ struct Options {
       16;  // 1 of so many requests is sampled for the hot set; 0: no hot sets are sent
   uint32_t hot_keys = 4'096;  // longest hot set of a table
   uint32_t hot_set_ms = 0;    // how often hot sets are sent; 0: as the servers ask (10 s)
+  // Servers that offer RDMA are pulled from over this device; over TCP when they do not, or refuse.
+  std::shared_ptr<transport::Verbs> rdma;
   uint32_t catalogue_ms =
       5'000;  // how often tables and aliases are read again in the background; 0: only when one is missing
 };

@@ -432,7 +432,7 @@ void PullCall::wait_for_any(std::span<const std::unique_ptr<Flight>> flights) {
   const int count = ppoll(wishes.data(), wishes.size(), &limit, nullptr);
   for (size_t i = 0; i < flights.size(); ++i) {
     const short events = count > 0 ? wishes[i].revents : short{0};
-    flights[i]->ready = (events & ~POLLOUT) != 0 || flights[i]->exchange->is_done();
+    flights[i]->ready = flights[i]->leased->has_arrived(events) || flights[i]->exchange->is_done();
     // A connection that fails here says so when its reply is read.
     if ((events & POLLOUT) != 0) (void)flights[i]->leased->flush();
   }

@@ -106,7 +106,11 @@ Result<std::unique_ptr<Connection>> Connection::open(const Address& address,
   return base::errno_status(Code::kUnavailable, peer + ": connect", error);
 }
 
-Connection::~Connection() { close(socket_); }
+Connection::~Connection() {
+  rdma_.reset();
+  if (either_ >= 0) close(either_);
+  close(socket_);
+}
 
 Status Connection::break_with(Code code, std::string_view what) {
   broken_ = true;
@@ -123,6 +127,11 @@ Status Connection::distrust(std::string_view what) {
 }
 
 Status Connection::flush() {
+  if (rdma_ != nullptr) {
+    const Status sent = rdma_->send(outgoing_);
+    outgoing_.clear();
+    return sent.ok() || rdma_->has_bytes() ? Status() : break_with(sent.code(), sent.message());
+  }
   while (outgoing_sent_ < outgoing_.size()) {
     const ssize_t sent = send(socket_, outgoing_.data() + outgoing_sent_,
                               outgoing_.size() - outgoing_sent_, MSG_NOSIGNAL);
@@ -138,6 +147,7 @@ Status Connection::flush() {
 }
 
 Status Connection::wait(const Deadline& deadline) {
+  if (rdma_ != nullptr) return wait_rdma(deadline);
   const bool sending = outgoing_sent_ < outgoing_.size();
   short ready = 0;
   const int count = poll_socket(socket_, static_cast<short>(sending ? POLLIN | POLLOUT : POLLIN),
@@ -163,6 +173,13 @@ Status Connection::read_pieces(std::span<iovec> pieces, const Deadline& deadline
   };
   advance(0);  // empty ones
   while (!pieces.empty()) {
+    if (rdma_ != nullptr) {
+      const size_t n = rdma_->receive(
+          {static_cast<std::byte*>(pieces.front().iov_base), pieces.front().iov_len});
+      advance(n);
+      if (n == 0) PETPS_RETURN_IF_ERROR(wait(deadline));
+      continue;
+    }
     if (has_read_ahead()) {
       const size_t n = std::min(pieces.front().iov_len, inbox_end_ - inbox_begin_);
       std::memcpy(pieces.front().iov_base, inbox_.data() + inbox_begin_, n);
@@ -249,8 +266,14 @@ Result<std::span<const std::byte>> Connection::ask(const wire::Frame& request,
   return read_body(reply, deadline);
 }
 
-bool Connection::is_reusable() const {
-  if (broken_ || outgoing_sent_ < outgoing_.size() || inbox_begin_ < inbox_end_) return false;
+bool Connection::is_reusable() {
+  if (broken_ || outgoing_sent_ < outgoing_.size() || has_read_ahead()) return false;
+  if (rdma_ != nullptr && (!rdma_->progress().ok() || rdma_->has_bytes() || rdma_->ended()))
+    return false;
+  return is_quiet();
+}
+
+bool Connection::is_quiet() const {
   std::byte byte;
   const ssize_t received = recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
   return received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);

@@ -12,6 +12,7 @@
 
 #include "base/status.h"
 #include "petps_client/address.h"
+#include "transport/rdma/peer.h"
 #include "wire/wire.h"
 
 namespace petps::client {
@@ -35,6 +36,11 @@ class Connection {
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
+
+  // Offers the server a queue pair; what follows goes over it, and the socket tells of the server's end.
+  // Errors: what the server answered (then all goes on over TCP), or a broken connection.
+  base::Status move_to_rdma(transport::Verbs& verbs, const Deadline& deadline);
+  bool is_over_rdma() const { return rdma_ != nullptr; }
 
   const std::string& peer() const { return peer_; }
   uint64_t next_request_id() { return next_request_id_++; }
@@ -67,14 +73,15 @@ class Connection {
   // The server broke the protocol: kUnavailable with its name, and the connection is not used again.
   base::Status distrust(std::string_view what);
   // For waiting on several: the events of poll() that something can be done on; bytes that were read ahead need no waiting.
-  pollfd wish() const {
-    return {socket_,
-            static_cast<short>(outgoing_sent_ < outgoing_.size() ? POLLIN | POLLOUT : POLLIN), 0};
+  pollfd wish();
+  bool has_read_ahead() const {
+    return rdma_ != nullptr ? rdma_->has_bytes() : inbox_begin_ < inbox_end_;
   }
-  bool has_read_ahead() const { return inbox_begin_ < inbox_end_; }
+  // Whether those events mean that a reply begins to arrive, or that the connection has ended.
+  bool has_arrived(short events);
 
   // Nothing is owed either way and the server has not closed it.
-  bool is_reusable() const;
+  bool is_reusable();
 
   std::vector<std::byte>& scratch() { return scratch_; }
   wire::Frame& frame() { return frame_; }
@@ -83,6 +90,8 @@ class Connection {
   Connection(int socket, std::string peer)
       : socket_(socket), peer_(std::move(peer)), inbox_(kInboxBytes) {}
   base::Status wait(const Deadline& deadline);
+  base::Status wait_rdma(const Deadline& deadline);
+  bool is_quiet() const;  // nothing has come over the socket, not even its end
   base::Status lost(std::string_view what, int error_number);
   base::Status break_with(base::Code code, std::string_view what);
 
@@ -94,6 +103,8 @@ class Connection {
   static constexpr size_t kOutgoingBytesKept = 1 << 20;
 
   int socket_;
+  std::unique_ptr<transport::RdmaPeer> rdma_;  // null: over the socket
+  int either_ = -1;                            // epoll of the socket and of rdma's completions
   std::string peer_;
   bool broken_ = false;
   uint64_t next_request_id_ = 1;

@@ -57,6 +57,10 @@ Result<std::unique_ptr<Connection>> Endpoint::open(const Deadline& deadline,
   if (!decoded.ok()) return connection.distrust(decoded.message());
   PETPS_RETURN_IF_ERROR(check_limits(hello.limits, connection));
   hello.limits = lower_of(hello.limits);
+  if (options_.rdma != nullptr && (hello.features & wire::kFeatureRdma) != 0) {
+    const Status moved = connection.move_to_rdma(*options_.rdma, deadline);
+    if (connection.broken()) return moved;  // else it was refused, and TCP goes on
+  }
   return opened;
 }
 

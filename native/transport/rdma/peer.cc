@@ -155,7 +155,8 @@ Status RdmaPeer::tell_taken() {
 
 Status RdmaPeer::complete(const ibv_wc& completion) {
   if (completion.status != IBV_WC_SUCCESS)
-    return broke(std::string("the connection broke: ") + ibv_wc_status_str(completion.status));
+    return broke("the connection broke (completion status " + std::to_string(completion.status) +
+                 ")");
   if (completion.wr_id != kReceive) {
     --sends_in_flight_;
     if (completion.wr_id != kNoBuffer)
@@ -193,12 +194,17 @@ Status RdmaPeer::progress() {
     }
   }
   if (n < 0) return broke("the completion queue is lost");
+  drop_empty();
+  return status.ok() ? send_some() : status;
+}
+
+// Messages that only gave credits back.
+void RdmaPeer::drop_empty() {
   while (!messages_.empty() && messages_.front().bytes == 0) {
     ++taken_lines_;
     ++untold_messages_;
     messages_.pop_front();
   }
-  return status.ok() ? send_some() : status;
 }
 
 size_t RdmaPeer::receive(std::span<std::byte> out) {
@@ -215,6 +221,7 @@ size_t RdmaPeer::receive(std::span<std::byte> out) {
     taken_lines_ += std::max<uint64_t>(1, (uint64_t{front.bytes} + kLineBytes - 1) / kLineBytes);
     ++untold_messages_;
     messages_.pop_front();
+    drop_empty();
   }
   return got;
 }

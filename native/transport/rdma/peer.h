@@ -35,6 +35,7 @@ class RdmaPeer {
   size_t receive(std::span<std::byte> out);
   // Everything that the server sent was received, and it sends no more.
   bool ended() const { return last_seen_ && messages_.empty(); }
+  bool has_bytes() const { return !messages_.empty(); }
   bool unsent() const { return out_at_ < out_.size(); }
   // Readable when progress() may have something to do, once arm() was called and progress() after it.
   int file() const { return channel_->file; }
@@ -54,6 +55,7 @@ class RdmaPeer {
   base::Status send_some();
   base::Status send_message(std::span<const std::byte> bytes, bool last);
   base::Status tell_taken();
+  void drop_empty();
   base::Status broke(std::string text);
 
   Verbs& verbs_;

@@ -1,4 +1,4 @@
-// Pulls and pushes against a real server.
+// Pulls and pushes against a real server, over TCP and over rdma (fake devices).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "fixtures.h"
+#include "tests/contract/fake_verbs.h"
 
 namespace petps::client {
 namespace {
@@ -26,7 +27,10 @@ void expect_error(const Status& status, Code code, std::initializer_list<const c
     EXPECT_NE(std::string_view::npos, status.message().find(part)) << status.to_string();
 }
 
-class PullTest : public ::testing::Test {
+enum class Over { kTcp, kRdma };
+void PrintTo(Over over, std::ostream* out) { *out << (over == Over::kTcp ? "tcp" : "rdma"); }
+
+class PullTest : public ::testing::TestWithParam<Over> {
  protected:
   PullTest() {
     for (const Dtype dtype : kAll) {
@@ -41,6 +45,7 @@ class PullTest : public ::testing::Test {
     server_.start();
   }
   std::unique_ptr<Client> connect(Options options = {}) {
+    if (GetParam() == Over::kRdma) options.rdma = device_;
     auto client = Client::connect(server_.url(), options);
     EXPECT_TRUE(client.ok()) << client.status().to_string();
     return std::move(client).value();
@@ -71,10 +76,25 @@ class PullTest : public ::testing::Test {
     EXPECT_EQ(-99.0f, rows.back()) << "wrote past the end";
   }
 
-  testing::RealServer server_;
+  static server::ServerOptions offering(const std::shared_ptr<transport::Verbs>& rdma) {
+    server::ServerOptions options;
+    if (GetParam() == Over::kRdma) options.rdma = rdma;
+    return options;
+  }
+
+  transport::FakeFabric fabric_;  // used over rdma only
+  std::shared_ptr<transport::FakeVerbs> device_ =
+      std::make_shared<transport::FakeVerbs>(fabric_, transport::FakeLimits{});
+  testing::RealServer server_{
+      offering(std::make_shared<transport::FakeVerbs>(fabric_, transport::FakeLimits{}))};
 };
 
-TEST_F(PullTest, EverySplitBoundaryAndDtype) {
+INSTANTIATE_TEST_SUITE_P(All, PullTest, ::testing::Values(Over::kTcp, Over::kRdma),
+                         [](const auto& test) {
+                           return test.param == Over::kTcp ? "tcp" : "rdma";
+                         });
+
+TEST_P(PullTest, EverySplitBoundaryAndDtype) {
   const auto client = connect();
   std::mt19937_64 random(testing::seed());
   for (const Dtype dtype : kAll) {
@@ -91,7 +111,7 @@ TEST_F(PullTest, EverySplitBoundaryAndDtype) {
   }
 }
 
-TEST_F(PullTest, MoreKeysThanOneRequestMayHave) {
+TEST_P(PullTest, MoreKeysThanOneRequestMayHave) {
   Options options;
   options.keys_per_request = 65536;
   const auto client = connect(options);
@@ -103,7 +123,7 @@ TEST_F(PullTest, MoreKeysThanOneRequestMayHave) {
   check_pull(*client, Dtype::kF16, keys);
 }
 
-TEST_F(PullTest, AllMissingAndAllPresent) {
+TEST_P(PullTest, AllMissingAndAllPresent) {
   const auto client = connect();
   std::vector<uint64_t> present(kRows);
   std::vector<uint64_t> missing(700);
@@ -115,7 +135,7 @@ TEST_F(PullTest, AllMissingAndAllPresent) {
   }
 }
 
-TEST_F(PullTest, StoredBytesAsTheyAre) {
+TEST_P(PullTest, StoredBytesAsTheyAre) {
   const auto client = connect();
   const std::vector<uint64_t> keys = {5, kRows + 1, 5, 7};
   for (const Dtype dtype : kAll) {
@@ -137,7 +157,7 @@ TEST_F(PullTest, StoredBytesAsTheyAre) {
   }
 }
 
-TEST_F(PullTest, ManyTablesInOneCall) {
+TEST_P(PullTest, ManyTablesInOneCall) {
   Options options;
   options.keys_per_request = 100;  // so that sections are cut in the middle
   const auto client = connect(options);
@@ -177,7 +197,7 @@ TEST_F(PullTest, ManyTablesInOneCall) {
   EXPECT_TRUE(client->pull_many({}).ok());
 }
 
-TEST_F(PullTest, LargestRowsAreSplitByTheReplysSize) {
+TEST_P(PullTest, LargestRowsAreSplitByTheReplysSize) {
   Options options;
   options.keys_per_request = 65536;  // 600 rows of 16 KiB are more than a frame holds
   const auto client = connect(options);
@@ -195,7 +215,7 @@ TEST_F(PullTest, LargestRowsAreSplitByTheReplysSize) {
   }
 }
 
-TEST_F(PullTest, WrongArgumentsAreNamed) {
+TEST_P(PullTest, WrongArgumentsAreNamed) {
   const auto client = connect();
   const std::vector<uint64_t> keys = {1, 2};
   std::vector<float> rows(2 * kDim);
@@ -214,7 +234,7 @@ TEST_F(PullTest, WrongArgumentsAreNamed) {
   EXPECT_TRUE(client->pull("f32", keys, rows).ok()) << "a wrong call harms no later one";
 }
 
-TEST_F(PullTest, WrongOptionsAreNamed) {
+TEST_P(PullTest, WrongOptionsAreNamed) {
   const auto code_of = [&](auto change) {
     Options options;
     change(options);
@@ -236,7 +256,7 @@ TEST_F(PullTest, WrongOptionsAreNamed) {
                {"'other'", server_.address().c_str(), "known: ranking, ranking@1"});
 }
 
-TEST_F(PullTest, ModelByNameInstanceAliasOrAlone) {
+TEST_P(PullTest, ModelByNameInstanceAliasOrAlone) {
   for (const std::string model : {"/ranking", "/ranking@1", "", "/"}) {
     auto client = Client::connect("petps://" + server_.address() + model);
     ASSERT_TRUE(client.ok()) << client.status().to_string();
@@ -256,7 +276,7 @@ TEST_F(PullTest, ModelByNameInstanceAliasOrAlone) {
   EXPECT_EQ(7u, (*unnamed)->tables().value().size());
 }
 
-TEST_F(PullTest, TablesMadeLaterAreFound) {
+TEST_P(PullTest, TablesMadeLaterAreFound) {
   const auto client = connect();
   server_.add_table("later", Dtype::kF32, 4, 100, 10);
   const std::vector<uint64_t> keys = {3};
@@ -267,7 +287,7 @@ TEST_F(PullTest, TablesMadeLaterAreFound) {
   EXPECT_EQ(4u, client->describe("later").value().dim);
 }
 
-TEST_F(PullTest, AliasSwitchIsSeenInTheBackground) {
+TEST_P(PullTest, AliasSwitchIsSeenInTheBackground) {
   const auto second = server_.tables().pool().create_instance("ranking", "ranking@2", 2);
   ASSERT_TRUE(second.ok());
   table::Table& table =
@@ -290,7 +310,7 @@ TEST_F(PullTest, AliasSwitchIsSeenInTheBackground) {
   EXPECT_EQ(testing::row_of(3, kDim, 9), rows);
 }
 
-TEST_F(PullTest, StaleServerSaysSo) {
+TEST_P(PullTest, StaleServerSaysSo) {
   const auto client = connect();
   const std::vector<uint64_t> keys = {3};
   std::vector<float> rows(kDim);
@@ -303,7 +323,7 @@ TEST_F(PullTest, StaleServerSaysSo) {
   EXPECT_TRUE(client->pull("f32", keys, rows).ok());
 }
 
-TEST_F(PullTest, PushIsSeenByPull) {
+TEST_P(PullTest, PushIsSeenByPull) {
   const auto client = connect();
   std::vector<uint64_t> keys(1000);
   std::vector<float> rows;
@@ -334,7 +354,7 @@ TEST_F(PullTest, PushIsSeenByPull) {
   }
 }
 
-TEST_F(PullTest, PushOfStoredRowsAndOfNothing) {
+TEST_P(PullTest, PushOfStoredRowsAndOfNothing) {
   const auto client = connect();
   const std::vector<uint64_t> keys = {5};
   std::vector<std::byte> stored(codec::row_bytes(Dtype::kInt8, kDim));
@@ -349,7 +369,7 @@ TEST_F(PullTest, PushOfStoredRowsAndOfNothing) {
   EXPECT_TRUE(client->erase("f32", {}).ok());
 }
 
-TEST_F(PullTest, PushRefusesWhatItMust) {
+TEST_P(PullTest, PushRefusesWhatItMust) {
   const auto client = connect();
   const std::vector<uint64_t> keys = {5, 6};
   std::vector<float> rows(2 * kDim, 1.0f);
@@ -376,7 +396,7 @@ TEST_F(PullTest, PushRefusesWhatItMust) {
   EXPECT_TRUE(std::isinf(back[kDim + 3]));
 }
 
-TEST_F(PullTest, FullTableRefusesNewKeysAndCountsThem) {
+TEST_P(PullTest, FullTableRefusesNewKeysAndCountsThem) {
   const auto client = connect();
   std::vector<uint64_t> keys(80);
   std::vector<float> rows(80 * 2, 1.0f);
@@ -385,7 +405,7 @@ TEST_F(PullTest, FullTableRefusesNewKeysAndCountsThem) {
                {"'small' is full", "of 80 rows were refused"});
 }
 
-TEST_F(PullTest, TablesAndStatus) {
+TEST_P(PullTest, TablesAndStatus) {
   const auto client = connect();
   const auto tables = client->tables();
   ASSERT_TRUE(tables.ok());
@@ -402,7 +422,7 @@ TEST_F(PullTest, TablesAndStatus) {
   EXPECT_EQ('{', status.value().front());
 }
 
-TEST_F(PullTest, HotSetsReachTheServer) {
+TEST_P(PullTest, HotSetsReachTheServer) {
   Options options;
   options.hot_sample_every = 1;
   options.hot_set_ms = 30;
@@ -417,7 +437,7 @@ TEST_F(PullTest, HotSetsReachTheServer) {
   EXPECT_TRUE(client->send_hot_sets().ok());
 }
 
-TEST_F(PullTest, ManyThreadsShareOneClient) {
+TEST_P(PullTest, ManyThreadsShareOneClient) {
   Options options;
   options.connections = 3;  // fewer than threads: some wait
   const auto client = connect(options);

@@ -1,0 +1,143 @@
+// The client over rdma (fake devices): when it is used, and what happens when it ends.
+// Does not cover: what pull_test.cc shows over both.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "base/clock.h"
+#include "fixtures.h"
+#include "tests/contract/fake_verbs.h"
+
+namespace petps::client {
+namespace {
+
+using base::Code;
+using codec::Dtype;
+using transport::FakeFabric;
+using transport::FakeLimits;
+using transport::FakeVerbs;
+using transport::Work;
+
+constexpr uint32_t kDim = 128;
+constexpr uint64_t kRows = 1000;
+
+server::ServerOptions offering(std::shared_ptr<transport::Verbs> rdma, uint32_t connections = 64) {
+  server::ServerOptions options;
+  options.rdma = std::move(rdma);
+  options.limits.connections = connections;
+  return options;
+}
+
+class RdmaClientTest : public ::testing::Test {
+ protected:
+  void start(uint32_t connections = 64) {
+    server_ = std::make_unique<testing::RealServer>(offering(device_, connections));
+    server_->add_table("rows", Dtype::kF32, kDim, 2 * kRows, kRows);
+    server_->start();
+  }
+  std::unique_ptr<Client> connect(Options options = {}) {
+    options.rdma = clients_;
+    auto client = Client::connect(server_->url(), options);
+    EXPECT_TRUE(client.ok()) << client.status().to_string();
+    return std::move(client).value();
+  }
+  base::Status pull(Client& client, uint32_t deadline_ms = 0) {
+    std::vector<uint64_t> keys(700);
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = i * 13 % kRows;
+    std::vector<float> rows(keys.size() * kDim);
+    PullOptions options;
+    options.deadline_ms = deadline_ms;
+    const auto report = client.pull("rows", keys, rows, {}, options);
+    if (!report.ok()) return report.status();
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const std::vector<float> expected = testing::shown_row(Dtype::kF32, keys[i], kDim);
+      EXPECT_EQ(0, std::memcmp(expected.data(), rows.data() + i * kDim, kDim * 4)) << keys[i];
+    }
+    return {};
+  }
+  uint64_t gathered() { return server_->server().stats().lists_zerocopy; }
+
+  FakeFabric fabric_;
+  std::shared_ptr<FakeVerbs> device_ = std::make_shared<FakeVerbs>(fabric_, FakeLimits{});
+  std::shared_ptr<FakeVerbs> clients_ = std::make_shared<FakeVerbs>(fabric_, FakeLimits{});
+  std::unique_ptr<testing::RealServer> server_;
+};
+
+TEST_F(RdmaClientTest, RowsComeFromTheCard) {
+  start();
+  const auto client = connect();
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(pull(*client).ok());
+  EXPECT_EQ(gathered(), 40u) << "two requests each";
+  EXPECT_EQ(fabric_.not_ready(), 0u);
+}
+
+TEST_F(RdmaClientTest, AServerThatRefusesIsPulledFromOverTcp) {
+  start();
+  clients_->refuse_registration(ENOMEM);
+  EXPECT_TRUE(pull(*connect()).ok());
+  EXPECT_EQ(gathered(), 0u);
+  device_->refuse_registration(ENOMEM);
+  clients_->refuse_registration(0);
+  EXPECT_TRUE(pull(*connect()).ok());
+  EXPECT_EQ(gathered(), 0u);
+}
+
+TEST_F(RdmaClientTest, ABrokenQueuePairIsReplacedWithinTheCall) {
+  start();
+  const auto client = connect();
+  ASSERT_TRUE(pull(*client).ok());
+  device_->set_work(Work::kHeld);
+  std::thread breaker([&] {
+    while (device_->held() == 0) std::this_thread::yield();
+    for (size_t pair = 0; pair < 4; ++pair) {
+      if (device_->has_pair(pair)) device_->fail(pair, IBV_WC_RETRY_EXC_ERR);
+    }
+    device_->set_work(Work::kAtOnce);
+  });
+  const base::Status status = pull(*client, 20'000);
+  breaker.join();
+  EXPECT_TRUE(status.ok()) << status.to_string();
+  EXPECT_TRUE(pull(*client).ok());
+}
+
+TEST_F(RdmaClientTest, AServerThatRestartsIsFoundAgain) {
+  start();
+  const auto client = connect();
+  ASSERT_TRUE(pull(*client).ok());
+  server_->stop();
+  EXPECT_EQ(pull(*client, 200).code(), Code::kUnavailable);
+  server_->start();
+  EXPECT_TRUE(pull(*client, 20'000).ok());
+  EXPECT_GT(gathered(), 0u);
+}
+
+TEST_F(RdmaClientTest, ADeviceThatNeverCompletesEndsAtTheDeadline) {
+  start();
+  const auto client = connect();
+  ASSERT_TRUE(pull(*client).ok());
+  device_->set_work(Work::kHeld);
+  EXPECT_FALSE(pull(*client, 100).ok());
+  device_->set_work(Work::kAtOnce);
+  device_->run_all();
+  EXPECT_TRUE(pull(*client, 20'000).ok());
+}
+
+TEST_F(RdmaClientTest, ManyThreadsPullAtOnce) {
+  start();
+  const auto client = connect();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 20; ++i) EXPECT_TRUE(pull(*client, 20'000).ok());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(gathered(), 160u);
+}
+
+TEST(RdmaDevice, NoneIsAnErrorWithARemedy) {
+  EXPECT_EQ(open_rdma("no_such_device").status().code(), Code::kFailedPrecondition);
+}
+
+}  // namespace
+}  // namespace petps::client
