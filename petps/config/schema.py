@@ -115,8 +115,8 @@ class ServerConfig(Section):
         min_length=1,
         max_length=63,
         description="Whether clients may ask for RDMA over the native port: 'off', 'auto' (the "
-        "first device with an active port) or a device's name. The pool must be in memory (a file on "
-        "tmpfs will do): a network card cannot keep the pages of another file. As many worker "
+        "first device with an active port) or a device's name. The pool must be in memory (a file "
+        "on tmpfs will do): a network card cannot keep the pages of another file. As many worker "
         "threads again serve it.",
     )
     http_host: str = Field(
