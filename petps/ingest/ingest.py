@@ -25,6 +25,7 @@ __all__ = ["Ingest"]
 _log = logging.getLogger("petps.ingest")
 
 POLL_SECONDS: Final = 0.1  # how soon stop() and pause() are noticed
+PACE_CREDIT_SECONDS: Final = 0.1  # of unused rate; a longer pause is not made up for
 POLL_BYTES: Final = 8 << 20  # read, and so held, at a time
 ROWS_MAX: Final = 16384  # rows of one apply: its drains cost little by then, and pulls wait little
 RETRY_FIRST_SECONDS: Final = 0.1
@@ -381,7 +382,8 @@ class Ingest:
         if rate is None:
             return
         now = time.monotonic()
-        self._not_before = max(now, self._not_before) + rows / rate
+        # What the work itself took counts as waited: else the rate would never be reached.
+        self._not_before = max(now - PACE_CREDIT_SECONDS, self._not_before) + rows / rate
         while now < self._not_before:
             if self._stop.wait(min(POLL_SECONDS, self._not_before - now)):
                 raise _Stopped

@@ -110,6 +110,31 @@ def test_the_rate_is_bounded(tmp_path: Path) -> None:
     assert time.monotonic() - began < 2
 
 
+def test_the_rate_is_reached_however_long_the_work_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest = Bench(tmp_path, rows_per_second=1000).ingest
+    clock = [1000.0]
+
+    def wait(seconds: float) -> bool:
+        clock[0] += seconds
+        return False
+
+    monkeypatch.setattr("petps.ingest.ingest.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(ingest._stop, "wait", wait)
+
+    def seconds_of(windows: int, work: float) -> float:
+        began = clock[0]
+        for _ in range(windows):
+            clock[0] += work
+            ingest._pace(100)
+        return clock[0] - began
+
+    assert seconds_of(20, 0.05) == pytest.approx(2.0, abs=0.2)
+    assert seconds_of(20, 0.2) == pytest.approx(4.0, abs=0.2)  # slower than the rate: no waits
+    assert seconds_of(20, 0.0) == pytest.approx(2.0, abs=0.2)  # and nothing of that is made up for
+
+
 def test_an_unexpected_error_is_shown_and_following_goes_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
