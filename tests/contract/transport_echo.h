@@ -67,11 +67,17 @@ class Echo {
           reasons_.push_back(event.reason.to_string());
           break;
         }
-        case Event::Kind::kOverdue:
+        case Event::Kind::kOverdue: {
           ++overdue;
+          if (!event.reason.ok()) {  // it is closed already
+            const std::lock_guard lock(mutex_);
+            reasons_.push_back(event.reason.to_string());
+            break;
+          }
           endpoint_.close(event.connection,
                           base::Status(base::Code::kDeadlineExceeded, "rows held too long"));
           break;
+        }
         case Event::Kind::kFrames:
           frames_of(event.connection);
           break;
