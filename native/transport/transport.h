@@ -98,7 +98,7 @@ struct Counters {
   std::atomic<uint64_t> bytes_sent{0};
   std::atomic<uint64_t> frames_received{0};
   std::atomic<uint64_t> lists_posted{0};
-  // Of those, by the way their rows went out.
+  // Of those, by the way their rows went out; without rows: copied.
   std::atomic<uint64_t> lists_copied{0};
   std::atomic<uint64_t> lists_gathered{0};  // by the kernel
   std::atomic<uint64_t> lists_zerocopy{0};

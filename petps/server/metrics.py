@@ -40,6 +40,14 @@ _COUNTERS: Final = {
     "connections_refused": "Connections refused.",
     "connections_closed_for_cause": "Connections closed because they broke a rule or limit.",
 }
+_GATHER_COUNTERS: Final = {
+    "lists_copied": "Replies that were copied, those without rows too.",
+    "lists_gathered": "Replies whose rows the kernel gathered.",
+    "lists_zerocopy": "Replies whose rows the network card gathered.",
+    "zerocopy_sends": "Zero-copy sends.",
+    "zerocopy_copied": "Zero-copy sends that the kernel copied nevertheless.",
+    "zerocopy_refused": "Sends for which the kernel had no memory to do them by zero-copy.",
+}
 _TABLE_GAUGES: Final = {
     "rows": "Rows in the table.",
     "capacity": "Rows the table can hold.",
@@ -81,6 +89,8 @@ class _Collector(Collector):
         status = self._status()
         stats = self._stats()
         yield from _server_metrics(stats)
+        for name, text in _GATHER_COUNTERS.items():
+            yield CounterMetricFamily(f"petps_transport_{name}", text, value=status["gather"][name])
         yield from _pool_metrics(status)
         yield from _table_metrics(status)
         yield from _ingest_metrics(status.get("ingest") or {})
