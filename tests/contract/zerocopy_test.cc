@@ -184,7 +184,7 @@ TEST_F(Zerocopy, ClosingKeepsRowsUntilTheLastPacketIsGone) {
   bool allowed = false;
   std::thread apart([&] {
     allowed = enter_own_network() &&
-              std::system("tc qdisc add dev lo root tbf rate 50kbit burst 128kb limit 4mb") == 0;
+              std::system("tc qdisc add dev lo root tbf rate 25kbit burst 128kb limit 4mb") == 0;
     if (!allowed) return;
     Limits limits;
     limits.pin_ms = 100;
