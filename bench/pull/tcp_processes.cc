@@ -161,9 +161,9 @@ void run_process_on(pid_t process, int core) {
   }
 }
 
-void run_before_others() {
+void run_before_others(int priority) {
   sched_param parameters{};
-  parameters.sched_priority = 1;
+  parameters.sched_priority = priority;
   sched_setscheduler(0, SCHED_FIFO, &parameters);
 }
 

@@ -35,8 +35,8 @@ void run_process_on(pid_t process, int core);
 // Before everything else on the machine, where that is allowed (SCHED_FIFO): a pull sleeps and wakes
 // twice, and each time would wait for the slice of whatever else runs. The calling thread and those
 // it makes.
-void run_before_others();
-const char* scheduling();  // of the calling thread: "fifo" or "shared"
+void run_before_others(int priority = 1);  // a higher one goes first
+const char* scheduling();                  // of the calling thread: "fifo" or "shared"
 
 // Runs `run` in a child process that ends with this one; the caller must have no thread.
 pid_t fork_child(const char* name, const std::function<void()>& run);
