@@ -1,0 +1,77 @@
+"""The pure-Python RDMA client against the native server, over a device of this machine.
+
+Skipped, visibly, where there is no pyverbs or no RDMA device: soft-RoCE in the lab's guest is one.
+The C++ client's turn there is test_client --gtest_filter='*rdma_device'.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from petps import _native
+from tests.lab import pyverbs_client
+
+DIM = 128
+ROWS = 4000
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture(scope="module")
+def device() -> str:
+    try:
+        return pyverbs_client.first_device(pyverbs_client.load())
+    except pyverbs_client.Unavailable as why:
+        pytest.skip(str(why))
+
+
+@pytest.fixture
+def served(device: str) -> Iterator[tuple[_native.Server, _native.Table]]:
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as folder:
+        tables = _native.Tables.create(str(Path(folder) / "pool"), durability="process")
+        instance = tables.create_instance("m", "m@0", 2)
+        table = tables.create_table(
+            "t", instance=instance.id, dim=DIM, dtype="f32", capacity=2 * ROWS
+        )
+        keys = np.arange(ROWS, dtype=np.uint64)
+        table.apply(keys, _native.encode_rows("f32", rows_of(keys, 1)))
+        server = _native.Server.start(tables, port=0, rdma=device)
+        yield server, table
+        server.stop()
+        tables.close()
+
+
+def rows_of(keys: np.ndarray, version: int) -> np.ndarray:
+    rows = np.empty((len(keys), DIM), np.float32)
+    rows[:] = keys[:, None] * 1000 + version
+    rows += np.arange(DIM, dtype=np.float32)
+    return rows
+
+
+def test_rows_are_those_of_the_pool(served: tuple[_native.Server, _native.Table]) -> None:
+    server, table = served
+    random = np.random.default_rng(4711)
+    client = pyverbs_client.RdmaClient("127.0.0.1", server.port)
+    for round_ in range(60):  # 15 MB: around the ring of 1 MiB several times
+        n = [1, 10, 500, 2000][round_ % 4]
+        keys = random.integers(0, ROWS + 200, n, dtype=np.uint64)
+        found, rows = client.pull(table.id, keys)
+        assert (found == (keys < ROWS)).all()
+        expected = _native.encode_rows("f32", rows_of(keys[found], 1))
+        np.testing.assert_array_equal(rows, np.asarray(expected).reshape(rows.shape))
+    assert json.loads(server.status_json())["gather"]["lists_zerocopy"] > 0
+    client.close()
+
+
+def test_an_error_reply_comes_over_rdma(served: tuple[_native.Server, _native.Table]) -> None:
+    client = pyverbs_client.RdmaClient("127.0.0.1", served[0].port)
+    with pytest.raises(RuntimeError, match="table 999 is unknown"):
+        client.pull(999, np.arange(3, dtype=np.uint64))
+    found, _ = client.pull(served[1].id, np.arange(3, dtype=np.uint64))
+    assert found.all()
+    client.close()
