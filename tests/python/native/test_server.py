@@ -37,7 +37,7 @@ def test_starts_listens_and_stops(tables: _native.Tables) -> None:
 def test_refuses_bad_options(tables: _native.Tables) -> None:
     with pytest.raises(InvalidArgument, match="server limit 'keys' is unknown"):
         _native.Server.start(tables, port=0, limits={"keys": 1})
-    with pytest.raises(InvalidArgument, match="gather 'fast' is unknown; write 'auto', 'copy' or"):
+    with pytest.raises(InvalidArgument, match="gather 'fast' is unknown; write 'auto', 'copy', "):
         _native.Server.start(tables, port=0, gather="fast")  # type: ignore[arg-type]
     with pytest.raises(PetpsError, match="workers"):
         _native.Server.start(tables, port=0, workers=1000)
