@@ -32,7 +32,6 @@ class Crew {
   Crew(const Crew&) = delete;
   Crew& operator=(const Crew&) = delete;
   void run(const std::function<void(uint32_t thread)>& part);
-  uint32_t threads() const { return static_cast<uint32_t>(others_.size()) + 1; }
   // Whether none of them lost its core to somebody else in the last run().
   bool kept_cores() const { return lost_.load(std::memory_order_relaxed) == 0; }
 
@@ -48,9 +47,9 @@ class Crew {
 
 struct Plan {
   uint32_t rounds = 5;
-  uint32_t windows = 100;  // of each side in a round
-  double calm = 0.97;      // share of a window's wall time that its threads must have had a core
-  const Crew* crew = nullptr;  // whose threads a window keeps busy; null: the caller's alone
+  uint32_t windows = 100;      // of each side in a round
+  double calm = 0.97;          // share of a window's wall time that its thread must have had a core
+  const Crew* crew = nullptr;  // whose threads must keep their cores instead; null: one
 };
 
 // Each side runs one window, on the plan's threads, and returns its operations.

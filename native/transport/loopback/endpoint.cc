@@ -88,15 +88,11 @@ void LoopbackEndpoint::collect_connection(Connection& c, uint64_t now) {
   }
   if (line.unread() == 0) line.taken_ns = now;
   if (now > line.taken_ns + ns(limits.output_stall_ms)) {
-    end_connection(
-        c,
-        Status(Code::kResourceExhausted, "peer " + c.address + " has read nothing for " +
-                                             std::to_string(limits.output_stall_ms) + " ms"),
-        true, false);
+    end_connection(c, reads_nothing(c.address, limits), true, false);
     return;
   }
   if (!may_read(c)) {
-    c.partial_since_ns = 0;
+    c.frame_clock.reset();
     return;
   }
   take_input(c);
@@ -108,21 +104,10 @@ void LoopbackEndpoint::collect_connection(Connection& c, uint64_t now) {
   } else if (look == ReceiveBuffer::Look::kBroken) {
     end_connection(c, std::move(reason), true, true);
   } else if (look == ReceiveBuffer::Look::kPartial && line.client_ended) {
-    end_connection(
-        c,
-        Status(Code::kInvalidArgument, "truncated frame: the peer stopped sending after " +
-                                           std::to_string(c.in.bytes()) + " bytes of it"),
-        true, true);
+    end_connection(c, truncated_frame(c.in.bytes()), true, true);
   } else if (look == ReceiveBuffer::Look::kPartial) {
-    if (c.partial_since_ns == 0 || c.partial_frame != c.in.frames_consumed()) {
-      c.partial_since_ns = now;
-      c.partial_frame = c.in.frames_consumed();
-    } else if (now > c.partial_since_ns + ns(limits.frame_ms)) {
-      end_connection(c,
-                     Status(Code::kDeadlineExceeded,
-                            "a frame was not complete " + std::to_string(limits.frame_ms) +
-                                " ms after its first byte: connection closed"),
-                     true, true);
+    if (c.frame_clock.overdue(c.in, limits, now)) {
+      end_connection(c, slow_frame(limits), true, true);
     }
   } else if (line.client_ended && line.unread() == 0 && c.owed <= 0 &&
              std::none_of(posted_.begin(), posted_.end(),
@@ -288,7 +273,7 @@ void LoopbackEndpoint::end_connection(Connection& c, Status reason, bool for_cau
   ++c.generation;
   c.in.release();
   c.owed = 0;
-  c.partial_since_ns = 0;
+  c.frame_clock.reset();
   transport_.changed_.notify_all();
 }
 

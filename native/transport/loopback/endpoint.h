@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/limits.h"
 #include "transport/loopback/loopback.h"
 #include "transport/receive_buffer.h"
 
@@ -51,8 +52,7 @@ class LoopbackEndpoint final : public Endpoint {
     bool paused = false;
     int64_t owed = 0;  // frames consumed less lists posted
     ReceiveBuffer in;
-    uint64_t partial_since_ns = 0;
-    uint64_t partial_frame = 0;
+    FrameClock frame_clock;
     std::string address;
   };
 

@@ -32,27 +32,18 @@ void RdmaEndpoint::sweep_connection(Connection& c, uint64_t now) {
     next_events_.push_back({Event::Kind::kOverdue, id_of(c), {}});
   }
   if (c.output() > 0 && now > c.out_since_ns + limits.output_stall_ms * 1'000'000) {
-    abort_connection(
-        c,
-        Status(Code::kResourceExhausted, "peer " + c.address + " has read nothing for " +
-                                             std::to_string(limits.output_stall_ms) + " ms"),
-        true);
+    abort_connection(c, reads_nothing(c.address, limits), true);
     return;
   }
   std::span<const std::byte> frame;
   Status reason;
   // Back-pressure of ours is not the peer's slowness: its time begins again when it may send.
   if (!may_read(c) || c.in.look(options_.rules, frame, reason) != ReceiveBuffer::Look::kPartial) {
-    c.partial_since_ns = 0;
+    c.frame_clock.reset();
     return;
   }
-  if (c.partial_since_ns == 0 || c.partial_frame != c.in.frames_consumed()) {
-    c.partial_since_ns = now;
-    c.partial_frame = c.in.frames_consumed();
-  } else if (now > c.partial_since_ns + limits.frame_ms * 1'000'000) {
-    fail(c, Status(Code::kDeadlineExceeded, "a frame was not complete " +
-                                                std::to_string(limits.frame_ms) +
-                                                " ms after its first byte: connection closed"));
+  if (c.frame_clock.overdue(c.in, limits, now)) {
+    fail(c, slow_frame(limits));
   }
 }
 

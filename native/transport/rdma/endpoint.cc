@@ -235,8 +235,7 @@ void RdmaEndpoint::report(Connection& c) {
   } else if (look == ReceiveBuffer::Look::kBroken) {
     fail(c, std::move(reason));
   } else if (look == ReceiveBuffer::Look::kPartial && c.ended) {
-    fail(c, Status(Code::kInvalidArgument, "truncated frame: the peer stopped sending after " +
-                                               std::to_string(c.in.bytes()) + " bytes of it"));
+    fail(c, truncated_frame(c.in.bytes()));
   } else if (may_end(c)) {
     finish(c, {}, false);
     start_linger(c);

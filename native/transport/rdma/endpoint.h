@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "transport/limits.h"
 #include "transport/rdma/chain.h"
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/regions.h"
@@ -93,8 +94,7 @@ struct RdmaConnection {
   bool broken_for_cause = false;
   base::Status broken_reason;
   int64_t owed = 0;  // frames consumed less lists posted
-  uint64_t partial_since_ns = 0;
-  uint64_t partial_frame = 0;
+  FrameClock frame_clock;
   uint64_t linger_until_ns = 0;
 
   size_t output() const { return out.size() - out_at; }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "transport/limits.h"
 #include "transport/receive_buffer.h"
 #include "transport/tcp/flights.h"
 #include "transport/tcp/tcp.h"
@@ -92,9 +93,8 @@ class TcpEndpoint final : public Endpoint {
     ReceiveBuffer in;
     std::vector<std::byte> out;  // what the socket did not take; out[out_at, end)
     size_t out_at = 0;
-    uint64_t out_since_ns = 0;      // last time it took something
-    uint64_t partial_since_ns = 0;  // sweep saw the same incomplete frame then
-    uint64_t partial_frame = 0;     // in.frames_consumed() at that time
+    uint64_t out_since_ns = 0;  // last time it took something
+    FrameClock frame_clock;
     uint64_t linger_until_ns = 0;
     uint64_t settling_since_ns = 0;
     size_t linger_bytes = 0;

@@ -1,0 +1,197 @@
+// A batch on its way to the five verbs: undivided while its writer is alone, by ranges of home buckets beside others or with several
+// threads (turns.h).
+#include <algorithm>
+#include <array>
+#include <system_error>
+#include <thread>
+
+#include "table/chunk.h"
+
+namespace petps::table {
+
+using base::Code;
+using base::Result;
+using base::Status;
+
+namespace {
+
+// A thread costs some 50 us to begin and end, a chunk 30.
+constexpr size_t kRowsOfAThread = 4096;
+constexpr size_t kChunksOfAThread = 16;  // before the threads meet again
+
+// Takes a batch through, chunk by chunk.
+class Writer {
+ public:
+  Writer(Table::Impl& table, const Batch& batch)
+      : table_(table),
+        batch_(batch),
+        deletes_(std::any_of(batch.deleted.begin(), batch.deleted.end(),
+                             [](uint8_t deleted) { return deleted != 0; })),
+        number_(table.turns.enter()) {
+    table_.begun.fetch_add(1);
+  }
+  ~Writer() {
+    table_.turns.leave();
+    table_.ended.fetch_add(1);
+  }
+  Writer(const Writer&) = delete;
+  Writer& operator=(const Writer&) = delete;
+
+  Result<ApplyReport> run() {
+    for (size_t at = 0; at < batch_.keys.size();) {
+      const size_t left = batch_.keys.size() - at;
+      // Where a drain is a disk's flush, two writers would flush twice. When the table may be full, keys that go must make room for
+      // those that come, whatever their ranges.
+      const bool undivided = table_.synced() || must_make_room();
+      const size_t threads = std::min({size_t{batch_.threads}, kRanges, left / kRowsOfAThread});
+      size_t n = std::min(left, table_.synced() ? kApplyChunkSynced : kApplyChunk);
+      if (!undivided && threads > 1) {
+        n = std::min(left, kApplyChunk * kRanges * kChunksOfAThread);
+        PETPS_RETURN_IF_ERROR(apply_by_range(at, n, threads));
+      } else if (!undivided && !table_.turns.alone()) {
+        n = std::min(left, kApplyChunk * kRanges);
+        PETPS_RETURN_IF_ERROR(apply_by_range(at, n, 1));
+      } else {
+        PETPS_RETURN_IF_ERROR(apply_whole(at, n));
+      }
+      at += n;
+    }
+    return report_;
+  }
+
+ private:
+  bool must_make_room() const {
+    return deletes_ && table_.index.rows() + batch_.keys.size() > table_.record.spec.capacity;
+  }
+  void wait_for_walk(size_t n) const {
+    if (!table_.walked() &&
+        table_.new_unwalked.load() + n > table_.record.spec.capacity / kUnwalkedShare)
+      table_.owner.wait_for_walk();
+  }
+  // The caller holds the chunk's ranges.
+  Status apply(const Chunk& chunk, Table::Impl::Scratch& scratch, ApplyReport* report) {
+    if (table_.dropped) {
+      return Status(Code::kNotFound, "table '" + table_.record.spec.name + "' has been dropped");
+    }
+    return apply_chunk(table_, chunk, batch_.stamp, scratch, report);
+  }
+
+  Status apply_whole(size_t at, size_t n) {
+    wait_for_walk(n);
+    const uint64_t row_bytes = table_.record.spec.row_bytes;
+    table_.turns.take_all();
+    const Status status =
+        apply({batch_.keys.subspan(at, n),
+               batch_.rows == nullptr ? nullptr : batch_.rows + at * row_bytes, nullptr,
+               batch_.deleted.empty() ? nullptr : batch_.deleted.data() + at},
+              table_.scratch.front(), &report_);
+    table_.turns.give(kAllRanges);
+    return status;
+  }
+
+  // Each thread takes the ranges whose number leaves its own when divided by `threads`.
+  Status apply_by_range(size_t at, size_t n, size_t threads) {
+    wait_for_walk(n);
+    divide(at, n);
+    std::vector<ApplyReport> reports(threads);
+    std::vector<Status> results(threads);
+    std::vector<std::thread> others;
+    const auto work = [&](size_t t) { results[t] = apply_ranges(t, threads, &reports[t]); };
+    try {
+      while (others.size() + 1 < threads) others.emplace_back(work, others.size() + 1);
+    } catch (const std::system_error&) {  // the machine gives no more threads: fewer do all
+    }
+    work(0);
+    for (size_t t = others.size() + 1; t < threads; ++t) work(t);
+    for (std::thread& other : others) other.join();
+    for (const ApplyReport& report : reports) report_ += report;
+    for (const Status& status : results) PETPS_RETURN_IF_ERROR(status);
+    return Status();
+  }
+
+  // A chunk of one range a turn, so that other writers come in between.
+  Status apply_ranges(size_t first, size_t step, ApplyReport* report) {
+    uint32_t left = 0;
+    for (size_t range = first; range < kRanges; range += step)
+      left |= shares_[range].keys.empty() ? 0 : 1u << range;
+    while (left != 0) {
+      const size_t range = table_.turns.take_one(left, number_);
+      const Status status = apply_next(range, report);
+      table_.turns.give(1u << range);
+      PETPS_RETURN_IF_ERROR(status);
+      if (shares_[range].applied == shares_[range].keys.size()) left &= ~(1u << range);
+    }
+    return Status();
+  }
+
+  Status apply_next(size_t range, ApplyReport* report) {
+    Share& share = shares_[range];
+    const size_t at = share.applied;
+    const size_t n = std::min(kApplyChunk, share.keys.size() - at);
+    share.applied += n;
+    return apply({std::span(share.keys).subspan(at, n), batch_.rows, share.places.data() + at,
+                  share.deleted.empty() ? nullptr : share.deleted.data() + at},
+                 table_.scratch[range], report);
+  }
+
+  // Keys [at, at + n) of the batch by range, in their order.
+  void divide(size_t at, size_t n) {
+    for (Share& share : shares_) share.clear();
+    for (size_t i = at; i < at + n; ++i) {
+      Share& share = shares_[index::Index::range_of(batch_.keys[i], kRanges)];
+      share.keys.push_back(batch_.keys[i]);
+      share.places.push_back(static_cast<uint32_t>(i));
+      if (!batch_.deleted.empty()) share.deleted.push_back(batch_.deleted[i]);
+    }
+  }
+
+  struct Share {
+    std::vector<uint64_t> keys;
+    std::vector<uint32_t> places;
+    std::vector<uint8_t> deleted;
+    size_t applied = 0;  // of the keys
+    void clear() {
+      applied = 0;
+      keys.clear();
+      places.clear();
+      deleted.clear();
+    }
+  };
+  Table::Impl& table_;
+  const Batch& batch_;
+  bool deletes_;
+  uint32_t number_;
+  ApplyReport report_;
+  std::array<Share, kRanges> shares_;
+};
+
+}  // namespace
+
+ApplyReport& ApplyReport::operator+=(const ApplyReport& other) {
+  inserted += other.inserted;
+  updated += other.updated;
+  deleted += other.deleted;
+  absent += other.absent;
+  refused += other.refused;
+  superseded += other.superseded;
+  return *this;
+}
+
+Result<ApplyReport> Table::apply(const Batch& batch) {
+  Impl& table = *impl_;
+  const bool all_deleted = batch.rows == nullptr;
+  if (!batch.deleted.empty() && batch.deleted.size() != batch.keys.size()) {
+    return Status(Code::kInvalidArgument, "a batch needs one deletion mark per key, or none");
+  }
+  if (all_deleted &&
+      std::any_of(batch.deleted.begin(), batch.deleted.end(), [](uint8_t d) { return d == 0; })) {
+    return Status(Code::kInvalidArgument, "a batch without rows may hold deletions only");
+  }
+  if (all_deleted && batch.deleted.empty() && !batch.keys.empty()) {
+    return Status(Code::kInvalidArgument, "a batch needs rows or deletion marks");
+  }
+  PETPS_RETURN_IF_ERROR(table.writable());
+  return Writer(table, batch).run();
+}
+
+}  // namespace petps::table

@@ -1,0 +1,24 @@
+// The five verbs over some keys of a batch. Internal to room table: batch.cc divides, apply.cc applies.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "table/impl.h"
+
+namespace petps::table {
+
+// Some keys of a batch.
+struct Chunk {
+  std::span<const uint64_t> keys;
+  const std::byte* rows;   // of the batch, or from the chunk's first on
+  const uint32_t* places;  // keys[i] has row places[i]; null: row i
+  const uint8_t* deleted;  // one a key, or null
+};
+
+// Allocate, fill, persist, publish, retire. The caller holds the turns of the keys' ranges.
+base::Status apply_chunk(Table::Impl& table, const Chunk& chunk, uint32_t stamp,
+                         Table::Impl::Scratch& scratch, ApplyReport* report);
+
+}  // namespace petps::table

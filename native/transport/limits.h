@@ -1,0 +1,32 @@
+// What every transport tells a peer that broke one of Limits, and since when a frame has been incomplete.
+// Internal to transport.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/status.h"
+#include "transport/receive_buffer.h"
+#include "transport/transport.h"
+
+namespace petps::transport {
+
+base::Status reads_nothing(const std::string& address, const Limits& limits);
+base::Status truncated_frame(size_t bytes);
+base::Status slow_frame(const Limits& limits);
+
+class FrameClock {
+ public:
+  // No frame is incomplete, or the peer may not send the rest of it.
+  void reset() { since_ns_ = 0; }
+  // Asked while the frame in front of `in` is incomplete: whether it has been so for longer than
+  // Limits::frame_ms.
+  bool overdue(const ReceiveBuffer& in, const Limits& limits, uint64_t now);
+
+ private:
+  uint64_t since_ns_ = 0;
+  uint64_t frame_ = 0;  // in.frames_consumed() at that time
+};
+
+}  // namespace petps::transport
