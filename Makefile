@@ -9,12 +9,13 @@ PYTHON_FOLDERS = petps client bench tests
 # Seconds of `make soak` for each way of gathering.
 SOAK_SECONDS := 600
 
-.PHONY: help bootstrap build demo test soak bench format tidy clean
+.PHONY: help bootstrap build demo test lab soak bench format tidy clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    build, then train, serve, kill and compare on real accesses (petps demo)"
 	@echo "make test    build, then every check and test; one summary at the end"
+	@echo "make lab     persistent memory and RDMA, emulated: suites in a small guest (tests/lab)"
 	@echo "make soak    pulls under updates and reclaim in each gather mode; SOAK_SECONDS=600 each"
 	@echo "make bench   build, then measure; ONLY=pull measures a part"
 	@echo "make build   everything that is needed to run, into .venv and build/release"
@@ -36,6 +37,12 @@ demo: build
 test: build
 	cmake --build build/release -j $(JOBS) --target petps_bench
 	$(PYTHON) -m tests.run --jobs $(JOBS) $(if $(ONLY),--only $(ONLY))
+
+# Installs QEMU and what else the guest needs; `make test` runs its smoke test where it is there.
+lab: build
+	@deploy/bootstrap.sh lab
+	cmake --build build/release -j $(JOBS) --target petps_tests
+	$(PYTHON) -m tests.run --jobs $(JOBS) --only lab
 
 # Rows that check themselves, pulled over tcp under full-speed updates and reclaim; freed slots are
 # poisoned (ASan). Addresses are fixed where that is allowed: see tests/run.py.

@@ -2,7 +2,7 @@
 # Installs what is missing to build and test petps on Debian 12: Debian packages, then .venv.
 #
 # Nothing is asked of the network when nothing is missing, so a second run works offline.
-# Usage: deploy/bootstrap.sh [packages|venv]   (both without an argument)
+# Usage: deploy/bootstrap.sh [packages|venv|lab]   (the first two without an argument)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -24,6 +24,19 @@ PACKAGES=(
 BROKER_PACKAGES=(
   maven
   openjdk-17-jre-headless
+)
+# For the guest of `make lab` (tests/lab); not installed by the other targets.
+LAB_PACKAGES=(
+  busybox-static
+  cpio
+  e2fsprogs
+  ibverbs-providers
+  iproute2
+  kmod
+  ndctl
+  python3-pyverbs
+  qemu-system-x86
+  rdma-core
 )
 CONSTRAINTS=deploy/requirements/constraints.txt
 
@@ -56,7 +69,7 @@ python_lacks_headers() {
 install_packages() {
   command -v dpkg-query >/dev/null ||
     fail "this is no Debian: install the equivalents of ${PACKAGES[*]} python3-venv python3-dev"
-  local python missing=() package
+  local python
   python=$(find_python)
   if [ -z "$python" ]; then
     PACKAGES+=(python3 python3-venv python3-dev)
@@ -64,7 +77,13 @@ install_packages() {
     if python_lacks_venv "$python"; then PACKAGES+=(python3-venv); fi
     if python_lacks_headers "$python"; then PACKAGES+=(python3-dev); fi
   fi
-  for package in "${PACKAGES[@]}"; do
+  install_missing "${PACKAGES[@]}"
+}
+
+# Installs those of its arguments that are not there.
+install_missing() {
+  local missing=() package
+  for package in "$@"; do
     installed "$package" || missing+=("$package")
   done
   [ ${#missing[@]} -eq 0 ] && return
@@ -154,10 +173,11 @@ case "${1:-all}" in
     install_broker_packages
     ;;
   venv) install_venv ;;
+  lab) install_missing "${LAB_PACKAGES[@]}" ;;
   all)
     install_packages
     install_broker_packages
     install_venv
     ;;
-  *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv]" ;;
+  *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv|lab]" ;;
 esac

@@ -189,8 +189,29 @@ def pytest(jobs: int) -> Outcome:
     command = [sys.executable, "-m", "pytest", "-n", str(jobs), "--dist", "loadgroup"]
     finished = run([*command, f"--junitxml={junit}"])
     read_junit(outcome, junit)
+    read_guests(outcome)
     close(outcome, finished, " in ")
     return outcome
+
+
+def lab(jobs: int) -> Outcome:
+    """Runs what boots guests with persistent memory and RDMA; not part of `make test`."""
+    outcome = Outcome("lab")
+    junit = RESULTS / "lab.xml"
+    files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/lab").glob("lab_*.py"))
+    command = [sys.executable, "-m", "pytest", "-n", str(jobs), "-v", *files]
+    finished = run([*command, f"--junitxml={junit}"])
+    read_junit(outcome, junit)
+    read_guests(outcome)
+    close(outcome, finished, " in ")
+    return outcome
+
+
+def read_guests(outcome: Outcome) -> None:
+    """Adds the counts of the C++ suites that ran in guests (tests/lab/conftest.py writes them)."""
+    for found in sorted(RESULTS.glob("lab-*.xml")):
+        read_junit(outcome, found)
+        found.unlink()
 
 
 def close(outcome: Outcome, finished: Finished, mark: str) -> None:
@@ -221,10 +242,10 @@ def summarise(outcomes: Sequence[Outcome]) -> int:
 
 
 def main() -> int:
-    """Runs the suites that were asked for; all of them without --only."""
+    """Runs the suites that were asked for; all of them but the lab without --only."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--only", default="", help="suites, comma-separated")
+    parser.add_argument("--only", default="", help="suites, comma-separated; all but lab if empty")
     arguments = parser.parse_args()
     jobs: int = arguments.jobs
     suites: dict[str, Callable[[], Outcome]] = {
@@ -233,8 +254,10 @@ def main() -> int:
         "asan": lambda: ctest("asan", jobs, scale=ASAN_SCALE),
         "tsan": lambda: ctest("tsan", jobs, TSAN_LABELS, ASAN_SCALE),
         "pytest": lambda: pytest(jobs),
+        "lab": lambda: lab(jobs),
     }
-    wanted = arguments.only.split(",") if arguments.only else list(suites)
+    ordinary = [name for name in suites if name != "lab"]
+    wanted = arguments.only.split(",") if arguments.only else ordinary
     unknown = set(wanted) - set(suites)
     if unknown:
         parser.error(f"unknown suites {sorted(unknown)}; there are {', '.join(suites)}")

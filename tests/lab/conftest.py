@@ -1,0 +1,77 @@
+"""Fixtures of the lab: guests, and the C++ suites in them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from tests.lab.guest import ROOT, Guest
+
+# Read by tests/run.py, so that each case in a guest counts in the summary, and each skip shows.
+RESULTS = ROOT / "build" / "tests"
+PROGRAMS = ROOT / "build" / "release"
+
+
+@pytest.fixture
+def share() -> Iterator[Path]:
+    """A folder that host and guest write to; gone afterwards, with the NVDIMM's image in it."""
+    folder = Path(tempfile.mkdtemp(prefix="petps-lab."))
+    yield folder
+    shutil.rmtree(folder)
+
+
+class Suite(Protocol):
+    """Runs a C++ test program in a guest; fails unless every case of the filter passes there."""
+
+    def __call__(
+        self,
+        guest: Guest,
+        program: str,
+        cases: str = "*",
+        *,
+        seconds_max: float = 300,
+        environment: Mapping[str, str] | None = None,
+        may_skip: Callable[[str], bool] = lambda case: False,
+    ) -> None: ...
+
+
+@pytest.fixture
+def suite(request: pytest.FixtureRequest) -> Suite:
+    def run(
+        guest: Guest,
+        program: str,
+        cases: str = "*",
+        *,
+        seconds_max: float = 300,
+        environment: Mapping[str, str] | None = None,
+        may_skip: Callable[[str], bool] = lambda case: False,
+    ) -> None:
+        found = guest.folder / f"{program}.xml"
+        found.unlink(missing_ok=True)
+        assert (PROGRAMS / program).exists(), f"build {program} first (make lab does)"
+        command = f"build/release/{program} --gtest_filter='{cases}' --gtest_output=xml:{found}"
+        result = guest.run(
+            command, seconds_max, {"PETPS_TEST_SCALE": "0.05", **(environment or {})}
+        )
+        print(result.output[-6000:])
+        assert found.exists(), result.output[-3000:]
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        name = request.node.name.replace("/", "_")
+        shutil.copy(found, RESULTS / f"lab-{name}-{program}.xml")
+        ran = 0
+        for case in ElementTree.parse(found).getroot().iter("testcase"):
+            if case.find("skipped") is None:
+                ran += 1
+                continue
+            full_name = f"{case.get('classname')}.{case.get('name')}"
+            assert may_skip(full_name), f"{full_name} was skipped in the guest"
+        assert ran > 0, "the filter names no case"
+        assert result.status == 0, result.output[-6000:]
+
+    return run
