@@ -211,8 +211,11 @@ class Tables:
     def info(self) -> PoolInfo: ...
     def create_instance(self, model: str, name: str, partitions: int) -> InstanceRecord: ...
     def instances(self) -> list[InstanceRecord]: ...
-    def set_alias(self, alias: str, instance: int) -> None:
-        """Switches atomically, and freezes the instance that the alias meant before."""
+    def set_alias(self, alias: str, instance: int, *, unless_frozen: bool = False) -> None:
+        """Switches atomically, and freezes the instance that the alias meant before.
+
+        unless_frozen: FailedPrecondition where somebody switched away from the instance meanwhile.
+        """
     def previous_of_aliases(self) -> dict[str, int]:
         """What each alias meant before its last switch, if that is still there."""
     def drop_instance(self, instance: int) -> None:

@@ -40,7 +40,7 @@ class Outcome:
     failed: int = 0
     closing: str = ""
     seconds: float = 0.0
-    skips: list[str] = field(default_factory=list)
+    skips: list[tuple[str, str]] = field(default_factory=list)  # reason, test
     failures: list[str] = field(default_factory=list)
 
 
@@ -114,16 +114,33 @@ def read_junit(outcome: Outcome, path: Path) -> None:
     if not path.is_file():
         return
     for case in ElementTree.parse(path).getroot().iter("testcase"):
-        name = f"{case.get('classname', '')}::{case.get('name', '')}"
+        # ctest puts the one name into both, with GTest's dump of the parameter.
+        own, group = (case.get(key, "").partition("  # ")[0] for key in ("name", "classname"))
+        name = own if own == group else f"{group}::{own}"
         skipped = case.find("skipped")
-        if case.find("failure") is not None or case.find("error") is not None:
+        failure = case.find("failure")
+        failure = case.find("error") if failure is None else failure
+        if failure is not None:
             outcome.failed += 1
-            outcome.failures.append(name)
+            outcome.failures.append(f"{name}: {failure_text(case, failure)}")
         elif skipped is not None or case.get("status") in ("notrun", "disabled"):
             reason = "" if skipped is None else (skipped.get("message") or "")
-            outcome.skips.append(f"{name}: {skip_reason(case, reason)}")
+            outcome.skips.append((skip_reason(case, reason), name))
         else:
             outcome.passed += 1
+
+
+def failure_text(case: ElementTree.Element, failure: ElementTree.Element) -> str:
+    """Where and what, in a few lines: pytest says it at the end, GTest after "Failure"."""
+    text = failure.text or ""
+    if text:
+        said = [line for line in text.splitlines() if line.startswith("E ")] or [text.strip()]
+        said.append(text.strip().splitlines()[-1])
+    else:
+        lines = (case.findtext("system-out") or "").splitlines()
+        at = next((n for n, line in enumerate(lines) if "Failure" in line), max(0, len(lines) - 8))
+        said = lines[at : at + 8]
+    return "\n    ".join([failure.get("message", "")[:500], *(line[:500] for line in said[:8])])
 
 
 def skip_reason(case: ElementTree.Element, message: str) -> str:
@@ -226,7 +243,14 @@ def close(outcome: Outcome, finished: Finished, mark: str) -> None:
 def summarise(outcomes: Sequence[Outcome]) -> int:
     """Prints skips, failures and closing lines, then the sum alone on the last line."""
     print("\n---- summary ----")
-    skips = [f"{outcome.name}: {skip}" for outcome in outcomes for skip in outcome.skips]
+    tests_of: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        for reason, name in outcome.skips:
+            tests_of.setdefault(reason, []).append(f"{outcome.name} {name}")
+    skips = [
+        f"{reason}: {len(names)}, {names[0]}{' ...' if names[1:] else ''}"
+        for reason, names in tests_of.items()
+    ]
     failures = [f"{outcome.name}: {name}" for outcome in outcomes for name in outcome.failures]
     for title, entries in (("skipped", skips), ("failed", failures)):
         if entries:
@@ -237,7 +261,8 @@ def summarise(outcomes: Sequence[Outcome]) -> int:
         print(f"{outcome.name}: {outcome.closing} ({outcome.seconds:.0f} s)")
     failed = sum(outcome.failed for outcome in outcomes)
     passed = sum(outcome.passed for outcome in outcomes)
-    print(f"{passed} passed, {failed} failed, {len(skips)} skipped", flush=True)
+    skipped = sum(len(outcome.skips) for outcome in outcomes)
+    print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
     return 1 if failed else 0
 
 

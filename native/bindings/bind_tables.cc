@@ -153,10 +153,13 @@ void bind_catalogue(TablesClass& tables) {
   });
   tables.def(
       "set_alias",
-      [](const SessionPointer& session, const std::string& alias, uint32_t instance) {
-        released(session, [&](table::Tables& open) { check(open.switch_alias(alias, instance)); });
+      [](const SessionPointer& session, const std::string& alias, uint32_t instance,
+         bool unless_frozen) {
+        released(session, [&](table::Tables& open) {
+          check(open.switch_alias(alias, instance, unless_frozen));
+        });
       },
-      py::arg("alias"), py::arg("instance"));
+      py::arg("alias"), py::arg("instance"), py::kw_only(), py::arg("unless_frozen") = false);
   tables.def("aliases", [](const SessionPointer& session) {
     py::dict result;
     for (const pool::AliasRecord& alias :

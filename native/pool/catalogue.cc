@@ -398,7 +398,7 @@ Status Pool::set_feed(uint32_t table, Feed feed) {
   return Status(Code::kNotFound, "table id " + std::to_string(table) + " does not exist");
 }
 
-Status Pool::set_alias(const std::string& alias, uint32_t instance) {
+Status Pool::set_alias(const std::string& alias, uint32_t instance, bool unless_frozen) {
   std::lock_guard lock(mutex_);
   PETPS_RETURN_IF_ERROR(writable());
   PETPS_RETURN_IF_ERROR(check_name("alias", alias, /*at_sign=*/false));
@@ -406,6 +406,10 @@ Status Pool::set_alias(const std::string& alias, uint32_t instance) {
   if (catalogue.instance(instance) == nullptr) {
     return Status(Code::kNotFound, "alias '" + alias + "': instance " + std::to_string(instance) +
                                        " does not exist");
+  }
+  if (unless_frozen && catalogue.instance(instance)->frozen) {
+    return Status(Code::kFailedPrecondition, "alias '" + alias + "' was switched away from '" +
+                                                 catalogue.instance(instance)->name + "'");
   }
   if (AliasRecord* known = catalogue.alias(alias); known != nullptr)
     return switch_alias(known, instance);
@@ -451,6 +455,11 @@ std::vector<InstanceRecord> Pool::instances() const {
 std::vector<AliasRecord> Pool::aliases() const {
   std::lock_guard lock(mutex_);
   return catalogue_->aliases;
+}
+
+Names Pool::names() const {
+  std::lock_guard lock(mutex_);
+  return {catalogue_->instances, catalogue_->aliases};
 }
 
 Slots& Pool::slots(uint32_t table) {

@@ -90,6 +90,11 @@ struct AliasRecord {
   uint32_t previous = 0;  // what it meant before the last switch; 0 = nothing, or dropped since
 };
 
+struct Names {
+  std::vector<InstanceRecord> instances;
+  std::vector<AliasRecord> aliases;
+};
+
 enum class ProgressState : uint32_t {  // never renumber
   kFollowing = 0,
   kCatchingUp = 1,
@@ -171,10 +176,13 @@ class Pool {
   base::Status set_feed(uint32_t table, Feed feed);
   // Switches the alias, over all tables at once: what it meant is frozen (unless another alias
   // means it), what it means now is not. Going back is switching to its `previous`.
-  base::Status set_alias(const std::string& alias, uint32_t instance);
+  // unless_frozen: kFailedPrecondition where the instance is frozen, because somebody switched away from it meanwhile.
+  base::Status set_alias(const std::string& alias, uint32_t instance, bool unless_frozen = false);
   std::vector<TableRecord> tables() const;
   std::vector<InstanceRecord> instances() const;
   std::vector<AliasRecord> aliases() const;
+  // Both, of one moment: every alias means an instance that is there.
+  Names names() const;
   Slots& slots(uint32_t table);
 
   // Progress of a partition: two records written alternately. Durable after the flusher's drain.

@@ -25,11 +25,12 @@ Status Worker::hello(const wire::FrameHeader& header, std::span<const std::byte>
 
 wire::TablesReply describe_tables(table::Tables& tables) {
   wire::TablesReply out;
-  for (const pool::InstanceRecord& record : tables.pool().instances()) {
+  const auto [instances, aliases] = tables.pool().names();
+  for (const pool::InstanceRecord& record : instances) {
     out.instances.push_back({record.id, record.model, record.name, record.partitions,
                              tables.applied_version(record.id)});
   }
-  for (const pool::AliasRecord& alias : tables.pool().aliases())
+  for (const pool::AliasRecord& alias : aliases)
     out.aliases.push_back({alias.name, alias.instance});
   for (const table::TablePointer& table : tables.tables()) {
     const pool::TableRecord& record = table->record();

@@ -118,8 +118,9 @@ void write_shard(const Ownership& ownership, const std::string& address, JsonWri
 
 void write_catalogue(table::Tables& tables, JsonWriter& json) {
   const std::vector<pool::Progress> progresses = tables.pool().all_progress();
+  const auto [instances, aliases] = tables.pool().names();
   json.begin_array("instances");
-  for (const pool::InstanceRecord& record : tables.pool().instances()) {
+  for (const pool::InstanceRecord& record : instances) {
     json.begin_object();
     json.member("id", record.id);
     json.member("model", record.model);
@@ -135,11 +136,10 @@ void write_catalogue(table::Tables& tables, JsonWriter& json) {
   }
   json.end_array();
   json.begin_object("aliases");
-  for (const pool::AliasRecord& alias : tables.pool().aliases())
-    json.member(alias.name, alias.instance);
+  for (const pool::AliasRecord& alias : aliases) json.member(alias.name, alias.instance);
   json.end_object();
   json.begin_object("previous_of_aliases");
-  for (const pool::AliasRecord& alias : tables.pool().aliases()) {
+  for (const pool::AliasRecord& alias : aliases) {
     if (alias.previous != 0) json.member(alias.name, alias.previous);
   }
   json.end_object();

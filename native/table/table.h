@@ -178,7 +178,8 @@ class Tables {
   TablePointer find(const std::string& instance, const std::string& table) const;  // likewise
   std::vector<TablePointer> tables() const;
   // See Pool::set_alias. kFailedPrecondition for an instance whose base is not loaded in all partitions that count.
-  base::Status switch_alias(const std::string& alias, uint32_t instance);
+  base::Status switch_alias(const std::string& alias, uint32_t instance,
+                            bool unless_frozen = false);
   // Removes an instance and its tables; durable when it returns. Batches under way end first; their space goes to other
   // tables once the last pin on it is dropped. Errors: see Pool::drop_instance.
   base::Status drop_instance(uint32_t instance);

@@ -96,7 +96,7 @@ Result<Table*> Tables::create_table(const pool::TableSpec& spec) {
   return table.get();
 }
 
-Status Tables::switch_alias(const std::string& alias, uint32_t instance) {
+Status Tables::switch_alias(const std::string& alias, uint32_t instance, bool unless_frozen) {
   uint64_t whole = 0;
   uint64_t expected = 0;
   bool begun = false;
@@ -120,7 +120,7 @@ Status Tables::switch_alias(const std::string& alias, uint32_t instance) {
                       std::to_string(expected) +
                       " partitions: wait for the others (petps status), then switch");
   }
-  return impl_->pool->set_alias(alias, instance);
+  return impl_->pool->set_alias(alias, instance, unless_frozen);
 }
 
 // What the dropped instance had read of the log, the others of its model pass over: read again, its base would bring it back.
@@ -233,8 +233,8 @@ std::vector<TablePointer> Tables::tables() const {
 }
 
 Result<pool::InstanceRecord> Tables::resolve(const std::string& model) const {
-  const auto instances = impl_->pool->instances();
-  for (const auto& alias : impl_->pool->aliases()) {
+  const auto [instances, aliases] = impl_->pool->names();
+  for (const auto& alias : aliases) {
     if (alias.name != model) continue;
     for (const auto& instance : instances) {
       if (instance.id == alias.instance) return instance;

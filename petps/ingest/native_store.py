@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from petps import _native
 from petps.delta import TableSchema
 from petps.delta.schema import check_instance
+from petps.errors import FailedPrecondition
 from petps.ingest.store import (
     ApplyReport,
     BaseReader,
@@ -196,7 +197,13 @@ class NativeInstances:
         meant = self._tables.resolve(self._model)
         if not self._switch or meant.name == store.instance:
             return
-        self._tables.set_alias(self._model, self._tables.resolve(store.instance).id)
+        instance = self._tables.resolve(store.instance).id
+        try:
+            self._tables.set_alias(self._model, instance, unless_frozen=True)
+        except FailedPrecondition:
+            if store.live():
+                raise
+            return  # somebody switched away from it just now: that switch stands
         _log.info(
             "[ingest] %s means %s now, and no more %s", self._model, store.instance, meant.name
         )

@@ -13,7 +13,6 @@ import hashlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import uuid
@@ -22,6 +21,8 @@ from typing import Final
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
+
+from tests.ports import stable_port
 
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parents[1]
@@ -97,14 +98,6 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
 def _make_certificates(folder: Path) -> None:
     """A CA; a certificate of 127.0.0.1 for the broker; one of a client."""
 
@@ -135,7 +128,7 @@ class Broker:
         folder.mkdir(parents=True, exist_ok=True)
         _make_certificates(folder)
         for left in reversed(range(START_TRIES)):
-            self._plain, self._sasl, self._tls, self._controller = _free_ports(4)
+            self._plain, self._sasl, self._tls, self._controller = (stable_port() for _ in range(4))
             self._format()
             try:
                 self.start()

@@ -11,7 +11,13 @@ from tests.run import Finished, Outcome, close, read_junit, summarise
 JUNIT = """<?xml version="1.0"?>
 <testsuite>
   <testcase name="a" classname="x" status="run"/>
-  <testcase name="b" classname="x" status="fail"><failure message=""/></testcase>
+  <testcase name="b  # GetParam() = 3" classname="b  # GetParam() = 3" status="fail">
+    <failure message=""/>
+    <system-out>[ RUN      ] b
+b_test.cc:7: Failure
+1 is not 2
+</system-out>
+  </testcase>
   <testcase name="c" classname="x" status="notrun">
     <skipped message="SKIP_REGULAR_EXPRESSION_MATCHED"/>
     <system-out>[ RUN      ] c
@@ -34,8 +40,11 @@ def outcome_of(tmp_path: Path) -> Outcome:
 def test_counts_and_reasons(tmp_path: Path) -> None:
     outcome = outcome_of(tmp_path)
     assert (outcome.passed, outcome.failed) == (1, 1)
-    assert outcome.failures == ["x::b"]
-    assert outcome.skips == ["x::c: this processor has no vpclmulqdq", "x::d: no such device"]
+    assert outcome.failures == ["b: \n    b_test.cc:7: Failure\n    1 is not 2"]
+    assert outcome.skips == [
+        ("this processor has no vpclmulqdq", "x::c"),
+        ("no such device", "x::d"),
+    ]
 
 
 def test_last_line_is_the_sum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,7 @@ import petps
 from petps import _native
 from petps.delta import Delivery, Kind, open_log, read_header
 from tests.kafka.broker import Broker
+from tests.ports import stable_port
 from tests.python.publish.trainer_process import DIM, KEYS, PARTITIONS, load, rows_of
 from tests.system.test_serve import Process
 
@@ -85,7 +86,7 @@ class Shards:
             path.parent.mkdir()
             with petps.create(path, durability="process") as pool:
                 pool.create_table("items", dim=DIM, capacity=KEYS, feed="delta")
-        self.processes = [self._process(i) for i in range(SERVERS)]
+        self.processes = [self._process(i, "--port", stable_port()) for i in range(SERVERS)]
         self.facts = [process.wait_ready() for process in self.processes]
         self._write_map([f"127.0.0.1:{facts['port']}" for facts in self.facts])
 

@@ -22,6 +22,7 @@ from petps import _native
 from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.publish import Publisher
+from tests.ports import stable_port
 from tests.system.test_serve import Process
 
 pytestmark = pytest.mark.system
@@ -62,7 +63,7 @@ class Fleet:
             with petps.create(path, durability="process") as opened:
                 opened.create_table("items", dim=DIM, capacity=4 * KEYS)
                 opened.create_table("fed", dim=DIM, capacity=4 * MANY_KEYS, feed="delta")
-        self.processes = [self._process(path) for path in self.pools]
+        self.processes = [self._process(path, "--port", stable_port()) for path in self.pools]
         self.facts = [process.wait_ready() for process in self.processes]
 
     def _process(self, path: Path, *arguments: object) -> Process:

@@ -25,7 +25,7 @@ from petps.checkpoint import BaseWriter
 from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.publish import Publisher
-from tests.system.test_kill import PETPS, WAIT_SECONDS, Server, seed
+from tests.system.test_kill import PETPS, WAIT_SECONDS, Server, connect, seed
 
 __all__ = ["seed"]
 
@@ -73,6 +73,10 @@ class Puller(threading.Thread):
         self.seen: set[int] = set()
         self.pulls = 0
         self.error: BaseException | None = None
+
+    def saw(self, number: int) -> bool:
+        assert self.error is None, self.error
+        return number in self.seen
 
     def run(self) -> None:
         try:
@@ -140,7 +144,7 @@ def wait_until(what: str, condition: Callable[[], bool]) -> None:
 
 def instances(url: str) -> dict[str, dict[str, Any]]:
     """Of the status, by name; ``meant``: an alias means it."""
-    with petps_client.connect(url.rpartition("/")[0]) as client:
+    with connect(url.rpartition("/")[0]) as client:
         status = client.status()
     for each in status["instances"]:
         each["meant"] = each["id"] in status["aliases"].values()
@@ -155,6 +159,10 @@ def is_served(url: str, number: int, version: int = 0) -> bool:
         and (found["meant"] or alone)
         and bool(found["applied_version"] >= version)
     )
+
+
+def pool_bytes(server: Server) -> int:
+    return (server.folder / "pool").stat().st_size
 
 
 def killed_during(server: Server, chance: random.Random, act: Callable[[], object]) -> None:
@@ -208,7 +216,7 @@ def test_versions_come_and_go(server: Server, seed: int) -> None:
     wait_until("the first version", lambda: is_served(url, 0, version))
     puller = Puller(url, seed + 1)
     puller.start()
-    sizes = []
+    sizes = [pool_bytes(server)]
     try:
         for number in range(1, VERSIONS + 1):
             model.begin(number)
@@ -220,9 +228,9 @@ def test_versions_come_and_go(server: Server, seed: int) -> None:
             wait_until(f"default@{number}", lambda: is_served(url, number, version))  # noqa: B023
             before = instances(url)[f"default@{number - 1}"]
             assert before["frozen"]
-            with petps_client.connect(url) as client:
+            with connect(url) as client:
                 assert pull(client, np.arange(KEYS, dtype=np.uint64)) == (number, {version})
-                with petps_client.connect(f"{url}@{number - 1}") as old:
+                with connect(f"{url}@{number - 1}") as old:
                     assert pull(old, np.arange(KEYS, dtype=np.uint64))[0] == number - 1
                 killed_during(
                     server,
@@ -233,13 +241,14 @@ def test_versions_come_and_go(server: Server, seed: int) -> None:
             if is_served(url, number):
                 petps("alias", url, "--back")
             assert is_served(url, number - 1)
-            with petps_client.connect(url) as client:
+            with connect(url) as client:
                 assert pull(client, np.arange(KEYS, dtype=np.uint64))[0] == number - 1
             petps("alias", url, "--back")
-            with petps_client.connect(url) as client:
+            with connect(url) as client:
                 version = model.publish(number)
                 wait_until("a delta after all that", lambda: is_served(url, number, version))  # noqa: B023
                 assert pull(client, np.arange(KEYS, dtype=np.uint64)) == (number, {version})
+                wait_until("a pull of the puller", lambda: puller.saw(number))  # noqa: B023
                 killed_during(
                     server,
                     chance,
@@ -248,14 +257,15 @@ def test_versions_come_and_go(server: Server, seed: int) -> None:
             if f"default@{number - 1}" in instances(url):
                 petps("drop", url, f"default@{number - 1}")
             assert list(instances(url)) == [f"default@{number}"]
-            sizes.append((server.folder / "pool").stat().st_size)
+            sizes.append(pool_bytes(server))
             assert puller.error is None, puller.error
     finally:
         puller.done.set()
         puller.join()
     assert puller.error is None, puller.error
-    assert len(puller.seen) >= VERSIONS, puller.seen
     server.kill()
     report = petps("verify", str(server.folder / "pool"))
-    assert max(sizes) == max(sizes[:3]), f"space of the dropped was not used again: {sizes}"
+    # Space of a dropped instance comes back once nobody reads it: maybe after the next has begun.
+    one = sizes[1] - sizes[0]
+    assert max(sizes) <= sizes[1] + one, f"space of the dropped was not used again: {sizes}"
     print(f"{puller.pulls} pulls saw {sorted(puller.seen)}; pool bytes {sizes}; {report}")

@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
 #include "memory_pool.h"
 #include "pool/layout.h"
 #include "pool/slots.h"
@@ -342,6 +346,46 @@ TEST(Versions, AnAliasSwitchesAndGoesBackAndFreezesWhatItLeft) {
   ASSERT_TRUE(pool->set_alias("kept", 2).ok());
   ASSERT_TRUE(pool->set_alias("model", 1).ok());
   EXPECT_EQ(frozen(*pool), std::vector<std::string>{}) << "another alias still means model@2";
+}
+
+TEST(Versions, AnInstanceThatWasSwitchedAwayFromIsNotSwitchedToUnasked) {
+  Memory memory;
+  auto pool = memory.format();
+  ASSERT_TRUE(pool->create_instance("model", "model@2", 2).ok());
+  ASSERT_TRUE(pool->set_alias("model", 2, /*unless_frozen=*/true).ok()) << "it was never left";
+  ASSERT_TRUE(pool->set_alias("model", 1).ok());
+  const auto refused = pool->set_alias("model", 2, /*unless_frozen=*/true);
+  EXPECT_EQ(refused.code(), Code::kFailedPrecondition);
+  EXPECT_EQ(refused.message(), "alias 'model' was switched away from 'model@2'");
+  EXPECT_EQ(pool->aliases()[0].instance, 1u);
+  EXPECT_TRUE(pool->set_alias("model", 2).ok());
+}
+
+TEST(Versions, NamesAreOfOneMoment) {
+  Memory memory;
+  auto pool = memory.format();
+  std::atomic<bool> done{false};
+  std::thread switcher([&] {
+    uint32_t meant = 1;
+    for (int i = 2; i < 2000; ++i) {
+      const auto made = pool->create_instance("model", "model@" + std::to_string(i), 2);
+      if (!made.ok() || !pool->set_alias("model", made.value().id).ok() ||
+          !pool->drop_instance(meant).ok())
+        ADD_FAILURE() << i;
+      meant = made.value().id;
+    }
+    done = true;
+  });
+  while (!done) {
+    const Names names = pool->names();
+    for (const AliasRecord& alias : names.aliases) {  // none until there are two instances
+      EXPECT_TRUE(
+          std::any_of(names.instances.begin(), names.instances.end(),
+                      [&](const InstanceRecord& record) { return record.id == alias.instance; }))
+          << alias.instance;
+    }
+  }
+  switcher.join();
 }
 
 TEST(Versions, WhatAnAliasMeansIsNotDropped) {

@@ -22,7 +22,7 @@ from petps.ingest import DirectoryDeadLetters
 from petps.ingest.applier import InlineApplier
 from petps.ingest.dense import DenseNames
 from petps.ingest.follow import Follower
-from petps.ingest.native_store import NativeStore
+from petps.ingest.native_store import NativeInstances, NativeStore
 from petps.ingest.partition import PartitionState
 from petps.publish import Publisher
 from tests.python.ingest.test_follow import wait_until
@@ -154,6 +154,9 @@ def test_back_and_on_from_there(tmp_path: Path, world: list[World]) -> None:
     wait_until(lambda: world[0].meant == "m@2")
     world[0].tables.set_alias("m", world[0].tables.resolve("m@1").id)
     wait_until(lambda: world[0].states() == {("m@1", "passing")})
+    # What ingest had looked at a moment before the switch undoes nothing.
+    NativeInstances(world[0].tables, "m", switch=True).complete(NativeStore(world[0].tables, "m@2"))
+    assert world[0].meant == "m@1"
     last = bad.version()
     wait_until(lambda: not any(p.lag_records for p in world[0].ingest.status().partitions))
     assert versions(world[0], "m@2") == {2.0}, "it was left, so it is frozen"

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from petps.checkpoint import BaseWriter
-from petps.delta import TableSchema, open_log
+from petps.delta import DeltaLog, TableSchema, open_log
 from petps.delta.files import publish_file
+from petps.errors import Unavailable
 from petps.publish import Publisher
 
 DIM = 16
@@ -25,6 +27,7 @@ SCHEMA = TableSchema("items", "f32", DIM)
 PARTITIONS = 8
 KEYS = 20_000
 CHANGED = 5_000  # rows a version, a fifth of them deletions
+WAIT_SECONDS = 120.0
 
 Versions = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.uint64]
@@ -69,11 +72,23 @@ def _write_base(folder: Path, run: int, state: Versions) -> Path:
     return writer.commit()
 
 
+def _begin(log: DeltaLog) -> Publisher:
+    """As a supervised trainer does: once the brokers are back, whose start may take its time."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            return Publisher(log, "default", tables=[SCHEMA])
+        except Unavailable:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
 def main(folder: Path, place: str, seed: int) -> None:
     """Publishes until it is enough. Prints the version of each commit."""
     state = load(folder)
     log = open_log(place, partitions=PARTITIONS)
-    publisher = Publisher(log, "default", tables=[SCHEMA])
+    publisher = _begin(log)
     publisher.begin_base(str(_write_base(folder, publisher.run, state)))
     rng = np.random.default_rng([seed, publisher.version])
     enough = folder / "enough"
