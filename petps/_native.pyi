@@ -359,6 +359,24 @@ def decode_rows(dtype: str, dim: int, rows: Bytes) -> Floats:
     """rows: uint8[n, row_bytes] -> float32[n, dim]."""
 
 def row_bytes(dtype: str, dim: int) -> int: ...
+def quantise_rows(
+    method: str,
+    bits: int,
+    rows: Floats,
+    *,
+    bins: int = ...,
+    ratio: float = ...,
+    seed: int = ...,
+) -> Bytes:
+    """rows: float32[n, dim] -> uint8[n, quantised_row_bytes(method, bits, dim)].
+
+    InvalidArgument names the first row with a NaN, an infinity or a range beyond float32.
+    """
+
+def dequantise_rows(method: str, bits: int, dim: int, rows: Bytes) -> Floats:
+    """rows: uint8[n, quantised_row_bytes] -> float32[n, dim]."""
+
+def quantised_row_bytes(method: str, bits: int, dim: int) -> int: ...
 def first_not_finite(rows: Floats) -> int:
     """Index of the first row of float32[n, dim] with a NaN or infinity, or n."""
 

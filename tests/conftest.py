@@ -9,10 +9,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.kafka.broker import Broker, NotAvailable
 
 KAFKA_GROUP = "kafka"
+
+# No test fails on a clock; a failure prints what repeats it.
+settings.register_profile("petps", deadline=None, print_blob=True)
+settings.load_profile("petps")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,6 +3,7 @@
 
 #include "bindings/arrays.h"
 #include "codec/codec.h"
+#include "codec/quantise.h"
 #include "pool/pool.h"
 #include "wire/wire.h"
 
@@ -45,6 +46,62 @@ py::array_t<float> decode_rows(const std::string& dtype_text, uint32_t dim,
   return decoded;
 }
 
+codec::Quantisation quantisation_of(const std::string& method, uint32_t bits) {
+  codec::Quantisation wanted;
+  wanted.method = unwrap(codec::parse_method(method));
+  wanted.bits = bits;
+  check(codec::check(wanted));
+  return wanted;
+}
+
+py::array_t<uint8_t> quantise_rows(const std::string& method, uint32_t bits, const py::object& rows,
+                                   uint32_t bins, double ratio, uint64_t seed) {
+  codec::Quantisation wanted = quantisation_of(method, bits);
+  wanted.bins = bins;
+  wanted.ratio = ratio;
+  wanted.seed = seed;
+  check(codec::check(wanted));
+  const Rows<const float> block = floats_of(rows, "rows");
+  check_dim(block.width);
+  const auto dim = static_cast<uint32_t>(block.width);
+  py::array_t<uint8_t> quantised({block.n, codec::quantised_row_bytes(wanted, dim)});
+  auto* out = reinterpret_cast<std::byte*>(quantised.mutable_data());
+  size_t bad = 0;
+  {
+    const Released released_gil;
+    bad = codec::quantise(wanted, block.data, block.n, dim, out);
+  }
+  if (bad < block.n) {
+    invalid("rows: row " + std::to_string(bad) + " of " + std::to_string(block.n) +
+            " has a NaN, an infinity or a range beyond float32, which no codes can represent; "
+            "correct the row or store it as f32");
+  }
+  return quantised;
+}
+
+py::array_t<float> dequantise_rows(const std::string& method, uint32_t bits, uint32_t dim,
+                                   const py::object& rows) {
+  const codec::Quantisation written = quantisation_of(method, bits);
+  check_dim(dim);
+  const Rows<const std::byte> block = stored_rows_of(rows, "rows");
+  const size_t bytes = codec::quantised_row_bytes(written, dim);
+  if (block.width != bytes) {
+    invalid("rows: a row of dim " + std::to_string(dim) + " has " + std::to_string(bytes) +
+            " bytes by " + method + " with " + std::to_string(bits) + " bits, got uint8[" +
+            std::to_string(block.n) + ", " + std::to_string(block.width) + "]");
+  }
+  py::array_t<float> values({block.n, static_cast<size_t>(dim)});
+  float* out = values.mutable_data();
+  const Released released_gil;
+  codec::dequantise(written, block.data, block.n, dim, out);
+  return values;
+}
+
+size_t quantised_row_bytes(const std::string& method, uint32_t bits, uint32_t dim) {
+  check_dim(dim);
+  return codec::quantised_row_bytes(quantisation_of(method, bits), dim);
+}
+
 size_t first_not_finite(const py::object& rows) {
   const Rows<const float> block = floats_of(rows, "rows");
   const Released released_gil;
@@ -77,6 +134,15 @@ void bind_codec(py::module_& module) {
   module.def("decode_rows", decode_rows, py::arg("dtype"), py::arg("dim"), py::arg("rows"),
              "rows: uint8[n, row_bytes] -> float32[n, dim].");
   module.def("row_bytes", row_bytes, py::arg("dtype"), py::arg("dim"), "Bytes of one stored row.");
+  module.def("quantise_rows", quantise_rows, py::arg("method"), py::arg("bits"), py::arg("rows"),
+             py::kw_only(), py::arg("bins") = codec::Quantisation{}.bins,
+             py::arg("ratio") = codec::Quantisation{}.ratio,
+             py::arg("seed") = codec::Quantisation{}.seed,
+             "rows: float32[n, dim] -> uint8[n, quantised_row_bytes(method, bits, dim)].");
+  module.def("dequantise_rows", dequantise_rows, py::arg("method"), py::arg("bits"), py::arg("dim"),
+             py::arg("rows"), "rows: uint8[n, quantised_row_bytes] -> float32[n, dim].");
+  module.def("quantised_row_bytes", quantised_row_bytes, py::arg("method"), py::arg("bits"),
+             py::arg("dim"), "Bytes of one quantised row.");
   module.def("first_not_finite", first_not_finite, py::arg("rows"),
              "Index of the first row of float32[n, dim] with a NaN or infinity, or n.");
   module.def("partition_of", partition_of, py::arg("keys"), py::arg("partitions"),

@@ -61,7 +61,7 @@ size_t row_bytes(Dtype dtype, uint32_t dim) {
     case Dtype::kBf16:
       return size_t{2} * dim;
     case Dtype::kInt8:
-      return kInt8HeaderBytes + dim;
+      return kGridBytes + dim;
   }
   return 0;
 }

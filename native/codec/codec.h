@@ -1,8 +1,9 @@
 // Room codec: rows between float32 and their stored bytes.
 //
-// Owns:        dtypes and their stored layout (FORMAT.md), encode, decode, row_bytes, finite checks.
+// Owns:        dtypes and their stored layout (FORMAT.md), encode, decode, row_bytes, finite checks; the quantised rows of
+//              checkpoints (quantise.h).
 // Never does:  allocate for the caller; know tables or keys.
-// Called by:   client (widens what it pulled), bindings (load, push, export).
+// Called by:   client (widens what it pulled), bindings (load, push, export, checkpoints).
 // Invariants:  decode(encode(x)) is bit-exact for f32; one layout per Dtype for ever; every SIMD path gives the scalar path's bits.
 // Threads:     pure functions.
 #pragma once

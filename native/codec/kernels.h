@@ -6,6 +6,8 @@
 
 namespace petps::codec {
 
+struct Grid;  // values.h
+
 enum class Level : uint8_t {
   kScalar,
   kAvx2,
@@ -14,6 +16,25 @@ enum class Level : uint8_t {
 
 const char* level_name(Level level);
 bool is_supported(Level level);  // by this processor and its operating system
+
+// Rows whose range is searched at the same time, one in each lane.
+inline constexpr size_t kSearchRows = 16;
+
+// How Check-N-Run 5.2 narrows a range (FORMAT.md): `steps` times by one step at the better end.
+struct Search {
+  float levels = 15.0f;  // the highest code
+  uint32_t steps = 0;
+};
+
+// In: minimum, range = maximum - minimum > 0 and step = range / bins of each lane's row. Out: of the
+// narrowings tried, the best: `moved` steps in all, `low` of them at the lower end.
+struct SearchRows {
+  float minimum[kSearchRows];
+  float range[kSearchRows];
+  float step[kSearchRows];
+  float low[kSearchRows];
+  float moved[kSearchRows];
+};
 
 // ASSUMPTIONS: pointers of bytes may be unaligned, pointers of floats are 4-byte aligned; ranges do not overlap.
 // ERRORS: none; every bit pattern has a defined outcome (FORMAT.md), the same at every Level.
@@ -24,6 +45,14 @@ struct Kernels {
   void (*decode_bf16)(const std::byte* values, size_t count, float* out);
   void (*encode_int8)(const float* rows, size_t n, uint32_t dim, std::byte* out);
   void (*decode_int8)(const std::byte* rows, size_t n, uint32_t dim, float* out);
+  // Minimum and maximum of one row; false if a value is not finite (they then mean nothing).
+  bool (*range_of)(const float* row, uint32_t dim, float* minimum, float* maximum);
+  // One code a byte. grid.scale > 0; levels <= 255.
+  void (*codes_of)(const float* values, uint32_t count, const Grid& grid, float levels,
+                   std::byte* codes);
+  void (*values_of)(const std::byte* codes, uint32_t count, const Grid& grid, float* out);
+  // lanes: float32[dim, kSearchRows], a row in each column.
+  void (*search)(const float* lanes, uint32_t dim, const Search& wanted, SearchRows* rows);
   size_t (*first_not_finite)(const float* values, size_t count);  // index of the value, or count
 };
 

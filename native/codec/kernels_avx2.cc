@@ -70,7 +70,7 @@ PETPS_AVX2 inline __m256i not_finite(__m256 values) {
 }
 
 // Minimum and maximum of a row; false if a value is not finite.
-PETPS_AVX2 inline bool row_range(const float* row, uint32_t dim, float* minimum, float* maximum) {
+PETPS_AVX2 inline bool range_of(const float* row, uint32_t dim, float* minimum, float* maximum) {
   uint32_t i = 0;
   float low = row[0];
   float high = row[0];
@@ -99,51 +99,115 @@ PETPS_AVX2 inline bool row_range(const float* row, uint32_t dim, float* minimum,
   return finite;
 }
 
-PETPS_AVX2 inline void write_codes(const float* row, uint32_t dim, const Int8Header& header,
-                                   std::byte* codes) {
-  const __m256 zero = _mm256_set1_ps(header.zero);
-  const __m256 scale = _mm256_set1_ps(header.scale);
+PETPS_AVX2 inline void codes_of(const float* values, uint32_t count, const Grid& grid, float levels,
+                                std::byte* codes) {
+  const __m256 zero = _mm256_set1_ps(grid.zero);
+  const __m256 scale = _mm256_set1_ps(grid.scale);
+  const __m256 highest = _mm256_set1_ps(levels);
   uint32_t i = 0;
-  for (; i + kWide <= dim; i += kWide) {
-    __m256 quotient = _mm256_div_ps(_mm256_sub_ps(_mm256_loadu_ps(row + i), zero), scale);
-    quotient = _mm256_min_ps(_mm256_max_ps(quotient, _mm256_setzero_ps()), _mm256_set1_ps(255.0f));
+  for (; i + kWide <= count; i += kWide) {
+    __m256 quotient = _mm256_div_ps(_mm256_sub_ps(_mm256_loadu_ps(values + i), zero), scale);
+    quotient = _mm256_min_ps(_mm256_max_ps(quotient, _mm256_setzero_ps()), highest);
     const __m256i words = _mm256_cvtps_epi32(quotient);
     const __m128i shorts =
         _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(codes + i), _mm_packus_epi16(shorts, shorts));
   }
-  for (; i < dim; ++i) store(codes + i, int8_code(header, row[i]));
+  for (; i < count; ++i) store(codes + i, code_of(grid, levels, values[i]));
+}
+
+PETPS_AVX2 inline void values_of(const std::byte* codes, uint32_t count, const Grid& grid,
+                                 float* out) {
+  const __m256 scale = _mm256_set1_ps(grid.scale);
+  const __m256 zero = _mm256_set1_ps(grid.zero);
+  uint32_t i = 0;
+  for (; i + kWide <= count; i += kWide) {
+    const __m256i words =
+        _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + i)));
+    _mm256_storeu_ps(out + i, _mm256_add_ps(zero, _mm256_mul_ps(scale, _mm256_cvtepi32_ps(words))));
+  }
+  for (; i < count; ++i)
+    out[i] = grid.zero + grid.scale * static_cast<float>(load<uint8_t>(codes + i));
 }
 
 PETPS_AVX2 void encode_int8(const float* rows, size_t n, uint32_t dim, std::byte* out) {
-  for (; n > 0; --n, rows += dim, out += kInt8HeaderBytes + dim) {
+  for (; n > 0; --n, rows += dim, out += kGridBytes + dim) {
     float minimum;
     float maximum;
-    const bool finite = row_range(rows, dim, &minimum, &maximum);
-    const Int8Header header = int8_header(finite, minimum, maximum);
-    if (write_int8_header(header, dim, out)) write_codes(rows, dim, header, out + kInt8HeaderBytes);
+    const bool finite = range_of(rows, dim, &minimum, &maximum);
+    const Grid grid = int8_grid(finite, minimum, maximum);
+    if (write_grid(grid, dim, out)) codes_of(rows, dim, grid, 255.0f, out + kGridBytes);
   }
 }
 
 PETPS_AVX2 void decode_int8(const std::byte* rows, size_t n, uint32_t dim, float* out) {
-  for (; n > 0; --n, rows += kInt8HeaderBytes + dim, out += dim) {
-    const auto scale = load<float>(rows);
-    const auto zero = load<float>(rows + 4);
-    if (!is_finite_value(scale) || !is_finite_value(zero)) {
-      decode_int8_not_finite(dim, out);
+  for (; n > 0; --n, rows += kGridBytes + dim, out += dim) {
+    const Grid grid = load_grid(rows);
+    if (!grid.representable) {
+      fill_not_finite(dim, out);
       continue;
     }
-    const std::byte* codes = rows + kInt8HeaderBytes;
-    const __m256 scales = _mm256_set1_ps(scale);
-    const __m256 zeros = _mm256_set1_ps(zero);
-    uint32_t i = 0;
-    for (; i + kWide <= dim; i += kWide) {
-      const __m256i words =
-          _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + i)));
-      _mm256_storeu_ps(out + i,
-                       _mm256_add_ps(zeros, _mm256_mul_ps(scales, _mm256_cvtepi32_ps(words))));
+    values_of(rows + kGridBytes, dim, grid, out);
+  }
+}
+
+// Adds the squared distance of eight values to the nearest code, in codes.
+PETPS_AVX2 inline __m256 add_distance(__m256 sum, __m256 values, __m256 zero, __m256 inverse,
+                                      __m256 levels) {
+  const __m256 at = _mm256_mul_ps(_mm256_sub_ps(values, zero), inverse);
+  __m256 code = _mm256_min_ps(_mm256_max_ps(at, _mm256_setzero_ps()), levels);
+  code = _mm256_round_ps(code, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m256 distance = _mm256_sub_ps(at, code);
+  return _mm256_add_ps(sum, _mm256_mul_ps(distance, distance));
+}
+
+PETPS_AVX2 void search_eight(const float* lanes, uint32_t dim, const Search& wanted,
+                             SearchRows* rows, size_t first) {
+  const __m256 levels = _mm256_set1_ps(wanted.levels);
+  const __m256 one = _mm256_set1_ps(1.0f);
+  const __m256 minimum = _mm256_loadu_ps(rows->minimum + first);
+  const __m256 range = _mm256_loadu_ps(rows->range + first);
+  const __m256 step = _mm256_loadu_ps(rows->step + first);
+  __m256 low = _mm256_setzero_ps();
+  __m256 best_low = low;
+  __m256 best_moved = low;
+  __m256 best = _mm256_setzero_ps();
+  const __m256 whole = _mm256_div_ps(one, _mm256_div_ps(range, levels));
+  for (uint32_t i = 0; i < dim; ++i) {
+    const __m256 values = _mm256_loadu_ps(lanes + i * kSearchRows + first);
+    best = add_distance(best, values, minimum, whole, levels);
+  }
+  for (uint32_t moved = 1; moved <= wanted.steps; ++moved) {
+    const __m256 count = _mm256_set1_ps(static_cast<float>(moved));
+    const __m256 width = _mm256_sub_ps(range, _mm256_mul_ps(step, count));
+    const __m256 inverse = _mm256_div_ps(one, _mm256_div_ps(width, levels));
+    const __m256 raised_low = _mm256_add_ps(low, one);
+    const __m256 raised_zero = _mm256_add_ps(minimum, _mm256_mul_ps(step, raised_low));
+    const __m256 kept_zero = _mm256_add_ps(minimum, _mm256_mul_ps(step, low));
+    __m256 raised = _mm256_setzero_ps();
+    __m256 lowered = _mm256_setzero_ps();
+    for (uint32_t i = 0; i < dim; ++i) {
+      const __m256 values = _mm256_loadu_ps(lanes + i * kSearchRows + first);
+      raised = add_distance(raised, values, raised_zero, inverse, levels);
+      lowered = add_distance(lowered, values, kept_zero, inverse, levels);
     }
-    for (; i < dim; ++i) out[i] = zero + scale * static_cast<float>(load<uint8_t>(codes + i));
+    const __m256 raise = _mm256_cmp_ps(raised, lowered, _CMP_LT_OQ);
+    low = _mm256_blendv_ps(low, raised_low, raise);
+    const __m256 share = _mm256_div_ps(width, range);
+    const __m256 error =
+        _mm256_mul_ps(_mm256_blendv_ps(lowered, raised, raise), _mm256_mul_ps(share, share));
+    const __m256 better = _mm256_cmp_ps(error, best, _CMP_LT_OQ);
+    best = _mm256_blendv_ps(best, error, better);
+    best_low = _mm256_blendv_ps(best_low, low, better);
+    best_moved = _mm256_blendv_ps(best_moved, count, better);
+  }
+  _mm256_storeu_ps(rows->low + first, best_low);
+  _mm256_storeu_ps(rows->moved + first, best_moved);
+}
+
+PETPS_AVX2 void search(const float* lanes, uint32_t dim, const Search& wanted, SearchRows* rows) {
+  for (size_t first = 0; first < kSearchRows; first += kWide) {
+    search_eight(lanes, dim, wanted, rows, first);
   }
 }
 
@@ -167,6 +231,7 @@ PETPS_AVX2 size_t first_not_finite(const float* values, size_t count) {
 }  // namespace
 
 const Kernels kAvx2Kernels = {encode_f16,  decode_f16,  encode_bf16,     decode_bf16,
-                              encode_int8, decode_int8, first_not_finite};
+                              encode_int8, decode_int8, range_of,        codes_of,
+                              values_of,   search,      first_not_finite};
 
 }  // namespace petps::codec

@@ -41,53 +41,121 @@ PETPS_AVX512 inline __mmask16 not_finite(__mmask16 mask, __m512 values) {
                                       exponent);
 }
 
+PETPS_AVX512 inline bool range_of(const float* row, uint32_t dim, float* minimum, float* maximum) {
+  __m512 lows = _mm512_set1_ps(row[0]);
+  __m512 highs = lows;
+  unsigned odd = 0;
+  for (size_t i = 0; i < dim; i += kWide) {
+    const __mmask16 mask = lanes(dim - i);
+    const __m512 values = _mm512_maskz_loadu_ps(mask, row + i);
+    odd |= not_finite(mask, values);
+    lows = _mm512_mask_min_ps(lows, mask, lows, values);
+    highs = _mm512_mask_max_ps(highs, mask, highs, values);
+  }
+  *minimum = _mm512_reduce_min_ps(lows);
+  *maximum = _mm512_reduce_max_ps(highs);
+  return odd == 0;
+}
+
+PETPS_AVX512 inline void codes_of(const float* values, uint32_t count, const Grid& grid,
+                                  float levels, std::byte* codes) {
+  const __m512 zero = _mm512_set1_ps(grid.zero);
+  const __m512 scale = _mm512_set1_ps(grid.scale);
+  const __m512 highest = _mm512_set1_ps(levels);
+  for (size_t i = 0; i < count; i += kWide) {
+    const __mmask16 mask = lanes(count - i);
+    __m512 quotient =
+        _mm512_div_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, values + i), zero), scale);
+    quotient = _mm512_min_ps(_mm512_max_ps(quotient, _mm512_setzero_ps()), highest);
+    _mm512_mask_cvtepi32_storeu_epi8(codes + i, mask, _mm512_cvtps_epi32(quotient));
+  }
+}
+
+PETPS_AVX512 inline void values_of(const std::byte* codes, uint32_t count, const Grid& grid,
+                                   float* out) {
+  const __m512 scale = _mm512_set1_ps(grid.scale);
+  const __m512 zero = _mm512_set1_ps(grid.zero);
+  for (size_t i = 0; i < count; i += kWide) {
+    const __mmask16 mask = lanes(count - i);
+    const __m512i words = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, codes + i));
+    const __m512 values = _mm512_add_ps(zero, _mm512_mul_ps(scale, _mm512_cvtepi32_ps(words)));
+    _mm512_mask_storeu_ps(out + i, mask, values);
+  }
+}
+
 PETPS_AVX512 void encode_int8(const float* rows, size_t n, uint32_t dim, std::byte* out) {
-  for (; n > 0; --n, rows += dim, out += kInt8HeaderBytes + dim) {
-    __m512 lows = _mm512_set1_ps(rows[0]);
-    __m512 highs = lows;
-    unsigned odd = 0;
-    for (size_t i = 0; i < dim; i += kWide) {
-      const __mmask16 mask = lanes(dim - i);
-      const __m512 values = _mm512_maskz_loadu_ps(mask, rows + i);
-      odd |= not_finite(mask, values);
-      lows = _mm512_mask_min_ps(lows, mask, lows, values);
-      highs = _mm512_mask_max_ps(highs, mask, highs, values);
-    }
-    const Int8Header header =
-        int8_header(odd == 0, _mm512_reduce_min_ps(lows), _mm512_reduce_max_ps(highs));
-    if (!write_int8_header(header, dim, out)) continue;
-    const __m512 zero = _mm512_set1_ps(header.zero);
-    const __m512 scale = _mm512_set1_ps(header.scale);
-    for (size_t i = 0; i < dim; i += kWide) {
-      const __mmask16 mask = lanes(dim - i);
-      __m512 quotient =
-          _mm512_div_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, rows + i), zero), scale);
-      quotient =
-          _mm512_min_ps(_mm512_max_ps(quotient, _mm512_setzero_ps()), _mm512_set1_ps(255.0f));
-      _mm512_mask_cvtepi32_storeu_epi8(out + kInt8HeaderBytes + i, mask,
-                                       _mm512_cvtps_epi32(quotient));
-    }
+  for (; n > 0; --n, rows += dim, out += kGridBytes + dim) {
+    float minimum;
+    float maximum;
+    const bool finite = range_of(rows, dim, &minimum, &maximum);
+    const Grid grid = int8_grid(finite, minimum, maximum);
+    if (write_grid(grid, dim, out)) codes_of(rows, dim, grid, 255.0f, out + kGridBytes);
   }
 }
 
 PETPS_AVX512 void decode_int8(const std::byte* rows, size_t n, uint32_t dim, float* out) {
-  for (; n > 0; --n, rows += kInt8HeaderBytes + dim, out += dim) {
-    const auto scale = load<float>(rows);
-    const auto zero = load<float>(rows + 4);
-    if (!is_finite_value(scale) || !is_finite_value(zero)) {
-      decode_int8_not_finite(dim, out);
+  for (; n > 0; --n, rows += kGridBytes + dim, out += dim) {
+    const Grid grid = load_grid(rows);
+    if (!grid.representable) {
+      fill_not_finite(dim, out);
       continue;
     }
-    const std::byte* codes = rows + kInt8HeaderBytes;
-    const __m512 scales = _mm512_set1_ps(scale);
-    const __m512 zeros = _mm512_set1_ps(zero);
-    for (size_t i = 0; i < dim; i += kWide) {
-      const __mmask16 mask = lanes(dim - i);
-      const __m512i words = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(mask, codes + i));
-      const __m512 values = _mm512_add_ps(zeros, _mm512_mul_ps(scales, _mm512_cvtepi32_ps(words)));
-      _mm512_mask_storeu_ps(out + i, mask, values);
-    }
+    values_of(rows + kGridBytes, dim, grid, out);
   }
+}
+
+// Adds the squared distance of sixteen values to the nearest code, in codes.
+PETPS_AVX512 inline __m512 add_distance(__m512 sum, __m512 values, __m512 zero, __m512 inverse,
+                                        __m512 levels) {
+  const __m512 at = _mm512_mul_ps(_mm512_sub_ps(values, zero), inverse);
+  __m512 code = _mm512_min_ps(_mm512_max_ps(at, _mm512_setzero_ps()), levels);
+  code = _mm512_roundscale_ps(code, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 distance = _mm512_sub_ps(at, code);
+  return _mm512_add_ps(sum, _mm512_mul_ps(distance, distance));
+}
+
+PETPS_AVX512 void search(const float* columns, uint32_t dim, const Search& wanted,
+                         SearchRows* rows) {
+  static_assert(kSearchRows == kWide, "a row in each lane of one register");
+  const __m512 levels = _mm512_set1_ps(wanted.levels);
+  const __m512 one = _mm512_set1_ps(1.0f);
+  const __m512 minimum = _mm512_loadu_ps(rows->minimum);
+  const __m512 range = _mm512_loadu_ps(rows->range);
+  const __m512 step = _mm512_loadu_ps(rows->step);
+  __m512 low = _mm512_setzero_ps();
+  __m512 best_low = low;
+  __m512 best_moved = low;
+  __m512 best = _mm512_setzero_ps();
+  const __m512 whole = _mm512_div_ps(one, _mm512_div_ps(range, levels));
+  for (uint32_t i = 0; i < dim; ++i) {
+    best = add_distance(best, _mm512_loadu_ps(columns + i * kWide), minimum, whole, levels);
+  }
+  for (uint32_t moved = 1; moved <= wanted.steps; ++moved) {
+    const __m512 count = _mm512_set1_ps(static_cast<float>(moved));
+    const __m512 width = _mm512_sub_ps(range, _mm512_mul_ps(step, count));
+    const __m512 inverse = _mm512_div_ps(one, _mm512_div_ps(width, levels));
+    const __m512 raised_low = _mm512_add_ps(low, one);
+    const __m512 raised_zero = _mm512_add_ps(minimum, _mm512_mul_ps(step, raised_low));
+    const __m512 kept_zero = _mm512_add_ps(minimum, _mm512_mul_ps(step, low));
+    __m512 raised = _mm512_setzero_ps();
+    __m512 lowered = _mm512_setzero_ps();
+    for (uint32_t i = 0; i < dim; ++i) {
+      const __m512 values = _mm512_loadu_ps(columns + i * kWide);
+      raised = add_distance(raised, values, raised_zero, inverse, levels);
+      lowered = add_distance(lowered, values, kept_zero, inverse, levels);
+    }
+    const __mmask16 raise = _mm512_cmp_ps_mask(raised, lowered, _CMP_LT_OQ);
+    low = _mm512_mask_mov_ps(low, raise, raised_low);
+    const __m512 share = _mm512_div_ps(width, range);
+    const __m512 error =
+        _mm512_mul_ps(_mm512_mask_mov_ps(lowered, raise, raised), _mm512_mul_ps(share, share));
+    const __mmask16 better = _mm512_cmp_ps_mask(error, best, _CMP_LT_OQ);
+    best = _mm512_mask_mov_ps(best, better, error);
+    best_low = _mm512_mask_mov_ps(best_low, better, low);
+    best_moved = _mm512_mask_mov_ps(best_moved, better, count);
+  }
+  _mm512_storeu_ps(rows->low, best_low);
+  _mm512_storeu_ps(rows->moved, best_moved);
 }
 
 }  // namespace
@@ -96,6 +164,10 @@ Kernels with_avx512(Kernels kernels) {
   kernels.encode_bf16 = encode_bf16;
   kernels.encode_int8 = encode_int8;
   kernels.decode_int8 = decode_int8;
+  kernels.range_of = range_of;
+  kernels.codes_of = codes_of;
+  kernels.values_of = values_of;
+  kernels.search = search;
   return kernels;
 }
 

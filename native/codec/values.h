@@ -10,7 +10,7 @@
 
 namespace petps::codec {
 
-inline constexpr size_t kInt8HeaderBytes = 8;  // float32 scale, float32 zero
+inline constexpr size_t kGridBytes = 8;  // float32 scale, float32 zero
 inline constexpr uint32_t kExponentMask = 0x7f800000u;
 inline constexpr uint32_t kQuietNan = 0x7fc00000u;
 
@@ -87,49 +87,74 @@ inline float bf16_value(uint16_t half) {
   return std::bit_cast<float>(static_cast<uint32_t>(half) << 16);
 }
 
-// How one row is quantised: code = round_half_even((x - zero) / scale), value = zero + scale * code.
-struct Int8Header {
-  bool representable = false;  // false: a value is not finite, or max - min is not
+// The values that a row's codes stand for, evenly spaced: value = zero + scale * code, code 0 .. levels.
+struct Grid {
+  bool representable = false;  // false: a value is not finite, or the width is not
   float scale = 0.0f;          // 0: every code is 0
   float zero = 0.0f;
 };
 
-// ASSUMPTIONS: the sign of a zero is not significant; if finite, minimum <= maximum are finite.
-inline Int8Header int8_header(bool finite, float minimum, float maximum) {
-  minimum +=
-      0.0f;  // -0 becomes +0: which zero a minimum returns depends on the order of comparison
-  maximum += 0.0f;
-  const float range = maximum - minimum;
-  if (!finite || !is_finite_value(range)) return {};
-  float scale = range / 255.0f;
+// From `zero` up to zero + width. ASSUMPTIONS: the sign of a zero is not significant; width >= 0 or not finite.
+inline Grid grid_over(bool finite, float zero, float width, float levels) {
+  zero += 0.0f;  // -0 becomes +0: which zero a minimum returns depends on the order of comparison
+  if (!finite || !is_finite_value(width)) return {};
+  float scale = width / levels;
   while (!is_finite_value(
-      minimum + scale * 255.0f)) {  // rounded up at the very end of float's range: one step or two
+      zero + scale * levels)) {  // rounded up at the very end of float's range: one step or two
     scale = std::nextafter(scale, 0.0f);
   }
-  return {true, scale, minimum};
+  return {true, scale, zero};
 }
 
-inline uint8_t int8_code(const Int8Header& header, float value) {
-  float quotient = (value - header.zero) / header.scale;
+inline Grid int8_grid(bool finite, float minimum, float maximum) {
+  return grid_over(finite, minimum, maximum - minimum, 255.0f);
+}
+
+inline uint8_t code_of(const Grid& grid, float levels, float value) {
+  float quotient = (value - grid.zero) / grid.scale;
   quotient = quotient > 0.0f ? quotient : 0.0f;
-  quotient = quotient < 255.0f ? quotient : 255.0f;
+  quotient = quotient < levels ? quotient : levels;
   return static_cast<uint8_t>(std::lrintf(quotient));
 }
 
-// Writes the header. False: all codes of this row are 0 (constant, or not representable: then zero is NaN, and so is
-// every decoded value; a row that cannot be represented must not come back as plausible numbers).
-inline bool write_int8_header(const Int8Header& header, uint32_t dim, std::byte* out) {
-  store(out, header.scale);
-  store(out + 4, header.representable ? header.zero : std::bit_cast<float>(kQuietNan));
-  if (header.scale > 0.0f) return true;
-  std::memset(out + kInt8HeaderBytes, 0, dim);
+// Writes scale and zero. False: all codes of this row are 0, and written (constant, or not representable: then zero is
+// NaN, and so is every decoded value; a row that cannot be represented must not come back as plausible numbers).
+inline bool write_grid(const Grid& grid, size_t code_bytes, std::byte* out) {
+  store(out, grid.scale);
+  store(out + 4, grid.representable ? grid.zero : std::bit_cast<float>(kQuietNan));
+  if (grid.scale > 0.0f) return true;
+  std::memset(out + kGridBytes, 0, code_bytes);
   return false;
+}
+
+// The grid of a stored row; not representable when scale or zero is not finite.
+inline Grid load_grid(const std::byte* row) {
+  const auto scale = load<float>(row);
+  const auto zero = load<float>(row + 4);
+  return {is_finite_value(scale) && is_finite_value(zero), scale, zero};
 }
 
 // A stored row whose scale or zero is not finite: one text for all levels, because which of two NaNs an addition
 // returns depends on the order of its operands.
-inline void decode_int8_not_finite(uint32_t dim, float* out) {
+inline void fill_not_finite(uint32_t dim, float* out) {
   for (uint32_t i = 0; i < dim; ++i) out[i] = std::bit_cast<float>(kQuietNan);
+}
+
+// Codes below 8 bits stand one after the other in a stream of bits, lowest bit first: code i takes bits i * bits and up.
+// Eight codes are `bits` bytes, so eight at a time are pushed together pair by pair.
+inline uint64_t pack_eight(uint64_t codes, uint32_t bits) {
+  codes = (codes & 0x00ff00ff00ff00ffu) | ((codes >> 8) & 0x00ff00ff00ff00ffu) << bits;
+  codes = (codes & 0x0000ffff0000ffffu) | ((codes >> 16) & 0x0000ffff0000ffffu) << (2 * bits);
+  return (codes & 0xffffffffu) | (codes >> 32) << (4 * bits);
+}
+
+inline uint64_t unpack_eight(uint64_t packed, uint32_t bits) {
+  const auto low = [](uint32_t count) { return (uint64_t{1} << count) - 1; };
+  uint64_t codes = (packed & low(4 * bits)) | ((packed >> (4 * bits)) & low(4 * bits)) << 32;
+  const uint64_t pairs = low(2 * bits) * 0x0000000100000001u;
+  codes = (codes & pairs) | ((codes >> (2 * bits)) & pairs) << 16;
+  const uint64_t ones = low(bits) * 0x0001000100010001u;
+  return (codes & ones) | ((codes >> bits) & ones) << 8;
 }
 
 }  // namespace petps::codec

@@ -1,6 +1,7 @@
 // Every wide path against the scalar one, bit by bit; the scalar one against the compiler's own conversions.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "codec/codec.h"
@@ -119,6 +120,82 @@ TEST_P(WideLevel, FindsTheFirstNotFiniteWhereverItIs) {
       values[count - 1] = std::numeric_limits<float>::quiet_NaN();  // a later one does not matter
       ASSERT_EQ(at, wide().first_not_finite(values.data(), count));
       values[at] = values[count - 1] = 1.0f;
+    }
+  }
+}
+
+// What quantise.cc is made of: range, codes, values, search.
+TEST_P(WideLevel, QuantisesAsScalarDoes) {
+  std::mt19937_64 random(testing::seed());
+  const Kernels& plain = kScalarKernels;
+  for (int round = 0; round < 4000; ++round) {
+    const uint32_t dim = 1 + static_cast<uint32_t>(random() % 130);
+    const float levels = static_cast<float>((1u << (1 + random() % 8)) - 1);
+    std::vector<float> row(dim);
+    testing::fill_row(testing::kKinds[random() % std::size(testing::kKinds)], random, row.data(),
+                      dim);
+    float low[2];
+    float high[2];
+    const bool finite = plain.range_of(row.data(), dim, &low[0], &high[0]);
+    ASSERT_EQ(finite, wide().range_of(row.data(), dim, &low[1], &high[1]));
+    if (!finite) continue;
+    ASSERT_EQ(low[0], low[1]) << "seed " << testing::seed();
+    ASSERT_EQ(high[0], high[1]);
+    const Grid grid = grid_over(true, low[0], (high[0] - low[0]) / (1 + random() % 3), levels);
+    if (!grid.representable || grid.scale == 0.0f) continue;
+    std::vector<std::byte> expected(dim + 16, kUntouched);
+    std::vector<std::byte> found(dim + 16, kUntouched);
+    plain.codes_of(row.data(), dim, grid, levels, expected.data());
+    wide().codes_of(row.data(), dim, grid, levels, found.data());
+    ASSERT_EQ(expected, found) << "dim " << dim << " seed " << testing::seed();
+    std::vector<float> values(dim + 16, -7.0f);
+    std::vector<float> others(dim + 16, -7.0f);
+    plain.values_of(found.data(), dim, grid, values.data());
+    wide().values_of(found.data(), dim, grid, others.data());
+    ASSERT_EQ(0, std::memcmp(values.data(), others.data(), values.size() * sizeof(float)));
+  }
+}
+
+TEST_P(WideLevel, SearchesAsScalarDoes) {
+  std::mt19937_64 random(testing::seed());
+  for (int round = 0; round < 400; ++round) {
+    const uint32_t dim = 1 + static_cast<uint32_t>(random() % 130);
+    const uint32_t bins = 1 + static_cast<uint32_t>(random() % 60);
+    const Search wanted{static_cast<float>((1u << (2 + random() % 3)) - 1),
+                        static_cast<uint32_t>(random() % bins)};
+    std::vector<float> lanes(dim * kSearchRows);
+    SearchRows expected{};
+    for (size_t r = 0; r < kSearchRows; ++r) {
+      std::vector<float> row(dim + 1);  // one more, so that no range is 0
+      testing::fill_row(r % 3 == 0 ? Kind::kTies : Kind::kNormal, random, row.data(), dim);
+      for (uint32_t i = 0; i < dim; ++i) lanes[i * kSearchRows + r] = row[i];
+      float high;
+      kScalarKernels.range_of(row.data(), dim + 1, &expected.minimum[r], &high);
+      expected.range[r] = high - expected.minimum[r] + 1e-20f;
+      expected.step[r] = expected.range[r] / static_cast<float>(bins);
+    }
+    SearchRows found = expected;
+    kScalarKernels.search(lanes.data(), dim, wanted, &expected);
+    wide().search(lanes.data(), dim, wanted, &found);
+    ASSERT_EQ(0, std::memcmp(&expected, &found, sizeof found))
+        << "dim " << dim << " bins " << bins << " seed " << testing::seed();
+  }
+}
+
+// Of two ends that are equally good the upper one moves (FORMAT.md).
+TEST_P(WideLevel, ATieOfTheSearchMovesTheUpperEnd) {
+  const std::vector<float> row = {0, 8, 8, 8,
+                                  8, 8, 16};  // 16 bins and 15 levels: all sums are exact
+  std::vector<float> lanes;
+  for (const float value : row) lanes.insert(lanes.end(), kSearchRows, value);
+  for (const Kernels* kernels : {&kScalarKernels, &wide()}) {
+    SearchRows rows{};
+    std::fill_n(rows.range, kSearchRows, 16.0f);
+    std::fill_n(rows.step, kSearchRows, 1.0f);
+    kernels->search(lanes.data(), static_cast<uint32_t>(row.size()), {15.0f, 1}, &rows);
+    for (size_t r = 0; r < kSearchRows; ++r) {
+      ASSERT_EQ(1.0f, rows.moved[r]);
+      ASSERT_EQ(0.0f, rows.low[r]);
     }
   }
 }

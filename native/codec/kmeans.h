@@ -1,0 +1,13 @@
+// The reference that the grids are compared with: one-dimensional k-means of a row's values (FORMAT.md).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace petps::codec {
+
+// row: float32[dim] -> codebook: float32[entries], codes: uint8[dim]. ASSUMPTIONS: finite values; entries <= 256.
+void kmeans(const float* row, uint32_t dim, uint32_t entries, uint64_t seed, float* codebook,
+            std::byte* codes);
+
+}  // namespace petps::codec

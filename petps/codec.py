@@ -1,0 +1,163 @@
+"""Quantised rows: how checkpoints are made smaller (Check-N-Run 5.2, ``native/codec/FORMAT.md``).
+
+Owns:        the choice of method, bits and search parameters; the Python face of the native codec.
+Never does:  know tables, chunks or files; change a row that is kept whole.
+Called by:   delta and checkpoint.
+Invariants:  the same rows, ``Quantisation`` and build give the same bytes on every processor.
+Threads:     any; the GIL is released while rows are worked on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from petps import _native
+from petps.errors import InvalidArgument
+
+__all__ = [
+    "BITS",
+    "METHODS",
+    "Quantisation",
+    "bits_for_restores",
+    "bits_for_state",
+    "choose_parameters",
+    "default_quantisation",
+    "mean_l2_error",
+    "sample_rows",
+]
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+Method = Literal["symmetric", "asymmetric", "adaptive", "kmeans"]
+
+METHODS: Final[tuple[Method, ...]] = ("symmetric", "asymmetric", "adaptive", "kmeans")
+BITS: Final = (2, 3, 4, 8)
+
+# Where Check-N-Run's Figures 10 and 11 flatten; ``choose_parameters`` finds a table's own.
+BINS_DEFAULT: Final = {2: 25, 3: 25, 4: 45, 8: 45}
+BINS_TRIED: Final = (5, 10, 15, 20, 25, 30, 35, 40, 45, 50)
+RATIOS_TRIED: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+# The gain tapers off where this share of the largest gain is reached.
+GAIN_SHARE: Final = 0.98
+# Rows that tell the gain: 0.001 % of a large table, but never fewer than this (a thousand rows of
+# GloVe choose as all of them do).
+SAMPLE_SHARE: Final = 1e-5
+SAMPLE_ROWS_MIN: Final = 1000
+
+# Check-N-Run 6.2: a training that is resumed at most so often loses less than 0.01 % accuracy.
+RESTORES_MAX: Final = ((1, 2), (3, 3), (20, 4))
+BITS_SAFE: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """How rows are quantised. What was written is read with the same ``method`` and ``bits``.
+
+    bins: steps that the range of a row is divided into (adaptive, 1..1024).
+    ratio: the share of the range that the search walks over (adaptive, 0..1).
+    seed: which elements of a row k-means starts from.
+
+    Errors: InvalidArgument for a number outside its limits, when rows are given.
+    """
+
+    method: Method = "asymmetric"
+    bits: int = 8
+    bins: int = 25
+    ratio: float = 1.0
+    seed: int = 0
+
+    def row_bytes(self, dim: int) -> int:
+        """Bytes of one quantised row of ``dim`` values."""
+        return _native.quantised_row_bytes(self.method, self.bits, dim)
+
+    def quantise(self, rows: Floats) -> Bytes:
+        """rows: float32[n, dim] -> uint8[n, row_bytes(dim)].
+
+        Errors: InvalidArgument names the first row with a NaN, an infinity or a range beyond
+        float32.
+        """
+        return _native.quantise_rows(
+            self.method, self.bits, rows, bins=self.bins, ratio=self.ratio, seed=self.seed
+        )
+
+    def dequantise(self, rows: Bytes, dim: int) -> Floats:
+        """rows: uint8[n, row_bytes(dim)] -> float32[n, dim]."""
+        return _native.dequantise_rows(self.method, self.bits, dim, rows)
+
+
+def default_quantisation(bits: int) -> Quantisation:
+    """Check-N-Run's choice: 8 bits asymmetric, fewer adaptive."""
+    _check_bits(bits)
+    if bits == BITS_SAFE:
+        return Quantisation("asymmetric", bits)
+    return Quantisation("adaptive", bits, bins=BINS_DEFAULT[bits])
+
+
+def bits_for_restores(expected: float, restores: int = 0) -> int:
+    """Bits of a checkpoint's rows for a training expected to resume ``expected`` times.
+
+    restores: how often it has resumed; once that exceeds ``expected``, 8 bits.
+    """
+    if not expected >= 0 or restores < 0:
+        raise InvalidArgument(
+            f"restores: {restores} of an expected {expected}: neither can be negative or NaN"
+        )
+    if restores > expected:
+        return BITS_SAFE
+    return next((bits for most, bits in RESTORES_MAX if expected <= most), BITS_SAFE)
+
+
+def bits_for_state(bits: int, asked: int | None = None) -> int:
+    """Bits of optimizer state beside rows of ``bits``: never below 8 unless ``asked`` for."""
+    chosen = max(bits, BITS_SAFE) if asked is None else asked
+    _check_bits(chosen)
+    return chosen
+
+
+def sample_rows(n: int, seed: int = 0) -> npt.NDArray[np.int64]:
+    """Which of ``n`` rows ``choose_parameters`` should see: int64[m], ascending, distinct."""
+    count = min(n, max(SAMPLE_ROWS_MIN, int(n * SAMPLE_SHARE)))
+    generator = np.random.default_rng(seed)
+    return np.sort(generator.choice(n, count, replace=False, shuffle=False))
+
+
+def choose_parameters(rows: Floats, bits: int) -> Quantisation:
+    """The quantisation of a table with rows like ``rows``: float32[n, dim], see ``sample_rows``.
+
+    First the least number of bins, then with it the least ratio, whose gain over asymmetric is near
+    the largest. 8 bits are asymmetric: there is nothing to gain.
+
+    Errors: InvalidArgument as of ``Quantisation.quantise``, or without rows.
+    """
+    chosen = default_quantisation(bits)
+    if chosen.method != "adaptive":
+        return chosen
+    plain = mean_l2_error(rows, Quantisation("asymmetric", bits))
+    by_bins = [replace(chosen, bins=bins) for bins in BINS_TRIED]
+    chosen = _where_gain_tapers_off(rows, plain, by_bins)
+    by_ratio = [replace(chosen, ratio=ratio) for ratio in RATIOS_TRIED]
+    return _where_gain_tapers_off(rows, plain, by_ratio)
+
+
+def mean_l2_error(rows: Floats, quantisation: Quantisation) -> float:
+    """Mean over rows (float32[n, dim], n > 0) of the l2 distance of a row to what is read back."""
+    if len(rows) == 0:
+        raise InvalidArgument("rows: none given, so there is no mean error")
+    back = quantisation.dequantise(quantisation.quantise(rows), rows.shape[1])
+    return float(np.linalg.norm(back.astype(np.float64) - rows, axis=1).mean())
+
+
+def _where_gain_tapers_off(rows: Floats, plain: float, tried: list[Quantisation]) -> Quantisation:
+    """The first of ``tried`` (cheapest first) with nearly the largest gain."""
+    gains = [plain - mean_l2_error(rows, one) for one in tried]
+    enough = GAIN_SHARE * max(gains)
+    return next(one for one, gain in zip(tried, gains, strict=True) if gain >= enough)
+
+
+def _check_bits(bits: int) -> None:
+    if bits not in BITS:
+        raise InvalidArgument(f"bits {bits} is none of 2, 3, 4 and 8")
