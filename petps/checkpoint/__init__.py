@@ -1,5 +1,25 @@
-"""Room checkpoint: the files that a model's rows are kept in. For now: the base (base.py)."""
+"""Room checkpoint: the files that a model's rows are kept in.
+
+base.py: one version of an instance in a folder, for bulk load and catch-up (FORMAT.md). The rest: a
+store of many versions that share rows (STORE.md), written by a policy.
+"""
 
 from petps.checkpoint.base import Base, BaseFolder, BaseWriter
+from petps.checkpoint.checkpointer import Checkpointer, Source
+from petps.checkpoint.chunk import Column, Rows, Table
+from petps.checkpoint.policy import POLICIES, Policy
+from petps.checkpoint.store import Store
 
-__all__ = ["Base", "BaseFolder", "BaseWriter"]
+__all__ = [
+    "POLICIES",
+    "Base",
+    "BaseFolder",
+    "BaseWriter",
+    "Checkpointer",
+    "Column",
+    "Policy",
+    "Rows",
+    "Source",
+    "Store",
+    "Table",
+]

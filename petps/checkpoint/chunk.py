@@ -1,0 +1,300 @@
+"""Rows of one table in a store: what they are, and their bytes. STORE.md.
+
+Owns:        Column, Table, Rows, encode(), decode(), Bloom.
+Never does:  files, versions.
+Called by:   store.py, arrange.py, tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from petps import _native
+from petps.delta.schema import DTYPES, MAX_DIM, check_name
+from petps.errors import DataLoss, InvalidArgument
+
+__all__ = ["ROW", "Bloom", "Column", "Keys", "Rows", "Table", "decode", "encode", "lay_over"]
+
+Keys = npt.NDArray[np.uint64]
+Bytes = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+
+ROW: Final = "row"
+BLOOM_BITS_PER_KEY: Final = 10
+BLOOM_PROBES: Final = 7
+_ARROW_ERRORS: Final = (pa.ArrowException, OSError, ValueError, TypeError, MemoryError)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """``dim`` values a key, stored as ``dtype`` (petps.delta.schema.DTYPES)."""
+
+    name: str
+    dtype: str
+    dim: int
+
+    def __post_init__(self) -> None:
+        check_name("column", self.name)
+        if self.dtype not in DTYPES:
+            raise InvalidArgument(
+                f"column {self.name}: unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}"
+            )
+        if not 1 <= self.dim <= MAX_DIM:
+            raise InvalidArgument(f"column {self.name}: dim {self.dim} is outside 1..{MAX_DIM}")
+
+    @property
+    def width(self) -> int:
+        """Bytes a key."""
+        return _native.row_bytes(self.dtype, self.dim)
+
+    def stored(self, values: npt.NDArray[np.float32] | Bytes) -> Bytes:
+        """float32[n, dim], or what is stored already as uint8[n, width] -> uint8[n, width]."""
+        expected = self.width if values.dtype == np.uint8 else self.dim
+        if values.ndim != 2 or values.shape[1] != expected:
+            raise InvalidArgument(
+                f"column {self.name}: values of shape {values.shape}, expected (n, {expected})"
+            )
+        if values.dtype == np.uint8:
+            return np.ascontiguousarray(values)
+        floats = np.ascontiguousarray(values, np.float32)
+        if not np.isfinite(floats).all():
+            row = int(np.flatnonzero(~np.isfinite(floats).all(axis=1))[0])
+            raise InvalidArgument(f"column {self.name}: row {row} has a value that is not finite")
+        if self.dtype == "f32":
+            return floats.view(np.uint8).reshape(len(floats), self.width)
+        return _native.encode_rows(self.dtype, floats)
+
+    def values(self, stored: Bytes) -> npt.NDArray[np.float32]:
+        """uint8[n, width] -> float32[n, dim]."""
+        return _native.decode_rows(self.dtype, self.dim, np.ascontiguousarray(stored))
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of a store: its row, and optimizer state beside it."""
+
+    name: str
+    columns: tuple[Column, ...]
+
+    def __post_init__(self) -> None:
+        check_name("table", self.name)
+        names = [column.name for column in self.columns]
+        if not names or names[0] != ROW or len(set(names)) != len(names):
+            raise InvalidArgument(
+                f"table {self.name}: the columns {names} must begin with {ROW!r}, each once"
+            )
+
+    @classmethod
+    def of(cls, name: str, dim: int, dtype: str = "f32") -> Table:
+        """One with a row only."""
+        return cls(name, (Column(ROW, dtype, dim),))
+
+    @property
+    def width(self) -> int:
+        """Bytes a key, without the key."""
+        return sum(column.width for column in self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one table, stored: keys uint64[n], ascending, each once; ``columns`` uint8[n, width].
+
+    deleted: bool[n]: these keys are gone; None: none is.
+    """
+
+    keys: Keys
+    columns: Mapping[str, Bytes]
+    deleted: Mask | None = None
+
+    @classmethod
+    def of(
+        cls,
+        table: Table,
+        keys: npt.ArrayLike,
+        columns: Mapping[str, npt.NDArray[np.float32] | Bytes],
+        deleted: Mask | None = None,
+    ) -> Rows:
+        """Sorts by key. Raises InvalidArgument for a key that stands twice, and for wrong shapes."""
+        given = np.asarray(keys)
+        if given.dtype != np.uint64:
+            if given.dtype.kind not in "iu" or (given.size and given.min() < 0):
+                raise InvalidArgument(f"table {table.name}: keys must be whole and not negative")
+            given = given.astype(np.uint64)
+        if set(columns) != {column.name for column in table.columns}:
+            raise InvalidArgument(
+                f"table {table.name} has columns {[each.name for each in table.columns]}, "
+                f"given are {sorted(columns)}"
+            )
+        stored = {column.name: column.stored(columns[column.name]) for column in table.columns}
+        for name, values in stored.items():
+            if given.ndim != 1 or len(values) != len(given):
+                raise InvalidArgument(
+                    f"table {table.name}: {len(values)} rows of {name} for keys of shape "
+                    f"{given.shape}"
+                )
+        if deleted is not None and deleted.shape != given.shape:
+            raise InvalidArgument(f"table {table.name}: deleted has shape {deleted.shape}")
+        rows = cls(given, stored, deleted if deleted is not None and deleted.any() else None)
+        if len(given) > 1 and not (given[1:] > given[:-1]).all():
+            rows = rows.at(np.argsort(given, kind="stable"))
+            if not (rows.keys[1:] > rows.keys[:-1]).all():
+                raise InvalidArgument(f"table {table.name}: a key stands twice")
+        return rows
+
+    def at(self, chosen: npt.NDArray[np.intp] | Mask) -> Rows:
+        """Those at ``chosen``."""
+        deleted = None if self.deleted is None else self.deleted[chosen]
+        return Rows(
+            self.keys[chosen],
+            {name: values[chosen] for name, values in self.columns.items()},
+            deleted if deleted is not None and deleted.any() else None,
+        )
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+def lay_over(table: Table, layers: list[Rows], *, keep_deleted: bool) -> Rows:
+    """The rows of layers given oldest first: of a key, the newest. Ascending by key.
+
+    keep_deleted: a deletion stays one, for it may delete what lies below; else the key is left out.
+    """
+    if len(layers) == 1 and (keep_deleted or layers[0].deleted is None):
+        return layers[0]
+    keys = np.concatenate([rows.keys for rows in layers] or [np.empty(0, np.uint64)])
+    order = np.argsort(keys, kind="stable")  # merges runs; of equal keys the newest comes last
+    ordered = keys[order]
+    last = np.ones(len(keys), np.bool_)
+    last[:-1] = ordered[1:] != ordered[:-1]
+    chosen = order[last]
+    found = ordered[last]
+    deleted: Mask | None = None
+    if any(rows.deleted is not None for rows in layers):
+        every = np.concatenate(
+            [
+                np.zeros(len(rows), np.bool_) if rows.deleted is None else rows.deleted
+                for rows in layers
+            ]
+        )
+        deleted = every[chosen]
+        if not keep_deleted:
+            chosen, found, deleted = chosen[~deleted], found[~deleted], None
+    columns: dict[str, Bytes] = {}
+    # Where each chosen row goes, layer by layer: no copy of all rows beside the result.
+    starts = np.cumsum([0, *(len(rows) for rows in layers)])
+    layer_of = np.searchsorted(starts, chosen, side="right") - 1
+    by_layer = np.argsort(layer_of, kind="stable")
+    bounds = np.searchsorted(layer_of[by_layer], np.arange(len(layers) + 1))
+    for column in table.columns:
+        out = np.empty((len(chosen), column.width), np.uint8)
+        for number, rows in enumerate(layers):
+            places = by_layer[bounds[number] : bounds[number + 1]]
+            if len(places):
+                out[places] = rows.columns[column.name][chosen[places] - starts[number]]
+        columns[column.name] = out
+    return Rows(found, columns, deleted if deleted is not None and deleted.any() else None)
+
+
+def encode(table: Table, rows: Rows) -> memoryview:
+    """The bytes of a chunk."""
+    n = len(rows)
+    validity = None
+    if rows.deleted is not None:
+        validity = pa.py_buffer(np.packbits(~rows.deleted, bitorder="little"))
+    arrays = [pa.Array.from_buffers(pa.uint64(), n, [None, pa.py_buffer(rows.keys)])]
+    for column in table.columns:
+        data = rows.columns[column.name]
+        if rows.deleted is not None:  # equal rows have equal bytes
+            data = np.where(rows.deleted[:, None], np.uint8(0), data)
+        buffers = [validity if column.name == ROW else None, pa.py_buffer(data)]
+        arrays.append(pa.Array.from_buffers(pa.binary(column.width), n, buffers))
+    batch = pa.record_batch(arrays, names=["key", *(column.name for column in table.columns)])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return memoryview(sink.getvalue())
+
+
+def decode(table: Table, body: bytes | memoryview, where: str) -> Rows:
+    """The rows of a chunk: views of ``body``. Raises DataLoss that names ``where``."""
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
+            batch = reader.read_next_batch()
+            batch.validate(full=False)
+        expected = [("key", pa.uint64())]
+        expected += [(column.name, pa.binary(column.width)) for column in table.columns]
+        if [(field.name, field.type) for field in batch.schema] != expected:
+            raise DataLoss(f"{where}: the columns are {batch.schema}, not those of {table}")
+        n = batch.num_rows
+        keys = np.frombuffer(batch.column(0).buffers()[1], np.uint64, n)
+        columns = {
+            column.name: np.frombuffer(
+                batch.column(i).buffers()[1], np.uint8, n * column.width
+            ).reshape(n, column.width)
+            for i, column in enumerate(table.columns, 1)
+        }
+        deleted = None
+        row = batch.column(1)
+        if row.null_count:
+            bits = np.frombuffer(row.buffers()[0], np.uint8)
+            deleted = ~np.unpackbits(bits, count=n, bitorder="little").view(np.bool_)
+    except _ARROW_ERRORS as error:
+        raise DataLoss(f"{where}: not rows of table {table.name}: {str(error)[:200]}") from error
+    return Rows(keys, columns, deleted)
+
+
+class Bloom:
+    """Which keys a chunk may have: uint64[words], a power of two of bits."""
+
+    def __init__(self, words: npt.NDArray[np.uint64]) -> None:
+        self._bits = np.unpackbits(words.view(np.uint8), bitorder="little").view(np.bool_)
+
+    @staticmethod
+    def make(keys: Keys) -> bytes:
+        """The filter's bytes."""
+        count = 64
+        while count < BLOOM_BITS_PER_KEY * len(keys):
+            count *= 2
+        bits = np.zeros(count, np.bool_)
+        for places in _probes(keys, count):
+            bits[places] = True
+        return np.packbits(bits, bitorder="little").tobytes()
+
+    @classmethod
+    def read(cls, body: bytes) -> Bloom:
+        """Of make()'s bytes."""
+        return cls(np.frombuffer(body, np.uint64))
+
+    def hits(self, hashes: tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]) -> int:
+        """How many keys may be in it, of those that were hashed by hash_keys()."""
+        found = np.ones(len(hashes[0]), np.bool_)
+        for places in _places(hashes, len(self._bits)):
+            found &= self._bits[places]
+        return int(np.count_nonzero(found))
+
+
+def hash_keys(keys: Keys) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Two hashes of each key, for any number of filters: one mixing of 64 bits, in halves."""
+    mixed = keys * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(32)
+    mixed *= np.uint64(0xD6E8FEB86659FD93)
+    mixed ^= mixed >> np.uint64(32)
+    return mixed & np.uint64(0xFFFFFFFF), (mixed >> np.uint64(32)) | np.uint64(1)
+
+
+def _probes(keys: Keys, count: int) -> list[npt.NDArray[np.uint64]]:
+    return _places(hash_keys(keys), count)
+
+
+def _places(
+    hashes: tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]], count: int
+) -> list[npt.NDArray[np.uint64]]:
+    first, second = hashes
+    mask = np.uint64(count - 1)
+    return [(first + np.uint64(i) * second) & mask for i in range(BLOOM_PROBES)]

@@ -1,0 +1,325 @@
+"""What a version is written as, and what becomes of the chunks before it. STORE.md has the table.
+
+Owns:        Policy and its six kinds: Full, OneShot, Consecutive, Intermittent, TwoD, Merged.
+Never does:  read rows that a trainer holds; restore (no restore knows a policy).
+Called by:   checkpointer.py.
+Invariants:  arrange() changes no version: what a store restores is the same before and after.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Final
+
+import numpy as np
+
+from petps.checkpoint.chunk import Rows, hash_keys, lay_over
+from petps.checkpoint.state import OPEN, Chunk, Line
+from petps.checkpoint.store import BASE, DELTA, DIFFERENCE, Edit, Store
+from petps.errors import InvalidArgument
+
+__all__ = [
+    "POLICIES",
+    "Consecutive",
+    "Full",
+    "Intermittent",
+    "Merged",
+    "OneShot",
+    "Policy",
+    "TwoD",
+    "full_every",
+    "least_stride",
+]
+
+_log = logging.getLogger("petps.checkpoint")
+
+# Beyond these a sum over layers is taken for infinite.
+MAX_LAYERS: Final = 64
+MAX_STRIDE: Final = 64
+MAX_EVERY: Final = 4096
+STRIDE_BEHIND: Final = 16  # where no stride keeps up: few layers, so little is merged twice
+
+
+class Policy(ABC):
+    """How versions are written. One for each store that is written."""
+
+    name: str
+
+    def kind(self, store: Store) -> str:
+        """BASE, DELTA or DIFFERENCE: what the next version is written as."""
+        return BASE if not store.state.lines else self.next_kind(store, store.state.line)
+
+    @abstractmethod
+    def next_kind(self, store: Store, line: Line) -> str:
+        """The same, above a line."""
+
+    def arrange(self, store: Store) -> None:
+        """After a version was committed: moves spans of the newest line, rewrites chunks."""
+        del store
+
+
+class Full(Policy):
+    """Every version is a base."""
+
+    name = "full"
+
+    def next_kind(self, store: Store, line: Line) -> str:
+        """See Policy."""
+        return BASE
+
+
+class OneShot(Policy):
+    """One base; a version is what changed since it (Check-N-Run's one-shot differential)."""
+
+    name = "oneshot"
+
+    def next_kind(self, store: Store, line: Line) -> str:
+        """See Policy."""
+        return DIFFERENCE
+
+
+class Consecutive(Policy):
+    """A version is what changed since the last one (Check-N-Run; IncrCP's naive incremental)."""
+
+    name = "consecutive"
+
+    def next_kind(self, store: Store, line: Line) -> str:
+        """See Policy."""
+        return DELTA
+
+
+class Intermittent(Policy):
+    """As OneShot, with a new base once that is expected to write less (Check-N-Run 4.1)."""
+
+    name = "intermittent"
+
+    def next_kind(self, store: Store, line: Line) -> str:
+        """See Policy. F_c <= I_c, sizes as shares of the base."""
+        base = line.base_bytes
+        sizes = [each.bytes / base for each in line.versions if each.kind == DIFFERENCE and base]
+        if not sizes:
+            return DIFFERENCE
+        return BASE if 1 + sum(sizes) <= (len(sizes) + 1) * sizes[-1] else DIFFERENCE
+
+
+@dataclass
+class Filters:
+    """How many chunks came to each of IncrCP's filters, and how many were split."""
+
+    chunks: int = 0
+    in_range: int = 0
+    by_bloom: int = 0
+    split: int = 0
+
+
+@dataclass
+class TwoD(Policy):
+    """2-D chunks (IncrCP 4): a version splits from older chunks the rows that it rewrites.
+
+    ratio: R of the filters. ``by_range``, ``by_bloom``, ``by_count``: use each filter. ``bundles``:
+    write the split chunks of a version into two files, and not each into one of its own.
+    ``resets``: begin a new line once T_base < T_incre.
+    """
+
+    ratio: float = 0.02
+    by_range: bool = True
+    by_bloom: bool = True
+    by_count: bool = True
+    bundles: bool = True
+    resets: bool = True
+    filters: Filters = field(default_factory=Filters)
+    name = "2d"
+
+    def next_kind(self, store: Store, line: Line) -> str:
+        """See Policy."""
+        return BASE if self.resets and self._reset_pays(store, line) else DELTA
+
+    def _reset_pays(self, store: Store, line: Line) -> bool:
+        """T_base = C_base + R_base < T_incre = C_incre + R_base + R_v."""
+        bases = [each.seconds for each in store.state.versions() if each.kind == BASE]
+        deltas = [each.seconds for each in line.versions if each.kind == DELTA]
+        if not bases or not deltas or store.read_seconds == 0:
+            return False
+        above = sum(chunk.length for chunk in line.deltas())
+        recovery = above * store.read_seconds / store.read_bytes
+        return bases[-1] < deltas[-1] + recovery
+
+    def arrange(self, store: Store) -> None:
+        """See Policy."""
+        line = store.state.line
+        version = line.versions[-1].version
+        if line.versions[-1].kind != DELTA:
+            return
+        new = [chunk for chunk in line.deltas() if chunk.first == version]
+        old = [chunk for chunk in line.deltas() if chunk.first < version]
+        splits: list[tuple[Chunk, Edit, Edit | None]] = []
+        for table in {chunk.table for chunk in new}:
+            ours = [chunk for chunk in new if chunk.table == table]
+            keys = np.concatenate([rows.keys for rows in store.read(ours)])
+            row0 = [chunk for chunk in old if chunk.table == table]
+            splits += self._splits(store, keys, version, row0)
+        if not splits:
+            return
+        if self.bundles:
+            kept = [edit for _, _, edit in splits if edit is not None]
+            ended = [edit for _, edit, _ in splits]
+            store.rearrange([chunk for chunk, _, _ in splits], [kept, ended])
+            return
+        for chunk, out, rest in splits:
+            store.rearrange([chunk], [[out], [rest]] if rest is not None else [[out]])
+
+    def _splits(
+        self, store: Store, keys: np.ndarray, version: int, row0: Iterable[Chunk]
+    ) -> Iterable[tuple[Chunk, Edit, Edit | None]]:
+        least = self.ratio * len(keys)
+        hashes = hash_keys(keys)
+        chosen: list[Chunk] = []
+        for chunk in row0:
+            self.filters.chunks += 1
+            if self.by_range and (chunk.max_key < keys[0] or chunk.min_key > keys[-1]):
+                continue
+            self.filters.in_range += 1
+            if self.by_bloom and store.bloom(chunk).hits(hashes) <= least:
+                continue
+            self.filters.by_bloom += 1
+            chosen.append(chunk)
+        for chunk, rows in zip(chosen, store.read(chosen), strict=True):
+            at = np.searchsorted(keys, rows.keys)
+            at[at == len(keys)] = 0
+            same = keys[at] == rows.keys
+            count = int(np.count_nonzero(same))
+            if count == 0 or (self.by_count and count <= least):
+                continue
+            self.filters.split += 1
+            name, first, layer = chunk.table, chunk.first, chunk.layer
+            kept = None if count == len(rows) else (name, rows.at(~same), first, OPEN, layer)
+            yield chunk, (name, rows.at(same), first, version, layer), kept
+
+
+@dataclass
+class Merged(Policy):
+    """Deltas are merged in layers of ``stride``, and a base ends the line every ``every`` (DECK 3.3).
+
+    0: computed, from the share d of rows that consecutive deltas have in common, the merging speed
+    v relative to the time between versions, and ``volume``, the most that living deltas may hold,
+    in deltas; all measured.
+    """
+
+    stride: int = 0
+    every: int = 0
+    volume: float = 32.0
+    duplication: float = 0.0
+    """d, as measured last."""
+    velocity: float = 0.0
+    """v, as measured last."""
+    name = "merged"
+
+    def next_kind(self, store: Store, line: Line) -> str:
+        """See Policy."""
+        written = sum(1 for each in line.versions if each.kind == DELTA)
+        stride = self.stride_for(store)
+        every = self.every or full_every(stride, round(self.duplication, 2), self.volume)
+        return BASE if written >= every else DELTA
+
+    def stride_for(self, store: Store) -> int:
+        """s: as given, or the least that keeps up."""
+        if self.stride:
+            return self.stride
+        self._measure(store)
+        if not self.velocity:
+            return 2
+        try:
+            return least_stride(self.duplication, self.velocity)
+        except InvalidArgument as error:  # merging lags, and must not stop the versions
+            _log.warning("[checkpoint] %s; merging %d at a time", error, STRIDE_BEHIND)
+            return STRIDE_BEHIND
+
+    def _measure(self, store: Store) -> None:
+        newest = [chunk for chunk in store.state.line.deltas() if chunk.layer == 1][-2:]
+        if len(newest) < 2 or newest[0].table != newest[1].table:
+            return
+        first, second = store.read(newest)
+        same = np.isin(first.keys, second.keys, assume_unique=True).sum()
+        self.duplication = 2 * float(same) / (len(first) + len(second))
+        times = [each.created_ns for each in store.state.line.versions[-2:]]
+        if self._merge_seconds and len(times) == 2:
+            self.velocity = (times[1] - times[0]) / 1e9 / self._merge_seconds
+
+    _merge_seconds: float = 0.0  # of one delta, in the last merge
+
+    def arrange(self, store: Store) -> None:
+        """See Policy."""
+        stride = self.stride_for(store)
+        for layer in range(1, MAX_LAYERS):
+            if not self._merge_layer(store, layer, stride):
+                return
+
+    def _merge_layer(self, store: Store, layer: int, stride: int) -> bool:
+        """Whether anything was merged into the next layer."""
+        line = store.state.line
+        living = [chunk for chunk in line.deltas() if chunk.layer == layer]
+        versions = sorted({chunk.first for chunk in living})
+        if len(versions) < stride:
+            return False
+        began = time.monotonic()
+        merged = versions[:stride]
+        gone = [chunk for chunk in living if chunk.first in merged]
+        last = merged[-1]
+        edits: list[Edit] = []
+        for table in sorted({chunk.table for chunk in gone}):
+            ours = [chunk for chunk in gone if chunk.table == table]
+            rows: Rows = lay_over(store.state.tables[table], store.read(ours), keep_deleted=True)
+            edits.append((table, rows, last, OPEN, layer + 1))
+        store.rearrange(
+            [chunk for chunk in gone if chunk.first == last],
+            [edits],
+            ended=[chunk for chunk in gone if chunk.first < last],
+            end=last,
+        )
+        self._merge_seconds = (time.monotonic() - began) / stride
+        return True
+
+
+def least_stride(duplication: float, velocity: float) -> int:
+    """DECK's inequality 1: the least s >= 2 whose merging keeps up. InvalidArgument if none does."""
+    if not 0 <= duplication <= 1:
+        raise InvalidArgument(f"duplication {duplication} is a share, 0 to 1")
+    for stride in range(2, MAX_STRIDE + 1):
+        ratio = (2 - duplication) ** math.log2(stride) / stride
+        if ratio < 1 and ratio / (1 - ratio) < velocity:
+            return stride
+    raise InvalidArgument(
+        f"no stride up to {MAX_STRIDE} keeps up with duplication {duplication:.2f} at a merging speed "
+        f"of {velocity:.2f} deltas a delta: write versions less often"
+    )
+
+
+def living_volume(count: int, stride: int, duplication: float) -> float:
+    """DECK's inequality 2, left side, and the unmerged ones: volume of living deltas after ``count``."""
+    volume = float(count % stride)
+    layer = 1
+    while stride**layer <= count:
+        living = count // stride**layer - (count // stride ** (layer + 1)) * stride
+        volume += living * (2 - duplication) ** (layer * math.log2(stride))
+        layer += 1
+    return volume
+
+
+@cache
+def full_every(stride: int, duplication: float, volume: float) -> int:
+    """N: as many deltas as stay below ``volume`` all the way; at most MAX_EVERY."""
+    count = 1
+    while count < MAX_EVERY and living_volume(count + 1, stride, duplication) < volume:
+        count += 1
+    return count
+
+
+POLICIES: Final[dict[str, type[Policy]]] = {
+    policy.name: policy for policy in (Full, OneShot, Consecutive, Intermittent, TwoD, Merged)
+}

@@ -1,0 +1,317 @@
+"""What a store holds at one moment, and how one moment follows another. STORE.md.
+
+Owns:        Chunk, Version, Line, State; load(), commit().
+Never does:  rows.
+Called by:   store.py, policies, the CLI's lists.
+Invariants:  State and what is in it never change; a change is a new State, made whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import xxhash
+
+from petps.checkpoint.chunk import Column, Table
+from petps.checkpoint.files import Files
+from petps.errors import (
+    AlreadyExists,
+    DataLoss,
+    FailedPrecondition,
+    NotFound,
+    PetpsError,
+    Unimplemented,
+)
+
+__all__ = ["OPEN", "Chunk", "Line", "Part", "State", "Version", "commit", "load", "new_name"]
+
+FORMAT_NAME: Final = "petps-store"
+FORMAT: Final = 1
+STATES_KEPT: Final = 8
+OPEN: Final = 0  # a span's end
+_STATE: Final = re.compile(r"(\d{20})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows of a table in a bundle, and the versions they belong to."""
+
+    table: str
+    first: int
+    end: int  # OPEN, or the first version they do not belong to
+    layer: int  # 0: of the base; 1: as written; more: merged
+    file: str
+    offset: int
+    length: int
+    bloom_offset: int
+    bloom_length: int
+    rows: int
+    min_key: int
+    max_key: int
+    checksum: str  # xxh3-64 of the Arrow stream, 16 hex digits
+
+    def holds(self, version: int) -> bool:
+        """Whether the version is in its span."""
+        return self.first <= version and (self.end == OPEN or version < self.end)
+
+    @property
+    def open(self) -> bool:
+        """Whether it belongs to versions to come."""
+        return self.end == OPEN
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes that ride along with a version."""
+
+    file: str
+    bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One checkpoint. ``kind``: base, delta (since the last) or difference (since the base)."""
+
+    version: int
+    kind: str
+    created_ns: int
+    seconds: float  # from the first byte until it was committed, but for that last write
+    rows: int
+    bytes: int
+    kept: bool = False  # purge leaves it
+    parts: Mapping[str, Part] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A base and what was written after it."""
+
+    file: str
+    began: int  # the version of its base, which purge may have dropped since
+    versions: tuple[Version, ...]
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def base_bytes(self) -> int:
+        """Of its base's chunks."""
+        return sum(chunk.length + chunk.bloom_length for chunk in self.chunks if chunk.layer == 0)
+
+    def of(self, version: int) -> list[Chunk]:
+        """The chunks of a version, in the order in which they lie over each other."""
+        found = [chunk for chunk in self.chunks if chunk.holds(version)]
+        return sorted(found, key=lambda chunk: chunk.first)
+
+    def deltas(self) -> list[Chunk]:
+        """Open chunks above the base, in order: IncrCP's Row_0, DECK's living deltas."""
+        return sorted(
+            (chunk for chunk in self.chunks if chunk.layer > 0 and chunk.open),
+            key=lambda chunk: chunk.first,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All of a store."""
+
+    number: int
+    model: str
+    tables: Mapping[str, Table]
+    lines: tuple[Line, ...] = ()
+    trash: tuple[str, ...] = ()  # files of earlier states that may be removed
+
+    @property
+    def line(self) -> Line:
+        """The newest. Raises NotFound."""
+        if not self.lines:
+            raise NotFound("the store has no version yet: write one")
+        return self.lines[-1]
+
+    def versions(self) -> list[Version]:
+        """All, oldest first."""
+        return [version for line in self.lines for version in line.versions]
+
+    def line_of(self, version: int) -> Line:
+        """Whose version it is. Raises NotFound that names what there is."""
+        for line in self.lines:
+            if any(each.version == version for each in line.versions):
+                return line
+        known = [each.version for each in self.versions()]
+        text = "none" if not known else f"{len(known)}, {known[0]} to {known[-1]}"
+        raise NotFound(f"there is no version {version} in the store; it has {text}")
+
+    def files(self) -> set[str]:
+        """All that the state names, lines among them."""
+        found = {line.file for line in self.lines}
+        for line in self.lines:
+            found |= {chunk.file for chunk in line.chunks}
+            found |= {part.file for version in line.versions for part in version.parts.values()}
+        return found
+
+    def with_line(self, line: Line) -> State:
+        """The newest line replaced."""
+        return replace(self, lines=(*self.lines[:-1], line))
+
+
+def new_name() -> str:
+    """One that no file ever had."""
+    return uuid.uuid4().hex
+
+
+_CHUNK_FIELDS: Final = tuple(Chunk.__slots__)
+
+
+def _signed(values: dict[str, Any]) -> bytes:
+    """JSON with its checksum."""
+    return json.dumps({**values, "checksum": _checksum(values)}, separators=(",", ":")).encode()
+
+
+def _checksum(values: Mapping[str, Any]) -> str:
+    plain = {name: value for name, value in values.items() if name != "checksum"}
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return xxhash.xxh3_64_hexdigest(text.encode())
+
+
+def _read_signed(files: Files, path: str) -> dict[str, Any]:
+    """What _signed() made. Raises DataLoss, NotFound, Unimplemented for a newer format."""
+    (text,) = files.read(path)
+    where = f"{files.name}/{path}"
+    try:
+        values: dict[str, Any] = json.loads(text)
+        name, _, number = str(values["format"]).rpartition("-")
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataLoss(f"{where} is not of a petps checkpoint store") from error
+    if name == FORMAT_NAME and number.isdigit() and int(number) > FORMAT:
+        raise Unimplemented(f"{where} has format {number}, this release reads {FORMAT}: upgrade")
+    if values["format"] != f"{FORMAT_NAME}-{FORMAT}" or values.get("checksum") != _checksum(values):
+        raise DataLoss(f"{where} does not fit its checksum: restore it from a copy of the store")
+    return values
+
+
+def _line_bytes(line: Line) -> bytes:
+    return _signed(
+        {
+            "format": f"{FORMAT_NAME}-{FORMAT}",
+            "began": line.began,
+            "fields": _CHUNK_FIELDS,
+            "chunks": [[getattr(chunk, name) for name in _CHUNK_FIELDS] for chunk in line.chunks],
+            "versions": [
+                {
+                    "version": each.version,
+                    "kind": each.kind,
+                    "created_ns": each.created_ns,
+                    "seconds": each.seconds,
+                    "rows": each.rows,
+                    "bytes": each.bytes,
+                    "kept": each.kept,
+                    "parts": {
+                        name: [part.file, part.bytes, part.checksum]
+                        for name, part in each.parts.items()
+                    },
+                }
+                for each in line.versions
+            ],
+        }
+    )
+
+
+def _read_line(files: Files, path: str) -> Line:
+    values = _read_signed(files, path)
+    try:
+        versions = tuple(
+            Version(
+                **{
+                    **each,
+                    "parts": {name: Part(*values) for name, values in each["parts"].items()},
+                }
+            )
+            for each in values["versions"]
+        )
+        return Line(path, values["began"], versions, tuple(Chunk(*each) for each in values["chunks"]))
+    except (KeyError, TypeError) as error:
+        raise DataLoss(f"{files.name}/{path}: {error}") from error
+
+
+def load(files: Files) -> State:
+    """The newest state. Raises NotFound where there is no store, and DataLoss."""
+    for _ in range(3):  # a state is removed once newer ones stand
+        numbers = sorted(int(match[1]) for match in map(_STATE.fullmatch, files.list("states")) if match)
+        if not numbers:
+            raise NotFound(f"{files.name} holds no checkpoint store: petps checkpoint create")
+        try:
+            return _read_state(files, numbers[-1])
+        except NotFound:
+            continue
+    raise DataLoss(f"{files.name}: state {numbers[-1]} names files that are not there")
+
+
+def _read_state(files: Files, number: int) -> State:
+    values = _read_signed(files, _state_path(number))
+    try:
+        tables = {
+            name: Table(name, tuple(Column(*column) for column in columns))
+            for name, columns in values["tables"].items()
+        }
+        lines = tuple(_read_line(files, path) for path in values["lines"])
+        return State(number, values["model"], tables, lines, tuple(values["trash"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataLoss(f"{files.name}: state {number}: {error}") from error
+
+
+def _state_path(number: int) -> str:
+    return f"states/{number:020d}.json"
+
+
+def commit(files: Files, before: State | None, after: State) -> State:
+    """Makes ``after`` the state that follows ``before``, and removes what nobody needs.
+
+    Returns it as it was written. Raises FailedPrecondition when another writer was faster, and
+    IoError; then ``before`` stands, and what was written for ``after`` is named by nobody.
+    """
+    number = 1 if before is None else before.number + 1
+    old = {line.file: line for line in before.lines} if before else {}
+    lines = []
+    for line in after.lines:
+        if old.get(line.file) is not line:
+            line = replace(line, file=f"lines/{new_name()}.json")
+            files.write(line.file, [_line_bytes(line)])
+        lines.append(line)
+    after = replace(after, number=number, lines=tuple(lines), trash=())
+    if before is not None:
+        after = replace(after, trash=tuple(sorted(before.files() - after.files())))
+    body = _signed(
+        {
+            "format": f"{FORMAT_NAME}-{FORMAT}",
+            "model": after.model,
+            "tables": {
+                name: [[column.name, column.dtype, column.dim] for column in table.columns]
+                for name, table in after.tables.items()
+            },
+            "lines": [line.file for line in after.lines],
+            "trash": after.trash,
+        }
+    )
+    try:
+        files.create(_state_path(number), body)
+    except AlreadyExists:
+        raise FailedPrecondition(
+            f"{files.name}: another writer made state {number} meanwhile: open the store again, and "
+            "see that one process writes it"
+        ) from None
+    # Files of the state before last: who reads the last one still finds all of it.
+    _remove(files, [] if before is None else before.trash)
+    _remove(files, [_state_path(number - STATES_KEPT)] if number > STATES_KEPT else [])
+    return after
+
+
+def _remove(files: Files, paths: Iterable[str]) -> None:
+    for path in paths:
+        try:
+            files.remove(path)
+        except PetpsError:
+            continue  # purge removes what is left over

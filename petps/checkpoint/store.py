@@ -1,0 +1,564 @@
+"""A checkpoint store: versions are written, restored, split, merged and dropped. STORE.md.
+
+Owns:        Store: what its files mean together.
+Never does:  decide what a version is written as (policy.py), or which rows changed (tracker).
+Called by:   checkpointer.py, policies, cli.
+Invariants:  a version that was committed restores to the same rows until it is dropped; what does
+             not fit its checksum is never given to a caller; a failed call leaves the store as it was.
+Threads:     one thread writes; restores may run in others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from petps.checkpoint.chunk import Bloom, Rows, Table, decode, encode, lay_over
+from petps.checkpoint.files import Files, open_files
+from petps.checkpoint.state import (
+    OPEN,
+    Chunk,
+    Line,
+    Part,
+    State,
+    Version,
+    commit,
+    load,
+    new_name,
+)
+from petps.delta.schema import check_name
+from petps.errors import (
+    AlreadyExists,
+    DataLoss,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+)
+
+__all__ = ["BASE", "DELTA", "DIFFERENCE", "Edit", "Store"]
+
+BASE: Final = "base"
+DELTA: Final = "delta"
+DIFFERENCE: Final = "difference"
+KINDS: Final = (BASE, DELTA, DIFFERENCE)
+# Files that no state names are removed by purge once nobody can still be writing them.
+LEFTOVER_SECONDS: Final = 3600.0
+# Read of a bundle in one piece when the gap between two chunks is less.
+GAP_BYTES: Final = 64 << 10
+# Sparse bundles are written anew once that much is named in them together.
+COMPACT_BYTES: Final = 1 << 20
+MAX_VERSION: Final = (1 << 64) - 1
+
+Given = Mapping[str, Rows | Iterable[Rows]]
+# A chunk to be written: its table, rows, first, end and layer.
+Edit = tuple[str, Rows, int, int, int]
+
+
+class Store:
+    """The newest state of a store, and changes of it."""
+
+    def __init__(self, files: Files, state: State, *, threads: int = 4) -> None:
+        self._files = files
+        self._state = state
+        self._threads = threads
+        self._blooms: dict[tuple[str, int], Bloom] = {}
+        self._sizes: dict[str, int] = {}
+        self.read_bytes = 0
+        """Bytes of chunks that were read, and the seconds it took: what a restore can be reckoned from."""
+        self.read_seconds = 0.0
+
+    @classmethod
+    def create(cls, url: str | Path | Files, model: str, tables: Sequence[Table]) -> Store:
+        """Makes one. Raises AlreadyExists where a store is, InvalidArgument."""
+        files = open_files(url) if isinstance(url, str | Path) else url
+        check_name("model", model)
+        if not tables or len({table.name for table in tables}) != len(tables):
+            raise InvalidArgument("a store needs tables, each of a name of its own")
+        if files.list("states"):
+            raise AlreadyExists(f"{files.name} holds a checkpoint store already")
+        state = State(1, model, {table.name: table for table in tables})
+        return cls(files, commit(files, None, state))
+
+    @classmethod
+    def open(cls, url: str | Path | Files) -> Store:
+        """Raises NotFound where none is, DataLoss, Unimplemented for a newer format."""
+        files = open_files(url) if isinstance(url, str | Path) else url
+        return cls(files, load(files))
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages."""
+        return self._files.name
+
+    @property
+    def state(self) -> State:
+        """What this object knows; refresh() reads it anew."""
+        return self._state
+
+    def refresh(self) -> State:
+        """The newest state, which another process may have written."""
+        self._state = load(self._files)
+        return self._state
+
+    # ---- writing ----
+
+    def write(
+        self,
+        version: int,
+        rows: Given,
+        *,
+        kind: str,
+        parts: Mapping[str, bytes] | None = None,
+        goes_on: Callable[[], None] = lambda: None,
+    ) -> Version:
+        """Writes a version and commits it.
+
+        rows: of each table, whole or in pieces whose keys ascend from piece to piece, so that no
+        more than one is in memory. kind: BASE has every row; DELTA those changed since the newest
+        version, DIFFERENCE since the line's base, deletions among them. parts: opaque bytes by name.
+        goes_on: called before each piece; what it raises cancels the version.
+        Raises InvalidArgument, FailedPrecondition (another writer), IoError; then there is no such
+        version, and the store is as it was.
+        """
+        began = time.monotonic()
+        state = self._state
+        self._check_new(version, rows, kind)
+        chunks = self._write_bundle(self._edits(version, rows, kind, goes_on))
+        stored: dict[str, Part] = {}
+        for name, body in (parts or {}).items():
+            check_name("part", name)
+            path = f"parts/{new_name()}"
+            self._files.write(path, [body])
+            stored[name] = Part(path, len(body), xxhash.xxh3_64_hexdigest(body))
+        goes_on()
+        made = Version(
+            version,
+            kind,
+            time.time_ns(),
+            time.monotonic() - began,
+            sum(chunk.rows for chunk in chunks),
+            sum(chunk.length + chunk.bloom_length for chunk in chunks),
+            parts=stored,
+        )
+        if kind == BASE:
+            state = replace(state, lines=(*state.lines, Line("", version, (made,), tuple(chunks))))
+        else:
+            line = state.line
+            before = line.chunks
+            if kind == DIFFERENCE:  # it says anew all that the last one did
+                before = tuple(
+                    replace(each, end=version) if each.layer > 0 and each.open else each
+                    for each in before
+                )
+            state = state.with_line(
+                replace(line, versions=(*line.versions, made), chunks=(*before, *chunks))
+            )
+        self._commit(state)
+        return made
+
+    def _check_new(self, version: int, rows: Given, kind: str) -> None:
+        if kind not in KINDS:
+            raise InvalidArgument(f"kind {kind!r} is none of {', '.join(KINDS)}")
+        if not 0 < version <= MAX_VERSION:
+            raise InvalidArgument(f"version {version} is outside 1..2^64-1")
+        newest = self._state.versions()
+        if newest and version <= newest[-1].version:
+            raise InvalidArgument(
+                f"version {version} is not above {newest[-1].version}, the newest of {self.name}"
+            )
+        if kind != BASE and not newest:
+            raise FailedPrecondition(f"{self.name} has no base: the first version is one")
+        unknown = set(rows) - set(self._state.tables)
+        if unknown:
+            raise InvalidArgument(
+                f"{self.name} has no table {min(unknown)!r}; it has: {', '.join(self._state.tables)}"
+            )
+        if kind == BASE and set(rows) != set(self._state.tables):
+            missing = min(set(self._state.tables) - set(rows))
+            raise InvalidArgument(f"a base has every table: {missing!r} is missing")
+
+    def _edits(
+        self, version: int, rows: Given, kind: str, goes_on: Callable[[], None]
+    ) -> Iterator[Edit]:
+        for name, given in rows.items():
+            last = -1
+            for piece in [given] if isinstance(given, Rows) else given:
+                goes_on()
+                if len(piece) == 0:
+                    continue
+                if int(piece.keys[0]) <= last:
+                    raise InvalidArgument(f"table {name}: the pieces' keys do not ascend")
+                last = int(piece.keys[-1])
+                if kind == BASE and piece.deleted is not None:
+                    raise InvalidArgument(f"table {name}: a base deletes nothing")
+                self._check_shape(name, piece)
+                yield name, piece, version, OPEN, 0 if kind == BASE else 1
+
+    def _check_shape(self, name: str, rows: Rows) -> None:
+        for column in self._state.tables[name].columns:
+            stored = rows.columns.get(column.name)
+            if stored is None or stored.shape != (len(rows), column.width):
+                shape = None if stored is None else stored.shape
+                raise InvalidArgument(
+                    f"table {name}: column {column.name} has {shape}, the store's has "
+                    f"({len(rows)}, {column.width}): make rows by Rows.of"
+                )
+
+    def _write_bundle(self, edits: Iterable[Edit]) -> list[Chunk]:
+        """One file of all of them, in order; none if there are none."""
+        path = f"data/{new_name()}.chunks"
+        chunks: list[Chunk] = []
+
+        def pieces() -> Iterator[bytes | memoryview]:
+            offset = 0
+            for name, rows, first, end, layer in edits:
+                body = encode(self._state.tables[name], rows)
+                bloom = Bloom.make(rows.keys)
+                yield body
+                yield bloom
+                chunks.append(
+                    Chunk(
+                        name,
+                        first,
+                        end,
+                        layer,
+                        path,
+                        offset,
+                        len(body),
+                        offset + len(body),
+                        len(bloom),
+                        len(rows),
+                        int(rows.keys[0]),
+                        int(rows.keys[-1]),
+                        xxhash.xxh3_64_hexdigest(body),
+                    )
+                )
+                offset += len(body) + len(bloom)
+
+        first = pieces()
+        try:
+            head = next(first)
+        except StopIteration:
+            return []
+
+        def all_pieces() -> Iterator[bytes | memoryview]:
+            yield head
+            yield from first
+
+        self._files.write(path, all_pieces())
+        self._sizes[path] = chunks[-1].bloom_offset + chunks[-1].bloom_length
+        return chunks
+
+    def _commit(self, state: State) -> None:
+        self._state = commit(self._files, self._state, state)
+        living = {(chunk.file, chunk.offset) for line in self._state.lines for chunk in line.chunks}
+        self._blooms = {at: bloom for at, bloom in self._blooms.items() if at in living}
+        files = {path for path, _ in living}
+        self._sizes = {path: size for path, size in self._sizes.items() if path in files}
+
+    def rearrange(
+        self,
+        gone: Sequence[Chunk],
+        bundles: Sequence[Iterable[Edit]],
+        *,
+        ended: Sequence[Chunk] = (),
+        end: int = OPEN,
+    ) -> None:
+        """Of the newest line, in one state: chunks that are gone, and bundles that stand for them.
+
+        ``ended`` stay, up to version ``end``. Bundles of which less than half is named by now are
+        written anew. Who calls sees to it that every version is what it was.
+        """
+        written = [chunk for bundle in bundles for chunk in self._write_bundle(bundle)]
+        line = self._state.line
+        left, ending = set(gone), set(ended)
+        chunks = [
+            replace(chunk, end=end) if chunk in ending else chunk
+            for chunk in line.chunks
+            if chunk not in left
+        ]
+        chunks += written
+        self._commit(self._state.with_line(replace(line, chunks=tuple(self._compact(chunks)))))
+
+    def _compact(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Copies what is named of sparse bundles into one."""
+        named: dict[str, int] = {}
+        for chunk in chunks:
+            named[chunk.file] = named.get(chunk.file, 0) + chunk.length + chunk.bloom_length
+        sparse = {
+            path for path, named_bytes in named.items() if 2 * named_bytes < self._size(path)
+        }
+        moving = [chunk for chunk in chunks if chunk.file in sparse]
+        if sum(chunk.length + chunk.bloom_length for chunk in moving) < COMPACT_BYTES:
+            return chunks
+        edits = (
+            (chunk.table, rows, chunk.first, chunk.end, chunk.layer)
+            for chunk, rows in zip(moving, self.read(moving), strict=True)
+        )
+        return [chunk for chunk in chunks if chunk.file not in sparse] + self._write_bundle(edits)
+
+    def _size(self, path: str) -> int:
+        if path not in self._sizes:
+            self._sizes[path] = self._files.size(path)
+        return self._sizes[path]
+
+    # ---- reading ----
+
+    def restore(
+        self, version: int | None = None, tables: Sequence[str] | None = None
+    ) -> dict[str, Rows]:
+        """The rows of a version (the newest), by table: ascending keys, nothing deleted.
+
+        Raises NotFound for a version or table that is not there, DataLoss for files that are
+        missing, cut or altered: it names them, and the newest version that does without.
+        """
+        return {
+            name: lay_over(self._state.tables[name], layers, keep_deleted=False)
+            for name, layers in self.layers(version, tables).items()
+        }
+
+    def layers(
+        self,
+        version: int | None = None,
+        tables: Sequence[str] | None = None,
+        *,
+        above_base: bool = False,
+    ) -> dict[str, list[Rows]]:
+        """The chunks of a version by table, read, in the order in which they lie over each other."""
+        for again in (True, False):
+            state = self._state
+            chosen = state.line.versions[-1].version if version is None else version
+            line = state.line_of(chosen)
+            names = list(state.tables) if tables is None else list(tables)
+            for name in names:
+                if name not in state.tables:
+                    raise NotFound(
+                        f"{self.name} has no table {name!r}; it has: {', '.join(state.tables)}"
+                    )
+            chunks = [
+                chunk
+                for chunk in line.of(chosen)
+                if chunk.table in names and not (above_base and chunk.layer == 0)
+            ]
+            try:
+                rows = self.read(chunks)
+            except DataLoss as error:
+                if again and self.refresh().number != state.number:
+                    continue  # split or merged meanwhile
+                raise DataLoss(f"version {chosen}: {error}; {self._offer(chunks)}") from error
+            found: dict[str, list[Rows]] = {name: [] for name in names}
+            for chunk, read in zip(chunks, rows, strict=True):
+                found[chunk.table].append(read)
+            return found
+        raise AssertionError("not reached")
+
+    def read(self, chunks: Sequence[Chunk]) -> list[Rows]:
+        """The rows of chunks. Raises DataLoss that names file and offset."""
+        began = time.monotonic()
+        by_file: dict[str, list[int]] = {}
+        for number, chunk in enumerate(chunks):
+            by_file.setdefault(chunk.file, []).append(number)
+        out: list[Rows | None] = [None] * len(chunks)
+
+        def read_file(item: tuple[str, list[int]]) -> None:
+            path, numbers = item
+            numbers = sorted(numbers, key=lambda number: chunks[number].offset)
+            for run in _runs([chunks[number] for number in numbers]):
+                start = run[0].offset
+                length = run[-1].offset + run[-1].length - start
+                body = memoryview(self._bytes(path, start, length))
+                for chunk in run:
+                    own = body[chunk.offset - start : chunk.offset - start + chunk.length]
+                    out[numbers.pop(0)] = self._rows(chunk, own)
+
+        if len(by_file) > 1 and self._threads > 1:
+            with ThreadPoolExecutor(min(self._threads, len(by_file))) as pool:
+                for _ in pool.map(read_file, by_file.items()):
+                    pass
+        else:
+            for item in by_file.items():
+                read_file(item)
+        self.read_bytes += sum(chunk.length for chunk in chunks)
+        self.read_seconds += time.monotonic() - began
+        return [rows for rows in out if rows is not None]
+
+    def _bytes(self, path: str, offset: int, length: int) -> bytes:
+        try:
+            return self._files.read(path, [(offset, length)])[0]
+        except NotFound as error:
+            raise DataLoss(f"{error}: restore the file from a copy of the store") from error
+
+    def _rows(self, chunk: Chunk, body: memoryview) -> Rows:
+        where = f"{self.name}/{chunk.file} at {chunk.offset}"
+        if len(body) != chunk.length or xxhash.xxh3_64_hexdigest(body) != chunk.checksum:
+            raise DataLoss(
+                f"{where} does not fit its checksum: restore the file from a copy of the store"
+            )
+        rows = decode(self._state.tables[chunk.table], body, where)
+        if len(rows) != chunk.rows:
+            raise DataLoss(f"{where} has {len(rows)} rows, its line says {chunk.rows}")
+        return rows
+
+    def _offer(self, needed: Sequence[Chunk]) -> str:
+        """The newest version that needs none of the files that are damaged."""
+        bad = {chunk.file for chunk in needed if not self._is_whole(chunk)}
+        for line in reversed(self._state.lines):
+            for version in reversed(line.versions):
+                if not any(chunk.file in bad for chunk in line.of(version.version)):
+                    return f"version {version.version} does without it"
+        return "no version does without it"
+
+    def _is_whole(self, chunk: Chunk) -> bool:
+        try:
+            body = self._files.read(chunk.file, [(chunk.offset, chunk.length)])[0]
+        except (NotFound, OSError):
+            return False
+        return len(body) == chunk.length and xxhash.xxh3_64_hexdigest(body) == chunk.checksum
+
+    def bloom(self, chunk: Chunk) -> Bloom:
+        """The filter of a chunk's keys, read once."""
+        at = (chunk.file, chunk.offset)
+        if at not in self._blooms:
+            body = self._bytes(chunk.file, chunk.bloom_offset, chunk.bloom_length)
+            self._blooms[at] = Bloom.read(body)
+        return self._blooms[at]
+
+    def part(self, version: int, name: str) -> bytes:
+        """What rode along. Raises NotFound, DataLoss."""
+        line = self._state.line_of(version)
+        parts = next(each.parts for each in line.versions if each.version == version)
+        if name not in parts:
+            raise NotFound(f"version {version} has no part {name!r}; it has: {', '.join(parts)}")
+        part = parts[name]
+        try:
+            (body,) = self._files.read(part.file)
+        except NotFound as error:
+            raise DataLoss(f"version {version}: {error}") from error
+        if len(body) != part.bytes or xxhash.xxh3_64_hexdigest(body) != part.checksum:
+            raise DataLoss(f"{self.name}/{part.file} does not fit its checksum")
+        return body
+
+    # ---- dropping ----
+
+    def keep(self, version: int, kept: bool = True) -> None:
+        """Marks a version that purge leaves: a base kept against corruption that is noticed late."""
+        line = self._state.line_of(version)
+        versions = tuple(
+            replace(each, kept=kept) if each.version == version else each for each in line.versions
+        )
+        self._commit(self._with(line, replace(line, versions=versions)))
+
+    def _with(self, line: Line, new: Line | None) -> State:
+        lines = []
+        for each in self._state.lines:
+            if each is not line:
+                lines.append(each)
+            elif new is not None:
+                lines.append(new)
+        return replace(self._state, lines=tuple(lines))
+
+    def purge(self, newest: int) -> list[int]:
+        """Drops all versions but the ``newest`` so many and those that are kept; returns which.
+
+        What a version that stays needs stays. Also removes files that no state names, an hour old.
+        """
+        if newest < 1:
+            raise InvalidArgument("purge leaves at least the newest version")
+        versions = self._state.versions()
+        stay = {each.version for each in versions[-newest:]}
+        stay |= {each.version for each in versions if each.kept}
+        gone = [each.version for each in versions if each.version not in stay]
+        lines = []
+        for line in self._state.lines:
+            left = tuple(each for each in line.versions if each.version in stay)
+            if len(left) == len(line.versions):
+                lines.append(line)
+            elif left:
+                newest_line = line is self._state.lines[-1]
+                chunks = tuple(
+                    chunk
+                    for chunk in line.chunks
+                    if (newest_line and chunk.open) or any(chunk.holds(each.version) for each in left)
+                )
+                lines.append(replace(line, versions=left, chunks=chunks))
+        if gone:
+            self._commit(replace(self._state, lines=tuple(lines)))
+        self._sweep()
+        return gone
+
+    def _sweep(self) -> None:
+        named = self._state.files() | set(self._state.trash)
+        for folder in ("data", "lines", "parts"):
+            for name, age in self._files.list(folder).items():
+                if age > LEFTOVER_SECONDS and f"{folder}/{name}" not in named:
+                    self._files.remove(f"{folder}/{name}")
+
+    def rollback(self, version: int) -> list[int]:
+        """Drops what is newer than a version, which is the newest then; returns what was dropped."""
+        line = self._state.line_of(version)
+        gone = [each.version for each in self._state.versions() if each.version > version]
+        chunks = tuple(
+            replace(chunk, end=OPEN) if chunk.end > version else chunk
+            for chunk in line.chunks
+            if chunk.first <= version
+        )
+        versions = tuple(each for each in line.versions if each.version <= version)
+        lines = self._state.lines[: self._state.lines.index(line)]
+        if gone:
+            new = replace(line, versions=versions, chunks=chunks)
+            self._commit(replace(self._state, lines=(*lines, new)))
+        return gone
+
+    # ---- looking ----
+
+    def stored_bytes(self, *, base: bool = True) -> int:
+        """Bytes of data files, as they are on the disk; base: with those that hold base chunks."""
+        files: dict[str, bool] = {}
+        for line in self._state.lines:
+            for chunk in line.chunks:
+                files[chunk.file] = files.get(chunk.file, False) or chunk.layer == 0
+        return sum(
+            self._files.size(path) for path, of_base in files.items() if base or not of_base
+        )
+
+    def verify(self) -> list[str]:
+        """Reads all of it; what is wrong, in words. Empty: every version restores."""
+        problems: list[str] = []
+        for line in self._state.lines:
+            for chunk in line.chunks:
+                try:
+                    rows = self.read([chunk])[0]
+                except DataLoss as error:
+                    problems.append(str(error))
+                    continue
+                if (
+                    len(rows) == 0
+                    or (int(rows.keys[0]), int(rows.keys[-1])) != (chunk.min_key, chunk.max_key)
+                    or not (rows.keys[1:] > rows.keys[:-1]).all()
+                ):
+                    problems.append(f"{chunk.file} at {chunk.offset}: keys out of order or range")
+            for version in line.versions:
+                for name in version.parts:
+                    try:
+                        self.part(version.version, name)
+                    except DataLoss as error:
+                        problems.append(str(error))
+        return problems
+
+
+def _runs(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
+    """Chunks of one file by offset, cut where the gap is not worth reading."""
+    run: list[Chunk] = []
+    for chunk in chunks:
+        if run and chunk.offset - (run[-1].offset + run[-1].length) > GAP_BYTES:
+            yield run
+            run = []
+        run.append(chunk)
+    if run:
+        yield run

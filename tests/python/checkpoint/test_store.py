@@ -1,0 +1,282 @@
+"""Every policy, every version: what a store restores is what a plain replay was, bit for bit.
+
+Through splits, merges, resets, purges, rollbacks and reopened stores. Does not cover: crashes
+(test_store_crash.py), damage (test_store_damage.py), speed (bench).
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from petps.checkpoint import POLICIES, Checkpointer, Column, Policy, Rows, Store, Table
+from petps.checkpoint.policy import Merged, TwoD, full_every, least_stride, living_volume
+from petps.checkpoint.store import BASE, DELTA
+from petps.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
+from tests.python.checkpoint.replay import Replay, assert_same
+
+TABLES = {
+    "items": Table("items", (Column("row", "f32", 4), Column("momentum", "f16", 1))),
+    "users": Table.of("users", 2),
+}
+VERSIONS = 30
+
+
+def steps(seed: int, count: int = VERSIONS) -> list[dict[str, np.ndarray]]:
+    """Skewed changes, new keys all along, and a table that some versions leave alone."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for number in range(count):
+        hot = rng.zipf(1.3, 60).clip(max=400)
+        fresh = np.arange(400 + number * 5, 405 + number * 5)
+        users = rng.integers(0, 90, 9) if number % 3 else np.empty(0, np.int64)
+        made.append(
+            {
+                "items": np.unique(np.concatenate([hot, fresh])).astype(np.uint64),
+                "users": np.unique(users).astype(np.uint64),
+            }
+        )
+    return made
+
+
+def made_policies() -> list[Policy]:
+    return [
+        *(kind() for kind in POLICIES.values()),
+        TwoD(ratio=0.0, resets=False),
+        TwoD(ratio=0.2, resets=False, bundles=False),
+        TwoD(resets=False, by_range=False, by_bloom=False, by_count=False),
+        Merged(stride=2, every=1000),
+        Merged(stride=3, every=9),
+    ]
+
+
+def written(folder: Path, policy: Policy, replay: Replay) -> Store:
+    """All versions of the replay, arranged after each."""
+    store = Store.create(folder, "m", list(TABLES.values()))
+    writer = Checkpointer(store, policy, replay, chunk_bytes=1 << 10)
+    for version in range(1, len(replay.steps) + 1):
+        replay.now = version
+        writer.write(version, {"dense": b"%d" % version})
+        writer.arrange()
+    return store
+
+
+def check(store: Store, replay: Replay, versions: list[int]) -> None:
+    assert [each.version for each in store.state.versions()] == versions
+    for version in versions:
+        for name, found in store.restore(version).items():
+            assert_same(found, replay.at(name, version))
+        assert store.part(version, "dense") == b"%d" % version
+
+
+@pytest.mark.parametrize("number", range(len(made_policies())))
+def test_every_version_is_what_it_was(tmp_path: Path, number: int) -> None:
+    policy = made_policies()[number]
+    replay = Replay(TABLES, steps(number), deletes=0.1)
+    store = written(tmp_path / "store", policy, replay)
+    check(store, replay, list(range(1, VERSIONS + 1)))
+    check(Store.open(tmp_path / "store"), replay, list(range(1, VERSIONS + 1)))
+    assert store.verify() == []
+
+
+def test_policies_do_what_they_say(tmp_path: Path) -> None:
+    """So that the test above tests them: splits, merges and resets happened."""
+    replay = Replay(TABLES, steps(1), deletes=0.1)
+    two_d = TwoD(ratio=0.05, resets=False)
+    store = written(tmp_path / "2d", two_d, replay)
+    assert two_d.filters.split > VERSIONS
+    assert two_d.filters.by_bloom < two_d.filters.in_range
+    assert any(chunk.end for chunk in store.state.line.chunks)
+    newest = store.state.line.of(VERSIONS)
+    loaded = sum(chunk.rows for chunk in newest if chunk.table == "items")
+    deltas = sum(each.rows for each in store.state.versions())
+    assert loaded < deltas / 2, "or nothing was gained"
+    store = written(tmp_path / "merged", Merged(stride=2, every=1000), replay)
+    # The base is version 1: 29 deltas are 16 + 8 + 4 + 1.
+    assert sorted({c.layer for c in store.state.line.deltas()}) == [1, 3, 4, 5]
+    store = written(tmp_path / "every", Merged(stride=2, every=9), replay)
+    assert [line.began for line in store.state.lines] == [1, 11, 21]
+    store = written(tmp_path / "intermittent", POLICIES["intermittent"](), replay)
+    assert len(store.state.lines) > 1
+    store = written(tmp_path / "oneshot", POLICIES["oneshot"](), replay)
+    assert len({chunk.first for chunk in store.state.line.of(VERSIONS)}) == 2
+    store = written(tmp_path / "full", POLICIES["full"](), replay)
+    assert len(store.state.lines) == VERSIONS
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_purge_breaks_no_version_that_stays(tmp_path: Path, name: str) -> None:
+    replay = Replay(TABLES, steps(3), deletes=0.1)
+    store = written(tmp_path / "store", POLICIES[name](), replay)
+    store.keep(7)
+    before = store.stored_bytes()
+    gone = store.purge(5)
+    stay = [7, *range(VERSIONS - 4, VERSIONS + 1)]
+    assert gone == [each for each in range(1, VERSIONS + 1) if each not in stay]
+    check(store, replay, stay)
+    assert store.stored_bytes() <= before
+    writer = Checkpointer(store, POLICIES[name](), replay)
+    writer.write(VERSIONS + 1, {"dense": b"%d" % (VERSIONS + 1)})
+    writer.arrange()
+    replay.steps.append({name: np.empty(0, np.uint64) for name in TABLES})
+    check(store, replay, [*stay, VERSIONS + 1])
+    assert store.purge(1)
+    check(store, replay, [7, VERSIONS + 1])
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_rollback_goes_on_from_there(tmp_path: Path, name: str) -> None:
+    replay = Replay(TABLES, steps(4), deletes=0.1)
+    policy = POLICIES[name]()
+    store = written(tmp_path / "store", policy, replay)
+    assert store.rollback(17) == list(range(18, VERSIONS + 1))
+    check(store, replay, list(range(1, 18)))
+    assert store.rollback(17) == []
+    # Another history from there on.
+    replay.steps[17:] = steps(5)[:10]
+    writer = Checkpointer(store, policy, replay)
+    for version in range(18, 28):
+        replay.now = version
+        writer.write(version, {"dense": b"%d" % version})
+        writer.arrange()
+    check(store, replay, list(range(1, 28)))
+
+
+def test_two_writers_are_told(tmp_path: Path) -> None:
+    replay = Replay(TABLES, steps(6, 3))
+    store = written(tmp_path / "store", POLICIES["consecutive"](), replay)
+    other = Store.open(tmp_path / "store")
+    rows = Rows.of(TABLES["users"], [1], {"row": np.ones((1, 2), np.float32)})
+    store.write(4, {"users": rows}, kind=DELTA)
+    with pytest.raises(FailedPrecondition, match="another writer made state"):
+        other.write(4, {}, kind=DELTA)
+    other.refresh()
+    with pytest.raises(InvalidArgument, match="version 4 is not above 4"):
+        other.write(4, {}, kind=DELTA)
+    other.write(5, {}, kind=DELTA)
+    assert [each.version for each in Store.open(tmp_path / "store").state.versions()][-2:] == [4, 5]
+
+
+def test_readers_go_on_while_chunks_are_split_and_merged(tmp_path: Path) -> None:
+    """A reader of an older state finds its files gone, and reads the newer one."""
+    replay = Replay(TABLES, steps(7), deletes=0.1)
+    store = Store.create(tmp_path / "store", "m", list(TABLES.values()))
+    replay.now = 1
+    policy = TwoD(ratio=0.0, resets=False)
+    writer = Checkpointer(store, policy, replay)
+    writer.write(1)
+    reader = Store.open(tmp_path / "store")
+    failures: list[BaseException] = []
+    done = threading.Event()
+    reads = 0
+
+    def read() -> None:
+        nonlocal reads
+        try:
+            while not done.is_set():
+                version = reader.refresh().versions()[-1].version
+                for _ in range(3):
+                    assert_same(reader.restore(version)["items"], replay.at("items", version))
+                    reads += 1
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for version in range(2, VERSIONS + 1):
+        replay.now = version
+        writer.write(version)
+        writer.arrange()
+    done.set()
+    thread.join()
+    assert not failures, failures[0]
+    assert reads > 0
+
+
+def test_one_at_a_time_and_cancelled(tmp_path: Path) -> None:
+    replay = Replay(TABLES, steps(8, 3))
+    store = Store.create(tmp_path / "store", "m", list(TABLES.values()))
+    replay.now = 1
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow(Replay):
+        def rows(self, table, keys):  # type: ignore[no-untyped-def]
+            inside.set()
+            go_on.wait(60)
+            return super().rows(table, keys)
+
+    slow = Slow(TABLES, replay.steps)
+    slow.now = 1
+    writer = Checkpointer(store, POLICIES["2d"](), slow, chunk_bytes=64)
+    errors: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            writer.write(1)
+        except FailedPrecondition as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert inside.wait(60)
+    with pytest.raises(FailedPrecondition, match="is being written"):
+        writer.write(1)
+    writer.cancel()
+    go_on.set()
+    thread.join()
+    assert [str(error) for error in errors] == ["the checkpoint was cancelled"]
+    assert Store.open(tmp_path / "store").state.versions() == []
+    assert not list((tmp_path / "store").glob("data/*")), "nothing is left of it"
+    assert writer.write(1).version == 1
+
+
+def test_bad_input_is_named(tmp_path: Path) -> None:
+    users = TABLES["users"]
+    with pytest.raises(NotFound, match="holds no checkpoint store"):
+        Store.open(tmp_path / "none")
+    store = Store.create(tmp_path / "store", "m", [users])
+    with pytest.raises(AlreadyExists, match="holds a checkpoint store already"):
+        Store.create(tmp_path / "store", "m", [users])
+    one = np.ones((1, 2), np.float32)
+    with pytest.raises(FailedPrecondition, match="has no base"):
+        store.write(1, {}, kind=DELTA)
+    with pytest.raises(InvalidArgument, match="'users' is missing"):
+        store.write(1, {}, kind=BASE)
+    with pytest.raises(InvalidArgument, match="no table 'items'; it has: users"):
+        store.write(1, {"items": Rows.of(users, [1], {"row": one})}, kind=BASE)
+    with pytest.raises(InvalidArgument, match="outside 1"):
+        store.write(0, {}, kind=BASE)
+    with pytest.raises(InvalidArgument, match="a key stands twice"):
+        Rows.of(users, [1, 1], {"row": np.ones((2, 2), np.float32)})
+    with pytest.raises(InvalidArgument, match=r"shape \(1, 3\), expected \(n, 2\)"):
+        Rows.of(users, [1], {"row": np.ones((1, 3), np.float32)})
+    with pytest.raises(InvalidArgument, match="row 0 has a value that is not finite"):
+        Rows.of(users, [1], {"row": one * np.nan})
+    with pytest.raises(InvalidArgument, match="not negative"):
+        Rows.of(users, [-1], {"row": one})
+    with pytest.raises(InvalidArgument, match="the pieces' keys do not ascend"):
+        rows = Rows.of(users, [1], {"row": one})
+        store.write(1, {"users": [rows, rows]}, kind=BASE)
+    assert not list((tmp_path / "store").glob("data/*"))
+    store.write(1, {"users": Rows.of(users, [1], {"row": one})}, kind=BASE)
+    with pytest.raises(NotFound, match="no version 9 in the store; it has 1, 1 to 1"):
+        store.restore(9)
+    with pytest.raises(NotFound, match="no part 'dense'"):
+        store.part(1, "dense")
+    with pytest.raises(InvalidArgument, match="at least the newest"):
+        store.purge(0)
+
+
+def test_strides_and_volumes_of_the_paper() -> None:
+    # d = 1: a merged delta is as large as one of them: sum 1/s^i = 1/(s-1).
+    assert least_stride(1.0, 1.01) == 2
+    assert least_stride(1.0, 0.6) == 3
+    with pytest.raises(InvalidArgument, match="no stride up to 64 keeps up"):
+        least_stride(0.0, 5.0)  # nothing in common: every layer is as much as the first
+    # s = 2, d = 0.5: 7 deltas are one of 4, one of 2 and one: 1.5^2 + 1.5 + 1.
+    assert living_volume(7, 2, 0.5) == pytest.approx(1.5**2 + 1.5 + 1)
+    assert full_every(2, 0.5, 4.75) == 6
+    assert full_every(2, 0.5, 4.76) == 9, "10 deltas are 1.5^3 + 1.5"
