@@ -377,6 +377,21 @@ def dequantise_rows(method: str, bits: int, dim: int, rows: Bytes) -> Floats:
     """rows: uint8[n, quantised_row_bytes] -> float32[n, dim]."""
 
 def quantised_row_bytes(method: str, bits: int, dim: int) -> int: ...
+def jagged_unique(
+    values: Keys,
+    offsets: Keys,
+    *,
+    ascending: bool = ...,
+    inverse: bool = ...,
+    counts: bool = ...,
+) -> tuple[Keys, Keys, npt.NDArray[np.uint32] | None, Keys | None]:
+    """Distinct ids of each table of values: uint64[n], offsets: uint64[tables + 1].
+
+    Gives ids uint64[m], their offsets uint64[tables + 1], and if asked inverse uint32[n] (the place
+    of each value's id in its table's part) and counts uint64[m]. InvalidArgument names an offset
+    that falls or does not end with the values.
+    """
+
 def first_not_finite(rows: Floats) -> int:
     """Index of the first row of float32[n, dim] with a NaN or infinity, or n."""
 

@@ -66,6 +66,7 @@ class Released {
 void bind_errors(py::module_& module);
 void bind_records(py::module_& module);
 void bind_codec(py::module_& module);
+void bind_unique(py::module_& module);
 void bind_base(py::module_& module);
 void bind_scan(py::module_& module);
 void bind_table(py::module_& module);

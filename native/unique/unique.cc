@@ -1,0 +1,183 @@
+#include "unique/unique.h"
+
+#include <algorithm>
+#include <bit>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "unique/id_set.h"
+#include "unique/radix.h"
+
+namespace petps::unique {
+namespace {
+
+// A table with more ids is divided by hash into parts of about half as many, so that the set of a part stays in the
+// second-level cache; at most 2^11 parts, or writing them would miss the TLB at every id.
+constexpr size_t kPartIdsMax = 16384;
+constexpr uint32_t kPartBitsMax = 11;
+
+constexpr size_t kPieceIds = 512;  // between two looks at whether the set must grow
+
+uint32_t part_bits(size_t ids) {
+  const auto parts = std::bit_ceil(ids / (kPartIdsMax / 2));
+  return std::min(static_cast<uint32_t>(std::countr_zero(parts)), kPartBitsMax);
+}
+
+class Pass {
+ public:
+  // largest: ids of the largest table.
+  Pass(std::span<const uint64_t> values, const Wanted& wanted, size_t largest)
+      : values_(values), wanted_(wanted), places_(wanted.inverse || wanted.counts) {
+    const bool ascending = wanted.order == Order::kAscending;
+    if (ascending || largest > kPartIdsMax) {
+      buffer_ = std::make_unique_for_overwrite<uint64_t[]>(largest);
+      if (places_) positions_ = std::make_unique_for_overwrite<uint32_t[]>(largest);
+      if (places_ && ascending) moved_ = std::make_unique_for_overwrite<uint32_t[]>(largest);
+    }
+    found_.ids.reserve(values.size() + 1);  // pages that are not written cost nothing
+    found_.offsets.push_back(0);
+    if (wanted.inverse) found_.inverse.resize(values.size());
+  }
+
+  void table(size_t first, size_t ids) {
+    first_ = first;
+    begin_ = found_.ids.size();
+    if (ids <= kPartIdsMax) {
+      add_part(values_.data() + first, nullptr, ids);
+    } else {
+      add_by_parts(ids);
+    }
+    if (wanted_.order == Order::kAscending) sort(ids);
+    found_.offsets.push_back(found_.ids.size());
+  }
+
+  Distinct take() { return std::move(found_); }
+
+ private:
+  void add_by_parts(size_t ids) {
+    const uint64_t* values = values_.data() + first_;
+    const uint32_t shift = 64 - part_bits(ids);
+    std::vector<size_t> ends((size_t{1} << (64 - shift)) + 1, 0);
+    for (size_t i = 0; i < ids; ++i) ends[(hash_of(values[i]) >> shift) + 1] += 1;
+    for (size_t part = 1; part < ends.size(); ++part) ends[part] += ends[part - 1];
+    for (size_t i = 0; i < ids; ++i) {  // ends[part] is where the part's next id goes
+      const size_t to = ends[hash_of(values[i]) >> shift]++;
+      buffer_[to] = values[i];
+      if (places_) positions_[to] = static_cast<uint32_t>(i);
+    }
+    size_t from = 0;
+    for (size_t part = 0; part + 1 < ends.size(); from = ends[part++]) {
+      add_part(buffer_.get() + from, places_ ? positions_.get() + from : nullptr,
+               ends[part] - from);
+    }
+  }
+
+  void add_part(const uint64_t* ids, const uint32_t* positions, size_t n) {
+    if (places_) {
+      add<true>(ids, positions, n);
+    } else {
+      add<false>(ids, positions, n);
+    }
+  }
+
+  // Appends what is new in a part. positions: of its ids in the table; null: 0, 1, ..
+  template <bool kPlaces>
+  void add(const uint64_t* ids, const uint32_t* positions, size_t n) {
+    const size_t start = found_.ids.size();
+    found_.ids.resize(start + n + 1);
+    if (kPlaces && wanted_.counts) found_.counts.resize(start + n + 1);
+    uint64_t* out = found_.ids.data() + start;
+    set_.begin(n, kPlaces);
+    uint32_t count = 0;
+    for (size_t i = 0; i < n; i += kPieceIds) {
+      const size_t stop = std::min(n, i + kPieceIds);
+      set_.make_room<kPlaces>({out, count}, stop - i);
+      for (size_t at = i; at < stop; ++at) {
+        const uint32_t place = set_.add<kPlaces>(ids[at], out, &count);
+        if constexpr (kPlaces) {
+          const size_t position = positions == nullptr ? at : positions[at];
+          const size_t in_table = start - begin_ + place;
+          if (wanted_.inverse) found_.inverse[first_ + position] = static_cast<uint32_t>(in_table);
+          if (wanted_.counts) found_.counts[start + place] += 1;
+        }
+      }
+    }
+    found_.ids.resize(start + count);
+    if (kPlaces && wanted_.counts) found_.counts.resize(start + count);
+  }
+
+  void sort(size_t ids) {
+    const std::span<uint64_t> distinct(found_.ids.data() + begin_, found_.ids.size() - begin_);
+    if (!places_) return radix_sort(distinct, buffer_.get());
+    uint32_t* order = positions_.get();  // order[i]: the place before of what is now at i
+    for (size_t i = 0; i < distinct.size(); ++i) order[i] = static_cast<uint32_t>(i);
+    radix_sort(distinct, buffer_.get(), order, moved_.get());
+    if (wanted_.counts) {
+      uint64_t* counts = found_.counts.data() + begin_;
+      for (size_t i = 0; i < distinct.size(); ++i) buffer_[i] = counts[order[i]];
+      std::copy(buffer_.get(), buffer_.get() + distinct.size(), counts);
+    }
+    if (wanted_.inverse) {
+      for (size_t i = 0; i < distinct.size(); ++i) moved_[order[i]] = static_cast<uint32_t>(i);
+      uint32_t* inverse = found_.inverse.data() + first_;
+      for (size_t i = 0; i < ids; ++i) inverse[i] = moved_[inverse[i]];
+    }
+  }
+
+  const std::span<const uint64_t> values_;
+  const Wanted wanted_;
+  const bool places_;                      // whether anybody asks where an id stands
+  std::unique_ptr<uint64_t[]> buffer_;     // ids by part, then the sort's other half
+  std::unique_ptr<uint32_t[]> positions_;  // of those ids, then the order
+  std::unique_ptr<uint32_t[]> moved_;
+  IdSet set_;
+  Distinct found_;
+  size_t first_ = 0;  // of the table's values
+  size_t begin_ = 0;  // of the table's part of found_.ids
+};
+
+base::Status invalid(std::string message) {
+  return base::Status(base::Code::kInvalidArgument, std::move(message));
+}
+
+// The ids of the largest table.
+base::Result<size_t> check(uint64_t values, std::span<const uint64_t> offsets) {
+  const auto entry = [&](size_t i) {
+    return "offsets[" + std::to_string(i) + "] is " + std::to_string(offsets[i]);
+  };
+  if (offsets.empty()) return invalid("offsets: none given; tables + 1 are needed, the first 0");
+  if (offsets[0] != 0) return invalid(entry(0) + ", but the first table begins at 0");
+  uint64_t largest = 0;
+  for (size_t i = 1; i < offsets.size(); ++i) {
+    if (offsets[i] < offsets[i - 1]) {
+      return invalid(entry(i) + ", below the " + std::to_string(offsets[i - 1]) + " before it");
+    }
+    largest = std::max(largest, offsets[i] - offsets[i - 1]);
+    if (largest > kTableIdsMax) {
+      return invalid("table " + std::to_string(i - 1) + " has " + std::to_string(largest) +
+                     " ids; at most " + std::to_string(kTableIdsMax) +
+                     " in a call: compact more often");
+    }
+  }
+  if (offsets.back() != values) {
+    return invalid(entry(offsets.size() - 1) + ", but the last table ends with the " +
+                   std::to_string(values) + " values");
+  }
+  return static_cast<size_t>(largest);
+}
+
+}  // namespace
+
+base::Result<Distinct> jagged_unique(std::span<const uint64_t> values,
+                                     std::span<const uint64_t> offsets, const Wanted& wanted) {
+  const base::Result<size_t> largest = check(values.size(), offsets);
+  if (!largest.ok()) return largest.status();
+  Pass pass(values, wanted, largest.value());
+  for (size_t t = 0; t + 1 < offsets.size(); ++t) {
+    pass.table(offsets[t], offsets[t + 1] - offsets[t]);
+  }
+  return pass.take();
+}
+
+}  // namespace petps::unique

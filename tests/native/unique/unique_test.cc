@@ -1,0 +1,156 @@
+// Distinct ids against std::map on the same seeded ids: few and many tables, ids that repeat and that do not, and ids that
+// hash tables stumble over.
+#include "unique/unique.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace petps::unique {
+namespace {
+
+uint64_t seed() {
+  static const uint64_t value = [] {
+    const char* given = std::getenv("PETPS_TEST_SEED");
+    const uint64_t chosen =
+        given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
+    std::printf("[unique] PETPS_TEST_SEED=%llu\n", static_cast<unsigned long long>(chosen));
+    return chosen;
+  }();
+  return value;
+}
+
+struct Input {
+  std::vector<uint64_t> values;
+  std::vector<uint64_t> offsets{0};
+};
+
+enum class Kind { kFew, kDistinct, kStride, kHighBits, kOne, kAnyBits };
+constexpr Kind kKinds[] = {Kind::kFew,      Kind::kDistinct, Kind::kStride,
+                           Kind::kHighBits, Kind::kOne,      Kind::kAnyBits};
+
+void add_table(Kind kind, size_t ids, std::mt19937_64& random, Input* input) {
+  const uint64_t start = random();
+  for (size_t i = 0; i < ids; ++i) {
+    uint64_t id = 0;
+    if (kind == Kind::kFew) id = random() % (ids / 8 + 1);
+    if (kind == Kind::kDistinct) id = start + i;
+    if (kind == Kind::kStride) id = (random() % (ids + 1)) * 4096;
+    if (kind == Kind::kHighBits) id = (random() % (ids + 1)) << 40;
+    if (kind == Kind::kOne) id = start;
+    if (kind == Kind::kAnyBits) id = random();
+    if (random() % 50 == 0) id = random() % 2 == 0 ? ~uint64_t{0} : 0;  // ends of the range
+    input->values.push_back(id);
+  }
+  input->offsets.push_back(input->values.size());
+}
+
+using Model =
+    std::vector<std::map<uint64_t, uint64_t>>;  // by table, how often each id stands there
+
+void expect_right(const Input& input, const Model& models, const Wanted& wanted) {
+  const auto result = jagged_unique(input.values, input.offsets, wanted);
+  ASSERT_TRUE(result.ok()) << result.status().to_string();
+  const Distinct& found = result.value();
+  ASSERT_EQ(input.offsets.size(), found.offsets.size());
+  ASSERT_EQ(found.ids.size(), found.offsets.back());
+  ASSERT_EQ(wanted.inverse ? input.values.size() : 0, found.inverse.size());
+  ASSERT_EQ(wanted.counts ? found.ids.size() : 0, found.counts.size());
+  for (size_t t = 0; t + 1 < input.offsets.size(); ++t) {
+    const auto& model = models[t];
+    std::vector<uint64_t> ids(found.ids.begin() + found.offsets[t],
+                              found.ids.begin() + found.offsets[t + 1]);
+    for (size_t i = 0; wanted.counts && i < ids.size(); ++i) {
+      ASSERT_EQ(1u, model.count(ids[i])) << "seed " << seed();
+      ASSERT_EQ(model.at(ids[i]), found.counts[found.offsets[t] + i]) << "seed " << seed();
+    }
+    for (size_t i = input.offsets[t]; wanted.inverse && i < input.offsets[t + 1]; ++i) {
+      ASSERT_LT(found.inverse[i], ids.size());
+      ASSERT_EQ(input.values[i], ids[found.inverse[i]]) << "seed " << seed();
+    }
+    if (wanted.order == Order::kAny) std::sort(ids.begin(), ids.end());
+    std::vector<uint64_t> expected;
+    for (const auto& [id, count] : model) expected.push_back(id);
+    ASSERT_EQ(expected, ids) << "table " << t << " seed " << seed();
+  }
+}
+
+void expect_right_in_every_way(const Input& input) {
+  Model models(input.offsets.size() - 1);
+  for (size_t t = 0; t < models.size(); ++t) {
+    for (size_t i = input.offsets[t]; i < input.offsets[t + 1]; ++i)
+      models[t][input.values[i]] += 1;
+  }
+  for (const Order order : {Order::kAny, Order::kAscending}) {
+    for (const bool inverse : {false, true}) {
+      for (const bool counts : {false, true}) {
+        expect_right(input, models, {order, inverse, counts});
+        if (::testing::Test::HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(JaggedUnique, ManySmallTables) {
+  std::mt19937_64 random(seed());
+  for (int round = 0; round < 30; ++round) {
+    Input input;
+    const size_t tables = random() % 60;
+    for (size_t t = 0; t < tables; ++t) {
+      add_table(kKinds[random() % std::size(kKinds)], random() % 4 == 0 ? 0 : random() % 700,
+                random, &input);
+    }
+    expect_right_in_every_way(input);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(JaggedUnique, TablesThatAreDividedAmongSmallOnes) {
+  std::mt19937_64 random(seed());
+  for (const Kind kind : kKinds) {
+    Input input;
+    add_table(Kind::kFew, 100, random, &input);
+    add_table(kind, 16384, random, &input);  // the most that is not divided
+    add_table(kind, 16385, random, &input);
+    add_table(kind, 60'000 + random() % 1000, random, &input);
+    add_table(Kind::kDistinct, 3, random, &input);
+    expect_right_in_every_way(input);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(JaggedUnique, APartWithManyMoreIdsThanOthers) {
+  std::mt19937_64 random(seed());
+  Input input;  // one id is half of the table, so its part is as large as all others
+  add_table(Kind::kDistinct, 60'000, random, &input);
+  for (size_t i = 0; i < input.values.size(); i += 2) input.values[i] = 77;
+  expect_right_in_every_way(input);
+}
+
+TEST(JaggedUnique, NothingIsNothing) {
+  expect_right_in_every_way({{}, {0}});
+  expect_right_in_every_way({{}, {0, 0, 0}});
+  expect_right_in_every_way({{5}, {0, 0, 1, 1}});
+}
+
+TEST(JaggedUnique, BadOffsetsAreNamed) {
+  const auto message = [](std::vector<uint64_t> offsets) {
+    return std::string(jagged_unique(std::vector<uint64_t>(9, 1), offsets, {}).status().message());
+  };
+  EXPECT_EQ("offsets: none given; tables + 1 are needed, the first 0", message({}));
+  EXPECT_EQ("offsets[0] is 1, but the first table begins at 0", message({1, 9}));
+  EXPECT_EQ("offsets[2] is 3, below the 4 before it", message({0, 4, 3, 9}));
+  EXPECT_EQ("offsets[1] is 8, but the last table ends with the 9 values", message({0, 8}));
+  EXPECT_EQ("offsets[1] is 10, but the last table ends with the 9 values", message({0, 10}));
+  EXPECT_NE(std::string::npos,
+            message({0, 5'000'000'000}).find("table 0 has 5000000000 ids; at most 4294967295"));
+}
+
+}  // namespace
+}  // namespace petps::unique
