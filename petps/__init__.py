@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from petps.pool import LivePool as LivePool
     from petps.pool import Pool as Pool
     from petps.pool import TableInfo as TableInfo
 
 __version__ = "0.1.0"
-__all__ = ["Pool", "TableInfo", "__version__", "create", "open"]
+__all__ = ["LivePool", "Pool", "TableInfo", "__version__", "create", "open", "open_live"]
 
 
 def create(path: str | Path | None = None, *, durability: str = "power") -> Pool:
@@ -40,9 +41,21 @@ def open(path: str | Path, *, read_only: bool = False) -> Pool:
     return Pool.open(path, read_only=read_only)
 
 
+def open_live(path: str | Path) -> LivePool:
+    """The pool at ``path``, read in this process beside the server that writes it.
+
+    It sees every row as soon as the server's own pulls do, and goes on when the server is killed.
+    Errors: NotFound, FailedPrecondition (no server has it open, or it keeps readers out),
+    PermissionDenied (``path``.readers must be writable), Unimplemented, DataLoss.
+    """
+    from petps.pool import LivePool
+
+    return LivePool(path)
+
+
 def __getattr__(name: str) -> object:
     # Imported when asked for: `petps --help` need not load numpy.
-    if name in ("Pool", "TableInfo"):
+    if name in ("LivePool", "Pool", "TableInfo"):
         from petps import pool
 
         return getattr(pool, name)

@@ -34,6 +34,8 @@ class PoolInfo:
     lost_power: bool
     size_bytes: int
     unit_bytes: int
+    readers_refused: str
+    """Why no process may read the pool beside this one; empty: it may."""
     epoch_current: int
     epoch_retired_items: int
     def as_dict(self) -> dict[str, Any]: ...
@@ -247,6 +249,32 @@ class Tables:
     def walked(self) -> bool: ...
     def reclaim(self) -> int: ...
     def verify(self) -> VerifyReport: ...
+
+class LiveReader:
+    """A pool of this machine, read in this process while a server writes it.
+
+    FailedPrecondition: no server has made POOL.readers, closed, or used in a forked child.
+    """
+
+    @staticmethod
+    def open(path: str) -> LiveReader: ...
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def path(self) -> str: ...
+    def tables(self) -> list[tuple[str, TableRecord]]:
+        """(instance, table) of all there are now."""
+    def resolve(self, model: str) -> InstanceRecord: ...
+    def instances(self) -> list[InstanceRecord]: ...
+    def find(self, model: str, table: str) -> TableRecord: ...
+    def pull(
+        self, model: str, table: str, keys: Keys, out: Floats | Bytes, mask: Mask | None = None
+    ) -> int:
+        """As Table.pull."""
+    def hold_pin_for_test(self) -> None:
+        """Pins now, until the process ends."""
+    def disable_pins_for_test(self) -> None: ...
 
 class ShardMap:
     """Who owns which partitions of a model. InvalidArgument names the first fault."""

@@ -64,6 +64,7 @@ void bind_pool_records(py::module_& module) {
       .field("lost_power", &PoolInfo::lost_power)
       .field("size_bytes", &PoolInfo::size_bytes)
       .field("unit_bytes", &PoolInfo::unit_bytes)
+      .field("readers_refused", &PoolInfo::readers_refused)
       .field("epoch_current", &PoolInfo::epoch_current)
       .field("epoch_retired_items", &PoolInfo::epoch_retired_items);
   using Instance = pool::InstanceRecord;
@@ -162,6 +163,7 @@ PoolInfo pool_info(table::Tables& tables) {
   info.lost_power = pool.lost_power();
   info.size_bytes = medium.size();
   info.unit_bytes = pool.unit_bytes();
+  info.readers_refused = tables.readers_refused();
   info.epoch_current = tables.epochs().current();
   info.epoch_retired_items = tables.epochs().retired_items();
   return info;

@@ -38,6 +38,7 @@ PYBIND11_MODULE(_native, module) {
   bindings::bind_table(module);
   bindings::bind_tables(module);
   bindings::bind_shard_map(module);
+  bindings::bind_live(module);
   bindings::bind_calls(module);
   bindings::bind_server(module);
 }

@@ -21,6 +21,7 @@ struct PoolInfo {
   bool lost_power = false;
   uint64_t size_bytes = 0;
   uint64_t unit_bytes = 0;
+  std::string readers_refused;
   uint64_t epoch_current = 0;
   uint64_t epoch_retired_items = 0;
 };

@@ -54,15 +54,20 @@ class Gather {
 
 uint64_t pull_rows(Session& session, const table::Table& table, std::span<const uint64_t> keys,
                    const PullTarget& target) {
-  const Gather gather(table, target);
   Session::Lease lease(session);
+  return pull_rows([&lease] { return lease.pin(); }, table, keys, target);
+}
+
+uint64_t pull_rows(const std::function<epoch::Pin()>& take_pin, const table::Table& table,
+                   std::span<const uint64_t> keys, const PullTarget& target) {
+  const Gather gather(table, target);
   std::array<const std::byte*, kPullBatch> rows;
   auto* out = static_cast<std::byte*>(target.out);
   const size_t row_bytes = table.record().spec.row_bytes;
   uint64_t found = 0;
   for (size_t from = 0; from < keys.size(); from += kPullBatch) {
     const size_t n = std::min(kPullBatch, keys.size() - from);
-    const epoch::Pin pin = lease.pin();
+    const epoch::Pin pin = take_pin();
     uint8_t* mask = target.mask.empty() ? nullptr : target.mask.data() + from;
     std::byte* first = out + from * gather.out_bytes();
     const auto step = [&](size_t asked, size_t ready) {

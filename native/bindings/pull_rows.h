@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "bindings/session.h"
@@ -22,7 +23,9 @@ struct PullTarget {
 };
 
 // Fills the target for every key; a missing one gets the table's default row. Returns how many were
-// found.
+// found. pin: an empty Pin where the caller holds one already.
+uint64_t pull_rows(const std::function<epoch::Pin()>& pin, const table::Table& table,
+                   std::span<const uint64_t> keys, const PullTarget& target);
 uint64_t pull_rows(Session& session, const table::Table& table, std::span<const uint64_t> keys,
                    const PullTarget& target);
 

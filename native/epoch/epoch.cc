@@ -3,12 +3,16 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/clock.h"
+
 namespace petps::epoch {
 namespace {
 
 // A first window of one cache line: most readers have one pin at a time, and a scan then reads one
 // line of each.
 constexpr size_t kFirstWindow = 8;
+// How often those who hold slots back are asked whether they live: a system call each.
+constexpr uint64_t kDeadLookNs = 50'000'000;
 // What a Pin of a disabled Domain holds: live, but newer than every retired item.
 constexpr uint64_t kUnprotected = std::numeric_limits<uint64_t>::max();
 
@@ -19,45 +23,61 @@ Pin Reader::pin() {
   // it. `acquire` pairs with the release in Pin::drop: what the dropping thread read there happened
   // before this place is stored again, and so before a scan that sees the new epoch instead of the
   // 0.
-  const size_t window = window_.load(std::memory_order_relaxed);
+  const size_t window = places_->window.load(std::memory_order_relaxed);
   for (size_t step = 0; step < window; ++step) {
     const size_t place = next_ + step < window ? next_ + step : next_ + step - window;
-    if (epochs_[place].load(std::memory_order_acquire) == 0) return claim(place);
+    if (places_->epochs[place].load(std::memory_order_acquire) == 0) return claim(place);
   }
   if (window == kPinsPerReader) return Pin();
   const size_t grown = window == 0 ? kFirstWindow : std::min(window * 2, kPinsPerReader);
   // relaxed: made visible to scans by the fence in claim(), together with the epoch.
-  window_.store(grown, std::memory_order_relaxed);
+  places_->window.store(grown, std::memory_order_relaxed);
   return claim(window);  // its first new place
 }
 
 Pin Reader::claim(size_t place) {
   const size_t next = place + 1;
-  next_ = next < window_.load(std::memory_order_relaxed) ? next : 0;
+  next_ = next < places_->window.load(std::memory_order_relaxed) ? next : 0;
   // acquire: pairs with the release step of retire(). Reading epoch p means that everything retired
   // before p was removed from the index before this pin's reads: it cannot be found, so the pin
   // need not protect it.
-  uint64_t epoch = domain_->global_.load(std::memory_order_acquire);
+  uint64_t epoch = domain_->global_->load(std::memory_order_acquire);
   if (domain_->pins_disabled_.load(std::memory_order_relaxed)) [[unlikely]]
     epoch = kUnprotected;
   // release: carries on what the place's previous pin handed to this thread (see pin()).
-  epochs_[place].store(epoch, std::memory_order_release);
+  places_->epochs[place].store(epoch, std::memory_order_release);
   // Dekker with the fence in oldest_locked(): both sides store, fence, load. Of two seq_cst fences
   // one comes first. Ours first: the scan sees this epoch (and the window). Theirs first: this
   // pin's index reads, which come after the fence, see every removal made before theirs, so it
   // cannot find what that scan lets go. An epoch that was already old when stored only delays
   // reclaiming.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  return Pin(&epochs_[place]);
+  return Pin(&places_->epochs[place]);
 }
 
 size_t Reader::live() const {
-  const size_t window = window_.load(std::memory_order_relaxed);
+  const size_t window = places_->window.load(std::memory_order_relaxed);
   size_t count = 0;
   for (size_t place = 0; place < window; ++place) {
-    if (epochs_[place].load(std::memory_order_acquire) != 0) ++count;
+    if (places_->epochs[place].load(std::memory_order_acquire) != 0) ++count;
   }
   return count;
+}
+
+void Domain::share(std::unique_ptr<ReadersFile> file) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  file_ = std::move(file);
+  if (!file_->refused().empty()) return;
+  global_ = &file_->global();
+  if (file_->serves()) shared_at_ = global_->fetch_add(1, std::memory_order_acq_rel);
+}
+
+uint64_t Domain::oldest_outside() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (file_ == nullptr) return std::numeric_limits<uint64_t>::max();
+  file_->drop_dead();
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // as in oldest_locked
+  return file_->oldest();
 }
 
 Domain::Domain() = default;
@@ -71,11 +91,17 @@ Reader* Domain::lease() {
     // Nobody pins between release() and here, and no pin is live: the list may start small again. A
     // scan takes mutex_ too.
     reader->next_ = 0;
-    reader->window_.store(0, std::memory_order_relaxed);
+    reader->places_->window.store(0, std::memory_order_relaxed);
     return reader.get();
   }
   if (readers_.size() == kMaxReaders) return nullptr;
-  readers_.push_back(std::unique_ptr<Reader>(new Reader(*this)));
+  if (file_ != nullptr && !file_->serves()) {
+    Places* outside = file_->claim();
+    if (outside == nullptr) return nullptr;
+    readers_.push_back(std::unique_ptr<Reader>(new Reader(*this, outside)));
+  } else {
+    readers_.push_back(std::unique_ptr<Reader>(new Reader(*this, std::make_unique<Places>())));
+  }
   readers_.back()->leased_ = true;
   return readers_.back().get();
 }
@@ -95,7 +121,7 @@ void Domain::retire(Reclaimer& owner, std::span<const uint64_t> items) {
   // The step stands under the lock so that queue_ is ordered. release: whoever reads the new epoch,
   // or a later one (every step is a read-modify-write, so the release sequence goes on), sees the
   // removals this thread made.
-  batch.epoch = global_.fetch_add(1, std::memory_order_acq_rel);
+  batch.epoch = global_->fetch_add(1, std::memory_order_acq_rel);
   queue_.push_back(std::move(batch));
 }
 
@@ -111,6 +137,13 @@ size_t Domain::reclaim() {
       ready.push_back(std::move(queue_.front()));
       queue_.pop_front();
     }
+    if (!queue_.empty() && file_ != nullptr && file_->serves()) {
+      const uint64_t now = base::monotonic_ns();
+      if (now >= dead_looked_ns_ + kDeadLookNs) {
+        dead_looked_ns_ = now;
+        file_->drop_dead();  // for the next scan
+      }
+    }
   }
   size_t count = 0;
   for (const Batch& batch : ready) {
@@ -124,16 +157,17 @@ uint64_t Domain::oldest_locked() const {
   std::atomic_thread_fence(
       std::memory_order_seq_cst);  // the other half of Dekker: see Reader::claim()
   // No retire() can step the epoch meanwhile: it takes mutex_.
-  uint64_t oldest = global_.load(std::memory_order_relaxed) + 1;
+  uint64_t oldest = global_->load(std::memory_order_relaxed) + 1;
   for (const std::unique_ptr<Reader>& reader : readers_) {
-    const size_t window = reader->window_.load(std::memory_order_relaxed);
+    const size_t window = reader->places_->window.load(std::memory_order_relaxed);
     for (size_t place = 0; place < window; ++place) {
       // acquire: pairs with Pin::drop, so that the dropped pin's last read of a row comes before
       // the row's reuse.
-      const uint64_t epoch = reader->epochs_[place].load(std::memory_order_acquire);
+      const uint64_t epoch = reader->places_->epochs[place].load(std::memory_order_acquire);
       if (epoch != 0) oldest = std::min(oldest, epoch);
     }
   }
+  if (file_ != nullptr && file_->serves()) oldest = std::min(oldest, file_->oldest());
   return oldest;
 }
 

@@ -1,6 +1,7 @@
 // Room epoch: when may a replaced row's slot be used again.
 //
-// Owns:         the global epoch, every reader's epoch list, Pin, the queue of retired items.
+// Owns:         the global epoch, every reader's epoch list, Pin, the queue of retired items, the
+//               file that shares epoch and pins with other processes.
 // Never does:   know what an item is; free anything that a live Pin may still read; assert on a
 //               full list.
 // Called by:    table and server take pins; table retires and reclaims; transport drops pins by
@@ -12,6 +13,7 @@
 //               thread; Domain is shared.
 //
 // EPOCH.md beside this file is the essay: why it is right, what it costs, what was rejected.
+// READERS.md: pins of other processes.
 #pragma once
 
 #include <array>
@@ -25,10 +27,10 @@
 #include <utility>
 #include <vector>
 
+#include "epoch/readers_file.h"
+
 namespace petps::epoch {
 
-inline constexpr size_t kPinsPerReader =
-    256;  // replies in flight of one worker; a full list is back-pressure
 inline constexpr size_t kMaxReaders = 1024;  // worker threads and in-process callers of one pool
 
 // One read in progress. Move-only; dropping it is one store.
@@ -67,17 +69,16 @@ class Reader {
 
  private:
   friend class Domain;
-  explicit Reader(const Domain& domain) : domain_(&domain) {}
+  Reader(const Domain& domain, std::unique_ptr<Places> own)
+      : domain_(&domain), own_(std::move(own)), places_(own_.get()) {}
+  Reader(const Domain& domain, Places* outside) : domain_(&domain), places_(outside) {}
   Pin claim(size_t place);
 
   const Domain* domain_;
-  bool leased_ = false;  // guarded by Domain::mutex_
-  size_t next_ = 0;      // where pin() looks first
-  // Places [0, window_) were ever used since the lease; a scan reads no further. Grows by doubling.
-  std::atomic<size_t> window_{0};
-  // On lines of their own: written by the reader, by whoever drops, and read by every scan. 0 =
-  // free.
-  alignas(64) std::array<std::atomic<uint64_t>, kPinsPerReader> epochs_{};
+  bool leased_ = false;          // guarded by Domain::mutex_
+  size_t next_ = 0;              // where pin() looks first
+  std::unique_ptr<Places> own_;  // null: the list stands in the readers file
+  Places* places_;
 };
 
 // Receives what nobody can read any more. Called with no Domain lock held, by whichever thread
@@ -96,6 +97,15 @@ class Domain {
   Domain(const Domain&) = delete;
   Domain& operator=(const Domain&) = delete;
 
+  // Shares the epoch with other processes. Before the first lease. A server's side then heeds their
+  // pins, a reader's side leases lists that the server sees.
+  void share(std::unique_ptr<ReadersFile> file);
+  ReadersFile* shared() const { return file_.get(); }
+  // Server's side: whether another process holds a pin; one that is older than share(): that may
+  // read what no index has any more.
+  bool outside_pins() { return oldest_outside() != ~uint64_t{0}; }
+  bool earlier_pins() { return oldest_outside() <= shared_at_; }
+
   // A Reader for a thread or a caller; null when kMaxReaders are leased. Its list may outlive the
   // lease's end only empty: release() waits for no pin, so drop pins first or let completions do
   // it; a list with live pins is not reused.
@@ -107,7 +117,7 @@ class Domain {
   // Hands to their owners the items that every live pin is newer than. Returns how many.
   size_t reclaim();
 
-  uint64_t current() const { return global_.load(std::memory_order_acquire); }
+  uint64_t current() const { return global_->load(std::memory_order_acquire); }
   uint64_t oldest() const;         // smallest live epoch, or current() + 1 when there is none
   uint64_t retired_items() const;  // waiting
   // Test-only: makes every Pin empty of protection, to show that the concurrency suites see the
@@ -122,8 +132,13 @@ class Domain {
     std::vector<uint64_t> items;
   };
   uint64_t oldest_locked() const;
+  uint64_t oldest_outside();
 
-  std::atomic<uint64_t> global_{1};
+  std::unique_ptr<ReadersFile> file_;  // null: no other process
+  std::atomic<uint64_t> own_global_{1};
+  std::atomic<uint64_t>* global_ = &own_global_;
+  uint64_t shared_at_ = 0;       // the epoch of share()
+  uint64_t dead_looked_ns_ = 0;  // guarded by mutex_
   std::atomic<bool> pins_disabled_{false};
   mutable std::mutex mutex_;  // guards queue_ (ordered by epoch), readers_ and their leases
   std::deque<Batch> queue_;

@@ -68,6 +68,7 @@ Status full_disk(int file, const std::string& path, uint64_t wanted, int error_n
 }
 
 Status lock_file(int file, const std::string& path, Access access) {
+  if (access == Access::kReadBeside) return Status();
   const int how = access == Access::kReadWrite ? LOCK_EX : LOCK_SH;
   while (flock(file, how | LOCK_NB) != 0) {
     if (errno == EINTR) continue;
@@ -81,7 +82,7 @@ Status lock_file(int file, const std::string& path, Access access) {
                : Status(Code::kFailedPrecondition,
                         path +
                             " is open for writing in another process (or in this one): "
-                            "stop it, or pull through its server");
+                            "stop it, pull through its server, or beside it with petps.open_live");
   }
   return Status();
 }

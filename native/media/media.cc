@@ -119,7 +119,8 @@ Result<std::unique_ptr<Media>> Media::open(const Options& options) {
   std::unique_ptr<Media> media(new Media());
   media->path_ = options.path;
   media->durability_ = options.durability;
-  media->read_only_ = options.access == Access::kReadOnly;
+  media->read_only_ = options.access != Access::kReadWrite;
+  media->beside_ = options.access == Access::kReadBeside;
   media->adopt(file.value());
   Result<uint64_t> bytes = file_bytes(media->file_, options.path);
   if (!bytes.ok()) return bytes.status();
@@ -134,7 +135,7 @@ Result<std::unique_ptr<Media>> Media::open(const Options& options) {
       PETPS_RETURN_IF_ERROR(allocate_range(media->file_, options.path, 0, bytes.value()));
   }
   PETPS_RETURN_IF_ERROR(media->reserve(options, bytes.value()));
-  PETPS_RETURN_IF_ERROR(media->map(0, bytes.value()));
+  PETPS_RETURN_IF_ERROR(media->map(0, media->beside_ ? media->reserved_ : bytes.value()));
   media->size_.store(bytes.value(), std::memory_order_release);
   return media;
 }
@@ -249,6 +250,11 @@ Status Media::grow(uint64_t bytes) {
     PETPS_RETURN_IF_ERROR(sync());
   size_.store(new_bytes, std::memory_order_release);
   return Status();
+}
+
+void Media::look_again() {
+  const Result<uint64_t> bytes = file_bytes(file_, path_);
+  if (bytes.ok()) size_.store(std::min(bytes.value(), reserved_), std::memory_order_release);
 }
 
 void Media::expect_scan(uint64_t offset, uint64_t bytes) const {

@@ -32,7 +32,13 @@ namespace petps::media {
 
 enum class Kind : uint8_t { kDram = 0, kFile = 1, kDax = 2 };
 enum class Durability : uint8_t { kPower = 0, kProcess = 1 };
-enum class Access : uint8_t { kReadWrite, kReadOnly };
+enum class Access : uint8_t {
+  kReadWrite,
+  kReadOnly,
+  // While another process writes: no lock, and the whole reserved range is mapped, so that what the
+  // file grows by is there. Touch no byte that the file has not got yet: that is a SIGBUS.
+  kReadBeside,
+};
 
 const char* kind_name(Kind kind);                    // "dram", "file", "dax"
 const char* durability_name(Durability durability);  // "power", "process"
@@ -94,6 +100,9 @@ class Media {
   // far is synced first; when that fails, failed() is true. dax stays kPower.
   void set_durability(Durability durability);
   bool read_only() const { return read_only_; }
+  bool beside() const { return beside_; }  // Access::kReadBeside
+  // Of a medium that is read beside its writer: takes up what the file has grown by.
+  void look_again();
   bool is_volatile() const { return kind_ == Kind::kDram; }
   const std::string& path() const { return path_; }
 
@@ -138,6 +147,7 @@ class Media {
   Kind kind_ = Kind::kDram;
   Durability durability_ = Durability::kPower;
   bool read_only_ = false;
+  bool beside_ = false;
   bool borrowed_ = false;
   bool huge_pages_ = false;
   int file_ = -1;

@@ -45,6 +45,9 @@ bool read_copy(const std::byte* copy, layout::Superblock* header) {
          superblock_checksum(copy, header->length) == header->checksum;
 }
 
+// A writer changes one copy at a time, so one of them is whole unless it changed both meanwhile.
+constexpr int kTornTries = 100;
+
 bool unit_is_sane(uint64_t unit) {
   return unit >= kTestUnitBytes && unit <= (uint64_t{64} << 20) && (unit & (unit - 1)) == 0;
 }
@@ -136,9 +139,18 @@ Status Pool::load_superblock() {
   layout::Superblock copies[2];
   bool whole[2];
   bool signed_once = false;
-  for (int i = 0; i < 2; ++i) {
-    whole[i] = read_copy(base_ + layout::kSuperblockOffset[i], &copies[i]);
-    signed_once = signed_once || copies[i].signature == layout::kSignature;
+  const std::byte* at = base_;
+  std::vector<std::byte> image;  // what a writer may be changing is copied first, then judged
+  for (int tries = media_->beside() ? kTornTries : 1; tries > 0; --tries) {
+    if (media_->beside()) {
+      image.assign(base_, base_ + 2 * layout::kSuperblockBytes);
+      at = image.data();
+    }
+    for (int i = 0; i < 2; ++i) {
+      whole[i] = read_copy(at + layout::kSuperblockOffset[i], &copies[i]);
+      signed_once = signed_once || copies[i].signature == layout::kSignature;
+    }
+    if (whole[0] || whole[1]) break;
   }
   if (!whole[0] && !whole[1]) {
     if (!signed_once) return not_a_pool(path, "its signature is missing");
@@ -170,14 +182,27 @@ Status Pool::load_superblock() {
   generation_ = header.generation;
   was_clean_ = header.clean != 0;
   // After an unclean stop no bucket's tags are trusted until healed; writers make the raise durable in begin_writing().
-  if (!was_clean_) generation_ += 1;
+  // Who reads beside the writer sees each of its stores, and trusts what the writer trusts, also after its end.
   const auto boot = current_boot_id();
   const bool same_boot = std::equal(boot.begin(), boot.end(), header.boot_id);
+  if (!was_clean_ && !(media_->beside() && same_boot)) generation_ += 1;
   const auto durability = static_cast<media::Durability>(header.durability);
   media_->set_durability(durability);
   lost_power_ = !was_clean_ && durability == media::Durability::kProcess && !same_boot &&
                 !media_->is_volatile();
-  return catalogue_->parse(base_ + layout::kSuperblockOffset[newest], header, newest, path);
+  return catalogue_->parse(at + layout::kSuperblockOffset[newest], header, newest, path);
+}
+
+uint64_t Pool::sequence() const { return catalogue_->sequence; }
+
+uint64_t Pool::newest_sequence() const {
+  uint64_t newest = 0;
+  for (const uint64_t offset : layout::kSuperblockOffset) {
+    auto* word =
+        reinterpret_cast<uint64_t*>(base_ + offset + offsetof(layout::Superblock, sequence));
+    newest = std::max(newest, std::atomic_ref<uint64_t>(*word).load(std::memory_order_acquire));
+  }
+  return newest;
 }
 
 Status Pool::load_extents() {
@@ -191,6 +216,7 @@ Status Pool::load_extents() {
                                          "' is corrupt; restore the pool from a base (petps load)");
     }
     const uint64_t bytes = extent.units * unit_bytes_;
+    if (end_ + bytes > media_->size() && media_->beside()) media_->look_again();
     if (end_ + bytes > media_->size()) {
       return Status(Code::kDataLoss, "pool '" + media_->path() +
                                          "' is cut short: its extents need " +
@@ -336,7 +362,7 @@ Result<Pool::Extent> Pool::add_extent(uint32_t kind, uint32_t table, uint64_t un
   size_t chosen = catalogue_->extents.size();
   for (size_t i = 0; i < catalogue_->extents.size(); ++i) {
     const ExtentPlace& place = catalogue_->extents[i];
-    if (place.table != 0) continue;
+    if (place.table != 0 || extents_held_.load(std::memory_order_acquire)) continue;
     if (place.bytes < wanted || place.bytes > 2 * wanted) continue;
     if (chosen == catalogue_->extents.size() || place.bytes < catalogue_->extents[chosen].bytes)
       chosen = i;

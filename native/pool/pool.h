@@ -151,6 +151,12 @@ class Pool {
     return lost_power_;
   }  // process durability, unclean, another boot id: verify before serving
   bool read_only() const { return read_only_; }
+  // The newest superblock that stands in the medium now; another than sequence(): the catalogue has
+  // changed since it was read (media::Access::kReadBeside).
+  uint64_t newest_sequence() const;
+  uint64_t sequence() const;
+  // Until told otherwise, extents of dropped tables are not given to others.
+  void hold_free_extents(bool held) { extents_held_.store(held, std::memory_order_release); }
   uint64_t unit_bytes() const { return unit_bytes_; }
 
   // Writer's first step: raises the generation if the last stop was unclean, clears the clean flag; durable when it returns.
@@ -231,6 +237,7 @@ class Pool {
   bool was_clean_ = false;
   bool lost_power_ = false;
   bool read_only_ = false;
+  std::atomic<bool> extents_held_{false};
   uint64_t end_ = 0;                  // where the next extent begins
   mutable std::mutex mutex_;          // catalogue and progress
   mutable std::mutex extents_mutex_;  // extent records and the medium's growth; taken after mutex_

@@ -75,6 +75,7 @@ void write_pool(table::Tables& tables, JsonWriter& json) {
   json.member("generation", pool.generation());
   json.member("was_clean", pool.was_clean());
   json.member("walked", tables.walked());
+  json.member("readers_refused", tables.readers_refused());
   json.end_object();
 }
 

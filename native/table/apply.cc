@@ -321,6 +321,7 @@ Status Table::Impl::allocate(std::span<SlotRef> refs, SlotHeader** headers) {
     if (status.code() != Code::kResourceExhausted) return status;
     if (walk_helps && !pool.medium().failed()) {
       owner.wait_for_walk();
+      if (!owner.walked.load() && std::chrono::steady_clock::now() > give_up) return status;
     } else if (epochs.reclaim() == 0) {
       if (epochs.retired_items() == 0 || std::chrono::steady_clock::now() > give_up) return status;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -63,10 +63,15 @@ class Writer {
   bool must_make_room() const {
     return deletes_ && table_.index.rows() + batch_.keys.size() > table_.record.spec.capacity;
   }
-  void wait_for_walk(size_t n) const {
-    if (!table_.walked() &&
-        table_.new_unwalked.load() + n > table_.record.spec.capacity / kUnwalkedShare)
-      table_.owner.wait_for_walk();
+  Status wait_for_walk(size_t n) const {
+    if (table_.walked() ||
+        table_.new_unwalked.load() + n <= table_.record.spec.capacity / kUnwalkedShare)
+      return Status();
+    table_.owner.wait_for_walk();
+    if (table_.walked() || table_.pool.medium().failed()) return Status();
+    return Status(Code::kUnavailable,
+                  "a process that reads the pool since before it was opened holds up what new keys "
+                  "need: end it, or try again");
   }
   // The caller holds the chunk's ranges.
   Status apply(const Chunk& chunk, Table::Impl::Scratch& scratch, ApplyReport* report) {
@@ -77,7 +82,7 @@ class Writer {
   }
 
   Status apply_whole(size_t at, size_t n) {
-    wait_for_walk(n);
+    PETPS_RETURN_IF_ERROR(wait_for_walk(n));
     const uint64_t row_bytes = table_.record.spec.row_bytes;
     table_.turns.take_all();
     const Status status =
@@ -91,7 +96,7 @@ class Writer {
 
   // Each thread takes the ranges whose number leaves its own when divided by `threads`.
   Status apply_by_range(size_t at, size_t n, size_t threads) {
-    wait_for_walk(n);
+    PETPS_RETURN_IF_ERROR(wait_for_walk(n));
     divide(at, n);
     std::vector<ApplyReport> reports(threads);
     std::vector<Status> results(threads);

@@ -89,6 +89,7 @@ struct Tables::Impl final : epoch::Reclaimer {
   void walk();
   void wait_for_walk();
   void wake();
+  bool reclaimed();
   bool counts(uint64_t partition) const;  // the caller holds applied_mutex
   void refresh_applied(uint32_t instance);
   base::Status pass_over(uint32_t instance);

@@ -138,6 +138,7 @@ Result<uint64_t> Table::rehome() { return impl_->rehome(); }
 Result<uint64_t> Table::Impl::migrate(std::span<const uint64_t> keys) {
   if (!walked()) owner.wait_for_walk();
   PETPS_RETURN_IF_ERROR(writable());
+  if (!walked()) return uint64_t{0};  // a reader of another process holds it up: later
   const std::unordered_set<uint64_t> hot(keys.begin(), keys.end());
   std::lock_guard one(owner.moves_mutex);
   uint64_t moves = 0;
@@ -155,6 +156,7 @@ Result<uint64_t> Table::Impl::migrate(std::span<const uint64_t> keys) {
 Result<uint64_t> Table::Impl::rehome() {
   if (!walked()) owner.wait_for_walk();
   PETPS_RETURN_IF_ERROR(writable());
+  if (!walked()) return uint64_t{0};  // a reader of another process holds it up: later
   std::lock_guard one(owner.moves_mutex);
   erased.store(0, std::memory_order_relaxed);
   uint64_t moves = 0;

@@ -198,6 +198,8 @@ class Tables {
   // The background work, in the foreground (background = false). walk() is idempotent.
   void walk();
   bool walked() const;
+  // Why no other process may read the pool beside this one; empty: it may (epoch/READERS.md).
+  std::string readers_refused() const;
   size_t reclaim();
 
   // Checks everything; safe online (rows under a pin), slow.

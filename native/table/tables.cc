@@ -15,6 +15,8 @@ using media::Site;
 namespace {
 constexpr auto kBackgroundPause =
     std::chrono::milliseconds(100);  // between looks at what waits to be reclaimed
+// How long a close waits for other processes to leave what was replaced.
+constexpr auto kClosePatience = std::chrono::seconds(2);
 constexpr auto kWalkDelay = std::chrono::milliseconds(100);
 constexpr uint64_t kRehomeShare =
     64;  // re-home a table when it lost 1/64 of its rows since the last time
@@ -53,11 +55,21 @@ Result<std::unique_ptr<Tables>> Tables::open(const TablesOptions& options) {
 }
 
 Result<std::unique_ptr<Tables>> Tables::attach(std::unique_ptr<pool::Pool> pool, bool background) {
+  std::unique_ptr<epoch::ReadersFile> readers;
   if (!pool->read_only()) {
+    if (!pool->medium().path().empty()) {
+      auto served = epoch::ReadersFile::serve(pool->medium().path(), pool->uuid());
+      if (!served.ok()) return served.status();
+      readers = std::move(served).value();
+    }
     PETPS_RETURN_IF_ERROR(index::replay_journal(*pool));
     PETPS_RETURN_IF_ERROR(pool->begin_writing());
   }
   auto impl = std::make_unique<Impl>(std::move(pool));
+  if (readers != nullptr) {
+    impl->epochs.share(std::move(readers));
+    impl->pool->hold_free_extents(true);  // until the walk: processes may still read them
+  }
   if (background && !impl->pool->read_only()) impl->start_background();
   return std::unique_ptr<Tables>(new Tables(std::move(impl)));
 }
@@ -69,13 +81,22 @@ pool::Pool& Tables::pool() { return *impl_->pool; }
 epoch::Domain& Tables::epochs() { return impl_->epochs; }
 void Tables::walk() { impl_->walk(); }
 bool Tables::walked() const { return impl_->walked.load(std::memory_order_acquire); }
+std::string Tables::readers_refused() const {
+  const epoch::ReadersFile* const readers = impl_->epochs.shared();
+  return readers == nullptr ? "the pool is in memory, or open read-only" : readers->refused();
+}
 size_t Tables::reclaim() { return impl_->epochs.reclaim(); }
 
 Status Tables::close() {
   impl_->stop_background();
   if (impl_->pool->read_only()) return Status();
   impl_->walk();
-  impl_->epochs.reclaim();
+  if (!impl_->reclaimed() || !impl_->walked.load(std::memory_order_acquire)) {
+    return Status(Code::kFailedPrecondition,
+                  "pool '" + impl_->pool->medium().path() +
+                      "' is closed, but a process that reads it holds rows that were replaced: the "
+                      "next open looks for free slots as after a crash");
+  }
   Flusher flusher(impl_->pool->medium());
   for (const auto& table : impl_->tables) {
     Table::Impl& t = table->impl();
@@ -84,7 +105,20 @@ Status Tables::close() {
     impl_->pool->set_counts(t.record.id, t.index.rows(), t.index.displaced());
   }
   PETPS_RETURN_IF_ERROR(flusher.drain(Site::kCloseDrain));
-  return impl_->pool->finish_clean();
+  PETPS_RETURN_IF_ERROR(impl_->pool->finish_clean());
+  if (impl_->epochs.shared() != nullptr) impl_->epochs.shared()->remove();
+  return Status();
+}
+
+// Whether everything retired came back. Pins of this process are gone when the pool is closed, those of others may take a moment.
+bool Tables::Impl::reclaimed() {
+  const auto give_up = std::chrono::steady_clock::now() + kClosePatience;
+  for (;;) {
+    epochs.reclaim();
+    if (epochs.retired_items() == 0 || !epochs.outside_pins()) return true;
+    if (std::chrono::steady_clock::now() > give_up) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 Result<Table*> Tables::create_table(const pool::TableSpec& spec) {
@@ -319,6 +353,15 @@ uint64_t Tables::applied_version(uint32_t instance) const {
 void Tables::Impl::walk() {
   std::lock_guard lock(walk_mutex);
   if (walked.load(std::memory_order_acquire)) return;
+  // After a kill, a process that pinned before may read rows that no index has: nothing is freed before it is done. What a clean
+  // close left free was free for every pin.
+  const auto give_up =
+      std::chrono::steady_clock::now() + std::chrono::milliseconds(kReclaimPatienceMs);
+  while (!pool->was_clean() && epochs.earlier_pins()) {
+    if (stopping.load() || std::chrono::steady_clock::now() > give_up) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  pool->hold_free_extents(false);
   std::vector<TablePointer> all;
   {
     std::lock_guard guard(mutex);
@@ -357,6 +400,7 @@ void Tables::Impl::background() {
   if (stopping.load()) return;
   walk();
   while (!stopping.load()) {
+    if (!walked.load(std::memory_order_acquire)) walk();
     {
       std::unique_lock lock(wake_mutex);
       wake_signal.wait_for(lock, kBackgroundPause, [this] { return work_waits; });

@@ -53,6 +53,8 @@ def _show_pool(found: dict[str, Any]) -> None:
         ("state", state),
         ("last stop", "clean" if pool["was_clean"] else "a crash; recovered"),
     ]
+    if pool["path"] and not pool["read_only"] and pool["readers_refused"]:
+        pairs.append(("readers beside it", f"kept out: {pool['readers_refused']}"))
     if "uptime_s" in found:
         stats = found["stats"]
         pairs += [

@@ -1,0 +1,134 @@
+"""LivePool: a pool read in this process while a server writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike, fspath
+from typing import Any, Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from petps import _native
+from petps.errors import InvalidArgument
+from petps.pool.arrays import as_keys
+from petps.pool.pool import DEFAULT_MODEL, Form, Mask, Rows, TableInfo
+
+__all__ = ["LivePool"]
+
+
+class LivePool:
+    """Pulls from a pool beside its server (native/epoch/READERS.md); ``petps.open_live`` makes one.
+
+    It sees every row and table as soon as the server's own pulls do, and goes on when the server
+    is killed. Use it from any thread, and not in a forked child.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        """Errors: NotFound, FailedPrecondition, PermissionDenied, Unimplemented, DataLoss."""
+        self._native = _native.LiveReader.open(fspath(path))
+
+    def close(self) -> None:
+        """Waits for pulls in progress."""
+        self._native.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._native.closed
+
+    def __enter__(self) -> LivePool:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<petps.LivePool {'closed' if self.closed else self._native.path}>"
+
+    def tables(self, model: str | None = None) -> list[TableInfo]:
+        """All tables that there are now, or those of one model, instance or alias."""
+        wanted = None if model is None else self._native.resolve(model).name
+        return [
+            TableInfo(
+                id=record.id,
+                name=record.name,
+                instance=instance,
+                dim=record.dim,
+                dtype=record.dtype,
+                capacity=record.capacity,
+                feed=record.feed,
+            )
+            for instance, record in self._native.tables()
+            if wanted in (None, instance)
+        ]
+
+    @overload
+    def pull(
+        self,
+        table: str,
+        keys: npt.ArrayLike,
+        out: Rows | None = ...,
+        return_mask: Literal[False] = ...,
+        dtype: Form = ...,
+        *,
+        mask: Mask | None = ...,
+        model: str | None = ...,
+    ) -> Rows: ...
+    @overload
+    def pull(
+        self,
+        table: str,
+        keys: npt.ArrayLike,
+        out: Rows | None = ...,
+        *,
+        return_mask: Literal[True],
+        dtype: Form = ...,
+        mask: Mask | None = ...,
+        model: str | None = ...,
+    ) -> tuple[Rows, Mask]: ...
+    def pull(
+        self,
+        table: str,
+        keys: npt.ArrayLike,
+        out: Rows | None = None,
+        return_mask: bool = False,
+        dtype: Form = "f32",
+        *,
+        mask: Mask | None = None,
+        model: str | None = None,
+    ) -> Rows | tuple[Rows, Mask]:
+        """As ``Pool.pull``: keys: integers[n] -> float32[n, dim], default rows for missing keys."""
+        meant = self._model(model)
+        checked = as_keys(keys)
+        rows = out
+        if rows is None:
+            record = self._native.find(meant, table)
+            if dtype not in ("f32", "stored"):
+                raise InvalidArgument(
+                    f"dtype '{dtype}' is unknown; rows come as 'f32' or as 'stored'"
+                )
+            width: tuple[int, Any] = (
+                (record.dim, np.float32) if dtype == "f32" else (record.row_bytes, np.uint8)
+            )
+            rows = np.empty((checked.shape[0], width[0]), width[1])
+        if mask is None and return_mask:
+            mask = np.empty(checked.shape[0], np.bool_)
+        self._native.pull(meant, table, checked, rows, mask)
+        return (rows, mask) if return_mask and mask is not None else rows
+
+    def pull_many(
+        self, keys: Mapping[str, npt.ArrayLike], *, model: str | None = None
+    ) -> dict[str, tuple[Rows, Mask]]:
+        """Keys of several tables of one instance: (rows, mask) by table, as pull for each."""
+        instance = self._native.resolve(self._model(model)).name
+        return {
+            table: self.pull(table, wanted, return_mask=True, model=instance)
+            for table, wanted in keys.items()
+        }
+
+    def _model(self, model: str | None) -> str:
+        if model is not None:
+            return model
+        models = {instance.model for instance in self._native.instances()}
+        return models.pop() if len(models) == 1 else DEFAULT_MODEL

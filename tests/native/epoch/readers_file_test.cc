@@ -1,0 +1,224 @@
+// Pins of other processes: the file, its locks, and what servers and readers leave in it. A process is a ReadersFile here: locks
+// belong to the open file.
+#include "epoch/readers_file.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "epoch/epoch.h"
+
+namespace petps::epoch {
+namespace {
+
+using base::Code;
+constexpr ReadersFile::Uuid kPool = {1, 2, 3};
+constexpr ReadersFile::Uuid kOther = {9};
+constexpr uint64_t kNone = ~uint64_t{0};
+
+class ReadersFileTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = testing::TempDir() + "/readersXXXXXX";
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    folder_ = name;
+    pool_ = folder_ / "pool";
+    std::ofstream(pool_) << "pool";
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::unique_ptr<ReadersFile> serve() {
+    auto made = ReadersFile::serve(pool_, kPool);
+    EXPECT_TRUE(made.ok()) << made.status().message();
+    return made.ok() ? std::move(made).value() : nullptr;
+  }
+  std::unique_ptr<ReadersFile> join() {
+    auto joined = ReadersFile::join(pool_);
+    EXPECT_TRUE(joined.ok()) << joined.status().message();
+    return joined.ok() ? std::move(joined).value() : nullptr;
+  }
+  // Leaves a pin at `epoch` in a record of its own.
+  static void pin(ReadersFile& reader, uint64_t epoch) {
+    Places* const places = reader.claim();
+    ASSERT_NE(places, nullptr);
+    places->window.store(8);
+    places->epochs[3].store(epoch);
+  }
+
+  std::filesystem::path folder_;
+  std::filesystem::path pool_;
+};
+
+TEST_F(ReadersFileTest, AServerSeesTheOldestPinAndDropsThoseOfTheDeadOnly) {
+  const auto server = serve();
+  EXPECT_EQ(server->oldest(), kNone);
+  const auto living = join();
+  auto dying = join();
+  pin(*living, 7);
+  pin(*dying, 5);
+  server->drop_dead();
+  EXPECT_EQ(server->oldest(), 5u);
+  dying.reset();
+  EXPECT_EQ(server->oldest(), 5u);
+  server->drop_dead();
+  EXPECT_EQ(server->oldest(), 7u);
+}
+
+TEST_F(ReadersFileTest, ARecordOfTheDeadIsTakenEmpty) {
+  const auto server = serve();
+  auto dying = join();
+  pin(*dying, 5);
+  dying.reset();
+  const auto next = join();
+  const Places* const places = next->claim();
+  EXPECT_EQ(places->window.load(), 0u);
+  EXPECT_EQ(places->epochs[3].load(), 0u);
+  EXPECT_EQ(server->oldest(), kNone);
+}
+
+TEST_F(ReadersFileTest, RecordsEndAndNoneIsGivenTwice) {
+  const auto server = serve();
+  const auto one = join();
+  auto other = join();
+  std::vector<Places*> given;
+  for (size_t i = 0; i < kMaxOutsideReaders; ++i) {
+    Places* const places = (i % 2 == 0 ? *one : *other).claim();
+    ASSERT_NE(places, nullptr);
+    places->epochs[0].store(i + 1);  // a record that is given twice is emptied
+    given.push_back(places);
+  }
+  EXPECT_EQ(one->claim(), nullptr);
+  for (size_t i = 0; i < given.size(); ++i) EXPECT_EQ(given[i]->epochs[0].load(), i + 1);
+  other.reset();
+  EXPECT_NE(one->claim(), nullptr);
+}
+
+TEST_F(ReadersFileTest, AServerTakesOverWhatItsReadersHold) {
+  auto server = serve();
+  server->global().store(41);
+  const auto reader = join();
+  pin(*reader, 40);
+  server.reset();  // killed
+  const auto next = serve();
+  EXPECT_EQ(next->global().load(), 41u);
+  EXPECT_EQ(next->oldest(), 40u);
+  next->remove();
+  EXPECT_TRUE(std::filesystem::exists(readers_path(pool_)));
+}
+
+TEST_F(ReadersFileTest, AServerThatIsAloneMakesItAnewAndRemovesItsOwn) {
+  auto server = serve();
+  server->global().store(41);
+  server.reset();
+  server = serve();
+  EXPECT_EQ(server->global().load(), 1u);
+  // Of a pool that has this one's name by now.
+  std::filesystem::rename(readers_path(pool_), folder_ / "ours");
+  std::ofstream(readers_path(pool_)) << "theirs";
+  server->remove();
+  EXPECT_TRUE(std::filesystem::exists(readers_path(pool_)));
+  std::filesystem::rename(folder_ / "ours", readers_path(pool_));
+  server->remove();
+  EXPECT_FALSE(std::filesystem::exists(readers_path(pool_)));
+}
+
+TEST_F(ReadersFileTest, EarlierPinsAreThoseOfBeforeTheServer) {
+  auto first = std::make_unique<Domain>();
+  first->share(serve());
+  Domain reader;
+  reader.share(join());
+  Reader* const list = reader.lease();
+  Pin before = list->pin();
+  first.reset();
+  Domain server;
+  server.share(serve());
+  EXPECT_TRUE(server.earlier_pins());
+  const Pin after = list->pin();
+  EXPECT_TRUE(server.earlier_pins());
+  before.drop();
+  EXPECT_FALSE(server.earlier_pins());
+  EXPECT_TRUE(server.outside_pins());
+}
+
+TEST_F(ReadersFileTest, ReadersOfAnotherPoolOrThroughAnotherFileAreNotPassedOver) {
+  auto server = serve();
+  const auto reader = join();
+  server.reset();
+  EXPECT_EQ(ReadersFile::serve(pool_, kOther).status().code(), Code::kFailedPrecondition);
+  std::filesystem::rename(readers_path(pool_), folder_ / "elsewhere");
+  EXPECT_FALSE(ReadersFile::serve(pool_, kPool).ok());
+  std::filesystem::copy(folder_ / "elsewhere", readers_path(pool_));
+  EXPECT_EQ(ReadersFile::serve(pool_, kPool).status().code(), Code::kFailedPrecondition);
+  EXPECT_TRUE(reader->belongs_to(kPool).ok());
+  EXPECT_FALSE(reader->belongs_to(kOther).ok());
+  std::filesystem::rename(pool_, folder_ / "renamed");
+  EXPECT_FALSE(reader->belongs_to(kPool).ok());
+}
+
+// A limit of a file's size stands for the full disk.
+TEST_F(ReadersFileTest, WhereItCannotBeMadeReadersAreKeptOut) {
+  rlimit before = {};
+  getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small = {4096, before.rlim_max};
+  const auto handler = signal(SIGXFSZ, SIG_IGN);
+  setrlimit(RLIMIT_FSIZE, &small);
+  auto server = serve();
+  setrlimit(RLIMIT_FSIZE, &before);
+  signal(SIGXFSZ, handler);
+  EXPECT_NE(server->refused().find("pool.readers"), std::string::npos) << server->refused();
+  EXPECT_FALSE(std::filesystem::exists(readers_path(pool_)));
+  EXPECT_EQ(server->oldest(), kNone);
+  EXPECT_EQ(ReadersFile::join(pool_).status().code(), Code::kFailedPrecondition);
+  Domain domain;  // it works without
+  domain.share(std::move(server));
+  EXPECT_EQ(domain.current(), 1u);
+  EXPECT_FALSE(domain.earlier_pins());
+}
+
+// But not past a reader whose pins cannot be seen.
+TEST_F(ReadersFileTest, WhereItCannotBeOpenedAndSomebodyReadsItIsAnError) {
+  auto server = serve();
+  const auto reader = join();
+  server.reset();
+  std::filesystem::remove(readers_path(pool_));
+  std::filesystem::create_directory(readers_path(pool_));
+  EXPECT_FALSE(ReadersFile::serve(pool_, kPool).ok());
+}
+
+TEST_F(ReadersFileTest, AForkedChildHasNoPartInIt) {
+  const auto server = serve();
+  auto reader = join();
+  pin(*reader, 5);
+  int to_child[2];
+  int from_child[2];
+  ASSERT_EQ(pipe(to_child), 0);
+  ASSERT_EQ(pipe(from_child), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    close(to_child[1]);
+    reader->global().store(99);  // its own copy
+    char byte = reader->forked() ? 1 : 0;
+    byte = static_cast<char>(write(from_child[1], &byte, 1));
+    byte = static_cast<char>(read(to_child[0], &byte, 1));  // until the parent has looked
+    _exit(0);
+  }
+  char forked = 0;
+  ASSERT_EQ(read(from_child[0], &forked, 1), 1);
+  EXPECT_EQ(forked, 1);
+  EXPECT_FALSE(reader->forked());
+  EXPECT_EQ(server->global().load(), 1u);
+  server->drop_dead();
+  EXPECT_EQ(server->oldest(), 5u);
+  reader.reset();  // the parent dies, the child lives on
+  server->drop_dead();
+  EXPECT_EQ(server->oldest(), kNone);
+  for (const int end : {to_child[0], to_child[1], from_child[0], from_child[1]}) close(end);
+  waitpid(child, nullptr, 0);
+}
+
+}  // namespace
+}  // namespace petps::epoch
