@@ -28,7 +28,7 @@ class Source(Protocol):
     """A trained model's rows."""
 
     def keys(self, table: str, since: int | None) -> Keys:
-        """uint64[n], ascending: all keys (None), or those changed or deleted after version ``since``."""
+        """uint64[n], ascending: all keys (None), or those written or deleted after ``since``."""
 
     def rows(self, table: str, keys: Keys) -> tuple[Mapping[str, Bytes], Mask | None]:
         """Stored columns uint8[n, width] of those keys; bool[n]: which are deleted, or None."""
@@ -50,7 +50,7 @@ class Checkpointer:
     def write(self, version: int, parts: Mapping[str, bytes] | None = None) -> Version:
         """Writes and commits a version; arrange() may follow at any time before the next.
 
-        Raises FailedPrecondition when one is being written or cancel() was called, and as Store.write.
+        Raises FailedPrecondition when one is being written or was cancelled, and as Store.write.
         """
         if not self._busy.acquire(blocking=False):
             raise FailedPrecondition("a checkpoint is being written: cancel it, or wait for it")
@@ -62,12 +62,8 @@ class Checkpointer:
                 since = self._store.state.line.versions[-1].version
             elif kind == DIFFERENCE:
                 since = self._store.state.line.began
-            rows = {
-                table: self._pieces(table, since) for table in self._store.state.tables
-            }
-            return self._store.write(
-                version, rows, kind=kind, parts=parts, goes_on=self._check
-            )
+            rows = {table: self._pieces(table, since) for table in self._store.state.tables}
+            return self._store.write(version, rows, kind=kind, parts=parts, goes_on=self._check)
         finally:
             self._busy.release()
 
@@ -91,5 +87,3 @@ class Checkpointer:
             part = keys[start : start + step]
             columns, deleted = self._source.rows(table, part)
             yield Rows.of(self._store.state.tables[table], part, columns, deleted)
-
-

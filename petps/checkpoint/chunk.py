@@ -120,7 +120,7 @@ class Rows:
         columns: Mapping[str, npt.NDArray[np.float32] | Bytes],
         deleted: Mask | None = None,
     ) -> Rows:
-        """Sorts by key. Raises InvalidArgument for a key that stands twice, and for wrong shapes."""
+        """Sorts by key. Raises InvalidArgument for a key that stands twice or a wrong shape."""
         given = np.asarray(keys)
         if given.dtype != np.uint64:
             if given.dtype.kind not in "iu" or (given.size and given.min() < 0):

@@ -20,6 +20,7 @@ from petps.errors import AlreadyExists, InvalidArgument, IoError, NotFound
 
 __all__ = ["Files", "FsspecFiles", "LocalFiles", "open_files"]
 
+
 class Files(Protocol):
     """A folder of files by relative name ("a/b")."""
 
@@ -135,7 +136,7 @@ class LocalFiles:
 
 
 class FsspecFiles:
-    """A folder of an fsspec filesystem: what its put leaves is durable, as that store defines it."""
+    """A folder of an fsspec filesystem: durable is what that filesystem calls so."""
 
     def __init__(self, url: str, **options: Any) -> None:
         import fsspec
@@ -159,7 +160,7 @@ class FsspecFiles:
         target = self._at(path)
         try:
             self._fs.makedirs(str(PurePosixPath(target).parent), exist_ok=True)
-            # One put: where a file appears piece by piece, nobody knows its name before the state does.
+            # Where it appears piece by piece, nobody knows its name before a state names it.
             self._fs.pipe_file(target, b"".join(pieces))
         except OSError as error:
             raise IoError(f"{self._url}/{path}: {error}") from error

@@ -204,7 +204,7 @@ class TwoD(Policy):
 
 @dataclass
 class Merged(Policy):
-    """Deltas are merged in layers of ``stride``, and a base ends the line every ``every`` (DECK 3.3).
+    """Deltas are merged in layers of ``stride``; after ``every`` comes a base (DECK 3.3).
 
     0: computed, from the share d of rows that consecutive deltas have in common, the merging speed
     v relative to the time between versions, and ``volume``, the most that living deltas may hold,
@@ -254,11 +254,18 @@ class Merged(Policy):
     _merge_seconds: float = 0.0  # of one delta, in the last merge
 
     def arrange(self, store: Store) -> None:
-        """See Policy."""
+        """See Policy: one merge in each layer that is due, since each version adds one delta."""
         stride = self.stride_for(store)
         for layer in range(1, MAX_LAYERS):
             if not self._merge_layer(store, layer, stride):
                 return
+
+    def arrange_all(self, store: Store) -> None:
+        """Merges whatever is due, of a line that another policy wrote."""
+        stride = self.stride_for(store)
+        for layer in range(1, MAX_LAYERS):
+            while self._merge_layer(store, layer, stride):
+                pass
 
     def _merge_layer(self, store: Store, layer: int, stride: int) -> bool:
         """Whether anything was merged into the next layer."""
@@ -287,7 +294,7 @@ class Merged(Policy):
 
 
 def least_stride(duplication: float, velocity: float) -> int:
-    """DECK's inequality 1: the least s >= 2 whose merging keeps up. InvalidArgument if none does."""
+    """DECK's inequality 1: the least s >= 2 that keeps up. InvalidArgument if none does."""
     if not 0 <= duplication <= 1:
         raise InvalidArgument(f"duplication {duplication} is a share, 0 to 1")
     for stride in range(2, MAX_STRIDE + 1):
@@ -295,13 +302,13 @@ def least_stride(duplication: float, velocity: float) -> int:
         if ratio < 1 and ratio / (1 - ratio) < velocity:
             return stride
     raise InvalidArgument(
-        f"no stride up to {MAX_STRIDE} keeps up with duplication {duplication:.2f} at a merging speed "
-        f"of {velocity:.2f} deltas a delta: write versions less often"
+        f"no stride up to {MAX_STRIDE} keeps up with duplication {duplication:.2f} at a merging "
+        f"speed of {velocity:.2f} deltas a delta: write versions less often"
     )
 
 
 def living_volume(count: int, stride: int, duplication: float) -> float:
-    """DECK's inequality 2, left side, and the unmerged ones: volume of living deltas after ``count``."""
+    """DECK's inequality 2, its left side and the unmerged: living deltas after ``count``."""
     volume = float(count % stride)
     layer = 1
     while stride**layer <= count:

@@ -3,7 +3,7 @@
 Owns:        Chunk, Version, Line, State; load(), commit().
 Never does:  rows.
 Called by:   store.py, policies, the CLI's lists.
-Invariants:  State and what is in it never change; a change is a new State, made whole or not at all.
+Invariants:  a State and what is in it never change; a change is a new one, made whole or not.
 """
 
 from __future__ import annotations
@@ -232,7 +232,9 @@ def _read_line(files: Files, path: str) -> Line:
             )
             for each in values["versions"]
         )
-        return Line(path, values["began"], versions, tuple(Chunk(*each) for each in values["chunks"]))
+        return Line(
+            path, values["began"], versions, tuple(Chunk(*each) for each in values["chunks"])
+        )
     except (KeyError, TypeError) as error:
         raise DataLoss(f"{files.name}/{path}: {error}") from error
 
@@ -240,14 +242,19 @@ def _read_line(files: Files, path: str) -> Line:
 def load(files: Files) -> State:
     """The newest state. Raises NotFound where there is no store, and DataLoss."""
     for _ in range(3):  # a state is removed once newer ones stand
-        numbers = sorted(int(match[1]) for match in map(_STATE.fullmatch, files.list("states")) if match)
+        numbers = sorted(
+            int(match[1]) for match in map(_STATE.fullmatch, files.list("states")) if match
+        )
         if not numbers:
             raise NotFound(f"{files.name} holds no checkpoint store: petps checkpoint create")
         try:
             return _read_state(files, numbers[-1])
-        except NotFound:
-            continue
-    raise DataLoss(f"{files.name}: state {numbers[-1]} names files that are not there")
+        except NotFound as error:
+            missing = error
+    raise DataLoss(
+        f"{files.name}: state {numbers[-1]} needs a file that is lost: {missing}; restore it from "
+        "a copy of the store"
+    )
 
 
 def _read_state(files: Files, number: int) -> State:
@@ -300,8 +307,8 @@ def commit(files: Files, before: State | None, after: State) -> State:
         files.create(_state_path(number), body)
     except AlreadyExists:
         raise FailedPrecondition(
-            f"{files.name}: another writer made state {number} meanwhile: open the store again, and "
-            "see that one process writes it"
+            f"{files.name}: another writer made state {number} meanwhile: open the store again, "
+            "and see that one process writes it"
         ) from None
     # Files of the state before last: who reads the last one still finds all of it.
     _remove(files, [] if before is None else before.trash)

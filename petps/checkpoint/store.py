@@ -4,7 +4,7 @@ Owns:        Store: what its files mean together.
 Never does:  decide what a version is written as (policy.py), or which rows changed (tracker).
 Called by:   checkpointer.py, policies, cli.
 Invariants:  a version that was committed restores to the same rows until it is dropped; what does
-             not fit its checksum is never given to a caller; a failed call leaves the store as it was.
+             not fit its checksum is given to nobody; a failed call leaves the store as it was.
 Threads:     one thread writes; restores may run in others.
 """
 
@@ -70,7 +70,7 @@ class Store:
         self._blooms: dict[tuple[str, int], Bloom] = {}
         self._sizes: dict[str, int] = {}
         self.read_bytes = 0
-        """Bytes of chunks that were read, and the seconds it took: what a restore can be reckoned from."""
+        """Bytes of chunks that were read, in read_seconds: what a restore is reckoned from."""
         self.read_seconds = 0.0
 
     @classmethod
@@ -121,7 +121,7 @@ class Store:
 
         rows: of each table, whole or in pieces whose keys ascend from piece to piece, so that no
         more than one is in memory. kind: BASE has every row; DELTA those changed since the newest
-        version, DIFFERENCE since the line's base, deletions among them. parts: opaque bytes by name.
+        version, DIFFERENCE since the line's base, deletions among them. parts: opaque, by name.
         goes_on: called before each piece; what it raises cancels the version.
         Raises InvalidArgument, FailedPrecondition (another writer), IoError; then there is no such
         version, and the store is as it was.
@@ -177,7 +177,8 @@ class Store:
         unknown = set(rows) - set(self._state.tables)
         if unknown:
             raise InvalidArgument(
-                f"{self.name} has no table {min(unknown)!r}; it has: {', '.join(self._state.tables)}"
+                f"{self.name} has no table {min(unknown)!r}; "
+                f"it has: {', '.join(self._state.tables)}"
             )
         if kind == BASE and set(rows) != set(self._state.tables):
             missing = min(set(self._state.tables) - set(rows))
@@ -291,9 +292,7 @@ class Store:
         named: dict[str, int] = {}
         for chunk in chunks:
             named[chunk.file] = named.get(chunk.file, 0) + chunk.length + chunk.bloom_length
-        sparse = {
-            path for path, named_bytes in named.items() if 2 * named_bytes < self._size(path)
-        }
+        sparse = {path for path, named_bytes in named.items() if 2 * named_bytes < self._size(path)}
         moving = [chunk for chunk in chunks if chunk.file in sparse]
         if sum(chunk.length + chunk.bloom_length for chunk in moving) < COMPACT_BYTES:
             return chunks
@@ -330,7 +329,7 @@ class Store:
         *,
         above_base: bool = False,
     ) -> dict[str, list[Rows]]:
-        """The chunks of a version by table, read, in the order in which they lie over each other."""
+        """The chunks of a version by table, read, in the order in which they are laid over."""
         for again in (True, False):
             state = self._state
             chosen = state.line.versions[-1].version if version is None else version
@@ -447,7 +446,7 @@ class Store:
     # ---- dropping ----
 
     def keep(self, version: int, kept: bool = True) -> None:
-        """Marks a version that purge leaves: a base kept against corruption that is noticed late."""
+        """Marks a version that purge leaves: to go back to when corruption is noticed late."""
         line = self._state.line_of(version)
         versions = tuple(
             replace(each, kept=kept) if each.version == version else each for each in line.versions
@@ -484,7 +483,8 @@ class Store:
                 chunks = tuple(
                     chunk
                     for chunk in line.chunks
-                    if (newest_line and chunk.open) or any(chunk.holds(each.version) for each in left)
+                    if (newest_line and chunk.open)
+                    or any(chunk.holds(each.version) for each in left)
                 )
                 lines.append(replace(line, versions=left, chunks=chunks))
         if gone:
@@ -500,7 +500,7 @@ class Store:
                     self._files.remove(f"{folder}/{name}")
 
     def rollback(self, version: int) -> list[int]:
-        """Drops what is newer than a version, which is the newest then; returns what was dropped."""
+        """Drops what is newer than a version, which is the newest then; returns which."""
         line = self._state.line_of(version)
         gone = [each.version for each in self._state.versions() if each.version > version]
         chunks = tuple(
@@ -523,9 +523,7 @@ class Store:
         for line in self._state.lines:
             for chunk in line.chunks:
                 files[chunk.file] = files.get(chunk.file, False) or chunk.layer == 0
-        return sum(
-            self._files.size(path) for path, of_base in files.items() if base or not of_base
-        )
+        return sum(self._files.size(path) for path, of_base in files.items() if base or not of_base)
 
     def verify(self) -> list[str]:
         """Reads all of it; what is wrong, in words. Empty: every version restores."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from petps.cli.commands import (
+    checkpoint,
     config,
     create,
     demo,
@@ -42,6 +43,7 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel=_ROWS)(push.push)
     app.command(rich_help_panel=_ROWS)(export.export)
     app.command(rich_help_panel=_ROWS)(publish.publish)
+    app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel=_VERSIONS)
     app.command(rich_help_panel=_RUN)(serve.serve)
     app.command("import-hps", rich_help_panel=_RUN)(import_hps.import_hps)
     app.command(

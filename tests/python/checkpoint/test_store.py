@@ -257,8 +257,8 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         Rows.of(users, [1], {"row": one * np.nan})
     with pytest.raises(InvalidArgument, match="not negative"):
         Rows.of(users, [-1], {"row": one})
+    rows = Rows.of(users, [1], {"row": one})
     with pytest.raises(InvalidArgument, match="the pieces' keys do not ascend"):
-        rows = Rows.of(users, [1], {"row": one})
         store.write(1, {"users": [rows, rows]}, kind=BASE)
     assert not list((tmp_path / "store").glob("data/*"))
     store.write(1, {"users": Rows.of(users, [1], {"row": one})}, kind=BASE)

@@ -1,0 +1,403 @@
+"""petps checkpoint: the versions of a checkpoint store."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from petps.cli.output import bytes_text, facts, json_out, note, progress, table, waiting
+from petps.errors import DataLoss, FailedPrecondition, InvalidArgument
+
+if TYPE_CHECKING:
+    from petps.checkpoint import Store
+    from petps.checkpoint.state import Line
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Look at, restore, merge and drop the versions of a checkpoint store.",
+    rich_markup_mode="rich",
+)
+
+_STORE = Annotated[
+    str, typer.Argument(metavar="STORE", help="A folder, or any URL that fsspec knows (s3://...).")
+]
+_VERSION = Annotated[int, typer.Argument(metavar="VERSION", help="Of `petps checkpoint list`.")]
+_JSON = Annotated[bool, typer.Option("--json", help="Report as JSON.")]
+
+
+def _open(url: str) -> Store:
+    from petps.checkpoint import Store
+
+    return Store.open(url)
+
+
+@app.command("list")
+def list_(store: _STORE, json_: _JSON = False) -> None:
+    """List the versions: what each was written as, when, and how large.
+
+    [bold]Examples[/bold]
+
+        petps checkpoint list checkpoints
+    """
+    opened = _open(store)
+    found: list[dict[str, Any]] = [
+        {
+            "version": each.version,
+            "kind": each.kind,
+            "line": line.began,
+            "created": _time_text(each.created_ns),
+            "rows": each.rows,
+            "bytes": each.bytes,
+            "kept": each.kept,
+            "parts": sorted(each.parts),
+        }
+        for line in opened.state.lines
+        for each in line.versions
+    ]
+    if json_:
+        json_out({"model": opened.state.model, "versions": found})
+        return
+    table(
+        ("version", "written as", "from base", "created", "rows", "bytes", "kept", "parts"),
+        [
+            (
+                each["version"],
+                each["kind"],
+                each["line"],
+                each["created"],
+                each["rows"],
+                bytes_text(each["bytes"]),
+                each["kept"],
+                ", ".join(each["parts"]),
+            )
+            for each in found
+        ],
+        title=f"model {opened.state.model}",
+    )
+
+
+def _time_text(ns: int) -> str:
+    return datetime.datetime.fromtimestamp(ns / 1e9, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+@app.command()
+def show(
+    store: _STORE,
+    version: Annotated[int | None, typer.Argument(metavar="[VERSION]", help="One of them.")] = None,
+    graph: Annotated[bool, typer.Option("--graph", help="Draw which chunks hold what.")] = False,
+    json_: _JSON = False,
+) -> None:
+    """Show what a store holds, or what restoring one version reads.
+
+    With --graph each line is drawn: one row a chunk, one column a version, a bar over the versions
+    that the chunk belongs to. A version is what the bars in its column give.
+
+    [bold]Examples[/bold]
+
+        petps checkpoint show checkpoints
+
+        petps checkpoint show checkpoints 120
+
+        petps checkpoint show checkpoints --graph
+    """
+    opened = _open(store)
+    report = _facts(opened, version)
+    if json_:
+        json_out(report)
+        return
+    facts([(name, value) for name, value in report.items() if not isinstance(value, dict)])
+    if graph:
+        lines = opened.state.lines if version is None else [opened.state.line_of(version)]
+        for line in lines:
+            typer.echo("")
+            for text in _graph(line):
+                typer.echo(text)
+
+
+def _facts(store: Store, version: int | None) -> dict[str, Any]:
+    state = store.state
+    if version is None:
+        return {
+            "model": state.model,
+            "tables": ", ".join(state.tables),
+            "state": state.number,
+            "lines": len(state.lines),
+            "versions": len(state.versions()),
+            "chunks": sum(len(line.chunks) for line in state.lines),
+            "bytes": bytes_text(store.stored_bytes()),
+        }
+    line = state.line_of(version)
+    chunks = line.of(version)
+    above = [chunk for chunk in chunks if chunk.layer > 0]
+    return {
+        "version": version,
+        "base": line.began,
+        "chunks": len(chunks),
+        "files": len({chunk.file for chunk in chunks}),
+        "bytes": bytes_text(sum(chunk.length for chunk in chunks)),
+        "rows above the base": sum(chunk.rows for chunk in above),
+        "bytes above the base": bytes_text(sum(chunk.length for chunk in above)),
+    }
+
+
+def _graph(line: Line) -> list[str]:
+    """One row a chunk: #### over the versions of its span."""
+    versions = [each.version for each in line.versions]
+    out = [f"line of base {line.began}, versions {versions[0]} to {versions[-1]}"]
+    for chunk in sorted(
+        line.chunks, key=lambda each: (each.table, each.layer > 0, each.first, each.end)
+    ):
+        bar = "".join("#" if chunk.holds(version) else "." for version in versions)
+        kind = "base" if chunk.layer == 0 else f"layer {chunk.layer}"
+        out.append(f"{bar}  {chunk.table} {kind}, written at {chunk.first}: {chunk.rows:,} rows")
+    return out
+
+
+@app.command()
+def verify(store: _STORE, json_: _JSON = False) -> None:
+    """Read all of a store against its checksums.
+
+    [bold]Examples[/bold]
+
+        petps checkpoint verify checkpoints
+    """
+    opened = _open(store)
+    with waiting("reading every chunk", quiet=json_):
+        problems = opened.verify()
+    versions = len(opened.state.versions())
+    if json_:
+        json_out({"clean": not problems, "problems": problems, "versions": versions})
+    else:
+        for problem in problems:
+            note(problem)
+        note(f"{versions} versions, {len(problems)} problems")
+    if problems:
+        raise DataLoss(f"{store} is damaged: {len(problems)} problems")
+
+
+@app.command()
+def restore(
+    store: _STORE,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder for the base.")],
+    version: Annotated[int | None, typer.Option(help="The newest, if left out.")] = None,
+    partitions: Annotated[int, typer.Option(help="Of the model that will load it.")] = 8,
+    json_: _JSON = False,
+) -> None:
+    """Write a version's rows as a base: what `petps load` and a server's catch-up read.
+
+    [bold]Examples[/bold]
+
+        petps checkpoint restore checkpoints bases/v120 --version 120
+
+        petps load my.pool items bases/v120
+    """
+    from petps.checkpoint import BaseWriter
+    from petps.delta import TableSchema
+
+    opened = _open(store)
+    chosen = opened.state.line.versions[-1].version if version is None else version
+    opened.state.line_of(chosen)
+    writer = BaseWriter(
+        folder,
+        model=opened.state.model,
+        instance=opened.state.model,
+        partitions=partitions,
+        positions={},
+        version=chosen,
+    )
+    counts: dict[str, int] = {}
+    for name, described in opened.state.tables.items():
+        row = described.columns[0]
+        rows = opened.restore(chosen, [name])[name]
+        with progress(f"restoring {name}", len(rows), quiet=json_) as done:
+            counts[name] = writer.add_table(
+                TableSchema(name, row.dtype, row.dim),
+                rows.keys,
+                lambda keys, rows=rows: (  # type: ignore[misc]
+                    rows.columns["row"][rows.keys.searchsorted(keys)],
+                    None,
+                ),
+                progress=done,
+            )
+    writer.commit()
+    if json_:
+        json_out({"version": chosen, "folder": str(folder), "rows": counts})
+        return
+    note(
+        f"{folder}: version {chosen}, " + ", ".join(f"{n:,} rows of {t}" for t, n in counts.items())
+    )
+
+
+@app.command()
+def write(
+    store: _STORE,
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="A folder of `petps export`.")],
+    version: Annotated[int | None, typer.Option(help="The base's own, if left out.")] = None,
+    json_: _JSON = False,
+) -> None:
+    """Write a base as a version; a store that is not there is made for it.
+
+    Trainers write versions through petps.checkpoint.Checkpointer; this begins a store by hand.
+
+    [bold]Examples[/bold]
+
+        petps export my.pool bases/monday
+
+        petps checkpoint write checkpoints bases/monday
+    """
+    from petps.checkpoint import Base, Rows, Store, Table
+    from petps.checkpoint.chunk import lay_over
+    from petps.errors import NotFound
+
+    source = Base(base)
+    tables = {
+        schema.name: Table.of(schema.name, schema.dim, schema.dtype)
+        for schema in source.schemas().values()
+    }
+    try:
+        opened = Store.open(store)
+    except NotFound:
+        opened = Store.create(store, source.model, list(tables.values()))
+    if dict(opened.state.tables) != tables or opened.state.model != source.model:
+        raise InvalidArgument(f"{base} has other tables than {store}")
+    rows = {}
+    for name, described in tables.items():
+        pieces = [Rows.of(described, keys, {"row": stored}) for keys, stored in source.chunks(name)]
+        rows[name] = lay_over(described, pieces, keep_deleted=True)
+    made = opened.write(source.version if version is None else version, rows, kind="base")
+    if json_:
+        json_out({"version": made.version, "rows": made.rows, "bytes": made.bytes})
+        return
+    note(f"{store}: version {made.version}, {made.rows:,} rows, {bytes_text(made.bytes)}")
+
+
+@app.command()
+def merge(
+    store: _STORE,
+    stride: Annotated[int, typer.Option(help="Deltas that become one.")] = 2,
+    json_: _JSON = False,
+) -> None:
+    """Merge deltas of the newest line in layers, so that a restore reads less. No version changes.
+
+    No trainer may write the store meanwhile: of two writers the slower one is refused.
+
+    [bold]Examples[/bold]
+
+        petps checkpoint merge checkpoints --stride 4
+    """
+    from petps.checkpoint.policy import Merged
+
+    if stride < 2:
+        raise InvalidArgument(f"--stride {stride}: at least 2 deltas become one")
+    opened = _open(store)
+    before = len(opened.state.line.deltas())
+    with waiting("merging", quiet=json_):
+        Merged(stride=stride).arrange_all(opened)
+    after = len(opened.state.line.deltas())
+    if json_:
+        json_out({"deltas_before": before, "deltas_after": after})
+        return
+    note(f"{store}: {before} living deltas are {after}")
+
+
+@app.command()
+def purge(
+    store: _STORE,
+    newest: Annotated[int, typer.Option(help="How many of the newest versions stay.")],
+    json_: _JSON = False,
+) -> None:
+    """Drop all versions but the newest and those marked by `keep`.
+
+    What a version that stays needs stays. Also removes files that crashes left.
+
+    [bold]Examples[/bold]
+
+        petps checkpoint purge checkpoints --newest 24
+    """
+    opened = _open(store)
+    gone = opened.purge(newest)
+    if json_:
+        json_out({"dropped": gone})
+        return
+    note(f"{store}: {len(gone)} versions dropped, {len(opened.state.versions())} stay")
+
+
+@app.command()
+def keep(
+    store: _STORE,
+    version: _VERSION,
+    off: Annotated[bool, typer.Option("--off", help="Keep it no longer.")] = False,
+) -> None:
+    """Mark a version that purge leaves: to go back to when corruption is noticed late.
+
+    [bold]Examples[/bold]
+
+        petps checkpoint keep checkpoints 120
+    """
+    _open(store).keep(version, not off)
+    note(f"{store}: version {version} is {'dropped by the next purge' if off else 'kept'}")
+
+
+@app.command()
+def rollback(
+    store: _STORE,
+    version: _VERSION,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; the newer versions are lost.")] = False,
+    json_: _JSON = False,
+) -> None:
+    """Drop what is newer than a version: training goes on from there.
+
+    [bold]Examples[/bold]
+
+        petps checkpoint rollback checkpoints 120 --yes
+    """
+    opened = _open(store)
+    opened.state.line_of(version)
+    newer = [each.version for each in opened.state.versions() if each.version > version]
+    if newer and not yes:
+        raise FailedPrecondition(
+            f"{len(newer)} versions, {newer[0]} to {newer[-1]}, would be lost: say --yes"
+        )
+    gone = opened.rollback(version)
+    if json_:
+        json_out({"dropped": gone, "newest": version})
+        return
+    note(f"{store}: {len(gone)} versions dropped, {version} is the newest")
+
+
+@app.command()
+def diff(store: _STORE, first: _VERSION, second: _VERSION, json_: _JSON = False) -> None:
+    """Count the keys that one version has and another has not, or has with other rows.
+
+    [bold]Examples[/bold]
+
+        petps checkpoint diff checkpoints 119 120
+    """
+    import numpy as np
+
+    opened = _open(store)
+    rows = []
+    old, new = opened.restore(first), opened.restore(second)
+    for name in opened.state.tables:
+        a, b = old[name], new[name]
+        _, at_a, at_b = np.intersect1d(a.keys, b.keys, assume_unique=True, return_indices=True)
+        same = np.ones(len(at_a), np.bool_)
+        for column in a.columns:
+            same &= (a.columns[column][at_a] == b.columns[column][at_b]).all(axis=1)
+        rows.append(
+            {
+                "table": name,
+                "added": len(b) - len(at_b),
+                "removed": len(a) - len(at_a),
+                "changed": int(np.count_nonzero(~same)),
+                "same": int(np.count_nonzero(same)),
+            }
+        )
+    if json_:
+        json_out({"from": first, "to": second, "tables": rows})
+        return
+    columns = ("table", "added", "removed", "changed", "same")
+    table(columns, [tuple(each[column] for column in columns) for each in rows])

@@ -1,0 +1,81 @@
+"""Files in memory that stop, as a machine does, at a chosen operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from petps.errors import AlreadyExists, IoError, NotFound
+
+
+class Crash(BaseException):
+    """The machine is gone: nobody handles this."""
+
+
+class MemoryFiles:
+    """Files. Operation ``crash_at`` (from 1) is not done, or half of it where ``torn``.
+
+    fail_every: each so many fails with IoError, and leaves nothing, as a full disk or a store that
+    is overloaded does.
+    """
+
+    def __init__(self, held: dict[str, bytes] | None = None) -> None:
+        self.held = {} if held is None else held
+        self.crash_at = 0
+        self.torn = False
+        self.fail_every = 0
+        self.operations = 0
+
+    name = "memory"
+
+    def _step(self) -> bool:
+        """False: do half of it, then crash."""
+        self.operations += 1
+        if self.fail_every and self.operations % self.fail_every == 0:
+            raise IoError("memory: no space left on device")
+        if self.operations == self.crash_at:
+            if self.torn:
+                return False
+            raise Crash
+        return True
+
+    def write(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
+        """See Files: what is not synced yet may be there in part."""
+        assert path not in self.held, "a name is used once"
+        body = b"".join(pieces)
+        if not self._step():
+            self.held[path] = body[: len(body) // 2]
+            raise Crash
+        self.held[path] = body
+
+    def create(self, path: str, content: bytes) -> None:
+        """See Files: all or nothing, and after a crash nobody was told which."""
+        if path in self.held:
+            raise AlreadyExists(f"memory/{path} is there already")
+        whole = self._step()
+        self.held[path] = content
+        if not whole:
+            raise Crash
+
+    def read(self, path: str, ranges: Sequence[tuple[int, int]] | None = None) -> list[bytes]:
+        """See Files."""
+        if path not in self.held:
+            raise NotFound(f"memory/{path} is not there")
+        body = self.held[path]
+        if ranges is None:
+            return [body]
+        return [body[offset : offset + length] for offset, length in ranges]
+
+    def list(self, folder: str) -> dict[str, float]:
+        """See Files: all are older than any limit."""
+        return {path.partition("/")[2]: 1e9 for path in self.held if path.startswith(f"{folder}/")}
+
+    def size(self, path: str) -> int:
+        """See Files."""
+        return len(self.read(path)[0])
+
+    def remove(self, path: str) -> None:
+        """See Files."""
+        if not self._step():
+            self.held.pop(path, None)
+            raise Crash
+        self.held.pop(path, None)

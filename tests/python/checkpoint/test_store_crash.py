@@ -1,0 +1,176 @@
+"""A store after a crash at every operation, after kill -9, and on files that fail.
+
+Whatever was committed restores; nothing half-made is listed; the next writer goes on. Does not
+cover: disks that lie about fsync.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from petps.checkpoint import POLICIES, Checkpointer, Policy, Store, Table
+from petps.checkpoint.policy import Merged, TwoD
+from petps.errors import IoError
+from tests.python.checkpoint.memory import Crash, MemoryFiles
+from tests.python.checkpoint.replay import Replay, assert_same
+
+TABLES = {"items": Table.of("items", 2)}
+VERSIONS = 8
+KILLS = 8
+
+
+def steps(seed: int, count: int) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    return [{"items": np.unique(rng.integers(0, 40, 12)).astype(np.uint64)} for _ in range(count)]
+
+
+def policies() -> dict[str, Policy]:
+    return {
+        **{name: kind() for name, kind in POLICIES.items()},
+        "2d": TwoD(ratio=0.0, resets=False),
+        "merged": Merged(stride=2, every=5),
+    }
+
+
+def drive(files: MemoryFiles, policy: Policy, replay: Replay, committed: list[int]) -> None:
+    """All of a store's life: versions, splits, merges, resets, keep, rollback, purge."""
+    store = Store.create(files, "m", list(TABLES.values()))
+    writer = Checkpointer(store, policy, replay)
+    for version in range(1, VERSIONS + 1):
+        replay.now = version
+        writer.write(version, {"dense": b"%d" % version})
+        committed.append(version)
+        writer.arrange()
+    store.keep(2)
+    committed.remove(VERSIONS)  # what is being dropped may stand or not
+    store.rollback(VERSIONS - 1)
+    committed[:] = [2, *committed[-3:]]
+    store.purge(3)
+
+
+def check(files: MemoryFiles, replay: Replay, committed: list[int]) -> None:
+    """After a crash: all of it opens, restores and goes on."""
+    files.crash_at = 0
+    store = Store.open(files)
+    versions = [each.version for each in store.state.versions()]
+    assert set(committed) <= set(versions)
+    # One more may stand: its state was made, and the crash came before anybody was told.
+    for version in versions:
+        assert_same(store.restore(version)["items"], replay.at("items", version))
+        assert store.part(version, "dense") == b"%d" % version
+    assert store.verify() == []
+    store.purge(len(versions) or 1)
+    named = store.state.files() | set(store.state.trash)
+    assert {path for path in files.held if not path.startswith("states/")} <= named
+    newest = versions[-1] if versions else 0
+    replay.now = newest
+    Checkpointer(store, POLICIES["consecutive"](), replay).write(newest + 1, {})
+
+
+@pytest.mark.parametrize("torn", [False, True])
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_crash_at_every_operation(name: str, torn: bool) -> None:
+    replay = Replay(TABLES, steps(1, VERSIONS), deletes=0.1)
+    whole = MemoryFiles()
+    drive(whole, policies()[name], replay, [])
+    assert whole.operations > 4 * VERSIONS
+    for at in range(2, whole.operations + 1):  # 1 is the store itself: until then there is none
+        files = MemoryFiles()
+        files.crash_at, files.torn = at, torn
+        committed: list[int] = []
+        with contextlib.suppress(Crash):
+            drive(files, policies()[name], replay, committed)
+            raise AssertionError("it did not crash")
+        check(files, replay, committed)
+
+
+@pytest.mark.parametrize("every", [7, 11])
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_files_that_fail_every_so_often(name: str, every: int) -> None:
+    """Each call is tried until it succeeds; none leaves the store other than it was."""
+    replay = Replay(TABLES, steps(2, VERSIONS), deletes=0.1)
+    files = MemoryFiles()
+    store = Store.create(files, "m", list(TABLES.values()))
+    writer = Checkpointer(store, policies()[name], replay)
+    files.fail_every = every
+    refused = 0
+    for version in range(1, VERSIONS + 1):
+        replay.now = version
+        done = False
+        while not done:
+            before = store.state
+            try:
+                writer.write(version, {"dense": b"%d" % version})
+                done = True
+            except IoError:
+                refused += 1
+            assert (store.state is before) != done
+        with contextlib.suppress(IoError):
+            writer.arrange()
+    assert refused
+    files.fail_every = 0
+    check(files, replay, list(range(1, VERSIONS + 1)))
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from petps.checkpoint import POLICIES, Checkpointer, Store
+from tests.python.checkpoint.replay import Replay
+from tests.python.checkpoint.test_store_crash import TABLES, policies, steps
+folder, name, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+replay = Replay(TABLES, steps(seed, 1000), deletes=0.1)
+store = Store.open(folder)
+writer = Checkpointer(store, policies()[name], replay)
+versions = store.state.versions()
+for version in range(versions[-1].version + 1 if versions else 1, 1000):
+    replay.now = version
+    writer.write(version, {"dense": b"%d" % version})
+    print(version, flush=True)
+    writer.arrange()
+    if version % 10 == 0:
+        store.purge(6)
+"""
+
+
+@pytest.mark.parametrize("name", ["2d", "intermittent", "merged"])
+def test_kills_lose_no_committed_version(tmp_path: Path, name: str) -> None:
+    seed = int(os.environ.get("PETPS_SEED", random.SystemRandom().randrange(1 << 32)))
+    print(f"PETPS_SEED={seed}")
+    chance = random.Random(seed)
+    replay = Replay(TABLES, steps(seed, 1000), deletes=0.1)
+    Store.create(tmp_path / "store", "m", list(TABLES.values()))
+    newest = 0
+    for _ in range(KILLS):
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path / "store"), name, str(seed)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        acknowledged = [int(process.stdout.readline())]
+        time.sleep(chance.uniform(0, 0.08))
+        process.send_signal(signal.SIGKILL)
+        acknowledged += [int(line) for line in process.stdout.read().split()]
+        process.wait()
+        process.stdout.close()
+        store = Store.open(tmp_path / "store")
+        versions = [each.version for each in store.state.versions()]
+        assert acknowledged[0] > newest or newest == 0
+        assert versions[-1] in (acknowledged[-1], acknowledged[-1] + 1)
+        for version in versions:
+            assert_same(store.restore(version)["items"], replay.at("items", version))
+            assert store.part(version, "dense") == b"%d" % version
+        assert store.verify() == []
+        newest = versions[-1]
+    print(f"{newest} versions through {KILLS} kills")

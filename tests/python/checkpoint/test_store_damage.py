@@ -1,0 +1,106 @@
+"""Files of a store that are missing, cut, swapped, altered or of a newer format; fsspec."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from petps.checkpoint import POLICIES, Checkpointer, Rows, Store, Table
+from petps.checkpoint.files import FsspecFiles
+from petps.errors import DataLoss, PetpsError, Unimplemented
+from tests.python.checkpoint.memory import MemoryFiles
+from tests.python.checkpoint.replay import Replay, assert_same
+from tests.python.checkpoint.test_store_crash import TABLES, steps
+
+VERSIONS = 6
+
+
+@pytest.fixture
+def replay() -> Replay:
+    return Replay(TABLES, steps(3, VERSIONS), deletes=0.1)
+
+
+def filled(files: MemoryFiles | str, replay: Replay) -> Store:
+    store = Store.create(files, "m", list(TABLES.values()))
+    writer = Checkpointer(store, POLICIES["consecutive"](), replay)
+    for version in range(1, VERSIONS + 1):
+        replay.now = version
+        writer.write(version, {"dense": b"%d" % version})
+    return store
+
+
+def test_no_damage_is_given_out(replay: Replay) -> None:
+    """Every file, missing, cut, or with one bit turned: an error, or the rows as they were."""
+    files = MemoryFiles()
+    filled(files, replay)
+    whole = dict(files.held)
+    said = set()
+    for path, body in whole.items():
+        for damaged in (None, body[: len(body) // 2], b"", _turned(body)):
+            held = dict(whole)
+            if damaged is None:
+                del held[path]
+            else:
+                held[path] = damaged
+            try:
+                store = Store.open(MemoryFiles(held))
+                for version in [each.version for each in store.state.versions()]:
+                    assert_same(store.restore(version)["items"], replay.at("items", version))
+                    assert store.part(version, "dense") == b"%d" % version
+            except PetpsError as error:
+                names_it = path.rpartition("/")[2].split(".")[0].lstrip("0") in str(error)
+                said.add((type(error), names_it))
+    assert said == {(DataLoss, True)}
+
+
+def _turned(body: bytes) -> bytes:
+    changed = bytearray(body)
+    changed[2 * len(body) // 3] ^= 0x10
+    return bytes(changed)
+
+
+def test_the_last_whole_version_is_offered(replay: Replay) -> None:
+    files = MemoryFiles()
+    store = filled(files, replay)
+    fourth = next(c for c in store.state.line.chunks if c.first == 4)
+    del files.held[fourth.file]
+    with pytest.raises(DataLoss, match=r"version 6: .*is not there.*version 3 does without it"):
+        store.restore()
+    assert_same(store.restore(3)["items"], replay.at("items", 3))
+    assert any(fourth.file in problem for problem in store.verify())
+
+
+def test_swapped_files_are_seen(replay: Replay) -> None:
+    files = MemoryFiles()
+    store = filled(files, replay)
+    first, second = (c.file for c in store.state.line.deltas()[:2])
+    files.held[first], files.held[second] = files.held[second], files.held[first]
+    with pytest.raises(DataLoss, match="does not fit its checksum"):
+        store.restore()
+
+
+def test_a_newer_format_is_not_guessed(replay: Replay) -> None:
+    files = MemoryFiles()
+    filled(files, replay)
+    path = max(path for path in files.held if path.startswith("states/"))
+    values = json.loads(files.held[path])
+    values["format"] = "petps-store-2"
+    files.held[path] = json.dumps(values).encode()
+    with pytest.raises(Unimplemented, match="has format 2, this release reads 1: upgrade"):
+        Store.open(files)
+
+
+def test_any_filesystem_of_fsspec(replay: Replay, tmp_path: Path) -> None:
+    store = filled("memory://petps-test-store", replay)
+    assert isinstance(store._files, FsspecFiles)
+    assert_same(Store.open("memory://petps-test-store").restore(4)["items"], replay.at("items", 4))
+    other = Store.open("memory://petps-test-store")
+    rows = Rows.of(Table.of("items", 2), [1], {"row": np.ones((1, 2), np.float32)})
+    store.write(7, {"items": rows}, kind="delta")
+    with pytest.raises(PetpsError, match="another writer made state"):
+        other.write(7, {"items": rows}, kind="delta")
+    store.purge(1)
+    assert store.verify() == []

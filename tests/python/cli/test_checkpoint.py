@@ -1,0 +1,109 @@
+"""petps checkpoint: a store seen, restored, merged, purged and rolled back by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import petps
+from petps.checkpoint import POLICIES, Store
+from tests.python.checkpoint.replay import Replay
+from tests.python.checkpoint.test_store import TABLES, VERSIONS, steps, written
+from tests.python.cli.conftest import Command
+
+
+@pytest.fixture
+def replay() -> Replay:
+    return Replay(TABLES, steps(9), deletes=0.1)
+
+
+@pytest.fixture
+def store(tmp_path: Path, replay: Replay) -> Path:
+    written(tmp_path / "store", POLICIES["consecutive"](), replay)
+    return tmp_path / "store"
+
+
+def test_seen(petps_command: Command, store: Path) -> None:
+    report = petps_command.json("checkpoint", "list", store)
+    assert [each["version"] for each in report["versions"]] == list(range(1, VERSIONS + 1))
+    assert report["versions"][0]["kind"] == "base"
+    assert report["versions"][1]["parts"] == ["dense"]
+    assert "written as" in petps_command("checkpoint", "list", store)
+    graph = petps_command("checkpoint", "show", store, "--graph")
+    assert f"line of base 1, versions 1 to {VERSIONS}" in graph
+    assert "." * 9 + "#" * (VERSIONS - 9) + "  items layer 1, written at 10" in graph
+    report = petps_command.json("checkpoint", "show", store, 3)
+    assert (report["version"], report["base"]) == (3, 1)
+    assert petps_command.json("checkpoint", "verify", store)["clean"]
+    report = petps_command.json("checkpoint", "diff", store, 3, 4)
+    assert sum(each["added"] + each["changed"] for each in report["tables"]) > 0
+    message = petps_command.fails(3, "checkpoint", "show", store, 99)
+    assert f"there is no version 99 in the store; it has {VERSIONS}, 1 to {VERSIONS}" in message
+    message = petps_command.fails(3, "checkpoint", "list", store / "none")
+    assert "holds no checkpoint store" in message
+
+
+def test_restored_into_a_pool(
+    petps_command: Command, store: Path, replay: Replay, tmp_path: Path
+) -> None:
+    report = petps_command.json(
+        "checkpoint", "restore", store, tmp_path / "base", "--version", 7, "--partitions", 4
+    )
+    expected = replay.at("items", 7)
+    assert report["rows"]["items"] == len(expected)
+    pool = tmp_path / "pool"
+    petps_command(
+        "create", pool, "--table", "items:4:f32:10k", "--table", "users:2:f32:1k",
+        "--model", "m", "--partitions", 4,
+    )  # fmt: skip
+    petps_command("load", pool, "items", tmp_path / "base")
+    with petps.open(pool) as opened:
+        rows = opened.pull("items", expected.keys)
+        np.testing.assert_array_equal(
+            rows.view(np.uint8).reshape(len(expected), -1), expected.columns["row"]
+        )
+
+
+def test_begun_with_an_exported_base(petps_command: Command, tmp_path: Path) -> None:
+    pool = tmp_path / "pool"
+    petps_command("create", pool, "--table", "t:1:f32:10", "--model", "m")
+    petps_command("push", pool, "t", "1=1", "2=2")
+    petps_command("export", pool, tmp_path / "base")
+    report = petps_command.json(
+        "checkpoint", "write", tmp_path / "s", tmp_path / "base", "--version", 5
+    )
+    assert (report["version"], report["rows"]) == (5, 2)
+    rows = Store.open(tmp_path / "s").restore(5)["t"]
+    assert rows.keys.tolist() == [1, 2]
+    message = petps_command.fails(
+        2, "checkpoint", "write", tmp_path / "s", tmp_path / "base", "--version", 5
+    )
+    assert "version 5 is not above 5" in message
+
+
+def test_merged_purged_and_rolled_back(petps_command: Command, store: Path, replay: Replay) -> None:
+    report = petps_command.json("checkpoint", "merge", store, "--stride", 2)
+    assert report["deltas_after"] < report["deltas_before"]
+    petps_command("checkpoint", "keep", store, 4)
+    report = petps_command.json("checkpoint", "purge", store, "--newest", 6)
+    assert report["dropped"] == [1, 2, 3, *range(5, VERSIONS - 5)]
+    message = petps_command.fails(6, "checkpoint", "rollback", store, VERSIONS - 2)
+    assert f"2 versions, {VERSIONS - 1} to {VERSIONS}, would be lost: say --yes" in message
+    report = petps_command.json("checkpoint", "rollback", store, VERSIONS - 2, "--yes")
+    assert report["dropped"] == [VERSIONS - 1, VERSIONS]
+    found = Store.open(store)
+    for version in (4, VERSIONS - 2):
+        rows = found.restore(version)["items"]
+        np.testing.assert_array_equal(rows.keys, replay.at("items", version).keys)
+
+
+def test_damage_is_named(petps_command: Command, store: Path) -> None:
+    chunk = max((store / "data").iterdir(), key=lambda path: path.stat().st_size)
+    body = bytearray(chunk.read_bytes())
+    body[len(body) // 2] ^= 1
+    chunk.write_bytes(body)
+    message = petps_command.fails(9, "checkpoint", "verify", store)
+    assert f"data/{chunk.name} at" in message
+    assert "does not fit its checksum" in message
