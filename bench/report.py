@@ -48,6 +48,12 @@ TARGETS: Final[dict[str, tuple[str, float, bool]]] = {
     "ingest.kafka": ("ratio", 0.7, True),
     "ingest.kafka_vs_apply": ("ratio", 0.8, True),
     "pull.p99_during_ingest": ("ratio", 1.3, False),
+    "codec.encode8": ("ratio", 0.3, True),
+    "codec.adaptive4": ("ratio", 10.0, True),
+    "codec.l2.adaptive.4": ("ratio", 1.05, False),
+    "codec.l2.adaptive.3": ("ratio", 1.05, False),
+    "codec.l2.adaptive.2": ("ratio", 1.05, False),
+    "tracker.jagged_unique": ("ratio", 2.0, True),  # the worst of its grid
 }
 
 
@@ -222,6 +228,21 @@ def _ingest(work: Workload) -> Iterator[Result]:
     yield from figures(work["ingest"] | {"rounds": work["rounds"]})
 
 
+def _codec(work: Workload) -> Iterator[Result]:
+    from bench.checkpoint.codec import adaptive4, l2
+
+    sizes = work["codec"]
+    yield from _run("codec_encode", rows=sizes["encoded_rows"], rounds=work["rounds"])
+    yield from adaptive4(sizes | {"rounds": work["rounds"]})
+    yield from l2(sizes)
+
+
+def _tracker(work: Workload) -> Iterator[Result]:
+    from bench.checkpoint.unique import figures
+
+    yield from figures(work["jagged_unique"])
+
+
 PARTS: Final[tuple[tuple[str, Callable[[Workload], Iterator[Result]]], ...]] = (
     ("pull.inprocess", _inprocess),
     ("pull.tcp", _tcp),
@@ -234,6 +255,8 @@ PARTS: Final[tuple[tuple[str, Callable[[Workload], Iterator[Result]]], ...]] = (
     ("memory", _memory),
     ("reopen", _reopen),
     ("ingest", _ingest),
+    ("codec", _codec),
+    ("tracker", _tracker),
 )
 
 

