@@ -1,5 +1,6 @@
 // The distinct ids of many tables, over numpy arrays.
-#include <vector>
+#include <memory>
+#include <utility>
 
 #include "bindings/arrays.h"
 #include "unique/unique.h"
@@ -8,12 +9,12 @@ namespace petps::bindings {
 
 namespace {
 
-// The vector's own memory as an array, which frees it.
+// The block's own memory as an array, which frees it.
 template <typename T>
-py::array_t<T> array_of(std::vector<T> values) {
-  auto owned = std::make_unique<std::vector<T>>(std::move(values));
-  const py::capsule owner(owned.get(), [](void* at) { delete static_cast<std::vector<T>*>(at); });
-  const std::vector<T>& kept = *owned.release();
+py::array_t<T> array_of(unique::Block<T> values) {
+  auto owned = std::make_unique<unique::Block<T>>(std::move(values));
+  const py::capsule owner(owned.get(), [](void* at) { delete static_cast<unique::Block<T>*>(at); });
+  const unique::Block<T>& kept = *owned.release();
   return py::array_t<T>(static_cast<py::ssize_t>(kept.size()), kept.data(), owner);
 }
 

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <bit>
-#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "unique/id_set.h"
 #include "unique/radix.h"
@@ -13,9 +13,9 @@ namespace petps::unique {
 namespace {
 
 // A table with more ids is divided by hash into parts of about half as many, so that the set of a part stays in the
-// second-level cache; at most 2^11 parts, or writing them would miss the TLB at every id.
+// second-level cache; at most 2^10 parts, or writing them would miss the TLB at every id.
 constexpr size_t kPartIdsMax = 16384;
-constexpr uint32_t kPartBitsMax = 11;
+constexpr uint32_t kPartBitsMax = 10;
 
 constexpr size_t kPieceIds = 512;  // between two looks at whether the set must grow
 
@@ -31,9 +31,9 @@ class Pass {
       : values_(values), wanted_(wanted), places_(wanted.inverse || wanted.counts) {
     const bool ascending = wanted.order == Order::kAscending;
     if (ascending || largest > kPartIdsMax) {
-      buffer_ = std::make_unique_for_overwrite<uint64_t[]>(largest);
-      if (places_) positions_ = std::make_unique_for_overwrite<uint32_t[]>(largest);
-      if (places_ && ascending) moved_ = std::make_unique_for_overwrite<uint32_t[]>(largest);
+      buffer_.resize(largest);
+      if (places_) positions_.resize(largest);
+      if (places_ && ascending) moved_.resize(largest);
     }
     found_.ids.reserve(values.size() + 1);  // pages that are not written cost nothing
     found_.offsets.push_back(0);
@@ -68,7 +68,7 @@ class Pass {
     }
     size_t from = 0;
     for (size_t part = 0; part + 1 < ends.size(); from = ends[part++]) {
-      add_part(buffer_.get() + from, places_ ? positions_.get() + from : nullptr,
+      add_part(buffer_.data() + from, places_ ? positions_.data() + from : nullptr,
                ends[part] - from);
     }
   }
@@ -86,7 +86,7 @@ class Pass {
   void add(const uint64_t* ids, const uint32_t* positions, size_t n) {
     const size_t start = found_.ids.size();
     found_.ids.resize(start + n + 1);
-    if (kPlaces && wanted_.counts) found_.counts.resize(start + n + 1);
+    if (kPlaces && wanted_.counts) found_.counts.resize(start + n, 0);
     uint64_t* out = found_.ids.data() + start;
     set_.begin(n, kPlaces);
     uint32_t count = 0;
@@ -109,14 +109,14 @@ class Pass {
 
   void sort(size_t ids) {
     const std::span<uint64_t> distinct(found_.ids.data() + begin_, found_.ids.size() - begin_);
-    if (!places_) return radix_sort(distinct, buffer_.get());
-    uint32_t* order = positions_.get();  // order[i]: the place before of what is now at i
+    if (!places_) return radix_sort(distinct, buffer_.data());
+    uint32_t* order = positions_.data();  // order[i]: the place before of what is now at i
     for (size_t i = 0; i < distinct.size(); ++i) order[i] = static_cast<uint32_t>(i);
-    radix_sort(distinct, buffer_.get(), order, moved_.get());
+    radix_sort(distinct, buffer_.data(), order, moved_.data());
     if (wanted_.counts) {
       uint64_t* counts = found_.counts.data() + begin_;
       for (size_t i = 0; i < distinct.size(); ++i) buffer_[i] = counts[order[i]];
-      std::copy(buffer_.get(), buffer_.get() + distinct.size(), counts);
+      std::copy(buffer_.data(), buffer_.data() + distinct.size(), counts);
     }
     if (wanted_.inverse) {
       for (size_t i = 0; i < distinct.size(); ++i) moved_[order[i]] = static_cast<uint32_t>(i);
@@ -127,10 +127,10 @@ class Pass {
 
   const std::span<const uint64_t> values_;
   const Wanted wanted_;
-  const bool places_;                      // whether anybody asks where an id stands
-  std::unique_ptr<uint64_t[]> buffer_;     // ids by part, then the sort's other half
-  std::unique_ptr<uint32_t[]> positions_;  // of those ids, then the order
-  std::unique_ptr<uint32_t[]> moved_;
+  const bool places_;          // whether anybody asks where an id stands
+  Block<uint64_t> buffer_;     // ids by part, then the sort's other half
+  Block<uint32_t> positions_;  // of those ids, then the order
+  Block<uint32_t> moved_;
   IdSet set_;
   Distinct found_;
   size_t first_ = 0;  // of the table's values

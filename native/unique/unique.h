@@ -12,9 +12,9 @@
 
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "base/status.h"
+#include "unique/pages.h"
 
 namespace petps::unique {
 
@@ -31,11 +31,11 @@ struct Wanted {
 
 // offsets: table t has values[offsets[t]] up to values[offsets[t + 1] - 1].
 struct Distinct {
-  std::vector<uint64_t> ids;      // of table 0, then of table 1, ..
-  std::vector<uint64_t> offsets;  // uint64[tables + 1], into ids
+  Block<uint64_t> ids;      // of table 0, then of table 1, ..
+  Block<uint64_t> offsets;  // uint64[tables + 1], into ids
   // Per value, the place of its id among its table's: values[i] = ids[offsets[t] + inverse[i]].
-  std::vector<uint32_t> inverse;
-  std::vector<uint64_t> counts;  // per id, how often it stands in its table's values
+  Block<uint32_t> inverse;
+  Block<uint64_t> counts;  // per id, how often it stands in its table's values
 };
 
 // Numbers of ids are counted in 32 bits within a table.
