@@ -19,15 +19,18 @@ __version__ = "0.1.0"
 __all__ = ["LivePool", "Pool", "TableInfo", "__version__", "create", "open", "open_live"]
 
 
-def create(path: str | Path | None = None, *, durability: str = "power") -> Pool:
+def create(
+    path: str | Path | None = None, *, durability: str = "power", replace: bool = False
+) -> Pool:
     """A new, empty pool at ``path``; without one, in memory (gone with the process).
 
     durability: what an acknowledged write survives, 'power' loss or only the end of the 'process'.
-    Errors: AlreadyExists, ResourceExhausted (disk full), InvalidArgument.
+    replace: give up what a device-DAX device (/dev/dax0.0) holds; a file is never replaced.
+    Errors: AlreadyExists, ResourceExhausted (disk or device full), InvalidArgument.
     """
     from petps.pool import Pool
 
-    return Pool.create(path, durability=durability)
+    return Pool.create(path, durability=durability, replace=replace)
 
 
 def open(path: str | Path, *, read_only: bool = False) -> Pool:

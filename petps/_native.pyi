@@ -196,8 +196,12 @@ class Tables:
         durability: Durability = "power",
         unit_bytes: int = ...,
         background: bool = True,
+        replace: bool = False,
     ) -> Tables:
-        """path '' makes a volatile pool in anonymous memory."""
+        """path '' makes a volatile pool in anonymous memory; replace: what a device holds."""
+    @staticmethod
+    def discard(path: str) -> None:
+        """Removes a pool that nobody has open: the file, or what makes a device hold one."""
     @staticmethod
     def open(
         path: str,

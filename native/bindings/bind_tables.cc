@@ -20,8 +20,9 @@ table::TablesOptions options_of(const std::string& path, bool background) {
 }
 
 SessionPointer create(const std::string& path, const std::string& durability, uint64_t unit_bytes,
-                      bool background) {
+                      bool background, bool replace) {
   table::TablesOptions options = options_of(path, background);
+  options.pool.media.replace = replace;
   options.pool.media.durability = parse_durability(durability);
   options.pool.unit_bytes = unit_bytes;
   const Released released_gil;
@@ -122,7 +123,11 @@ using TablesClass = py::class_<Session, SessionPointer>;
 void bind_lifetime(TablesClass& tables) {
   tables.def_static("create", create, py::arg("path"), py::kw_only(),
                     py::arg("durability") = "power",
-                    py::arg("unit_bytes") = pool::kDefaultUnitBytes, py::arg("background") = true);
+                    py::arg("unit_bytes") = pool::kDefaultUnitBytes, py::arg("background") = true,
+                    py::arg("replace") = false);
+  tables.def_static(
+      "discard", [](const std::string& path) { check(media::Media::discard(path)); },
+      py::arg("path"), py::call_guard<Released>());
   tables.def_static("open", open, py::arg("path"), py::kw_only(), py::arg("read_only") = false,
                     py::arg("allow_lost_power") = false, py::arg("background") = true);
   tables.def("close", &Session::close, py::call_guard<Released>());

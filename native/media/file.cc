@@ -4,10 +4,13 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
+#include <fstream>
 #include <vector>
 
 namespace petps::media {
@@ -46,6 +49,24 @@ int sync_data_by_call(int file) {
     if (errno != EINTR) return errno;
   }
   return 0;
+}
+
+// By the kernel's Documentation/ABI/testing/sysfs-bus-dax: /sys/dev/char/MAJOR:MINOR is the device.
+std::optional<Device> device_of_sysfs(const std::string& path) {
+  struct stat about = {};
+  if (stat(path.c_str(), &about) != 0 || !S_ISCHR(about.st_mode)) return std::nullopt;
+  const std::filesystem::path folder = "/sys/dev/char/" + std::to_string(major(about.st_rdev)) +
+                                       ":" + std::to_string(minor(about.st_rdev));
+  std::error_code none;
+  const auto subsystem = std::filesystem::read_symlink(folder / "subsystem", none);
+  if (none || subsystem.filename() != "dax") return std::nullopt;
+  Device device;
+  std::ifstream(folder / "size") >> device.bytes;
+  std::ifstream(folder / "align") >> device.alignment;
+  constexpr uint64_t kUsualAlignment = uint64_t{2} << 20;  // kernels before 5.10 do not tell
+  if (device.alignment == 0) device.alignment = kUsualAlignment;
+  device.bytes -= device.bytes % device.alignment;
+  return device;
 }
 
 std::string folder_of(const std::string& path) {
@@ -105,12 +126,16 @@ class Descriptor {
 
 }  // namespace
 
-FileCalls system_file_calls() { return FileCalls{allocate_by_call, sync_data_by_call}; }
+FileCalls system_file_calls() {
+  return FileCalls{allocate_by_call, sync_data_by_call, device_of_sysfs};
+}
 
 FileCalls& file_calls() {
   static FileCalls calls = system_file_calls();
   return calls;
 }
+
+std::optional<Device> device_at(const std::string& path) { return file_calls().device(path); }
 
 Result<int> create_file(const std::string& path) {
   Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
@@ -148,11 +173,11 @@ Result<int> open_file(const std::string& path, Access access) {
   if (fstat(file.get(), &about) != 0) return errno_status(Code::kIoError, "stat " + path, errno);
   if (S_ISDIR(about.st_mode))
     return Status(Code::kInvalidArgument, path + " is a folder, not a pool file");
-  if (!S_ISREG(about.st_mode)) {
-    return Status(
-        Code::kInvalidArgument,
-        path +
-            " is not a regular file: a pool lives in a file (on dax, in a file of an fsdax mount)");
+  if (!S_ISREG(about.st_mode) && !device_at(path)) {
+    return Status(Code::kInvalidArgument,
+                  path +
+                      " is not a regular file: a pool lives in a file (on dax, in a file of an "
+                      "fsdax mount) or on a device-DAX device (/dev/daxX.Y)");
   }
   if (Status status = lock_file(file.get(), path, access); !status.ok()) return status;
   return file.release();

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "base/status.h"
@@ -11,17 +12,27 @@
 
 namespace petps::media {
 
-// System calls that tests replace to make a disk full or an fsync fail. Each returns 0 or an errno.
+// A device-DAX device: persistent memory without a file system, mapped whole.
+struct Device {
+  uint64_t bytes = 0;      // a multiple of align
+  uint64_t alignment = 0;  // of every mapping's address and length
+};
+
+// System calls that tests replace: to make a disk full or an fsync fail (each returns 0 or an errno),
+// or to have a device that is an ordinary file.
 struct FileCalls {
   int (*allocate)(int file, uint64_t from, uint64_t bytes);
   int (*sync_data)(int file);
+  std::optional<Device> (*device)(const std::string& path);
 };
 FileCalls& file_calls();        // what is used
 FileCalls system_file_calls();  // the real ones, to put back
 
 // A new empty file, locked for writing. kAlreadyExists, kNotFound (no such folder), kIoError.
 base::Result<int> create_file(const std::string& path);
-// An existing regular file, locked: exclusively for kReadWrite, shared for kReadOnly.
+// The device at `path`, or nothing when something else is there, or nothing at all.
+std::optional<Device> device_at(const std::string& path);
+// An existing regular file or device, locked: exclusively for kReadWrite, shared for kReadOnly.
 base::Result<int> open_file(const std::string& path, Access access);
 base::Result<uint64_t> file_bytes(int file, const std::string& path);
 

@@ -37,6 +37,9 @@ constexpr uint64_t kPrefaultMaxBytes = uint64_t{1} << 30;
 // What a file system with large folios makes one of when it is written at once (DURABILITY.md).
 constexpr uint64_t kFolioBytes = 65536;
 
+// What create() looks at, and discard() wipes, of a device: more than a pool's two superblocks.
+constexpr uint64_t kDeviceLabelBytes = uint64_t{1} << 20;
+
 uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
 uint64_t round_down(uint64_t bytes, uint64_t unit) { return bytes / unit * unit; }
 
@@ -50,6 +53,13 @@ bool is_dax(int file) {
   if (page == MAP_FAILED) return false;
   munmap(page, kPageBytes);
   return true;
+}
+
+Status too_small(const std::string& path, uint64_t wanted, uint64_t there) {
+  return Status(Code::kResourceExhausted,
+                path + " is full: " + std::to_string(wanted) + " bytes are wanted of its " +
+                    std::to_string(there) +
+                    "; make a larger namespace (ndctl), or give the tables less capacity");
 }
 
 // Zeros for new space of a file, so that the kernel takes neighbouring memory for neighbouring pages. ERRORS: as prefault.
@@ -98,6 +108,7 @@ Result<std::unique_ptr<Media>> Media::create(const Options& options, uint64_t by
     PETPS_RETURN_IF_ERROR(media->grow(bytes));
     return media;
   }
+  if (device_at(options.path)) return create_on_device(options, bytes);
   Result<int> file = create_file(options.path);
   if (!file.ok()) return file.status();
   media->adopt(file.value());
@@ -111,6 +122,37 @@ Result<std::unique_ptr<Media>> Media::create(const Options& options, uint64_t by
   return media;
 }
 
+Result<std::unique_ptr<Media>> Media::create_on_device(const Options& options, uint64_t bytes) {
+  auto opened = open(options);
+  if (!opened.ok()) return opened.status();
+  Media& media = *opened.value();
+  const std::byte* const label = media.base();
+  const uint64_t looked_at = std::min(kDeviceLabelBytes, media.size());
+  const auto is_zero = [](std::byte byte) { return byte == std::byte{0}; };
+  if (!options.replace && !std::all_of(label, label + looked_at, is_zero)) {
+    return Status(Code::kAlreadyExists,
+                  options.path +
+                      " holds a pool or other data: open it, or give up what it holds (petps "
+                      "create --replace)");
+  }
+  media.forget_beyond(0);
+  PETPS_RETURN_IF_ERROR(media.grow(bytes));
+  return opened;
+}
+
+Status Media::discard(const std::string& path) {
+  if (!device_at(path)) {
+    if (unlink(path.c_str()) == 0) return Status();
+    return errno_status(Code::kIoError, "remove " + path, errno);
+  }
+  Options options;
+  options.path = path;
+  auto opened = open(options);
+  if (!opened.ok()) return opened.status();
+  opened.value()->zero(0, std::min(kDeviceLabelBytes, opened.value()->size()));
+  return Status();
+}
+
 Result<std::unique_ptr<Media>> Media::open(const Options& options) {
   if (options.path.empty())
     return Status(Code::kInvalidArgument, "anonymous memory cannot be opened: create it");
@@ -122,20 +164,22 @@ Result<std::unique_ptr<Media>> Media::open(const Options& options) {
   media->read_only_ = options.access != Access::kReadWrite;
   media->beside_ = options.access == Access::kReadBeside;
   media->adopt(file.value());
-  Result<uint64_t> bytes = file_bytes(media->file_, options.path);
+  Result<uint64_t> bytes = media->is_device() ? Result<uint64_t>(media->device_bytes_)
+                                              : file_bytes(media->file_, options.path);
   if (!bytes.ok()) return bytes.status();
   if (bytes.value() == 0) {
     return Status(Code::kInvalidArgument,
                   options.path + " is empty (0 bytes): it is no pool; remove it and create one");
   }
-  if (!media->read_only_) {
+  if (!media->read_only_ && !media->is_device()) {
     Result<bool> holes = has_holes(media->file_, options.path);
     if (!holes.ok()) return holes.status();
     if (holes.value())
       PETPS_RETURN_IF_ERROR(allocate_range(media->file_, options.path, 0, bytes.value()));
   }
   PETPS_RETURN_IF_ERROR(media->reserve(options, bytes.value()));
-  PETPS_RETURN_IF_ERROR(media->map(0, media->beside_ ? media->reserved_ : bytes.value()));
+  PETPS_RETURN_IF_ERROR(
+      media->map(0, media->beside_ && !media->is_device() ? media->reserved_ : bytes.value()));
   media->size_.store(bytes.value(), std::memory_order_release);
   return media;
 }
@@ -168,15 +212,20 @@ Media::~Media() {
 
 void Media::adopt(int file) {
   file_ = file;
-  kind_ = is_dax(file) ? Kind::kDax : Kind::kFile;
+  if (const std::optional<Device> device = device_at(path_)) {
+    device_bytes_ = device->bytes;
+    device_alignment_ = device->alignment;
+  }
+  kind_ = is_device() || is_dax(file) ? Kind::kDax : Kind::kFile;
   if (kind_ == Kind::kDax) durability_ = Durability::kPower;
   set_observer(nullptr);
 }
 
 Status Media::reserve(const Options& options, uint64_t bytes) {
   const uint64_t wanted = options.reserve_bytes != 0 ? options.reserve_bytes : kDefaultReserveBytes;
-  reserved_ = round_up(std::max(wanted, bytes), kHugePageBytes);
-  const uint64_t with_slack = reserved_ + kHugePageBytes;
+  const uint64_t alignment = std::max(kHugePageBytes, device_alignment_);
+  reserved_ = round_up(std::max(wanted, bytes), alignment);
+  const uint64_t with_slack = reserved_ + alignment;
   void* range =
       mmap(nullptr, with_slack, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (range == MAP_FAILED) {
@@ -186,7 +235,7 @@ Status Media::reserve(const Options& options, uint64_t bytes) {
                         errno);
   }
   const auto start = reinterpret_cast<uintptr_t>(range);
-  const uintptr_t aligned = round_up(start, kHugePageBytes);
+  const uintptr_t aligned = round_up(start, alignment);
   const uintptr_t end = start + with_slack;
   if (aligned > start) munmap(range, aligned - start);
   if (end > aligned + reserved_)
@@ -206,7 +255,8 @@ Status Media::map(uint64_t from, uint64_t to) {
     if (mapped != MAP_FAILED && huge_pages_)
       madvise(at, length, MADV_HUGEPAGE);  // refused: small pages
   } else {
-    const int sharing = kind_ == Kind::kDax ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED;
+    const bool on_fsdax = kind_ == Kind::kDax && !is_device();
+    const int sharing = on_fsdax ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED;
     mapped = mmap(at, length, access, sharing | MAP_FIXED, file_, static_cast<off_t>(first));
   }
   if (mapped == MAP_FAILED) {
@@ -238,6 +288,12 @@ Status Media::grow(uint64_t bytes) {
     return Status();
   }
   if (failed()) return sticky_failure();
+  if (is_device()) {
+    if (new_bytes > device_bytes_) return too_small(path_, new_bytes, device_bytes_);
+    zero(old_bytes, new_bytes);
+    size_.store(new_bytes, std::memory_order_release);
+    return Status();
+  }
   if (file_ >= 0) PETPS_RETURN_IF_ERROR(allocate_range(file_, path_, old_bytes, new_bytes));
   PETPS_RETURN_IF_ERROR(map(old_bytes, new_bytes));
   // Not for a file that is synced: the sync writes the zeros out and protects every page again, so
@@ -253,8 +309,20 @@ Status Media::grow(uint64_t bytes) {
 }
 
 void Media::look_again() {
-  const Result<uint64_t> bytes = file_bytes(file_, path_);
+  const Result<uint64_t> bytes =
+      is_device() ? Result<uint64_t>(device_bytes_) : file_bytes(file_, path_);
   if (bytes.ok()) size_.store(std::min(bytes.value(), reserved_), std::memory_order_release);
+}
+
+void Media::zero(uint64_t from, uint64_t to) {
+  static constexpr std::array<std::byte, kPageBytes> zeros = {};
+  for (uint64_t at = from; at < to; at += kPageBytes)
+    stream_lines(base_ + at, zeros.data(), kPageBytes / kLineBytes);
+  store_fence();
+}
+
+void Media::forget_beyond(uint64_t bytes) {
+  if (is_device()) size_.store(std::min(size(), bytes), std::memory_order_release);
 }
 
 void Media::expect_scan(uint64_t offset, uint64_t bytes) const {

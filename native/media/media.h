@@ -1,7 +1,7 @@
 // Room media: the mapped bytes of a pool and what makes them durable.
 //
-// Owns:         the mapping (dax file, plain file, anonymous memory), its growth, flush / drain /
-//               persist.
+// Owns:         the mapping (dax file or device, plain file, anonymous memory), its growth, flush /
+//               drain / persist.
 // Never does:   know what the bytes mean; throw; lose a failed drain.
 // Called by:    pool, index and table through Flusher.
 // Invariants:   base() never moves while the Media lives (the address range is reserved, the file
@@ -61,6 +61,7 @@ struct Options {
   Access access = Access::kReadWrite;
   uint64_t reserve_bytes = 0;  // address range to reserve; 0 = kDefaultReserveBytes
   bool hint_huge_pages = true;
+  bool replace = false;  // create: give up what a device-DAX device holds
 };
 
 inline constexpr uint64_t kLineBytes = 64;
@@ -76,12 +77,15 @@ class Media {
  public:
   // A new, zeroed medium of `bytes`. kAlreadyExists when the path is there; kResourceExhausted when
   // the disk is full (the file is removed again). Parent folder is fsynced, so that the file itself
-  // survives power loss.
+  // survives power loss. A device-DAX device is always there: kAlreadyExists when its first MiB holds
+  // anything but zeros (unless options.replace), kResourceExhausted when it is too small.
   static base::Result<std::unique_ptr<Media>> create(const Options& options, uint64_t bytes);
   // An existing one. kNotFound; kFailedPrecondition when another process holds it for writing
   // (exclusive lock for kReadWrite, shared for kReadOnly; released by the kernel when the process
-  // dies). Probes dax by MAP_SYNC.
+  // dies). Probes dax by MAP_SYNC. A device's size() is the whole device until forget_beyond().
   static base::Result<std::unique_ptr<Media>> open(const Options& options);
+  // Undoes create(): removes the file; a device's first MiB is zero again.
+  static base::Status discard(const std::string& path);
   // Somebody else's memory, for tests: `bytes` used of `reserved`. grow() zeroes. As kDax it writes
   // lines back.
   static std::unique_ptr<Media> borrow(std::byte* memory, uint64_t bytes, uint64_t reserved,
@@ -103,6 +107,8 @@ class Media {
   bool beside() const { return beside_; }  // Access::kReadBeside
   // Of a medium that is read beside its writer: takes up what the file has grown by.
   void look_again();
+  // A device-DAX device: no file system can move its pages.
+  bool is_device() const { return device_bytes_ > 0; }
   bool is_volatile() const { return kind_ == Kind::kDram; }
   const std::string& path() const { return path_; }
 
@@ -110,6 +116,9 @@ class Media {
   // before it returns. kResourceExhausted when the disk or the reserved range is full; size() is
   // then unchanged.
   base::Status grow(uint64_t bytes);
+  // Says that nothing lies behind `bytes` (a device does not know): size() is that, and grow() gives the
+  // space zeroed. Nothing for the others, whose new space is zero anyway. Before any other thread.
+  void forget_beyond(uint64_t bytes);
 
   // Says that [offset, offset + bytes) is about to be read in order: a file starts reading it ahead.
   // Random reads of a file get no read-ahead, so scans (walk, verify, export) call this before each
@@ -134,7 +143,10 @@ class Media {
  private:
   friend class Flusher;
   Media() = default;
+  static base::Result<std::unique_ptr<Media>> create_on_device(const Options& options,
+                                                               uint64_t bytes);
   void adopt(int file);
+  void zero(uint64_t from, uint64_t to);  // whole pages of a device; durable
   base::Status reserve(const Options& options, uint64_t bytes);
   base::Status map(uint64_t from,
                    uint64_t to);  // [from, to) of the file or of fresh memory, at base_ + from
@@ -144,6 +156,8 @@ class Media {
   std::byte* base_ = nullptr;
   std::atomic<uint64_t> size_{0};
   uint64_t reserved_ = 0;
+  uint64_t device_bytes_ = 0;      // 0: no device
+  uint64_t device_alignment_ = 0;  // of its mappings
   Kind kind_ = Kind::kDram;
   Durability durability_ = Durability::kPower;
   bool read_only_ = false;

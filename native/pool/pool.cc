@@ -125,6 +125,7 @@ Result<std::unique_ptr<Pool>> Pool::attach(std::unique_ptr<media::Media> medium)
   pool->read_only_ = pool->media_->read_only();
   PETPS_RETURN_IF_ERROR(pool->load_superblock());
   PETPS_RETURN_IF_ERROR(pool->load_extents());
+  pool->media_->forget_beyond(pool->end_);
   PETPS_RETURN_IF_ERROR(pool->load_slots());
   pool->load_progress();
   return pool;

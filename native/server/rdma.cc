@@ -23,9 +23,10 @@ wire::QueuePair pair_of(const transport::QueuePairAddress& address) {
 }
 
 // Whether a network card may keep the pool's pages. Those of a file system on a disk or on fsdax move under
-// it; those of a file in memory (tmpfs, huge pages) do not.
+// it; those of a device-DAX device and of a file in memory (tmpfs, huge pages) do not.
 bool keeps_pages(const media::Media& medium) {
-  if (medium.kind() != media::Kind::kFile) return medium.kind() != media::Kind::kDax;
+  if (medium.kind() == media::Kind::kDax) return medium.is_device();
+  if (medium.kind() == media::Kind::kDram) return true;
   struct statfs system {};
   return statfs(medium.path().c_str(), &system) == 0 &&
          (system.f_type == TMPFS_MAGIC || system.f_type == HUGETLBFS_MAGIC);

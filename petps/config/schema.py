@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from petps.errors import InvalidArgument
+
 __all__ = [
     "Config",
     "IngestConfig",
@@ -38,7 +40,15 @@ class PoolConfig(Section):
     """Where the rows live."""
 
     path: Path = Field(
-        strict=False, description="The pool: a file on a disk, or on persistent memory (fsdax)."
+        strict=False,
+        description="The pool: a file on a disk or on persistent memory (fsdax), or a device-DAX "
+        "device (`/dev/dax0.0`).",
+    )
+    folder: Path | None = Field(
+        default=None,
+        strict=False,
+        description="Folder for what lies beside the pool (dead letters, bases of a log in Kafka, "
+        "names of dense weights). By default the pool's own; of a device, the log's.",
     )
     durability: Literal["power", "process"] = Field(
         default="power",
@@ -116,8 +126,8 @@ class ServerConfig(Section):
         max_length=63,
         description="Whether clients may ask for RDMA over the native port: 'off', 'auto' (the "
         "first device with an active port) or a device's name. The pool must be in memory (a file "
-        "on tmpfs will do): a network card cannot keep the pages of another file. As many worker "
-        "threads again serve it.",
+        "on tmpfs will do) or on device-DAX: a network card cannot keep the pages of another file. "
+        "As many worker threads again serve it.",
     )
     http_host: str = Field(
         default="127.0.0.1", description="Address of health, /metrics and the status page."
@@ -278,8 +288,23 @@ class Config(Section):
         """Where bases are looked for; None without a log."""
         if self.ingest.log is None:
             return None
-        beside = self.pool.path if "://" in self.ingest.log else Path(self.ingest.log)
-        return self.ingest.bases or beside.parent / "bases"
+        if self.ingest.bases is not None:
+            return self.ingest.bases
+        in_kafka = "://" in self.ingest.log
+        return (self.folder() if in_kafka else Path(self.ingest.log).parent) / "bases"
+
+    def folder(self) -> Path:
+        """Where things lie beside the pool. InvalidArgument when a device leaves that open."""
+        if self.pool.folder is not None:
+            return self.pool.folder
+        if not self.pool.path.is_char_device():
+            return self.pool.path.parent
+        if self.ingest.log is not None and "://" not in self.ingest.log:
+            return Path(self.ingest.log).parent
+        raise InvalidArgument(
+            f"the pool {self.pool.path} is a device, which has no folder of its own: set "
+            "pool.folder to where dead letters and bases may lie"
+        )
 
     def dead_letters(self) -> str:
         """Where unreadable chunks go: a folder, or a topic."""
@@ -287,7 +312,7 @@ class Config(Section):
             return self.ingest.dead_letters
         if self.ingest.log is not None and "://" in self.ingest.log:
             return f"{self.ingest.log}.dead-letters"
-        return str(self.pool.path.parent / "dead-letters")
+        return str(self.folder() / "dead-letters")
 
 
 def _flattened(table: dict[str, object], prefix: str) -> Iterator[tuple[str, object]]:

@@ -86,14 +86,22 @@ class Pool:
         self._finalizer = weakref.finalize(self, _close_quietly, native)
 
     @staticmethod
-    def create(path: str | PathLike[str] | None = None, *, durability: str = "power") -> Pool:
+    def create(
+        path: str | PathLike[str] | None = None, *, durability: str = "power", replace: bool = False
+    ) -> Pool:
         """See petps.create."""
         if durability not in ("power", "process"):
             raise InvalidArgument(
                 f"durability '{durability}' is unknown; write 'power' or 'process'"
             )
         kind = cast(Literal["power", "process"], durability)
-        return Pool(_native.Tables.create("" if path is None else fspath(path), durability=kind))
+        name = "" if path is None else fspath(path)
+        return Pool(_native.Tables.create(name, durability=kind, replace=replace))
+
+    @staticmethod
+    def discard(path: str | PathLike[str]) -> None:
+        """Undoes create(), of a pool that nobody has open."""
+        _native.Tables.discard(fspath(path))
 
     @staticmethod
     def open(path: str | PathLike[str], *, read_only: bool = False) -> Pool:

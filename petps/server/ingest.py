@@ -80,7 +80,7 @@ def start_ingest(
             instances=NativeInstances(
                 tables, model, switch=config.ingest.switch == "auto", threads=threads
             ),
-            dense=DenseNames(config.pool.path.with_name(config.pool.path.name + ".dense.json")),
+            dense=DenseNames(config.folder() / f"{config.pool.path.name}.dense.json"),
             rows_per_second=config.ingest.rows_per_second or None,
         )
         return IngestPart(ingest, log, dead_letters)

@@ -27,7 +27,7 @@ from typing import Literal
 ROOT = Path(__file__).resolve().parents[2]
 LAB = ROOT / "tests" / "lab"
 BUILT = ROOT / "build" / "lab"  # kernel/, vmlinux, initramfs, stamp
-FSDAX = Path("/mnt/pmem")  # in the guest
+FSDAX = Path("/run/pmem")  # in the guest
 DEVDAX = Path("/dev/dax0.0")  # in the guest
 
 QEMU = "qemu-system-x86_64"

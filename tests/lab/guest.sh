@@ -1,6 +1,6 @@
 # The second program of the guest: devices as guest.env asks for them, then the command, then off.
 #
-# MEDIUM   none, fsdax (/mnt/pmem, ext4 -o dax) or devdax (/dev/dax0.0)
+# MEDIUM   none, fsdax (/run/pmem, ext4 -o dax) or devdax (/dev/dax0.0)
 # RDMA     1: soft-RoCE rdma0 on eth0
 # SECONDS_MAX of the command. Its output goes to the port "output", its exit status to status.
 . /run/share/guest.env
@@ -54,8 +54,8 @@ case "$MEDIUM" in
     modprobe ext4
     appears /dev/pmem0
     [ -z "${FRESH-}" ] || mkfs.ext4 -q -F -b 4096 /dev/pmem0 || fail mkfs
-    mkdir -p /mnt/pmem
-    mount -o dax /dev/pmem0 /mnt/pmem || fail "mount -o dax"
+    mkdir -p /run/pmem
+    mount -o dax /dev/pmem0 /run/pmem || fail "mount -o dax"
     ;;
   devdax) appears /dev/dax0.0 ;;
 esac
@@ -68,5 +68,5 @@ fi
 timeout --kill-after 10 "$SECONDS_MAX" bash -c "cd '$TREE' && . /run/share/command.sh" </dev/null
 status=$?
 cd /
-[ "$MEDIUM" = fsdax ] && umount /mnt/pmem
+[ "$MEDIUM" = fsdax ] && umount /run/pmem
 off $status

@@ -12,9 +12,9 @@ import pytest
 from tests.lab import guest as lab
 from tests.lab.conftest import PROGRAMS, Suite
 
-# On a busy machine of two cores; the guest takes 10 s here and its building 6 s.
+# Ordinarily 6 s for the building and 20 s for the guest; for a hang only, on a busy machine.
 BUILD_SECONDS_MAX = 60
-RUN_SECONDS_MAX = 60
+RUN_SECONDS_MAX = 240
 
 
 @pytest.mark.timeout(BUILD_SECONDS_MAX + RUN_SECONDS_MAX + lab.BOOT_SECONDS_MAX + 60)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from petps.cli.output import json_out, note
-from petps.errors import AlreadyExists, InvalidArgument
+from petps.errors import AlreadyExists, InvalidArgument, PetpsError
 
 if TYPE_CHECKING:
     from petps.pool import Pool, TableInfo
@@ -68,6 +69,10 @@ def create(
     add: Annotated[
         bool, typer.Option("--add", help="Add what is missing to a pool that is there already.")
     ] = False,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Give up what a device (/dev/dax0.0) holds."),
+    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
 ) -> None:
     """Make a pool, and tables in it.
@@ -83,6 +88,8 @@ def create(
         petps create my.pool --table items:64:f32:1m --feed delta
 
         petps create my.pool --add --instance default@1
+
+        petps create /dev/dax0.0 --table items:64:f32:1m
     """
     wanted = [_parse(text, feed) for text in table or []]
     names = [each.name for each in wanted]
@@ -104,6 +111,10 @@ def create(
             )
     if pool is None:
         raise InvalidArgument("name the new pool: `petps create PATH ...`, or --config FILE")
+    if replace and (add or not pool.is_char_device()):
+        raise InvalidArgument(
+            "--replace is for a new pool on a device; remove a pool's file yourself"
+        )
     if instance is not None:
         if not add or wanted:
             raise InvalidArgument("--instance goes with --add and takes the model's tables as is")
@@ -116,7 +127,13 @@ def create(
     if len(set(names)) < len(names):
         raise InvalidArgument("a --table of the same name stands twice; name each once")
     report = _make(
-        pool, wanted, model or "default", partitions or 8, durability or "power", add=add
+        pool,
+        wanted,
+        model or "default",
+        partitions or 8,
+        durability or "power",
+        add=add,
+        replace=replace,
     )
     if json_:
         json_out(report)
@@ -165,23 +182,28 @@ def _make(
     durability: str,
     *,
     add: bool,
+    replace: bool,
 ) -> dict[str, Any]:
     from petps.pool import Pool
 
     new = not (add and path.exists())
+    create = partial(Pool.create, durability=durability, replace=replace)
     try:
-        pool = Pool.create(path, durability=durability) if new else Pool.open(path)
+        pool = create(path) if new else Pool.open(path)
     except AlreadyExists:
+        there, remedy = "is there", "another path makes a new one"
+        if path.is_char_device():
+            there, remedy = "holds data", "--replace gives up what is there"
         raise AlreadyExists(
-            f"{path} is there already; --add adds tables to a pool, another path makes a new one"
+            f"{path} {there} already; --add adds tables to a pool, {remedy}"
         ) from None
     try:
         with pool:
             tables = _add_tables(pool, wanted, model, partitions)
     except BaseException:
         if new:  # half of what was asked for is worse than nothing
-            with contextlib.suppress(OSError):
-                path.unlink()
+            with contextlib.suppress(PetpsError):
+                Pool.discard(path)
         raise
     return {
         "pool": str(path),

@@ -1,5 +1,7 @@
-// One contract, every medium: dram, file in both durabilities, borrowed memory (as dram and as dax).
-// A real dax mount is opt-in: set PETPS_TEST_DAX_FOLDER to a folder of one.
+// One contract, every medium: dram, file in both durabilities, borrowed memory (as dram and as dax), a
+// device that is an ordinary file. Real persistent memory is opt-in, as in tests/lab:
+// PETPS_TEST_DAX_FOLDER is a folder of a dax mount, PETPS_TEST_DAX_DEVICE a device-DAX device whose
+// content is lost.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -11,6 +13,7 @@
 #include <vector>
 
 #include "base/crc32c.h"
+#include "media/file.h"
 #include "media/media.h"
 #include "temporary_folder.h"
 
@@ -23,29 +26,52 @@ struct Backend {
   Kind kind;
 };
 
-constexpr Backend kBackends[] = {
-    {"dram", false, Kind::kDram},        {"file_power", true, Kind::kFile},
-    {"file_process", true, Kind::kFile}, {"borrowed", false, Kind::kDram},
-    {"borrowed_dax", false, Kind::kDax}, {"dax", true, Kind::kDax}};
+// A folder of a dax mount, a device-DAX device; null when there is none to test with.
+const char* dax_folder() { return std::getenv("PETPS_TEST_DAX_FOLDER"); }
+const char* dax_device() { return std::getenv("PETPS_TEST_DAX_DEVICE"); }
+
+std::vector<Backend> backends(bool (*wanted)(const Backend&)) {
+  std::vector<Backend> all = {
+      {"dram", false, Kind::kDram},        {"file_power", true, Kind::kFile},
+      {"file_process", true, Kind::kFile}, {"borrowed", false, Kind::kDram},
+      {"borrowed_dax", false, Kind::kDax}, {"fake_device", true, Kind::kDax}};
+  if (dax_folder() != nullptr) all.push_back({"dax", true, Kind::kDax});
+  if (dax_device() != nullptr) all.push_back({"device", true, Kind::kDax});
+  std::erase_if(all, [&](const Backend& backend) { return !wanted(backend); });
+  return all;
+}
 constexpr uint64_t kStartBytes = 64 * 1024;
 constexpr uint64_t kRoomBytes = 16 * 1024 * 1024;
+constexpr uint64_t kDeviceAlignment = 4 * 1024 * 1024;  // of the fake one
 
 class MediaContract : public testing::TestWithParam<Backend> {
  protected:
   void SetUp() override {
-    if (name() != "dax") return;
-    const char* folder = std::getenv("PETPS_TEST_DAX_FOLDER");
-    if (folder == nullptr) GTEST_SKIP() << "no dax mount: set PETPS_TEST_DAX_FOLDER to use one";
-    path_ = std::string(folder) + "/petps_contract_" + std::to_string(getpid());
+    if (name() == "fake_device") make_fake_device();
+    if (name() == "device") path_ = dax_device();
+    if (name() == "dax")
+      path_ = std::string(dax_folder()) + "/petps_contract_" + std::to_string(getpid());
   }
   void TearDown() override {
-    if (name() == "dax" && !path_.empty()) unlink(path_.c_str());
+    if (name() == "dax") unlink(path_.c_str());
+    file_calls() = system_file_calls();
+  }
+  bool is_device() const { return name().ends_with("device"); }
+  void make_fake_device() {
+    static std::string path;
+    path = path_;
+    ASSERT_EQ(close(open(path_.c_str(), O_CREAT | O_RDWR, 0600)), 0);
+    ASSERT_EQ(truncate(path_.c_str(), kRoomBytes), 0);
+    file_calls().device = [](const std::string& asked) {
+      return asked == path ? std::optional(Device{kRoomBytes, kDeviceAlignment}) : std::nullopt;
+    };
   }
   std::string name() const { return GetParam().name; }
 
   Options options() const {
     Options options;
     options.reserve_bytes = kRoomBytes;
+    options.replace = true;
     if (GetParam().persistent) options.path = path_;
     if (name() == "file_process") options.durability = Durability::kProcess;
     return options;
@@ -84,7 +110,8 @@ TEST_P(MediaContract, SaysWhatItIs) {
   EXPECT_FALSE(media->read_only());
   EXPECT_FALSE(media->failed());
   EXPECT_EQ(reinterpret_cast<uintptr_t>(media->base()) % kLineBytes, 0u);
-  if (name() == "dax") {
+  EXPECT_EQ(media->is_device(), is_device());
+  if (name() == "dax" || is_device()) {
     EXPECT_EQ(media->durability(), Durability::kPower);
   }
 }
@@ -181,15 +208,17 @@ TEST_P(MediaContract, GrowsInPlaceWithZeros) {
 
 TEST_P(MediaContract, RefusesToGrowBeyondTheReservedRange) {
   auto media = make();
-  const base::Status status = media->grow(kRoomBytes + 4096);
+  const uint64_t room = media->reserved();  // of a device: at least its size
+  const base::Status status = media->grow(room + 4096);
   EXPECT_EQ(status.code(), base::Code::kResourceExhausted);
   EXPECT_NE(status.message().find("reserve_bytes"), std::string::npos) << status.to_string();
   EXPECT_EQ(media->size(), kStartBytes);
-  EXPECT_TRUE(media->grow(kRoomBytes).ok()) << "and is still usable";
+  EXPECT_TRUE(media->grow(room).ok()) << "and is still usable";
 }
 
-TEST_P(MediaContract, AReopenedMediumHoldsWhatWasDrained) {
-  if (!GetParam().persistent) GTEST_SKIP() << name() << " is volatile";
+class PersistentMedia : public MediaContract {};
+
+TEST_P(PersistentMedia, AReopenedMediumHoldsWhatWasDrained) {
   uint64_t bytes = 0;
   {
     auto media = make();
@@ -202,6 +231,11 @@ TEST_P(MediaContract, AReopenedMediumHoldsWhatWasDrained) {
   }
   auto reopened = Media::open(options());
   ASSERT_TRUE(reopened.ok()) << reopened.status().to_string();
+  if (is_device()) {
+    EXPECT_GT(reopened.value()->size(), bytes);
+    std::memset(reopened.value()->base() + bytes, 0xee, kLineBytes);  // of an earlier pool
+  }
+  reopened.value()->forget_beyond(bytes);
   EXPECT_EQ(reopened.value()->size(), bytes);
   EXPECT_EQ(reopened.value()->kind(), GetParam().kind);
   EXPECT_EQ(reopened.value()->base()[700'511], std::byte{3});
@@ -211,6 +245,42 @@ TEST_P(MediaContract, AReopenedMediumHoldsWhatWasDrained) {
   reopened.value()->expect_scan(bytes, 1);
   ASSERT_TRUE(reopened.value()->grow(2 << 20).ok()) << "an opened medium grows as well";
   EXPECT_TRUE(all_zero(*reopened.value(), bytes, 2 << 20));
+}
+
+TEST_P(PersistentMedia, AnotherWriterIsRefused) {
+  auto media = make();
+  const auto second = Media::open(options());
+  EXPECT_EQ(second.status().code(), base::Code::kFailedPrecondition);
+  EXPECT_NE(second.status().message().find("is open in another process"), std::string::npos);
+  media = nullptr;
+  EXPECT_TRUE(Media::open(options()).ok());
+}
+
+TEST_P(PersistentMedia, WhatIsThereIsNotCreatedAnew) {
+  make()->base()[100] = std::byte{1};
+  Options options = this->options();
+  options.replace = false;
+  const auto second = Media::create(options, kStartBytes);
+  EXPECT_EQ(second.status().code(), base::Code::kAlreadyExists) << second.status().to_string();
+  EXPECT_EQ(Media::open(options).value()->base()[100], std::byte{1});
+  ASSERT_TRUE(Media::discard(path_).ok());
+  EXPECT_EQ(Media::open(options).ok(), is_device());
+  const auto third = Media::create(options, kStartBytes);
+  ASSERT_TRUE(third.ok()) << third.status().to_string();
+  EXPECT_EQ(third.value()->base()[100], std::byte{0});
+}
+
+class DeviceMedia : public MediaContract {};
+
+TEST_P(DeviceMedia, OneThatIsTooSmallIsRefused) {
+  const uint64_t room = make()->reserved();
+  Options options = this->options();
+  options.reserve_bytes = 2 * room;
+  const auto large = Media::create(options, room + 4096);
+  EXPECT_EQ(large.status().code(), base::Code::kResourceExhausted);
+  EXPECT_NE(large.status().message().find("larger namespace (ndctl)"), std::string::npos)
+      << large.status().to_string();
+  EXPECT_TRUE(Media::create(options, room).ok());
 }
 
 struct Heard : Observer {
@@ -276,8 +346,20 @@ TEST_P(MediaContract, AFailedDrainStays) {
   media->set_observer(nullptr);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, MediaContract, testing::ValuesIn(kBackends),
-                         [](const auto& backend) { return std::string(backend.param.name); });
+TEST(RealPersistentMemory, TakesPartInTheContract) {
+  if (dax_folder() == nullptr && dax_device() == nullptr)
+    GTEST_SKIP() << "no PETPS_TEST_DAX_FOLDER, no PETPS_TEST_DAX_DEVICE: `make lab` has both";
+}
+
+std::string name_of(const testing::TestParamInfo<Backend>& backend) { return backend.param.name; }
+bool every(const Backend&) { return true; }
+bool persistent(const Backend& backend) { return backend.persistent; }
+bool device(const Backend& backend) { return std::string_view(backend.name).ends_with("device"); }
+
+INSTANTIATE_TEST_SUITE_P(Backends, MediaContract, testing::ValuesIn(backends(every)), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, PersistentMedia, testing::ValuesIn(backends(persistent)),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, DeviceMedia, testing::ValuesIn(backends(device)), name_of);
 
 }  // namespace
 }  // namespace petps::media

@@ -43,6 +43,13 @@ def test_from_a_configuration(petps_command: Command, tmp_path: Path) -> None:
     assert "table 'a' stands in --table and in" in message
 
 
+def test_only_a_device_is_replaced(petps_command: Command, pool: Path) -> None:
+    message = petps_command.fails(2, "create", pool, "--replace", "--table", "x:1:f32:10")
+    assert "--replace is for a new pool on a device; remove a pool's file yourself" in message
+    message = petps_command.fails(4, "create", "/dev/null", "--table", "x:1:f32:10")
+    assert "/dev/null holds data already; --add adds tables to a pool, --replace gives" in message
+
+
 def test_add_is_repeatable(petps_command: Command, pool: Path) -> None:
     message = petps_command.fails(4, "create", pool, "--table", "x:1:f32:10")
     assert f"{pool} is there already; --add adds tables" in message

@@ -107,6 +107,19 @@ def test_command_line_wins() -> None:
         config.merged(base, {"server": {"port": -1}}, "command line")
 
 
+def test_a_device_has_no_folder_of_its_own() -> None:
+    device = '[pool]\npath = "/dev/null"\n'  # any character device
+    kafka = '[ingest]\nlog = "kafka://h:9092/deltas"\n'
+    with pytest.raises(InvalidArgument, match=r"/dev/null is a device.*set pool\.folder"):
+        config.parse(device + kafka).bases()
+    found = config.parse(device + 'folder = "/var/petps"\n' + kafka)
+    assert found.bases() == Path("/var/petps/bases")
+    assert found.folder() == Path("/var/petps")
+    found = config.parse(device + '[ingest]\nlog = "x/deltas"\n')
+    assert found.bases() == Path("x/bases")
+    assert found.dead_letters() == "x/dead-letters"
+
+
 def test_a_log_in_kafka() -> None:
     found = config.parse(
         POOL
