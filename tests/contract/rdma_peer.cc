@@ -13,9 +13,9 @@ using base::Status;
 namespace {
 
 // The suite sends from one thread while another receives.
-class FakePeer final : public Client {
+class RdmaClient final : public Client {
  public:
-  FakePeer(FakeRdma& rdma, std::string address) : rdma_(rdma) {
+  RdmaClient(TestRdma& rdma, std::string address) : rdma_(rdma) {
     auto opened = RdmaPeer::open(rdma.clients(), RdmaPeerOptions{1u << 20, 32});
     EXPECT_TRUE(opened.ok()) << opened.status().to_string();
     auto welcome = rdma.rdma().accept({std::move(address)}, opened.value()->hello());
@@ -28,7 +28,7 @@ class FakePeer final : public Client {
     EXPECT_TRUE(connected.ok()) << connected.to_string();
     peer_ = std::move(opened.value());
   }
-  ~FakePeer() override { close(); }
+  ~RdmaClient() override { close(); }
 
   bool send(std::span<const std::byte> bytes) override {
     const std::lock_guard lock(mutex_);
@@ -73,7 +73,7 @@ class FakePeer final : public Client {
     return n;
   }
 
-  FakeRdma& rdma_;
+  TestRdma& rdma_;
   std::mutex mutex_;
   std::unique_ptr<RdmaPeer> peer_;  // null: refused, or closed
   std::vector<std::byte> refusal_;
@@ -85,29 +85,56 @@ RowMemory everything() {
   return {reinterpret_cast<const std::byte*>(uintptr_t{4096}), (size_t{1} << 47) - 8192};
 }
 
-}  // namespace
-
-FakeRdma::FakeRdma(const FakeLimits& device, Registered registered, const Limits& limits,
-                   size_t endpoints, const Admit& admit)
-    : server_(fabric_, device), clients_(fabric_, FakeLimits{}) {
+std::unique_ptr<RdmaTransport> made_on(Verbs& verbs, const std::function<RowMemory()>& memory,
+                                       const Limits& limits, size_t endpoints, const Admit& admit) {
   RdmaOptions options;
   options.endpoints = endpoints;
   options.limits = limits;
   options.rules = test_rules();
   options.admit = admit;
-  if (registered == Registered::kEverything) options.memory = everything;
-  auto made = make_rdma(server_, options);
+  options.memory = memory;
+  auto made = make_rdma(verbs, options);
   EXPECT_TRUE(made.ok()) << made.status().to_string();
-  rdma_ = std::move(made.value());
+  return std::move(made.value());
+}
+
+class DeviceRdma final : public TestRdma {
+ public:
+  DeviceRdma(std::shared_ptr<Verbs> device, const Limits& limits, size_t endpoints,
+             const Admit& admit)
+      : device_(std::move(device)) {
+    const auto memory = [] { return RowMemory{row_memory().data(), row_memory().size()}; };
+    rdma_ = made_on(*device_, memory, limits, endpoints, admit);
+  }
+  ~DeviceRdma() override { rdma_ = nullptr; }
+  Verbs& clients() override { return *device_; }
+
+ private:
+  std::shared_ptr<Verbs> device_;
+};
+
+}  // namespace
+
+FakeRdma::FakeRdma(const FakeLimits& device, Registered registered, const Limits& limits,
+                   size_t endpoints, const Admit& admit)
+    : server_(fabric_, device), clients_(fabric_, FakeLimits{}) {
+  rdma_ = made_on(server_, registered == Registered::kEverything ? everything : nullptr, limits,
+                  endpoints, admit);
 }
 
 FakeRdma::~FakeRdma() {
+  rdma_ = nullptr;
   EXPECT_EQ(fabric_.not_ready(), 0u) << "credits must keep every receiver ready";
   EXPECT_EQ(fabric_.overflows(), 0u) << "a completion queue was too small";
 }
 
-std::unique_ptr<Client> FakeRdma::connect() {
-  return std::make_unique<FakePeer>(*this, "fake:" + std::to_string(next_peer_++));
+std::unique_ptr<Client> TestRdma::connect() {
+  return std::make_unique<RdmaClient>(*this, "peer:" + std::to_string(next_peer_++));
+}
+
+std::shared_ptr<Verbs> rdma_device() {
+  auto opened = open_verbs("");
+  return opened.ok() ? std::shared_ptr<Verbs>(std::move(opened.value())) : nullptr;
 }
 
 std::vector<Backend> rdma_backends() {
@@ -117,10 +144,10 @@ std::vector<Backend> rdma_backends() {
     made.make = [device, registered](const Limits& limits, size_t endpoints, const Admit& admit) {
       return std::make_unique<FakeRdma>(device, registered, limits, endpoints, admit);
     };
-    made.connect = [](Transport& transport) { return static_cast<FakeRdma&>(transport).connect(); };
+    made.connect = [](Transport& transport) { return static_cast<TestRdma&>(transport).connect(); };
     return made;
   };
-  return {
+  std::vector<Backend> all = {
       backend("sge1_no_inline", {1, 0, 4096, 1 << 16}, Registered::kEverything),
       backend("sge2_inline1", {2, 1, 4096, 1 << 16}, Registered::kEverything),
       backend("sge30_inline2", {30, 2, 4096, 1 << 16}, Registered::kEverything),
@@ -130,6 +157,16 @@ std::vector<Backend> rdma_backends() {
       backend("small_queues", {2, 32, 24, 100}, Registered::kEverything),
       backend("nothing_registered", {30, 64, 4096, 1 << 16}, Registered::kNothing),
   };
+  if (std::shared_ptr<Verbs> device = rdma_device(); device != nullptr) {
+    Backend made;
+    made.name = "rdma_device";
+    made.make = [device](const Limits& limits, size_t endpoints, const Admit& admit) {
+      return std::make_unique<DeviceRdma>(device, limits, endpoints, admit);
+    };
+    made.connect = [](Transport& transport) { return static_cast<TestRdma&>(transport).connect(); };
+    all.push_back(std::move(made));
+  }
+  return all;
 }
 
 }  // namespace petps::transport

@@ -1,4 +1,4 @@
-// The rdma transport on fake devices, as the contract suite makes it.
+// The rdma transport as the contract suite makes it: on fake devices, and on one of this machine.
 #pragma once
 
 #include "fake_verbs.h"
@@ -10,13 +10,9 @@ namespace petps::transport {
 // Row memory that the device is told of: all of it, or nothing, so that every row is copied.
 enum class Registered : uint8_t { kEverything, kNothing };
 
-// A transport with its own fabric: the server's device has `limits`, the clients' has ordinary ones.
-class FakeRdma final : public Transport {
+// A transport whose clients are made here; they share a device with it, or a fabric.
+class TestRdma : public Transport {
  public:
-  FakeRdma(const FakeLimits& device, Registered registered, const Limits& limits, size_t endpoints,
-           const Admit& admit);
-  ~FakeRdma() override;
-
   size_t endpoints() const override { return rdma_->endpoints(); }
   Endpoint& endpoint(size_t worker) override { return rdma_->endpoint(worker); }
   base::Status start() override { return rdma_->start(); }
@@ -27,17 +23,34 @@ class FakeRdma final : public Transport {
 
   std::unique_ptr<Client> connect();
   RdmaTransport& rdma() { return *rdma_; }
+  virtual Verbs& clients() = 0;
+
+ protected:
+  std::unique_ptr<RdmaTransport> rdma_;
+
+ private:
+  std::atomic<uint64_t> next_peer_{1};
+};
+
+// With its own fabric: the server's device has `limits`, the clients' has ordinary ones.
+class FakeRdma final : public TestRdma {
+ public:
+  FakeRdma(const FakeLimits& device, Registered registered, const Limits& limits, size_t endpoints,
+           const Admit& admit);
+  ~FakeRdma() override;
+
   FakeVerbs& device() { return server_; }
-  FakeVerbs& clients() { return clients_; }
+  FakeVerbs& clients() override { return clients_; }
   const FakeFabric& fabric() const { return fabric_; }
 
  private:
   FakeFabric fabric_;
   FakeVerbs server_;
   FakeVerbs clients_;
-  std::atomic<uint64_t> next_peer_{1};
-  std::unique_ptr<RdmaTransport> rdma_;
 };
+
+// Null where this machine has no RDMA device; soft-RoCE is one.
+std::shared_ptr<Verbs> rdma_device();
 
 std::vector<Backend> rdma_backends();
 

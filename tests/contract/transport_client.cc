@@ -168,6 +168,18 @@ std::string Client::read_to_end(int timeout_ms) {
   }
 }
 
+std::span<std::byte> row_memory() {
+  static std::vector<std::byte> memory(kRowMemoryBytes);
+  return memory;
+}
+
+std::span<std::byte> row_memory(size_t bytes) {
+  static size_t used = 0;
+  if (used + bytes > kRowMemoryBytes) used = 0;
+  used += bytes;
+  return row_memory().subspan(used - bytes, bytes);
+}
+
 std::vector<Backend> backends() {
   std::vector<Backend> all;
   Backend loopback;

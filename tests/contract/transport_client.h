@@ -48,6 +48,12 @@ class Client {
   bool receive_exactly(std::byte* out, size_t n, int timeout_ms);
 };
 
+// Where the suite's rows lie: memory that a device can be told of before there are rows. A piece is
+// somebody else's after kRowMemoryBytes more.
+inline constexpr size_t kRowMemoryBytes = size_t{32} << 20;
+std::span<std::byte> row_memory();
+std::span<std::byte> row_memory(size_t bytes);
+
 // How the suite makes a transport of each kind.
 struct Backend {
   std::string name;

@@ -28,8 +28,8 @@ class Echo {
       : endpoint_(transport.endpoint(worker)),
         domain_(domain),
         reader_(domain.lease()),
-        row_bytes_(row_bytes) {
-    rows_.resize(kRows * row_bytes_);
+        row_bytes_(row_bytes),
+        rows_(row_memory(kRows * row_bytes)) {
     for (size_t i = 0; i < rows_.size(); ++i)
       rows_[i] = static_cast<std::byte>(i * 7 + i / row_bytes_);
   }
@@ -115,7 +115,7 @@ class Echo {
   std::atomic<int> no_pin{0};
   epoch::Reader& reader() { return *reader_; }
   Endpoint& endpoint() { return endpoint_; }
-  std::vector<std::byte>& rows() { return rows_; }
+  std::span<std::byte> rows() { return rows_; }
 
  private:
   const std::byte* row(uint32_t number, size_t i) const {
@@ -152,7 +152,7 @@ class Echo {
   epoch::Domain& domain_;
   epoch::Reader* reader_;
   const size_t row_bytes_;
-  std::vector<std::byte> rows_;
+  const std::span<std::byte> rows_;
   gather::GatherList list_;
   std::atomic<bool> stopping_{false};
   std::mutex mutex_;

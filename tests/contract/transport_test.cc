@@ -9,6 +9,7 @@
 #include <random>
 #include <thread>
 
+#include "rdma_peer.h"
 #include "transport_echo.h"
 
 namespace petps::transport {
@@ -433,6 +434,11 @@ TEST_P(TransportContract, ManyClientsAtOnceUnderLoad) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0);
+}
+
+TEST(RdmaDeviceOfThisMachine, TakesPartInTheContract) {
+  if (rdma_device() == nullptr)
+    GTEST_SKIP() << "this machine has no RDMA device: `make lab` runs the suite over soft-RoCE";
 }
 
 INSTANTIATE_TEST_SUITE_P(All, TransportContract, testing::ValuesIn(backends()),

@@ -37,6 +37,7 @@ class Suite(Protocol):
         *,
         seconds_max: float = 300,
         environment: Mapping[str, str] | None = None,
+        before: str = "true",
         may_skip: Callable[[str], bool] = lambda case: False,
     ) -> None: ...
 
@@ -50,12 +51,13 @@ def suite(request: pytest.FixtureRequest) -> Suite:
         *,
         seconds_max: float = 300,
         environment: Mapping[str, str] | None = None,
+        before: str = "true",
         may_skip: Callable[[str], bool] = lambda case: False,
     ) -> None:
         found = guest.folder / f"{program}.xml"
         found.unlink(missing_ok=True)
         assert (PROGRAMS / program).exists(), f"build {program} first (make lab does)"
-        command = f"build/release/{program} --gtest_filter='{cases}' --gtest_output=xml:{found}"
+        command = f"{before} && build/release/{program} --gtest_filter='{cases}' --gtest_output=xml:{found}"
         result = guest.run(
             command, seconds_max, {"PETPS_TEST_SCALE": "0.05", **(environment or {})}
         )

@@ -38,7 +38,7 @@ done
 
 namespace_mode() { cat /sys/bus/nd/devices/namespace0.0/mode; }
 if [ "$MEDIUM" != none ]; then
-  for module in nfit nd_pmem device_dax; do
+  for module in nfit nd_pmem dax_pmem device_dax; do
     modprobe $module >/run/modprobe 2>&1 || fail "no module $module: $(cat /run/modprobe)"
   done
   appears /sys/bus/nd/devices/namespace0.0

@@ -7,13 +7,18 @@ The C++ client's turn there is test_client --gtest_filter='*rdma_device'.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import petps
 from petps import _native
 from tests.lab import pyverbs_client
 
@@ -75,3 +80,51 @@ def test_an_error_reply_comes_over_rdma(served: tuple[_native.Server, _native.Ta
     found, _ = client.pull(served[1].id, np.arange(3, dtype=np.uint64))
     assert found.all()
     client.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[Path]:
+    """PETPS_TEST_POOL (in the lab a device-DAX device), or a file in memory."""
+    if "PETPS_TEST_POOL" in os.environ:
+        yield Path(os.environ["PETPS_TEST_POOL"])
+        return
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as folder:
+        yield Path(folder) / "pool"
+
+
+@pytest.mark.timeout(300)
+def test_another_process_is_pulled_from(device: str, pool: Path, tmp_path: Path) -> None:
+    keys = np.arange(ROWS, dtype=np.uint64)
+    random = np.random.default_rng(815)
+    content = random.integers(0, 1 << 32, (ROWS, DIM), dtype=np.uint32).view(np.float32)
+    content[~np.isfinite(content)] = 0.25
+    with petps.create(pool) as made:
+        made.create_model()
+        made.create_table("t", dim=DIM, dtype="f32", capacity=2 * ROWS)
+        made.push("t", keys, content)
+        table = made.tables()[0].id
+    config = tmp_path / "petps.toml"
+    ready = tmp_path / "ready"
+    config.write_text(
+        f'[pool]\npath = "{pool}"\n'
+        f'[server]\nport = 0\nhttp = false\ngrpc = false\nrdma = "{device}"\n'
+    )
+    command = [sys.executable, "-m", "petps.cli", "serve", "--config", str(config)]
+    with subprocess.Popen([*command, "--ready-file", str(ready)]) as server:
+        try:
+            until = time.monotonic() + 120
+            while not ready.exists():
+                assert server.poll() is None
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            client = pyverbs_client.RdmaClient("127.0.0.1", json.loads(ready.read_text())["port"])
+            for _ in range(10):
+                asked = random.integers(0, ROWS, 500, dtype=np.uint64)
+                found, rows = client.pull(table, asked)
+                assert found.all()
+                np.testing.assert_array_equal(
+                    rows.view(np.uint32), content[asked.astype(np.int64)].view(np.uint32)
+                )
+            client.close()
+        finally:
+            server.terminate()

@@ -3,7 +3,8 @@
 A publisher commits versions to a directory log without pause, clients pull and check that every row
 is whole, and the server is killed with -9 at a random moment and started again. Then the publisher
 rests, the server drains the log, and all rows are compared. The seed is printed; PETPS_SEED repeats
-it.
+it. PETPS_TEST_SCALE makes it fewer kills; PETPS_TEST_POOL is where the pool lies, such as a device
+(tests/lab).
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from petps.publish import Publisher
 from tests.ports import stable_port
 
 PETPS = str(Path(sys.executable).parent / "petps")
-KILLS = 30
+KILLS = max(3, round(30 * float(os.environ.get("PETPS_TEST_SCALE", "1"))))
 KEYS = 20_000
 DIM = 32
 CHANGED = 1_500  # keys a version changes, a fifth of them deletions
 PARTITIONS = 8
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 120.0
 
 
 def connect(url: str) -> petps_client.Client:
@@ -58,15 +59,17 @@ def rows_of(keys: Keys, versions: npt.NDArray[np.int64]) -> npt.NDArray[np.float
 class Server:
     """A `petps serve` child, started and killed by its id."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, pool: Path, *, log: bool = True) -> None:
         self.folder = folder
+        self.pool = pool
+        self.log = ["--log", str(folder / "log")] if log else []
         self.ready_file = folder / "ready"
         self.process: subprocess.Popen[bytes] | None = None
         self.port = stable_port()
 
     def start(self) -> None:
         self.ready_file.unlink(missing_ok=True)
-        command = [PETPS, "serve", str(self.folder / "pool"), "--log", str(self.folder / "log")]
+        command = [PETPS, "serve", str(self.pool), *self.log]
         command += ["--port", str(self.port), "--no-http", "--no-grpc"]
         command += ["--ready-file", str(self.ready_file)]
         with (self.folder / "server.log").open("ab") as output:
@@ -168,16 +171,17 @@ def seed() -> int:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    create = [PETPS, "create", str(tmp_path / "pool"), "--feed", "delta"]
+    pool = Path(os.environ.get("PETPS_TEST_POOL", tmp_path / "pool"))
+    create = [PETPS, "create", str(pool), "--feed", "delta"]
     create += ["--table", f"items:{DIM}:f32:{KEYS}", "--partitions", str(PARTITIONS)]
     subprocess.run(create, check=True, capture_output=True)
-    found = Server(tmp_path)
+    found = Server(tmp_path, pool)
     yield found
     if found.process is not None:
         found.kill()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_thirty_kills_lose_nothing(server: Server, seed: int) -> None:
     chance = random.Random(seed)
     log = DirectoryLog(server.folder / "log", partitions=PARTITIONS)

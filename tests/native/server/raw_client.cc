@@ -20,11 +20,12 @@ Status Reply::error() const {
   return header.code == 0 ? Status() : wire::decode_error(header, body);
 }
 
-RawClient::RawClient(uint16_t port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+RawClient::RawClient(uint16_t port, const std::string& host)
+    : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(port);
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(::inet_pton(AF_INET, host.c_str(), &address.sin_addr), 1) << host;
   EXPECT_EQ(::connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0)
       << strerror(errno);
   const timeval limit{10, 0};
@@ -143,8 +144,10 @@ wire::Frame pull_frame(uint64_t id, const std::vector<Ask>& asks, uint32_t insta
   return frame;
 }
 
-TestPool::TestPool() {
+TestPool::TestPool(const std::string& path) {
   table::TablesOptions options;
+  options.pool.media.path = path;
+  options.pool.media.replace = true;
   options.pool.unit_bytes = pool::kTestUnitBytes;
   options.pool.media.reserve_bytes = uint64_t{1} << 30;
   auto made = table::Tables::create(options);

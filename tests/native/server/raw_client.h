@@ -23,7 +23,7 @@ struct Reply {
 
 class RawClient {
  public:
-  explicit RawClient(uint16_t port);
+  explicit RawClient(uint16_t port, const std::string& host = "127.0.0.1");
   explicit RawClient(std::unique_ptr<transport::LoopbackClient> loopback);
   ~RawClient();
   RawClient(RawClient&&) = delete;
@@ -60,9 +60,9 @@ struct Ask {
 wire::Frame pull_frame(uint64_t id, const std::vector<Ask>& asks, uint32_t instance = 0,
                        uint64_t min_version = 0, uint32_t wait_ms = 0);
 
-// A pool in memory with one instance and the tables that the tests name.
+// A pool with one instance and the tables that the tests name: in memory, or at a path.
 struct TestPool {
-  TestPool();
+  explicit TestPool(const std::string& path = "");
   table::Table& add_table(const std::string& name, uint32_t dim, uint32_t row_bytes,
                           uint64_t capacity, pool::Feed feed = pool::Feed::kPush);
   std::unique_ptr<table::Tables> tables;

@@ -1,0 +1,80 @@
+"""Runs in a guest that will be killed: pushes through a server, and checks what an earlier life left.
+
+python -m tests.lab.load POOL ACKNOWLEDGED [--only-check]: rows up to that version must be there; then
+pushes later ones and prints "acknowledged VERSION" for each that the server answered, without end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+import numpy as np
+import petps_client
+
+import petps
+from tests.system.test_kill import DIM, PETPS, Keys, Puller, Server, check_whole, rows_of
+
+KEYS = 20_000
+PUSHED = 500  # rows of a version
+
+
+def keys_of(version: int) -> Keys:
+    return (np.arange(PUSHED, dtype=np.uint64) * 37 + version * 211) % KEYS
+
+
+def check(pool: Path, acknowledged: int) -> int:
+    """Every acknowledged row is there, whole, and as new as was said; the number of rows."""
+    done = subprocess.run([PETPS, "verify", str(pool)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    least = np.zeros(KEYS, dtype=np.int64)
+    for version in range(1, acknowledged + 1):
+        least[keys_of(version).astype(np.int64)] = version
+    keys = np.arange(KEYS, dtype=np.uint64)
+    with petps.open(pool, read_only=True) as opened:
+        rows, found = opened.pull("items", keys, return_mask=True)
+    assert found[least > 0].all(), f"{(~found & (least > 0)).sum()} acknowledged rows are missing"
+    check_whole(keys, rows, found)
+    versions = rows[:, 0].astype(np.int64)
+    assert (versions[found] >= least[found]).all(), "a row is older than what was acknowledged"
+    assert (versions[found] <= acknowledged + 1).all(), "a row that was never pushed"
+    return int(found.sum())
+
+
+def push_for_ever(pool: Path, version: int) -> None:
+    server = Server(Path(tempfile.mkdtemp()), pool, log=False)
+    server.start()
+    url = f"petps://127.0.0.1:{server.port}/default"
+    puller = Puller(url, version)
+    threading.Thread(target=puller.run, daemon=True).start()
+    with petps_client.connect(url) as client:
+        while puller.error is None:
+            keys = keys_of(version)
+            rows = rows_of(keys, np.full(PUSHED, version, dtype=np.int64))
+            client.push("items", keys, rows, deadline_ms=60_000)
+            print(f"acknowledged {version}", flush=True)
+            version += 1
+    raise puller.error
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("pool", type=Path)
+    parser.add_argument("acknowledged", type=int)
+    parser.add_argument("--only-check", action="store_true")
+    arguments = parser.parse_args()
+    pool: Path = arguments.pool
+    if arguments.acknowledged == 0:
+        table = f"items:{DIM}:f32:{2 * KEYS}"
+        subprocess.run([PETPS, "create", str(pool), "--table", table], check=True)
+    else:
+        print(f"checked {check(pool, arguments.acknowledged)} rows", flush=True)
+    if not arguments.only_check:
+        push_for_ever(pool, arguments.acknowledged + 1)
+
+
+if __name__ == "__main__":
+    main()
