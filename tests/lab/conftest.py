@@ -57,7 +57,8 @@ def suite(request: pytest.FixtureRequest) -> Suite:
         found = guest.folder / f"{program}.xml"
         found.unlink(missing_ok=True)
         assert (PROGRAMS / program).exists(), f"build {program} first (make lab does)"
-        command = f"{before} && build/release/{program} --gtest_filter='{cases}' --gtest_output=xml:{found}"
+        command = f"{before} && build/release/{program} --gtest_filter='{cases}'"
+        command += f" --gtest_output=xml:{found}"
         result = guest.run(
             command, seconds_max, {"PETPS_TEST_SCALE": "0.05", **(environment or {})}
         )

@@ -1,4 +1,4 @@
-"""Kills on persistent memory: of the server inside a guest, and of the guest with all that runs in it.
+"""Kills on persistent memory: of the server in a guest, and of the guest with all that runs in it.
 
 Killing QEMU spares the processor's caches (the image lies in the host's memory), so this shows that
 mapping, recovery and acknowledgement fit together, not that nothing is left unflushed: tests/crash.

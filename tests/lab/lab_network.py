@@ -1,8 +1,8 @@
 """Zero-copy for real: two network cards, one in a network namespace of its own.
 
-Loopback and veth copy what MSG_ZEROCOPY sends. Here the card of the server reads the rows where they
-lie, in an fsdax mapping, while they are updated and their slots used again. The kernel's completions
-must say so of most sends (what it sends again it copies).
+Loopback and veth copy what MSG_ZEROCOPY sends. Here the card of the server reads the rows where
+they lie, in an fsdax mapping, while they are updated and their slots used again. The kernel's
+completions must say so of most sends (what it sends again it copies).
 """
 
 from __future__ import annotations

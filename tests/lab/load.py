@@ -1,7 +1,7 @@
-"""Runs in a guest that will be killed: pushes through a server, and checks what an earlier life left.
+"""Runs in a guest that will be killed: checks what an earlier life left, then pushes to a server.
 
-python -m tests.lab.load POOL ACKNOWLEDGED [--only-check]: rows up to that version must be there; then
-pushes later ones and prints "acknowledged VERSION" for each that the server answered, without end.
+python -m tests.lab.load POOL ACKNOWLEDGED [--only-check]: rows up to that version must be there;
+then pushes later ones and prints "acknowledged VERSION" for each that was answered, without end.
 """
 
 from __future__ import annotations

@@ -59,9 +59,9 @@ def rows_of(keys: Keys, versions: npt.NDArray[np.int64]) -> npt.NDArray[np.float
 class Server:
     """A `petps serve` child, started and killed by its id."""
 
-    def __init__(self, folder: Path, pool: Path, *, log: bool = True) -> None:
+    def __init__(self, folder: Path, pool: Path | None = None, *, log: bool = True) -> None:
         self.folder = folder
-        self.pool = pool
+        self.pool = pool or folder / "pool"
         self.log = ["--log", str(folder / "log")] if log else []
         self.ready_file = folder / "ready"
         self.process: subprocess.Popen[bytes] | None = None

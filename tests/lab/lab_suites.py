@@ -1,0 +1,20 @@
+"""Suites that need no device, on the guest's processor (no AVX-512) and kernel, scaled down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.lab.conftest import Suite
+from tests.lab.guest import Guest
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+def test_crash(share: Path, suite: Suite) -> None:
+    suite(Guest(share), "test_crash", seconds_max=600, environment={"PETPS_TEST_SCALE": "0.01"})
+
+
+def test_transport_contract_over_tcp(share: Path, suite: Suite) -> None:
+    suite(Guest(share), "test_contract", "*/tcp_*:Tcp*", seconds_max=600)
