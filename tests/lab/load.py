@@ -16,7 +16,16 @@ import numpy as np
 import petps_client
 
 import petps
-from tests.system.test_kill import DIM, PETPS, Keys, Puller, Server, check_whole, rows_of
+from tests.system.test_kill import (
+    DIM,
+    PETPS,
+    WAIT_SECONDS,
+    Keys,
+    Puller,
+    Server,
+    check_whole,
+    rows_of,
+)
 
 KEYS = 20_000
 PUSHED = 500  # rows of a version
@@ -44,12 +53,27 @@ def check(pool: Path, acknowledged: int) -> int:
     return int(found.sum())
 
 
+def read_beside(pool: Path, puller: Puller, reading: threading.Event) -> None:
+    """Reads the pool itself, beside the server, and checks; a fault ends the puller."""
+    try:
+        keys = np.arange(KEYS, dtype=np.uint64)
+        with petps.open_live(pool) as live:
+            while True:
+                check_whole(keys, *live.pull("items", keys, return_mask=True))
+                reading.set()
+    except BaseException as error:
+        puller.error = error
+
+
 def push_for_ever(pool: Path, version: int) -> None:
     server = Server(Path(tempfile.mkdtemp()), pool, log=False)
     server.start()
     url = f"petps://127.0.0.1:{server.port}/default"
     puller = Puller(url, version)
     threading.Thread(target=puller.run, daemon=True).start()
+    reading = threading.Event()
+    threading.Thread(target=read_beside, args=(pool, puller, reading), daemon=True).start()
+    assert reading.wait(WAIT_SECONDS) or puller.error is not None
     with petps_client.connect(url) as client:
         while puller.error is None:
             keys = keys_of(version)
