@@ -48,6 +48,9 @@ TARGETS: Final[dict[str, tuple[str, float, bool]]] = {
     "ingest.kafka": ("ratio", 0.7, True),
     "ingest.kafka_vs_apply": ("ratio", 0.8, True),
     "pull.p99_during_ingest": ("ratio", 1.3, False),
+    "checkpoint.recovery.2d": ("ratio", 1 / 4.7, False),
+    "checkpoint.storage.2d": ("ratio", 0.4, False),
+    "checkpoint.construct.2d": ("ratio", 1.15, False),
     "codec.encode8": ("ratio", 0.3, True),
     "codec.adaptive4": ("ratio", 10.0, True),
     "codec.l2.adaptive.4": ("ratio", 1.05, False),
@@ -243,6 +246,12 @@ def _tracker(work: Workload) -> Iterator[Result]:
     yield from figures(work["jagged_unique"])
 
 
+def _checkpoint(work: Workload) -> Iterator[Result]:
+    from bench.checkpoint.policies import figures
+
+    yield from figures(work["checkpoint"])
+
+
 PARTS: Final[tuple[tuple[str, Callable[[Workload], Iterator[Result]]], ...]] = (
     ("pull.inprocess", _inprocess),
     ("pull.tcp", _tcp),
@@ -255,6 +264,7 @@ PARTS: Final[tuple[tuple[str, Callable[[Workload], Iterator[Result]]], ...]] = (
     ("memory", _memory),
     ("reopen", _reopen),
     ("ingest", _ingest),
+    ("checkpoint", _checkpoint),
     ("codec", _codec),
     ("tracker", _tracker),
 )

@@ -237,7 +237,9 @@ class Merged(Policy):
         try:
             return least_stride(self.duplication, self.velocity)
         except InvalidArgument as error:  # merging lags, and must not stop the versions
-            _log.warning("[checkpoint] %s; merging %d at a time", error, STRIDE_BEHIND)
+            if not self._lags:
+                _log.warning("[checkpoint] %s; merging %d at a time", error, STRIDE_BEHIND)
+            self._lags = True
             return STRIDE_BEHIND
 
     def _measure(self, store: Store) -> None:
@@ -252,6 +254,7 @@ class Merged(Policy):
             self.velocity = (times[1] - times[0]) / 1e9 / self._merge_seconds
 
     _merge_seconds: float = 0.0  # of one delta, in the last merge
+    _lags: bool = False  # and that was said
 
     def arrange(self, store: Store) -> None:
         """See Policy: one merge in each layer that is due, since each version adds one delta."""

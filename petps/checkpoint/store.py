@@ -51,6 +51,8 @@ KINDS: Final = (BASE, DELTA, DIFFERENCE)
 LEFTOVER_SECONDS: Final = 3600.0
 # Read of a bundle in one piece when the gap between two chunks is less.
 GAP_BYTES: Final = 64 << 10
+# Less is read sooner than threads are started.
+PARALLEL_BYTES: Final = 64 << 20
 # Sparse bundles are written anew once that much is named in them together.
 COMPACT_BYTES: Final = 1 << 20
 MAX_VERSION: Final = (1 << 64) - 1
@@ -376,7 +378,7 @@ class Store:
                     own = body[chunk.offset - start : chunk.offset - start + chunk.length]
                     out[numbers.pop(0)] = self._rows(chunk, own)
 
-        if len(by_file) > 1 and self._threads > 1:
+        if len(by_file) > 1 and sum(chunk.length for chunk in chunks) >= PARALLEL_BYTES:
             with ThreadPoolExecutor(min(self._threads, len(by_file))) as pool:
                 for _ in pool.map(read_file, by_file.items()):
                     pass

@@ -1,0 +1,140 @@
+"""Six policies over one trace: what a version costs to write, to keep and to go back to.
+
+The trace: accesses of Twitter's cluster 52, cut into as many intervals as there are versions; an
+interval changes the rows it touches. IncrCP's table: base load, base construction and base storage
+are left out for every policy, and the naive incremental (`consecutive`) never begins a new base;
+figures with the base, and the number of bases, stand beside. Recovery is reading a version's rows
+above its base and writing them to the trainer's array, oldest chunk first; the files are in the
+page cache for all. Arranging (splits, merges) runs behind a trainer, and is told beside.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from petps.checkpoint import POLICIES, Checkpointer, Policy, Store, Table
+from petps.checkpoint.chunk import Bytes, Keys, Mask
+from petps.checkpoint.policy import Merged
+from petps.checkpoint.store import BASE
+from petps.demo.trace import load_trace
+
+NAIVE = "consecutive"
+REFERENCE = "intermittent"
+
+
+class _Trainer:
+    """A Source: one array of rows, and the version that changed each last."""
+
+    def __init__(self, keys: int, dim: int) -> None:
+        self.values = np.random.default_rng(0).random((keys, dim), np.float32)
+        self.changed = np.zeros(keys, np.int64)
+
+    def step(self, version: int, keys: Keys) -> None:
+        places = keys.astype(np.int64)
+        self.values[places] += 1
+        self.changed[places] = version
+
+    def keys(self, table: str, since: int | None) -> Keys:
+        """See petps.checkpoint.Source."""
+        del table
+        chosen = self.changed >= 0 if since is None else self.changed > since
+        return np.flatnonzero(chosen).astype(np.uint64)
+
+    def rows(self, table: str, keys: Keys) -> tuple[Mapping[str, Bytes], Mask | None]:
+        """See petps.checkpoint.Source."""
+        del table
+        taken = self.values[keys.astype(np.int64)]
+        return {"row": taken.view(np.uint8).reshape(len(keys), -1)}, None
+
+
+def _intervals(accesses: np.ndarray[Any, Any], count: int) -> list[Keys]:
+    return [np.unique(part).astype(np.uint64) for part in np.array_split(accesses, count)]
+
+
+def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """checkpoint.recovery, .storage and .construct of each policy."""
+    accesses = load_trace().accesses
+    intervals = _intervals(accesses[: work["accesses"]], work["versions"])
+    keys = int(accesses.max()) + 1
+    measured = {}
+    for name in (NAIVE, REFERENCE, *(set(POLICIES) - {NAIVE, REFERENCE})):
+        policy = Merged(stride=2) if name == "merged" else POLICIES[name]()
+        folder = Path(tempfile.mkdtemp(prefix="petps-bench-"))
+        try:
+            measured[name] = _measure(folder / "store", policy, intervals, keys, work["dim"])
+        finally:
+            shutil.rmtree(folder)
+    for figure, unit, reference in (
+        ("recovery", "ms", NAIVE),
+        ("storage", "MB", REFERENCE),
+        ("construct", "ms", NAIVE),
+    ):
+        for name, found in measured.items():
+            against = measured[reference][figure]
+            yield {
+                "name": f"checkpoint.{figure}.{name}",
+                "value": found[figure],
+                "unit": unit,
+                "ratio_to": reference,
+                "ratio": found[figure] / against if against else None,
+                **{key: value for key, value in found.items() if key != figure},
+            }
+
+
+def _measure(
+    folder: Path, policy: Policy, intervals: list[Keys], keys: int, dim: int
+) -> dict[str, float]:
+    store = Store.create(folder, "bench", [Table.of("items", dim)])
+    trainer = _Trainer(keys, dim)
+    writer = Checkpointer(store, policy, trainer)
+    writer.write(1)
+    construct, arrange = [], []
+    for version, changed in enumerate(intervals, 2):
+        trainer.step(version, changed)
+        began = time.perf_counter()
+        made = writer.write(version)
+        if made.kind != BASE:
+            construct.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        writer.arrange()
+        arrange.append(time.perf_counter() - began)
+    recovery, loaded = [], []
+    state = np.zeros((keys, 4 * dim), np.uint8)
+    state += 1  # its pages are there before anything is timed
+    for version in range(2, len(intervals) + 2):
+        times = []
+        for _ in range(3):
+            began = time.perf_counter()
+            layers = store.layers(version, above_base=True)["items"]
+            for rows in layers:
+                state[rows.keys.astype(np.int64)] = rows.columns["row"]
+            times.append(time.perf_counter() - began)
+        recovery.append(min(times))
+        loaded.append(sum(len(rows) for rows in layers))
+    _check(store, trainer)
+    return {
+        "recovery": statistics.fmean(recovery) * 1e3,
+        "storage": store.stored_bytes(base=False) / 1e6,
+        "construct": statistics.fmean(construct) * 1e3 if construct else 0.0,
+        "recovery_highest_ms": max(recovery) * 1e3,
+        "rows_loaded": statistics.fmean(loaded),
+        "arrange_ms": statistics.fmean(arrange) * 1e3,
+        "bases": len(store.state.lines),
+        "storage_with_bases_mb": store.stored_bytes() / 1e6,
+    }
+
+
+def _check(store: Store, trainer: _Trainer) -> None:
+    """What was measured restores: the newest version is the trainer's array."""
+    rows = store.restore()["items"]
+    same = rows.columns["row"].view(np.float32).reshape(len(rows), -1)
+    if not np.array_equal(same, trainer.values[rows.keys.astype(np.int64)]):
+        raise SystemExit("the newest version is not what the trainer had")
