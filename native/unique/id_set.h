@@ -73,7 +73,8 @@ class IdSet {
   // Where the id is, or the free slot where it belongs.
   size_t find(uint64_t id) const {
     size_t slot = hash_of(id) & (capacity_ - 1);
-    while (ids_[slot] != id && ids_[slot] != kEmpty) slot = (slot + 1) & (capacity_ - 1);
+    // Zero where one of both is: whether an id is new or there is as good as random, so it must not be a branch.
+    while (std::min(ids_[slot] ^ id, ids_[slot] - kEmpty) != 0) slot = (slot + 1) & (capacity_ - 1);
     return slot;
   }
 
