@@ -13,8 +13,8 @@
 namespace petps::codec {
 namespace {
 
-// The elements to start from: `count` distinct places of the row, drawn by the seed and the row's bytes, so that a row has
-// one encoding wherever it stands.
+// The elements to start from: `count` distinct places of the row, drawn by the seed and the row's
+// bytes, so that a row has one encoding wherever it stands.
 void start(const float* row, uint32_t dim, uint32_t count, uint64_t seed, float* codebook) {
   std::mt19937_64 random(XXH3_64bits_withSeed(row, dim * sizeof(float), seed));
   std::vector<uint32_t> places(dim);

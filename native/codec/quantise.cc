@@ -29,7 +29,8 @@ size_t front_bytes(const Quantisation& wanted) {
   return wanted.method == Method::kKmeans ? sizeof(float) << wanted.bits : kGridBytes;
 }
 
-// The last group of a row may hold fewer than eight codes: the bits of those that are not there are 0.
+// The last group of a row may hold fewer than eight codes: the bits of those that are not there are
+// 0.
 void pack(const std::byte* codes, uint32_t count, uint32_t bits, std::byte* out) {
   for (uint32_t i = 0; i < count; i += 8) {
     uint64_t eight = 0;

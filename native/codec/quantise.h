@@ -1,4 +1,5 @@
-// Quantised rows of a checkpoint (Check-N-Run 5.2; FORMAT.md): each row with a grid or codebook of its own, codes packed.
+// Quantised rows of a checkpoint (Check-N-Run 5.2; FORMAT.md): each row with a grid or codebook of
+// its own, codes packed.
 #pragma once
 
 #include <cstddef>
@@ -35,8 +36,9 @@ base::Status check(const Quantisation& wanted);
 
 // Bytes of one row. ASSUMPTIONS of all below: check() passed, dim > 0.
 size_t quantised_row_bytes(const Quantisation& wanted, uint32_t dim);
-// rows: float32[n, dim] -> out: n * quantised_row_bytes. Returns the index of the first row that cannot be represented (a
-// NaN, an infinity, or a range beyond float32), or n. `out` is whole only then.
+// rows: float32[n, dim] -> out: n * quantised_row_bytes. Returns the index of the first row that
+// cannot be represented (a NaN, an infinity, or a range beyond float32), or n. `out` is whole only
+// then.
 size_t quantise(const Quantisation& wanted, const float* rows, size_t n, uint32_t dim,
                 std::byte* out);
 // rows: n quantised rows, unaligned -> out: float32[n, dim]. Any bytes decode to something.

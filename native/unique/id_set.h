@@ -1,4 +1,5 @@
-// A set of ids that numbers them in the order in which they come: open addressing, at most half full.
+// A set of ids that numbers them in the order in which they come: open addressing, at most half
+// full.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +12,8 @@ namespace petps::unique {
 
 __extension__ typedef unsigned __int128 Product;
 
-// Both halves of one product, so that ids in a row, of one stride or alike in their low bits are spread over all bits. Parts
-// are chosen by the highest bits, slots by the lowest.
+// Both halves of one product, so that ids in a row, of one stride or alike in their low bits are
+// spread over all bits. Parts are chosen by the highest bits, slots by the lowest.
 inline uint64_t hash_of(uint64_t id) {
   const Product product = static_cast<Product>(id ^ 0x2d358dccaa6c78a5u) * 0x8bb84b93962eacc9u;
   return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
@@ -20,7 +21,8 @@ inline uint64_t hash_of(uint64_t id) {
 
 class IdSet {
  public:
-  // Empties the set, for a part of `ids` ids: room for all of them, unless there are many: they may be few distinct ones.
+  // Empties the set, for a part of `ids` ids: room for all of them, unless there are many: they may
+  // be few distinct ones.
   void begin(size_t ids, bool places) {
     has_empty_ = false;
     clear(std::bit_ceil(2 * std::min(ids, kFirstIds)), places);
@@ -31,16 +33,16 @@ class IdSet {
   void make_room(std::span<const uint64_t> added, size_t more) {
     if (2 * (added.size() + more) <= capacity_) return;
     clear(4 * capacity_, kPlaces);
-    for (uint32_t place = 0; place < added.size(); ++place) {
-      if (added[place] == kEmpty) continue;
+    for (uint32_t place = 0; place < added.size(); ++place) {  // kEmpty only meets a free slot
       const size_t slot = find(added[place]);
       ids_[slot] = added[place];
       if constexpr (kPlaces) places_[slot] = place;
     }
   }
 
-  // The place of an id in `out`, which has `count`; a new one is appended. Only with kPlaces is the place returned true.
-  // Writes out[*count] also for an id that is there: a branch would be mispredicted every second time.
+  // The place of an id in `out`, which has `count`; a new one is appended. Only with kPlaces is the
+  // place returned true. Writes out[*count] also for an id that is there: a branch would be
+  // mispredicted every second time.
   template <bool kPlaces>
   uint32_t add(uint64_t id, uint64_t* out, uint32_t* count) {
     if (id == kEmpty) [[unlikely]]
@@ -61,7 +63,7 @@ class IdSet {
  private:
   static constexpr uint64_t kEmpty =
       ~uint64_t{0};  // a free slot; the id of this number is kept apart
-  static constexpr size_t kFirstIds = 16384;
+  static constexpr size_t kFirstIds = 65536;
 
   void clear(size_t capacity, bool places) {
     capacity_ = capacity;
@@ -73,7 +75,8 @@ class IdSet {
   // Where the id is, or the free slot where it belongs.
   size_t find(uint64_t id) const {
     size_t slot = hash_of(id) & (capacity_ - 1);
-    // Zero where one of both is: whether an id is new or there is as good as random, so it must not be a branch.
+    // Zero where one of both is: whether an id is new or there is as good as random, so it must not
+    // be a branch.
     while (std::min(ids_[slot] ^ id, ids_[slot] - kEmpty) != 0) slot = (slot + 1) & (capacity_ - 1);
     return slot;
   }

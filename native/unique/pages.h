@@ -1,5 +1,6 @@
-// Memory for many ids: large blocks ask for huge pages, and nothing is written that the caller does not write. A new page
-// costs the kernel more than an id costs the search, and dividing a table jumps between a thousand places.
+// Memory for many ids: large blocks ask for huge pages, and nothing is written that the caller does
+// not write. A new page costs the kernel more than an id costs the search, and dividing a table
+// jumps between a thousand places.
 #pragma once
 
 #include <sys/mman.h>

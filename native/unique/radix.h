@@ -1,4 +1,5 @@
-// Least significant byte first, from one array to the other and back; bytes that all ids share are skipped.
+// Least significant byte first, from one array to the other and back; bytes that all ids share are
+// skipped.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +7,8 @@
 
 namespace petps::unique {
 
-// Sorts ids ascending. ids_room: uint64[ids.size()]. order, if given, is permuted alike, with order_room of its size.
+// Sorts ids ascending. ids_room: uint64[ids.size()]. order, if given, is permuted alike, with
+// order_room of its size.
 void radix_sort(std::span<uint64_t> ids, uint64_t* ids_room, uint32_t* order = nullptr,
                 uint32_t* order_room = nullptr);
 

@@ -12,8 +12,9 @@
 namespace petps::unique {
 namespace {
 
-// A table with more ids is divided by hash into parts of about half as many, so that the set of a part stays in the
-// second-level cache; at most 2^10 parts, or writing them would miss the TLB at every id.
+// A table with more ids is divided by hash into parts of about half as many, so that the set of a
+// part stays in the second-level cache; at most 2^10 parts, or writing them would miss the TLB at
+// every id.
 constexpr size_t kPartIdsMax = 16384;
 constexpr uint32_t kPartBitsMax = 10;
 

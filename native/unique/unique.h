@@ -6,7 +6,7 @@
 // Invariants:  each table's part of the answer holds its ids once each, in ascending order if asked,
 //              else in an order that depends on the ids alone; beside the answer, memory is bounded
 //              by one more copy of the largest table (two with inverse or counts) and the set of
-//              one of its parts (64 KiB to 512 KiB, up to 40 M ids).
+//              one of its parts (1 to 2 MiB for a table of 40 M ids).
 // Threads:     pure functions.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Distinct ids against std::map on the same seeded ids: few and many tables, ids that repeat and that do not, and ids that
-// hash tables stumble over.
+// Distinct ids against std::map on the same seeded ids: few and many tables, ids that repeat and
+// that do not, and ids that hash tables stumble over.
 #include "unique/unique.h"
 
 #include <gtest/gtest.h>
