@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "unique/id_set.h"
+
 namespace petps::unique {
 namespace {
 
@@ -131,6 +133,29 @@ TEST(JaggedUnique, APartWithManyMoreIdsThanOthers) {
   add_table(Kind::kDistinct, 60'000, random, &input);
   for (size_t i = 0; i < input.values.size(); i += 2) input.values[i] = 77;
   expect_right_in_every_way(input);
+}
+
+// A part of more ids than a set has room for at first.
+TEST(IdSet, NumbersIdsWhileItGrows) {
+  std::mt19937_64 random(seed());
+  IdSet set;
+  for (int round = 0; round < 2; ++round) {  // the second meets what the first left behind
+    constexpr size_t kIds = 400'000;
+    constexpr size_t kPiece = 512;
+    std::vector<uint64_t> out(kIds + 1);
+    std::map<uint64_t, uint32_t> model;
+    uint32_t count = 0;
+    set.begin(kIds, true);
+    for (size_t i = 0; i < kIds; ++i) {
+      if (i % kPiece == 0) set.make_room<true>({out.data(), count}, kPiece);
+      const uint64_t id = random() % 1000 == 0 ? ~uint64_t{0} : random() % 300'000;
+      const auto [place, is_new] = model.emplace(id, model.size());
+      ASSERT_EQ(place->second, set.add<true>(id, out.data(), &count)) << "seed " << seed();
+      ASSERT_EQ(model.size(), count);
+      ASSERT_EQ(id, out[place->second]);
+    }
+    ASSERT_GT(model.size(), 200'000u);
+  }
 }
 
 TEST(JaggedUnique, NothingIsNothing) {
