@@ -167,14 +167,15 @@ _CHUNK_FIELDS: Final = tuple(Chunk.__slots__)
 
 
 def _signed(values: dict[str, Any]) -> bytes:
-    """JSON with its checksum."""
-    return json.dumps({**values, "checksum": _checksum(values)}, separators=(",", ":")).encode()
+    """JSON with its checksum, which is of the text before it and a closing brace."""
+    text = json.dumps(values, separators=(",", ":")).encode()
+    return text[:-1] + f',"checksum":"{xxhash.xxh3_64_hexdigest(text)}"}}'.encode()
 
 
-def _checksum(values: Mapping[str, Any]) -> str:
-    plain = {name: value for name, value in values.items() if name != "checksum"}
-    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
-    return xxhash.xxh3_64_hexdigest(text.encode())
+def _fits(text: bytes, checksum: object) -> bool:
+    """Whether _signed() made it."""
+    end = f',"checksum":"{checksum}"}}'.encode()
+    return text.endswith(end) and xxhash.xxh3_64_hexdigest(text[: -len(end)] + b"}") == checksum
 
 
 def _read_signed(files: Files, path: str) -> dict[str, Any]:
@@ -188,7 +189,7 @@ def _read_signed(files: Files, path: str) -> dict[str, Any]:
         raise DataLoss(f"{where} is not of a petps checkpoint store") from error
     if name == FORMAT_NAME and number.isdigit() and int(number) > FORMAT:
         raise Unimplemented(f"{where} has format {number}, this release reads {FORMAT}: upgrade")
-    if values["format"] != f"{FORMAT_NAME}-{FORMAT}" or values.get("checksum") != _checksum(values):
+    if values["format"] != f"{FORMAT_NAME}-{FORMAT}" or not _fits(text, values.get("checksum")):
         raise DataLoss(f"{where} does not fit its checksum: restore it from a copy of the store")
     return values
 
