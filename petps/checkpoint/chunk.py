@@ -8,7 +8,7 @@ Called by:   store.py, arrange.py, tests.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from petps import _native
+from petps.codec import BITS, METHODS, Quantisation, default_quantisation
 from petps.delta.schema import DTYPES, MAX_DIM, check_name
 from petps.errors import DataLoss, InvalidArgument
 
@@ -26,6 +27,12 @@ Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 
 ROW: Final = "row"
+# By dtype: what a column of it is written with if its table's parameters were not chosen.
+QUANTISED: Final = {
+    f"{method}{bits}": replace(default_quantisation(bits), method=method)
+    for method in METHODS
+    for bits in BITS
+}
 BLOOM_BITS_PER_KEY: Final = 10
 BLOOM_PROBES: Final = 7
 _ARROW_ERRORS: Final = (pa.ArrowException, OSError, ValueError, TypeError, MemoryError)
@@ -33,24 +40,35 @@ _ARROW_ERRORS: Final = (pa.ArrowException, OSError, ValueError, TypeError, Memor
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """``dim`` values a key, stored as ``dtype`` (petps.delta.schema.DTYPES)."""
+    """``dim`` values a key, stored as ``dtype``.
+
+    dtype: one of petps.delta.schema.DTYPES, or method and bits of petps.codec ("adaptive4").
+    quantisation: with which parameters of these rows are quantised; reading needs none.
+    """
 
     name: str
     dtype: str
     dim: int
+    quantisation: Quantisation | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         check_name("column", self.name)
-        if self.dtype not in DTYPES:
+        if self.dtype not in DTYPES and self.dtype not in QUANTISED:
+            known = ", ".join((*DTYPES, *QUANTISED))
             raise InvalidArgument(
-                f"column {self.name}: unknown dtype {self.dtype!r}; known: {', '.join(DTYPES)}"
+                f"column {self.name}: unknown dtype {self.dtype!r}; known: {known}"
             )
+        chosen = self.quantisation
+        if chosen is not None and f"{chosen.method}{chosen.bits}" != self.dtype:
+            raise InvalidArgument(f"column {self.name}: {chosen} does not make {self.dtype}")
         if not 1 <= self.dim <= MAX_DIM:
             raise InvalidArgument(f"column {self.name}: dim {self.dim} is outside 1..{MAX_DIM}")
 
     @property
     def width(self) -> int:
         """Bytes a key."""
+        if self.dtype in QUANTISED:
+            return QUANTISED[self.dtype].row_bytes(self.dim)
         return _native.row_bytes(self.dtype, self.dim)
 
     def stored(self, values: npt.NDArray[np.float32] | Bytes) -> Bytes:
@@ -66,12 +84,16 @@ class Column:
         if not np.isfinite(floats).all():
             row = int(np.flatnonzero(~np.isfinite(floats).all(axis=1))[0])
             raise InvalidArgument(f"column {self.name}: row {row} has a value that is not finite")
+        if self.dtype in QUANTISED:
+            return (self.quantisation or QUANTISED[self.dtype]).quantise(floats)
         if self.dtype == "f32":
             return floats.view(np.uint8).reshape(len(floats), self.width)
         return _native.encode_rows(self.dtype, floats)
 
     def values(self, stored: Bytes) -> npt.NDArray[np.float32]:
         """uint8[n, width] -> float32[n, dim]."""
+        if self.dtype in QUANTISED:
+            return QUANTISED[self.dtype].dequantise(np.ascontiguousarray(stored), self.dim)
         return _native.decode_rows(self.dtype, self.dim, np.ascontiguousarray(stored))
 
 

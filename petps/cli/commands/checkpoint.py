@@ -12,7 +12,8 @@ from petps.cli.output import bytes_text, facts, json_out, note, progress, table,
 from petps.errors import DataLoss, FailedPrecondition, InvalidArgument
 
 if TYPE_CHECKING:
-    from petps.checkpoint import Store
+    from petps.checkpoint import Column, Store
+    from petps.checkpoint.chunk import Bytes
     from petps.checkpoint.state import Line
 
 app = typer.Typer(
@@ -196,6 +197,7 @@ def restore(
     """
     from petps.checkpoint import BaseWriter
     from petps.delta import TableSchema
+    from petps.delta.schema import DTYPES
 
     opened = _open(store)
     chosen = opened.state.line.versions[-1].version if version is None else version
@@ -211,13 +213,14 @@ def restore(
     counts: dict[str, int] = {}
     for name, described in opened.state.tables.items():
         row = described.columns[0]
+        dtype = row.dtype if row.dtype in DTYPES else "f32"  # a table serves no quantised rows
         rows = opened.restore(chosen, [name])[name]
         with progress(f"restoring {name}", len(rows), quiet=json_) as done:
             counts[name] = writer.add_table(
-                TableSchema(name, row.dtype, row.dim),
+                TableSchema(name, dtype, row.dim),
                 rows.keys,
-                lambda keys, rows=rows: (  # type: ignore[misc]
-                    rows.columns["row"][rows.keys.searchsorted(keys)],
+                lambda keys, rows=rows, row=row, whole=dtype == row.dtype: (  # type: ignore[misc]
+                    _served(row, rows.columns["row"][rows.keys.searchsorted(keys)], whole),
                     None,
                 ),
                 progress=done,
@@ -229,6 +232,11 @@ def restore(
     note(
         f"{folder}: version {chosen}, " + ", ".join(f"{n:,} rows of {t}" for t, n in counts.items())
     )
+
+
+def _served(row: Column, stored: Bytes, whole: bool) -> Bytes:
+    """Stored rows as they are, or quantised ones as float32."""
+    return stored if whole else row.values(stored).view("u1").reshape(len(stored), -1)
 
 
 @app.command()

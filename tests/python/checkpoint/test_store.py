@@ -15,6 +15,7 @@ import pytest
 from petps.checkpoint import POLICIES, Checkpointer, Column, Policy, Rows, Store, Table
 from petps.checkpoint.policy import Merged, TwoD, full_every, least_stride, living_volume
 from petps.checkpoint.store import BASE, DELTA
+from petps.codec import Quantisation
 from petps.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
 from tests.python.checkpoint.replay import Replay, assert_same
 
@@ -55,7 +56,7 @@ def made_policies() -> list[Policy]:
 
 def written(folder: Path, policy: Policy, replay: Replay) -> Store:
     """All versions of the replay, arranged after each."""
-    store = Store.create(folder, "m", list(TABLES.values()))
+    store = Store.create(folder, "m", list(replay.tables.values()))
     writer = Checkpointer(store, policy, replay, chunk_bytes=1 << 10)
     for version in range(1, len(replay.steps) + 1):
         replay.now = version
@@ -105,6 +106,31 @@ def test_policies_do_what_they_say(tmp_path: Path) -> None:
     assert len({chunk.first for chunk in store.state.line.of(VERSIONS)}) == 2
     store = written(tmp_path / "full", POLICIES["full"](), replay)
     assert len(store.state.lines) == VERSIONS
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_quantised_versions_are_what_was_quantised(tmp_path: Path, name: str) -> None:
+    """Rows of 4 and 2 bits and state of 8: split and merged as they are stored, never again."""
+    chosen = Quantisation("adaptive", 4, bins=20, ratio=0.5)
+    tables = {
+        "items": Table(
+            "items",
+            (Column("row", "adaptive4", 16, chosen), Column("momentum", "asymmetric8", 4)),
+        ),
+        "users": Table.of("users", 7, "symmetric2"),
+    }
+    replay = Replay(tables, steps(10, 12), deletes=0.1)
+    store = written(tmp_path / "store", POLICIES[name](), replay)
+    check(store, replay, list(range(1, 13)))
+    items = Store.open(tmp_path / "store").state.tables["items"]
+    rows = store.restore(12)["items"]
+    found = items.columns[0].values(rows.columns["row"])
+    assert found.shape == (len(rows), 16)
+    exact = Table.of("items", 16)
+    replay.tables["items"] = exact
+    floats = replay.at("items", 12).columns["row"].view(np.float32).reshape(-1, 16)
+    assert np.abs(found - floats).max() <= np.ptp(floats, axis=1).max() / 2
+    assert items.width < exact.width / 2
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
@@ -255,6 +281,12 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         Rows.of(users, [1], {"row": np.ones((1, 3), np.float32)})
     with pytest.raises(InvalidArgument, match="row 0 has a value that is not finite"):
         Rows.of(users, [1], {"row": one * np.nan})
+    with pytest.raises(
+        InvalidArgument, match=r"unknown dtype 'adaptive5'; known: .*adaptive4"
+    ):
+        Column("row", "adaptive5", 2)
+    with pytest.raises(InvalidArgument, match="does not make adaptive4"):
+        Column("row", "adaptive4", 2, Quantisation("adaptive", 3))
     with pytest.raises(InvalidArgument, match="not negative"):
         Rows.of(users, [-1], {"row": one})
     rows = Rows.of(users, [1], {"row": one})

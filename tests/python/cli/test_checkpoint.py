@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import petps
-from petps.checkpoint import POLICIES, Store
+from petps.checkpoint import POLICIES, Base, Rows, Store, Table
 from tests.python.checkpoint.replay import Replay
 from tests.python.checkpoint.test_store import TABLES, VERSIONS, steps, written
 from tests.python.cli.conftest import Command
@@ -64,6 +64,21 @@ def test_restored_into_a_pool(
         np.testing.assert_array_equal(
             rows.view(np.uint8).reshape(len(expected), -1), expected.columns["row"]
         )
+
+
+def test_quantised_rows_are_restored_as_floats(petps_command: Command, tmp_path: Path) -> None:
+    table = Table.of("items", 16, "adaptive4")
+    store = Store.create(tmp_path / "s", "m", [table])
+    floats = np.random.default_rng(1).random((50, 16), np.float32)
+    rows = Rows.of(table, np.arange(50), {"row": floats})
+    store.write(3, {"items": rows}, kind="base")
+    petps_command("checkpoint", "restore", tmp_path / "s", tmp_path / "base", "--partitions", 2)
+    found = dict.fromkeys(range(50), np.empty(0, np.float32))
+    for keys, stored in Base(tmp_path / "base").chunks("items"):
+        found.update(zip(keys.tolist(), stored.view(np.float32), strict=True))
+    read = np.stack([found[key] for key in range(50)])
+    np.testing.assert_array_equal(read, table.columns[0].values(rows.columns["row"]))
+    assert 0 < np.abs(read - floats).max() < 0.1
 
 
 def test_begun_with_an_exported_base(petps_command: Command, tmp_path: Path) -> None:
