@@ -281,9 +281,7 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         Rows.of(users, [1], {"row": np.ones((1, 3), np.float32)})
     with pytest.raises(InvalidArgument, match="row 0 has a value that is not finite"):
         Rows.of(users, [1], {"row": one * np.nan})
-    with pytest.raises(
-        InvalidArgument, match=r"unknown dtype 'adaptive5'; known: .*adaptive4"
-    ):
+    with pytest.raises(InvalidArgument, match=r"unknown dtype 'adaptive5'; known: .*adaptive4"):
         Column("row", "adaptive5", 2)
     with pytest.raises(InvalidArgument, match="does not make adaptive4"):
         Column("row", "adaptive4", 2, Quantisation("adaptive", 3))
