@@ -124,15 +124,27 @@ class LocalFiles:
 
     def remove(self, path: str) -> None:
         """See Files."""
-        (self._root / path).unlink(missing_ok=True)
+        try:
+            (self._root / path).unlink(missing_ok=True)
+        except OSError as error:
+            raise IoError(f"{self._root / path}: {error.strerror}") from error
 
     def _folder_of(self, path: str) -> Path:
         target = self._root / path
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(target.parent)
         except OSError as error:
             raise IoError(f"{target.parent}: {error.strerror}") from error
         return target
+
+
+def _make_folder(folder: Path) -> None:
+    """With those above it; durable, as what is written in it will be."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
 
 
 class FsspecFiles:
@@ -161,7 +173,9 @@ class FsspecFiles:
         try:
             self._fs.makedirs(str(PurePosixPath(target).parent), exist_ok=True)
             # Where it appears piece by piece, nobody knows its name before a state names it.
-            self._fs.pipe_file(target, b"".join(pieces))
+            with self._fs.open(target, "wb") as file:
+                for piece in pieces:
+                    file.write(piece)
         except OSError as error:
             raise IoError(f"{self._url}/{path}: {error}") from error
 

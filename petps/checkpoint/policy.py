@@ -223,15 +223,14 @@ class Merged(Policy):
     def next_kind(self, store: Store, line: Line) -> str:
         """See Policy."""
         written = sum(1 for each in line.versions if each.kind == DELTA)
-        stride = self.stride_for(store)
-        every = self.every or full_every(stride, round(self.duplication, 2), self.volume)
+        d = round(self.duplication, 2)
+        every = self.every or full_every(self._stride_now(), d, self.volume)
         return BASE if written >= every else DELTA
 
-    def stride_for(self, store: Store) -> int:
-        """s: as given, or the least that keeps up."""
+    def _stride_now(self) -> int:
+        """s: as given, or the least that keeps up by what was measured last."""
         if self.stride:
             return self.stride
-        self._measure(store)
         if not self.velocity:
             return 2
         try:
@@ -243,6 +242,9 @@ class Merged(Policy):
             return STRIDE_BEHIND
 
     def _measure(self, store: Store) -> None:
+        """d and v, where they are needed; reads two chunks, so never in front of a trainer."""
+        if self.stride and self.every:
+            return
         newest = [chunk for chunk in store.state.line.deltas() if chunk.layer == 1][-2:]
         if len(newest) < 2 or newest[0].table != newest[1].table:
             return
@@ -258,14 +260,16 @@ class Merged(Policy):
 
     def arrange(self, store: Store) -> None:
         """See Policy: one merge in each layer that is due, since each version adds one delta."""
-        stride = self.stride_for(store)
+        self._measure(store)
+        stride = self._stride_now()
         for layer in range(1, MAX_LAYERS):
             if not self._merge_layer(store, layer, stride):
                 return
 
     def arrange_all(self, store: Store) -> None:
         """Merges whatever is due, of a line that another policy wrote."""
-        stride = self.stride_for(store)
+        self._measure(store)
+        stride = self._stride_now()
         for layer in range(1, MAX_LAYERS):
             while self._merge_layer(store, layer, stride):
                 pass

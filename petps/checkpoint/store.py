@@ -39,6 +39,7 @@ from petps.errors import (
     FailedPrecondition,
     InvalidArgument,
     NotFound,
+    PetpsError,
 )
 
 __all__ = ["BASE", "DELTA", "DIFFERENCE", "Edit", "Store"]
@@ -51,6 +52,7 @@ KINDS: Final = (BASE, DELTA, DIFFERENCE)
 LEFTOVER_SECONDS: Final = 3600.0
 # Read of a bundle in one piece when the gap between two chunks is less.
 GAP_BYTES: Final = 64 << 10
+READ_THREADS: Final = 4
 # Less is read sooner than threads are started.
 PARALLEL_BYTES: Final = 64 << 20
 # Sparse bundles are written anew once that much is named in them together.
@@ -65,10 +67,9 @@ Edit = tuple[str, Rows, int, int, int]
 class Store:
     """The newest state of a store, and changes of it."""
 
-    def __init__(self, files: Files, state: State, *, threads: int = 4) -> None:
+    def __init__(self, files: Files, state: State) -> None:
         self._files = files
         self._state = state
-        self._threads = threads
         self._blooms: dict[tuple[str, int], Bloom] = {}
         self._sizes: dict[str, int] = {}
         self.read_bytes = 0
@@ -129,7 +130,7 @@ class Store:
         version, and the store is as it was.
         """
         began = time.monotonic()
-        state = self._state
+        before = state = self._state
         self._check_new(version, rows, kind)
         chunks = self._write_bundle(self._edits(version, rows, kind, goes_on))
         stored: dict[str, Part] = {}
@@ -152,16 +153,16 @@ class Store:
             state = replace(state, lines=(*state.lines, Line("", version, (made,), tuple(chunks))))
         else:
             line = state.line
-            before = line.chunks
+            older = line.chunks
             if kind == DIFFERENCE:  # it says anew all that the last one did
-                before = tuple(
+                older = tuple(
                     replace(each, end=version) if each.layer > 0 and each.open else each
-                    for each in before
+                    for each in older
                 )
             state = state.with_line(
-                replace(line, versions=(*line.versions, made), chunks=(*before, *chunks))
+                replace(line, versions=(*line.versions, made), chunks=(*older, *chunks))
             )
-        self._commit(state)
+        self._commit(before, state)
         return made
 
     def _check_new(self, version: int, rows: Given, kind: str) -> None:
@@ -258,8 +259,9 @@ class Store:
         self._sizes[path] = chunks[-1].bloom_offset + chunks[-1].bloom_length
         return chunks
 
-    def _commit(self, state: State) -> None:
-        self._state = commit(self._files, self._state, state)
+    def _commit(self, before: State, after: State) -> None:
+        # Of the state that was changed: another thread's restore may have read a newer one since.
+        self._state = commit(self._files, before, after)
         living = {(chunk.file, chunk.offset) for line in self._state.lines for chunk in line.chunks}
         self._blooms = {at: bloom for at, bloom in self._blooms.items() if at in living}
         files = {path for path, _ in living}
@@ -278,8 +280,9 @@ class Store:
         ``ended`` stay, up to version ``end``. Bundles of which less than half is named by now are
         written anew. Who calls sees to it that every version is what it was.
         """
+        before = self._state
         written = [chunk for bundle in bundles for chunk in self._write_bundle(bundle)]
-        line = self._state.line
+        line = before.line
         left, ending = set(gone), set(ended)
         chunks = [
             replace(chunk, end=end) if chunk in ending else chunk
@@ -287,7 +290,8 @@ class Store:
             if chunk not in left
         ]
         chunks += written
-        self._commit(self._state.with_line(replace(line, chunks=tuple(self._compact(chunks)))))
+        line = replace(line, chunks=tuple(self._compact(chunks)))
+        self._commit(before, before.with_line(line))
 
     def _compact(self, chunks: list[Chunk]) -> list[Chunk]:
         """Copies what is named of sparse bundles into one."""
@@ -379,7 +383,7 @@ class Store:
                     out[numbers.pop(0)] = self._rows(chunk, own)
 
         if len(by_file) > 1 and sum(chunk.length for chunk in chunks) >= PARALLEL_BYTES:
-            with ThreadPoolExecutor(min(self._threads, len(by_file))) as pool:
+            with ThreadPoolExecutor(min(READ_THREADS, len(by_file))) as pool:
                 for _ in pool.map(read_file, by_file.items()):
                     pass
         else:
@@ -418,7 +422,7 @@ class Store:
     def _is_whole(self, chunk: Chunk) -> bool:
         try:
             body = self._files.read(chunk.file, [(chunk.offset, chunk.length)])[0]
-        except (NotFound, OSError):
+        except PetpsError:
             return False
         return len(body) == chunk.length and xxhash.xxh3_64_hexdigest(body) == chunk.checksum
 
@@ -449,20 +453,14 @@ class Store:
 
     def keep(self, version: int, kept: bool = True) -> None:
         """Marks a version that purge leaves: to go back to when corruption is noticed late."""
-        line = self._state.line_of(version)
+        before = self._state
+        line = before.line_of(version)
         versions = tuple(
             replace(each, kept=kept) if each.version == version else each for each in line.versions
         )
-        self._commit(self._with(line, replace(line, versions=versions)))
-
-    def _with(self, line: Line, new: Line | None) -> State:
-        lines = []
-        for each in self._state.lines:
-            if each is not line:
-                lines.append(each)
-            elif new is not None:
-                lines.append(new)
-        return replace(self._state, lines=tuple(lines))
+        new = replace(line, versions=versions)
+        lines = tuple(new if each is line else each for each in before.lines)
+        self._commit(before, replace(before, lines=lines))
 
     def purge(self, newest: int) -> list[int]:
         """Drops all versions but the ``newest`` so many and those that are kept; returns which.
@@ -471,17 +469,18 @@ class Store:
         """
         if newest < 1:
             raise InvalidArgument("purge leaves at least the newest version")
-        versions = self._state.versions()
+        before = self._state
+        versions = before.versions()
         stay = {each.version for each in versions[-newest:]}
         stay |= {each.version for each in versions if each.kept}
         gone = [each.version for each in versions if each.version not in stay]
         lines = []
-        for line in self._state.lines:
+        for line in before.lines:
             left = tuple(each for each in line.versions if each.version in stay)
             if len(left) == len(line.versions):
                 lines.append(line)
             elif left:
-                newest_line = line is self._state.lines[-1]
+                newest_line = line is before.lines[-1]
                 chunks = tuple(
                     chunk
                     for chunk in line.chunks
@@ -490,7 +489,7 @@ class Store:
                 )
                 lines.append(replace(line, versions=left, chunks=chunks))
         if gone:
-            self._commit(replace(self._state, lines=tuple(lines)))
+            self._commit(before, replace(before, lines=tuple(lines)))
         self._sweep()
         return gone
 
@@ -503,18 +502,19 @@ class Store:
 
     def rollback(self, version: int) -> list[int]:
         """Drops what is newer than a version, which is the newest then; returns which."""
-        line = self._state.line_of(version)
-        gone = [each.version for each in self._state.versions() if each.version > version]
+        before = self._state
+        line = before.line_of(version)
+        gone = [each.version for each in before.versions() if each.version > version]
         chunks = tuple(
             replace(chunk, end=OPEN) if chunk.end > version else chunk
             for chunk in line.chunks
             if chunk.first <= version
         )
         versions = tuple(each for each in line.versions if each.version <= version)
-        lines = self._state.lines[: self._state.lines.index(line)]
+        lines = before.lines[: before.lines.index(line)]
         if gone:
             new = replace(line, versions=versions, chunks=chunks)
-            self._commit(replace(self._state, lines=(*lines, new)))
+            self._commit(before, replace(before, lines=(*lines, new)))
         return gone
 
     # ---- looking ----
