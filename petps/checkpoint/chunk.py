@@ -1,8 +1,8 @@
 """Rows of one table in a store: what they are, and their bytes. STORE.md.
 
-Owns:        Column, Table, Rows, encode(), decode(), Bloom.
+Owns:        Column, Table, Rows, lay_over(), encode(), decode(), Bloom, hash_keys().
 Never does:  files, versions.
-Called by:   store.py, arrange.py, tests.
+Called by:   store.py, policy.py, state.py.
 """
 
 from __future__ import annotations
@@ -13,20 +13,31 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from petps import _native
 from petps.codec import BITS, METHODS, Quantisation, default_quantisation
+from petps.delta.chunk import ROW, decode_columns, encode_columns
+from petps.delta.errors import DeltaError
 from petps.delta.schema import DTYPES, MAX_DIM, check_name
 from petps.errors import DataLoss, InvalidArgument
 
-__all__ = ["ROW", "Bloom", "Column", "Keys", "Rows", "Table", "decode", "encode", "lay_over"]
+__all__ = [
+    "ROW",
+    "Bloom",
+    "Column",
+    "Keys",
+    "Rows",
+    "Table",
+    "decode",
+    "encode",
+    "hash_keys",
+    "lay_over",
+]
 
 Keys = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 
-ROW: Final = "row"
 # By dtype: what a column of it is written with if its table's parameters were not chosen.
 QUANTISED: Final = {
     f"{method}{bits}": replace(default_quantisation(bits), method=method)
@@ -35,7 +46,6 @@ QUANTISED: Final = {
 }
 BLOOM_BITS_PER_KEY: Final = 10
 BLOOM_PROBES: Final = 7
-_ARROW_ERRORS: Final = (pa.ArrowException, OSError, ValueError, TypeError, MemoryError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,51 +234,18 @@ def lay_over(table: Table, layers: list[Rows], *, keep_deleted: bool) -> Rows:
 
 
 def encode(table: Table, rows: Rows) -> memoryview:
-    """The bytes of a chunk."""
-    n = len(rows)
-    validity = None
-    if rows.deleted is not None:
-        validity = pa.py_buffer(np.packbits(~rows.deleted, bitorder="little"))
-    arrays = [pa.Array.from_buffers(pa.uint64(), n, [None, pa.py_buffer(rows.keys)])]
-    for column in table.columns:
-        data = rows.columns[column.name]
-        if rows.deleted is not None:  # equal rows have equal bytes
-            data = np.where(rows.deleted[:, None], np.uint8(0), data)
-        buffers = [validity if column.name == ROW else None, pa.py_buffer(data)]
-        arrays.append(pa.Array.from_buffers(pa.binary(column.width), n, buffers))
-    batch = pa.record_batch(arrays, names=["key", *(column.name for column in table.columns)])
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return memoryview(sink.getvalue())
+    """The bytes of a chunk: the body of a ``rows`` message, with the table's further columns."""
+    columns = {column.name: rows.columns[column.name] for column in table.columns}
+    return encode_columns(rows.keys, columns, rows.deleted)
 
 
 def decode(table: Table, body: bytes | memoryview, where: str) -> Rows:
     """The rows of a chunk: views of ``body``. Raises DataLoss that names ``where``."""
+    widths = {column.name: column.width for column in table.columns}
     try:
-        with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
-            batch = reader.read_next_batch()
-            batch.validate(full=False)
-        expected = [("key", pa.uint64())]
-        expected += [(column.name, pa.binary(column.width)) for column in table.columns]
-        if [(field.name, field.type) for field in batch.schema] != expected:
-            raise DataLoss(f"{where}: the columns are {batch.schema}, not those of {table}")
-        n = batch.num_rows
-        keys = np.frombuffer(batch.column(0).buffers()[1], np.uint64, n)
-        columns = {
-            column.name: np.frombuffer(
-                batch.column(i).buffers()[1], np.uint8, n * column.width
-            ).reshape(n, column.width)
-            for i, column in enumerate(table.columns, 1)
-        }
-        deleted = None
-        row = batch.column(1)
-        if row.null_count:
-            bits = np.frombuffer(row.buffers()[0], np.uint8)
-            deleted = ~np.unpackbits(bits, count=n, bitorder="little").view(np.bool_)
-    except _ARROW_ERRORS as error:
-        raise DataLoss(f"{where}: not rows of table {table.name}: {str(error)[:200]}") from error
-    return Rows(keys, columns, deleted)
+        return Rows(*decode_columns(body, widths))
+    except DeltaError as error:
+        raise DataLoss(f"{where}: {error}") from error
 
 
 class Bloom:

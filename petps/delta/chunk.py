@@ -6,7 +6,7 @@ its integrity from the checksum, so the footer would be dead weight in every mes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -16,12 +16,21 @@ import pyarrow as pa
 from petps.delta.errors import DeltaError, Fault
 from petps.delta.headers import MAX_MESSAGE_BYTES
 
-__all__ = ["decode_rows", "encode_rows", "rows_per_chunk", "slices"]
+__all__ = [
+    "ROW",
+    "decode_columns",
+    "decode_rows",
+    "encode_columns",
+    "encode_rows",
+    "rows_per_chunk",
+    "slices",
+]
 
 Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 
+ROW: Final = "row"
 # Headers (15 of at most 63 bytes and their names), the stream's schema and padding: under 3,000.
 RESERVED_BYTES: Final = 4096
 # What Arrow may raise on bytes that no writer of ours made.
@@ -55,17 +64,26 @@ def encode_rows(keys: Keys, rows: Rows, deleted: Mask | None = None) -> memoryvi
 
     The rows of deletions are written as zeros, so that equal deltas have equal bytes.
     """
-    n, row_bytes = rows.shape
+    return encode_columns(keys, {ROW: rows}, deleted)
+
+
+def encode_columns(
+    keys: Keys, columns: Mapping[str, Rows], deleted: Mask | None = None
+) -> memoryview:
+    """As encode_rows, of several columns uint8[n, width]; those of ``row`` are null if deleted."""
+    n = len(keys)
     validity = None
     if deleted is not None and deleted.any():
-        rows = np.where(deleted[:, None], np.uint8(0), rows)
+        columns = {
+            name: np.where(deleted[:, None], np.uint8(0), rows) for name, rows in columns.items()
+        }
         validity = pa.py_buffer(np.packbits(~deleted, bitorder="little"))
-    data = pa.py_buffer(np.ascontiguousarray(rows))
-    key_column = pa.Array.from_buffers(
-        pa.uint64(), n, [None, pa.py_buffer(np.ascontiguousarray(keys, dtype="<u8"))]
-    )
-    row_column = pa.Array.from_buffers(pa.binary(row_bytes), n, [validity, data])
-    batch = pa.record_batch([key_column, row_column], names=["key", "row"])
+    keys = np.ascontiguousarray(keys, dtype="<u8")
+    arrays = [pa.Array.from_buffers(pa.uint64(), n, [None, pa.py_buffer(keys)])]
+    for name, rows in columns.items():
+        buffers = [validity if name == ROW else None, pa.py_buffer(np.ascontiguousarray(rows))]
+        arrays.append(pa.Array.from_buffers(pa.binary(rows.shape[1]), n, buffers))
+    batch = pa.record_batch(arrays, names=["key", *columns])
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -78,6 +96,14 @@ def decode_rows(body: bytes | memoryview, row_bytes: int) -> tuple[Keys, Rows, M
     keys and rows are views of ``body`` (read-only), copied only where it is not aligned to 8 bytes.
     Raises DeltaError.
     """
+    keys, columns, deleted = decode_columns(body, {ROW: row_bytes})
+    return keys, columns[ROW], deleted
+
+
+def decode_columns(
+    body: bytes | memoryview, widths: Mapping[str, int]
+) -> tuple[Keys, dict[str, Rows], Mask | None]:
+    """As decode_rows, of the columns named: uint8[n, width] each."""
     try:
         with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
             batch = reader.read_next_batch()
@@ -94,13 +120,16 @@ def decode_rows(body: bytes | memoryview, row_bytes: int) -> tuple[Keys, Rows, M
         text = str(error) or type(error).__name__
         raise DeltaError(Fault.BODY_INVALID, f"not an Arrow IPC stream: {text[:200]}") from None
     key_column = _column(batch, "key", pa.uint64())
-    row_column = _row_column(batch, row_bytes)
+    found = {name: _row_column(batch, name, width) for name, width in widths.items()}
     if key_column.null_count:
         raise DeltaError(Fault.KEY_NULL, f"{key_column.null_count} keys are null")
     n = batch.num_rows
     keys = _view(key_column, n, 8).view("<u8")
-    rows = _view(row_column, n, row_bytes).reshape(n, row_bytes)
-    return np.require(keys, np.uint64, "A"), rows, _deleted(row_column, n)
+    columns = {
+        name: _view(column, n, widths[name]).reshape(n, widths[name])
+        for name, column in found.items()
+    }
+    return np.require(keys, np.uint64, "A"), columns, _deleted(found[ROW], n)
 
 
 def _column(batch: pa.RecordBatch, name: str, expected: pa.DataType) -> pa.Array:
@@ -116,16 +145,16 @@ def _column(batch: pa.RecordBatch, name: str, expected: pa.DataType) -> pa.Array
     return column
 
 
-def _row_column(batch: pa.RecordBatch, row_bytes: int) -> pa.Array:
+def _row_column(batch: pa.RecordBatch, name: str, row_bytes: int) -> pa.Array:
     for field in batch.schema:
-        if field.name != "row" or not pa.types.is_fixed_size_binary(field.type):
+        if field.name != name or not pa.types.is_fixed_size_binary(field.type):
             continue
         if field.type.byte_width != row_bytes:
             raise DeltaError(
                 Fault.WRONG_DIM,
                 f"rows of {field.type.byte_width} bytes, the table's have {row_bytes}",
             )
-    return _column(batch, "row", pa.binary(row_bytes))
+    return _column(batch, name, pa.binary(row_bytes))
 
 
 def _view(column: pa.Array, n: int, width: int) -> Rows:

@@ -186,6 +186,40 @@ def test_two_writers_are_told(tmp_path: Path) -> None:
     assert [each.version for each in Store.open(tmp_path / "store").state.versions()][-2:] == [4, 5]
 
 
+def test_a_newer_state_that_a_restore_reads_meanwhile_loses_nothing(tmp_path: Path) -> None:
+    """A version is written while another writer commits, and a restore of ours sees that."""
+    replay = Replay(TABLES, steps(6, 3))
+    store = written(tmp_path / "store", POLICIES["consecutive"](), replay)
+    other = Store.open(tmp_path / "store")
+    rows = Rows.of(TABLES["users"], [1], {"row": np.ones((1, 2), np.float32)})
+
+    def meanwhile() -> None:
+        if len(other.state.versions()) == 3:
+            other.write(4, {"users": rows}, kind=DELTA)
+            store.refresh()
+
+    with pytest.raises(FailedPrecondition, match="another writer made state"):
+        store.write(5, {"users": rows}, kind=DELTA, goes_on=meanwhile)
+    found = Store.open(tmp_path / "store").state.versions()
+    assert [each.version for each in found] == [1, 2, 3, 4]
+
+
+def test_files_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = Replay(TABLES, steps(11, 12), deletes=0.1)
+    store = written(tmp_path / "store", TwoD(ratio=0.0, resets=False), replay)
+    threads: set[int] = set()
+    read = store._files.read
+
+    def seen(*arguments: object) -> list[bytes]:
+        threads.add(threading.get_ident())
+        return read(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("petps.checkpoint.store.PARALLEL_BYTES", 0)
+    monkeypatch.setattr(store._files, "read", seen)
+    check(store, replay, list(range(1, 13)))
+    assert len(threads - {threading.get_ident()}) > 1
+
+
 def test_readers_go_on_while_chunks_are_split_and_merged(tmp_path: Path) -> None:
     """A reader of an older state finds its files gone, and reads the newer one."""
     replay = Replay(TABLES, steps(7), deletes=0.1)
