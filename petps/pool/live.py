@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from os import PathLike, fspath
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from petps import _native
-from petps.errors import InvalidArgument
 from petps.pool.arrays import as_keys
-from petps.pool.pool import DEFAULT_MODEL, Form, Mask, Rows, TableInfo
+from petps.pool.pool import DEFAULT_MODEL, Form, Mask, Rows, TableInfo, empty_rows
 
 __all__ = ["LivePool"]
 
@@ -50,15 +49,7 @@ class LivePool:
         """All tables that there are now, or those of one model, instance or alias."""
         wanted = None if model is None else self._native.resolve(model).name
         return [
-            TableInfo(
-                id=record.id,
-                name=record.name,
-                instance=instance,
-                dim=record.dim,
-                dtype=record.dtype,
-                capacity=record.capacity,
-                feed=record.feed,
-            )
+            TableInfo.of(record, instance)
             for instance, record in self._native.tables()
             if wanted in (None, instance)
         ]
@@ -103,15 +94,7 @@ class LivePool:
         checked = as_keys(keys)
         rows = out
         if rows is None:
-            record = self._native.find(meant, table)
-            if dtype not in ("f32", "stored"):
-                raise InvalidArgument(
-                    f"dtype '{dtype}' is unknown; rows come as 'f32' or as 'stored'"
-                )
-            width: tuple[int, Any] = (
-                (record.dim, np.float32) if dtype == "f32" else (record.row_bytes, np.uint8)
-            )
-            rows = np.empty((checked.shape[0], width[0]), width[1])
+            rows = empty_rows(self._native.find(meant, table), checked.shape[0], dtype)
         if mask is None and return_mask:
             mask = np.empty(checked.shape[0], np.bool_)
         self._native.pull(meant, table, checked, rows, mask)

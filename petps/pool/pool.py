@@ -47,6 +47,19 @@ class TableInfo:
     capacity: int
     feed: str
 
+    @classmethod
+    def of(cls, record: _native.TableRecord, instance: str) -> TableInfo:
+        """Of the catalogue's record."""
+        return cls(
+            id=record.id,
+            name=record.name,
+            instance=instance,
+            dim=record.dim,
+            dtype=record.dtype,
+            capacity=record.capacity,
+            feed=record.feed,
+        )
+
 
 @dataclass(slots=True)
 class PushReport:
@@ -228,15 +241,7 @@ class Pool:
     def _info(self, table: _native.Table) -> TableInfo:
         record = table.record
         names = {instance.id: instance.name for instance in self._native.instances()}
-        return TableInfo(
-            id=record.id,
-            name=record.name,
-            instance=names[record.instance],
-            dim=record.dim,
-            dtype=record.dtype,
-            capacity=record.capacity,
-            feed=record.feed,
-        )
+        return TableInfo.of(record, names[record.instance])
 
     # ---- rows
 
@@ -284,7 +289,7 @@ class Pool:
         """
         native = self.table(table, model)
         checked = as_keys(keys)
-        rows = _empty_rows(native, checked.shape[0], dtype) if out is None else out
+        rows = empty_rows(native, checked.shape[0], dtype) if out is None else out
         if mask is None and return_mask:
             mask = np.empty(checked.shape[0], np.bool_)
         native.pull(checked, rows, mask)
@@ -458,7 +463,8 @@ class Pool:
         }
 
 
-def _empty_rows(table: _native.Table, n: int, dtype: Form) -> Rows:
+def empty_rows(table: _native.Table | _native.TableRecord, n: int, dtype: Form) -> Rows:
+    """Space for n rows in the form asked for. InvalidArgument names a form that there is not."""
     if dtype == "stored":
         return np.empty((n, table.row_bytes), np.uint8)
     if dtype != "f32":
