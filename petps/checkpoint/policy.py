@@ -95,7 +95,7 @@ class Consecutive(Policy):
 
 
 class Intermittent(Policy):
-    """As OneShot, with a new base once that is expected to write less (Check-N-Run 4.1)."""
+    """As OneShot, with a new base once that is expected to write less (Check-N-Run 5.1)."""
 
     name = "intermittent"
 
