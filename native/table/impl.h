@@ -66,8 +66,7 @@ struct Table::Impl final : epoch::Reclaimer {
   };
   std::array<Scratch, kRanges> scratch;
   Gate walk_gate;  // shared: publish and mark; exclusive: the walk takes the marks
-  // Shared: scans, and batches from search to publish; exclusive: one move.
-  mutable Gate moves_gate;
+  mutable MovesGate moves_gate;
   std::mutex hot_mutex;
   std::vector<uint64_t> hot_keys;  // pending hot set
 };

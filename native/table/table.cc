@@ -73,9 +73,9 @@ std::pair<uint64_t, uint64_t> Table::bucket_reads(std::span<const uint64_t> keys
 // ---- scan ----
 
 Table::ScanGuard::ScanGuard(const Table& table) : table_(table) {
-  table_.impl_->moves_gate.lock_shared();
+  table_.impl_->moves_gate.hold_off();
 }
-Table::ScanGuard::~ScanGuard() { table_.impl_->moves_gate.unlock_shared(); }
+Table::ScanGuard::~ScanGuard() { table_.impl_->moves_gate.let_go(); }
 
 ScanPage Table::scan(uint64_t from_bucket, uint64_t buckets) const {
   const index::Index& index = impl_->index;
@@ -143,7 +143,12 @@ Result<uint64_t> Table::Impl::migrate(std::span<const uint64_t> keys) {
   std::lock_guard one(owner.moves_mutex);
   uint64_t moves = 0;
   for (const uint64_t key : keys) {
-    std::unique_lock gate(moves_gate);
+    std::unique_lock gate(moves_gate, std::try_to_lock);
+    if (!gate) {  // a scan is open: later, unless there is a newer set by then
+      std::lock_guard lock(hot_mutex);
+      if (hot_keys.empty()) hot_keys.assign(keys.begin(), keys.end());
+      break;
+    }
     auto moved = index.move_home(key, hot);
     if (!moved.ok()) return moved;
     moves += moved.value();
@@ -158,14 +163,18 @@ Result<uint64_t> Table::Impl::rehome() {
   PETPS_RETURN_IF_ERROR(writable());
   if (!walked()) return uint64_t{0};  // a reader of another process holds it up: later
   std::lock_guard one(owner.moves_mutex);
-  erased.store(0, std::memory_order_relaxed);
+  const uint64_t lost = erased.exchange(0, std::memory_order_relaxed);
   uint64_t moves = 0;
   // A place that an entry left may be another one's home: passes until few are left that gain.
   for (uint64_t pass = 0, last = UINT64_MAX;
        pass < kRehomePasses && last > index.rows() / kRehomeEnough; ++pass) {
     const uint64_t before = moves;
     for (uint64_t number = 0; number < index.bucket_count(); ++number) {
-      std::unique_lock gate(moves_gate);
+      std::unique_lock gate(moves_gate, std::try_to_lock);
+      if (!gate) {  // a scan is open: later
+        erased.fetch_add(lost, std::memory_order_relaxed);
+        return moves;
+      }
       auto moved = index.rehome_bucket(number);
       if (!moved.ok()) return moved;
       moves += moved.value();

@@ -117,7 +117,8 @@ class Table {
 
   // Hot set of a client: the background thread moves these keys home. Replaces a pending set.
   void set_hot_keys(std::vector<uint64_t> keys);
-  // Synchronous forms, for tests and benchmarks. Return the number of entries moved.
+  // Synchronous forms, for tests and benchmarks. Return the number of entries moved. While a scan is open nothing moves: the
+  // background thread does it later.
   base::Result<uint64_t> migrate(std::span<const uint64_t> hot_keys);
   base::Result<uint64_t>
   rehome();  // displaced entries whose home (or a nearer bucket) has room again

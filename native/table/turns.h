@@ -91,4 +91,38 @@ class Gate {
   std::shared_mutex mutex_;
 };
 
+// Moves of entries against batches and scans. A move waits for the batches under way, a batch and a scan for the move under way. No
+// move waits for a scan: whoever scans may wait for a batch, which would wait for the move.
+class MovesGate {
+ public:
+  // A move; false while a scan is open.
+  bool try_lock() {
+    std::lock_guard first(mutex_);
+    if (scans_ != 0) return false;
+    gate_.lock();
+    return true;
+  }
+  void unlock() { gate_.unlock(); }
+
+  // A batch, from search to publish.
+  void lock_shared() { gate_.lock_shared(); }
+  void unlock_shared() { gate_.unlock_shared(); }
+
+  // A scan, which may be ended by another thread than began it.
+  void hold_off() {
+    std::lock_guard first(mutex_);
+    scans_ += 1;
+    std::shared_lock under_way(gate_);
+  }
+  void let_go() {
+    std::lock_guard first(mutex_);
+    scans_ -= 1;
+  }
+
+ private:
+  std::mutex mutex_;
+  uint64_t scans_ = 0;
+  Gate gate_;
+};
+
 }  // namespace petps::table

@@ -127,11 +127,20 @@ class Shards:
             found: dict[str, Any] = json.loads(reply.read())
         return found
 
+    def tell(self) -> None:
+        """Prints what tells why a server is behind, for a test that failed."""
+        for number, process in enumerate(self.processes):
+            print(f"---- server {number} printed:\n{process.errors}")
+            try:
+                print(json.dumps(self.status(number)["ingest"], indent=1))
+            except OSError as error:
+                print(f"it does not answer: {error}")
+
     def end(self) -> None:
         for process in self.processes:
             if process.child.poll() is None:
                 process.child.kill()
-                process.child.communicate()
+                process.child.wait()
 
 
 class Puller:
@@ -222,6 +231,9 @@ def test_kills_of_everything_lose_nothing(
                 min_version=version,
                 wait_ms=round(1e3 * WAIT_SECONDS),
             )
+    except Exception:
+        shards.tell()
+        raise
     finally:
         puller.stop()
     assert puller.error is None, puller.error
@@ -253,8 +265,7 @@ def _check_status(shards: Shards, state: np.ndarray[Any, np.dtype[np.int64]], ve
                 assert partition[counter] == 0, partition
     for number, process in enumerate(shards.processes):
         process.child.terminate()
-        _, errors = process.child.communicate(timeout=WAIT_SECONDS)
-        assert process.child.returncode == 0, errors
+        assert process.child.wait(WAIT_SECONDS) == 0, process.errors
         with petps.open(shards.pools[number]) as pool:
             assert pool.verify().clean
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -31,6 +32,7 @@ DIM = 8
 COUNT = 5000
 WAIT_SECONDS = 60.0
 SEED = 991
+_processes = itertools.count()
 
 
 def rows_of(keys: npt.NDArray[np.uint64], salt: int) -> npt.NDArray[np.float32]:
@@ -41,23 +43,35 @@ def rows_of(keys: npt.NDArray[np.uint64], salt: int) -> npt.NDArray[np.float32]:
 
 
 class Process:
-    """A `petps serve` child."""
+    """A `petps serve` child. It prints to files: a pipe that nobody reads would stop it."""
 
     def __init__(self, pool: Path, *arguments: object) -> None:
         self.ready_file = pool.parent / "ready.json"
+        number = next(_processes)
+        self._output = pool.parent / f"serve.{number}.out"
+        self._errors = pool.parent / f"serve.{number}.err"
         command = [sys.executable, "-m", "petps.cli", "serve", str(pool), "--port", "0"]
         command += ["--http-port", "0", "--grpc-port", "0", "--ready-file", str(self.ready_file)]
         command += [str(argument) for argument in arguments]
-        self.child = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        with self._output.open("wb") as output, self._errors.open("wb") as errors:
+            self.child = subprocess.Popen(command, stdout=output, stderr=errors)
+
+    @property
+    def output(self) -> str:
+        """Its standard output so far."""
+        return self._output.read_text()
+
+    @property
+    def errors(self) -> str:
+        """Its standard error so far."""
+        return self._errors.read_text()
 
     def wait_ready(self) -> dict[str, Any]:
         deadline = time.monotonic() + WAIT_SECONDS
         while not self.ready_file.exists():
             if self.child.poll() is not None:
-                raise AssertionError(self.child.communicate()[1])
-            assert time.monotonic() < deadline
+                raise AssertionError(self.errors)
+            assert time.monotonic() < deadline, self.errors
             time.sleep(0.005)
         facts: dict[str, Any] = json.loads(self.ready_file.read_text())
         assert facts["pid"] == self.child.pid
@@ -65,16 +79,15 @@ class Process:
 
     def kill(self) -> None:
         self.child.send_signal(signal.SIGKILL)
-        self.child.communicate()
+        self.child.wait()
         self.ready_file.unlink()
 
     def stop(self, number: int = signal.SIGTERM) -> str:
         """Standard output of a process that must end well."""
         self.child.send_signal(number)
-        output, errors = self.child.communicate(timeout=WAIT_SECONDS)
-        assert self.child.returncode == 0, errors
-        assert errors == ""
-        return output
+        assert self.child.wait(WAIT_SECONDS) == 0, self.errors
+        assert self.errors == ""
+        return self.output
 
 
 class Pusher:
@@ -124,7 +137,7 @@ def started() -> Iterator[list[Process]]:
     for process in processes:
         if process.child.poll() is None:
             process.child.kill()
-            process.child.communicate()
+            process.child.wait()
 
 
 def table_ids(connection: Connection) -> dict[str, int]:
@@ -270,10 +283,9 @@ def test_second_server_of_a_pool(pool: Path, started: list[Process]) -> None:
     process.wait_ready()
     second = Process(pool)
     started.append(second)
-    _, errors = second.child.communicate(timeout=WAIT_SECONDS)
-    assert second.child.returncode == 6
-    assert "is open in another process" in errors
-    assert "Traceback" not in errors
+    assert second.child.wait(WAIT_SECONDS) == 6
+    assert "is open in another process" in second.errors
+    assert "Traceback" not in second.errors
     assert process.wait_ready()["pid"] == process.child.pid  # the first one's file is untouched
     process.stop()
 
@@ -282,9 +294,8 @@ def test_ingest_that_cannot_start_ends_the_server(pool: Path, tmp_path: Path) ->
     with DirectoryLog(tmp_path / "log", partitions=3):
         pass
     process = Process(pool, "--log", tmp_path / "log")
-    output, errors = process.child.communicate(timeout=WAIT_SECONDS)
-    assert process.child.returncode == 2, output
-    assert "has 3 partitions, not 8" in " ".join(errors.split())
+    assert process.child.wait(WAIT_SECONDS) == 2, process.output
+    assert "has 3 partitions, not 8" in " ".join(process.errors.split())
     assert not process.ready_file.exists()
     assert is_clean(pool)
 

@@ -151,7 +151,7 @@ def make_fleet(tmp_path: Path) -> Iterator[Any]:
         for process in fleet.processes:
             if process.child.poll() is None:
                 process.child.kill()
-                process.child.communicate()
+                process.child.wait()
         fleet.log.close()
 
 

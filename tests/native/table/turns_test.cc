@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <future>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -121,6 +124,48 @@ World make_world(uint64_t capacity) {
   EXPECT_TRUE(world.tables->create_table(spec).ok());
   world.table = world.tables->find("m@1", "t");
   return world;
+}
+
+// A scan is open for as long as its owner likes, who may wait for a batch meanwhile, as a catch-up does: a move that wants
+// its turn must not hold the batch up. What was to move is moved once the scan has ended.
+TEST(Scan, ABatchGoesOnBesideAMoveThatWantsItsTurn) {
+  constexpr uint64_t kKeys = 4000;
+  World world = make_world(kKeys);
+  Table& table = *world.table;
+  std::vector<Change> changes(kKeys);
+  for (uint64_t key = 0; key < kKeys; ++key) changes[key] = {key, key + 1, false};
+  ASSERT_TRUE(testing::apply(table, changes).ok());
+  const auto displaced = [&](uint64_t key) {
+    return table.bucket_reads(std::span(&key, 1)).first > 1;
+  };
+  std::vector<uint64_t> hot;
+  for (uint64_t key = 0; key < kKeys && hot.size() < 8; ++key)
+    if (displaced(key)) hot.push_back(key);
+  ASSERT_FALSE(hot.empty());
+
+  std::optional<Table::ScanGuard> scan(table);
+  table.set_hot_keys(hot);
+  std::future<base::Result<uint64_t>> move =
+      std::async(std::launch::async, [&] { return table.migrate(hot); });
+  std::future<void> batches = std::async(std::launch::async, [&] {
+    const std::vector<Change> few(changes.begin(), changes.begin() + 10);
+    for (int i = 0; i < 200; ++i) {
+      ASSERT_TRUE(testing::apply(table, few).ok());
+      std::this_thread::sleep_for(std::chrono::microseconds(100));  // the move gets its chance
+    }
+  });
+  EXPECT_EQ(batches.wait_for(std::chrono::seconds(30)), std::future_status::ready)
+      << "a batch waits for the scan";
+  EXPECT_EQ(move.wait_for(std::chrono::seconds(30)), std::future_status::ready)
+      << "a move waits for the scan";
+  EXPECT_TRUE(displaced(hot.front()));
+  scan.reset();
+  batches.get();
+  const auto moved = move.get();
+  ASSERT_TRUE(moved.ok());
+  EXPECT_EQ(moved.value(), 0u);
+  wait_until([&] { return !displaced(hot.front()); });
+  EXPECT_TRUE(world.tables->verify().clean());
 }
 
 // Each writer has the keys of one residue, in batches of several blocks with repeated keys and deletions.
