@@ -68,9 +68,10 @@ class Checkpointer:
             self._busy.release()
 
     def arrange(self) -> None:
-        """What the policy does behind the trainer: splitting, merging. Changes no version."""
+        """What is done behind the trainer: splitting, merging, removing. Changes no version."""
         with self._busy:
             self._policy.arrange(self._store)
+            self._store.tidy()
 
     def cancel(self) -> None:
         """The version that is being written is not: write() raises, and the store is as it was."""

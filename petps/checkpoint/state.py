@@ -1,6 +1,6 @@
 """What a store holds at one moment, and how one moment follows another. STORE.md.
 
-Owns:        Chunk, Version, Line, State; load(), commit().
+Owns:        Chunk, Version, Sealed, Line, State; load(), commit(), obsolete().
 Never does:  rows.
 Called by:   store.py, policies, the CLI's lists.
 Invariants:  a State and what is in it never change; a change is a new one, made whole or not.
@@ -13,6 +13,7 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Final
 
 import xxhash
@@ -24,16 +25,28 @@ from petps.errors import (
     DataLoss,
     FailedPrecondition,
     NotFound,
-    PetpsError,
     Unimplemented,
 )
 
-__all__ = ["OPEN", "Chunk", "Line", "Part", "State", "Version", "commit", "load", "new_name"]
+__all__ = [
+    "OPEN",
+    "Chunk",
+    "Line",
+    "Part",
+    "Sealed",
+    "State",
+    "Version",
+    "commit",
+    "load",
+    "new_name",
+    "obsolete",
+]
 
 FORMAT_NAME: Final = "petps-store"
 FORMAT: Final = 1
 STATES_KEPT: Final = 8
 OPEN: Final = 0  # a span's end
+SEALED_CHUNKS: Final = 64  # in a file, at least
 _STATE: Final = re.compile(r"(\d{20})\.json")
 
 
@@ -89,6 +102,15 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
+class Sealed:
+    """Chunks of a line that have ended, in a file of their own: states to come name that."""
+
+    file: str
+    checksum: str  # xxh3-64 of the file, 16 hex digits
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Line:
     """A base and what was written after it."""
 
@@ -96,6 +118,7 @@ class Line:
     began: int  # the version of its base, which purge may have dropped since
     versions: tuple[Version, ...]
     chunks: tuple[Chunk, ...]
+    sealed: tuple[Sealed, ...] = ()  # which of the chunks need not be said again
 
     @property
     def base_bytes(self) -> int:
@@ -149,6 +172,7 @@ class State:
         """All that the state names, lines among them."""
         found = {line.file for line in self.lines}
         for line in self.lines:
+            found |= {sealed.file for sealed in line.sealed}
             found |= {chunk.file for chunk in line.chunks}
             found |= {part.file for version in line.versions for part in version.parts.values()}
         return found
@@ -178,8 +202,10 @@ def _fits(text: bytes, checksum: object) -> bool:
     return text.endswith(end) and xxhash.xxh3_64_hexdigest(text[: -len(end)] + b"}") == checksum
 
 
-def _read_signed(files: Files, path: str) -> dict[str, Any]:
-    """What _signed() made. Raises DataLoss, NotFound, Unimplemented for a newer format."""
+def _read_signed(files: Files, path: str, checksum: str | None = None) -> dict[str, Any]:
+    """What _signed() made; checksum: of the whole file. Raises DataLoss, NotFound, Unimplemented
+    for a newer format.
+    """
     (text,) = files.read(path)
     where = f"{files.name}/{path}"
     try:
@@ -189,18 +215,47 @@ def _read_signed(files: Files, path: str) -> dict[str, Any]:
         raise DataLoss(f"{where} is not of a petps checkpoint store") from error
     if name == FORMAT_NAME and number.isdigit() and int(number) > FORMAT:
         raise Unimplemented(f"{where} has format {number}, this release reads {FORMAT}: upgrade")
-    if values["format"] != f"{FORMAT_NAME}-{FORMAT}" or not _fits(text, values.get("checksum")):
+    whole = checksum is None or xxhash.xxh3_64_hexdigest(text) == checksum
+    fits = whole and _fits(text, values.get("checksum"))
+    if values["format"] != f"{FORMAT_NAME}-{FORMAT}" or not fits:
         raise DataLoss(f"{where} does not fit its checksum: restore it from a copy of the store")
     return values
 
 
+_fields_of: Final = attrgetter(*_CHUNK_FIELDS)
+
+
+def _chunks_values(chunks: Iterable[Chunk]) -> dict[str, Any]:
+    return {
+        "format": f"{FORMAT_NAME}-{FORMAT}",
+        "fields": _CHUNK_FIELDS,
+        "chunks": [_fields_of(chunk) for chunk in chunks],
+    }
+
+
+def _seal(files: Files, line: Line) -> Line:
+    """Puts ended chunks by, once there are many: they change no more, but for purge and the like.
+
+    A file of which a chunk is gone since is named no more, and those that stay are said again.
+    """
+    present = {id(chunk) for chunk in line.chunks}
+    whole = [each for each in line.sealed if present.issuperset(map(id, each.chunks))]
+    said = {id(chunk) for each in whole for chunk in each.chunks}
+    ended = tuple(chunk for chunk in line.chunks if not chunk.open and id(chunk) not in said)
+    if len(ended) >= SEALED_CHUNKS:
+        path, body = f"lines/{new_name()}.json", _signed(_chunks_values(ended))
+        files.write(path, [body])
+        whole.append(Sealed(path, xxhash.xxh3_64_hexdigest(body), ended))
+    return replace(line, sealed=tuple(whole))
+
+
 def _line_bytes(line: Line) -> bytes:
+    sealed = {id(chunk) for each in line.sealed for chunk in each.chunks}
     return _signed(
         {
-            "format": f"{FORMAT_NAME}-{FORMAT}",
+            **_chunks_values(chunk for chunk in line.chunks if id(chunk) not in sealed),
             "began": line.began,
-            "fields": _CHUNK_FIELDS,
-            "chunks": [[getattr(chunk, name) for name in _CHUNK_FIELDS] for chunk in line.chunks],
+            "sealed": [[each.file, each.checksum] for each in line.sealed],
             "versions": [
                 {
                     "version": each.version,
@@ -233,11 +288,18 @@ def _read_line(files: Files, path: str) -> Line:
             )
             for each in values["versions"]
         )
-        return Line(
-            path, values["began"], versions, tuple(Chunk(*each) for each in values["chunks"])
+        sealed = tuple(
+            Sealed(name, checksum, _chunks_of(_read_signed(files, name, checksum)))
+            for name, checksum in values["sealed"]
         )
+        ended = (chunk for each in sealed for chunk in each.chunks)
+        return Line(path, values["began"], versions, (*ended, *_chunks_of(values)), sealed)
     except (KeyError, TypeError) as error:
         raise DataLoss(f"{files.name}/{path}: {error}") from error
+
+
+def _chunks_of(values: Mapping[str, Any]) -> tuple[Chunk, ...]:
+    return tuple(Chunk(*each) for each in values["chunks"])
 
 
 def load(files: Files) -> State:
@@ -276,17 +338,17 @@ def _state_path(number: int) -> str:
 
 
 def commit(files: Files, before: State | None, after: State) -> State:
-    """Makes ``after`` the state that follows ``before``, and removes what nobody needs.
+    """Makes ``after`` the state that follows ``before``; returns it as it was written.
 
-    Returns it as it was written. Raises FailedPrecondition when another writer was faster, and
-    IoError; then ``before`` stands, and what was written for ``after`` is named by nobody.
+    Raises FailedPrecondition when another writer was faster, and IoError; then ``before`` stands,
+    and what was written for ``after`` is named by nobody.
     """
     number = 1 if before is None else before.number + 1
     old = {line.file: line for line in before.lines} if before else {}
     lines = []
     for line in after.lines:
         if old.get(line.file) is not line:
-            line = replace(line, file=f"lines/{new_name()}.json")
+            line = replace(_seal(files, line), file=f"lines/{new_name()}.json")
             files.write(line.file, [_line_bytes(line)])
         lines.append(line)
     after = replace(after, number=number, lines=tuple(lines), trash=())
@@ -311,15 +373,10 @@ def commit(files: Files, before: State | None, after: State) -> State:
             f"{files.name}: another writer made state {number} meanwhile: open the store again, "
             "and see that one process writes it"
         ) from None
-    # Files of the state before last: who reads the last one still finds all of it.
-    _remove(files, [] if before is None else before.trash)
-    _remove(files, [_state_path(number - STATES_KEPT)] if number > STATES_KEPT else [])
     return after
 
 
-def _remove(files: Files, paths: Iterable[str]) -> None:
-    for path in paths:
-        try:
-            files.remove(path)
-        except PetpsError:
-            continue  # purge removes what is left over
+def obsolete(before: State) -> list[str]:
+    """What nobody needs once the state after ``before`` stands; that one may still be lost."""
+    oldest = before.number - STATES_KEPT + 1
+    return [*before.trash, *([_state_path(oldest)] if oldest > 0 else [])]

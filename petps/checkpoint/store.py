@@ -10,6 +10,7 @@ Threads:     one thread writes; restores may run in others.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ from petps.checkpoint.state import (
     commit,
     load,
     new_name,
+    obsolete,
 )
 from petps.delta.schema import check_name
 from petps.errors import (
@@ -72,6 +74,7 @@ class Store:
         self._state = state
         self._blooms: dict[tuple[str, int], Bloom] = {}
         self._sizes: dict[str, int] = {}
+        self._obsolete: list[str] = []  # see tidy()
         self.read_bytes = 0
         """Bytes of chunks that were read, in read_seconds: what a restore is reckoned from."""
         self.read_seconds = 0.0
@@ -262,10 +265,19 @@ class Store:
     def _commit(self, before: State, after: State) -> None:
         # Of the state that was changed: another thread's restore may have read a newer one since.
         self._state = commit(self._files, before, after)
+        self.tidy()
+        self._obsolete = obsolete(before)
         living = {(chunk.file, chunk.offset) for line in self._state.lines for chunk in line.chunks}
         self._blooms = {at: bloom for at, bloom in self._blooms.items() if at in living}
         files = {path for path, _ in living}
         self._sizes = {path: size for path, size in self._sizes.items() if path in files}
+
+    def tidy(self) -> None:
+        """Removes what nobody needs any more now, and not with the next change."""
+        paths, self._obsolete = self._obsolete, []
+        for path in paths:
+            with contextlib.suppress(PetpsError):  # purge removes what is left over
+                self._files.remove(path)
 
     def rearrange(
         self,

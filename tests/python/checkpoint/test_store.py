@@ -7,6 +7,7 @@ Through splits, merges, resets, purges, rollbacks and reopened stores. Does not 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from petps.checkpoint.policy import Merged, TwoD, full_every, least_stride, livi
 from petps.checkpoint.store import BASE, DELTA
 from petps.codec import Quantisation
 from petps.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
+from tests.python.checkpoint.conftest import SEALED_CHUNKS
 from tests.python.checkpoint.replay import Replay, assert_same
 
 TABLES = {
@@ -169,6 +171,41 @@ def test_rollback_goes_on_from_there(tmp_path: Path, name: str) -> None:
         writer.write(version, {"dense": b"%d" % version})
         writer.arrange()
     check(store, replay, list(range(1, 28)))
+
+
+def test_ended_chunks_are_said_once(tmp_path: Path) -> None:
+    """A line does not grow with what has ended; a store that is opened anew knows all of it."""
+    replay = Replay(TABLES, steps(5), deletes=0.1)
+    store = Store.create(tmp_path / "s", "m", list(TABLES.values()))
+    writer = Checkpointer(store, TwoD(ratio=0.0, resets=False), replay)
+    said = []  # in the line's own file, of chunks that have ended
+    for version in range(1, VERSIONS + 1):
+        replay.now = version
+        writer.write(version, {"dense": b"%d" % version})
+        writer.arrange()
+        sealed = {id(chunk) for each in store.state.line.sealed for chunk in each.chunks}
+        ended = [chunk for chunk in store.state.line.chunks if not chunk.open]
+        said.append(sum(1 for chunk in ended if id(chunk) not in sealed))
+    assert len(ended) > 10 * SEALED_CHUNKS
+    assert max(said) < SEALED_CHUNKS
+    kept = list(range(1, VERSIONS + 1))
+    changes: list[Callable[[], list[int]]] = [
+        list,
+        lambda: store.purge(12),
+        lambda: store.rollback(VERSIONS - 5),
+        lambda: store.purge(2),
+    ]
+    for change in changes:
+        gone = change()
+        kept = [version for version in kept if version not in gone]
+        again = Store.open(tmp_path / "s")
+        assert set(again.state.line.chunks) == set(store.state.line.chunks)
+        assert again.state.files() == store.state.files()
+        check(again, replay, kept)
+    store.tidy()  # what is named no more goes
+    there = {f"lines/{path.name}" for path in (tmp_path / "s" / "lines").iterdir()}
+    named = store.state.files() | set(store.state.trash)
+    assert there == {path for path in named if path.startswith("lines/")}
 
 
 def test_two_writers_are_told(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from petps.checkpoint import POLICIES, Checkpointer, Rows, Store, Table
+from petps.checkpoint import POLICIES, Checkpointer, Policy, Rows, Store, Table
 from petps.checkpoint.files import FsspecFiles
+from petps.checkpoint.policy import TwoD
 from petps.errors import DataLoss, PetpsError, Unimplemented
 from tests.python.checkpoint.memory import MemoryFiles
 from tests.python.checkpoint.replay import Replay, assert_same
@@ -23,19 +24,22 @@ def replay() -> Replay:
     return Replay(TABLES, steps(3, VERSIONS), deletes=0.1)
 
 
-def filled(files: MemoryFiles | str, replay: Replay) -> Store:
+def filled(files: MemoryFiles | str, replay: Replay, policy: Policy | None = None) -> Store:
     store = Store.create(files, "m", list(TABLES.values()))
-    writer = Checkpointer(store, POLICIES["consecutive"](), replay)
+    writer = Checkpointer(store, policy or POLICIES["consecutive"](), replay)
     for version in range(1, VERSIONS + 1):
         replay.now = version
         writer.write(version, {"dense": b"%d" % version})
+        writer.arrange()
     return store
 
 
-def test_no_damage_is_given_out(replay: Replay) -> None:
+@pytest.mark.parametrize("policy", [POLICIES["consecutive"](), TwoD(ratio=0.0, resets=False)])
+def test_no_damage_is_given_out(replay: Replay, policy: Policy) -> None:
     """Every file, missing, cut, or with one bit turned: an error, or the rows as they were."""
     files = MemoryFiles()
-    filled(files, replay)
+    line = filled(files, replay, policy).state.line
+    assert bool(line.sealed) == isinstance(policy, TwoD)
     whole = dict(files.held)
     said = set()
     for path, body in whole.items():
