@@ -1,0 +1,156 @@
+"""Segments whose ids outgrow memory, as files. TRACKER.md, "Spill tier".
+
+Owns:        SpillFolder, SpilledSet.
+Never does:  decide what is spilled (tracker.py); outlive its process: it is memory, not a store.
+Called by:   tracker.py.
+Invariants:  a file is whole or not there; a folder belongs to one tracker at a time.
+Threads:     one at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import numpy as np
+
+from petps.errors import DataLoss, FailedPrecondition, IoError, ResourceExhausted
+from petps.tracker.sets import BitSet, IdSet, Touched, TouchedSet, whole
+
+__all__ = ["SpillFolder", "SpilledSet"]
+
+SUFFIX: Final = ".segment"
+
+
+@dataclass(frozen=True, slots=True)
+class SpilledSet:
+    """A compact set in a file: uint64 ids and their states, or bits."""
+
+    path: Path
+    offset: int
+    count: int  # ids; bytes of bits where ``rows``
+    rows: int | None
+    state_dtype: np.dtype[np.generic] | None
+    state_shape: tuple[int, ...]
+
+    @property
+    def resident_bytes(self) -> int:
+        """See TouchedSet."""
+        return 0
+
+    def load(self) -> IdSet | BitSet:
+        """Reads it. Raises IoError, DataLoss."""
+        if self.rows is not None:
+            return BitSet(self.rows, self._read(np.dtype(np.uint8), self.count, self.offset))
+        ids = self._read(np.dtype(np.uint64), self.count, self.offset)
+        state = None
+        if self.state_dtype is not None:
+            values = self.count * int(np.prod(self.state_shape))
+            state = self._read(self.state_dtype, values, self.offset + ids.nbytes)
+            state = state.reshape(self.count, *self.state_shape)
+        return IdSet(Touched(ids, state))
+
+    def parts(self) -> Iterator[Touched]:
+        """See TouchedSet."""
+        return self.load().parts()
+
+    def _read(self, dtype: np.dtype[np.generic], count: int, offset: int) -> np.ndarray:
+        try:
+            found = np.fromfile(self.path, dtype, count, offset=offset)
+        except OSError as error:
+            raise IoError(f"spilled ids {self.path}: {error.strerror}") from error
+        if len(found) != count:
+            raise DataLoss(f"spilled ids {self.path}: the file was cut off by another program")
+        return found
+
+
+class SpillFolder:
+    """A folder of spilled segments; cleaned when it is opened and when it is closed."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        self._number = 0
+        self._sizes: dict[Path, int] = {}
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise IoError(f"spill folder {self._folder}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise FailedPrecondition(
+                f"spill folder {self._folder} is another tracker's: give each one of its own"
+            ) from None
+        for left in self._folder.glob(f"*{SUFFIX}"):  # of a process that was killed
+            left.unlink(missing_ok=True)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of all files."""
+        return sum(self._sizes.values())
+
+    def write(self, sets: Iterable[tuple[str, TouchedSet]]) -> dict[str, TouchedSet]:
+        """A file of compact sets, one in memory at a time.
+
+        Raises ResourceExhausted, and leaves nothing, where the disk refuses.
+        """
+        self._number += 1
+        path = self._folder / f"{self._number:08}{SUFFIX}"
+        out: dict[str, TouchedSet] = {}
+        try:
+            with open(path, "xb") as file:
+                for name, each in sets:
+                    out[name] = _write(path, file, each)
+                self._sizes[path] = file.tell()
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise ResourceExhausted(
+                f"ids can't be spilled to {self._folder}: {error.strerror}. They stay in memory, "
+                "and none is lost: free space there, or let the tenants read"
+            ) from error
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return out
+
+    def size(self, sets: Mapping[str, TouchedSet]) -> int:
+        """Bytes of the file that holds these; 0 if they are in memory."""
+        return sum(self._sizes[path] for path in _paths(sets))
+
+    def remove(self, sets: Mapping[str, TouchedSet]) -> None:
+        """Removes the file of these sets, if they have one."""
+        for path in _paths(sets):
+            self._sizes.pop(path, None)
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Removes all, and lets another tracker have the folder."""
+        for path in self._sizes:
+            path.unlink(missing_ok=True)
+        self._sizes.clear()
+        os.close(self._lock)
+
+
+def _paths(sets: Mapping[str, TouchedSet]) -> set[Path]:
+    return {each.path for each in sets.values() if isinstance(each, SpilledSet)}
+
+
+def _write(path: Path, file: BinaryIO, given: TouchedSet) -> SpilledSet:
+    offset = file.tell()
+    given = given.load() if isinstance(given, SpilledSet) else given
+    if isinstance(given, BitSet):
+        file.write(given.bits.data)
+        return SpilledSet(path, offset, len(given.bits), given.rows, None, ())
+    touched = whole(given)
+    file.write(np.ascontiguousarray(touched.ids).data)
+    if touched.state is None:
+        return SpilledSet(path, offset, len(touched.ids), None, None, ())
+    state = np.ascontiguousarray(touched.state)
+    file.write(state.data)
+    return SpilledSet(path, offset, len(touched.ids), None, state.dtype, state.shape[1:])

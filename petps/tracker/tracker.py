@@ -1,0 +1,576 @@
+"""Tracker: see petps/tracker/__init__.py and TRACKER.md."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from petps.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PetpsError,
+    ResourceExhausted,
+)
+from petps.tracker.sets import (
+    BitSet,
+    IdSet,
+    Keep,
+    Touched,
+    TouchedSet,
+    distinct,
+    smaller,
+    union,
+    whole,
+)
+from petps.tracker.spill import SpilledSet, SpillFolder
+
+__all__ = ["Reading", "Tracker"]
+
+# track() compacts by itself beyond this many ids that compact() was not called for: 32 MiB.
+PENDING_IDS: Final = 1 << 22
+# After a spill that failed, the next is tried once this share of the budget has come on top.
+RETRY_SHARE: Final = 1 / 16
+
+
+@dataclass(eq=False, slots=True)
+class _Segment:
+    """What was touched between two reads, whoever read: sets by table, all but the open compact."""
+
+    begin: int
+    end: int = 0
+    sets: dict[str, TouchedSet] = field(default_factory=dict)
+
+    @property
+    def spilled(self) -> bool:
+        return any(isinstance(each, SpilledSet) for each in self.sets.values())
+
+    @property
+    def resident_bytes(self) -> int:
+        return sum(each.resident_bytes for each in self.sets.values())
+
+
+@dataclass(eq=False, slots=True)
+class _Tenant:
+    name: str
+    position: int  # what lies before it was acknowledged
+    reading: Reading | None = None
+
+
+class Reading:
+    """What a tenant has not acknowledged yet. Leaving its ``with`` block without acknowledge()
+    gives it back: the tenant's next reading has it again.
+    """
+
+    def __init__(self, tracker: Tracker, tenant: str, begin: int, end: int) -> None:
+        self._tracker = tracker
+        self.tenant = tenant
+        self.begin = begin
+        self.end = end
+
+    def touched(self, table: str) -> Touched:
+        """Distinct ids uint64[n], ascending, and their states; read from memory or spilled files.
+
+        Raises NotFound for an unknown table, FailedPrecondition once the reading is over.
+        """
+        return self._tracker._touched(self, table)
+
+    def ids(self, table: str) -> npt.NDArray[np.uint64]:
+        """touched() without states."""
+        return self.touched(table).ids
+
+    def acknowledge(self) -> None:
+        """The tenant has done with it: none of it is handed out to this tenant again.
+
+        Raises FailedPrecondition if the tenant has begun another reading, or is gone.
+        """
+        self._tracker._end(self, acknowledged=True)
+
+    def abandon(self) -> None:
+        """Ends the reading; what it has comes again. Without effect if it is over."""
+        self._tracker._end(self, acknowledged=False)
+
+    def __enter__(self) -> Reading:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.abandon()
+
+
+class Tracker:
+    """Which ids of each table were touched since each tenant's last acknowledged reading.
+
+    tables: by name, the number of rows of a dense id space (ids are below it), or None for any
+    uint64. keep: of an id's states, which one counts. spill: a folder of its own for ids beyond
+    ``memory_bytes``; what it holds dies with the process. Raises InvalidArgument, IoError,
+    FailedPrecondition (another tracker has the folder).
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, int | None] | Iterable[tuple[str, int | None]] = (),
+        *,
+        tenants: Iterable[str] = (),
+        keep: Keep = "last",
+        memory_bytes: int | None = None,
+        spill: str | Path | None = None,
+    ) -> None:
+        if keep not in ("first", "last"):
+            raise InvalidArgument(f"keep {keep!r} is unknown: use 'first' or 'last'")
+        if memory_bytes is not None and memory_bytes <= 0:
+            raise InvalidArgument(f"memory_bytes {memory_bytes} is not positive")
+        if spill is not None and memory_bytes is None:
+            raise InvalidArgument("a spill folder needs memory_bytes: how much stays in memory")
+        self._rows: dict[str, int | None] = {}
+        self._states: dict[str, tuple[np.dtype[Any], tuple[int, ...]] | None] = {}
+        self._tenants: dict[str, _Tenant] = {}
+        self._keep = keep
+        self._budget = memory_bytes
+        self._segments: list[_Segment] = []
+        self._open = _Segment(0)
+        self._resident = 0  # bytes of all sets, or a little more
+        self._appended = 0  # ids of the open segment behind its distinct ones
+        self._distinct = 0
+        self._patience = 0  # resident bytes below which no spill is tried, since one failed
+        self._closed = False
+        # _mutex guards all of the above, briefly. _work is taken first, and held by whoever
+        # compacts, merges, spills or reads; under it nobody else touches sealed segments.
+        self._mutex = threading.Lock()
+        self._work = threading.Lock()
+        for name, rows in tables.items() if isinstance(tables, Mapping) else tables:
+            self.add_table(name, rows)
+        for tenant in tenants:
+            self.add_tenant(tenant)
+        self._spill = None if spill is None else SpillFolder(spill)
+
+    # ---- tables and tenants ----
+
+    @property
+    def tables(self) -> dict[str, int | None]:
+        """By name: rows of a dense id space, or None."""
+        with self._mutex:
+            return dict(self._rows)
+
+    @property
+    def tenants(self) -> list[str]:
+        """Their names."""
+        with self._mutex:
+            return sorted(self._tenants)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory of all ids and states that are kept."""
+        with self._mutex:
+            return self._resident
+
+    @property
+    def spilled_bytes(self) -> int:
+        """Of the spill folder's files."""
+        with self._work:
+            return 0 if self._spill is None else self._spill.stored_bytes
+
+    @property
+    def segments(self) -> int:
+        """How many are kept, the open one not counted."""
+        with self._mutex:
+            return len(self._segments)
+
+    def add_table(self, name: str, rows: int | None = None) -> None:
+        """Raises AlreadyExists, InvalidArgument."""
+        if not isinstance(name, str) or not name:
+            raise InvalidArgument(f"table {name!r}: a name is text, and not empty")
+        if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows <= 0):
+            raise InvalidArgument(f"table {name}: rows is {rows!r}, not a positive number or None")
+        with self._mutex:
+            if name in self._rows:
+                raise AlreadyExists(
+                    f"table {name} is tracked already: name it by its owner too (owner.{name})"
+                )
+            self._rows[name] = rows
+
+    def add_tenant(self, name: str) -> None:
+        """Its readings have what is touched from now on. Raises AlreadyExists."""
+        with self._work:
+            with self._mutex:
+                self._check_open()
+                if name in self._tenants:
+                    raise AlreadyExists(f"tenant {name} is there already")
+            self._seal()
+            with self._mutex:
+                self._tenants[name] = _Tenant(name, self._open.begin)
+
+    def remove_tenant(self, name: str) -> None:
+        """What only it had not read is forgotten, and its reading is over. Raises NotFound."""
+        with self._work:
+            with self._mutex:
+                self._tenant(name)
+                del self._tenants[name]
+            self._forget()
+            self._merge()
+
+    # ---- the trainer's side ----
+
+    def track(self, fqn: str, ids: npt.ArrayLike, state: npt.ArrayLike | None = None) -> None:
+        """Records touched ids (integers of any shape, repeated or not) of a table.
+
+        state: [number of ids, ...], of one dtype and shape for all of a table's ids, or None for
+        all. Both are copied. Raises NotFound for an unknown table, InvalidArgument that names the
+        first bad id; then nothing is recorded. Raises ResourceExhausted when the ids outgrow
+        memory_bytes and can't be spilled: they are recorded all the same.
+        """
+        touched = self._checked(fqn, ids, state)
+        with self._mutex:
+            self._check_open()
+            if not self._tenants or len(touched.ids) == 0:
+                return
+            into = self._open.sets.setdefault(fqn, IdSet())
+            assert isinstance(into, IdSet | BitSet)
+            into.add(touched)
+            if isinstance(into, IdSet):
+                self._appended += len(touched.ids)
+                self._resident += touched.nbytes
+            due = self._appended >= max(PENDING_IDS, self._distinct) or (
+                8 * self._appended >= self._distinct and self._over_budget()
+            )
+        if due:
+            with self._work:
+                self._tidy()
+
+    def compact(self) -> int:
+        """Says that now is a good time to drop repeated ids: all tables in one pass.
+
+        Does nothing while fewer ids came than the open segment has distinct ones, so that calling
+        it each step costs little. Returns how many were dropped. Raises as track() for the budget.
+        """
+        with self._mutex:
+            self._check_open()
+            if self._appended == 0 or self._appended < self._distinct:
+                return 0
+        with self._work:
+            return self._tidy()
+
+    # ---- a tenant's side ----
+
+    def read(self, tenant: str) -> Reading:
+        """What was touched since what the tenant acknowledged last. Call it between two steps.
+
+        A reading that the tenant has not acknowledged is over, and is part of this one.
+        Raises NotFound for an unknown tenant.
+        """
+        with self._work:
+            with self._mutex:
+                self._check_open()
+                self._tenant(tenant)
+            self._seal()
+            with self._mutex:
+                reader = self._tenant(tenant)
+                reading = Reading(self, tenant, reader.position, self._open.begin)
+                reader.reading = reading
+            self._merge()
+            return reading
+
+    def close(self) -> None:
+        """Forgets all, and cleans the spill folder. A second call does nothing."""
+        with self._work:
+            with self._mutex:
+                if self._closed:
+                    return
+                self._closed = True
+                self._tenants.clear()
+            self._forget()
+            if self._spill is not None:
+                self._spill.close()
+
+    def _touched(self, reading: Reading, table: str) -> Touched:
+        with self._work:
+            with self._mutex:
+                self._check_current(reading)
+                if table not in self._rows:
+                    raise self._unknown(table)
+                rows = self._rows[table]
+            sets = [
+                _loaded(segment.sets[table])
+                for segment in self._segments
+                if reading.begin <= segment.begin < reading.end and table in segment.sets
+            ]
+            if not sets:
+                return Touched(np.empty(0, np.uint64))
+            found = whole(sets[0] if len(sets) == 1 else union(sets, rows, self._keep))
+            return found.read_only()
+
+    def _end(self, reading: Reading, *, acknowledged: bool) -> None:
+        with self._work:
+            with self._mutex:
+                if not acknowledged and not self._is_current(reading):
+                    return
+                self._check_current(reading)
+                tenant = self._tenants[reading.tenant]
+                tenant.reading = None
+                if acknowledged:
+                    tenant.position = reading.end
+            self._forget()
+            self._merge()
+
+    def _is_current(self, reading: Reading) -> bool:
+        tenant = self._tenants.get(reading.tenant)
+        return tenant is not None and tenant.reading is reading
+
+    def _check_current(self, reading: Reading) -> None:
+        if not self._is_current(reading):
+            raise FailedPrecondition(
+                f"this reading of tenant {reading.tenant} is over (acknowledged, abandoned, read "
+                "anew, or the tenant is gone): read again"
+            )
+
+    # ---- under _work ----
+
+    def _tidy(self) -> int:
+        """Compacts the open segment, then spills what is beyond the budget."""
+        with self._mutex:
+            if self._closed:
+                return 0
+            segment = self._open
+        dropped = self._compact(segment)
+        with self._mutex:
+            over = self._over_budget()
+        if over:
+            self._spill_some()
+        return dropped
+
+    def _compact(self, segment: _Segment) -> int:
+        """Makes each table's set distinct, in one pass; the open segment may grow meanwhile."""
+        with self._mutex:
+            sealed = segment is not self._open
+            taken = {
+                name: list(each.parts())
+                for name, each in segment.sets.items()
+                if isinstance(each, IdSet) and (sealed or each.appended)
+            }
+        if not taken:
+            return 0
+        found = distinct(taken, self._keep, "ascending" if sealed else "any")
+        before = sum(len(part.ids) for parts in taken.values() for part in parts)
+        with self._mutex:
+            for name, touched in found.items():
+                each = segment.sets[name]
+                assert isinstance(each, IdSet)
+                each.replace(len(taken[name]), touched)
+                chosen = smaller(touched, self._rows[name])
+                if isinstance(chosen, BitSet):
+                    chosen.absorb(each)
+                    segment.sets[name] = chosen
+            self._count()
+        return before - sum(len(touched.ids) for touched in found.values())
+
+    def _seal(self) -> None:
+        """Begins a new open segment, if anything is in the one before."""
+        with self._mutex:
+            segment = self._open
+            if not segment.sets:
+                return
+            segment.end = segment.begin + 1
+            self._segments.append(segment)
+            self._open = _Segment(segment.end)
+            self._count()
+        self._compact(segment)
+
+    def _forget(self) -> None:
+        """Drops segments that every tenant has acknowledged."""
+        with self._mutex:
+            if not self._tenants:
+                self._open.sets.clear()
+            needed = min(
+                (each.position for each in self._tenants.values()), default=self._open.begin
+            )
+            gone = [each for each in self._segments if each.end <= needed]
+            self._segments = self._segments[len(gone) :]
+            self._count()
+        if self._spill is not None:
+            for segment in gone:
+                self._spill.remove(segment.sets)
+
+    def _merge(self) -> None:
+        """Joins segments that no tenant tells apart any more: those in memory always, and files
+        when the newer is no smaller than the older, so that an id is written anew few times.
+        """
+        with self._mutex:
+            bounds = {each.position for each in self._tenants.values()}
+            bounds |= {each.reading.end for each in self._tenants.values() if each.reading}
+        at = len(self._segments) - 1
+        while at > 0:
+            older, newer = self._segments[at - 1], self._segments[at]
+            if newer.begin not in bounds and self._may_join(older, newer):
+                joined = self._joined(older, newer)
+                if joined is None:  # the disk refuses; both are kept
+                    return
+                with self._mutex:
+                    self._segments[at - 1 : at + 1] = [joined]
+                    self._count()
+                if self._spill is not None:
+                    self._spill.remove(older.sets)
+                    self._spill.remove(newer.sets)
+                at = min(at, len(self._segments) - 1)
+            else:
+                at -= 1
+
+    def _may_join(self, older: _Segment, newer: _Segment) -> bool:
+        if self._spill is None or not (older.spilled or newer.spilled):
+            return True
+        if not (older.spilled and newer.spilled):
+            return False
+        return self._spill.size(newer.sets) >= self._spill.size(older.sets)
+
+    def _joined(self, older: _Segment, newer: _Segment) -> _Segment | None:
+        def of(name: str) -> TouchedSet:
+            sets = [each.sets[name] for each in (older, newer) if name in each.sets]
+            if len(sets) == 1:
+                return sets[0]
+            return union([_loaded(each) for each in sets], self._rows[name], self._keep)
+
+        names = [*older.sets, *(name for name in newer.sets if name not in older.sets)]
+        if self._spill is not None and older.spilled:
+            try:
+                sets = self._spill.write((name, of(name)) for name in names)
+            except PetpsError:  # a file of its own stays; touched() will say what is wrong with it
+                return None
+        else:
+            sets = {name: of(name) for name in names}
+        return _Segment(older.begin, newer.end, sets)
+
+    def _spill_some(self) -> None:
+        """Writes segments to the folder, oldest first and the open one last, to half the budget.
+
+        Raises ResourceExhausted where that can't be.
+        """
+        assert self._budget is not None
+        if self._spill is None:
+            self._patience = int(self._resident + self._budget * RETRY_SHARE)
+            raise ResourceExhausted(self._too_much())
+        try:
+            for segment in list(self._segments):
+                if self._resident <= self._budget // 2:
+                    break
+                if not segment.spilled:
+                    self._spill_one(segment)
+            if self._resident > self._budget // 2:
+                self._seal()
+                if self._segments and not self._segments[-1].spilled:
+                    self._spill_one(self._segments[-1])
+        except ResourceExhausted:
+            self._patience = int(self._resident + self._budget * RETRY_SHARE)
+            raise
+        self._merge()
+
+    def _spill_one(self, segment: _Segment) -> None:
+        assert self._spill is not None
+        written = self._spill.write(segment.sets.items())
+        with self._mutex:
+            segment.sets = written
+            self._count()
+
+    # ---- under _mutex ----
+
+    def _count(self) -> None:
+        """Counts bytes and ids anew."""
+        self._resident = self._open.resident_bytes + sum(
+            each.resident_bytes for each in self._segments
+        )
+        ids = [each for each in self._open.sets.values() if isinstance(each, IdSet)]
+        self._appended = sum(each.appended for each in ids)
+        self._distinct = sum(each.distinct for each in ids)
+        if self._budget is not None and self._resident <= self._budget:
+            self._patience = 0
+
+    def _over_budget(self) -> bool:
+        return self._budget is not None and self._resident > max(self._budget, self._patience)
+
+    def _too_much(self) -> str:
+        slowest = min(self._tenants.values(), key=lambda each: each.position, default=None)
+        whose = "" if slowest is None else f"; tenant {slowest.name} has waited longest"
+        return (
+            f"the tracker holds {self._resident} bytes of ids, above memory_bytes "
+            f"{self._budget}{whose}. They are kept, and none is lost: let the tenants read and "
+            "acknowledge, remove those that are gone, or give a spill folder"
+        )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise FailedPrecondition("the tracker is closed")
+
+    def _tenant(self, name: str) -> _Tenant:
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            known = ", ".join(sorted(self._tenants)) or "none"
+            raise NotFound(f"the tracker has no tenant {name!r}; it has: {known}")
+        return tenant
+
+    def _unknown(self, table: str) -> NotFound:
+        known = ", ".join(sorted(self._rows)) or "none"
+        return NotFound(f"the tracker has no table {table!r}; it has: {known}")
+
+    # ---- what is given ----
+
+    def _checked(self, fqn: str, ids: npt.ArrayLike, state: npt.ArrayLike | None) -> Touched:
+        with self._mutex:
+            if fqn not in self._rows:
+                raise self._unknown(fqn)
+            rows = self._rows[fqn]
+        checked = _unsigned(fqn, ids, rows)
+        given = None if state is None else np.array(state)
+        if given is not None and (given.ndim == 0 or len(given) != len(checked)):
+            raise InvalidArgument(
+                f"table {fqn}: state of shape {given.shape} for {len(checked)} ids: "
+                "give one for each"
+            )
+        if given is not None and given.dtype.hasobject:
+            raise InvalidArgument(f"table {fqn}: state of dtype {given.dtype}: give numbers")
+        kind = None if given is None else (given.dtype, given.shape[1:])
+        if len(checked):
+            with self._mutex:
+                known = self._states.setdefault(fqn, kind)
+            if known != kind:
+                raise InvalidArgument(
+                    f"table {fqn}: state is {_kind_text(kind)}, before it was {_kind_text(known)}: "
+                    "all of a table's ids carry the same"
+                )
+        return Touched(checked, given)
+
+
+def _unsigned(fqn: str, given: npt.ArrayLike, rows: int | None) -> npt.NDArray[np.uint64]:
+    """A copy as uint64[n]."""
+    ids = np.asarray(given)
+    if ids.size == 0:
+        return np.empty(0, np.uint64)
+    if ids.dtype.kind not in "iu":
+        raise InvalidArgument(f"table {fqn}: ids are {ids.dtype}, expected integers")
+    flat = ids.ravel()
+    if ids.dtype.kind == "i" and flat.min() < 0:
+        where = int(np.argmax(flat < 0))
+        raise InvalidArgument(f"table {fqn}: ids[{where}] is {flat[where]}: it can't be negative")
+    if rows is not None and flat.max() >= rows:
+        where = int(np.argmax(flat >= rows))
+        raise InvalidArgument(
+            f"table {fqn}: ids[{where}] is {flat[where]}, but the table has {rows} rows"
+        )
+    return flat.astype(np.uint64)
+
+
+def _kind_text(kind: tuple[np.dtype[Any], tuple[int, ...]] | None) -> str:
+    return "none" if kind is None else f"{kind[0]}{[*kind[1]]} an id"
+
+
+def _loaded(each: TouchedSet) -> TouchedSet:
+    return each.load() if isinstance(each, SpilledSet) else each
