@@ -1,6 +1,6 @@
 """Rows of one table in a store: what they are, and their bytes. STORE.md.
 
-Owns:        Column, Table, Rows, lay_over(), encode(), decode(), Bloom, hash_keys().
+Owns:        Column, Table, Rows, lay_over(), encode(), view(), decode(), Bloom, hash_keys().
 Never does:  files, versions.
 Called by:   store.py, policy.py, state.py.
 """
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from petps import _native
 from petps.codec import BITS, METHODS, Quantisation, default_quantisation
-from petps.delta.chunk import ROW, decode_columns, encode_columns
+from petps.delta.chunk import ROW, decode_columns, encode_columns, locate_columns, view_columns
 from petps.delta.errors import DeltaError
 from petps.delta.schema import DTYPES, MAX_DIM, check_name
 from petps.errors import DataLoss, InvalidArgument
@@ -32,6 +32,8 @@ __all__ = [
     "encode",
     "hash_keys",
     "lay_over",
+    "layout_of",
+    "view",
 ]
 
 Keys = npt.NDArray[np.uint64]
@@ -188,6 +190,19 @@ class Rows:
             deleted if deleted is not None and deleted.any() else None,
         )
 
+    def same(self, other: Rows) -> bool:
+        """Whether keys, columns and deletions are equal."""
+        none = np.zeros(len(self), np.bool_)
+        mine, theirs = (none if each.deleted is None else each.deleted for each in (self, other))
+        return (
+            np.array_equal(self.keys, other.keys)
+            and np.array_equal(mine, theirs)
+            and self.columns.keys() == other.columns.keys()
+            and all(
+                np.array_equal(self.columns[name], other.columns[name]) for name in self.columns
+            )
+        )
+
     def __len__(self) -> int:
         return len(self.keys)
 
@@ -239,8 +254,19 @@ def encode(table: Table, rows: Rows) -> memoryview:
     return encode_columns(rows.keys, columns, rows.deleted)
 
 
+def layout_of(table: Table, body: memoryview) -> tuple[int, ...]:
+    """Where in encode()'s bytes the columns are."""
+    return locate_columns(body, [column.name for column in table.columns])
+
+
+def view(table: Table, body: memoryview, rows: int, layout: tuple[int, ...]) -> Rows:
+    """The rows of a chunk: views of ``body``, which fits its checksum and so has that layout."""
+    widths = {column.name: column.width for column in table.columns}
+    return Rows(*view_columns(body, rows, widths, layout))
+
+
 def decode(table: Table, body: bytes | memoryview, where: str) -> Rows:
-    """The rows of a chunk: views of ``body``. Raises DataLoss that names ``where``."""
+    """view() by Arrow itself, which checks all. Raises DataLoss that names ``where``."""
     widths = {column.name: column.width for column in table.columns}
     try:
         return Rows(*decode_columns(body, widths))
@@ -266,7 +292,7 @@ class Bloom:
         return np.packbits(bits, bitorder="little").tobytes()
 
     @classmethod
-    def read(cls, body: bytes) -> Bloom:
+    def read(cls, body: memoryview) -> Bloom:
         """Of make()'s bytes."""
         return cls(np.frombuffer(body, np.uint64))
 

@@ -9,14 +9,16 @@ Threads:     any.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from petps.delta.files import publish_file, sync_folder
-from petps.errors import AlreadyExists, InvalidArgument, IoError, NotFound
+from petps.errors import AlreadyExists, DataLoss, InvalidArgument, IoError, NotFound
 
 __all__ = ["Files", "FsspecFiles", "LocalFiles", "open_files"]
 
@@ -34,11 +36,11 @@ class Files(Protocol):
     def create(self, path: str, content: bytes) -> None:
         """Writes a file whose name only one may take. Durable. Raises AlreadyExists, IoError."""
 
-    def read(self, path: str, ranges: Sequence[tuple[int, int]] | None = None) -> list[bytes]:
-        """The whole file as one, or each (offset, length). Short where the file is.
+    def read(self, path: str) -> bytes:
+        """The whole file. Raises NotFound, IoError."""
 
-        Raises NotFound, IoError.
-        """
+    def read_into(self, path: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
+        """Fills each buffer from its offset on. Raises NotFound, IoError, DataLoss: it is cut."""
 
     def list(self, folder: str) -> dict[str, float]:
         """Names in a folder, with the age in seconds of each. Empty if there is no such folder."""
@@ -88,14 +90,28 @@ class LocalFiles:
         except OSError as error:
             raise IoError(f"{target}: {error.strerror}") from error
 
-    def read(self, path: str, ranges: Sequence[tuple[int, int]] | None = None) -> list[bytes]:
+    def read(self, path: str) -> bytes:
         """See Files."""
+        with self._reading(path) as file:
+            return file.read()
+
+    def read_into(self, path: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
+        """See Files."""
+        with self._reading(path) as file:
+            for offset, buffer in pieces:
+                done = 0
+                while done < len(buffer):
+                    count = os.preadv(file.fileno(), [buffer[done:]], offset + done)
+                    if count == 0:
+                        raise _cut(f"{self._root / path}", offset + done)
+                    done += count
+
+    @contextlib.contextmanager
+    def _reading(self, path: str) -> Iterator[FileIO]:
         target = self._root / path
         try:
             with open(target, "rb", buffering=0) as file:
-                if ranges is None:
-                    return [file.read()]
-                return [os.pread(file.fileno(), length, offset) for offset, length in ranges]
+                yield file
         except FileNotFoundError:
             raise NotFound(f"{target} is not there") from None
         except OSError as error:
@@ -191,16 +207,26 @@ class FsspecFiles:
         except OSError as error:
             raise IoError(f"{self._url}/{path}: {error}") from error
 
-    def read(self, path: str, ranges: Sequence[tuple[int, int]] | None = None) -> list[bytes]:
+    def read(self, path: str) -> bytes:
         """See Files."""
-        target = self._at(path)
+        with self._reading(path) as target:
+            return bytes(self._fs.cat_file(target))
+
+    def read_into(self, path: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
+        """See Files: side by side, where the filesystem can."""
+        starts = [offset for offset, _ in pieces]
+        ends = [offset + len(buffer) for offset, buffer in pieces]
+        with self._reading(path) as target:
+            found = self._fs.cat_ranges([target] * len(pieces), starts, ends, on_error="raise")
+        for (offset, buffer), body in zip(pieces, found, strict=True):
+            if len(body) != len(buffer):
+                raise _cut(f"{self._url}/{path}", offset + len(body))
+            buffer[:] = body
+
+    @contextlib.contextmanager
+    def _reading(self, path: str) -> Iterator[str]:
         try:
-            if ranges is None:
-                return [bytes(self._fs.cat_file(target))]
-            return [
-                bytes(self._fs.cat_file(target, start=offset, end=offset + length))
-                for offset, length in ranges
-            ]
+            yield self._at(path)
         except FileNotFoundError:
             raise NotFound(f"{self._url}/{path} is not there") from None
         except OSError as error:
@@ -237,6 +263,10 @@ class FsspecFiles:
             pass
         except OSError as error:
             raise IoError(f"{self._url}/{path}: {error}") from error
+
+
+def _cut(where: str, at: int) -> DataLoss:
+    return DataLoss(f"{where} is cut at {at:,} bytes: restore the file from a copy of the store")
 
 
 def open_files(url: str | Path) -> Files:

@@ -67,10 +67,16 @@ class Chunk:
     min_key: int
     max_key: int
     checksum: str  # xxh3-64 of the Arrow stream, 16 hex digits
+    layout: tuple[int, ...]  # where in it the keys, each column and the null mask (or -1) begin
 
     def holds(self, version: int) -> bool:
         """Whether the version is in its span."""
         return self.first <= version and (self.end == OPEN or version < self.end)
+
+    @property
+    def stop(self) -> int:
+        """Where its Arrow stream ends in the bundle."""
+        return self.offset + self.length
 
     @property
     def open(self) -> bool:
@@ -206,7 +212,7 @@ def _read_signed(files: Files, path: str, checksum: str | None = None) -> dict[s
     """What _signed() made; checksum: of the whole file. Raises DataLoss, NotFound, Unimplemented
     for a newer format.
     """
-    (text,) = files.read(path)
+    text = files.read(path)
     where = f"{files.name}/{path}"
     try:
         values: dict[str, Any] = json.loads(text)
@@ -299,7 +305,8 @@ def _read_line(files: Files, path: str) -> Line:
 
 
 def _chunks_of(values: Mapping[str, Any]) -> tuple[Chunk, ...]:
-    return tuple(Chunk(*each) for each in values["chunks"])
+    named = (dict(zip(_CHUNK_FIELDS, each, strict=True)) for each in values["chunks"])
+    return tuple(Chunk(**{**each, "layout": tuple(each["layout"])}) for each in named)
 
 
 def load(files: Files) -> State:

@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import xxhash
 
-from petps.checkpoint.chunk import Bloom, Rows, Table, decode, encode, lay_over
+from petps.checkpoint.chunk import Bloom, Rows, Table, decode, encode, lay_over, layout_of, view
 from petps.checkpoint.files import Files, open_files
 from petps.checkpoint.state import (
     OPEN,
@@ -244,6 +246,7 @@ class Store:
                         int(rows.keys[0]),
                         int(rows.keys[-1]),
                         xxhash.xxh3_64_hexdigest(body),
+                        layout_of(self._state.tables[name], body),
                     )
                 )
                 offset += len(body) + len(bloom)
@@ -378,49 +381,54 @@ class Store:
     def read(self, chunks: Sequence[Chunk]) -> list[Rows]:
         """The rows of chunks. Raises DataLoss that names file and offset."""
         began = time.monotonic()
-        by_file: dict[str, list[int]] = {}
-        for number, chunk in enumerate(chunks):
-            by_file.setdefault(chunk.file, []).append(number)
+        order = sorted(range(len(chunks)), key=lambda n: (chunks[n].file, chunks[n].offset))
+        runs = list(_runs(chunks, order))
+        bounds = [0, *accumulate(chunks[run[-1]].stop - chunks[run[0]].offset for run in runs)]
+        # All in one piece: its pages are large ones, and many small pieces are faulted in each.
+        held = np.empty(bounds[-1], np.uint8).data
+        reads = zip(runs, (held[start:stop] for start, stop in pairwise(bounds)), strict=True)
+        files = groupby(reads, key=lambda read: chunks[read[0][0]].file)
         out: list[Rows | None] = [None] * len(chunks)
 
-        def read_file(item: tuple[str, list[int]]) -> None:
-            path, numbers = item
-            numbers = sorted(numbers, key=lambda number: chunks[number].offset)
-            for run in _runs([chunks[number] for number in numbers]):
-                start = run[0].offset
-                length = run[-1].offset + run[-1].length - start
-                body = memoryview(self._bytes(path, start, length))
-                for chunk in run:
-                    own = body[chunk.offset - start : chunk.offset - start + chunk.length]
-                    out[numbers.pop(0)] = self._rows(chunk, own)
+        def read_file(path: str, reads: list[tuple[list[int], memoryview]]) -> None:
+            self._fill(path, [(chunks[run[0]].offset, buffer) for run, buffer in reads])
+            for run, buffer in reads:
+                start = chunks[run[0]].offset
+                for number in run:
+                    chunk = chunks[number]
+                    own = buffer[chunk.offset - start : chunk.stop - start]
+                    out[number] = self._rows(chunk, own)
 
-        if len(by_file) > 1 and sum(chunk.length for chunk in chunks) >= PARALLEL_BYTES:
+        by_file = {path: list(reads) for path, reads in files}
+        if len(by_file) > 1 and bounds[-1] >= PARALLEL_BYTES:
             with ThreadPoolExecutor(min(READ_THREADS, len(by_file))) as pool:
-                for _ in pool.map(read_file, by_file.items()):
+                for _ in pool.map(read_file, by_file.keys(), by_file.values()):
                     pass
         else:
-            for item in by_file.items():
-                read_file(item)
+            for path, those in by_file.items():
+                read_file(path, those)
         self.read_bytes += sum(chunk.length for chunk in chunks)
         self.read_seconds += time.monotonic() - began
         return [rows for rows in out if rows is not None]
 
-    def _bytes(self, path: str, offset: int, length: int) -> bytes:
+    def _fill(self, path: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
         try:
-            return self._files.read(path, [(offset, length)])[0]
+            self._files.read_into(path, pieces)
         except NotFound as error:
             raise DataLoss(f"{error}: restore the file from a copy of the store") from error
 
+    def _bytes(self, path: str, offset: int, length: int) -> memoryview:
+        body = memoryview(bytearray(length))
+        self._fill(path, [(offset, body)])
+        return body
+
     def _rows(self, chunk: Chunk, body: memoryview) -> Rows:
         where = f"{self.name}/{chunk.file} at {chunk.offset}"
-        if len(body) != chunk.length or xxhash.xxh3_64_hexdigest(body) != chunk.checksum:
+        if xxhash.xxh3_64_hexdigest(body) != chunk.checksum:
             raise DataLoss(
                 f"{where} does not fit its checksum: restore the file from a copy of the store"
             )
-        rows = decode(self._state.tables[chunk.table], body, where)
-        if len(rows) != chunk.rows:
-            raise DataLoss(f"{where} has {len(rows)} rows, its line says {chunk.rows}")
-        return rows
+        return view(self._state.tables[chunk.table], body, chunk.rows, chunk.layout)
 
     def _offer(self, needed: Sequence[Chunk]) -> str:
         """The newest version that needs none of the files that are damaged."""
@@ -433,10 +441,10 @@ class Store:
 
     def _is_whole(self, chunk: Chunk) -> bool:
         try:
-            body = self._files.read(chunk.file, [(chunk.offset, chunk.length)])[0]
+            body = self._bytes(chunk.file, chunk.offset, chunk.length)
         except PetpsError:
             return False
-        return len(body) == chunk.length and xxhash.xxh3_64_hexdigest(body) == chunk.checksum
+        return xxhash.xxh3_64_hexdigest(body) == chunk.checksum
 
     def bloom(self, chunk: Chunk) -> Bloom:
         """The filter of a chunk's keys, read once."""
@@ -454,7 +462,7 @@ class Store:
             raise NotFound(f"version {version} has no part {name!r}; it has: {', '.join(parts)}")
         part = parts[name]
         try:
-            (body,) = self._files.read(part.file)
+            body = self._files.read(part.file)
         except NotFound as error:
             raise DataLoss(f"version {version}: {error}") from error
         if len(body) != part.bytes or xxhash.xxh3_64_hexdigest(body) != part.checksum:
@@ -546,9 +554,13 @@ class Store:
             for chunk in line.chunks:
                 try:
                     rows = self.read([chunk])[0]
+                    body = self._bytes(chunk.file, chunk.offset, chunk.length)
+                    stream = decode(self._state.tables[chunk.table], body, chunk.file)
                 except DataLoss as error:
                     problems.append(str(error))
                     continue
+                if not rows.same(stream):
+                    problems.append(f"{chunk.file} at {chunk.offset}: its line misplaces columns")
                 if (
                     len(rows) == 0
                     or (int(rows.keys[0]), int(rows.keys[-1])) != (chunk.min_key, chunk.max_key)
@@ -564,13 +576,14 @@ class Store:
         return problems
 
 
-def _runs(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
-    """Chunks of one file by offset, cut where the gap is not worth reading."""
-    run: list[Chunk] = []
-    for chunk in chunks:
-        if run and chunk.offset - (run[-1].offset + run[-1].length) > GAP_BYTES:
+def _runs(chunks: Sequence[Chunk], numbers: Iterable[int]) -> Iterator[list[int]]:
+    """Numbers of chunks by file and offset, cut where the gap is not worth reading."""
+    run: list[int] = []
+    for number in numbers:
+        last = chunks[run[-1]] if run else chunks[number]
+        if last.file != chunks[number].file or chunks[number].offset - last.stop > GAP_BYTES:
             yield run
             run = []
-        run.append(chunk)
+        run.append(number)
     if run:
         yield run

@@ -6,7 +6,7 @@ its integrity from the checksum, so the footer would be dead weight in every mes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -22,13 +22,16 @@ __all__ = [
     "decode_rows",
     "encode_columns",
     "encode_rows",
+    "locate_columns",
     "rows_per_chunk",
     "slices",
+    "view_columns",
 ]
 
 Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
+Layout = tuple[int, ...]
 
 ROW: Final = "row"
 # Headers (15 of at most 63 bytes and their names), the stream's schema and padding: under 3,000.
@@ -130,6 +133,35 @@ def decode_columns(
         for name, column in found.items()
     }
     return np.require(keys, np.uint64, "A"), columns, _deleted(found[ROW], n)
+
+
+def locate_columns(body: bytes | memoryview, names: Sequence[str]) -> Layout:
+    """Where in encode_columns()' bytes the keys, each column and ``row``'s null mask begin.
+
+    The last is -1 where there is none.
+    """
+    whole = pa.py_buffer(body)
+    with pa.ipc.open_stream(whole) as reader:
+        batch = reader.read_next_batch()
+    mask = batch.column(ROW).buffers()[0]
+    buffers = [batch.column(name).buffers()[1] for name in ("key", *names)]
+    offsets = [each.address - whole.address for each in buffers]
+    return (*offsets, -1 if mask is None else mask.address - whole.address)
+
+
+def view_columns(
+    body: bytes | memoryview, n: int, widths: Mapping[str, int], layout: Layout
+) -> tuple[Keys, dict[str, Rows], Mask | None]:
+    """decode_columns() without Arrow, for bytes that are known to be what locate_columns() saw."""
+    keys = np.require(np.frombuffer(body, "<u8", n, layout[0]), np.uint64, "A")
+    columns = {
+        name: np.frombuffer(body, np.uint8, n * width, offset).reshape(n, width)
+        for (name, width), offset in zip(widths.items(), layout[1:-1], strict=True)
+    }
+    if layout[-1] < 0:
+        return keys, columns, None
+    mask = np.frombuffer(body, np.uint8, (n + 7) // 8, layout[-1])
+    return keys, columns, ~np.unpackbits(mask, count=n, bitorder="little").view(np.bool_)
 
 
 def _column(batch: pa.RecordBatch, name: str, expected: pa.DataType) -> pa.Array:

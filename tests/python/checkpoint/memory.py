@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from petps.errors import AlreadyExists, IoError, NotFound
+from petps.errors import AlreadyExists, DataLoss, IoError, NotFound
 
 
 class Crash(BaseException):
@@ -56,14 +56,19 @@ class MemoryFiles:
         if not whole:
             raise Crash
 
-    def read(self, path: str, ranges: Sequence[tuple[int, int]] | None = None) -> list[bytes]:
+    def read(self, path: str) -> bytes:
         """See Files."""
         if path not in self.held:
             raise NotFound(f"memory/{path} is not there")
-        body = self.held[path]
-        if ranges is None:
-            return [body]
-        return [body[offset : offset + length] for offset, length in ranges]
+        return self.held[path]
+
+    def read_into(self, path: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
+        """See Files."""
+        body = self.read(path)
+        for offset, buffer in pieces:
+            if offset + len(buffer) > len(body):
+                raise DataLoss(f"memory/{path} is cut at {len(body)} bytes")
+            buffer[:] = body[offset : offset + len(buffer)]
 
     def list(self, folder: str) -> dict[str, float]:
         """See Files: all are older than any limit."""
@@ -71,7 +76,7 @@ class MemoryFiles:
 
     def size(self, path: str) -> int:
         """See Files."""
-        return len(self.read(path)[0])
+        return len(self.read(path))
 
     def remove(self, path: str) -> None:
         """See Files."""

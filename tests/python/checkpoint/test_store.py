@@ -245,14 +245,14 @@ def test_files_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyP
     replay = Replay(TABLES, steps(11, 12), deletes=0.1)
     store = written(tmp_path / "store", TwoD(ratio=0.0, resets=False), replay)
     threads: set[int] = set()
-    read = store._files.read
+    read_into = store._files.read_into
 
-    def seen(*arguments: object) -> list[bytes]:
+    def seen(*arguments: object) -> None:
         threads.add(threading.get_ident())
-        return read(*arguments)  # type: ignore[arg-type]
+        read_into(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr("petps.checkpoint.store.PARALLEL_BYTES", 0)
-    monkeypatch.setattr(store._files, "read", seen)
+    monkeypatch.setattr(store._files, "read_into", seen)
     check(store, replay, list(range(1, 13)))
     assert len(threads - {threading.get_ident()}) > 1
 
