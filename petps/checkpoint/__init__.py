@@ -8,6 +8,7 @@ from petps.checkpoint.base import Base, BaseFolder, BaseWriter
 from petps.checkpoint.checkpointer import Checkpointer, Source
 from petps.checkpoint.chunk import Column, Rows, Table
 from petps.checkpoint.policy import POLICIES, Policy
+from petps.checkpoint.quantise import Quantising
 from petps.checkpoint.store import Store
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Checkpointer",
     "Column",
     "Policy",
+    "Quantising",
     "Rows",
     "Source",
     "Store",

@@ -1,6 +1,6 @@
 """Writes versions of a model that is trained: what changed, as the policy wants it, one at a time.
 
-Owns:        Source (what a trainer gives), Checkpointer.
+Owns:        Source (what a trainer gives), Checkpointer, next_version().
 Never does:  track changes (petps.tracker), restore.
 Called by:   trainers, publish, demo, bench.
 Threads:     write() from one thread at a time; cancel() from any.
@@ -8,17 +8,29 @@ Threads:     write() from one thread at a time; cancel() from any.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final, Protocol
 
-from petps.checkpoint.chunk import Bytes, Keys, Mask, Rows
+from petps.checkpoint.chunk import Bytes, Floats, Keys, Mask, Rows, Table
 from petps.checkpoint.policy import Policy
+from petps.checkpoint.quantise import (
+    Sample,
+    has_too_few_bits,
+    sampled_keys,
+    stored_tables,
+    told,
+    unquantised,
+)
 from petps.checkpoint.state import Version
-from petps.checkpoint.store import DELTA, DIFFERENCE, Store
+from petps.checkpoint.store import BASE, DELTA, Store
 from petps.errors import FailedPrecondition
 
-__all__ = ["Checkpointer", "Source"]
+__all__ = ["Checkpointer", "Next", "Source", "next_version"]
+
+_log = logging.getLogger("petps.checkpoint")
 
 # Rows in a piece: what is in memory at a time beside the model.
 CHUNK_BYTES: Final = 32 << 20
@@ -30,8 +42,40 @@ class Source(Protocol):
     def keys(self, table: str, since: int | None) -> Keys:
         """uint64[n], ascending: all keys (None), or those written or deleted after ``since``."""
 
-    def rows(self, table: str, keys: Keys) -> tuple[Mapping[str, Bytes], Mask | None]:
-        """Stored columns uint8[n, width] of those keys; bool[n]: which are deleted, or None."""
+    def rows(self, table: str, keys: Keys) -> tuple[Mapping[str, Floats | Bytes], Mask | None]:
+        """Columns of those keys; bool[n]: which are deleted, or None.
+
+        A column: float32[n, dim], or uint8[n, width] as it is stored unquantised.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """What the next version is written as: rows changed after ``since``, stored as ``tables``."""
+
+    kind: str
+    since: int | None
+    tables: Mapping[str, Table]
+
+
+def next_version(store: Store, policy: Policy, sample: Sample) -> Next:
+    """As the policy wants it; a base where the line has too few bits for what was resumed since."""
+    state = store.state
+    wanted = state.quantising
+    kind = policy.kind(store)
+    if (
+        kind != BASE
+        and wanted is not None
+        and has_too_few_bits(state.line.tables, state.tables, wanted, state.restores)
+    ):
+        kind = BASE
+    if kind == BASE:
+        stored = stored_tables(state.tables, wanted, state.restores, sample)
+        if wanted is not None:
+            _log.info("[checkpoint] %s", "; ".join(told(stored)))
+        return Next(kind, None, stored)
+    since = state.line.versions[-1].version if kind == DELTA else state.line.began
+    return Next(kind, since, state.line.tables)
 
 
 class Checkpointer:
@@ -56,14 +100,16 @@ class Checkpointer:
             raise FailedPrecondition("a checkpoint is being written: cancel it, or wait for it")
         try:
             self._cancelled.clear()
-            kind = self._policy.kind(self._store)
-            since = None
-            if kind == DELTA:
-                since = self._store.state.line.versions[-1].version
-            elif kind == DIFFERENCE:
-                since = self._store.state.line.began
-            rows = {table: self._pieces(table, since) for table in self._store.state.tables}
-            return self._store.write(version, rows, kind=kind, parts=parts, goes_on=self._check)
+            next_ = next_version(self._store, self._policy, self._sample)
+            rows = {table: self._pieces(table, next_) for table in next_.tables}
+            return self._store.write(
+                version,
+                rows,
+                kind=next_.kind,
+                tables=next_.tables,
+                parts=parts,
+                goes_on=self._check,
+            )
         finally:
             self._busy.release()
 
@@ -81,10 +127,18 @@ class Checkpointer:
         if self._cancelled.is_set():
             raise FailedPrecondition("the checkpoint was cancelled")
 
-    def _pieces(self, table: str, since: int | None) -> Iterator[Rows]:
-        keys = self._source.keys(table, since)
-        step = max(1, self._chunk_bytes // (8 + self._store.state.tables[table].width))
+    def _pieces(self, name: str, next_: Next) -> Iterator[Rows]:
+        own, stored = self._store.state.tables[name], next_.tables[name]
+        keys = self._source.keys(name, next_.since)
+        step = max(1, self._chunk_bytes // (8 + own.width))
         for start in range(0, len(keys), step):
             part = keys[start : start + step]
-            columns, deleted = self._source.rows(table, part)
-            yield Rows.of(self._store.state.tables[table], part, columns, deleted)
+            columns, deleted = self._source.rows(name, part)
+            yield Rows.of(stored, part, unquantised(own, stored, columns), deleted)
+
+    def _sample(self, table: str, seed: int) -> tuple[Keys, Mapping[str, Floats | Bytes]]:
+        every = self._source.keys(table, None)
+        keys = sampled_keys(lambda: [every], seed)
+        if len(keys) == 0:
+            return keys, {}
+        return keys, self._source.rows(table, keys)[0]

@@ -25,6 +25,7 @@ __all__ = [
     "ROW",
     "Bloom",
     "Column",
+    "Floats",
     "Keys",
     "Rows",
     "Table",
@@ -38,6 +39,7 @@ __all__ = [
 
 Keys = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 
 # By dtype: what a column of it is written with if its table's parameters were not chosen.
@@ -83,7 +85,7 @@ class Column:
             return QUANTISED[self.dtype].row_bytes(self.dim)
         return _native.row_bytes(self.dtype, self.dim)
 
-    def stored(self, values: npt.NDArray[np.float32] | Bytes) -> Bytes:
+    def stored(self, values: Floats | Bytes) -> Bytes:
         """float32[n, dim], or what is stored already as uint8[n, width] -> uint8[n, width]."""
         expected = self.width if values.dtype == np.uint8 else self.dim
         if values.ndim != 2 or values.shape[1] != expected:
@@ -102,7 +104,7 @@ class Column:
             return floats.view(np.uint8).reshape(len(floats), self.width)
         return _native.encode_rows(self.dtype, floats)
 
-    def values(self, stored: Bytes) -> npt.NDArray[np.float32]:
+    def values(self, stored: Bytes) -> Floats:
         """uint8[n, width] -> float32[n, dim]."""
         if self.dtype in QUANTISED:
             return QUANTISED[self.dtype].dequantise(np.ascontiguousarray(stored), self.dim)
@@ -151,7 +153,7 @@ class Rows:
         cls,
         table: Table,
         keys: npt.ArrayLike,
-        columns: Mapping[str, npt.NDArray[np.float32] | Bytes],
+        columns: Mapping[str, Floats | Bytes],
         deleted: Mask | None = None,
     ) -> Rows:
         """Sorts by key. Raises InvalidArgument for a key that stands twice or a wrong shape."""

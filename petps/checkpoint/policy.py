@@ -288,7 +288,7 @@ class Merged(Policy):
         edits: list[Edit] = []
         for table in sorted({chunk.table for chunk in gone}):
             ours = [chunk for chunk in gone if chunk.table == table]
-            rows: Rows = lay_over(store.state.tables[table], store.read(ours), keep_deleted=True)
+            rows: Rows = lay_over(line.tables[table], store.read(ours), keep_deleted=True)
             edits.append((table, rows, last, OPEN, layer + 1))
         store.rearrange(
             [chunk for chunk in gone if chunk.first == last],

@@ -12,7 +12,7 @@ import json
 import re
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final
 
@@ -20,6 +20,8 @@ import xxhash
 
 from petps.checkpoint.chunk import Column, Table
 from petps.checkpoint.files import Files
+from petps.checkpoint.quantise import Quantising
+from petps.codec import Quantisation
 from petps.errors import (
     AlreadyExists,
     DataLoss,
@@ -124,6 +126,7 @@ class Line:
     began: int  # the version of its base, which purge may have dropped since
     versions: tuple[Version, ...]
     chunks: tuple[Chunk, ...]
+    tables: Mapping[str, Table]  # as its chunks hold them
     sealed: tuple[Sealed, ...] = ()  # which of the chunks need not be said again
 
     @property
@@ -150,9 +153,11 @@ class State:
 
     number: int
     model: str
-    tables: Mapping[str, Table]
+    tables: Mapping[str, Table]  # the trainer's own
     lines: tuple[Line, ...] = ()
     trash: tuple[str, ...] = ()  # files of earlier states that may be removed
+    quantising: Quantising | None = None
+    restores: int = 0  # how often a training has resumed from a version
 
     @property
     def line(self) -> Line:
@@ -255,6 +260,30 @@ def _seal(files: Files, line: Line) -> Line:
     return replace(line, sealed=tuple(whole))
 
 
+def _tables_values(tables: Mapping[str, Table]) -> dict[str, Any]:
+    """By table its columns: name, dtype, dim, and the parameters of a quantised one."""
+    return {
+        name: [
+            [each.name, each.dtype, each.dim, each.quantisation and asdict(each.quantisation)]
+            for each in table.columns
+        ]
+        for name, table in tables.items()
+    }
+
+
+def _read_tables(values: Mapping[str, Any]) -> dict[str, Table]:
+    return {
+        name: Table(
+            name,
+            tuple(
+                Column(column, dtype, dim, None if chosen is None else Quantisation(**chosen))
+                for column, dtype, dim, chosen in columns
+            ),
+        )
+        for name, columns in values.items()
+    }
+
+
 def _line_bytes(line: Line) -> bytes:
     sealed = {id(chunk) for each in line.sealed for chunk in each.chunks}
     return _signed(
@@ -262,6 +291,7 @@ def _line_bytes(line: Line) -> bytes:
             **_chunks_values(chunk for chunk in line.chunks if id(chunk) not in sealed),
             "began": line.began,
             "sealed": [[each.file, each.checksum] for each in line.sealed],
+            "tables": _tables_values(line.tables),
             "versions": [
                 {
                     "version": each.version,
@@ -299,8 +329,15 @@ def _read_line(files: Files, path: str) -> Line:
             for name, checksum in values["sealed"]
         )
         ended = (chunk for each in sealed for chunk in each.chunks)
-        return Line(path, values["began"], versions, (*ended, *_chunks_of(values)), sealed)
-    except (KeyError, TypeError) as error:
+        return Line(
+            path,
+            values["began"],
+            versions,
+            (*ended, *_chunks_of(values)),
+            _read_tables(values["tables"]),
+            sealed,
+        )
+    except (KeyError, TypeError, ValueError) as error:
         raise DataLoss(f"{files.name}/{path}: {error}") from error
 
 
@@ -330,12 +367,17 @@ def load(files: Files) -> State:
 def _read_state(files: Files, number: int) -> State:
     values = _read_signed(files, _state_path(number))
     try:
-        tables = {
-            name: Table(name, tuple(Column(*column) for column in columns))
-            for name, columns in values["tables"].items()
-        }
         lines = tuple(_read_line(files, path) for path in values["lines"])
-        return State(number, values["model"], tables, lines, tuple(values["trash"]))
+        wanted = values["quantising"]
+        return State(
+            number,
+            values["model"],
+            _read_tables(values["tables"]),
+            lines,
+            tuple(values["trash"]),
+            None if wanted is None else Quantising(**wanted),
+            values["restores"],
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise DataLoss(f"{files.name}: state {number}: {error}") from error
 
@@ -365,10 +407,9 @@ def commit(files: Files, before: State | None, after: State) -> State:
         {
             "format": f"{FORMAT_NAME}-{FORMAT}",
             "model": after.model,
-            "tables": {
-                name: [[column.name, column.dtype, column.dim] for column in table.columns]
-                for name, table in after.tables.items()
-            },
+            "tables": _tables_values(after.tables),
+            "quantising": None if after.quantising is None else asdict(after.quantising),
+            "restores": after.restores,
             "lines": [line.file for line in after.lines],
             "trash": after.trash,
         }

@@ -24,6 +24,7 @@ import xxhash
 
 from petps.checkpoint.chunk import Bloom, Rows, Table, decode, encode, lay_over, layout_of, view
 from petps.checkpoint.files import Files, open_files
+from petps.checkpoint.quantise import Quantising
 from petps.checkpoint.state import (
     OPEN,
     Chunk,
@@ -82,15 +83,25 @@ class Store:
         self.read_seconds = 0.0
 
     @classmethod
-    def create(cls, url: str | Path | Files, model: str, tables: Sequence[Table]) -> Store:
-        """Makes one. Raises AlreadyExists where a store is, InvalidArgument."""
+    def create(
+        cls,
+        url: str | Path | Files,
+        model: str,
+        tables: Sequence[Table],
+        quantising: Quantising | None = None,
+    ) -> Store:
+        """Makes one. Raises AlreadyExists where a store is, InvalidArgument.
+
+        tables: as the trainer has them; ``quantising``: what a Checkpointer stores them for.
+        """
         files = open_files(url) if isinstance(url, str | Path) else url
         check_name("model", model)
         if not tables or len({table.name for table in tables}) != len(tables):
             raise InvalidArgument("a store needs tables, each of a name of its own")
         if files.list("states"):
             raise AlreadyExists(f"{files.name} holds a checkpoint store already")
-        state = State(1, model, {table.name: table for table in tables})
+        named = {table.name: table for table in tables}
+        state = State(1, model, named, quantising=quantising)
         return cls(files, commit(files, None, state))
 
     @classmethod
@@ -122,6 +133,7 @@ class Store:
         rows: Given,
         *,
         kind: str,
+        tables: Mapping[str, Table] | None = None,
         parts: Mapping[str, bytes] | None = None,
         goes_on: Callable[[], None] = lambda: None,
     ) -> Version:
@@ -129,7 +141,9 @@ class Store:
 
         rows: of each table, whole or in pieces whose keys ascend from piece to piece, so that no
         more than one is in memory. kind: BASE has every row; DELTA those changed since the newest
-        version, DIFFERENCE since the line's base, deletions among them. parts: opaque, by name.
+        version, DIFFERENCE since the line's base, deletions among them. tables: as the rows of a
+        BASE are stored (as the trainer has them); others are stored as their line. parts: opaque,
+        by name.
         goes_on: called before each piece; what it raises cancels the version.
         Raises InvalidArgument, FailedPrecondition (another writer), IoError; then there is no such
         version, and the store is as it was.
@@ -137,7 +151,11 @@ class Store:
         began = time.monotonic()
         before = state = self._state
         self._check_new(version, rows, kind)
-        chunks = self._write_bundle(self._edits(version, rows, kind, goes_on))
+        if kind != BASE:
+            tables = state.line.tables
+        elif tables is None:
+            tables = state.tables
+        chunks = self._write_bundle(self._edits(version, rows, kind, tables, goes_on))
         stored: dict[str, Part] = {}
         for name, body in (parts or {}).items():
             check_name("part", name)
@@ -155,7 +173,8 @@ class Store:
             parts=stored,
         )
         if kind == BASE:
-            state = replace(state, lines=(*state.lines, Line("", version, (made,), tuple(chunks))))
+            new = Line("", version, (made,), tuple(chunks), tables)
+            state = replace(state, lines=(*state.lines, new))
         else:
             line = state.line
             older = line.chunks
@@ -193,7 +212,12 @@ class Store:
             raise InvalidArgument(f"a base has every table: {missing!r} is missing")
 
     def _edits(
-        self, version: int, rows: Given, kind: str, goes_on: Callable[[], None]
+        self,
+        version: int,
+        rows: Given,
+        kind: str,
+        tables: Mapping[str, Table],
+        goes_on: Callable[[], None],
     ) -> Iterator[Edit]:
         for name, given in rows.items():
             last = -1
@@ -206,16 +230,16 @@ class Store:
                 last = int(piece.keys[-1])
                 if kind == BASE and piece.deleted is not None:
                     raise InvalidArgument(f"table {name}: a base deletes nothing")
-                self._check_shape(name, piece)
+                self._check_shape(tables[name], piece)
                 yield name, piece, version, OPEN, 0 if kind == BASE else 1
 
-    def _check_shape(self, name: str, rows: Rows) -> None:
-        for column in self._state.tables[name].columns:
+    def _check_shape(self, table: Table, rows: Rows) -> None:
+        for column in table.columns:
             stored = rows.columns.get(column.name)
             if stored is None or stored.shape != (len(rows), column.width):
                 shape = None if stored is None else stored.shape
                 raise InvalidArgument(
-                    f"table {name}: column {column.name} has {shape}, the store's has "
+                    f"table {table.name}: column {column.name} has {shape}, the line's has "
                     f"({len(rows)}, {column.width}): make rows by Rows.of"
                 )
 
@@ -338,10 +362,35 @@ class Store:
         Raises NotFound for a version or table that is not there, DataLoss for files that are
         missing, cut or altered: it names them, and the newest version that does without.
         """
-        return {
-            name: lay_over(self._state.tables[name], layers, keep_deleted=False)
-            for name, layers in self.layers(version, tables).items()
-        }
+        chosen = self._state.line.versions[-1].version if version is None else version
+        layers = self.layers(chosen, tables)
+        stored = self.tables_of(chosen)
+        return {name: lay_over(stored[name], layers[name], keep_deleted=False) for name in layers}
+
+    def resume(self, version: int | None = None) -> dict[str, Rows]:
+        """As restore(), for a training that goes on from there, and count_restore()."""
+        found = self.restore(version)
+        self.count_restore()
+        return found
+
+    def count_restore(self) -> None:
+        """A training goes on from a version's rows. Durable.
+
+        Once that was done more often than was expected of a quantised store, the next version is a
+        base of 8 bits. Raises FailedPrecondition where another writer is at work, IoError.
+        """
+        before = self._state
+        self._commit(before, replace(before, restores=before.restores + 1))
+
+    def expect(self, quantising: Quantising | None) -> None:
+        """Says anew what lines are quantised for, from the next base on; None: kept whole."""
+        before = self._state
+        self._commit(before, replace(before, quantising=quantising))
+
+    def tables_of(self, version: int | None = None) -> Mapping[str, Table]:
+        """How a version's rows are stored (the newest line's): whose Column.values() reads them."""
+        line = self._state.line if version is None else self._state.line_of(version)
+        return line.tables
 
     def layers(
         self,
@@ -367,7 +416,7 @@ class Store:
                 if chunk.table in names and not (above_base and chunk.layer == 0)
             ]
             try:
-                rows = self.read(chunks)
+                rows = self.read(chunks, line.tables)
             except DataLoss as error:
                 if again and self.refresh().number != state.number:
                     continue  # split or merged meanwhile
@@ -378,8 +427,15 @@ class Store:
             return found
         raise AssertionError("not reached")
 
-    def read(self, chunks: Sequence[Chunk]) -> list[Rows]:
-        """The rows of chunks. Raises DataLoss that names file and offset."""
+    def read(
+        self, chunks: Sequence[Chunk], tables: Mapping[str, Table] | None = None
+    ) -> list[Rows]:
+        """The rows of chunks of a line with those tables (the newest). Raises DataLoss.
+
+        It names file and offset.
+        """
+        if tables is None:
+            tables = self._state.line.tables
         began = time.monotonic()
         order = sorted(range(len(chunks)), key=lambda n: (chunks[n].file, chunks[n].offset))
         runs = list(_runs(chunks, order))
@@ -397,7 +453,7 @@ class Store:
                 for number in run:
                     chunk = chunks[number]
                     own = buffer[chunk.offset - start : chunk.stop - start]
-                    out[number] = self._rows(chunk, own)
+                    out[number] = self._rows(tables[chunk.table], chunk, own)
 
         by_file = {path: list(reads) for path, reads in files}
         if len(by_file) > 1 and bounds[-1] >= PARALLEL_BYTES:
@@ -422,13 +478,13 @@ class Store:
         self._fill(path, [(offset, body)])
         return body
 
-    def _rows(self, chunk: Chunk, body: memoryview) -> Rows:
+    def _rows(self, table: Table, chunk: Chunk, body: memoryview) -> Rows:
         where = f"{self.name}/{chunk.file} at {chunk.offset}"
         if xxhash.xxh3_64_hexdigest(body) != chunk.checksum:
             raise DataLoss(
                 f"{where} does not fit its checksum: restore the file from a copy of the store"
             )
-        return view(self._state.tables[chunk.table], body, chunk.rows, chunk.layout)
+        return view(table, body, chunk.rows, chunk.layout)
 
     def _offer(self, needed: Sequence[Chunk]) -> str:
         """The newest version that needs none of the files that are damaged."""
@@ -553,9 +609,9 @@ class Store:
         for line in self._state.lines:
             for chunk in line.chunks:
                 try:
-                    rows = self.read([chunk])[0]
+                    rows = self.read([chunk], line.tables)[0]
                     body = self._bytes(chunk.file, chunk.offset, chunk.length)
-                    stream = decode(self._state.tables[chunk.table], body, chunk.file)
+                    stream = decode(line.tables[chunk.table], body, chunk.file)
                 except DataLoss as error:
                     problems.append(str(error))
                     continue

@@ -12,8 +12,10 @@ from petps.cli.output import bytes_text, facts, json_out, note, progress, table,
 from petps.errors import DataLoss, FailedPrecondition, InvalidArgument
 
 if TYPE_CHECKING:
-    from petps.checkpoint import Column, Store
-    from petps.checkpoint.chunk import Bytes
+    from collections.abc import Mapping
+
+    from petps.checkpoint import Column, Rows, Store
+    from petps.checkpoint.chunk import Bytes, Keys
     from petps.checkpoint.state import Line
 
 app = typer.Typer(
@@ -93,6 +95,9 @@ def show(
 ) -> None:
     """Show what a store holds, or what restoring one version reads.
 
+    quantised tells, by column, method and bits, and the bins and ratio that were chosen by sampling
+    rows with that seed; restores, how often a training has resumed (restore --resume).
+
     With --graph each line is drawn: one row a chunk, one column a version, a bar over the versions
     that the chunk belongs to. A version is what the bars in its column give.
 
@@ -119,6 +124,8 @@ def show(
 
 
 def _facts(store: Store, version: int | None) -> dict[str, Any]:
+    from petps.checkpoint.quantise import told
+
     state = store.state
     if version is None:
         return {
@@ -129,6 +136,13 @@ def _facts(store: Store, version: int | None) -> dict[str, Any]:
             "versions": len(state.versions()),
             "chunks": sum(len(line.chunks) for line in state.lines),
             "bytes": bytes_text(store.stored_bytes()),
+            "expected restores": (
+                "rows are kept whole"
+                if state.quantising is None
+                else f"{state.quantising.expected_restores:g}, seed {state.quantising.seed}"
+            ),
+            "restores": state.restores,
+            "quantised": "; ".join(told(state.line.tables)) if state.lines else "",
         }
     line = state.line_of(version)
     chunks = line.of(version)
@@ -141,6 +155,7 @@ def _facts(store: Store, version: int | None) -> dict[str, Any]:
         "bytes": bytes_text(sum(chunk.length for chunk in chunks)),
         "rows above the base": sum(chunk.rows for chunk in above),
         "bytes above the base": bytes_text(sum(chunk.length for chunk in above)),
+        "quantised": "; ".join(told(line.tables)),
     }
 
 
@@ -185,9 +200,16 @@ def restore(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder for the base.")],
     version: Annotated[int | None, typer.Option(help="The newest, if left out.")] = None,
     partitions: Annotated[int, typer.Option(help="Of the model that will load it.")] = 8,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="A training goes on from it: counted, durably.")
+    ] = False,
     json_: _JSON = False,
 ) -> None:
     """Write a version's rows as a base: what `petps load` and a server's catch-up read.
+
+    A training that goes on from quantised rows carries their error along. With --resume it is
+    counted, and once it resumed more often than `write --expected-restores` said, the next version
+    is a base of 8 bits. Rows that are only looked at or served count for nothing.
 
     [bold]Examples[/bold]
 
@@ -195,13 +217,13 @@ def restore(
 
         petps load my.pool items bases/v120
     """
-    from petps.checkpoint import BaseWriter
+    from petps.checkpoint import BaseWriter, Column
     from petps.delta import TableSchema
     from petps.delta.schema import DTYPES
 
     opened = _open(store)
     chosen = opened.state.line.versions[-1].version if version is None else version
-    opened.state.line_of(chosen)
+    opened.tables_of(chosen)
     writer = BaseWriter(
         folder,
         model=opened.state.model,
@@ -211,16 +233,19 @@ def restore(
         version=chosen,
     )
     counts: dict[str, int] = {}
-    for name, described in opened.state.tables.items():
-        row = described.columns[0]
-        dtype = row.dtype if row.dtype in DTYPES else "f32"  # a table serves no quantised rows
+    if resume:
+        opened.count_restore()
+    for name, described in opened.tables_of(chosen).items():
+        row, own = described.columns[0], opened.state.tables[name].columns[0]
+        # A table serves no quantised rows: they become the trainer's dtype again.
+        served = own if own.dtype in DTYPES else Column(own.name, "f32", own.dim)
         rows = opened.restore(chosen, [name])[name]
         with progress(f"restoring {name}", len(rows), quiet=json_) as done:
             counts[name] = writer.add_table(
-                TableSchema(name, dtype, row.dim),
+                TableSchema(name, served.dtype, served.dim),
                 rows.keys,
-                lambda keys, rows=rows, row=row, whole=dtype == row.dtype: (  # type: ignore[misc]
-                    _served(row, rows.columns["row"][rows.keys.searchsorted(keys)], whole),
+                lambda keys, rows=rows, row=row, served=served: (  # type: ignore[misc]
+                    _served(row, rows.columns["row"][rows.keys.searchsorted(keys)], served),
                     None,
                 ),
                 progress=done,
@@ -234,9 +259,9 @@ def restore(
     )
 
 
-def _served(row: Column, stored: Bytes, whole: bool) -> Bytes:
-    """Stored rows as they are, or quantised ones as float32."""
-    return stored if whole else row.values(stored).view("u1").reshape(len(stored), -1)
+def _served(row: Column, stored: Bytes, served: Column) -> Bytes:
+    """Stored rows as they are, or quantised ones as they are served."""
+    return stored if row == served else served.stored(row.values(stored))
 
 
 @app.command()
@@ -244,21 +269,40 @@ def write(
     store: _STORE,
     base: Annotated[Path, typer.Argument(metavar="BASE", help="A folder of `petps export`.")],
     version: Annotated[int | None, typer.Option(help="The base's own, if left out.")] = None,
+    expected_restores: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            help="Quantise for a training that resumes N times: up to 1, 3 and 20 have 2, 3 and 4 "
+            "bits, more has 8. Rows are kept whole if it was never said.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Which rows are sampled to choose parameters.")] = 0,
     json_: _JSON = False,
 ) -> None:
     """Write a base as a version; a store that is not there is made for it.
 
     Trainers write versions through petps.checkpoint.Checkpointer; this begins a store by hand.
 
+    With --expected-restores rows are quantised, from this version on: 4 bits and fewer by an
+    adaptive search whose bins and ratio are chosen by sampling the rows, 8 bits asymmetric. A
+    training that resumes more often than expected (`restore --resume`) goes on with 8 bits.
+    `petps checkpoint show` tells what was chosen, and how often it resumed.
+
     [bold]Examples[/bold]
 
         petps export my.pool bases/monday
 
         petps checkpoint write checkpoints bases/monday
+
+        petps checkpoint write checkpoints bases/monday --expected-restores 3
     """
-    from petps.checkpoint import Base, Rows, Store, Table
+    from petps.checkpoint import POLICIES, Base, Checkpointer, Quantising, Rows, Store, Table
     from petps.checkpoint.chunk import lay_over
+    from petps.checkpoint.quantise import told
     from petps.errors import NotFound
+
+    wanted = None if expected_restores is None else Quantising(expected_restores, seed)
 
     source = Base(base)
     tables = {
@@ -268,18 +312,41 @@ def write(
     try:
         opened = Store.open(store)
     except NotFound:
-        opened = Store.create(store, source.model, list(tables.values()))
+        opened = Store.create(store, source.model, list(tables.values()), wanted)
     if dict(opened.state.tables) != tables or opened.state.model != source.model:
         raise InvalidArgument(f"{base} has other tables than {store}")
     rows = {}
     for name, described in tables.items():
         pieces = [Rows.of(described, keys, {"row": stored}) for keys, stored in source.chunks(name)]
         rows[name] = lay_over(described, pieces, keep_deleted=True)
-    made = opened.write(source.version if version is None else version, rows, kind="base")
+    if wanted is not None and opened.state.quantising != wanted:
+        opened.expect(wanted)
+    writer = Checkpointer(opened, POLICIES["full"](), _Held(rows))
+    made = writer.write(source.version if version is None else version)
+    quantised = told(opened.tables_of(made.version))
     if json_:
-        json_out({"version": made.version, "rows": made.rows, "bytes": made.bytes})
+        report = {"version": made.version, "rows": made.rows, "bytes": made.bytes}
+        json_out({**report, "quantised": quantised})
         return
     note(f"{store}: version {made.version}, {made.rows:,} rows, {bytes_text(made.bytes)}")
+    for text in quantised:
+        note(text)
+
+
+class _Held:
+    """Rows by table, as a Checkpointer asks for them."""
+
+    def __init__(self, rows: Mapping[str, Rows]) -> None:
+        self._rows = rows
+
+    def keys(self, table: str, since: int | None) -> Keys:
+        del since  # each version is a base
+        return self._rows[table].keys
+
+    def rows(self, table: str, keys: Keys) -> tuple[Mapping[str, Bytes], None]:
+        held = self._rows[table]
+        at = held.keys.searchsorted(keys)
+        return {name: values[at] for name, values in held.columns.items()}, None
 
 
 @app.command()
@@ -389,12 +456,17 @@ def diff(store: _STORE, first: _VERSION, second: _VERSION, json_: _JSON = False)
     opened = _open(store)
     rows = []
     old, new = opened.restore(first), opened.restore(second)
+    was_stored, now_stored = opened.tables_of(first), opened.tables_of(second)
     for name in opened.state.tables:
         a, b = old[name], new[name]
         _, at_a, at_b = np.intersect1d(a.keys, b.keys, assume_unique=True, return_indices=True)
         same = np.ones(len(at_a), np.bool_)
-        for column in a.columns:
-            same &= (a.columns[column][at_a] == b.columns[column][at_b]).all(axis=1)
+        for was, now in zip(was_stored[name].columns, now_stored[name].columns, strict=True):
+            one, other = a.columns[was.name][at_a], b.columns[now.name][at_b]
+            if was != now:
+                same &= (was.values(one) == now.values(other)).all(axis=1)
+            else:
+                same &= (one == other).all(axis=1)
         rows.append(
             {
                 "table": name,

@@ -98,6 +98,42 @@ def test_begun_with_an_exported_base(petps_command: Command, tmp_path: Path) -> 
     assert "version 5 is not above 5" in message
 
 
+def test_quantised_for_expected_restores(petps_command: Command, tmp_path: Path) -> None:
+    """Written by hand, told by show; the second of one expected restore: 8 bits from there on."""
+    pool, store, base = tmp_path / "pool", tmp_path / "s", tmp_path / "base"
+    petps_command("create", pool, "--table", "t:16:f16:10k", "--model", "m", "--partitions", 2)
+    keys = np.arange(1200, dtype=np.uint64)
+    floats = np.random.default_rng(3).random((1200, 16), np.float32)
+    with petps.open(pool) as opened:
+        opened.push("t", keys, floats)
+    petps_command("export", pool, base)
+    write = ("checkpoint", "write", store, base, "--version")
+    report = petps_command.json(*write, 1, "--expected-restores", 1, "--seed", 4)
+    assert report["quantised"][0].startswith("t.row: adaptive2, bins ")
+    shown = petps_command.json("checkpoint", "show", store)
+    assert shown["expected restores"] == "1, seed 4"
+    assert shown["quantised"] == report["quantised"][0]
+    assert "seed 4" in shown["quantised"]
+    petps_command("checkpoint", "restore", store, tmp_path / "looked", "--partitions", 2)
+    assert petps_command.json("checkpoint", "show", store)["restores"] == 0
+    for number in (1, 2):
+        folder = tmp_path / f"resumed{number}"
+        petps_command("checkpoint", "restore", store, folder, "--partitions", 2, "--resume")
+        assert petps_command.json("checkpoint", "show", store)["restores"] == number
+        assert Base(folder).schemas()["t"].dtype == "f16"
+    report = petps_command.json(*write, 2)
+    assert report["quantised"] == ["t.row: asymmetric8, seed 4"]
+    assert "adaptive2" in petps_command.json("checkpoint", "show", store, 1)["quantised"]
+    report = petps_command.json("checkpoint", "diff", store, 1, 2)
+    assert report["tables"][0]["same"] < 1200
+    petps_command("load", pool, "t", tmp_path / "resumed2")
+    with petps.open(pool) as opened:
+        read = opened.pull("t", keys)
+    assert 0 < np.abs(np.asarray(read, np.float32) - floats).max() < 0.4
+    message = petps_command.fails(2, *write, 3, "--expected-restores", "nan")
+    assert "expected restores nan: a number, 0 or more" in message
+
+
 def test_merged_purged_and_rolled_back(petps_command: Command, store: Path, replay: Replay) -> None:
     report = petps_command.json("checkpoint", "merge", store, "--stride", 2)
     assert report["deltas_after"] < report["deltas_before"]
