@@ -51,6 +51,10 @@ TARGETS: Final[dict[str, tuple[str, float, bool]]] = {
     "checkpoint.recovery.2d": ("ratio", 1 / 4.7, False),
     "checkpoint.storage.2d": ("ratio", 0.4, False),
     "checkpoint.construct.2d": ("ratio", 1.15, False),
+    "checkpoint.write_bytes.2": ("ratio", 1 / 17, False),  # Check-N-Run's Figure 17
+    "checkpoint.write_bytes.8": ("ratio", 1 / 6, False),
+    "checkpoint.capacity.2": ("ratio", 1 / 8, False),
+    "checkpoint.capacity.8": ("ratio", 1 / 2.5, False),
     "codec.encode8": ("ratio", 0.3, True),
     "codec.adaptive4": ("ratio", 10.0, True),
     "codec.l2.adaptive.4": ("ratio", 1.05, False),
@@ -247,9 +251,10 @@ def _tracker(work: Workload) -> Iterator[Result]:
 
 
 def _checkpoint(work: Workload) -> Iterator[Result]:
-    from bench.checkpoint.policies import figures
+    from bench.checkpoint import bytes, policies
 
-    yield from figures(work["checkpoint"])
+    yield from policies.figures(work["checkpoint"])
+    yield from bytes.figures(work["checkpoint"])
 
 
 PARTS: Final[tuple[tuple[str, Callable[[Workload], Iterator[Result]]], ...]] = (

@@ -31,7 +31,7 @@ NAIVE = "consecutive"
 REFERENCE = "intermittent"
 
 
-class _Trainer:
+class Trainer:
     """A Source: one array of rows, and the version that changed each last."""
 
     def __init__(self, keys: int, dim: int) -> None:
@@ -94,7 +94,7 @@ def _measure(
     folder: Path, policy: Policy, intervals: list[Keys], keys: int, dim: int
 ) -> dict[str, float]:
     store = Store.create(folder, "bench", [Table.of("items", dim)])
-    trainer = _Trainer(keys, dim)
+    trainer = Trainer(keys, dim)
     writer = Checkpointer(store, policy, trainer)
     writer.write(1)
     construct, arrange = [], []
@@ -134,7 +134,7 @@ def _measure(
     }
 
 
-def _check(store: Store, trainer: _Trainer) -> None:
+def _check(store: Store, trainer: Trainer) -> None:
     """What was measured restores: the newest version is the trainer's array."""
     rows = store.restore()["items"]
     same = rows.columns["row"].view(np.float32).reshape(len(rows), -1)

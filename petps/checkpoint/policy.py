@@ -102,7 +102,7 @@ class Intermittent(Policy):
     def next_kind(self, store: Store, line: Line) -> str:
         """See Policy. F_c <= I_c, sizes as shares of the base."""
         base = line.base_bytes
-        sizes = [each.bytes / base for each in line.versions if each.kind == DIFFERENCE and base]
+        sizes = [size / base for _, kind, size in line.written if kind == DIFFERENCE and base]
         if not sizes:
             return DIFFERENCE
         return BASE if 1 + sum(sizes) <= (len(sizes) + 1) * sizes[-1] else DIFFERENCE
@@ -222,7 +222,7 @@ class Merged(Policy):
 
     def next_kind(self, store: Store, line: Line) -> str:
         """See Policy."""
-        written = sum(1 for each in line.versions if each.kind == DELTA)
+        written = sum(1 for _, kind, _ in line.written if kind == DELTA)
         d = round(self.duplication, 2)
         every = self.every or full_every(self._stride_now(), d, self.volume)
         return BASE if written >= every else DELTA

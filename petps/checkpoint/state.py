@@ -127,6 +127,7 @@ class Line:
     versions: tuple[Version, ...]
     chunks: tuple[Chunk, ...]
     tables: Mapping[str, Table]  # as its chunks hold them
+    written: tuple[tuple[int, str, int], ...]  # version, kind, bytes; those that were purged too
     sealed: tuple[Sealed, ...] = ()  # which of the chunks need not be said again
 
     @property
@@ -292,6 +293,7 @@ def _line_bytes(line: Line) -> bytes:
             "began": line.began,
             "sealed": [[each.file, each.checksum] for each in line.sealed],
             "tables": _tables_values(line.tables),
+            "written": line.written,
             "versions": [
                 {
                     "version": each.version,
@@ -335,6 +337,7 @@ def _read_line(files: Files, path: str) -> Line:
             versions,
             (*ended, *_chunks_of(values)),
             _read_tables(values["tables"]),
+            tuple((version, kind, count) for version, kind, count in values["written"]),
             sealed,
         )
     except (KeyError, TypeError, ValueError) as error:

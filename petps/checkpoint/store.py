@@ -172,8 +172,9 @@ class Store:
             sum(chunk.length + chunk.bloom_length for chunk in chunks),
             parts=stored,
         )
+        written = (version, kind, made.bytes)
         if kind == BASE:
-            new = Line("", version, (made,), tuple(chunks), tables)
+            new = Line("", version, (made,), tuple(chunks), tables, (written,))
             state = replace(state, lines=(*state.lines, new))
         else:
             line = state.line
@@ -184,7 +185,12 @@ class Store:
                     for each in older
                 )
             state = state.with_line(
-                replace(line, versions=(*line.versions, made), chunks=(*older, *chunks))
+                replace(
+                    line,
+                    versions=(*line.versions, made),
+                    chunks=(*older, *chunks),
+                    written=(*line.written, written),
+                )
             )
         self._commit(before, state)
         return made
@@ -589,7 +595,8 @@ class Store:
         versions = tuple(each for each in line.versions if each.version <= version)
         lines = before.lines[: before.lines.index(line)]
         if gone:
-            new = replace(line, versions=versions, chunks=chunks)
+            written = tuple(each for each in line.written if each[0] <= version)
+            new = replace(line, versions=versions, chunks=chunks, written=written)
             self._commit(before, replace(before, lines=(*lines, new)))
         return gone
 

@@ -155,6 +155,23 @@ def test_purge_breaks_no_version_that_stays(tmp_path: Path, name: str) -> None:
     check(store, replay, [7, VERSIONS + 1])
 
 
+@pytest.mark.parametrize("policy", [POLICIES["intermittent"](), Merged(stride=2, every=9)])
+def test_bases_come_when_they_are_due_whatever_was_purged(policy: Policy, tmp_path: Path) -> None:
+    replay = Replay(TABLES, steps(12), deletes=0.1)
+    expected = [line.began for line in written(tmp_path / "whole", policy, replay).state.lines]
+    assert len(expected) > 2
+    store = Store.create(tmp_path / "store", "m", list(TABLES.values()))
+    writer = Checkpointer(store, policy, replay, chunk_bytes=1 << 10)
+    bases = []
+    for version in range(1, VERSIONS + 1):
+        replay.now = version
+        if writer.write(version).kind == BASE:
+            bases.append(version)
+        writer.arrange()
+        store.purge(1)
+    assert bases == expected
+
+
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_rollback_goes_on_from_there(tmp_path: Path, name: str) -> None:
     replay = Replay(TABLES, steps(4), deletes=0.1)

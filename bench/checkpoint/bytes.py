@@ -1,0 +1,85 @@
+"""checkpoint.write_bytes and .capacity by bits: Check-N-Run's Figure 17.
+
+The trace has the growth of its Figure 15: an interval modifies 26 % of the rows, most of them in
+every interval, so that half of the model was modified after ten. What is compared with: full
+checkpoints of float32 rows in the same format. Here: the intermittent policy, quantised for the
+number of restores that allows these bits. write_bytes are the mean over the versions, bases among
+them; capacity is the most that the store holds when only the newest version is kept.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from bench.checkpoint.policies import Trainer
+from petps.checkpoint import POLICIES, Checkpointer, Policy, Quantising, Store, Table
+from petps.checkpoint.chunk import Keys
+
+# By bits, the restores that are expected: Check-N-Run 6.2.
+RESTORES: Final = {2: 1, 3: 3, 4: 20, 8: 100}
+MODIFIED: Final = 0.26
+ALWAYS: Final = 0.22
+
+
+def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Both ratios to full float32, lower is better, by bits."""
+    keys, count = int(work["modified_of"]), int(work["intervals"])
+    intervals = _intervals(keys, count)
+    reference = _measure(POLICIES["full"](), None, intervals, keys, work["dim"])
+    modified = len(np.unique(np.concatenate(intervals))) / keys
+    for bits, restores in RESTORES.items():
+        found = _measure(
+            POLICIES["intermittent"](), Quantising(restores), intervals, keys, work["dim"]
+        )
+        for figure in ("write_bytes", "capacity"):
+            yield {
+                "name": f"checkpoint.{figure}.{bits}",
+                "value": found[figure] / 1e6,
+                "unit": "MB",
+                "ratio_to": "full float32",
+                "ratio": found[figure] / reference[figure],
+                "times_less": reference[figure] / found[figure],
+                "expected_restores": restores,
+                "bases": found["bases"],
+                "modified_in_all": modified,
+            }
+
+
+def _intervals(keys: int, count: int) -> list[Keys]:
+    """26 % of the rows each: the same 22 %, and others of the rest."""
+    rng = np.random.default_rng(1)
+    shuffled = rng.permutation(keys)
+    often, rest = np.split(shuffled, [int(ALWAYS * keys)])
+    others = int(MODIFIED * keys) - len(often)
+    return [
+        np.sort(np.concatenate([often, rng.choice(rest, others, replace=False)])).astype(np.uint64)
+        for _ in range(count)
+    ]
+
+
+def _measure(
+    policy: Policy, quantising: Quantising | None, intervals: list[Keys], keys: int, dim: int
+) -> dict[str, float]:
+    folder = Path(tempfile.mkdtemp(prefix="petps-bench-"))
+    try:
+        store = Store.create(folder / "store", "bench", [Table.of("items", dim)], quantising)
+        trainer = Trainer(keys, dim)
+        writer = Checkpointer(store, policy, trainer)
+        written, held, bases = [], [], 0
+        for version, changed in enumerate([intervals[0][:0], *intervals], 1):
+            trainer.step(version, changed)
+            made = writer.write(version)
+            bases += made.kind == "base"
+            store.purge(1)
+            written.append(made.bytes)
+            held.append(store.stored_bytes())
+        return {"write_bytes": statistics.fmean(written), "capacity": max(held), "bases": bases}
+    finally:
+        shutil.rmtree(folder)
