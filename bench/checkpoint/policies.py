@@ -39,6 +39,7 @@ class Trainer:
         self.changed = np.zeros(keys, np.int64)
 
     def step(self, version: int, keys: Keys) -> None:
+        """The version changes those rows."""
         places = keys.astype(np.int64)
         self.values[places] += 1
         self.changed[places] = version

@@ -31,7 +31,10 @@ class Files(Protocol):
         """What to call it in messages."""
 
     def write(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
-        """Writes a file of a name that nobody else uses. Durable. Raises IoError."""
+        """Writes a file of a name that nobody else uses. Durable. Raises IoError.
+
+        A piece is valid until the next one is asked for.
+        """
 
     def create(self, path: str, content: bytes) -> None:
         """Writes a file whose name only one may take. Durable. Raises AlreadyExists, IoError."""

@@ -22,7 +22,8 @@ from typing import Final
 import numpy as np
 import xxhash
 
-from petps.checkpoint.chunk import Bloom, Rows, Table, decode, encode, lay_over, layout_of, view
+from petps.checkpoint.bundle import Edit, Given, checked_edits, write_bundle
+from petps.checkpoint.chunk import Bloom, Rows, Table, decode, lay_over, view
 from petps.checkpoint.files import Files, open_files
 from petps.checkpoint.quantise import Quantising
 from petps.checkpoint.state import (
@@ -63,10 +64,6 @@ PARALLEL_BYTES: Final = 64 << 20
 # Sparse bundles are written anew once that much is named in them together.
 COMPACT_BYTES: Final = 1 << 20
 MAX_VERSION: Final = (1 << 64) - 1
-
-Given = Mapping[str, Rows | Iterable[Rows]]
-# A chunk to be written: its table, rows, first, end and layer.
-Edit = tuple[str, Rows, int, int, int]
 
 
 class Store:
@@ -155,7 +152,9 @@ class Store:
             tables = state.line.tables
         elif tables is None:
             tables = state.tables
-        chunks = self._write_bundle(self._edits(version, rows, kind, tables, goes_on))
+        chunks = self._write_bundle(
+            checked_edits(version, rows, tables, goes_on, base=kind == BASE)
+        )
         stored: dict[str, Part] = {}
         for name, body in (parts or {}).items():
             check_name("part", name)
@@ -217,82 +216,10 @@ class Store:
             missing = min(set(self._state.tables) - set(rows))
             raise InvalidArgument(f"a base has every table: {missing!r} is missing")
 
-    def _edits(
-        self,
-        version: int,
-        rows: Given,
-        kind: str,
-        tables: Mapping[str, Table],
-        goes_on: Callable[[], None],
-    ) -> Iterator[Edit]:
-        for name, given in rows.items():
-            last = -1
-            for piece in [given] if isinstance(given, Rows) else given:
-                goes_on()
-                if len(piece) == 0:
-                    continue
-                if int(piece.keys[0]) <= last:
-                    raise InvalidArgument(f"table {name}: the pieces' keys do not ascend")
-                last = int(piece.keys[-1])
-                if kind == BASE and piece.deleted is not None:
-                    raise InvalidArgument(f"table {name}: a base deletes nothing")
-                self._check_shape(tables[name], piece)
-                yield name, piece, version, OPEN, 0 if kind == BASE else 1
-
-    def _check_shape(self, table: Table, rows: Rows) -> None:
-        for column in table.columns:
-            stored = rows.columns.get(column.name)
-            if stored is None or stored.shape != (len(rows), column.width):
-                shape = None if stored is None else stored.shape
-                raise InvalidArgument(
-                    f"table {table.name}: column {column.name} has {shape}, the line's has "
-                    f"({len(rows)}, {column.width}): make rows by Rows.of"
-                )
-
     def _write_bundle(self, edits: Iterable[Edit]) -> list[Chunk]:
-        """One file of all of them, in order; none if there are none."""
-        path = f"data/{new_name()}.chunks"
-        chunks: list[Chunk] = []
-
-        def pieces() -> Iterator[bytes | memoryview]:
-            offset = 0
-            for name, rows, first, end, layer in edits:
-                body = encode(self._state.tables[name], rows)
-                bloom = Bloom.make(rows.keys)
-                yield body
-                yield bloom
-                chunks.append(
-                    Chunk(
-                        name,
-                        first,
-                        end,
-                        layer,
-                        path,
-                        offset,
-                        len(body),
-                        offset + len(body),
-                        len(bloom),
-                        len(rows),
-                        int(rows.keys[0]),
-                        int(rows.keys[-1]),
-                        xxhash.xxh3_64_hexdigest(body),
-                        layout_of(self._state.tables[name], body),
-                    )
-                )
-                offset += len(body) + len(bloom)
-
-        first = pieces()
-        try:
-            head = next(first)
-        except StopIteration:
-            return []
-
-        def all_pieces() -> Iterator[bytes | memoryview]:
-            yield head
-            yield from first
-
-        self._files.write(path, all_pieces())
-        self._sizes[path] = chunks[-1].bloom_offset + chunks[-1].bloom_length
+        chunks = write_bundle(self._files, self._state.tables, edits)
+        if chunks:
+            self._sizes[chunks[-1].file] = chunks[-1].bloom_offset + chunks[-1].bloom_length
         return chunks
 
     def _commit(self, before: State, after: State) -> None:

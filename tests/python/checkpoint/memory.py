@@ -41,7 +41,7 @@ class MemoryFiles:
     def write(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
         """See Files: what is not synced yet may be there in part."""
         assert path not in self.held, "a name is used once"
-        body = b"".join(pieces)
+        body = b"".join(bytes(piece) for piece in pieces)
         if not self._step():
             self.held[path] = body[: len(body) // 2]
             raise Crash
