@@ -192,6 +192,17 @@ class Rows:
             deleted if deleted is not None and deleted.any() else None,
         )
 
+    def between(self, start: int, stop: int | None) -> Rows:
+        """Those of keys from ``start`` on, up to and without ``stop`` (None: all)."""
+        first = int(np.searchsorted(self.keys, np.uint64(start)))
+        last = len(self) if stop is None else int(np.searchsorted(self.keys, np.uint64(stop)))
+        part = slice(first, last)
+        return Rows(
+            self.keys[part],
+            {name: values[part] for name, values in self.columns.items()},
+            None if self.deleted is None else self.deleted[part],
+        )
+
     def same(self, other: Rows) -> bool:
         """Whether keys, columns and deletions are equal."""
         none = np.zeros(len(self), np.bool_)

@@ -127,7 +127,8 @@ class LocalFiles:
         try:
             with os.scandir(self._root / folder) as entries:
                 for entry in entries:
-                    found[entry.name] = now - entry.stat().st_mtime
+                    with contextlib.suppress(FileNotFoundError):  # removed since
+                        found[entry.name] = now - entry.stat().st_mtime
         except FileNotFoundError:
             pass
         except OSError as error:

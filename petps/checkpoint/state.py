@@ -351,18 +351,22 @@ def _chunks_of(values: Mapping[str, Any]) -> tuple[Chunk, ...]:
 
 def load(files: Files) -> State:
     """The newest state. Raises NotFound where there is no store, and DataLoss."""
-    for _ in range(3):  # a state is removed once newer ones stand
-        numbers = sorted(
-            int(match[1]) for match in map(_STATE.fullmatch, files.list("states")) if match
-        )
-        if not numbers:
-            raise NotFound(f"{files.name} holds no checkpoint store: petps checkpoint create")
+    last, missing = -1, None
+    while True:  # while the newest is read or listed, a writer may have made newer ones
+        found = map(_STATE.fullmatch, files.list("states"))
+        newest = max((int(match[1]) for match in found if match), default=0)
+        if newest == last:
+            break
+        last = newest
         try:
-            return _read_state(files, numbers[-1])
+            if newest:
+                return _read_state(files, newest)
         except NotFound as error:
             missing = error
+    if not newest:
+        raise NotFound(f"{files.name} holds no checkpoint store: petps checkpoint create")
     raise DataLoss(
-        f"{files.name}: state {numbers[-1]} needs a file that is lost: {missing}; restore it from "
+        f"{files.name}: state {newest} needs a file that is lost: {missing}; restore it from "
         "a copy of the store"
     )
 

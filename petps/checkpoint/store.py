@@ -325,6 +325,51 @@ class Store:
         line = self._state.line if version is None else self._state.line_of(version)
         return line.tables
 
+    def pieces(self, table: str, version: int | None = None) -> Iterator[Rows]:
+        """restore() of one table, piece by piece in the order of keys.
+
+        In memory is no more than one chunk of the base and what was written above it. Raises as
+        restore() does.
+        """
+        self._check_tables([table])
+        chosen = self._state.line.versions[-1].version if version is None else version
+        start: int | None = 0
+        while start is not None:
+            state = self._state
+            try:
+                for rows, after in self._windows(state.line_of(chosen), chosen, table, start):
+                    yield rows
+                    start = after
+            except DataLoss as error:
+                if self.refresh().number == state.number:
+                    raise DataLoss(f"version {chosen}: {error}") from error
+                # Split or merged meanwhile: on from where it was.
+
+    def _windows(
+        self, line: Line, version: int, table: str, start: int
+    ) -> Iterator[tuple[Rows, int | None]]:
+        """Pieces of the keys from ``start`` on, each with where the next one begins (None: none).
+
+        A piece ends where the next chunk of the base begins.
+        """
+        chunks = [each for each in line.of(version) if each.table == table]
+        above = self.read([each for each in chunks if each.layer > 0], line.tables)
+        base = sorted((each for each in chunks if each.layer == 0), key=lambda each: each.min_key)
+        stops = [each.min_key for each in base[1:]]
+        for number, stop in enumerate([*stops, None]):
+            if stop is not None and stop <= start:
+                continue
+            layers = [*self.read(base[number : number + 1], line.tables), *above]
+            cut = [rows.between(start, stop) for rows in layers]
+            yield lay_over(line.tables[table], cut, keep_deleted=False), stop
+            start = stop or 0
+
+    def _check_tables(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in self._state.tables:
+                known = ", ".join(self._state.tables)
+                raise NotFound(f"{self.name} has no table {name!r}; it has: {known}")
+
     def layers(
         self,
         version: int | None = None,
@@ -338,11 +383,7 @@ class Store:
             chosen = state.line.versions[-1].version if version is None else version
             line = state.line_of(chosen)
             names = list(state.tables) if tables is None else list(tables)
-            for name in names:
-                if name not in state.tables:
-                    raise NotFound(
-                        f"{self.name} has no table {name!r}; it has: {', '.join(state.tables)}"
-                    )
+            self._check_tables(names)
             chunks = [
                 chunk
                 for chunk in line.of(chosen)

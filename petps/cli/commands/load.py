@@ -23,13 +23,16 @@ def load(
         list[Path],
         typer.Argument(
             metavar="SOURCE...",
-            help="Files: .npz, a pair of .npy, .parquet, .arrow; folders: HPS's (key, emb_vector) "
-            "or a base of `petps export`.",
+            help="Files: .npz, a pair of .npy, .parquet, .arrow; folders: HPS's (key, "
+            "emb_vector), a base of `petps export`, or a checkpoint store.",
         ),
     ],
     key_column: Annotated[str | None, typer.Option(help="Name of the keys in the file.")] = None,
     row_column: Annotated[str | None, typer.Option(help="Name of the rows in the file.")] = None,
     model: Annotated[str | None, typer.Option(help="Model, instance or alias.")] = None,
+    version: Annotated[
+        int | None, typer.Option(help="Of a checkpoint store; the newest, if left out.")
+    ] = None,
     allow_not_finite: Annotated[
         bool, typer.Option("--allow-not-finite", help="Take rows with NaN or infinity.")
     ] = False,
@@ -49,10 +52,12 @@ def load(
         petps load my.pool items part-*.parquet --key-column id --row-column embedding
 
         petps load petps://127.0.0.1:7070 items 0_sparse_2000.model/
+
+        petps load my.pool items checkpoints --version 120
     """
     from petps.cli.sources import Columns, open_sources
 
-    sources = open_sources(source, Columns(key_column, row_column), table)
+    sources = open_sources(source, Columns(key_column, row_column), table, version)
     opened = open_target(target, model=model, read_only=False)
     try:
         shape = opened.describe(table)

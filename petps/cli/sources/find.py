@@ -13,6 +13,7 @@ from petps.errors import InvalidArgument, NotFound
 __all__ = ["Columns", "open_sources"]
 
 PARQUET: Final = (".parquet", ".pq")
+STATES: Final = "states"  # the folder that every checkpoint store has
 ARROW: Final = (".arrow", ".arrows", ".ipc", ".feather")
 
 
@@ -24,8 +25,13 @@ class Columns:
     row: str | None = None
 
 
-def open_sources(paths: Sequence[Path], columns: Columns, table: str) -> list[Source]:
-    """The sources that ``paths`` name, opened and checked. ``table``: which one of a base."""
+def open_sources(
+    paths: Sequence[Path], columns: Columns, table: str, version: int | None = None
+) -> list[Source]:
+    """The sources that ``paths`` name, opened and checked.
+
+    ``table``: which one of a base or a checkpoint store; ``version``: of the store's, the newest.
+    """
     arrays = [path for path in paths if path.suffix == ".npy"]
     if len(arrays) not in (0, 2):
         raise InvalidArgument(
@@ -38,7 +44,7 @@ def open_sources(paths: Sequence[Path], columns: Columns, table: str) -> list[So
     for path in paths:
         if path.suffix == ".npy":
             continue
-        sources.append(_open(path, columns, table))
+        sources.append(_open(path, columns, table, version))
     if arrays:
         from petps.cli.sources.numpy_files import NpyPair
 
@@ -46,9 +52,11 @@ def open_sources(paths: Sequence[Path], columns: Columns, table: str) -> list[So
     return sources
 
 
-def _open(path: Path, columns: Columns, table: str) -> Source:
+def _open(path: Path, columns: Columns, table: str, version: int | None) -> Source:
+    if version is not None and not (path / STATES).is_dir():
+        raise InvalidArgument(f"{path} is no checkpoint store: only its versions are named so")
     if path.is_dir():
-        return _open_folder(path, table)
+        return _open_folder(path, table, version)
     suffix = path.suffix.lower()
     if suffix == ".npz":
         from petps.cli.sources.numpy_files import Npz
@@ -64,18 +72,21 @@ def _open(path: Path, columns: Columns, table: str) -> Source:
         return ArrowFile(path, columns.key, columns.row)
     raise InvalidArgument(
         f"{path}: what kind of file is it? Known are .npz, a pair of .npy, "
-        f"{', '.join(PARQUET + ARROW)}, a folder with key and emb_vector (HPS) and a base"
+        f"{', '.join(PARQUET + ARROW)}, a folder with key and emb_vector (HPS), a base "
+        "and a checkpoint store"
     )
 
 
-def _open_folder(path: Path, table: str) -> Source:
-    from petps.cli.sources.folders import BaseTable, HpsFolder
+def _open_folder(path: Path, table: str, version: int | None) -> Source:
+    from petps.cli.sources.folders import BaseTable, HpsFolder, StoreTable
 
+    if (path / STATES).is_dir():
+        return StoreTable(path, table, version)
     if (path / "manifest.json").exists():
         return BaseTable(path, table)
     if (path / "key").exists() and (path / "emb_vector").exists():
         return HpsFolder(path)
     raise InvalidArgument(
-        f"folder {path} holds neither key and emb_vector (HPS) nor a manifest.json (a base); "
-        "name the files in it one by one"
+        f"folder {path} holds neither key and emb_vector (HPS) nor a manifest.json (a base) nor "
+        f"{STATES}/ (a checkpoint store); name the files in it one by one"
     )

@@ -1,4 +1,4 @@
-"""Folders: HPS's `key` + `emb_vector`, and a petps base."""
+"""Folders: HPS's `key` + `emb_vector`, a petps base, and a petps checkpoint store."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from petps.cli.sources.base import Chunk, chunk_rows
-from petps.errors import DataLoss, InvalidArgument
+from petps.errors import DataLoss, InvalidArgument, NotFound
 
-__all__ = ["BaseTable", "HpsFolder"]
+__all__ = ["BaseTable", "HpsFolder", "StoreTable"]
 
 
 class HpsFolder:
@@ -73,3 +73,29 @@ class BaseTable:
                 part = np.ascontiguousarray(stored[at : at + step])
                 rows = _native.decode_rows(self._schema.dtype, self.dim, part)
                 yield np.ascontiguousarray(keys[at : at + step]), rows
+
+
+class StoreTable:
+    """One table of a version in a checkpoint store; None: the newest."""
+
+    def __init__(self, folder: Path, table: str, version: int | None) -> None:
+        from petps.checkpoint import Store
+
+        self.name = str(folder)
+        self.rows = None  # it says how many were written, not how many are left
+        self._store = Store.open(folder)
+        self._version = self._store.state.line.versions[-1].version if version is None else version
+        tables = self._store.tables_of(self._version)
+        if table not in tables:
+            raise NotFound(f"{folder} has no table '{table}'; it has: {', '.join(tables)}")
+        self._table = table
+        self._row = tables[table].columns[0]
+        self.dim = self._row.dim
+
+    def chunks(self) -> Iterator[Chunk]:
+        """See Source. Quantised rows come as the floats that they stand for."""
+        step = chunk_rows(self.dim)
+        for rows in self._store.pieces(self._table, self._version):
+            for at in range(0, len(rows), step):
+                part = slice(at, at + step)
+                yield rows.keys[part], self._row.values(rows.columns[self._row.name][part])

@@ -59,7 +59,7 @@ def made_policies() -> list[Policy]:
 def written(folder: Path, policy: Policy, replay: Replay) -> Store:
     """All versions of the replay, arranged after each."""
     store = Store.create(folder, "m", list(replay.tables.values()))
-    writer = Checkpointer(store, policy, replay, chunk_bytes=1 << 10)
+    writer = Checkpointer(store, policy, replay, chunk_bytes=1 << 8)
     for version in range(1, len(replay.steps) + 1):
         replay.now = version
         writer.write(version, {"dense": b"%d" % version})
@@ -161,7 +161,7 @@ def test_bases_come_when_they_are_due_whatever_was_purged(policy: Policy, tmp_pa
     expected = [line.began for line in written(tmp_path / "whole", policy, replay).state.lines]
     assert len(expected) > 2
     store = Store.create(tmp_path / "store", "m", list(TABLES.values()))
-    writer = Checkpointer(store, policy, replay, chunk_bytes=1 << 10)
+    writer = Checkpointer(store, policy, replay, chunk_bytes=1 << 8)
     bases = []
     for version in range(1, VERSIONS + 1):
         replay.now = version
@@ -188,6 +188,52 @@ def test_rollback_goes_on_from_there(tmp_path: Path, name: str) -> None:
         writer.write(version, {"dense": b"%d" % version})
         writer.arrange()
     check(store, replay, list(range(1, 28)))
+
+
+@pytest.mark.parametrize("number", range(len(made_policies())))
+def test_pieces_are_what_restore_gives(tmp_path: Path, number: int) -> None:
+    """In order, none of them larger than a chunk of the base and what was written above it."""
+    replay = Replay(TABLES, steps(12), deletes=0.1)
+    store = written(tmp_path / "store", made_policies()[number], replay)
+    for version in range(1, VERSIONS + 1):
+        for table, expected in store.restore(version).items():
+            pieces = list(store.pieces(table, version))
+            keys = np.concatenate([rows.keys for rows in pieces])
+            assert (keys[1:] > keys[:-1]).all()
+            for name in expected.columns:
+                column = np.concatenate([rows.columns[name] for rows in pieces])
+                np.testing.assert_array_equal(column, expected.columns[name])
+            np.testing.assert_array_equal(keys, expected.keys)
+            base = [
+                c
+                for c in store.state.line_of(version).of(version)
+                if c.layer == 0 and c.table == table
+            ]
+            assert len(pieces) == max(1, len(base))
+    with pytest.raises(NotFound, match="has no table 'other'; it has: items, users"):
+        next(store.pieces("other"))
+
+
+def test_pieces_go_on_while_chunks_are_split(tmp_path: Path) -> None:
+    replay = Replay(TABLES, steps(13), deletes=0.1)
+    store = written(tmp_path / "store", POLICIES["consecutive"](), replay)
+    expected = store.restore()["items"]
+    reader = Store.open(tmp_path / "store")
+    pieces = reader.pieces("items")
+    found = [next(pieces)]
+    Merged(stride=2).arrange_all(store)  # and its files go away
+    store.tidy()
+    store.keep(1)
+    store.tidy()
+    for path in (tmp_path / "store" / "data").iterdir():
+        if f"data/{path.name}" not in store.state.files():
+            path.unlink()
+    found += pieces
+    assert len(found) > 2
+    np.testing.assert_array_equal(np.concatenate([rows.keys for rows in found]), expected.keys)
+    np.testing.assert_array_equal(
+        np.concatenate([rows.columns["row"] for rows in found]), expected.columns["row"]
+    )
 
 
 def test_ended_chunks_are_said_once(tmp_path: Path) -> None:

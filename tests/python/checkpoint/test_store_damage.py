@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from petps.checkpoint import POLICIES, Checkpointer, Policy, Rows, Store, Table
-from petps.checkpoint.files import FsspecFiles
+from petps.checkpoint.files import FsspecFiles, LocalFiles
 from petps.checkpoint.policy import TwoD
 from petps.errors import DataLoss, PetpsError, Unimplemented
 from tests.python.checkpoint.memory import MemoryFiles
@@ -108,3 +109,27 @@ def test_any_filesystem_of_fsspec(replay: Replay, tmp_path: Path) -> None:
         other.write(7, {"items": rows}, kind="delta")
     store.purge(1)
     assert store.verify() == []
+
+
+def test_a_file_that_goes_while_its_folder_is_listed_hides_no_other(tmp_path: Path) -> None:
+    """A writer removes states while a reader looks for the newest."""
+    files = LocalFiles(tmp_path)
+    for number in range(64):
+        files.write(f"states/{number}", [b"x"])
+    stop = threading.Event()
+
+    def churn() -> None:
+        number = 0
+        while not stop.is_set():
+            files.write(f"states/new{number}", [b"x"])
+            files.remove(f"states/new{number}")
+            number += 1
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for _ in range(300):
+            assert {str(number) for number in range(64)} <= files.list("states").keys()
+    finally:
+        stop.set()
+        thread.join()

@@ -66,6 +66,29 @@ def test_restored_into_a_pool(
         )
 
 
+@pytest.mark.parametrize("version", [None, 7])
+def test_loaded_into_a_pool(
+    petps_command: Command, store: Path, replay: Replay, tmp_path: Path, version: int | None
+) -> None:
+    expected = replay.at("items", version or VERSIONS)
+    pool = tmp_path / "pool"
+    petps_command("create", pool, "--table", "items:4:f32:10k", "--table", "users:2:f32:1k")
+    options = [] if version is None else ["--version", version]
+    report = petps_command.json("load", pool, "items", store, *options)
+    assert (report["rows"], report["inserted"]) == (len(expected), len(expected))
+    with petps.open(pool) as opened:
+        rows = opened.pull("items", expected.keys)
+        np.testing.assert_array_equal(
+            rows.view(np.uint8).reshape(len(expected), -1), expected.columns["row"]
+        )
+    message = petps_command.fails(3, "load", pool, "items", store, "--version", 99)
+    assert "there is no version 99" in message
+    message = petps_command.fails(3, "load", pool, "others", store)
+    assert "others" in message
+    message = petps_command.fails(2, "load", pool, "items", tmp_path, "--version", 1)
+    assert "is no checkpoint store" in message
+
+
 def test_quantised_rows_are_restored_as_floats(petps_command: Command, tmp_path: Path) -> None:
     table = Table.of("items", 16, "adaptive4")
     store = Store.create(tmp_path / "s", "m", [table])
@@ -79,6 +102,10 @@ def test_quantised_rows_are_restored_as_floats(petps_command: Command, tmp_path:
     read = np.stack([found[key] for key in range(50)])
     np.testing.assert_array_equal(read, table.columns[0].values(rows.columns["row"]))
     assert 0 < np.abs(read - floats).max() < 0.1
+    petps_command("create", tmp_path / "pool", "--table", "items:16:f32:100")
+    petps_command("load", tmp_path / "pool", "items", tmp_path / "s")
+    with petps.open(tmp_path / "pool") as opened:
+        np.testing.assert_array_equal(opened.pull("items", np.arange(50)), read)
 
 
 def test_begun_with_an_exported_base(petps_command: Command, tmp_path: Path) -> None:
