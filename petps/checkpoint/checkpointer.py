@@ -8,6 +8,7 @@ Threads:     write() from one thread at a time; cancel() from any.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,7 @@ from petps.checkpoint.quantise import (
     told,
     unquantised,
 )
+from petps.checkpoint.shares import commit_shares, write_share
 from petps.checkpoint.state import Version
 from petps.checkpoint.store import BASE, DELTA, Store
 from petps.errors import FailedPrecondition
@@ -96,20 +98,62 @@ class Checkpointer:
 
         Raises FailedPrecondition when one is being written or was cancelled, and as Store.write.
         """
-        if not self._busy.acquire(blocking=False):
-            raise FailedPrecondition("a checkpoint is being written: cancel it, or wait for it")
-        try:
-            self._cancelled.clear()
-            next_ = next_version(self._store, self._policy, self._sample)
-            rows = {table: self._pieces(table, next_) for table in next_.tables}
+        with self._writing():
+            next_ = self.next()
             return self._store.write(
                 version,
-                rows,
+                self._rows(next_),
                 kind=next_.kind,
                 tables=next_.tables,
                 parts=parts,
                 goes_on=self._check,
             )
+
+    def next(self) -> Next:
+        """What the next version is written as: one rank asks, and tells the others."""
+        return next_version(self._store, self._policy, self._sample)
+
+    def share(
+        self,
+        version: int,
+        said: Next,
+        rank: int,
+        ranks: int,
+        parts: Mapping[str, bytes] | None = None,
+        *,
+        replace_own: bool = False,
+    ) -> Version:
+        """Writes this rank's share of a version: the source has its keys alone. See write_share.
+
+        The store is refreshed first: all ranks write above the same version.
+        """
+        with self._writing():
+            self._store.refresh()
+            return write_share(
+                self._store,
+                version,
+                self._rows(said),
+                rank=rank,
+                ranks=ranks,
+                kind=said.kind,
+                tables=said.tables,
+                parts=parts,
+                goes_on=self._check,
+                replace_own=replace_own,
+            )
+
+    def commit(self, version: int) -> Version:
+        """Commits a version whose shares all ranks have written. See commit_shares."""
+        with self._writing():
+            return commit_shares(self._store, version)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        if not self._busy.acquire(blocking=False):
+            raise FailedPrecondition("a checkpoint is being written: cancel it, or wait for it")
+        try:
+            self._cancelled.clear()
+            yield
         finally:
             self._busy.release()
 
@@ -126,6 +170,9 @@ class Checkpointer:
     def _check(self) -> None:
         if self._cancelled.is_set():
             raise FailedPrecondition("the checkpoint was cancelled")
+
+    def _rows(self, next_: Next) -> dict[str, Iterator[Rows]]:
+        return {table: self._pieces(table, next_) for table in next_.tables}
 
     def _pieces(self, name: str, next_: Next) -> Iterator[Rows]:
         own, stored = self._store.state.tables[name], next_.tables[name]

@@ -42,6 +42,10 @@ __all__ = [
     "load",
     "new_name",
     "obsolete",
+    "read_line",
+    "read_signed",
+    "signed",
+    "write_line",
 ]
 
 FORMAT_NAME: Final = "petps-store"
@@ -202,21 +206,23 @@ def new_name() -> str:
 _CHUNK_FIELDS: Final = tuple(Chunk.__slots__)
 
 
-def _signed(values: dict[str, Any]) -> bytes:
-    """JSON with its checksum, which is of the text before it and a closing brace."""
-    text = json.dumps(values, separators=(",", ":")).encode()
+def signed(values: dict[str, Any]) -> bytes:
+    """Format and values as JSON with its checksum, which is of the text before and a brace."""
+    named = {"format": f"{FORMAT_NAME}-{FORMAT}", **values}
+    text = json.dumps(named, separators=(",", ":")).encode()
     return text[:-1] + f',"checksum":"{xxhash.xxh3_64_hexdigest(text)}"}}'.encode()
 
 
 def _fits(text: bytes, checksum: object) -> bool:
-    """Whether _signed() made it."""
+    """Whether signed() made it."""
     end = f',"checksum":"{checksum}"}}'.encode()
     return text.endswith(end) and xxhash.xxh3_64_hexdigest(text[: -len(end)] + b"}") == checksum
 
 
-def _read_signed(files: Files, path: str, checksum: str | None = None) -> dict[str, Any]:
-    """What _signed() made; checksum: of the whole file. Raises DataLoss, NotFound, Unimplemented
-    for a newer format.
+def read_signed(files: Files, path: str, checksum: str | None = None) -> dict[str, Any]:
+    """What signed() made; checksum: of the whole file.
+
+    Raises DataLoss, NotFound, Unimplemented for a newer format.
     """
     text = files.read(path)
     where = f"{files.name}/{path}"
@@ -239,7 +245,6 @@ _fields_of: Final = attrgetter(*_CHUNK_FIELDS)
 
 def _chunks_values(chunks: Iterable[Chunk]) -> dict[str, Any]:
     return {
-        "format": f"{FORMAT_NAME}-{FORMAT}",
         "fields": _CHUNK_FIELDS,
         "chunks": [_fields_of(chunk) for chunk in chunks],
     }
@@ -255,7 +260,7 @@ def _seal(files: Files, line: Line) -> Line:
     said = {id(chunk) for each in whole for chunk in each.chunks}
     ended = tuple(chunk for chunk in line.chunks if not chunk.open and id(chunk) not in said)
     if len(ended) >= SEALED_CHUNKS:
-        path, body = f"lines/{new_name()}.json", _signed(_chunks_values(ended))
+        path, body = f"lines/{new_name()}.json", signed(_chunks_values(ended))
         files.write(path, [body])
         whole.append(Sealed(path, xxhash.xxh3_64_hexdigest(body), ended))
     return replace(line, sealed=tuple(whole))
@@ -287,7 +292,7 @@ def _read_tables(values: Mapping[str, Any]) -> dict[str, Table]:
 
 def _line_bytes(line: Line) -> bytes:
     sealed = {id(chunk) for each in line.sealed for chunk in each.chunks}
-    return _signed(
+    return signed(
         {
             **_chunks_values(chunk for chunk in line.chunks if id(chunk) not in sealed),
             "began": line.began,
@@ -314,8 +319,16 @@ def _line_bytes(line: Line) -> bytes:
     )
 
 
-def _read_line(files: Files, path: str) -> Line:
-    values = _read_signed(files, path)
+def write_line(files: Files, line: Line) -> Line:
+    """The line with the file that it was written to."""
+    line = replace(_seal(files, line), file=f"lines/{new_name()}.json")
+    files.write(line.file, [_line_bytes(line)])
+    return line
+
+
+def read_line(files: Files, path: str) -> Line:
+    """What write_line() wrote. Raises DataLoss, NotFound."""
+    values = read_signed(files, path)
     try:
         versions = tuple(
             Version(
@@ -327,7 +340,7 @@ def _read_line(files: Files, path: str) -> Line:
             for each in values["versions"]
         )
         sealed = tuple(
-            Sealed(name, checksum, _chunks_of(_read_signed(files, name, checksum)))
+            Sealed(name, checksum, _chunks_of(read_signed(files, name, checksum)))
             for name, checksum in values["sealed"]
         )
         ended = (chunk for each in sealed for chunk in each.chunks)
@@ -372,9 +385,9 @@ def load(files: Files) -> State:
 
 
 def _read_state(files: Files, number: int) -> State:
-    values = _read_signed(files, _state_path(number))
+    values = read_signed(files, _state_path(number))
     try:
-        lines = tuple(_read_line(files, path) for path in values["lines"])
+        lines = tuple(read_line(files, path) for path in values["lines"])
         wanted = values["quantising"]
         return State(
             number,
@@ -404,15 +417,13 @@ def commit(files: Files, before: State | None, after: State) -> State:
     lines = []
     for line in after.lines:
         if old.get(line.file) is not line:
-            line = replace(_seal(files, line), file=f"lines/{new_name()}.json")
-            files.write(line.file, [_line_bytes(line)])
+            line = write_line(files, line)
         lines.append(line)
     after = replace(after, number=number, lines=tuple(lines), trash=())
     if before is not None:
         after = replace(after, trash=tuple(sorted(before.files() - after.files())))
-    body = _signed(
+    body = signed(
         {
-            "format": f"{FORMAT_NAME}-{FORMAT}",
             "model": after.model,
             "tables": _tables_values(after.tables),
             "quantising": None if after.quantising is None else asdict(after.quantising),

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from petps.checkpoint.bundle import Edit, Given, checked_edits, write_bundle
@@ -113,6 +114,11 @@ class Store:
         return self._files.name
 
     @property
+    def files(self) -> Files:
+        """Where it is."""
+        return self._files
+
+    @property
     def state(self) -> State:
         """What this object knows; refresh() reads it anew."""
         return self._state
@@ -145,13 +151,30 @@ class Store:
         Raises InvalidArgument, FailedPrecondition (another writer), IoError; then there is no such
         version, and the store is as it was.
         """
+        before = self._state
+        written = self.write_data(
+            version, rows, kind=kind, tables=tables, parts=parts, goes_on=goes_on
+        )
+        self.add(written, before)
+        return written.versions[0]
+
+    def write_data(
+        self,
+        version: int,
+        rows: Given,
+        *,
+        kind: str,
+        tables: Mapping[str, Table] | None = None,
+        parts: Mapping[str, bytes] | None = None,
+        goes_on: Callable[[], None] = lambda: None,
+    ) -> Line:
+        """As write(), without the commit: what add() takes, a line of this version alone."""
         began = time.monotonic()
-        before = state = self._state
         self._check_new(version, rows, kind)
         if kind != BASE:
-            tables = state.line.tables
+            tables = self._state.line.tables
         elif tables is None:
-            tables = state.tables
+            tables = self._state.tables
         chunks = self._write_bundle(
             checked_edits(version, rows, tables, goes_on, base=kind == BASE)
         )
@@ -172,27 +195,28 @@ class Store:
             parts=stored,
         )
         written = (version, kind, made.bytes)
-        if kind == BASE:
-            new = Line("", version, (made,), tuple(chunks), tables, (written,))
-            state = replace(state, lines=(*state.lines, new))
-        else:
-            line = state.line
-            older = line.chunks
-            if kind == DIFFERENCE:  # it says anew all that the last one did
-                older = tuple(
-                    replace(each, end=version) if each.layer > 0 and each.open else each
-                    for each in older
-                )
-            state = state.with_line(
-                replace(
-                    line,
-                    versions=(*line.versions, made),
-                    chunks=(*older, *chunks),
-                    written=(*line.written, written),
-                )
+        return Line("", version, (made,), tuple(chunks), tables, (written,))
+
+    def add(self, new: Line, before: State) -> None:
+        """Commits a version that write_data() wrote above the newest one of ``before``."""
+        (made,) = new.versions
+        if made.kind == BASE:
+            self._commit(before, replace(before, lines=(*before.lines, new)))
+            return
+        line = before.line
+        older = line.chunks
+        if made.kind == DIFFERENCE:  # it says anew all that the last one did
+            older = tuple(
+                replace(each, end=made.version) if each.layer > 0 and each.open else each
+                for each in older
             )
-        self._commit(before, state)
-        return made
+        line = replace(
+            line,
+            versions=(*line.versions, made),
+            chunks=(*older, *new.chunks),
+            written=(*line.written, *new.written),
+        )
+        self._commit(before, before.with_line(line))
 
     def _check_new(self, version: int, rows: Given, kind: str) -> None:
         if kind not in KINDS:
@@ -231,6 +255,15 @@ class Store:
         self._blooms = {at: bloom for at, bloom in self._blooms.items() if at in living}
         files = {path for path, _ in living}
         self._sizes = {path: size for path, size in self._sizes.items() if path in files}
+
+    def discard(self, paths: Iterable[str]) -> None:
+        """Files of no state, which nobody needs since the last change: see tidy()."""
+        self._obsolete += paths
+
+    def keys(self, chunk: Chunk) -> npt.NDArray[np.uint64]:
+        """A chunk's keys alone, uint64[rows]; not held to its checksum."""
+        body = self._bytes(chunk.file, chunk.offset + chunk.layout[0], 8 * chunk.rows)
+        return np.frombuffer(body, "<u8")
 
     def tidy(self) -> None:
         """Removes what nobody needs any more now, and not with the next change."""
@@ -545,7 +578,7 @@ class Store:
 
     def _sweep(self) -> None:
         named = self._state.files() | set(self._state.trash)
-        for folder in ("data", "lines", "parts"):
+        for folder in ("data", "lines", "parts", "shares"):
             for name, age in self._files.list(folder).items():
                 if age > LEFTOVER_SECONDS and f"{folder}/{name}" not in named:
                     self._files.remove(f"{folder}/{name}")

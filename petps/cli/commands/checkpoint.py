@@ -45,6 +45,8 @@ def list_(store: _STORE, json_: _JSON = False) -> None:
 
         petps checkpoint list checkpoints
     """
+    from petps.checkpoint.shares import pending_shares
+
     opened = _open(store)
     found: list[dict[str, Any]] = [
         {
@@ -60,8 +62,13 @@ def list_(store: _STORE, json_: _JSON = False) -> None:
         for line in opened.state.lines
         for each in line.versions
     ]
+    pending = pending_shares(opened)
     if json_:
-        json_out({"model": opened.state.model, "versions": found})
+        unfinished = [
+            {"version": version, "written": ranks, "ranks": count}
+            for version, (ranks, count) in pending.items()
+        ]
+        json_out({"model": opened.state.model, "versions": found, "unfinished": unfinished})
         return
     table(
         ("version", "written as", "from base", "created", "rows", "bytes", "kept", "parts"),
@@ -80,6 +87,8 @@ def list_(store: _STORE, json_: _JSON = False) -> None:
         ],
         title=f"model {opened.state.model}",
     )
+    for version, (ranks, count) in pending.items():
+        note(f"version {version} is not whole: {len(ranks)} of {count} ranks have written")
 
 
 def _time_text(ns: int) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 import petps
 from petps.checkpoint import POLICIES, Base, Rows, Store, Table
+from petps.checkpoint.shares import write_share
 from tests.python.checkpoint.replay import Replay
 from tests.python.checkpoint.test_store import TABLES, VERSIONS, steps, written
 from tests.python.cli.conftest import Command
@@ -43,6 +44,16 @@ def test_seen(petps_command: Command, store: Path) -> None:
     assert f"there is no version 99 in the store; it has {VERSIONS}, 1 to {VERSIONS}" in message
     message = petps_command.fails(3, "checkpoint", "list", store / "none")
     assert "holds no checkpoint store" in message
+
+
+def test_a_version_that_is_not_whole_is_told(petps_command: Command, tmp_path: Path) -> None:
+    table = Table.of("items", 2)
+    store = Store.create(tmp_path / "s", "m", [table])
+    rows = Rows.of(table, [1], {"row": np.ones((1, 2), np.float32)})
+    write_share(store, 5, {"items": rows}, rank=1, ranks=4, kind="base")
+    report = petps_command.json("checkpoint", "list", tmp_path / "s")
+    assert report["versions"] == []
+    assert report["unfinished"] == [{"version": 5, "written": [1], "ranks": 4}]
 
 
 def test_restored_into_a_pool(

@@ -1,0 +1,266 @@
+"""A version that several ranks write: each its share, and one of them commits all. STORE.md.
+
+Owns:        write_share(), commit_shares(), pending_shares().
+Never does:  tell ranks of each other: what a version is written as comes from one of them.
+Called by:   checkpointer.py, the CLI's lists.
+Invariants:  a version is there when all its shares are, and in one state; until then it is not.
+Threads:     a rank's share is written by one thread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from petps.checkpoint.bundle import Given
+from petps.checkpoint.chunk import Table
+from petps.checkpoint.state import (
+    Chunk,
+    Line,
+    Part,
+    Version,
+    read_line,
+    read_signed,
+    signed,
+    write_line,
+)
+from petps.checkpoint.store import Store
+from petps.errors import AlreadyExists, DataLoss, FailedPrecondition, InvalidArgument, NotFound
+
+__all__ = ["MAX_RANKS", "commit_shares", "pending_shares", "write_share"]
+
+MAX_RANKS: Final = 65_536
+_SHARE: Final = re.compile(r"(\d{20})-(\d{5})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    rank: int
+    ranks: int
+    above: int  # the store's newest version when it was written; 0: none
+    line: Line  # of this version alone
+
+
+def write_share(
+    store: Store,
+    version: int,
+    rows: Given,
+    *,
+    rank: int,
+    ranks: int,
+    kind: str,
+    tables: Mapping[str, Table] | None = None,
+    parts: Mapping[str, bytes] | None = None,
+    goes_on: Callable[[], None] = lambda: None,
+    replace_own: bool = False,
+) -> Version:
+    """Writes what one of ``ranks`` ranks, 0 to ranks - 1, has of a version. Durable; no commit.
+
+    The rest as Store.write; ranks have no key of a table in common, ``kind`` and ``tables`` are the
+    same for all, and a part's name is one rank's only. A rank that wrote its share already is
+    refused (AlreadyExists): it may be another process that takes itself for this rank. One that was
+    started again says ``replace_own``.
+    """
+    if not 1 <= ranks <= MAX_RANKS or not 0 <= rank < ranks:
+        raise InvalidArgument(f"rank {rank} of {ranks}: 0 to ranks - 1, of at most {MAX_RANKS:,}")
+    path = _path(version, rank)
+    if not replace_own and rank in _ranks(store, version):
+        raise _written(store, version, rank)
+    newest = store.state.versions()
+    line = write_line(
+        store.files,
+        store.write_data(version, rows, kind=kind, tables=tables, parts=parts, goes_on=goes_on),
+    )
+    body = signed(
+        {
+            "rank": rank,
+            "ranks": ranks,
+            "above": newest[-1].version if newest else 0,
+            "line": line.file,
+        }
+    )
+    if replace_own:
+        store.files.remove(path)
+    try:
+        store.files.create(path, body)
+    except AlreadyExists:
+        raise _written(store, version, rank) from None
+    return line.versions[0]
+
+
+def commit_shares(store: Store, version: int) -> Version:
+    """Makes the shares of a version one. Called by one rank, once it knows that all are written.
+
+    Raises NotFound where there is no share; FailedPrecondition that names the ranks where one is
+    missing, was written above another version or otherwise than the rest, or where two have a key
+    in common; DataLoss. Then there is no such version, and a share may be written again.
+    """
+    before = store.state
+    shares = [_read(store, version, rank) for rank in sorted(_ranks(store, version))]
+    if not shares:
+        raise NotFound(f"{store.name}: no rank has written a share of version {version}")
+    first = shares[0]
+    missing = sorted(set(range(first.ranks)) - {share.rank for share in shares})
+    if missing:
+        raise FailedPrecondition(
+            f"version {version}: {_named(missing)} of {first.ranks} have not written their share"
+        )
+    newest = before.versions()
+    above = newest[-1].version if newest else 0
+    for share in shares:
+        if share.above != above:
+            raise FailedPrecondition(
+                f"version {version}: rank {share.rank} wrote its share above version "
+                f"{share.above}, the newest is {above}: write it again"
+            )
+        mine, his = first.line.versions[0], share.line.versions[0]
+        if (share.ranks, his.kind) != (first.ranks, mine.kind) or (
+            share.line.tables != first.line.tables
+        ):
+            raise FailedPrecondition(
+                f"version {version}: rank {share.rank} wrote a {his.kind} of {share.ranks} ranks, "
+                f"rank {first.rank} a {mine.kind} of {first.ranks}, or of other columns: one rank "
+                "says what a version is written as"
+            )
+    _check_keys(store, version, shares)
+    made = _together(version, shares)
+    chunks = tuple(chunk for share in shares for chunk in share.line.chunks)
+    line = replace(
+        first.line,
+        file="",
+        versions=(made,),
+        chunks=chunks,
+        written=((version, made.kind, made.bytes),),
+    )
+    store.add(line, before)
+    store.discard(share.line.file for share in shares)
+    store.discard(_path(version, share.rank) for share in shares)
+    return made
+
+
+def pending_shares(store: Store) -> dict[int, tuple[list[int], int]]:
+    """Versions that are not whole: (ranks that have written, of how many), by version."""
+    known = {each.version for each in store.state.versions()}
+    found: dict[int, list[int]] = {}
+    for version, rank in _listed(store):
+        if version not in known:
+            found.setdefault(version, []).append(rank)
+    return {
+        version: (sorted(ranks), _said(store, version, ranks[0]).ranks)
+        for version, ranks in sorted(found.items())
+    }
+
+
+def _path(version: int, rank: int) -> str:
+    return f"shares/{version:020d}-{rank:05d}.json"
+
+
+def _listed(store: Store) -> list[tuple[int, int]]:
+    matches = map(_SHARE.fullmatch, store.files.list("shares"))
+    return [(int(match[1]), int(match[2])) for match in matches if match]
+
+
+def _ranks(store: Store, version: int) -> set[int]:
+    return {rank for each, rank in _listed(store) if each == version}
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    rank: int
+    ranks: int
+    above: int
+    line: str
+
+
+def _said(store: Store, version: int, rank: int) -> _Said:
+    path = _path(version, rank)
+    values = read_signed(store.files, path)
+    said = _Said(*(values.get(name) for name in _Said.__slots__))  # type: ignore[arg-type]
+    if said.rank != rank:
+        raise DataLoss(f"{store.name}/{path} is the share of rank {said.rank}: write it again")
+    return said
+
+
+def _read(store: Store, version: int, rank: int) -> _Share:
+    said = _said(store, version, rank)
+    try:
+        line = read_line(store.files, said.line)
+    except NotFound as error:
+        raise DataLoss(f"version {version}, rank {rank}: {error}: write its share again") from error
+    if [each.version for each in line.versions] != [version]:
+        raise DataLoss(f"{store.name}/{_path(version, rank)} is of another version")
+    return _Share(rank, said.ranks, said.above, line)
+
+
+def _written(store: Store, version: int, rank: int) -> AlreadyExists:
+    return AlreadyExists(
+        f"{store.name}: rank {rank} has written its share of version {version} already; a rank "
+        "that was started again says replace_own=True"
+    )
+
+
+def _named(ranks: Sequence[int]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:8])
+    return f"ranks {shown}{', ...' if len(ranks) > 8 else ''}"
+
+
+def _check_keys(store: Store, version: int, shares: Iterable[_Share]) -> None:
+    """That no key is in two shares. Reads the keys of chunks whose ranges overlap, no rows."""
+    by_table: dict[str, list[tuple[Chunk, int]]] = {}
+    for share in shares:
+        for chunk in share.line.chunks:
+            by_table.setdefault(chunk.table, []).append((chunk, share.rank))
+    for table, chunks in by_table.items():
+        chunks.sort(key=lambda each: each[0].min_key)
+        group: list[tuple[Chunk, int]] = []
+        highest = -1
+        for chunk, rank in chunks:
+            if chunk.min_key > highest:
+                _check_group(store, version, table, group)
+                group = []
+            group.append((chunk, rank))
+            highest = max(highest, chunk.max_key)
+        _check_group(store, version, table, group)
+
+
+def _check_group(
+    store: Store, version: int, table: str, group: Sequence[tuple[Chunk, int]]
+) -> None:
+    if len({rank for _, rank in group}) < 2:
+        return
+    keys = np.concatenate([store.keys(chunk) for chunk, _ in group])
+    ranks = np.repeat([rank for _, rank in group], [chunk.rows for chunk, _ in group])
+    order = np.argsort(keys, kind="stable")
+    twice = np.flatnonzero(keys[order][1:] == keys[order][:-1])
+    if len(twice):
+        one, other = (int(ranks[order[twice[0] + each]]) for each in (0, 1))
+        raise FailedPrecondition(
+            f"version {version}: key {keys[order[twice[0]]]} of table {table} is in the shares of "
+            f"ranks {one} and {other}: a key belongs to one rank"
+        )
+
+
+def _together(version: int, shares: Sequence[_Share]) -> Version:
+    parts: dict[str, Part] = {}
+    for share in shares:
+        for name, part in share.line.versions[0].parts.items():
+            if name in parts:
+                raise FailedPrecondition(
+                    f"version {version}: two ranks wrote a part {name!r}, rank {share.rank} is "
+                    "one: name it by the rank"
+                )
+            parts[name] = part
+    each = [share.line.versions[0] for share in shares]
+    return Version(
+        version,
+        each[0].kind,
+        max(made.created_ns for made in each),
+        max(made.seconds for made in each),
+        sum(made.rows for made in each),
+        sum(made.bytes for made in each),
+        parts=parts,
+    )
