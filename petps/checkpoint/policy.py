@@ -144,10 +144,10 @@ class TwoD(Policy):
         """T_base = C_base + R_base < T_incre = C_incre + R_base + R_v."""
         bases = [each.seconds for each in store.state.versions() if each.kind == BASE]
         deltas = [each.seconds for each in line.versions if each.kind == DELTA]
-        if not bases or not deltas or store.read_seconds == 0:
+        if not bases or not deltas or store.reader.read_seconds == 0:
             return False
         above = sum(chunk.length for chunk in line.deltas())
-        recovery = above * store.read_seconds / store.read_bytes
+        recovery = above * store.reader.read_seconds / store.reader.read_bytes
         return bases[-1] < deltas[-1] + recovery
 
     def arrange(self, store: Store) -> None:
@@ -185,7 +185,7 @@ class TwoD(Policy):
             if self.by_range and (chunk.max_key < keys[0] or chunk.min_key > keys[-1]):
                 continue
             self.filters.in_range += 1
-            if self.by_bloom and store.bloom(chunk).hits(hashes) <= least:
+            if self.by_bloom and store.reader.bloom(chunk).hits(hashes) <= least:
                 continue
             self.filters.by_bloom += 1
             chosen.append(chunk)

@@ -232,7 +232,7 @@ def _check_group(
 ) -> None:
     if len({rank for _, rank in group}) < 2:
         return
-    keys = np.concatenate([store.keys(chunk) for chunk, _ in group])
+    keys = np.concatenate([store.reader.keys(chunk) for chunk, _ in group])
     ranks = np.repeat([rank for _, rank in group], [chunk.rows for chunk, _ in group])
     order = np.argsort(keys, kind="stable")
     twice = np.flatnonzero(keys[order][1:] == keys[order][:-1])

@@ -13,20 +13,17 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from petps.checkpoint.bundle import Edit, Given, checked_edits, write_bundle
-from petps.checkpoint.chunk import Bloom, Rows, Table, decode, lay_over, view
+from petps.checkpoint.chunk import Rows, Table, decode, lay_over
 from petps.checkpoint.files import Files, open_files
 from petps.checkpoint.quantise import Quantising
+from petps.checkpoint.reader import Reader
 from petps.checkpoint.state import (
     OPEN,
     Chunk,
@@ -57,11 +54,6 @@ DIFFERENCE: Final = "difference"
 KINDS: Final = (BASE, DELTA, DIFFERENCE)
 # Files that no state names are removed by purge once nobody can still be writing them.
 LEFTOVER_SECONDS: Final = 3600.0
-# Read of a bundle in one piece when the gap between two chunks is less.
-GAP_BYTES: Final = 64 << 10
-READ_THREADS: Final = 4
-# Less is read sooner than threads are started.
-PARALLEL_BYTES: Final = 64 << 20
 # Sparse bundles are written anew once that much is named in them together.
 COMPACT_BYTES: Final = 1 << 20
 MAX_VERSION: Final = (1 << 64) - 1
@@ -73,12 +65,9 @@ class Store:
     def __init__(self, files: Files, state: State) -> None:
         self._files = files
         self._state = state
-        self._blooms: dict[tuple[str, int], Bloom] = {}
         self._sizes: dict[str, int] = {}
         self._obsolete: list[str] = []  # see tidy()
-        self.read_bytes = 0
-        """Bytes of chunks that were read, in read_seconds: what a restore is reckoned from."""
-        self.read_seconds = 0.0
+        self.reader = Reader(files)
 
     @classmethod
     def create(
@@ -251,19 +240,13 @@ class Store:
         self._state = commit(self._files, before, after)
         self.tidy()
         self._obsolete = obsolete(before)
-        living = {(chunk.file, chunk.offset) for line in self._state.lines for chunk in line.chunks}
-        self._blooms = {at: bloom for at, bloom in self._blooms.items() if at in living}
-        files = {path for path, _ in living}
+        files = {chunk.file for line in self._state.lines for chunk in line.chunks}
+        self.reader.forget_all_but(files)
         self._sizes = {path: size for path, size in self._sizes.items() if path in files}
 
     def discard(self, paths: Iterable[str]) -> None:
         """Files of no state, which nobody needs since the last change: see tidy()."""
         self._obsolete += paths
-
-    def keys(self, chunk: Chunk) -> npt.NDArray[np.uint64]:
-        """A chunk's keys alone, uint64[rows]; not held to its checksum."""
-        body = self._bytes(chunk.file, chunk.offset + chunk.layout[0], 8 * chunk.rows)
-        return np.frombuffer(body, "<u8")
 
     def tidy(self) -> None:
         """Removes what nobody needs any more now, and not with the next change."""
@@ -443,79 +426,16 @@ class Store:
         """
         if tables is None:
             tables = self._state.line.tables
-        began = time.monotonic()
-        order = sorted(range(len(chunks)), key=lambda n: (chunks[n].file, chunks[n].offset))
-        runs = list(_runs(chunks, order))
-        bounds = [0, *accumulate(chunks[run[-1]].stop - chunks[run[0]].offset for run in runs)]
-        # All in one piece: its pages are large ones, and many small pieces are faulted in each.
-        held = np.empty(bounds[-1], np.uint8).data
-        reads = zip(runs, (held[start:stop] for start, stop in pairwise(bounds)), strict=True)
-        files = groupby(reads, key=lambda read: chunks[read[0][0]].file)
-        out: list[Rows | None] = [None] * len(chunks)
-
-        def read_file(path: str, reads: list[tuple[list[int], memoryview]]) -> None:
-            self._fill(path, [(chunks[run[0]].offset, buffer) for run, buffer in reads])
-            for run, buffer in reads:
-                start = chunks[run[0]].offset
-                for number in run:
-                    chunk = chunks[number]
-                    own = buffer[chunk.offset - start : chunk.stop - start]
-                    out[number] = self._rows(tables[chunk.table], chunk, own)
-
-        by_file = {path: list(reads) for path, reads in files}
-        if len(by_file) > 1 and bounds[-1] >= PARALLEL_BYTES:
-            with ThreadPoolExecutor(min(READ_THREADS, len(by_file))) as pool:
-                for _ in pool.map(read_file, by_file.keys(), by_file.values()):
-                    pass
-        else:
-            for path, those in by_file.items():
-                read_file(path, those)
-        self.read_bytes += sum(chunk.length for chunk in chunks)
-        self.read_seconds += time.monotonic() - began
-        return [rows for rows in out if rows is not None]
-
-    def _fill(self, path: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
-        try:
-            self._files.read_into(path, pieces)
-        except NotFound as error:
-            raise DataLoss(f"{error}: restore the file from a copy of the store") from error
-
-    def _bytes(self, path: str, offset: int, length: int) -> memoryview:
-        body = memoryview(bytearray(length))
-        self._fill(path, [(offset, body)])
-        return body
-
-    def _rows(self, table: Table, chunk: Chunk, body: memoryview) -> Rows:
-        where = f"{self.name}/{chunk.file} at {chunk.offset}"
-        if xxhash.xxh3_64_hexdigest(body) != chunk.checksum:
-            raise DataLoss(
-                f"{where} does not fit its checksum: restore the file from a copy of the store"
-            )
-        return view(table, body, chunk.rows, chunk.layout)
+        return self.reader.read(chunks, tables)
 
     def _offer(self, needed: Sequence[Chunk]) -> str:
         """The newest version that needs none of the files that are damaged."""
-        bad = {chunk.file for chunk in needed if not self._is_whole(chunk)}
+        bad = {chunk.file for chunk in needed if not self.reader.is_whole(chunk)}
         for line in reversed(self._state.lines):
             for version in reversed(line.versions):
                 if not any(chunk.file in bad for chunk in line.of(version.version)):
                     return f"version {version.version} does without it"
         return "no version does without it"
-
-    def _is_whole(self, chunk: Chunk) -> bool:
-        try:
-            body = self._bytes(chunk.file, chunk.offset, chunk.length)
-        except PetpsError:
-            return False
-        return xxhash.xxh3_64_hexdigest(body) == chunk.checksum
-
-    def bloom(self, chunk: Chunk) -> Bloom:
-        """The filter of a chunk's keys, read once."""
-        at = (chunk.file, chunk.offset)
-        if at not in self._blooms:
-            body = self._bytes(chunk.file, chunk.bloom_offset, chunk.bloom_length)
-            self._blooms[at] = Bloom.read(body)
-        return self._blooms[at]
 
     def part(self, version: int, name: str) -> bytes:
         """What rode along. Raises NotFound, DataLoss."""
@@ -618,7 +538,7 @@ class Store:
             for chunk in line.chunks:
                 try:
                     rows = self.read([chunk], line.tables)[0]
-                    body = self._bytes(chunk.file, chunk.offset, chunk.length)
+                    body = self.reader.bytes(chunk.file, chunk.offset, chunk.length)
                     stream = decode(line.tables[chunk.table], body, chunk.file)
                 except DataLoss as error:
                     problems.append(str(error))
@@ -638,16 +558,3 @@ class Store:
                     except DataLoss as error:
                         problems.append(str(error))
         return problems
-
-
-def _runs(chunks: Sequence[Chunk], numbers: Iterable[int]) -> Iterator[list[int]]:
-    """Numbers of chunks by file and offset, cut where the gap is not worth reading."""
-    run: list[int] = []
-    for number in numbers:
-        last = chunks[run[-1]] if run else chunks[number]
-        if last.file != chunks[number].file or chunks[number].offset - last.stop > GAP_BYTES:
-            yield run
-            run = []
-        run.append(number)
-    if run:
-        yield run

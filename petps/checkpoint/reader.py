@@ -1,0 +1,135 @@
+"""Chunks read from a store's files, held to their checksums. STORE.md.
+
+Owns:        Reader: rows, keys and filters of chunks.
+Never does:  know versions; write.
+Called by:   store.py, policies, shares.py.
+Invariants:  what does not fit its checksum is given to nobody.
+Threads:     any.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, groupby, pairwise
+from typing import Final
+
+import numpy as np
+import xxhash
+
+from petps.checkpoint.chunk import Bloom, Keys, Rows, Table, view
+from petps.checkpoint.files import Files
+from petps.checkpoint.state import Chunk
+from petps.errors import DataLoss, NotFound, PetpsError
+
+__all__ = ["Reader"]
+
+# Read of a bundle in one piece when the gap between two chunks is less.
+GAP_BYTES: Final = 64 << 10
+READ_THREADS: Final = 4
+# Less is read sooner than threads are started.
+PARALLEL_BYTES: Final = 64 << 20
+
+
+class Reader:
+    """Reads chunks of one store."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._blooms: dict[tuple[str, int], Bloom] = {}
+        self.read_bytes = 0
+        """Bytes of chunks that were read, in read_seconds: what a restore is reckoned from."""
+        self.read_seconds = 0.0
+
+    def read(self, chunks: Sequence[Chunk], tables: Mapping[str, Table]) -> list[Rows]:
+        """The rows of chunks, stored as ``tables`` say. Raises DataLoss: file and offset."""
+        began = time.monotonic()
+        order = sorted(range(len(chunks)), key=lambda n: (chunks[n].file, chunks[n].offset))
+        runs = list(_runs(chunks, order))
+        bounds = [0, *accumulate(chunks[run[-1]].stop - chunks[run[0]].offset for run in runs)]
+        # All in one piece: its pages are large ones, and many small pieces are faulted in each.
+        held = np.empty(bounds[-1], np.uint8).data
+        reads = zip(runs, (held[start:stop] for start, stop in pairwise(bounds)), strict=True)
+        files = groupby(reads, key=lambda read: chunks[read[0][0]].file)
+        out: list[Rows | None] = [None] * len(chunks)
+
+        def read_file(path: str, reads: list[tuple[list[int], memoryview]]) -> None:
+            self._fill(path, [(chunks[run[0]].offset, buffer) for run, buffer in reads])
+            for run, buffer in reads:
+                start = chunks[run[0]].offset
+                for number in run:
+                    chunk = chunks[number]
+                    own = buffer[chunk.offset - start : chunk.stop - start]
+                    out[number] = self._rows(tables[chunk.table], chunk, own)
+
+        by_file = {path: list(reads) for path, reads in files}
+        if len(by_file) > 1 and bounds[-1] >= PARALLEL_BYTES:
+            with ThreadPoolExecutor(min(READ_THREADS, len(by_file))) as pool:
+                for _ in pool.map(read_file, by_file.keys(), by_file.values()):
+                    pass
+        else:
+            for path, those in by_file.items():
+                read_file(path, those)
+        self.read_bytes += sum(chunk.length for chunk in chunks)
+        self.read_seconds += time.monotonic() - began
+        return [rows for rows in out if rows is not None]
+
+    def _fill(self, path: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
+        try:
+            self._files.read_into(path, pieces)
+        except NotFound as error:
+            raise DataLoss(f"{error}: restore the file from a copy of the store") from error
+
+    def bytes(self, path: str, offset: int, length: int) -> memoryview:
+        """A part of a file. Raises DataLoss."""
+        body = memoryview(bytearray(length))
+        self._fill(path, [(offset, body)])
+        return body
+
+    def _rows(self, table: Table, chunk: Chunk, body: memoryview) -> Rows:
+        where = f"{self._files.name}/{chunk.file} at {chunk.offset}"
+        if xxhash.xxh3_64_hexdigest(body) != chunk.checksum:
+            raise DataLoss(
+                f"{where} does not fit its checksum: restore the file from a copy of the store"
+            )
+        return view(table, body, chunk.rows, chunk.layout)
+
+    def keys(self, chunk: Chunk) -> Keys:
+        """A chunk's keys alone, uint64[rows]; not held to its checksum."""
+        body = self.bytes(chunk.file, chunk.offset + chunk.layout[0], 8 * chunk.rows)
+        return np.frombuffer(body, "<u8")
+
+    def is_whole(self, chunk: Chunk) -> bool:
+        """Whether it is there and fits its checksum."""
+        try:
+            body = self.bytes(chunk.file, chunk.offset, chunk.length)
+        except PetpsError:
+            return False
+        return xxhash.xxh3_64_hexdigest(body) == chunk.checksum
+
+    def bloom(self, chunk: Chunk) -> Bloom:
+        """The filter of a chunk's keys, read once."""
+        at = (chunk.file, chunk.offset)
+        if at not in self._blooms:
+            body = self.bytes(chunk.file, chunk.bloom_offset, chunk.bloom_length)
+            self._blooms[at] = Bloom.read(body)
+        return self._blooms[at]
+
+    def forget_all_but(self, files: Iterable[str]) -> None:
+        """Filters of other files are held no longer."""
+        kept = set(files)
+        self._blooms = {at: bloom for at, bloom in self._blooms.items() if at[0] in kept}
+
+
+def _runs(chunks: Sequence[Chunk], numbers: Iterable[int]) -> Iterator[list[int]]:
+    """Numbers of chunks by file and offset, cut where the gap is not worth reading."""
+    run: list[int] = []
+    for number in numbers:
+        last = chunks[run[-1]] if run else chunks[number]
+        if last.file != chunks[number].file or chunks[number].offset - last.stop > GAP_BYTES:
+            yield run
+            run = []
+        run.append(number)
+    if run:
+        yield run
