@@ -61,6 +61,8 @@ TARGETS: Final[dict[str, tuple[str, float, bool]]] = {
     "codec.l2.adaptive.3": ("ratio", 1.05, False),
     "codec.l2.adaptive.2": ("ratio", 1.05, False),
     "tracker.jagged_unique": ("ratio", 2.0, True),  # the worst of its grid
+    "staging.resident_chunks_max": ("value", 4.0, False),
+    "staging.pause": ("ratio", 1 / 3, False),
 }
 
 
@@ -257,6 +259,12 @@ def _checkpoint(work: Workload) -> Iterator[Result]:
     yield from bytes.figures(work["checkpoint"])
 
 
+def _staging(work: Workload) -> Iterator[Result]:
+    from bench.checkpoint.staging import figures
+
+    yield from figures(work["staging"] | {"rounds": work["rounds"]})
+
+
 PARTS: Final[tuple[tuple[str, Callable[[Workload], Iterator[Result]]], ...]] = (
     ("pull.inprocess", _inprocess),
     ("pull.tcp", _tcp),
@@ -272,6 +280,7 @@ PARTS: Final[tuple[tuple[str, Callable[[Workload], Iterator[Result]]], ...]] = (
     ("checkpoint", _checkpoint),
     ("codec", _codec),
     ("tracker", _tracker),
+    ("staging", _staging),
 )
 
 

@@ -9,19 +9,24 @@ from petps.checkpoint.checkpointer import Checkpointer, Source
 from petps.checkpoint.chunk import Column, Rows, Table
 from petps.checkpoint.policy import POLICIES, Policy
 from petps.checkpoint.quantise import Quantising
+from petps.checkpoint.staging import Bandwidth, Device, SourceDevice, StagedCheckpointer
 from petps.checkpoint.store import Store
 
 __all__ = [
     "POLICIES",
+    "Bandwidth",
     "Base",
     "BaseFolder",
     "BaseWriter",
     "Checkpointer",
     "Column",
+    "Device",
     "Policy",
     "Quantising",
     "Rows",
     "Source",
+    "SourceDevice",
+    "StagedCheckpointer",
     "Store",
     "Table",
 ]

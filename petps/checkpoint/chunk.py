@@ -50,6 +50,7 @@ QUANTISED: Final = {
 }
 BLOOM_BITS_PER_KEY: Final = 10
 BLOOM_PROBES: Final = 7
+BLOOM_KEYS: Final = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,10 +262,10 @@ def lay_over(table: Table, layers: list[Rows], *, keep_deleted: bool) -> Rows:
     return Rows(found, columns, deleted if deleted is not None and deleted.any() else None)
 
 
-def encode(table: Table, rows: Rows) -> memoryview:
+def encode(table: Table, rows: Rows, into: memoryview | None = None) -> memoryview:
     """The bytes of a chunk: the body of a ``rows`` message, with the table's further columns."""
     columns = {column.name: rows.columns[column.name] for column in table.columns}
-    return encode_columns(rows.keys, columns, rows.deleted)
+    return encode_columns(rows.keys, columns, rows.deleted, into=into)
 
 
 def layout_of(table: Table, body: memoryview) -> tuple[int, ...]:
@@ -300,8 +301,9 @@ class Bloom:
         while count < BLOOM_BITS_PER_KEY * len(keys):
             count *= 2
         bits = np.zeros(count, np.bool_)
-        for places in _probes(keys, count):
-            bits[places] = True
+        for start in range(0, len(keys), BLOOM_KEYS):  # so that little is in memory beside them
+            for places in _places(hash_keys(keys[start : start + BLOOM_KEYS]), count):
+                bits[places] = True
         return np.packbits(bits, bitorder="little").tobytes()
 
     @classmethod
@@ -324,10 +326,6 @@ def hash_keys(keys: Keys) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64
     mixed *= np.uint64(0xD6E8FEB86659FD93)
     mixed ^= mixed >> np.uint64(32)
     return mixed & np.uint64(0xFFFFFFFF), (mixed >> np.uint64(32)) | np.uint64(1)
-
-
-def _probes(keys: Keys, count: int) -> list[npt.NDArray[np.uint64]]:
-    return _places(hash_keys(keys), count)
 
 
 def _places(

@@ -71,14 +71,22 @@ def encode_rows(keys: Keys, rows: Rows, deleted: Mask | None = None) -> memoryvi
 
 
 def encode_columns(
-    keys: Keys, columns: Mapping[str, Rows], deleted: Mask | None = None
+    keys: Keys,
+    columns: Mapping[str, Rows],
+    deleted: Mask | None = None,
+    *,
+    into: memoryview | None = None,
 ) -> memoryview:
-    """As encode_rows, of several columns uint8[n, width]; those of ``row`` are null if deleted."""
+    """As encode_rows, of several columns uint8[n, width]; those of ``row`` are null if deleted.
+
+    into: memory that the bytes are written to, RESERVED_BYTES more than the rows take.
+    """
     n = len(keys)
     validity = None
     if deleted is not None and deleted.any():
         columns = {
-            name: np.where(deleted[:, None], np.uint8(0), rows) for name, rows in columns.items()
+            name: np.where(deleted[:, None], np.uint8(0), rows) if rows[deleted].any() else rows
+            for name, rows in columns.items()
         }
         validity = pa.py_buffer(np.packbits(~deleted, bitorder="little"))
     keys = np.ascontiguousarray(keys, dtype="<u8")
@@ -87,6 +95,11 @@ def encode_columns(
         buffers = [validity if name == ROW else None, pa.py_buffer(np.ascontiguousarray(rows))]
         arrays.append(pa.Array.from_buffers(pa.binary(rows.shape[1]), n, buffers))
     batch = pa.record_batch(arrays, names=["key", *columns])
+    if into is not None:
+        fixed = pa.FixedSizeBufferWriter(pa.py_buffer(into))
+        with pa.ipc.new_stream(fixed, batch.schema) as writer:
+            writer.write_batch(batch)
+        return into[: fixed.tell()]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)

@@ -1,0 +1,170 @@
+"""staging.resident_chunks_max and staging.pause: what a staged version takes of memory and time.
+
+Resident: buffers in use at a time, which staging counts, at two sizes of the same table; its rows
+are made as they are copied, and the store throws them away, so that nothing else is in memory. The
+process's own peak above what it had before stands beside, in chunks.
+Pause: how long write() takes, to a store that takes so many bytes a second, staged and not.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from bench.checkpoint.policies import Trainer
+from petps.checkpoint import POLICIES, Checkpointer, SourceDevice, StagedCheckpointer, Store, Table
+from petps.checkpoint.chunk import Keys, Mask
+from petps.checkpoint.files import LocalFiles
+
+FOUR: Final = 4
+
+
+class _Discarding(LocalFiles):
+    """Takes bundles and keeps none: states and lines are as ever."""
+
+    def write(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
+        """See Files."""
+        if not path.startswith("data/"):
+            super().write(path, pieces)
+            return
+        for _ in pieces:
+            pass
+
+
+class _Throttled(LocalFiles):
+    """Takes so many bytes of bundles a second."""
+
+    def __init__(self, root: Path, bytes_per_second: float) -> None:
+        super().__init__(root)
+        self._rate = bytes_per_second
+
+    def write(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
+        """See Files."""
+
+        def slowly() -> Iterator[bytes | memoryview]:
+            began, taken = time.monotonic(), 0
+            for piece in pieces:
+                taken += len(piece)
+                time.sleep(max(0.0, began + taken / self._rate - time.monotonic()))
+                yield piece
+
+        super().write(path, slowly() if path.startswith("data/") else pieces)
+
+
+class _Made:
+    """A device whose rows are made as they are copied."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+
+    def keys(self, table: str, since: int | None, at_most: int) -> Iterator[Keys]:
+        """See Device."""
+        del table, since
+        for start in range(0, self._rows, at_most):
+            yield np.arange(start, min(start + at_most, self._rows), dtype=np.uint64)
+
+    def copy(self, table: str, keys: Keys, out: Mapping[str, np.ndarray[Any, Any]]) -> Mask | None:
+        """See Device."""
+        del table
+        out["row"][:] = (keys % np.uint64(1000)).astype(np.float32)[:, None]
+        return None
+
+
+def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Both, in a folder of their own each."""
+    for megabytes in work["resident_mb"]:
+        yield from _in_folder(_resident, work, megabytes)
+    yield from _in_folder(_pause, work, work["pause_mb"])
+
+
+def _in_folder(measure: Any, work: dict[str, Any], megabytes: int) -> Iterator[dict[str, Any]]:
+    folder = Path(tempfile.mkdtemp(prefix="petps-bench-"))
+    try:
+        yield measure(folder, work, megabytes)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _resident(folder: Path, work: dict[str, Any], megabytes: int) -> dict[str, Any]:
+    dim, chunk = int(work["dim"]), int(work["chunk_mb"]) << 20
+    table = Table.of("items", dim)
+    rows = (megabytes << 20) // (4 * dim)
+    store = Store.create(_Discarding(folder / "store"), "bench", [table])
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is what it is now
+    before = _memory("VmRSS")
+    began = time.perf_counter()
+    with StagedCheckpointer(
+        store, POLICIES["full"](), _Made(rows), folder / "ssd", chunk_bytes=chunk,
+        folder_bytes=int(work["folder_mb"]) << 20,
+    ) as writer:  # fmt: skip
+        writer.write(1)
+        pause = time.perf_counter() - began
+        made = writer.wait()
+        resident = writer.resident_chunks_max
+    if made is None or made.rows != rows:
+        raise SystemExit("staging: the version is not what the device had")
+    return {
+        "name": "staging.resident_chunks_max",
+        "value": resident,
+        "unit": "chunks",
+        "ratio_to": "four chunks",
+        "ratio": resident / FOUR,
+        "rows_mb": megabytes,
+        "chunks": len(store.state.line.chunks),
+        "process_peak_chunks": (_memory("VmHWM") - before) / chunk,
+        "pause_s": pause,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def _memory(name: str) -> int:
+    """Bytes, of /proc/self/status."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) << 10
+    raise SystemExit(f"this kernel does not tell {name}")
+
+
+def _pause(folder: Path, work: dict[str, Any], megabytes: int) -> dict[str, Any]:
+    dim, rate = int(work["dim"]), float(work["store_mb_per_second"]) * 1e6
+    trainer = Trainer((megabytes << 20) // (4 * dim), dim)
+    table = Table.of("items", dim)
+    synchronous, staged, whole = [], [], []
+    plain = Store.create(_Throttled(folder / "plain", rate), "bench", [table])
+    behind = Store.create(_Throttled(folder / "behind", rate), "bench", [table])
+    policy = POLICIES["full"]()
+    writer = Checkpointer(plain, policy, trainer)
+    device = SourceDevice(trainer, behind.state.tables)
+    with StagedCheckpointer(behind, policy, device, folder / "ssd") as stager:
+        for version in range(1, int(work["rounds"]) + 1):
+            began = time.perf_counter()
+            writer.write(version)
+            synchronous.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            stager.write(version)
+            staged.append(time.perf_counter() - began)
+            stager.wait()
+            whole.append(time.perf_counter() - began)
+            for store in (plain, behind):
+                store.purge(1)
+    rows = behind.restore()["items"].columns["row"].view(np.float32)
+    if not np.array_equal(rows, trainer.values):
+        raise SystemExit("staging: the version is not what the trainer had")
+    value, reference = statistics.median(staged), statistics.median(synchronous)
+    return {
+        "name": "staging.pause",
+        "value": value,
+        "unit": "s",
+        "ratio_to": "synchronous",
+        "ratio": value / reference,
+        "rows_mb": megabytes,
+        "store_mb_per_second": rate / 1e6,
+        "until_committed_s": statistics.median(whole),
+    }

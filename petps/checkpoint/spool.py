@@ -1,0 +1,124 @@
+"""A folder on a local SSD that chunks wait in. STAGING.md.
+
+Owns:        Spool: its files, how many bytes they may be, and that one process has it.
+Never does:  know what is in a chunk, or wait for room.
+Called by:   staging.py.
+Invariants:  what read() gives was written whole and fits its checksum; none of its files outlives
+             close(), or the next Spool of the folder.
+Threads:     one writes, one reads.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from petps.errors import DataLoss, FailedPrecondition, IoError
+
+__all__ = ["Spool", "Spooled"]
+
+SUFFIX: Final = ".staged"
+
+
+@dataclass(frozen=True, slots=True)
+class Spooled:
+    """A chunk in the folder."""
+
+    path: Path
+    bytes: int
+    checksum: int
+
+
+class Spool:
+    """Files of chunks, each written and read once, of ``most_bytes`` together."""
+
+    def __init__(self, folder: str | Path, most_bytes: int) -> None:
+        self._folder = Path(folder)
+        self._most = most_bytes
+        self._held = 0
+        self._changed = threading.Lock()
+        self._number = 0
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self._folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise IoError(f"{self._folder}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise FailedPrecondition(
+                f"{self._folder} is staged in by another: give each checkpointer a folder"
+            ) from None
+        self.clear()
+
+    def fits(self, count: int) -> bool:
+        """Whether so many bytes more are allowed."""
+        with self._changed:
+            return self._held + count <= self._most
+
+    def write(self, content: memoryview) -> Spooled:
+        """Writes a chunk and lets it leave the page cache. Raises IoError; then there is none."""
+        self._number += 1
+        path = self._folder / f"{self._number}{SUFFIX}"
+        try:
+            file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            try:
+                done = 0
+                while done < len(content):
+                    done += os.write(file, content[done:])
+                os.fdatasync(file)
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(file)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise IoError(
+                f"{path}: {error.strerror}: a version is staged there before it is uploaded"
+            ) from error
+        with self._changed:
+            self._held += len(content)
+        return Spooled(path, len(content), xxhash.xxh3_64_intdigest(content))
+
+    def read(self, spooled: Spooled, into: memoryview) -> None:
+        """Reads a chunk and removes its file. Raises IoError, DataLoss."""
+        content = into[: spooled.bytes]
+        try:
+            with open(spooled.path, "rb", buffering=0) as file:
+                done = 0
+                while done < len(content):
+                    count = file.readinto(content[done:])
+                    if not count:
+                        break
+                    done += count
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            spooled.path.unlink()
+        except OSError as error:
+            raise IoError(f"{spooled.path}: {error.strerror}") from error
+        if done < len(content) or xxhash.xxh3_64_intdigest(content) != spooled.checksum:
+            raise DataLoss(f"{spooled.path} is not what was written: see to the disk")
+        with self._changed:
+            self._held -= spooled.bytes
+
+    def clear(self) -> None:
+        """Removes all chunks: those of a version that will not be, or that a crash left."""
+        try:
+            for path in self._folder.glob(f"*{SUFFIX}"):
+                path.unlink()
+        except OSError as error:
+            raise IoError(f"{self._folder}: {error.strerror}") from error
+        with self._changed:
+            self._held = 0
+
+    def close(self) -> None:
+        """Removes all chunks, and leaves the folder to others."""
+        try:
+            self.clear()
+        finally:
+            os.close(self._lock)

@@ -1,0 +1,547 @@
+"""Versions that a trainer waits for only until their rows are copied out. STAGING.md.
+
+Owns:        Device, SourceDevice (where rows are copied from), Bandwidth, StagedCheckpointer.
+Never does:  keep more than four chunks in memory; list a version before all of it is in the store.
+Called by:   trainers, bench.
+Invariants:  a version is its rows as they were when write() was called; a failed or cancelled one
+             leaves the store as it was, and no file in the folder.
+Threads:     write(), wait() and close() from one; cancel() from any. A version on its way has three
+             of its own; nobody else may write the store meanwhile, restores may run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Generic, Protocol, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from petps.checkpoint.bundle import Encoded
+from petps.checkpoint.checkpointer import Next, Source, next_version
+from petps.checkpoint.chunk import Bytes, Column, Floats, Keys, Mask, Rows, Table, encode
+from petps.checkpoint.policy import Policy
+from petps.checkpoint.quantise import sampled_keys
+from petps.checkpoint.spool import Spool, Spooled
+from petps.checkpoint.state import Version
+from petps.checkpoint.store import Store
+from petps.delta.chunk import RESERVED_BYTES
+from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
+
+__all__ = ["Bandwidth", "Device", "SourceDevice", "StagedCheckpointer"]
+
+_log = logging.getLogger("petps.checkpoint")
+
+# As large as a piece of Checkpointer. Choose a multiple of the SSD's erase block.
+CHUNK_BYTES: Final = 32 << 20
+CHUNK_BYTES_MIN: Final = 4 * RESERVED_BYTES
+FOLDER_BYTES: Final = 64 << 30
+BUFFERS: Final = 4
+# What is uploaded, and waited for, at a time.
+PIECE_BYTES: Final = 1 << 20
+# Rows are quantised and looked at by so many values at a time.
+SLICE_VALUES: Final = 1 << 17
+
+Array = npt.NDArray[np.generic]
+T = TypeVar("T")
+
+
+class Device(Protocol):
+    """Where a trainer's rows are."""
+
+    def keys(self, table: str, since: int | None, at_most: int) -> Iterable[Keys]:
+        """As Source.keys(), in ascending pieces of at most so many."""
+
+    def copy(self, table: str, keys: Keys, out: Mapping[str, Array]) -> Mask | None:
+        """Fills ``out``'s columns with the rows of the keys: float32[n, dim], where that is how the
+        trainer stores it, else the stored uint8[n, width]. bool[n]: which are deleted, or None.
+        """
+
+
+class SourceDevice:
+    """A Source's rows: what it gives is copied once more."""
+
+    def __init__(self, source: Source, tables: Mapping[str, Table]) -> None:
+        self._source = source
+        self._tables = tables
+
+    def keys(self, table: str, since: int | None, at_most: int) -> Iterator[Keys]:
+        """See Device."""
+        keys = self._source.keys(table, since)
+        for start in range(0, len(keys), at_most):
+            yield keys[start : start + at_most]
+
+    def copy(self, table: str, keys: Keys, out: Mapping[str, Array]) -> Mask | None:
+        """See Device."""
+        given, deleted = self._source.rows(table, keys)
+        missing = set(out) - set(given)
+        if missing:
+            raise InvalidArgument(f"table {table}: column {min(missing)} is missing")
+        for column in self._tables[table].columns:
+            values, to = given[column.name], out[column.name]
+            if column.dtype != "f32" or values.dtype == np.uint8:
+                values, to = column.stored(values), to.view(np.uint8).reshape(len(keys), -1)
+            if values.shape != to.shape:
+                raise InvalidArgument(
+                    f"table {table}: column {column.name}: values of shape {values.shape}, "
+                    f"expected {to.shape}"
+                )
+            to[:] = values
+        return deleted
+
+
+class Bandwidth:
+    """At most so many bytes a second: what delay() says is waited before they go."""
+
+    def __init__(self, bytes_per_second: float, now: Callable[[], float] = time.monotonic) -> None:
+        if not bytes_per_second > 0:
+            raise InvalidArgument(f"{bytes_per_second} bytes a second: more than 0, or no cap")
+        self.bytes_per_second = bytes_per_second
+        self._now = now
+        self._free = now()  # when what was let go before has gone
+
+    def delay(self, count: int) -> float:
+        """Seconds before the next ``count`` bytes may go, which then are as good as gone."""
+        now = self._now()
+        start = max(now, self._free)
+        self._free = start + count / self.bytes_per_second
+        return start - now
+
+
+class _Stopped(Exception):
+    """The version is not to be: its error is told elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Rows of a table in a buffer, or in the folder."""
+
+    table: str
+    rows: int
+    deletes: bool
+    buffer: memoryview
+    spooled: Spooled | None = None
+
+
+class _Channel(Generic[T]):
+    """From one stage to the next."""
+
+    def __init__(self) -> None:
+        self.items: deque[T] = deque()
+        self.ended = False
+
+
+class _Flight:
+    """A version on its way: its buffers, its stages' channels, and what became of it."""
+
+    def __init__(self, down: list[memoryview], up: list[memoryview]) -> None:
+        self._changed = threading.Condition()
+        self.free = {"down": down, "up": up}
+        self.resident = 0
+        self.resident_max = 0
+        self.copied: _Channel[_Chunk] = _Channel()
+        self.spooled: _Channel[_Chunk] = _Channel()
+        self.encoded: _Channel[tuple[str, Encoded]] = _Channel()
+        self.error: BaseException | None = None
+        self.told = False
+        self.made: Version | None = None
+        self.threads: list[threading.Thread] = []
+
+    def fail(self, error: BaseException) -> None:
+        """Stops all stages; the first error is the one that counts."""
+        with self._changed:
+            if self.error is None:
+                self.error = error
+            self._changed.notify_all()
+
+    def succeed(self, made: Version) -> None:
+        """It is committed: a cancel() since came too late."""
+        with self._changed:
+            self.made, self.error = made, None
+
+    def check(self) -> None:
+        """Raises _Stopped where it is not to be."""
+        if self.error is not None:
+            raise _Stopped
+
+    def rest(self, seconds: float) -> None:
+        """Waits, but no longer than the version is to be."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.error is not None, seconds)
+        self.check()
+
+    def until(self, ready: Callable[[], bool]) -> None:
+        """Waits for what another stage does."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.error is not None or ready())
+        self.check()
+
+    def lease(self, pair: str) -> memoryview:
+        """One of the pair's buffers, once one is free."""
+        with self._changed:
+            free = self.free[pair]
+            self._changed.wait_for(lambda: self.error is not None or bool(free))
+            self.check()
+            self.resident += 1
+            self.resident_max = max(self.resident_max, self.resident)
+            return free.pop()
+
+    def release(self, pair: str, buffer: memoryview) -> None:
+        """Nobody reads it any more."""
+        with self._changed:
+            self.free[pair].append(buffer)
+            self.resident -= 1
+            self._changed.notify_all()
+
+    def give(self, channel: _Channel[T], item: T) -> None:
+        """To the next stage."""
+        with self._changed:
+            channel.items.append(item)
+            self._changed.notify_all()
+
+    def end(self, channel: _Channel[T]) -> None:
+        """The next stage has all."""
+        with self._changed:
+            channel.ended = True
+            self._changed.notify_all()
+
+    def changed(self) -> None:
+        """What until() waits for may have come."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def next(self, channel: _Channel[T]) -> T | None:
+        """Of the stage before, left in the channel; None: there is no more."""
+        self.until(lambda: bool(channel.items) or channel.ended)
+        return channel.items[0] if channel.items else None
+
+    def take(self, channel: _Channel[T]) -> Iterator[T]:
+        """All of the stage before."""
+        while (item := self.next(channel)) is not None:
+            channel.items.popleft()
+            yield item
+
+
+class StagedCheckpointer:
+    """As Checkpointer, but for when write() returns. Use it in a ``with``, or close() it.
+
+    folder: on a local SSD; chunk_bytes: of each of the four buffers; folder_bytes: of all chunks in
+    the folder; bandwidth: of the upload.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        policy: Policy,
+        device: Device,
+        folder: str | Path,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+        folder_bytes: int = FOLDER_BYTES,
+        bandwidth: Bandwidth | None = None,
+    ) -> None:
+        for table in store.state.tables.values():
+            if _rows_in(table, chunk_bytes) < 1:
+                least = max(CHUNK_BYTES_MIN, RESERVED_BYTES + _row_bytes(table))
+                raise InvalidArgument(
+                    f"chunk_bytes {chunk_bytes} holds no row of table {table.name}: {least} do"
+                )
+        if folder_bytes < chunk_bytes:
+            raise InvalidArgument(f"folder_bytes {folder_bytes} hold no chunk of {chunk_bytes}")
+        self._store = store
+        self._policy = policy
+        self._device = device
+        self._chunk_bytes = chunk_bytes
+        self._bandwidth = bandwidth
+        self._spool: Spool | None = Spool(folder, folder_bytes)
+        self._buffers: list[memoryview] = []
+        self._flight: _Flight | None = None
+        self._writing = threading.Lock()
+        self._resident_max = 0
+
+    @property
+    def resident_chunks_max(self) -> int:
+        """The most buffers that were in use at a time."""
+        flight = self._flight
+        return max(self._resident_max, 0 if flight is None else flight.resident_max)
+
+    def write(self, version: int, parts: Mapping[str, bytes] | None = None) -> None:
+        """Returns once all rows are copied; wait() tells when the version is committed.
+
+        First waits for the version before. Raises what became of that one, if it failed, and then
+        writes nothing; FailedPrecondition when cancelled; IoError of the folder; and what became of
+        this one so far: as Store.write.
+        """
+        if not self._writing.acquire(blocking=False):
+            raise FailedPrecondition("a checkpoint is being written: cancel it, or wait for it")
+        try:
+            self.wait()
+            spool = self._open_spool()
+            next_ = next_version(self._store, self._policy, self._sample)
+            self._buffers = self._buffers or [
+                np.empty(self._chunk_bytes, np.uint8).data for _ in range(BUFFERS)
+            ]
+            flight = _Flight(self._buffers[: BUFFERS // 2], self._buffers[BUFFERS // 2 :])
+            self._flight = flight
+            for stage in (
+                lambda: self._to_folder(flight, spool),
+                lambda: self._to_chunks(flight, spool, next_.tables),
+                lambda: self._to_store(flight, version, next_, dict(parts or {})),
+            ):
+                thread = threading.Thread(target=_guarded, args=(flight, stage), daemon=True)
+                flight.threads.append(thread)
+                thread.start()
+            try:
+                self._from_device(flight, next_.since)
+            except BaseException as error:
+                flight.fail(error)
+                flight.told = True
+                if isinstance(error, _Stopped) and flight.error is not None:
+                    raise flight.error from None
+                raise
+            flight.end(flight.copied)
+        finally:
+            self._writing.release()
+
+    def wait(self) -> Version | None:
+        """Until the version on its way is committed, which it returns; None: none was.
+
+        Raises what became of it where it failed, once.
+        """
+        flight = self._flight
+        if flight is None:
+            return None
+        for thread in flight.threads:
+            thread.join()
+        self._resident_max = self.resident_chunks_max
+        self._flight = None
+        if flight.made is None:
+            self._open_spool().clear()
+        if flight.error is not None and not flight.told:
+            raise flight.error
+        return flight.made
+
+    def cancel(self) -> None:
+        """The version on its way is not to be: write() or wait() raises FailedPrecondition.
+
+        Does nothing if it is committed.
+        """
+        flight = self._flight
+        if flight is not None and flight.made is None:
+            flight.fail(FailedPrecondition("the checkpoint was cancelled"))
+
+    def close(self) -> None:
+        """Waits for the version on its way, and leaves the folder empty. Raises as wait()."""
+        if self._spool is None:
+            return
+        try:
+            self.wait()
+        finally:
+            spool, self._spool = self._spool, None
+            self._buffers = []
+            spool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        self.cancel()
+        with contextlib.suppress(PetpsError):
+            self.close()
+
+    def _open_spool(self) -> Spool:
+        if self._spool is None:
+            raise FailedPrecondition("the checkpointer is closed")
+        return self._spool
+
+    def _sample(self, name: str, seed: int) -> tuple[Keys, Mapping[str, Floats | Bytes]]:
+        table = self._store.state.tables[name]
+        at_most = _rows_in(table, self._chunk_bytes)
+        keys = sampled_keys(lambda: self._device.keys(name, None, at_most), seed)
+        if len(keys) == 0:
+            return keys, {}
+        content = np.empty(_bytes_of(table, len(keys)), np.uint8)
+        _, columns, _ = _views(table, content.data, len(keys))
+        self._device.copy(name, keys, columns)
+        return keys, columns
+
+    # ---- the stages ----
+
+    def _from_device(self, flight: _Flight, since: int | None) -> None:
+        for name, table in self._store.state.tables.items():
+            at_most = _rows_in(table, self._chunk_bytes)
+            for keys in self._device.keys(name, since, at_most):
+                if len(keys) > at_most:
+                    raise InvalidArgument(f"table {name}: {len(keys)} keys, at most {at_most}")
+                if len(keys) == 0:
+                    continue
+                buffer = flight.lease("down")
+                own_keys, columns, own_deleted = _views(table, buffer, len(keys))
+                deleted = self._device.copy(name, keys, columns)
+                own_keys[:] = keys
+                own_deleted[:] = False if deleted is None else deleted
+                deletes = bool(own_deleted.any())
+                flight.give(flight.copied, _Chunk(name, len(keys), deletes, buffer))
+
+    def _to_folder(self, flight: _Flight, spool: Spool) -> None:
+        for chunk in flight.take(flight.copied):
+            count = _bytes_of(self._store.state.tables[chunk.table], chunk.rows)
+            flight.until(lambda count=count: spool.fits(count))  # type: ignore[misc]
+            spooled = spool.write(chunk.buffer[:count])
+            flight.release("down", chunk.buffer)
+            flight.give(flight.spooled, replace(chunk, buffer=memoryview(b""), spooled=spooled))
+        flight.end(flight.spooled)
+
+    def _to_chunks(self, flight: _Flight, spool: Spool, tables: Mapping[str, Table]) -> None:
+        for chunk in flight.take(flight.spooled):
+            own, kept = self._store.state.tables[chunk.table], tables[chunk.table]
+            raw = flight.lease("up")
+            assert chunk.spooled is not None
+            spool.read(chunk.spooled, raw)
+            flight.changed()  # the folder has room
+            rows = _stored_rows(own, kept, raw, chunk)
+            buffer = flight.lease("up")
+            encoded = Encoded.from_body(kept, rows, encode(kept, rows, into=buffer))
+            flight.release("up", raw)
+            body = self._paced(flight, buffer, encoded)
+            flight.give(flight.encoded, (chunk.table, replace(encoded, body=body)))
+        flight.end(flight.encoded)
+
+    def _paced(
+        self, flight: _Flight, buffer: memoryview, encoded: Encoded
+    ) -> Generator[memoryview, None, None]:
+        """The body, piece by piece as the bandwidth allows; its buffer is free after the last."""
+        for body in encoded.body:
+            for start in range(0, len(body), PIECE_BYTES):
+                piece = body[start : start + PIECE_BYTES]
+                self._pace(flight, len(piece))
+                yield piece
+        flight.release("up", buffer)
+        self._pace(flight, len(encoded.bloom))
+
+    def _pace(self, flight: _Flight, count: int) -> None:
+        if self._bandwidth is None:
+            flight.check()
+        else:
+            flight.rest(self._bandwidth.delay(count))
+
+    def _to_store(
+        self, flight: _Flight, version: int, next_: Next, parts: Mapping[str, bytes]
+    ) -> None:
+        def of_table(name: str) -> Iterator[Encoded]:
+            while (item := flight.next(flight.encoded)) is not None and item[0] == name:
+                flight.encoded.items.popleft()
+                yield item[1]
+
+        made = self._store.write(
+            version,
+            {name: of_table(name) for name in next_.tables},
+            kind=next_.kind,
+            tables=next_.tables,
+            parts=parts,
+            goes_on=flight.check,
+        )
+        flight.succeed(made)
+        self._policy.arrange(self._store)
+        self._store.tidy()
+
+
+def _guarded(flight: _Flight, stage: Callable[[], None]) -> None:
+    try:
+        stage()
+    except _Stopped:
+        pass
+    except BaseException as error:
+        flight.fail(error)
+
+
+# ---- a chunk in a buffer: keys, columns, which are deleted; each begins at a multiple of 8 ----
+
+
+def _aligned(count: int) -> int:
+    return -(-count // 8) * 8
+
+
+def _row_bytes(table: Table) -> int:
+    return 8 + table.width + 1
+
+
+def _rows_in(table: Table, chunk_bytes: int) -> int:
+    """Rows that a buffer holds as they are, and encoded."""
+    if chunk_bytes < CHUNK_BYTES_MIN:
+        return 0
+    return (chunk_bytes - RESERVED_BYTES) // _row_bytes(table)
+
+
+def _bytes_of(table: Table, rows: int) -> int:
+    return 8 * rows + sum(_aligned(rows * each.width) for each in table.columns) + rows
+
+
+def _views(
+    table: Table, buffer: memoryview, rows: int
+) -> tuple[Keys, dict[str, Floats | Bytes], Mask]:
+    """A buffer's arrays: keys, what Device.copy() fills, and which are deleted."""
+    flat = np.frombuffer(buffer, np.uint8)
+    columns: dict[str, Floats | Bytes] = {}
+    at = 8 * rows
+    for column in table.columns:
+        stored = flat[at : at + rows * column.width]
+        if column.dtype == "f32":
+            columns[column.name] = stored.view(np.float32).reshape(rows, column.dim)
+        else:
+            columns[column.name] = stored.reshape(rows, column.width)
+        at += _aligned(rows * column.width)
+    return flat[: 8 * rows].view(np.uint64), columns, flat[at : at + rows].view(np.bool_)
+
+
+def _stored_rows(own: Table, kept: Table, buffer: memoryview, chunk: _Chunk) -> Rows:
+    """A chunk as it is stored, in the buffer it was read into."""
+    keys, columns, deleted = _views(own, buffer, chunk.rows)
+    stored = {}
+    for was, now in zip(own.columns, kept.columns, strict=True):
+        values = columns[was.name]
+        if chunk.deletes:
+            values[deleted] = 0
+        stored[was.name] = _stored_column(own, was, now, keys, values)
+    if not (keys[1:] > keys[:-1]).all():
+        raise InvalidArgument(f"table {own.name}: the device's keys do not ascend")
+    return Rows(keys, stored, deleted if chunk.deletes else None)
+
+
+def _stored_column(
+    table: Table, was: Column, now: Column, keys: Keys, values: Floats | Bytes
+) -> Bytes:
+    """Row by row a row of ``now`` takes no more than it did: it is written over what was read."""
+    raw = values.view(np.uint8).reshape(-1)
+    out = raw[: len(keys) * now.width].reshape(len(keys), now.width)
+    step = max(1, SLICE_VALUES // was.dim)
+    for start in range(0, len(keys), step):
+        part = values[start : start + step]
+        if was.dtype not in ("f32", now.dtype):
+            part = was.values(part.view(np.uint8))
+        try:
+            stored = now.stored(part)
+        except InvalidArgument as error:
+            last = keys[min(start + step, len(keys)) - 1]
+            raise InvalidArgument(
+                f"table {table.name}, of keys {keys[start]} to {last}: {error}"
+            ) from error
+        if was.dtype != now.dtype:
+            out[start : start + step] = stored
+    return out

@@ -1,0 +1,543 @@
+"""Versions staged on their way: what they are, how much of them is resident, what may go wrong.
+
+Every version is compared with a replay, while the trainer goes on as soon as write() returns. Does
+not cover: kill -9 (test_staging_crash.py), how long a trainer waits (bench), a device of torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from petps.checkpoint import (
+    POLICIES,
+    Bandwidth,
+    Checkpointer,
+    Column,
+    Quantising,
+    SourceDevice,
+    StagedCheckpointer,
+    Store,
+    Table,
+)
+from petps.checkpoint.chunk import Keys, Mask
+from petps.errors import DataLoss, FailedPrecondition, InvalidArgument, IoError
+from tests.python.checkpoint.memory import MemoryFiles
+from tests.python.checkpoint.replay import Replay, assert_same
+
+TABLES = {
+    "items": Table("items", (Column("row", "f32", 4), Column("momentum", "f16", 1))),
+    "users": Table.of("users", 16),
+}
+VERSIONS = 8
+CHUNK = 1 << 14
+GENEROUS = 120.0  # seconds, for what must come
+
+
+def steps(seed: int, count: int = VERSIONS) -> list[dict[str, Keys]]:
+    """Several chunks a table at first, one and none later."""
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "items": np.unique(rng.integers(0, 12_000, 6000 if number < 2 else 200)).astype("<u8"),
+            "users": np.unique(rng.integers(0, 900, 700 * (number != 2))).astype("<u8"),
+        }
+        for number in range(count)
+    ]
+
+
+class GatedFiles(MemoryFiles):
+    """Stalls at a piece of a bundle until go_on is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stalled, self.go_on = threading.Event(), threading.Event()
+        self.seen: Callable[[], None] = lambda: None
+
+    def write(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
+        """See Files."""
+
+        def gated() -> Iterator[bytes | memoryview]:
+            for piece in pieces:
+                self.seen()
+                self.stalled.set()
+                assert self.go_on.wait(GENEROUS)
+                yield piece
+
+        super().write(path, gated() if path.startswith("data/") else pieces)
+
+
+class Copies(SourceDevice):
+    """A device that counts, and stops before the copy ``at``."""
+
+    def __init__(self, replay: Replay, at: int = 0) -> None:
+        super().__init__(replay, replay.tables)
+        self.count, self.at = 0, at
+        self.stopped, self.go_on = threading.Event(), threading.Event()
+        self.counted = threading.Condition()
+
+    def copy(self, table: str, keys: Keys, out: Mapping[str, np.ndarray]) -> Mask | None:
+        """See Device."""
+        with self.counted:
+            self.count += 1
+            self.counted.notify_all()
+        if self.count == self.at:
+            self.stopped.set()
+            assert self.go_on.wait(GENEROUS)
+        return super().copy(table, keys, out)
+
+    def came_to(self, count: int) -> bool:
+        with self.counted:
+            return self.counted.wait_for(lambda: self.count >= count, GENEROUS)
+
+
+def staged(
+    store: Store, replay: Replay, folder: Path, policy: str = "consecutive", **options: Any
+) -> StagedCheckpointer:
+    device = SourceDevice(replay, replay.tables)
+    return StagedCheckpointer(
+        store, POLICIES[policy](), device, folder, **{"chunk_bytes": CHUNK, **options}
+    )
+
+
+def whole(writer: StagedCheckpointer, version: int) -> None:
+    """Whoever of the two tells what went wrong."""
+    writer.write(version)
+    writer.wait()
+
+
+def check(store: Store, replay: Replay, versions: list[int]) -> None:
+    assert [each.version for each in store.state.versions()] == versions
+    for version in versions:
+        for name, found in store.restore(version).items():
+            assert_same(found, replay.at(name, version))
+        assert store.part(version, "dense") == b"%d" % version
+    assert store.verify() == []
+
+
+def left_in(folder: Path) -> list[Path]:
+    return list(folder.glob("*.staged"))
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_version_is_what_it_was_when_write_began(tmp_path: Path, policy: str) -> None:
+    replay = Replay(TABLES, steps(1), deletes=0.1)
+    store = Store.create(tmp_path / "store", "m", list(TABLES.values()))
+    with staged(store, replay, tmp_path / "ssd", policy) as writer:
+        for version in range(1, VERSIONS + 1):
+            replay.now = version
+            writer.write(version, {"dense": b"%d" % version})
+            replay.now = 0  # the trainer goes on: nothing is there to be read now
+        made = writer.wait()
+        assert made is not None
+        assert made.version == VERSIONS
+        assert writer.wait() is None, "it is told once"
+        assert 2 <= writer.resident_chunks_max <= 4
+    assert left_in(tmp_path / "ssd") == []
+    check(Store.open(tmp_path / "store"), replay, list(range(1, VERSIONS + 1)))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_quantised_as_without_staging(tmp_path: Path, whole: bool) -> None:
+    """Chunk by chunk in place, over rows of three dtypes, deletions among them."""
+    tables = {
+        "items": Table("items", (Column("row", "f32", 40), Column("moment", "f32", 24))),
+        "half": Table("half", (Column("row", "bf16", 16), Column("count", "f32", 1))),
+        "int8": Table.of("int8", 16, "int8"),
+    }
+    rng = np.random.default_rng(2)
+    made = [
+        {name: np.unique(rng.integers(0, 1500, 700)).astype("<u8") for name in tables}
+        for _ in range(4)
+    ]
+    replay = Replay(tables, made, deletes=0.1)
+    wanted = None if whole else Quantising(3, seed=5)
+    stores = [
+        Store.create(tmp_path / name, "m", list(tables.values()), wanted) for name in ("a", "b")
+    ]
+    plain = Checkpointer(stores[0], POLICIES["consecutive"](), replay)
+    with staged(stores[1], replay, tmp_path / "ssd") as writer:
+        for version in range(1, 5):
+            replay.now = version
+            plain.write(version)
+            writer.write(version)
+    for version in range(1, 5):
+        kinds = [dict(store.tables_of(version)) for store in stores]
+        assert kinds[0] == kinds[1]
+        assert (kinds[0] == tables) == whole
+        one, other = (store.restore(version) for store in stores)
+        for name in tables:
+            assert_same(other[name], one[name])
+    assert stores[1].verify() == []
+
+
+def test_a_trainer_goes_on_while_the_store_stalls(tmp_path: Path) -> None:
+    """All is on the SSD but what is in four buffers; nothing is listed before all is up."""
+    replay = Replay(TABLES, steps(3), deletes=0.1)
+    replay.now = 1
+    files = GatedFiles()
+    store = Store.create(files, "m", list(TABLES.values()))
+    with staged(store, replay, tmp_path / "ssd") as writer:
+        writer.write(1, {"dense": b"1"})
+        assert files.stalled.wait(GENEROUS)
+        assert not any(path.startswith("lines/") for path in files.held)
+        assert Store.open(files).state.versions() == []
+        files.go_on.set()
+        made = writer.wait()
+        assert made is not None
+        assert len(store.state.line.chunks) > 4, "or it says nothing about four"
+        assert writer.resident_chunks_max <= 4
+    check(store, replay, [1])
+
+
+def test_the_folder_is_bounded_and_the_copy_waits_for_room(tmp_path: Path) -> None:
+    replay = Replay(TABLES, steps(3))
+    replay.now = 1
+    files, device = GatedFiles(), Copies(replay)
+    store = Store.create(files, "m", list(TABLES.values()))
+    most: list[int] = []
+
+    def seen() -> None:
+        sizes = []
+        for path in left_in(tmp_path / "ssd"):
+            with contextlib.suppress(FileNotFoundError):  # it is read back meanwhile
+                sizes.append(path.stat().st_size)
+        most.append(sum(sizes))
+
+    files.seen = seen
+    with StagedCheckpointer(
+        store, POLICIES["full"](), device, tmp_path / "ssd",
+        chunk_bytes=CHUNK, folder_bytes=2 * CHUNK,
+    ) as writer:  # fmt: skip
+        errors: list[BaseException] = []
+
+        def write() -> None:
+            try:
+                writer.write(1, {"dense": b"1"})
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        assert files.stalled.wait(GENEROUS)
+        assert device.came_to(4)
+        # Two buffers down and two up, two to three small chunks in the folder, one being copied.
+        assert device.count <= 8
+        files.go_on.set()
+        thread.join(GENEROUS)
+        assert not thread.is_alive()
+        writer.wait()
+        assert not errors
+        assert device.count > 8
+        assert 0 < max(most) <= 2 * CHUNK
+        assert writer.resident_chunks_max == 4
+    check(store, replay, [1])
+
+
+@pytest.mark.parametrize("every", [3, 5])
+def test_files_that_fail_every_so_often(tmp_path: Path, every: int) -> None:
+    """An upload's error is told by wait() or the next write(); what failed is in the next."""
+    replay = Replay(TABLES, steps(4), deletes=0.1)
+    files = MemoryFiles()
+    store = Store.create(files, "m", list(TABLES.values()))
+    told = 0
+    with staged(store, replay, tmp_path / "ssd") as writer:
+        files.fail_every = every
+        for version in range(1, VERSIONS + 1):
+            replay.now = version
+            for attempt in range(6):
+                if attempt == 5:
+                    files.fail_every = 0  # with every third call none is ever whole
+                before = store.state.versions()
+                try:
+                    writer.write(version, {"dense": b"%d" % version})
+                except IoError:
+                    told += 1
+                    continue
+                with contextlib.suppress(IoError):
+                    writer.wait()
+                if store.state.versions() != before:
+                    break
+                told += 1
+                assert left_in(tmp_path / "ssd") == []
+            files.fail_every = every
+        files.fail_every = 0
+    assert told
+    check(Store.open(files), replay, list(range(1, VERSIONS + 1)))
+
+
+def test_an_error_is_told_by_the_next_write_which_writes_nothing(tmp_path: Path) -> None:
+    replay = Replay(TABLES, steps(5), deletes=0.1)
+    files = MemoryFiles()
+    store = Store.create(files, "m", list(TABLES.values()))
+    with staged(store, replay, tmp_path / "ssd") as writer:
+        replay.now = 1
+        writer.write(1, {"dense": b"1"})
+        writer.wait()
+        files.fail_every = 1
+        replay.now = 2
+        writer.write(2, {"dense": b"2"})
+        for thread in writer._flight.threads:  # type: ignore[union-attr]
+            thread.join()
+        files.fail_every = 0
+        replay.now = 3
+        with pytest.raises(IoError, match="no space left"):
+            writer.write(3, {"dense": b"3"})
+        assert writer.wait() is None
+        assert store.state.versions()[-1].version == 1
+        writer.write(3, {"dense": b"3"})
+    check(store, replay, [1, 3])
+
+
+def test_a_full_disk_below_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = Replay(TABLES, steps(6), deletes=0.1)
+    store = Store.create(tmp_path / "store", "m", list(TABLES.values()))
+    room = 3 * CHUNK
+    write = os.write
+
+    def limited(file: int, content: memoryview) -> int:
+        nonlocal room
+        if not os.readlink(f"/proc/self/fd/{file}").endswith(".staged"):
+            return write(file, content)
+        if room == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        done = write(file, content[:room])
+        room -= done
+        return done
+
+    monkeypatch.setattr(os, "write", limited)
+    with staged(store, replay, tmp_path / "ssd") as writer:
+        replay.now = 1
+        with pytest.raises(IoError, match=r"ssd/\d+\.staged: No space left on device: a version"):
+            whole(writer, 1)
+        assert writer.wait() is None
+        assert left_in(tmp_path / "ssd") == []
+        room = 1 << 30
+        writer.write(1, {"dense": b"1"})
+    check(store, replay, [1])
+    assert list((tmp_path / "store" / "data").iterdir()) == [
+        tmp_path / "store" / store.state.line.chunks[0].file
+    ]
+
+
+def test_an_ssd_that_turns_a_bit_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = Replay(TABLES, steps(6))
+    replay.now = 1
+    files = MemoryFiles()
+    store = Store.create(files, "m", list(TABLES.values()))
+    write = os.write
+
+    def turned(file: int, content: memoryview) -> int:
+        if os.readlink(f"/proc/self/fd/{file}").endswith("2.staged"):
+            content = memoryview(bytes(content[:9]) + bytes([content[9] ^ 4]) + bytes(content[10:]))
+        return write(file, content)
+
+    monkeypatch.setattr(os, "write", turned)
+    with (
+        staged(store, replay, tmp_path / "ssd") as writer,
+        pytest.raises(DataLoss, match=r"2\.staged is not what was written"),
+    ):
+        whole(writer, 1)
+    assert Store.open(files).state.versions() == []
+
+
+def test_cancelled_while_rows_are_copied(tmp_path: Path) -> None:
+    replay = Replay(TABLES, steps(7), deletes=0.1)
+    replay.now = 1
+    store = Store.create(tmp_path / "store", "m", list(TABLES.values()))
+    device = Copies(replay, at=4)
+    with StagedCheckpointer(
+        store, POLICIES["2d"](), device, tmp_path / "ssd", chunk_bytes=CHUNK
+    ) as writer:
+        errors: list[BaseException] = []
+
+        def write() -> None:
+            try:
+                writer.write(1)
+            except FailedPrecondition as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        assert device.stopped.wait(GENEROUS)
+        with pytest.raises(FailedPrecondition, match="is being written: cancel it"):
+            writer.write(1)
+        writer.cancel()
+        device.go_on.set()
+        thread.join(GENEROUS)
+        assert [str(error) for error in errors] == ["the checkpoint was cancelled"]
+        assert writer.wait() is None, "it was told"
+        assert left_in(tmp_path / "ssd") == []
+        assert Store.open(tmp_path / "store").state.versions() == []
+        assert list((tmp_path / "store").glob("data/*")) == []
+        writer.cancel()  # nothing is on its way
+        writer.write(1, {"dense": b"1"})
+    check(store, replay, [1])
+
+
+def test_cancelled_while_it_is_uploaded(tmp_path: Path) -> None:
+    replay = Replay(TABLES, steps(8), deletes=0.1)
+    replay.now = 1
+    files = GatedFiles()
+    store = Store.create(files, "m", list(TABLES.values()))
+    with staged(store, replay, tmp_path / "ssd") as writer:
+        writer.write(1)
+        assert files.stalled.wait(GENEROUS)
+        writer.cancel()
+        files.go_on.set()
+        with pytest.raises(FailedPrecondition, match="was cancelled"):
+            writer.wait()
+        assert left_in(tmp_path / "ssd") == []
+        assert Store.open(files).state.versions() == []
+        writer.write(1, {"dense": b"1"})
+        writer.wait()
+        writer.cancel()  # too late
+    check(store, replay, [1])
+
+
+def test_an_error_in_the_block_cancels(tmp_path: Path) -> None:
+    replay = Replay(TABLES, steps(8))
+    replay.now = 1
+    files = GatedFiles()
+    store = Store.create(files, "m", list(TABLES.values()))
+    writer = staged(store, replay, tmp_path / "ssd")
+
+    def fails() -> None:
+        with writer:
+            writer.write(1)
+            assert files.stalled.wait(GENEROUS)
+            threading.Thread(target=open_gate).start()
+            raise ZeroDivisionError
+
+    def open_gate() -> None:
+        flight = writer._flight
+        assert flight is not None
+        with contextlib.suppress(Exception):
+            flight.until(lambda: False)  # until it is cancelled
+        files.go_on.set()
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert left_in(tmp_path / "ssd") == []
+    assert Store.open(files).state.versions() == []
+    with pytest.raises(FailedPrecondition, match="is closed"):
+        writer.write(1)
+    writer.close()
+
+
+class Clock:
+    """Time that passes only by waiting for the bandwidth."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class Waited(Bandwidth):
+    """Waits by moving the clock; what had gone when."""
+
+    def __init__(self, rate: float, clock: Clock) -> None:
+        super().__init__(rate, clock)
+        self.clock, self.gone = clock, [(0.0, 0)]
+
+    def delay(self, count: int) -> float:
+        """See Bandwidth."""
+        self.clock.seconds += super().delay(count)
+        self.gone.append((self.clock.seconds, self.gone[-1][1] + count))
+        return 0.0
+
+
+def test_the_upload_keeps_to_its_bandwidth(tmp_path: Path) -> None:
+    replay = Replay(TABLES, steps(9))
+    replay.now = 1
+    files = MemoryFiles()
+    store = Store.create(files, "m", list(TABLES.values()))
+    clock = Clock()
+    bandwidth = Waited(10_000.0, clock)
+    with staged(store, replay, tmp_path / "ssd", bandwidth=bandwidth) as writer:
+        writer.write(1, {"dense": b"1"})
+    check(store, replay, [1])
+    uploaded = sum(len(body) for path, body in files.held.items() if path.startswith("data/"))
+    assert bandwidth.gone[-1][1] == uploaded > 8 * CHUNK
+    for (_, before), (seconds, _) in zip(bandwidth.gone, bandwidth.gone[1:], strict=False):
+        assert before <= 10_000 * seconds * (1 + 1e-9)
+    clock.seconds += 100.0
+    assert bandwidth.delay(1) == 0.0, "what was not used is not made up for ..."
+    clock_then = clock.seconds
+    bandwidth.delay(5_000)
+    bandwidth.delay(1)
+    assert clock.seconds == pytest.approx(clock_then + 0.5001, abs=1e-6), "... by a burst"
+    with pytest.raises(InvalidArgument, match="more than 0"):
+        Bandwidth(0)
+
+
+def test_bad_input_is_named(tmp_path: Path) -> None:
+    replay = Replay(TABLES, steps(10), deletes=0.1)
+    replay.now = 1
+    store = Store.create(tmp_path / "store", "m", list(TABLES.values()))
+    with pytest.raises(InvalidArgument, match="chunk_bytes 4096 holds no row of table items"):
+        staged(store, replay, tmp_path / "ssd", chunk_bytes=4096)
+    with pytest.raises(InvalidArgument, match="folder_bytes 100 hold no chunk of 16384"):
+        staged(store, replay, tmp_path / "ssd", folder_bytes=100)
+    with staged(store, replay, tmp_path / "ssd") as writer:
+        with pytest.raises(FailedPrecondition, match="ssd is staged in by another"):
+            staged(store, replay, tmp_path / "ssd")
+        writer.write(1, {"dense": b"1"})
+        writer.wait()
+        writer.write(1)
+        with pytest.raises(InvalidArgument, match="version 1 is not above 1"):
+            writer.wait()
+    staged(store, replay, tmp_path / "ssd").close()
+
+    class Bad(SourceDevice):
+        what = ""
+
+        def keys(self, table: str, since: int | None, at_most: int) -> Iterator[Keys]:
+            pieces = list(super().keys(table, since, at_most))
+            if self.what == "order":
+                return iter(pieces[::-1])
+            if self.what == "pieces":
+                return iter([np.concatenate(pieces)])
+            return iter([piece[::-1] for piece in pieces] if self.what == "keys" else pieces)
+
+        def copy(self, table: str, keys: Keys, out: Mapping[str, np.ndarray]) -> Mask | None:
+            deleted = super().copy(table, keys, out)
+            if self.what == "nan":
+                out["row"][3] = np.nan
+            if deleted is not None:
+                out["row"][deleted] = np.nan  # what is gone may be anything
+            return np.ones(len(keys), np.bool_) if self.what == "deleted" else deleted
+
+    device = Bad(replay, TABLES)
+    for what, message in (
+        ("order", "the pieces' keys do not ascend"),
+        ("pieces", r"table items: \d+ keys, at most 455"),
+        ("keys", "table items: the device's keys do not ascend"),
+        ("nan", r"table items, of keys \d+ to \d+: column row: .* is not finite"),
+        ("deleted", "a base deletes nothing"),
+    ):
+        with StagedCheckpointer(
+            store, POLICIES["full"](), device, tmp_path / "ssd", chunk_bytes=CHUNK
+        ) as writer:
+            device.what = what
+            with pytest.raises(InvalidArgument, match=message):
+                whole(writer, 2)
+            writer.wait()
+        device.what = ""
+    check(Store.open(tmp_path / "store"), replay, [1])
+    with StagedCheckpointer(
+        store, POLICIES["consecutive"](), device, tmp_path / "ssd", chunk_bytes=CHUNK
+    ) as writer:
+        replay.now = 2
+        writer.write(2, {"dense": b"2"})
+    check(Store.open(tmp_path / "store"), replay, [1, 2])
