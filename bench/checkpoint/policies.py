@@ -15,7 +15,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import numpy as np
 
 from petps.checkpoint import POLICIES, Checkpointer, Policy, Store, Table
 from petps.checkpoint.chunk import Bytes, Keys, Mask
-from petps.checkpoint.policy import Merged
+from petps.checkpoint.policy import Merged, TwoD
 from petps.checkpoint.store import BASE
 from petps.demo.trace import load_trace
 
@@ -62,18 +62,44 @@ def _intervals(accesses: np.ndarray[Any, Any], count: int) -> list[Keys]:
 
 
 def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """checkpoint.recovery, .storage and .construct of each policy."""
+    """checkpoint.recovery, .storage and .construct of each policy, of three over a Zipf trace too.
+
+    And checkpoint.without.<what>: 2-D chunks without one of their parts, in time to arrange.
+    """
     accesses = load_trace().accesses
     intervals = _intervals(accesses[: work["accesses"]], work["versions"])
     keys = int(accesses.max()) + 1
+    every = (NAIVE, REFERENCE, *(set(POLICIES) - {NAIVE, REFERENCE}))
+    yield from _compared("checkpoint", every, intervals, keys, work["dim"])
+    zipf = _zipf(work["zipf_keys"], work["zipf_accesses"], work["versions"])
+    three = (NAIVE, REFERENCE, "2d")
+    yield from _compared("checkpoint.zipf", three, zipf, work["zipf_keys"], work["dim"])
+    yield from _ablations(intervals, keys, work["dim"])
+
+
+def _zipf(keys: int, accesses: int, count: int) -> list[Keys]:
+    """Exponent 0.99 over so many keys, hot ones anywhere among them."""
+    rng = np.random.default_rng(2)
+    weights = np.arange(1, keys + 1) ** -0.99
+    ranks = np.searchsorted(np.cumsum(weights) / weights.sum(), rng.random(accesses))
+    return _intervals(rng.permutation(keys)[np.minimum(ranks, keys - 1)], count)
+
+
+def _measured(policy: Policy, intervals: list[Keys], keys: int, dim: int) -> dict[str, float]:
+    folder = Path(tempfile.mkdtemp(prefix="petps-bench-"))
+    try:
+        return _measure(folder / "store", policy, intervals, keys, dim)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _compared(
+    prefix: str, policies: Iterable[str], intervals: list[Keys], keys: int, dim: int
+) -> Iterator[dict[str, Any]]:
     measured = {}
-    for name in (NAIVE, REFERENCE, *(set(POLICIES) - {NAIVE, REFERENCE})):
+    for name in policies:
         policy = Merged(stride=2) if name == "merged" else POLICIES[name]()
-        folder = Path(tempfile.mkdtemp(prefix="petps-bench-"))
-        try:
-            measured[name] = _measure(folder / "store", policy, intervals, keys, work["dim"])
-        finally:
-            shutil.rmtree(folder)
+        measured[name] = _measured(policy, intervals, keys, dim)
     for figure, unit, reference in (
         ("recovery", "ms", NAIVE),
         ("storage", "MB", REFERENCE),
@@ -82,13 +108,42 @@ def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for name, found in measured.items():
             against = measured[reference][figure]
             yield {
-                "name": f"checkpoint.{figure}.{name}",
+                "name": f"{prefix}.{figure}.{name}",
                 "value": found[figure],
                 "unit": unit,
                 "ratio_to": reference,
                 "ratio": found[figure] / against if against else None,
                 **{key: value for key, value in found.items() if key != figure},
             }
+
+
+def _ablations(intervals: list[Keys], keys: int, dim: int) -> Iterator[dict[str, Any]]:
+    """IncrCP's Figure 14: each filter, and bundles, left out. None resets, so lines are equal."""
+    parts = {
+        "key_range": "by_range",
+        "bloom": "by_bloom",
+        "count": "by_count",
+        "bundles": "bundles",
+    }
+    whole = TwoD(resets=False)
+    reference = _measured(whole, intervals, keys, dim)
+    for name, field in parts.items():
+        policy = TwoD(resets=False, **{field: False})
+        found = _measured(policy, intervals, keys, dim)
+        yield {
+            "name": f"checkpoint.without.{name}",
+            "value": found["arrange_ms"],
+            "unit": "ms",
+            "ratio_to": "with it",
+            "ratio": found["arrange_ms"] / reference["arrange_ms"],
+            "recovery_ratio": found["recovery"] / reference["recovery"],
+            "storage_ratio": found["storage"] / reference["storage"],
+            "construct_ratio": found["construct"] / reference["construct"],
+            "chunks_read": policy.filters.by_bloom,
+            "chunks_read_with_it": whole.filters.by_bloom,
+            "chunks_split": policy.filters.split,
+            "chunks_split_with_it": whole.filters.split,
+        }
 
 
 def _measure(
