@@ -119,16 +119,15 @@ def _compared(
 
 def _ablations(intervals: list[Keys], keys: int, dim: int) -> Iterator[dict[str, Any]]:
     """IncrCP's Figure 14: each filter, and bundles, left out. None resets, so lines are equal."""
-    parts = {
-        "key_range": "by_range",
-        "bloom": "by_bloom",
-        "count": "by_count",
-        "bundles": "bundles",
-    }
     whole = TwoD(resets=False)
+    without = {
+        "key_range": TwoD(resets=False, by_range=False),
+        "bloom": TwoD(resets=False, by_bloom=False),
+        "count": TwoD(resets=False, by_count=False),
+        "bundles": TwoD(resets=False, bundles=False),
+    }
     reference = _measured(whole, intervals, keys, dim)
-    for name, field in parts.items():
-        policy = TwoD(resets=False, **{field: False})
+    for name, policy in without.items():
         found = _measured(policy, intervals, keys, dim)
         yield {
             "name": f"checkpoint.without.{name}",
