@@ -1,0 +1,299 @@
+"""One gather of what a trainer touched feeds checkpoints and log.
+
+Owns:        Feed.
+Never does:  know a policy, or which log it is.
+Called by:   trainers.
+Invariants:  a tenant acknowledges what it read only once the version that has it is committed.
+Threads:     one, between two steps; cancel() from any.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from petps.checkpoint import Checkpointer, Policy, Store
+from petps.checkpoint.state import Version
+from petps.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, PetpsError
+from petps.publish import Position, Publisher
+from petps.tracker import Reading, Tracker
+from petps.train.source import CHECKPOINT, TrackedSource
+from petps.train.table import ROW, Gathered, Keys, TrainedTable
+
+__all__ = ["POSITION", "UNPUBLISHED", "Feed"]
+
+PUBLISH: Final = "publish"
+# Parts of a version, beside the trainer's own: where the publisher stood, and ids it still owed.
+POSITION: Final = "petps.position"
+UNPUBLISHED: Final = "petps.unpublished"
+# Rows gathered at a time when only the log wants them.
+GATHER_ROWS: Final = 1 << 16
+
+
+class Feed:
+    """Writes trained tables to a checkpoint store, to a log, or to both with one gather.
+
+    The store's tables and the publisher's are ``tables``, by name; the store's columns are those
+    that the tables gather. ``publisher`` may be replaced, as after an error of the log. Two
+    tenants, "checkpoint" and "publish", are added to the tracker as far as they are needed.
+    """
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        tables: Iterable[TrainedTable],
+        *,
+        store: Store | None = None,
+        policy: Policy | None = None,
+        publisher: Publisher | None = None,
+    ) -> None:
+        self._tracker = tracker
+        self._tables = {table.name: table for table in tables}
+        self.publisher = publisher
+        if (store is None) != (policy is None):
+            raise InvalidArgument("checkpoints need a store and a policy")
+        self._store = store
+        self._source: TrackedSource | None = None
+        self._checkpointer: Checkpointer | None = None
+        if store is not None and policy is not None:
+            missing = set(store.state.tables) ^ set(self._tables)
+            if missing:
+                raise InvalidArgument(
+                    f"table {min(missing)} is not both the trainer's and {store.name}'s"
+                )
+            self._source = TrackedSource(tracker, self._tables.values(), tenant=CHECKPOINT)
+            self._checkpointer = Checkpointer(store, policy, self._source)
+        if publisher is not None:
+            tracker.add_tenant(PUBLISH)
+
+    def publish(self, *, step: int | None = None, dense: str | None = None) -> int:
+        """Makes what was touched since the last time a version of the log; returns it.
+
+        Raises as Publisher; then nothing is forgotten.
+        """
+        with self._tracker.read(PUBLISH) as reading:
+            sent = _Sent(self._tables, self._the_publisher(), reading, step)
+            version = sent.commit(dense)
+            reading.acknowledge()
+        return version
+
+    def checkpoint(
+        self,
+        version: int,
+        parts: Mapping[str, bytes] | None = None,
+        *,
+        publish: bool = False,
+        step: int | None = None,
+        dense: str | None = None,
+    ) -> Version:
+        """Writes a version of the store and, with ``publish``, of the log, each row gathered once.
+
+        One of the two may fail alone: the other is finished, then the error is raised. Raises as
+        Checkpointer.write and Publisher; then nothing is forgotten.
+        """
+        source, checkpointer = self._the_checkpoints()
+        reading = self._tracker.read(PUBLISH) if PUBLISH in self._tracker.tenants else None
+        if publish and reading is None:
+            raise FailedPrecondition("the feed has no publisher")
+        sent = None
+        if publish and reading is not None:
+            sent = _Sent(self._tables, self._the_publisher(), reading, step)
+            source.also = sent.take
+        source.begin()
+        try:
+            late = _Late(lambda: self._parts(parts, reading, sent, dense))
+            made = checkpointer.write(version, late)
+            source.committed(made)
+        except PetpsError:
+            if sent is not None:
+                sent.try_commit(dense)
+            raise
+        finally:
+            source.also = None
+            source.cancelled()
+            if sent is not None and sent.version is not None:
+                sent.reading.acknowledge()
+            elif reading is not None:
+                reading.abandon()
+        if sent is not None and sent.failed is not None:
+            raise sent.failed
+        return made
+
+    def arrange(self) -> None:
+        """See Checkpointer."""
+        self._the_checkpoints()[1].arrange()
+
+    def cancel(self) -> None:
+        """See Checkpointer."""
+        self._the_checkpoints()[1].cancel()
+
+    def restore(self, version: int) -> Position | None:
+        """Makes the tables what the store's newest version has, and goes on from there.
+
+        Ids that the publisher owed when it was written are owed again. Returns the publisher's
+        position then, for begin_continue(); None where there is none: its run begins with a base.
+        Raises as Store.resume and TrackedSource.resume.
+        """
+        source, _ = self._the_checkpoints()
+        assert self._store is not None
+        newest = self._store.state.versions()
+        if not newest or newest[-1].version != version:
+            raise FailedPrecondition(
+                f"version {version} is not the newest of {self._store.name}: roll back to it first"
+            )
+        tables = self._store.tables_of(version)
+        for name, rows in self._store.resume(version).items():
+            columns = {
+                each.name: each.values(rows.columns[each.name]) for each in tables[name].columns
+            }
+            self._tables[name].load(rows.keys, columns)
+        publishes = PUBLISH in self._tracker.tenants
+        if publishes:
+            self._tracker.remove_tenant(PUBLISH)
+        source.resume(self._store, version)
+        if not publishes:
+            return None
+        self._tracker.add_tenant(PUBLISH)
+        try:
+            position = json.loads(self._store.part(version, POSITION))
+            owed = self._store.part(version, UNPUBLISHED)
+        except NotFound:
+            return None
+        for name, ids in _read_ids(owed, f"{self._store.name}, version {version}").items():
+            self._tracker.track(name, ids)
+        return Position.from_json(position)
+
+    def _parts(
+        self,
+        parts: Mapping[str, bytes] | None,
+        reading: Reading | None,
+        sent: _Sent | None,
+        dense: str | None,
+    ) -> Mapping[str, bytes]:
+        """Called once the rows are written: the log's version is committed before the store's."""
+        if sent is not None:
+            sent.try_commit(dense)
+        given = dict(parts or {})
+        publisher = self.publisher
+        if reading is None or publisher is None or (sent is not None and sent.failed is not None):
+            return given
+        owed = {} if sent is not None else {name: reading.ids(name) for name in self._tables}
+        position = json.dumps(publisher.position().as_json()).encode()
+        return {**given, POSITION: position, UNPUBLISHED: _write_ids(owed)}
+
+    def _the_publisher(self) -> Publisher:
+        if self.publisher is None:
+            raise FailedPrecondition("the feed has no publisher")
+        return self.publisher
+
+    def _the_checkpoints(self) -> tuple[TrackedSource, Checkpointer]:
+        if self._source is None or self._checkpointer is None:
+            raise FailedPrecondition("the feed has no store: it only publishes")
+        return self._source, self._checkpointer
+
+
+class _Sent:
+    """What of a reading has gone to the log: rows that pass by, and the rest, gathered for it."""
+
+    def __init__(
+        self,
+        tables: Mapping[str, TrainedTable],
+        publisher: Publisher,
+        reading: Reading,
+        step: int | None,
+    ) -> None:
+        self.reading = reading
+        self.version: int | None = None
+        self.failed: PetpsError | None = None
+        self._tables = tables
+        self._publisher = publisher
+        self._step = step
+        self._wanted: dict[str, tuple[Keys, npt.NDArray[np.bool_]]] = {}  # and which are done
+
+    def take(self, table: str, keys: Keys, gathered: Gathered) -> None:
+        """Publishes those that are wanted. An error is kept: a checkpoint goes on without."""
+        if self.failed is not None:
+            return
+        wanted, done = self._of(table)
+        places = np.searchsorted(wanted, keys)
+        places[places == len(wanted)] = 0
+        chosen = (wanted[places] == keys) & ~done[places] if len(wanted) else keys < 0
+        if not chosen.any():
+            return
+        deleted = None if gathered.deleted is None else gathered.deleted[chosen]
+        rows = gathered.columns[ROW][chosen]
+        try:
+            self._publisher.publish(table, keys[chosen], rows, deleted, step=self._step)
+        except PetpsError as error:
+            self.failed = error
+            return
+        done[places[chosen]] = True
+
+    def commit(self, dense: str | None) -> int:
+        """Publishes the rest, and commits."""
+        for name, table in self._tables.items():
+            wanted, done = self._of(name)
+            rest = wanted[~done]
+            for start in range(0, len(rest), GATHER_ROWS):
+                keys = rest[start : start + GATHER_ROWS]
+                self.take(name, keys, table.gather(keys))
+            self._wanted.pop(name)
+        if self.failed is not None:
+            raise self.failed
+        self.version = self._publisher.commit(step=self._step, dense=dense)
+        return self.version
+
+    def try_commit(self, dense: str | None) -> None:
+        """The same once; what it raises is kept."""
+        if self.version is None and self.failed is None:
+            try:
+                self.commit(dense)
+            except PetpsError as error:
+                self.failed = error
+
+    def _of(self, table: str) -> tuple[Keys, npt.NDArray[np.bool_]]:
+        if table not in self._wanted:
+            keys = self._tables[table].keys_of(self.reading.ids(table))
+            self._wanted[table] = (keys, np.zeros(len(keys), np.bool_))
+        return self._wanted[table]
+
+
+class _Late(Mapping[str, bytes]):
+    """Parts that are made when they are asked for first: a store does so behind the rows."""
+
+    def __init__(self, make: Callable[[], Mapping[str, bytes]]) -> None:
+        self._make = make
+
+    @cached_property
+    def _parts(self) -> Mapping[str, bytes]:
+        return self._make()
+
+    def __getitem__(self, name: str) -> bytes:
+        return self._parts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+
+def _write_ids(ids: Mapping[str, npt.NDArray[np.uint64]]) -> bytes:
+    """By table: name, count, then the ids, little-endian, behind one line of JSON."""
+    head = json.dumps({name: len(each) for name, each in ids.items()}).encode()
+    return b"\n".join([head, b"".join(each.astype("<u8").tobytes() for each in ids.values())])
+
+
+def _read_ids(body: bytes, where: str) -> dict[str, npt.NDArray[np.uint64]]:
+    head, _, rest = body.partition(b"\n")
+    counts = json.loads(head)
+    if 8 * sum(counts.values()) != len(rest):
+        raise DataLoss(f"{where}: its part {UNPUBLISHED} is cut off")
+    ids = np.frombuffer(rest, "<u8").astype(np.uint64)
+    ends = np.cumsum(list(counts.values()), dtype=np.intp)
+    return dict(zip(counts, np.split(ids, ends[:-1]), strict=True)) if counts else {}

@@ -1,0 +1,236 @@
+"""Tables that a trainer holds: the contract, and numpy arrays.
+
+Owns:        TrainedTable, Gathered, ArrayTable.
+Never does:  files, logs.
+Called by:   source.py, feed.py; ArrayTable by trainers.
+Threads:     one at a time: rows are gathered between two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from petps.errors import FailedPrecondition, InvalidArgument, NotFound
+from petps.tracker import Tracker
+
+__all__ = ["ROW", "ArrayTable", "Gathered", "TrainedTable"]
+
+Keys = npt.NDArray[np.uint64]
+Floats = npt.NDArray[np.float32]
+Mask = npt.NDArray[np.bool_]
+ROW: Final = "row"
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """columns: float32[n, dim] by name, "row" and optimizer state; deleted: bool[n], or None."""
+
+    columns: Mapping[str, Floats]
+    deleted: Mask | None = None
+
+
+class TrainedTable(Protocol):
+    """Rows that are trained, and tracked under ``name``. Tracked ids and keys ascend together."""
+
+    @property
+    def name(self) -> str:
+        """Of the table in tracker, store and log."""
+
+    def keys(self) -> Keys:
+        """uint64[n], ascending: of every row that there is."""
+
+    def keys_of(self, ids: npt.NDArray[np.uint64]) -> Keys:
+        """Of tracked ids."""
+
+    def ids_of(self, keys: Keys) -> npt.NDArray[np.uint64]:
+        """The inverse. Raises NotFound for a key that the table has no place for."""
+
+    def gather(self, keys: Keys) -> Gathered:
+        """Copies of their rows as they are now."""
+
+    def load(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
+        """Makes these, and no others, the table's rows. Raises NotFound, InvalidArgument."""
+
+
+class ArrayTable:
+    """A numpy trainer's table: lookups and updates of training are tracked, of evaluation not.
+
+    rows: float32[n, dim], the trainer's own array; columns: float32[n] or [n, d] by name, optimizer
+    state; keys: uint64[n], ascending, None: the row numbers; present: bool[n], which rows there
+    are, None: all, and none can be deleted. Ids are row numbers. The table is added to the tracker.
+    A trainer may also write to the arrays itself, where it has looked up in the same step.
+    """
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        name: str,
+        rows: Floats,
+        *,
+        columns: Mapping[str, Floats] | None = None,
+        keys: Keys | None = None,
+        present: Mask | None = None,
+    ) -> None:
+        given = {ROW: rows, **(columns or {})}
+        if columns and ROW in columns:
+            raise InvalidArgument(f"table {name}: a column {ROW!r} is the rows themselves")
+        self._columns = {each: _as_rows(name, each, given[each], len(rows)) for each in given}
+        if keys is not None:
+            if keys.dtype != np.uint64 or keys.shape != (len(rows),):
+                raise InvalidArgument(
+                    f"table {name}: keys are {keys.dtype}{list(keys.shape)}, "
+                    f"expected uint64[{len(rows)}]"
+                )
+            if not (keys[1:] > keys[:-1]).all():
+                raise InvalidArgument(f"table {name}: keys must ascend, each once")
+        if present is not None and (present.dtype != np.bool_ or present.shape != (len(rows),)):
+            raise InvalidArgument(
+                f"table {name}: present is {present.dtype}{list(present.shape)}, "
+                f"expected bool[{len(rows)}]"
+            )
+        self._tracker = tracker
+        self._name = name
+        self._keys = keys
+        self._present = present
+        self.training = True
+        """Whether lookups are tracked; train() and evaluate() change it."""
+        tracker.add_table(name, len(rows))
+
+    @property
+    def name(self) -> str:
+        """See TrainedTable."""
+        return self._name
+
+    def train(self, training: bool = True) -> None:
+        """From here on rows are trained, or only looked up."""
+        self.training = training
+
+    def evaluate(self) -> None:
+        """train(False)."""
+        self.train(False)
+
+    def lookup(self, ids: npt.ArrayLike) -> Floats:
+        """Copies of rows float32[..., dim]; tracked in training."""
+        checked = self._checked(ids)
+        if self.training:
+            self._tracker.track(self._name, checked)
+        return self._columns[ROW][checked]
+
+    def update(self, ids: npt.ArrayLike, rows: npt.ArrayLike, **columns: npt.ArrayLike) -> None:
+        """Writes and tracks rows, which are present from then on, and further columns.
+
+        Raises FailedPrecondition in evaluation, InvalidArgument; then nothing is written.
+        """
+        self._check_training("update")
+        checked = self._checked(ids).ravel()
+        values: dict[str, npt.NDArray[Any]] = {}
+        for name, given in {ROW: rows, **columns}.items():
+            if name not in self._columns:
+                raise InvalidArgument(f"table {self._name} has no column {name!r}")
+            width = self._columns[name].shape[1]
+            try:
+                values[name] = np.asarray(given, np.float32).reshape(len(checked), width)
+            except ValueError as error:
+                raise InvalidArgument(
+                    f"table {self._name}: {name} has shape {np.shape(given)}, "
+                    f"expected ({len(checked)}, {width})"
+                ) from error
+        for name, given in values.items():
+            self._columns[name][checked] = given
+        if self._present is not None:
+            self._present[checked] = True
+        self._tracker.track(self._name, checked)
+
+    def delete(self, ids: npt.ArrayLike) -> None:
+        """The rows are gone, until they are updated. Raises FailedPrecondition in evaluation."""
+        self._check_training("delete")
+        if self._present is None:
+            raise FailedPrecondition(
+                f"table {self._name}: rows can be deleted only where 'present' was given"
+            )
+        checked = self._checked(ids).ravel()
+        self._present[checked] = False
+        self._tracker.track(self._name, checked)
+
+    def keys(self) -> Keys:
+        """See TrainedTable."""
+        ids = np.arange(len(self._columns[ROW]), dtype=np.uint64)
+        return self.keys_of(ids if self._present is None else ids[self._present])
+
+    def keys_of(self, ids: npt.NDArray[np.uint64]) -> Keys:
+        """See TrainedTable."""
+        return ids if self._keys is None else self._keys[ids.astype(np.intp)]
+
+    def ids_of(self, keys: Keys) -> npt.NDArray[np.uint64]:
+        """See TrainedTable."""
+        count = len(self._columns[ROW])
+        if self._keys is None:
+            found, known = keys, keys < np.uint64(count)
+        else:
+            found = np.searchsorted(self._keys, keys).astype(np.uint64)
+            known = found < np.uint64(count)
+            known[known] = self._keys[found[known].astype(np.intp)] == keys[known]
+        if not known.all():
+            raise NotFound(f"table {self._name} has no place for key {keys[~known][0]}")
+        return found
+
+    def gather(self, keys: Keys) -> Gathered:
+        """See TrainedTable."""
+        ids = self.ids_of(keys).astype(np.intp)
+        columns = {name: values[ids] for name, values in self._columns.items()}
+        if self._present is None or self._present[ids].all():
+            return Gathered(columns)
+        return Gathered(columns, ~self._present[ids])
+
+    def load(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
+        """See TrainedTable."""
+        ids = self.ids_of(keys).astype(np.intp)
+        if set(columns) != set(self._columns):
+            raise InvalidArgument(
+                f"table {self._name} has columns {sorted(self._columns)}, given {sorted(columns)}"
+            )
+        if self._present is None and len(ids) != len(self._columns[ROW]):
+            raise InvalidArgument(
+                f"table {self._name}: {len(ids)} rows for {len(self._columns[ROW])}: a table that "
+                "may miss some needs 'present'"
+            )
+        for name, values in columns.items():
+            self._columns[name][ids] = values
+        if self._present is not None:
+            self._present[:] = False
+            self._present[ids] = True
+
+    def _checked(self, ids: npt.ArrayLike) -> npt.NDArray[np.intp]:
+        """As positions; the tracker says what is wrong with them."""
+        checked = np.asarray(ids)
+        if checked.size == 0:
+            return checked.astype(np.intp)
+        count = len(self._columns[ROW])
+        if checked.dtype.kind not in "iu" or checked.min() < 0 or checked.max() >= count:
+            raise InvalidArgument(
+                f"table {self._name}: ids must be row numbers, 0 to {count - 1}; given are "
+                f"{checked.dtype} {sorted(checked.ravel().tolist())[0]} and others"
+            )
+        return checked.astype(np.intp)
+
+    def _check_training(self, call: str) -> None:
+        if not self.training:
+            raise FailedPrecondition(
+                f"table {self._name} is in evaluation: call train() before {call}()"
+            )
+
+
+def _as_rows(table: str, name: str, values: Floats, count: int) -> Floats:
+    """A view [n, d] of what is given."""
+    if not isinstance(values, np.ndarray) or values.dtype != np.float32:
+        raise InvalidArgument(f"table {table}: column {name} is not a float32 array")
+    if values.ndim not in (1, 2) or len(values) != count or (name == ROW and values.ndim != 2):
+        raise InvalidArgument(
+            f"table {table}: column {name} has shape {values.shape}, expected ({count}, dim)"
+        )
+    return values.reshape(count, -1) if values.ndim == 2 else values[:, None]

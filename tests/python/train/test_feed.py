@@ -1,0 +1,436 @@
+"""A small trainer whose rows go to checkpoints and to a log, at intervals of their own.
+
+The trainer is real: it learns a factorisation from batches that depend on the seed and the step
+alone, so what it is after any step is known by training again from the start (the plain replay).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from petps.checkpoint import POLICIES, Checkpointer, Column, Store, Table
+from petps.checkpoint.files import LocalFiles
+from petps.checkpoint.quantise import Quantising
+from petps.delta import Delivery, Kind, RowsBody, TableSchema, decode_record
+from petps.delta.directory import DirectoryLog
+from petps.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    IoError,
+    NotFound,
+    ResourceExhausted,
+)
+from petps.publish import Position, Publisher
+from petps.tracker import Tracker
+from petps.train import ArrayTable, Feed, TrackedSource
+from petps.train.feed import POSITION
+
+SEED = 7
+USERS, ITEMS, DIM, P = 400, 150, 8, 2
+STEPS = 60
+SCHEMAS = {name: TableSchema(name, "f32", DIM) for name in ("users", "items")}
+
+
+def store_tables() -> list[Table]:
+    row = Column("row", "f32", DIM)
+    return [Table("users", (row,)), Table("items", (row, Column("sum", "f32", 1)))]
+
+
+class Trainer:
+    """Matrix factorisation; items by Adagrad with a sum a row, by sparse keys, some expire."""
+
+    def __init__(self, tracker: Tracker | None = None) -> None:
+        random = np.random.default_rng(SEED)
+        tracker = Tracker() if tracker is None else tracker
+        self.user_rows = random.normal(size=(USERS, DIM)).astype(np.float32)
+        self.item_rows = random.normal(size=(ITEMS, DIM)).astype(np.float32)
+        self.first_rows = self.item_rows.copy()
+        self.sums = np.zeros(ITEMS, np.float32)
+        self.present = np.zeros(ITEMS, np.bool_)
+        keys = np.sort(random.choice(2**62, ITEMS, replace=False).astype(np.uint64))
+        self.users = ArrayTable(tracker, "users", self.user_rows)
+        self.items = ArrayTable(
+            tracker,
+            "items",
+            self.item_rows,
+            columns={"sum": self.sums},
+            keys=keys,
+            present=self.present,
+        )
+        self.step = 0
+
+    @property
+    def tables(self) -> list[ArrayTable]:
+        return [self.users, self.items]
+
+    def train(self, steps: int = 1) -> None:
+        for _ in range(steps):
+            self.step += 1
+            random = np.random.default_rng((SEED, self.step))
+            users = random.choice(USERS // 4 + 3 * self.step, 12, replace=False)
+            items = random.choice(ITEMS, 12, replace=False)
+            left, right = self.users.lookup(users), self.items.lookup(items)
+            new = ~self.present[items]
+            right[new] = self.first_rows[items[new]]
+            sums = np.where(new, 0, self.sums[items])
+            error = (1 - (left * right).sum(axis=1))[:, None]
+            self.user_rows[users] += np.float32(0.1) * error * right  # as looked up in this step
+            gradient = error * left
+            sums = sums + (gradient**2).mean(axis=1)
+            scale = np.sqrt(sums + np.float32(1e-3))[:, None]
+            self.items.update(items, right + np.float32(0.1) * gradient / scale, sum=sums)
+            if self.step % 5 == 0:
+                self.items.delete(random.choice(np.flatnonzero(self.present), 3, replace=False))
+            for table in self.tables:  # evaluation leaves no trace
+                table.evaluate()
+                table.lookup(np.arange(100))
+                table.train()
+
+    def rows(self) -> dict[str, dict[int, bytes]]:
+        """By table and key: the row."""
+        found = {}
+        for table in self.tables:
+            keys = table.keys()
+            gathered = table.gather(keys).columns
+            found[table.name] = {
+                int(key): row.tobytes() for key, row in zip(keys, gathered["row"], strict=True)
+            }
+        return found
+
+
+def replayed(step: int) -> Trainer:
+    trainer = Trainer()
+    trainer.train(step)
+    return trainer
+
+
+def assert_holds(store: Store, version: int, trainer: Trainer) -> None:
+    """What a version restores is what the trainer is; quantised, what the codec makes of it."""
+    found = store.restore(version)
+    for table in trainer.tables:
+        keys = table.keys()
+        np.testing.assert_array_equal(found[table.name].keys, keys)
+        gathered = table.gather(keys).columns
+        for column in store.tables_of(version)[table.name].columns:
+            expected = column.stored(gathered[column.name])
+            np.testing.assert_array_equal(found[table.name].columns[column.name], expected)
+
+
+class Served:
+    """What servers hold: every version of a log, by replaying all of its records."""
+
+    def __init__(self, log: DirectoryLog) -> None:
+        self.versions: dict[int, dict[str, dict[int, bytes]]] = {}
+        self.rows = 0
+        served: dict[str, dict[int, bytes]] = {"users": {}, "items": {}}
+        streams = [iter(self._records(log, partition)) for partition in range(P)]
+        while True:
+            commits = [self._to_commit(stream, served) for stream in streams]
+            if None in commits:
+                assert commits == [None] * P
+                return
+            assert len(set(commits)) == 1
+            assert commits[0] is not None
+            self.versions[commits[0]] = {name: dict(rows) for name, rows in served.items()}
+
+    def _to_commit(
+        self, stream: Iterator[object], served: dict[str, dict[int, bytes]]
+    ) -> int | None:
+        for record in stream:
+            if record.header.kind == Kind.COMMIT:  # type: ignore[attr-defined]
+                return int(record.header.version)  # type: ignore[attr-defined]
+            body = record.body  # type: ignore[attr-defined]
+            if not isinstance(body, RowsBody):
+                continue
+            table = served[record.header.table]  # type: ignore[attr-defined]
+            self.rows += len(body.keys)
+            for number, key in enumerate(body.keys.tolist()):
+                if body.deleted is not None and body.deleted[number]:
+                    table.pop(key, None)
+                else:
+                    table[key] = body.rows[number].tobytes()
+        return None
+
+    @staticmethod
+    def _records(log: DirectoryLog, partition: int) -> list[object]:
+        found: list[object] = []
+        subscription = log.subscribe({partition: 0})
+        while events := subscription.poll(max_bytes=1 << 22, timeout=0):
+            for event in events:
+                assert isinstance(event, Delivery)
+                found.append(
+                    decode_record(
+                        event.message,
+                        model="m",
+                        partition=partition,
+                        partitions=P,
+                        schema_of=SCHEMAS.get,
+                    )
+                )
+        subscription.close()
+        return found
+
+
+def touched_only(
+    rows: Mapping[str, dict[int, bytes]], first: Trainer
+) -> dict[str, dict[int, bytes]]:
+    """Without the users that no step has touched: no delta brings them."""
+    start = first.rows()
+    users = {key: row for key, row in rows["users"].items() if start["users"][key] != row}
+    return {"users": users, "items": dict(rows["items"])}
+
+
+def made(
+    folder: Path, policy: str, *, quantising: Quantising | None = None, spill: bool = False
+) -> tuple[Trainer, Feed, Store, DirectoryLog]:
+    budget = {"memory_bytes": 500, "spill": folder / "spill"} if spill else {}
+    tracker = Tracker(**budget)  # type: ignore[arg-type]
+    trainer = Trainer(tracker)
+    store = Store.create(folder / "store", "m", store_tables(), quantising)
+    log = DirectoryLog(folder / "log", partitions=P)
+    publisher = Publisher(log, "m", P, tables=SCHEMAS)
+    publisher.begin_continue(None)
+    feed = Feed(
+        tracker, trainer.tables, store=store, policy=POLICIES[policy](), publisher=publisher
+    )
+    return trainer, feed, store, log
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("spill", [False, True], ids=["memory", "spilled"])
+def test_every_version_of_both_is_the_replay(tmp_path: Path, policy: str, spill: bool) -> None:
+    trainer, feed, store, log = made(tmp_path, policy, spill=spill)
+    checkpoints: dict[int, int] = {}
+    published: dict[int, int] = {}
+    while trainer.step < STEPS:
+        trainer.train()
+        both = trainer.step % 20 == 0
+        if trainer.step % 5 == 0:
+            version = len(checkpoints) + 1
+            feed.checkpoint(version, publish=both, step=trainer.step)
+            feed.arrange()
+            checkpoints[version] = trainer.step
+            if both:
+                assert feed.publisher is not None
+                published[feed.publisher.version] = trainer.step
+        elif trainer.step % 3 == 0:
+            published[feed.publish(step=trainer.step)] = trainer.step
+    for version, step in checkpoints.items():
+        assert_holds(store, version, replayed(step))
+    served = Served(log)
+    assert served.versions.keys() == published.keys()
+    first = Trainer()
+    for version, step in published.items():
+        expected = touched_only(replayed(step).rows(), first)
+        found = served.versions[version]
+        assert found["items"] == expected["items"]
+        assert {key: found["users"].get(key) for key in expected["users"]} == expected["users"]
+
+
+def test_quantised_checkpoints_beside_a_log_of_whole_rows(tmp_path: Path) -> None:
+    trainer, feed, store, log = made(tmp_path, "consecutive", quantising=Quantising(10))
+    for version in range(1, 6):
+        trainer.train(4)
+        feed.checkpoint(version, publish=True)
+        assert_holds(store, version, trainer)
+        assert store.tables_of(version)["users"].columns[0].dtype.endswith("4")
+        served = Served(log).versions[version]
+        assert served["items"] == trainer.rows()["items"]
+
+
+@pytest.mark.parametrize("policy", ["consecutive", "intermittent", "2d", "merged"])
+def test_a_trainer_that_crashes_goes_on_from_its_checkpoint(tmp_path: Path, policy: str) -> None:
+    trainer, feed, store, log = made(tmp_path, policy)
+    trainer.train(3)
+    feed.publish(step=3)
+    trainer.train(4)
+    feed.checkpoint(1)  # 4 steps are owed to the log
+    feed.arrange()
+    for version in range(2, 5):
+        trainer.train(4)
+        feed.checkpoint(version, publish=version == 3)
+        feed.arrange()
+    at = trainer.step
+    trainer.train(2)  # lost
+    log.close()
+
+    tracker = Tracker()
+    again = Trainer(tracker)
+    store = Store.open(tmp_path / "store")
+    log = DirectoryLog(tmp_path / "log", partitions=P)
+    publisher = Publisher(log, "m", P, tables=SCHEMAS)
+    feed = Feed(tracker, again.tables, store=store, policy=POLICIES[policy](), publisher=publisher)
+    position = feed.restore(4)
+    assert position is not None
+    assert position.version == 2
+    publisher.begin_continue(position)
+    again.step = at
+    assert again.rows() == replayed(at).rows()
+    np.testing.assert_array_equal(again.sums[again.present], replayed(at).sums[again.present])
+
+    again.train(3)
+    version = feed.publish()
+    expected = replayed(again.step).rows()["items"]
+    assert Served(log).versions[version]["items"] == expected
+    for number in range(5, 9):
+        feed.checkpoint(number, publish=number == 7)
+        feed.arrange()
+        assert_holds(store, number, replayed(again.step))
+        again.train(2)
+    for number in range(1, 5):
+        assert_holds(store, number, replayed(3 + 4 * number))
+
+
+def test_rows_are_gathered_once_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, feed, _, log = made(tmp_path, "consecutive")
+    gathered = 0
+    real = ArrayTable.gather
+
+    def counted(self, keys):  # type: ignore[no-untyped-def]
+        nonlocal gathered
+        gathered += len(keys)
+        return real(self, keys)
+
+    trainer.train(5)
+    feed.checkpoint(1, publish=True)
+    before = Served(log).rows
+    trainer.train(5)
+    monkeypatch.setattr(ArrayTable, "gather", counted)
+    made_ = feed.checkpoint(2, publish=True)
+    assert made_.rows == gathered == Served(log).rows - before > 0
+
+
+def test_a_log_that_refuses_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, feed, store, log = made(tmp_path, "consecutive")
+    trainer.train(5)
+    feed.checkpoint(1, publish=True)
+    trainer.train(5)
+
+    def refuse(*_: object) -> None:
+        raise ResourceExhausted("the log is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "publish", refuse)
+        with pytest.raises(ResourceExhausted, match="log is full"):
+            feed.checkpoint(2, {"dense": b"weights"}, publish=True)
+    assert_holds(store, 2, trainer)  # the checkpoint was finished
+    assert store.part(2, "dense") == b"weights"
+    with pytest.raises(NotFound):
+        store.part(2, POSITION)  # nobody knows where the log stands
+    trainer.train(1)
+    with pytest.raises(FailedPrecondition, match=r"run .* ended with an error"):
+        feed.publish()
+    position = json.loads(store.part(1, POSITION))
+    feed.publisher = Publisher(log, "m", P, tables=SCHEMAS)
+    feed.publisher.begin_continue(Position.from_json(position))
+    version = feed.publish()
+    served = Served(log).versions[version]
+    assert served["items"] == trainer.rows()["items"]
+    expected = touched_only(trainer.rows(), Trainer())["users"]
+    assert {key: served["users"].get(key) for key in expected} == expected
+
+
+class FailingFiles(LocalFiles):
+    """A store whose disk is full while told so."""
+
+    full = False
+
+    def write(self, path, pieces):  # type: ignore[no-untyped-def]
+        if self.full:
+            next(iter(pieces))
+            raise IoError(f"{path}: no space left on device")
+        super().write(path, pieces)
+
+
+@pytest.mark.parametrize("policy", ["consecutive", "intermittent"])
+def test_a_store_that_refuses_costs_no_row(tmp_path: Path, policy: str) -> None:
+    tracker = Tracker()
+    trainer = Trainer(tracker)
+    files = FailingFiles(tmp_path / "store")
+    store = Store.create(files, "m", store_tables())
+    log = DirectoryLog(tmp_path / "log", partitions=P)
+    publisher = Publisher(log, "m", P, tables=SCHEMAS)
+    publisher.begin_continue(None)
+    feed = Feed(
+        tracker, trainer.tables, store=store, policy=POLICIES[policy](), publisher=publisher
+    )
+    trainer.train(5)
+    feed.checkpoint(1, publish=True)
+    for number in range(2, 8):
+        trainer.train(3)
+        files.full = True
+        with pytest.raises(IoError, match="no space left"):
+            feed.checkpoint(number, publish=True)
+        assert publisher.version == number  # the log's version was finished
+        served = Served(log).versions[publisher.version]
+        assert served["items"] == trainer.rows()["items"]
+        assert store.state.versions()[-1].version == number - 1
+        files.full = False
+        trainer.train(2)
+        feed.checkpoint(number)
+        assert_holds(store, number, trainer)
+
+
+def test_a_checkpoint_that_is_cancelled_costs_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, feed, store, _ = made(tmp_path, "consecutive")
+    trainer.train(5)
+    feed.checkpoint(1)
+    trainer.train(5)
+    real = ArrayTable.gather
+
+    def cancelling(self, keys):  # type: ignore[no-untyped-def]
+        feed.cancel()
+        return real(self, keys)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ArrayTable, "gather", cancelling)
+        with pytest.raises(FailedPrecondition, match="was cancelled"):
+            feed.checkpoint(2)
+    trainer.train(1)
+    feed.checkpoint(2)
+    assert_holds(store, 2, trainer)
+
+
+def test_bad_calls_are_named(tmp_path: Path) -> None:
+    trainer, feed, store, log = made(tmp_path, "consecutive")
+    with pytest.raises(FailedPrecondition, match="version 3 is not the newest"):
+        feed.restore(3)
+    trainer.train(2)
+    feed.checkpoint(1)
+    feed.checkpoint(2)
+    with pytest.raises(FailedPrecondition, match="version 1 is not the newest"):
+        feed.restore(1)
+    tracker = Tracker({"other": None})
+    only = Feed(tracker, [])
+    with pytest.raises(FailedPrecondition, match="has no store"):
+        only.checkpoint(1)
+    with pytest.raises(NotFound, match="no tenant 'publish'"):
+        only.publish()
+    with pytest.raises(InvalidArgument, match="a store and a policy"):
+        Feed(tracker, [], store=store)
+    with pytest.raises(InvalidArgument, match="not both"):
+        Feed(tracker, [], store=store, policy=POLICIES["full"]())
+    with pytest.raises(NotFound, match="tracker has no table"):
+        TrackedSource(tracker, [trainer.users])
+    log.close()
+
+
+def test_changes_that_nobody_tracked_are_not_passed_over(tmp_path: Path) -> None:
+    """A source that was not resumed knows of no change since the store's newest version."""
+    trainer, feed, store, _ = made(tmp_path, "consecutive")
+    trainer.train(2)
+    feed.checkpoint(1)
+    tracker = Tracker()
+    again = Trainer(tracker)
+    source = TrackedSource(tracker, again.tables)
+    source.begin()
+    checkpointer = Checkpointer(store, POLICIES["consecutive"](), source)
+    with pytest.raises(FailedPrecondition, match=r"since version 1 is not tracked .*resume\(\)"):
+        checkpointer.write(2)
