@@ -291,15 +291,15 @@ class StagedCheckpointer:
             ]
             flight = _Flight(self._buffers[: BUFFERS // 2], self._buffers[BUFFERS // 2 :])
             self._flight = flight
-            for stage in (
-                lambda: self._to_folder(flight, spool),
-                lambda: self._to_chunks(flight, spool, next_.tables),
-                lambda: self._to_store(flight, version, next_, dict(parts or {})),
-            ):
-                thread = threading.Thread(target=_guarded, args=(flight, stage), daemon=True)
-                flight.threads.append(thread)
-                thread.start()
             try:
+                for stage in (
+                    lambda: self._to_folder(flight, spool),
+                    lambda: self._to_chunks(flight, spool, next_.tables),
+                    lambda: self._to_store(flight, version, next_, dict(parts or {})),
+                ):
+                    thread = threading.Thread(target=_guarded, args=(flight, stage), daemon=True)
+                    thread.start()
+                    flight.threads.append(thread)
                 self._from_device(flight, next_.since)
             except BaseException as error:
                 flight.fail(error)
@@ -314,7 +314,8 @@ class StagedCheckpointer:
     def wait(self) -> Version | None:
         """Until the version on its way is committed, which it returns; None: none was.
 
-        Raises what became of it where it failed, once.
+        Raises what became of it where it failed, once; also what splitting or merging behind it
+        raised: then it is committed, and the store's newest version.
         """
         flight = self._flight
         if flight is None:

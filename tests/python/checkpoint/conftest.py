@@ -1,10 +1,10 @@
-"""Stores of these tests are small: their ended chunks are put by in small files."""
+"""Stores of these tests are small: what comes in pieces comes in small ones."""
 
 from __future__ import annotations
 
 import pytest
 
-from petps.checkpoint import state
+from petps.checkpoint import staging, state
 
 SEALED_CHUNKS = 3
 
@@ -12,3 +12,9 @@ SEALED_CHUNKS = 3
 @pytest.fixture(autouse=True)
 def sealed_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "SEALED_CHUNKS", SEALED_CHUNKS)
+
+
+@pytest.fixture(autouse=True)
+def staged_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "PIECE_BYTES", 3000)
+    monkeypatch.setattr(staging, "SLICE_VALUES", 256)

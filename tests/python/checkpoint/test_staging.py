@@ -1,14 +1,13 @@
 """Versions staged on their way: what they are, how much of them is resident, what may go wrong.
 
 Every version is compared with a replay, while the trainer goes on as soon as write() returns. Does
-not cover: kill -9 (test_staging_crash.py), how long a trainer waits (bench), a device of torch.
+not cover: failures (test_staging_faults.py, test_staging_crash.py), how long a trainer waits
+(bench), a device of torch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -29,7 +28,7 @@ from petps.checkpoint import (
     Table,
 )
 from petps.checkpoint.chunk import Keys, Mask
-from petps.errors import DataLoss, FailedPrecondition, InvalidArgument, IoError
+from petps.errors import FailedPrecondition, InvalidArgument
 from tests.python.checkpoint.memory import MemoryFiles
 from tests.python.checkpoint.replay import Replay, assert_same
 
@@ -242,113 +241,6 @@ def test_the_folder_is_bounded_and_the_copy_waits_for_room(tmp_path: Path) -> No
     check(store, replay, [1])
 
 
-@pytest.mark.parametrize("every", [3, 5])
-def test_files_that_fail_every_so_often(tmp_path: Path, every: int) -> None:
-    """An upload's error is told by wait() or the next write(); what failed is in the next."""
-    replay = Replay(TABLES, steps(4), deletes=0.1)
-    files = MemoryFiles()
-    store = Store.create(files, "m", list(TABLES.values()))
-    told = 0
-    with staged(store, replay, tmp_path / "ssd") as writer:
-        files.fail_every = every
-        for version in range(1, VERSIONS + 1):
-            replay.now = version
-            for attempt in range(6):
-                if attempt == 5:
-                    files.fail_every = 0  # with every third call none is ever whole
-                before = store.state.versions()
-                try:
-                    writer.write(version, {"dense": b"%d" % version})
-                except IoError:
-                    told += 1
-                    continue
-                with contextlib.suppress(IoError):
-                    writer.wait()
-                if store.state.versions() != before:
-                    break
-                told += 1
-                assert left_in(tmp_path / "ssd") == []
-            files.fail_every = every
-        files.fail_every = 0
-    assert told
-    check(Store.open(files), replay, list(range(1, VERSIONS + 1)))
-
-
-def test_an_error_is_told_by_the_next_write_which_writes_nothing(tmp_path: Path) -> None:
-    replay = Replay(TABLES, steps(5), deletes=0.1)
-    files = MemoryFiles()
-    store = Store.create(files, "m", list(TABLES.values()))
-    with staged(store, replay, tmp_path / "ssd") as writer:
-        replay.now = 1
-        writer.write(1, {"dense": b"1"})
-        writer.wait()
-        files.fail_every = 1
-        replay.now = 2
-        writer.write(2, {"dense": b"2"})
-        for thread in writer._flight.threads:  # type: ignore[union-attr]
-            thread.join()
-        files.fail_every = 0
-        replay.now = 3
-        with pytest.raises(IoError, match="no space left"):
-            writer.write(3, {"dense": b"3"})
-        assert writer.wait() is None
-        assert store.state.versions()[-1].version == 1
-        writer.write(3, {"dense": b"3"})
-    check(store, replay, [1, 3])
-
-
-def test_a_full_disk_below_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    replay = Replay(TABLES, steps(6), deletes=0.1)
-    store = Store.create(tmp_path / "store", "m", list(TABLES.values()))
-    room = 3 * CHUNK
-    write = os.write
-
-    def limited(file: int, content: memoryview) -> int:
-        nonlocal room
-        if not os.readlink(f"/proc/self/fd/{file}").endswith(".staged"):
-            return write(file, content)
-        if room == 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        done = write(file, content[:room])
-        room -= done
-        return done
-
-    monkeypatch.setattr(os, "write", limited)
-    with staged(store, replay, tmp_path / "ssd") as writer:
-        replay.now = 1
-        with pytest.raises(IoError, match=r"ssd/\d+\.staged: No space left on device: a version"):
-            whole(writer, 1)
-        assert writer.wait() is None
-        assert left_in(tmp_path / "ssd") == []
-        room = 1 << 30
-        writer.write(1, {"dense": b"1"})
-    check(store, replay, [1])
-    assert list((tmp_path / "store" / "data").iterdir()) == [
-        tmp_path / "store" / store.state.line.chunks[0].file
-    ]
-
-
-def test_an_ssd_that_turns_a_bit_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    replay = Replay(TABLES, steps(6))
-    replay.now = 1
-    files = MemoryFiles()
-    store = Store.create(files, "m", list(TABLES.values()))
-    write = os.write
-
-    def turned(file: int, content: memoryview) -> int:
-        if os.readlink(f"/proc/self/fd/{file}").endswith("2.staged"):
-            content = memoryview(bytes(content[:9]) + bytes([content[9] ^ 4]) + bytes(content[10:]))
-        return write(file, content)
-
-    monkeypatch.setattr(os, "write", turned)
-    with (
-        staged(store, replay, tmp_path / "ssd") as writer,
-        pytest.raises(DataLoss, match=r"2\.staged is not what was written"),
-    ):
-        whole(writer, 1)
-    assert Store.open(files).state.versions() == []
-
-
 def test_cancelled_while_rows_are_copied(tmp_path: Path) -> None:
     replay = Replay(TABLES, steps(7), deletes=0.1)
     replay.now = 1
@@ -401,6 +293,19 @@ def test_cancelled_while_it_is_uploaded(tmp_path: Path) -> None:
         writer.wait()
         writer.cancel()  # too late
     check(store, replay, [1])
+
+
+def test_any_filesystem_of_fsspec(tmp_path: Path) -> None:
+    replay = Replay(TABLES, steps(12), deletes=0.1)
+    url = "memory://petps-test-staging"
+    with staged(
+        Store.create(url, "m", list(TABLES.values())), replay, tmp_path / "ssd", "2d"
+    ) as writer:
+        for version in range(1, VERSIONS + 1):
+            replay.now = version
+            writer.write(version, {"dense": b"%d" % version})
+            replay.now = 0
+    check(Store.open(url), replay, list(range(1, VERSIONS + 1)))
 
 
 def test_an_error_in_the_block_cancels(tmp_path: Path) -> None:

@@ -1,0 +1,231 @@
+"""Staged versions on stores and disks that fail: errors are told, nothing committed is lost.
+
+Does not cover: kill -9 (test_staging_crash.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from petps.checkpoint import POLICIES, SourceDevice, StagedCheckpointer, Store
+from petps.errors import DataLoss, FailedPrecondition, IoError
+from tests.python.checkpoint.memory import MemoryFiles
+from tests.python.checkpoint.replay import Replay
+from tests.python.checkpoint.test_staging import (
+    CHUNK,
+    TABLES,
+    VERSIONS,
+    check,
+    left_in,
+    staged,
+    steps,
+    whole,
+)
+
+
+@pytest.mark.parametrize("every", [3, 5])
+def test_files_that_fail_every_so_often(tmp_path: Path, every: int) -> None:
+    """An upload's error is told by wait() or the next write(); what failed is in the next."""
+    replay = Replay(TABLES, steps(4), deletes=0.1)
+    files = MemoryFiles()
+    store = Store.create(files, "m", list(TABLES.values()))
+    told = 0
+    with staged(store, replay, tmp_path / "ssd") as writer:
+        files.fail_every = every
+        for version in range(1, VERSIONS + 1):
+            replay.now = version
+            for attempt in range(6):
+                if attempt == 5:
+                    files.fail_every = 0  # with every third call none is ever whole
+                before = store.state.versions()
+                try:
+                    writer.write(version, {"dense": b"%d" % version})
+                except IoError:
+                    told += 1
+                    continue
+                with contextlib.suppress(IoError):
+                    writer.wait()
+                if store.state.versions() != before:
+                    break
+                told += 1
+                assert left_in(tmp_path / "ssd") == []
+            files.fail_every = every
+        files.fail_every = 0
+    assert told
+    check(Store.open(files), replay, list(range(1, VERSIONS + 1)))
+
+
+def test_an_error_is_told_by_the_next_write_which_writes_nothing(tmp_path: Path) -> None:
+    replay = Replay(TABLES, steps(5), deletes=0.1)
+    files = MemoryFiles()
+    store = Store.create(files, "m", list(TABLES.values()))
+    with staged(store, replay, tmp_path / "ssd") as writer:
+        replay.now = 1
+        writer.write(1, {"dense": b"1"})
+        writer.wait()
+        files.fail_every = 1
+        replay.now = 2
+        writer.write(2, {"dense": b"2"})
+        for thread in writer._flight.threads:  # type: ignore[union-attr]
+            thread.join()
+        files.fail_every = 0
+        replay.now = 3
+        with pytest.raises(IoError, match="no space left"):
+            writer.write(3, {"dense": b"3"})
+        assert writer.wait() is None
+        assert store.state.versions()[-1].version == 1
+        writer.write(3, {"dense": b"3"})
+    check(store, replay, [1, 3])
+
+
+def test_a_full_disk_below_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = Replay(TABLES, steps(6), deletes=0.1)
+    store = Store.create(tmp_path / "store", "m", list(TABLES.values()))
+    room = 3 * CHUNK
+    write = os.write
+
+    def limited(file: int, content: memoryview) -> int:
+        nonlocal room
+        if not os.readlink(f"/proc/self/fd/{file}").endswith(".staged"):
+            return write(file, content)
+        if room == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        done = write(file, content[:room])
+        room -= done
+        return done
+
+    monkeypatch.setattr(os, "write", limited)
+    with staged(store, replay, tmp_path / "ssd") as writer:
+        replay.now = 1
+        with pytest.raises(IoError, match=r"ssd/\d+\.staged: No space left on device: a version"):
+            whole(writer, 1)
+        assert writer.wait() is None
+        assert left_in(tmp_path / "ssd") == []
+        room = 1 << 30
+        writer.write(1, {"dense": b"1"})
+    check(store, replay, [1])
+    assert list((tmp_path / "store" / "data").iterdir()) == [
+        tmp_path / "store" / store.state.line.chunks[0].file
+    ]
+
+
+def test_an_ssd_that_turns_a_bit_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = Replay(TABLES, steps(6))
+    replay.now = 1
+    files = MemoryFiles()
+    store = Store.create(files, "m", list(TABLES.values()))
+    write = os.write
+
+    def turned(file: int, content: memoryview) -> int:
+        if os.readlink(f"/proc/self/fd/{file}").endswith("2.staged"):
+            content = memoryview(bytes(content[:9]) + bytes([content[9] ^ 4]) + bytes(content[10:]))
+        return write(file, content)
+
+    monkeypatch.setattr(os, "write", turned)
+    with (
+        staged(store, replay, tmp_path / "ssd") as writer,
+        pytest.raises(DataLoss, match=r"2\.staged is not what was written"),
+    ):
+        whole(writer, 1)
+    assert Store.open(files).state.versions() == []
+
+
+def test_an_error_behind_the_commit_is_told_and_the_version_stands(tmp_path: Path) -> None:
+    class Fails(type(POLICIES["full"]())):  # type: ignore[misc]
+        def arrange(self, store: Store) -> None:
+            raise IoError("nothing is merged today")
+
+    replay = Replay(TABLES, steps(8))
+    replay.now = 1
+    store = Store.create(tmp_path / "store", "m", list(TABLES.values()))
+    device = SourceDevice(replay, TABLES)
+    with StagedCheckpointer(store, Fails(), device, tmp_path / "ssd", chunk_bytes=CHUNK) as writer:
+        writer.write(1, {"dense": b"1"})
+        with pytest.raises(IoError, match="merged today"):
+            writer.wait()
+    check(Store.open(tmp_path / "store"), replay, [1])
+
+
+class FailsByChance(MemoryFiles):
+    """Every operation fails by chance, bundles also between two pieces."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self.chance, self.share = chance, 0.0
+
+    def _step(self) -> bool:
+        if self.chance.random() < self.share:
+            raise IoError("memory: by chance")
+        return super()._step()
+
+    def write(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
+        """See Files."""
+
+        def torn() -> Iterator[bytes | memoryview]:
+            for piece in pieces:
+                if self.chance.random() < self.share / 4:
+                    raise IoError("memory: by chance, in a bundle")
+                yield piece
+
+        super().write(path, torn())
+
+
+@pytest.mark.parametrize("policy", ["2d", "intermittent", "merged"])
+def test_whatever_fails_or_is_cancelled_each_listed_version_is_whole(
+    tmp_path: Path, policy: str
+) -> None:
+    """Versions over each other in random order of success, error and cancel, from two threads."""
+    seed = int(os.environ.get("PETPS_SEED", random.SystemRandom().randrange(1 << 32)))
+    print(f"PETPS_SEED={seed}")
+    chance = random.Random(seed)
+    count = 30
+    replay = Replay(TABLES, steps(seed, count), deletes=0.1)
+    files = FailsByChance(random.Random(seed + 1))
+    store = Store.create(files, "m", list(TABLES.values()))
+    outcomes: Counter[str] = Counter()
+    over = threading.Event()
+    with staged(store, replay, tmp_path / "ssd", policy) as writer:
+
+        def cancels() -> None:
+            mine = random.Random(seed + 2)
+            while not over.wait(mine.uniform(0, 0.2)):
+                writer.cancel()
+
+        thread = threading.Thread(target=cancels)
+        thread.start()
+        try:
+            for version in range(1, count + 1):
+                replay.now = version
+                files.share = chance.choice([0.0, 0.0, 0.2])
+                for call in (
+                    lambda version=version: writer.write(version, {"dense": b"%d" % version}),
+                    *((writer.wait,) if chance.random() < 0.5 else ()),
+                ):
+                    try:
+                        call()
+                        outcomes["done"] += 1
+                    except (IoError, FailedPrecondition) as error:
+                        outcomes[type(error).__name__] += 1
+        finally:
+            over.set()
+            thread.join()
+        files.share = 0.0
+        with contextlib.suppress(IoError, FailedPrecondition):
+            writer.wait()
+        assert left_in(tmp_path / "ssd") == []
+        replay.now = count
+        if not store.state.versions() or store.state.versions()[-1].version < count:
+            writer.write(count, {"dense": b"%d" % count})
+    print(dict(outcomes))
+    found = [each.version for each in Store.open(files).state.versions()]
+    assert found[-1] == count
+    check(Store.open(files), replay, found)
