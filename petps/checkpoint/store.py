@@ -317,7 +317,10 @@ class Store:
         return {name: lay_over(stored[name], layers[name], keep_deleted=False) for name in layers}
 
     def resume(self, version: int | None = None) -> dict[str, Rows]:
-        """As restore(), for a training that goes on from there, and count_restore()."""
+        """As restore(), for a training that goes on from there, and count_restore().
+
+        Of a training's ranks one says so; the others restore().
+        """
         found = self.restore(version)
         self.count_restore()
         return found
