@@ -2,7 +2,7 @@
 
 Owns:        write_share(), commit_shares(), pending_shares().
 Never does:  tell ranks of each other: what a version is written as comes from one of them.
-Called by:   checkpointer.py, the CLI's lists.
+Called by:   checkpointer.py, staging.py, the CLI's lists.
 Invariants:  a version is there when all its shares are, and in one state; until then it is not.
 Threads:     a rank's share is written by one thread.
 """

@@ -12,33 +12,31 @@ Threads:     write(), wait() and close() from one; cancel() from any. A version 
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Generic, Protocol, Self, TypeVar
+from typing import Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from petps.checkpoint.bundle import Encoded
+from petps.checkpoint.bundle import Encoded, Given
 from petps.checkpoint.checkpointer import Next, Source, next_version
 from petps.checkpoint.chunk import Bytes, Column, Floats, Keys, Mask, Rows, Table, encode
+from petps.checkpoint.flight import Copied, Flight, Stopped
 from petps.checkpoint.policy import Policy
 from petps.checkpoint.quantise import sampled_keys
-from petps.checkpoint.spool import Spool, Spooled
+from petps.checkpoint.shares import commit_shares, write_share
+from petps.checkpoint.spool import Spool
 from petps.checkpoint.state import Version
 from petps.checkpoint.store import Store
 from petps.delta.chunk import RESERVED_BYTES
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
 
 __all__ = ["Bandwidth", "Device", "SourceDevice", "StagedCheckpointer"]
-
-_log = logging.getLogger("petps.checkpoint")
 
 # As large as a piece of Checkpointer. Choose a multiple of the SSD's erase block.
 CHUNK_BYTES: Final = 32 << 20
@@ -51,7 +49,6 @@ PIECE_BYTES: Final = 1 << 20
 SLICE_VALUES: Final = 1 << 17
 
 Array = npt.NDArray[np.generic]
-T = TypeVar("T")
 
 
 class Device(Protocol):
@@ -116,120 +113,6 @@ class Bandwidth:
         return start - now
 
 
-class _Stopped(Exception):
-    """The version is not to be: its error is told elsewhere."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """Rows of a table in a buffer, or in the folder."""
-
-    table: str
-    rows: int
-    deletes: bool
-    buffer: memoryview
-    spooled: Spooled | None = None
-
-
-class _Channel(Generic[T]):
-    """From one stage to the next."""
-
-    def __init__(self) -> None:
-        self.items: deque[T] = deque()
-        self.ended = False
-
-
-class _Flight:
-    """A version on its way: its buffers, its stages' channels, and what became of it."""
-
-    def __init__(self, down: list[memoryview], up: list[memoryview]) -> None:
-        self._changed = threading.Condition()
-        self.free = {"down": down, "up": up}
-        self.resident = 0
-        self.resident_max = 0
-        self.copied: _Channel[_Chunk] = _Channel()
-        self.spooled: _Channel[_Chunk] = _Channel()
-        self.encoded: _Channel[tuple[str, Encoded]] = _Channel()
-        self.error: BaseException | None = None
-        self.told = False
-        self.made: Version | None = None
-        self.threads: list[threading.Thread] = []
-
-    def fail(self, error: BaseException) -> None:
-        """Stops all stages; the first error is the one that counts."""
-        with self._changed:
-            if self.error is None:
-                self.error = error
-            self._changed.notify_all()
-
-    def succeed(self, made: Version) -> None:
-        """It is committed: a cancel() since came too late."""
-        with self._changed:
-            self.made, self.error = made, None
-
-    def check(self) -> None:
-        """Raises _Stopped where it is not to be."""
-        if self.error is not None:
-            raise _Stopped
-
-    def rest(self, seconds: float) -> None:
-        """Waits, but no longer than the version is to be."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.error is not None, seconds)
-        self.check()
-
-    def until(self, ready: Callable[[], bool]) -> None:
-        """Waits for what another stage does."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.error is not None or ready())
-        self.check()
-
-    def lease(self, pair: str) -> memoryview:
-        """One of the pair's buffers, once one is free."""
-        with self._changed:
-            free = self.free[pair]
-            self._changed.wait_for(lambda: self.error is not None or bool(free))
-            self.check()
-            self.resident += 1
-            self.resident_max = max(self.resident_max, self.resident)
-            return free.pop()
-
-    def release(self, pair: str, buffer: memoryview) -> None:
-        """Nobody reads it any more."""
-        with self._changed:
-            self.free[pair].append(buffer)
-            self.resident -= 1
-            self._changed.notify_all()
-
-    def give(self, channel: _Channel[T], item: T) -> None:
-        """To the next stage."""
-        with self._changed:
-            channel.items.append(item)
-            self._changed.notify_all()
-
-    def end(self, channel: _Channel[T]) -> None:
-        """The next stage has all."""
-        with self._changed:
-            channel.ended = True
-            self._changed.notify_all()
-
-    def changed(self) -> None:
-        """What until() waits for may have come."""
-        with self._changed:
-            self._changed.notify_all()
-
-    def next(self, channel: _Channel[T]) -> T | None:
-        """Of the stage before, left in the channel; None: there is no more."""
-        self.until(lambda: bool(channel.items) or channel.ended)
-        return channel.items[0] if channel.items else None
-
-    def take(self, channel: _Channel[T]) -> Iterator[T]:
-        """All of the stage before."""
-        while (item := self.next(channel)) is not None:
-            channel.items.popleft()
-            yield item
-
-
 class StagedCheckpointer:
     """As Checkpointer, but for when write() returns. Use it in a ``with``, or close() it.
 
@@ -263,7 +146,7 @@ class StagedCheckpointer:
         self._bandwidth = bandwidth
         self._spool: Spool | None = Spool(folder, folder_bytes)
         self._buffers: list[memoryview] = []
-        self._flight: _Flight | None = None
+        self._flight: Flight | None = None
         self._writing = threading.Lock()
         self._resident_max = 0
 
@@ -280,39 +163,113 @@ class StagedCheckpointer:
         writes nothing; FailedPrecondition when cancelled; IoError of the folder; and what became of
         this one so far: as Store.write.
         """
+        held = dict(parts or {})
+        with self._turn() as spool:
+            said = next_version(self._store, self._policy, self._sample)
+
+            def upload(rows: Given, goes_on: Callable[[], None]) -> Version:
+                return self._store.write(
+                    version, rows, kind=said.kind, tables=said.tables, parts=held, goes_on=goes_on
+                )
+
+            self._fly(spool, said, upload, self._arrange)
+
+    def next(self) -> Next:
+        """As Checkpointer.next(), once the version before is there."""
+        with self._turn():
+            return next_version(self._store, self._policy, self._sample)
+
+    def share(
+        self,
+        version: int,
+        said: Next,
+        rank: int,
+        ranks: int,
+        parts: Mapping[str, bytes] | None = None,
+        *,
+        replace_own: bool = False,
+    ) -> None:
+        """As write(), of this rank's share (Checkpointer.share); wait() tells when it is there."""
+        held = dict(parts or {})
+        with self._turn() as spool:
+            self._store.refresh()
+
+            def upload(rows: Given, goes_on: Callable[[], None]) -> Version:
+                return write_share(
+                    self._store,
+                    version,
+                    rows,
+                    rank=rank,
+                    ranks=ranks,
+                    kind=said.kind,
+                    tables=said.tables,
+                    parts=held,
+                    goes_on=goes_on,
+                    replace_own=replace_own,
+                )
+
+            self._fly(spool, said, upload, lambda: None)
+
+    def commit(self, version: int) -> None:
+        """Commits, behind the trainer, a version whose shares all ranks have waited for."""
+        with self._turn():
+            flight = self._flight = Flight([], [])
+            flight.start(
+                lambda: self._finish(flight, commit_shares(self._store, version), self._arrange)
+            )
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[Spool]:
+        """Nothing is on its way, and what was has been told."""
         if not self._writing.acquire(blocking=False):
             raise FailedPrecondition("a checkpoint is being written: cancel it, or wait for it")
         try:
             self.wait()
-            spool = self._open_spool()
-            next_ = next_version(self._store, self._policy, self._sample)
-            self._buffers = self._buffers or [
-                np.empty(self._chunk_bytes, np.uint8).data for _ in range(BUFFERS)
-            ]
-            flight = _Flight(self._buffers[: BUFFERS // 2], self._buffers[BUFFERS // 2 :])
-            self._flight = flight
-            try:
-                for stage in (
-                    lambda: self._to_folder(flight, spool),
-                    lambda: self._to_chunks(flight, spool, next_.tables),
-                    lambda: self._to_store(flight, version, next_, dict(parts or {})),
-                ):
-                    thread = threading.Thread(target=_guarded, args=(flight, stage), daemon=True)
-                    thread.start()
-                    flight.threads.append(thread)
-                self._from_device(flight, next_.since)
-            except BaseException as error:
-                flight.fail(error)
-                flight.told = True
-                if isinstance(error, _Stopped) and flight.error is not None:
-                    raise flight.error from None
-                raise
-            flight.end(flight.copied)
+            yield self._open_spool()
         finally:
             self._writing.release()
 
+    def _fly(
+        self,
+        spool: Spool,
+        said: Next,
+        upload: Callable[[Given, Callable[[], None]], Version],
+        behind: Callable[[], None],
+    ) -> None:
+        """Starts the stages, copies all rows out of the device, and leaves the rest to them."""
+        self._buffers = self._buffers or [
+            np.empty(self._chunk_bytes, np.uint8).data for _ in range(BUFFERS)
+        ]
+        flight = Flight(self._buffers[: BUFFERS // 2], self._buffers[BUFFERS // 2 :])
+        self._flight = flight
+
+        def to_store() -> None:
+            rows = {name: flight.of_table(name) for name in said.tables}
+            self._finish(flight, upload(rows, flight.check), behind)
+
+        try:
+            flight.start(lambda: self._to_folder(flight, spool))
+            flight.start(lambda: self._to_chunks(flight, spool, said.tables))
+            flight.start(to_store)
+            self._from_device(flight, said.since)
+        except BaseException as error:
+            flight.fail(error)
+            flight.told = True
+            if isinstance(error, Stopped) and flight.error is not None:
+                raise flight.error from None
+            raise
+        flight.end(flight.copied)
+
+    def _finish(self, flight: Flight, made: Version, behind: Callable[[], None]) -> None:
+        flight.succeed(made)
+        behind()
+
+    def _arrange(self) -> None:
+        self._policy.arrange(self._store)
+        self._store.tidy()
+
     def wait(self) -> Version | None:
-        """Until the version on its way is committed, which it returns; None: none was.
+        """Until the version on its way is committed (a share: written); returns it, None: none was.
 
         Raises what became of it where it failed, once; also what splitting or merging behind it
         raised: then it is committed, and the store's newest version.
@@ -384,7 +341,7 @@ class StagedCheckpointer:
 
     # ---- the stages ----
 
-    def _from_device(self, flight: _Flight, since: int | None) -> None:
+    def _from_device(self, flight: Flight, since: int | None) -> None:
         for name, table in self._store.state.tables.items():
             at_most = _rows_in(table, self._chunk_bytes)
             for keys in self._device.keys(name, since, at_most):
@@ -398,9 +355,9 @@ class StagedCheckpointer:
                 own_keys[:] = keys
                 own_deleted[:] = False if deleted is None else deleted
                 deletes = bool(own_deleted.any())
-                flight.give(flight.copied, _Chunk(name, len(keys), deletes, buffer))
+                flight.give(flight.copied, Copied(name, len(keys), deletes, buffer))
 
-    def _to_folder(self, flight: _Flight, spool: Spool) -> None:
+    def _to_folder(self, flight: Flight, spool: Spool) -> None:
         for chunk in flight.take(flight.copied):
             count = _bytes_of(self._store.state.tables[chunk.table], chunk.rows)
             flight.until(lambda count=count: spool.fits(count))  # type: ignore[misc]
@@ -409,7 +366,7 @@ class StagedCheckpointer:
             flight.give(flight.spooled, replace(chunk, buffer=memoryview(b""), spooled=spooled))
         flight.end(flight.spooled)
 
-    def _to_chunks(self, flight: _Flight, spool: Spool, tables: Mapping[str, Table]) -> None:
+    def _to_chunks(self, flight: Flight, spool: Spool, tables: Mapping[str, Table]) -> None:
         for chunk in flight.take(flight.spooled):
             own, kept = self._store.state.tables[chunk.table], tables[chunk.table]
             raw = flight.lease("up")
@@ -425,7 +382,7 @@ class StagedCheckpointer:
         flight.end(flight.encoded)
 
     def _paced(
-        self, flight: _Flight, buffer: memoryview, encoded: Encoded
+        self, flight: Flight, buffer: memoryview, encoded: Encoded
     ) -> Generator[memoryview, None, None]:
         """The body, piece by piece as the bandwidth allows; its buffer is free after the last."""
         for body in encoded.body:
@@ -436,40 +393,11 @@ class StagedCheckpointer:
         flight.release("up", buffer)
         self._pace(flight, len(encoded.bloom))
 
-    def _pace(self, flight: _Flight, count: int) -> None:
+    def _pace(self, flight: Flight, count: int) -> None:
         if self._bandwidth is None:
             flight.check()
         else:
             flight.rest(self._bandwidth.delay(count))
-
-    def _to_store(
-        self, flight: _Flight, version: int, next_: Next, parts: Mapping[str, bytes]
-    ) -> None:
-        def of_table(name: str) -> Iterator[Encoded]:
-            while (item := flight.next(flight.encoded)) is not None and item[0] == name:
-                flight.encoded.items.popleft()
-                yield item[1]
-
-        made = self._store.write(
-            version,
-            {name: of_table(name) for name in next_.tables},
-            kind=next_.kind,
-            tables=next_.tables,
-            parts=parts,
-            goes_on=flight.check,
-        )
-        flight.succeed(made)
-        self._policy.arrange(self._store)
-        self._store.tidy()
-
-
-def _guarded(flight: _Flight, stage: Callable[[], None]) -> None:
-    try:
-        stage()
-    except _Stopped:
-        pass
-    except BaseException as error:
-        flight.fail(error)
 
 
 # ---- a chunk in a buffer: keys, columns, which are deleted; each begins at a multiple of 8 ----
@@ -511,7 +439,7 @@ def _views(
     return flat[: 8 * rows].view(np.uint64), columns, flat[at : at + rows].view(np.bool_)
 
 
-def _stored_rows(own: Table, kept: Table, buffer: memoryview, chunk: _Chunk) -> Rows:
+def _stored_rows(own: Table, kept: Table, buffer: memoryview, chunk: Copied) -> Rows:
     """A chunk as it is stored, in the buffer it was read into."""
     keys, columns, deleted = _views(own, buffer, chunk.rows)
     stored = {}

@@ -295,6 +295,55 @@ def test_cancelled_while_it_is_uploaded(tmp_path: Path) -> None:
     check(store, replay, [1])
 
 
+class Part(SourceDevice):
+    """What one of two ranks has: keys in turn."""
+
+    def __init__(self, replay: Replay, rank: int) -> None:
+        super().__init__(replay, replay.tables)
+        self.rank = rank
+
+    def keys(self, table: str, since: int | None, at_most: int) -> Iterator[Keys]:
+        """See Device."""
+        for piece in super().keys(table, since, at_most):
+            yield piece[piece % 2 == self.rank]
+
+
+def test_ranks_stage_their_shares(tmp_path: Path) -> None:
+    replay = Replay(TABLES, steps(13), deletes=0.1)
+    Store.create(tmp_path / "store", "m", list(TABLES.values()))
+    with contextlib.ExitStack() as stack:
+        ranks = [
+            stack.enter_context(
+                StagedCheckpointer(
+                    Store.open(tmp_path / "store"),
+                    POLICIES["2d"](),
+                    Part(replay, rank),
+                    tmp_path / f"ssd{rank}",
+                    chunk_bytes=CHUNK,
+                )
+            )
+            for rank in range(2)
+        ]
+        for version in range(1, VERSIONS + 1):
+            replay.now = version
+            said = ranks[0].next()
+            ranks[0].share(version, said, 0, 2, {"dense": b"%d" % version})
+            if version == 3:
+                ranks[0].commit(version)
+                with pytest.raises(FailedPrecondition, match=r"ranks? 1 of 2 ha.* not written"):
+                    ranks[0].wait()
+            ranks[1].share(version, said, 1, 2)
+            replay.now = 0
+            for writer in ranks:
+                writer.wait()
+            assert Store.open(tmp_path / "store").state.versions()[version - 1 :] == []
+            ranks[0].commit(version)
+            made = ranks[0].wait()
+            assert made is not None
+            assert made.version == version
+    check(Store.open(tmp_path / "store"), replay, list(range(1, VERSIONS + 1)))
+
+
 def test_any_filesystem_of_fsspec(tmp_path: Path) -> None:
     replay = Replay(TABLES, steps(12), deletes=0.1)
     url = "memory://petps-test-staging"
