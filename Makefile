@@ -9,12 +9,13 @@ PYTHON_FOLDERS = petps client bench tests
 # Seconds of `make soak` for each way of gathering.
 SOAK_SECONDS := 600
 
-.PHONY: help bootstrap build demo test lab soak bench format tidy clean
+.PHONY: help bootstrap build demo test test-train lab soak bench format tidy clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    build, then train, serve, kill and compare on real accesses (petps demo)"
 	@echo "make test    build, then every check and test; one summary at the end"
+	@echo "make test-train  installs PyTorch (5 GB) into .venv-train, then tests its adapters"
 	@echo "make lab     persistent memory and RDMA, emulated: suites in a small guest (tests/lab)"
 	@echo "make soak    pulls under updates and reclaim in each gather mode; SOAK_SECONDS=600 each"
 	@echo "make bench   build, then measure; ONLY=pull measures a part"
@@ -37,6 +38,11 @@ demo: build
 test: build
 	cmake --build build/release -j $(JOBS) --target petps_bench
 	$(PYTHON) -m tests.run --jobs $(JOBS) $(if $(ONLY),--only $(ONLY))
+
+# PyTorch stands in an environment of its own, which sees the packages of .venv.
+test-train: build
+	@deploy/bootstrap.sh train
+	$(PYTHON) -m tests.run --jobs $(JOBS) --only train
 
 # Installs QEMU and what else the guest needs; `make test` runs its smoke test where it is there.
 lab: build

@@ -2,7 +2,7 @@
 # Installs what is missing to build and test petps on Debian 12: Debian packages, then .venv.
 #
 # Nothing is asked of the network when nothing is missing, so a second run works offline.
-# Usage: deploy/bootstrap.sh [packages|venv|lab]   (the first two without an argument)
+# Usage: deploy/bootstrap.sh [packages|venv|lab|train]   (the first two without an argument)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -39,6 +39,10 @@ LAB_PACKAGES=(
   rdma-core
 )
 CONSTRAINTS=deploy/requirements/constraints.txt
+# What `make test-train` needs beside .venv, in .venv-train; not installed by the other targets.
+TRAIN=deploy/requirements/train.txt
+# The last release of TorchRec with the first generation of its tracker, in a folder of its own.
+OLD_TORCHREC=1.4.0
 
 fail() {
   echo "bootstrap: $*" >&2
@@ -138,8 +142,8 @@ with open("pyproject.toml", "rb") as file:
     document = tomllib.load(file)
 project = document["project"]
 wanted = document["build-system"]["requires"] + project["dependencies"]
-for extra in project["optional-dependencies"].values():
-    wanted += extra
+for name, extra in project["optional-dependencies"].items():
+    wanted += extra if name != "train" else []
 print("\n".join(sorted(set(wanted))))
 PYTHON
 }
@@ -167,6 +171,35 @@ install_venv() {
   echo "$wanted" >"$stamp"
 }
 
+# An environment that sees .venv's packages and has PyTorch on top.
+install_train() {
+  local wanted stamp=.venv-train/petps-requirements
+  wanted=$({
+    cat "$CONSTRAINTS" "$TRAIN"
+    echo "$OLD_TORCHREC $PWD"
+  } | sha256sum | cut -d' ' -f1)
+  [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
+  echo "bootstrap: installing PyTorch into .venv-train (2 GB to load, 5 GB on disk)"
+  rm -rf .venv-train
+  .venv/bin/python -m venv .venv-train || fail "python -m venv failed: install python3-venv"
+  .venv-train/bin/python - "$PWD/.venv" <<'PYTHON'
+import pathlib
+import sys
+import sysconfig
+
+version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+shared = pathlib.Path(sys.argv[1], "lib", version, "site-packages")
+own = pathlib.Path(sysconfig.get_path("purelib"))
+(own / "petps-shared.pth").write_text(f"import site; site.addsitedir({str(shared)!r})\n")
+PYTHON
+  local pip=(.venv-train/bin/python -m pip install --quiet --disable-pip-version-check --no-deps
+    --no-compile)
+  { "${pip[@]}" --requirement "$TRAIN" &&
+    "${pip[@]}" --target .venv-train/old-torchrec "torchrec==$OLD_TORCHREC"; } ||
+    fail "pip could not install the packages pinned in $TRAIN (is there a network, and 8 GB?)"
+  echo "$wanted" >"$stamp"
+}
+
 case "${1:-all}" in
   packages)
     install_packages
@@ -174,10 +207,11 @@ case "${1:-all}" in
     ;;
   venv) install_venv ;;
   lab) install_missing "${LAB_PACKAGES[@]}" ;;
+  train) install_train ;;
   all)
     install_packages
     install_broker_packages
     install_venv
     ;;
-  *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv|lab]" ;;
+  *) fail "unknown argument $1; usage: deploy/bootstrap.sh [packages|venv|lab|train]" ;;
 esac

@@ -224,6 +224,23 @@ def lab(jobs: int) -> Outcome:
     return outcome
 
 
+def train(jobs: int) -> Outcome:
+    """Runs the adapters' suites, which need PyTorch; not part of `make test`."""
+    del jobs  # PyTorch has threads of its own
+    outcome = Outcome("train")
+    junit = RESULTS / "train.xml"
+    files = sorted(
+        str(path.relative_to(ROOT)) for path in (ROOT / "tests/train").glob("train_*.py")
+    )
+    # What PyTorch and TorchRec warn of when they are imported is theirs.
+    python = str(ROOT / ".venv-train/bin/python")
+    command = [python, "-m", "pytest", "-v", "-W", "ignore", *files]
+    finished = run([*command, f"--junitxml={junit}"], {"OMP_NUM_THREADS": "2"})
+    read_junit(outcome, junit)
+    close(outcome, finished, " in ")
+    return outcome
+
+
 def read_guests(outcome: Outcome) -> None:
     """Adds the counts of the C++ suites that ran in guests (tests/lab/conftest.py writes them)."""
     for found in sorted(RESULTS.glob("lab-*.xml")):
@@ -267,10 +284,10 @@ def summarise(outcomes: Sequence[Outcome]) -> int:
 
 
 def main() -> int:
-    """Runs the suites that were asked for; all of them but the lab without --only."""
+    """Runs the suites that were asked for; all but lab and train without --only."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--only", default="", help="suites, comma-separated; all but lab if empty")
+    parser.add_argument("--only", default="", help="suites, by comma; all but lab, train if empty")
     arguments = parser.parse_args()
     jobs: int = arguments.jobs
     suites: dict[str, Callable[[], Outcome]] = {
@@ -280,8 +297,9 @@ def main() -> int:
         "tsan": lambda: ctest("tsan", jobs, TSAN_LABELS, ASAN_SCALE),
         "pytest": lambda: pytest(jobs),
         "lab": lambda: lab(jobs),
+        "train": lambda: train(jobs),
     }
-    ordinary = [name for name in suites if name != "lab"]
+    ordinary = [name for name in suites if name not in ("lab", "train")]
     wanted = arguments.only.split(",") if arguments.only else ordinary
     unknown = set(wanted) - set(suites)
     if unknown:

@@ -1,6 +1,7 @@
 """Room train: a trainer's tables, what it touched of them, and where their rows go.
 
-Owns:        ArrayTable (numpy), and the contract TrainedTable for other trainers; TrackedSource, a
+Owns:        ArrayTable (numpy), PyTorch's embeddings (pytorch.py), TorchRec's trackers
+             (torchrec.py), and the contract TrainedTable for other trainers; TrackedSource, a
              tracker's tenant as a Source of checkpoints; Feed, one gather for checkpoints and log.
 Never does:  train; decide what a version is written as (petps.checkpoint.policy).
 Called by:   trainers.

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CODE_SUFFIXES = (".cc", ".h", ".py", ".pyi")
 TEXT_SUFFIXES = (*CODE_SUFFIXES, ".md", ".toml", ".txt", ".json", ".cmake", ".sh", ".proto", "")
 # Where nothing of ours lives: build output, environments, caches, version control.
-LEFT_OUT = {"build", ".venv", ".git", "shared", "dist", "__pycache__", ".hypothesis"}
+LEFT_OUT = {"build", ".venv", ".venv-train", ".git", "shared", "dist", "__pycache__", ".hypothesis"}
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import numpy as np
@@ -88,3 +89,15 @@ def test_bad_input_is_named() -> None:
     ):
         with pytest.raises(InvalidArgument, match=expected):
             ArrayTable(tracker, "other", rows, **options)
+
+
+def test_pytorch_is_asked_for_by_name() -> None:
+    """These suites run where it is not; tests/train has those that need it."""
+    from petps.train import pytorch, torchrec
+
+    if importlib.util.find_spec("torch") is not None:
+        pytest.skip("PyTorch is here")
+    with pytest.raises(FailedPrecondition, match=r"pip install petps\[train\]"):
+        pytorch.track_module(Tracker(), None)
+    with pytest.raises(InvalidArgument, match="is no DistributedModelParallel"):
+        torchrec.TorchRecIds(Tracker(), None)

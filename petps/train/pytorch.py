@@ -1,0 +1,248 @@
+"""PyTorch's embeddings as trained tables: nn.Embedding and nn.EmbeddingBag.
+
+Owns:        TorchTable, track_module().
+Never does:  import torch before it is used (pip install petps[train]).
+Called by:   trainers, torchrec.py.
+Invariants:  an id is tracked after the step that changed its row, so a reading between any two
+             calls of the trainer loses nothing.
+Threads:     the trainer's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from petps.errors import FailedPrecondition, InvalidArgument, NotFound
+from petps.tracker import Tracker
+from petps.train.table import ROW, Floats, Gathered, Keys
+
+__all__ = ["TorchTable", "torch_module", "track_module"]
+
+
+def torch_module() -> ModuleType:
+    """The package torch. Raises FailedPrecondition that says how to install it."""
+    try:
+        import torch
+    except ImportError as error:
+        raise FailedPrecondition(
+            f"PyTorch is not there ({error}): pip install petps[train]"
+        ) from error
+    return torch  # type: ignore[no-any-return, unused-ignore]
+
+
+class TorchTable:
+    """A tensor [n, dim] as a TrainedTable; ids are row numbers of it, keys begin at ``first_key``.
+
+    columns: optimizer state that is kept per row, by the optimizer's names ("sum", "exp_avg"), of
+    the weight's shape or [n]; before the first step they are zeros. Rows are gathered as float32,
+    whatever the tensor's dtype and device. The table is added to the tracker.
+    """
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        name: str,
+        weight: Any,
+        *,
+        optimizer: Any = None,
+        columns: Sequence[str] = (),
+        first_key: int = 0,
+    ) -> None:
+        self._torch = torch_module()
+        if weight.dim() != 2 or not weight.is_floating_point():
+            raise InvalidArgument(
+                f"table {name}: a weight of {weight.dtype}{list(weight.shape)}, expected [n, dim]"
+            )
+        if columns and optimizer is None:
+            raise InvalidArgument(f"table {name}: columns {list(columns)} need an optimizer")
+        if ROW in columns or len(set(columns)) != len(columns):
+            raise InvalidArgument(f"table {name}: columns {list(columns)}: each once, none 'row'")
+        if first_key < 0:
+            raise InvalidArgument(f"table {name}: first_key {first_key} is negative")
+        self._name = name
+        self._weight = weight
+        self._optimizer = optimizer
+        self._names = tuple(columns)
+        self._first = np.uint64(first_key)
+        tracker.add_table(name, weight.shape[0])
+
+    @property
+    def name(self) -> str:
+        """See TrainedTable."""
+        return self._name
+
+    def keys(self) -> Keys:
+        """See TrainedTable."""
+        return self.keys_of(np.arange(self._weight.shape[0], dtype=np.uint64))
+
+    def keys_of(self, ids: npt.NDArray[np.uint64]) -> Keys:
+        """See TrainedTable."""
+        return ids + self._first
+
+    def ids_of(self, keys: Keys) -> npt.NDArray[np.uint64]:
+        """See TrainedTable."""
+        ids = keys - self._first
+        known = (keys >= self._first) & (ids < np.uint64(self._weight.shape[0]))
+        if not known.all():
+            raise NotFound(f"table {self._name} has no place for key {keys[~known][0]}")
+        return ids
+
+    def gather(self, keys: Keys) -> Gathered:
+        """See TrainedTable."""
+        ids = self._index(keys)
+        columns = {ROW: self._taken(self._weight, ids)}
+        for name in self._names:
+            state = self._state(name)
+            columns[name] = (
+                np.zeros((len(keys), self._weight.shape[1]), np.float32)
+                if state is None
+                else self._taken(state, ids)
+            )
+        return Gathered(columns)
+
+    def load(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
+        """See TrainedTable. Optimizer state that is not there yet is made, of zeros."""
+        if set(columns) != {ROW, *self._names}:
+            raise InvalidArgument(
+                f"table {self._name} has columns {[ROW, *self._names]}, given {sorted(columns)}"
+            )
+        if len(keys) != self._weight.shape[0]:
+            raise InvalidArgument(
+                f"table {self._name}: {len(keys)} rows for {self._weight.shape[0]}"
+            )
+        ids = self._index(keys)
+        targets = {ROW: self._weight}
+        for name in self._names:
+            if self._state(name) is None:
+                self._optimizer.state[self._weight][name] = self._torch.zeros_like(self._weight)
+            targets[name] = self._state(name)
+        with self._torch.no_grad():
+            for name, target in targets.items():
+                values = self._torch.from_numpy(np.array(columns[name], np.float32))
+                shape = (len(keys), *target.shape[1:])
+                target[ids] = values.reshape(shape).to(target.device, target.dtype)
+
+    def _index(self, keys: Keys) -> Any:
+        ids = self.ids_of(keys).astype(np.int64)
+        return self._torch.from_numpy(ids).to(self._weight.device)
+
+    def _state(self, name: str) -> Any:
+        state = self._optimizer.state.get(self._weight, {}).get(name)
+        if state is not None and state.shape[:1] != self._weight.shape[:1]:
+            raise InvalidArgument(
+                f"table {self._name}: optimizer state {name!r} is not kept per row"
+            )
+        return state
+
+    def _taken(self, tensor: Any, ids: Any) -> Floats:
+        rows = tensor.detach().index_select(0, ids).reshape(len(ids), -1)
+        found: Floats = rows.to("cpu", self._torch.float32, copy=True).numpy()
+        return found
+
+
+class _Tables:
+    """What the hooks of one module share: ids of the step under way, by table."""
+
+    def __init__(self, tracker: Tracker, deferred: bool) -> None:
+        self._tracker = tracker
+        self._deferred = deferred
+        self._pending: list[tuple[str, npt.NDArray[np.int64]]] = []
+        self._mutex = threading.Lock()
+
+    def looked_up(self, name: str, ids: Any) -> None:
+        flat = ids.detach().reshape(-1)
+        flat = flat.unique() if flat.is_cuda else flat  # less to copy
+        found = flat.cpu().numpy().astype(np.int64)
+        if not self._deferred:
+            self._tracker.track(name, found)
+            return
+        with self._mutex:
+            self._pending.append((name, found))
+
+    def stepped(self, *_: Any) -> None:
+        with self._mutex:
+            pending, self._pending = self._pending, []
+        for name, ids in pending:
+            self._tracker.track(name, ids)
+        self._tracker.compact()
+
+
+def track_module(
+    tracker: Tracker,
+    module: Any,
+    *,
+    optimizer: Any = None,
+    columns: Sequence[str] = (),
+    prefix: str = "",
+) -> list[TorchTable]:
+    """Tracks every trained nn.Embedding and nn.EmbeddingBag below ``module``, by its full name.
+
+    With the optimizer, what a step looked up in training is tracked, and compacted, once the step
+    is done, and the ``columns`` of its state go with the rows; without, ids are tracked as they are
+    looked up: then read between two steps. Evaluation and frozen weights leave no trace; a weight
+    that two modules share is one table.
+
+    Raises InvalidArgument where no embedding is, and for optimizers that change rows nobody looked
+    up: of those known, SGD without momentum, Adagrad and SparseAdam, all without weight decay, do
+    not.
+    """
+    torch = torch_module()
+    modules: list[tuple[str, Any]] = []
+    tables = _Tables(tracker, optimizer is not None)
+    for path, each in module.named_modules():
+        if not isinstance(each, torch.nn.Embedding | torch.nn.EmbeddingBag):
+            continue
+        if not each.weight.requires_grad:
+            continue
+        name = ".".join(part for part in (prefix, path) if part) or "embedding"
+        if optimizer is not None:
+            _check_optimizer(name, each, optimizer, torch)
+        modules.append((name, each))
+    if not modules:
+        raise InvalidArgument(
+            f"{type(module).__name__} has no nn.Embedding or nn.EmbeddingBag that is trained"
+        )
+    found: dict[int, TorchTable] = {}
+    for name, each in modules:
+        known = found.get(id(each.weight))
+        if known is None:
+            known = found[id(each.weight)] = TorchTable(
+                tracker, name, each.weight, optimizer=optimizer, columns=columns
+            )
+        each.register_forward_pre_hook(_hook(known.name, tables), with_kwargs=True)
+    if optimizer is not None:
+        optimizer.register_step_post_hook(tables.stepped)
+    return list(found.values())
+
+
+def _hook(name: str, tables: _Tables) -> Callable[[Any, Any, Any], None]:
+    def before(module: Any, arguments: Any, named: Any) -> None:
+        # max_norm shortens the rows that are looked up, in evaluation too.
+        if module.training or module.max_norm is not None:
+            tables.looked_up(name, arguments[0] if arguments else named["input"])
+
+    return before
+
+
+def _check_optimizer(name: str, module: Any, optimizer: Any, torch: ModuleType) -> None:
+    groups = [
+        group
+        for group in optimizer.param_groups
+        if any(each is module.weight for each in group["params"])
+    ]
+    if not groups:
+        raise InvalidArgument(f"table {name}: the optimizer does not train its weight")
+    (group,) = groups
+    lazy = isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad | torch.optim.SparseAdam)
+    if not lazy or group.get("momentum") or group.get("weight_decay"):
+        raise InvalidArgument(
+            f"table {name}: {type(optimizer).__name__} with momentum {group.get('momentum', 0)} "
+            f"and weight decay {group.get('weight_decay', 0)} changes rows that nobody looked up, "
+            "so they can't be tracked: take SGD, Adagrad or SparseAdam without either"
+        )

@@ -1,0 +1,207 @@
+"""TorchRec's own delta trackers, of both generations, as a source of ids.
+
+TorchRec records lookups itself; here they are taken over into a petps tracker, with what is known
+to be wrong on the way put right: evaluation is recorded too, a table that nobody looked up in an
+interval breaks the reading of all, tables or features of one name are mixed up, ids are rows of the
+rank's own shard, and a lookup after a reading within one step is taken for read.
+
+Owns:        TorchRecIds.
+Never does:  import torchrec; gather (TorchTable does).
+Called by:   trainers.
+Threads:     the trainer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
+from petps.tracker import Tracker
+from petps.train.pytorch import TorchTable
+
+__all__ = ["CONSUMER", "TorchRecIds"]
+
+CONSUMER: Final = "petps"
+
+
+class TorchRecIds:
+    """The rows of a sharded model that TorchRec's tracker saw looked up in training.
+
+    model: DistributedModelParallel with its tracker turned on, in mode ID_ONLY and with a consumer
+    of ours: ``DeltaTrackerConfig(consumers=["petps"])`` from TorchRec 1.5 on, before that
+    ``ModelTrackerConfig(tracking_mode=TrackingMode.ID_ONLY, consumers=["petps"])``. columns: state
+    of the fused optimizer that is kept per row ("momentum1"). ``tables`` are this rank's rows by
+    full name; keys are row numbers of the whole table.
+
+    Raises InvalidArgument and FailedPrecondition that name what is in the way.
+    """
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        model: Any,
+        *,
+        consumer: str = CONSUMER,
+        columns: Sequence[str] = (),
+    ) -> None:
+        self._tracker = tracker
+        self._theirs = _their_tracker(model)
+        self._consumer = consumer
+        known = self._theirs.per_consumer_batch_idx
+        if consumer not in known:
+            raise InvalidArgument(
+                f"TorchRec's tracker has no consumer {consumer!r}, but {', '.join(known)}: "
+                f"add it to the configuration's consumers"
+            )
+        mode = self._theirs._mode.name
+        if mode != "ID_ONLY":
+            raise InvalidArgument(
+                f"TorchRec's tracker is in mode {mode}, which keeps rows as they were before the "
+                "optimizer's step: configure TrackingMode.ID_ONLY"
+            )
+        _check_names(self._theirs.tracked_modules)
+        state = model.state_dict()
+        fused = _Fused(model)
+        self.tables: dict[str, TorchTable] = {}
+        for name in self._theirs.fqn_to_feature_names():
+            weight, first_key = _local_rows(name, state.get(f"{name}.weight"))
+            fused.add(name, weight)
+            self.tables[name] = TorchTable(
+                tracker, name, weight, optimizer=fused, columns=columns, first_key=first_key
+            )
+        for module in self._theirs.tracked_modules.values():
+            module.post_lookup_tracker_fn = self._guarded(module, module.post_lookup_tracker_fn)
+
+    def drain(self) -> int:
+        """Takes over what was looked up since the last time, and compacts; returns how many ids.
+
+        Call it after each optimizer step, or at the latest before a tenant reads.
+        """
+        count = 0
+        failed: PetpsError | None = None
+        for name, ids in self._read().items():
+            count += len(ids)
+            try:
+                self._tracker.track(name, ids.detach().cpu().numpy())
+            except PetpsError as error:  # TorchRec has forgotten the other tables' ids by now
+                failed = error
+        if failed is not None:
+            raise failed
+        self._tracker.compact()
+        return count
+
+    def _read(self) -> Mapping[str, Any]:
+        """Their reading, of the tables that were looked up: they can't concatenate nothing."""
+        store = self._theirs.store
+        since = self._theirs.per_consumer_batch_idx[self._consumer]
+        quiet = {
+            name: lookups
+            for name, lookups in store.per_fqn_lookups.items()
+            if not any(each.batch_idx >= since for each in lookups)
+        }
+        for name in quiet:
+            del store.per_fqn_lookups[name]
+        try:
+            read = getattr(self._theirs, "get_unique_ids", None) or self._theirs.get_delta_ids
+            found: Mapping[str, Any] = read(self._consumer)
+            return found
+        finally:
+            for name, lookups in quiet.items():  # other consumers may lag behind
+                store.per_fqn_lookups.setdefault(name, lookups)
+
+    def _guarded(self, module: Any, record: Any) -> Any:
+        def recorded(*arguments: Any) -> None:
+            if not module.training:
+                return
+            theirs = self._theirs
+            if theirs.curr_batch_idx < max(theirs.per_consumer_batch_idx.values()):
+                theirs.step()
+            record(*arguments)
+
+        return recorded
+
+
+class _Fused:
+    """TorchRec's fused optimizer as TorchTable reads one: state[weight][column]."""
+
+    def __init__(self, model: Any) -> None:
+        optimizer = getattr(model, "fused_optimizer", None)
+        self._states = {} if optimizer is None else optimizer.state_dict().get("state", {})
+        self.state: dict[Any, dict[str, Any]] = {}
+
+    def add(self, name: str, weight: Any) -> None:
+        """The state of one table's local rows: TorchRec names it by table and column."""
+        found = self._states.get(f"{name}.weight", {})
+        self.state[weight] = {
+            column.rpartition(".")[2]: _local_rows(f"{name} {column}", value)[0]
+            for column, value in found.items()
+            if hasattr(value, "local_shards") or getattr(value, "ndim", 0) > 0
+        }
+
+
+def _their_tracker(model: Any) -> Any:
+    """Raises InvalidArgument, FailedPrecondition."""
+    if hasattr(model, "get_delta_tracker"):
+        found = model.get_delta_tracker()
+        remedy = 'init_torchrec_delta_tracker(DeltaTrackerConfig(consumers=["petps"]))'
+    elif hasattr(model, "get_model_tracker"):
+        found = getattr(model, "model_delta_tracker", None)
+        remedy = 'model_tracker_config=ModelTrackerConfig(..., consumers=["petps"])'
+    else:
+        raise InvalidArgument(
+            f"{type(model).__name__} is no DistributedModelParallel with a tracker: TorchRec has "
+            "them from 1.3 on"
+        )
+    if found is None:
+        raise FailedPrecondition(f"TorchRec's tracker is not turned on: {remedy}")
+    return found
+
+
+def _check_names(modules: Mapping[str, Any]) -> None:
+    """TorchRec finds a table by its bare name, and a feature's table by the feature's."""
+    for what, named in (("table", list(_tables(modules))), ("feature", list(_features(modules)))):
+        owners: dict[str, str] = {}
+        for owner, name in named:
+            if name in owners:
+                raise InvalidArgument(
+                    f"{what} {name} stands in {owners[name]} and in {owner}: TorchRec's tracker "
+                    "takes one for the other; give each a name of its own"
+                )
+            owners[name] = owner
+
+
+def _tables(modules: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for path, module in modules.items():
+        for table in module._table_name_to_config:
+            yield path or "the model", table
+
+
+def _features(modules: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for path, module in modules.items():
+        for table, config in module._table_name_to_config.items():
+            for feature in config.feature_names:
+                yield f"{path}.{table}".lstrip("."), feature
+
+
+def _local_rows(name: str, tensor: Any) -> tuple[Any, int]:
+    """(this rank's rows, the first one's number in the table) of a state dict's entry."""
+    if tensor is None:
+        raise InvalidArgument(f"table {name} is not in the model's state: is it sharded here?")
+    if not hasattr(tensor, "local_shards"):
+        return tensor, 0  # data parallel: whole on every rank
+    shards = tensor.local_shards()
+    if len(shards) != 1:
+        raise InvalidArgument(
+            f"table {name} has {len(shards)} shards on this rank: one can be tracked, and a rank "
+            "without leaves the table to others"
+        )
+    (shard,) = shards
+    offsets = list(shard.metadata.shard_offsets)
+    whole = list(tensor.size())
+    if len(offsets) > 1 and list(shard.metadata.shard_sizes)[1:] != whole[1:]:
+        raise InvalidArgument(
+            f"table {name} is sharded by columns ({shard.metadata.shard_sizes} of {whole}): a rank "
+            "has no whole row; shard it by rows, or by tables"
+        )
+    return shard.tensor, int(offsets[0])

@@ -1,0 +1,281 @@
+"""TorchRec's own trackers, of both generations, on a sharded model that is trained on the CPU.
+
+Run by `make test-train`. The last test runs the others with a TorchRec of the first generation.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed
+import torchrec
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.model_tracker import types
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.types import ShardingPlan
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from petps.checkpoint import POLICIES, Column, Store, Table
+from petps.errors import FailedPrecondition, InvalidArgument
+from petps.tracker import Tracker
+from petps.train import Feed
+from petps.train.torchrec import TorchRecIds, _local_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+OLD = ROOT / ".venv-train/old-torchrec"
+FIRST = not hasattr(types, "DeltaTrackerConfig")
+ROWS, DIM, SEED = 100, 4, 11
+TABLES = {"users": ["viewer"], "goods": ["seen", "bought"]}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    file = tmp_path_factory.mktemp("group") / "store"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+class Tower(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, tables: dict[str, list[str]]) -> None:
+        super().__init__()
+        self.bags = torchrec.EmbeddingBagCollection(
+            device=torch.device("meta"),
+            tables=[
+                torchrec.EmbeddingBagConfig(
+                    name=name, embedding_dim=DIM, num_embeddings=ROWS, feature_names=features
+                )
+                for name, features in tables.items()
+            ],
+        )
+
+        self.dense = torch.nn.Linear(3 * DIM, 1)  # TorchRec's tracker needs a dense part
+
+    def forward(self, features: Any) -> Any:
+        return self.dense(self.bags(features).values()).square().mean()
+
+
+class Two(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, first: dict[str, list[str]], second: dict[str, list[str]]) -> None:
+        super().__init__()
+        self.first, self.second = Tower(first), Tower(second)
+
+
+def sharded(module: Any, consumers: list[str] | None, mode: str = "ID_ONLY", **options: Any) -> Any:
+    sparse = [each for name, each in module.named_parameters() if "embedding_bags" in name]
+    apply_optimizer_in_backward(torchrec.optim.RowWiseAdagrad, sparse, {"lr": 0.1})
+    sharder = EmbeddingBagCollectionSharder()
+    plans = {
+        path: construct_module_sharding_plan(
+            each,
+            {table.name: table_wise(rank=0) for table in each.embedding_bag_configs()},
+            sharder=sharder,
+            local_size=1,
+            world_size=1,
+            device_type="cpu",
+        )
+        for path, each in module.named_modules()
+        if isinstance(each, torchrec.EmbeddingBagCollection)
+    }
+    plan, sharders = ShardingPlan(plan=plans), [sharder]
+    given = {"module": module, "device": torch.device("cpu"), "plan": plan, "sharders": sharders}
+    if consumers is None:
+        return DistributedModelParallel(**given)
+    mode = getattr(types.TrackingMode, mode)
+    if FIRST:
+        config = types.ModelTrackerConfig(tracking_mode=mode, consumers=consumers, **options)
+        return DistributedModelParallel(**given, model_tracker_config=config)
+    model = DistributedModelParallel(**given)
+    model.init_torchrec_delta_tracker(
+        types.DeltaTrackerConfig(tracking_mode=mode, consumers=consumers, **options)
+    )
+    return model
+
+
+class Trainer:
+    def __init__(
+        self, tracker: Tracker, consumers: list[str] | None = None, **options: Any
+    ) -> None:
+        torch.manual_seed(SEED)
+        self.model = sharded(Tower(TABLES), consumers or ["petps"], **options)
+        self.ids = TorchRecIds(tracker, self.model, columns=["momentum1"])
+        self.step = 0
+
+    def train(self, steps: int = 1, features: dict[str, list[int]] | None = None) -> None:
+        for _ in range(steps):
+            self.step += 1
+            self.model(kjt(features or batch(self.step))).backward()
+            self.ids.drain()
+
+    def rows(self) -> dict[str, np.ndarray]:
+        return {
+            name: table.gather(table.keys()).columns["row"]
+            for name, table in self.ids.tables.items()
+        }
+
+
+def batch(step: int) -> dict[str, list[int]]:
+    random = np.random.default_rng((SEED, step))
+    names = ("viewer", "seen", "bought")
+    return {name: random.integers(0, ROWS, 4).tolist() for name in names}
+
+
+def kjt(features: dict[str, list[int]]) -> Any:
+    """A batch of two, half of the ids each."""
+    lengths = [n for ids in features.values() for n in (len(ids) // 2, len(ids) - len(ids) // 2)]
+    return torchrec.KeyedJaggedTensor(
+        keys=list(features),
+        values=torch.tensor([each for ids in features.values() for each in ids], dtype=torch.int64),
+        lengths=torch.tensor(lengths, dtype=torch.int32),
+    )
+
+
+USERS, GOODS = "bags.embedding_bags.users", "bags.embedding_bags.goods"
+
+
+def touched(tracker: Tracker, tenant: str = "a") -> dict[str, list[int]]:
+    with tracker.read(tenant) as reading:
+        found = {name: reading.ids(name).tolist() for name in (USERS, GOODS)}
+        reading.acknowledge()
+    return found
+
+
+def test_what_training_looked_up_is_tracked_and_evaluation_is_not() -> None:
+    tracker = Tracker(tenants=["a"])
+    trainer = Trainer(tracker)
+    assert set(trainer.ids.tables) == {USERS, GOODS}
+    for _ in range(5):
+        before = trainer.rows()
+        trainer.train(2)
+        expected = [batch(step) for step in (trainer.step - 1, trainer.step)]
+        found = touched(tracker)
+        assert found[USERS] == sorted({each for b in expected for each in b["viewer"]})
+        goods = {each for b in expected for each in (*b["seen"], *b["bought"])}
+        assert found[GOODS] == sorted(goods)
+        for name, rows in trainer.rows().items():
+            changed = np.flatnonzero((rows != before[name]).any(axis=1))
+            assert len(changed) > 0
+            assert set(changed.tolist()) <= set(found[name])
+    trainer.model.eval()
+    trainer.model(kjt(batch(99)))
+    trainer.ids.drain()
+    assert touched(tracker) == {USERS: [], GOODS: []}
+
+
+def test_a_quiet_interval_and_a_quiet_table() -> None:
+    tracker = Tracker(tenants=["a"])
+    trainer = Trainer(tracker, ["petps", "slow"])
+    assert trainer.ids.drain() == 0
+    trainer.train(1, {"viewer": [1, 2], "seen": [], "bought": []})
+    assert trainer.ids.drain() == 0  # TorchRec's own reading raises here
+    assert touched(tracker) == {USERS: [1, 2], GOODS: []}
+    trainer.train(1, {"viewer": [], "seen": [3], "bought": [4, 4]})
+    assert touched(tracker) == {USERS: [], GOODS: [3, 4]}
+    theirs = trainer.ids._theirs  # another consumer has lost nothing
+    read = theirs.get_delta_ids if FIRST else theirs.get_unique_ids
+    found = {name: sorted(ids.tolist()) for name, ids in read("slow").items()}
+    assert found == {USERS: [1, 2], GOODS: [3, 4]}
+
+
+def test_a_lookup_after_a_reading_within_a_step_is_not_lost() -> None:
+    tracker = Tracker(tenants=["a"])
+    trainer = Trainer(tracker)
+    trainer.train(1, {"viewer": [1], "seen": [1], "bought": [1]})
+    inner = trainer.model.module  # past DistributedModelParallel.forward, which counts steps
+    inner(kjt({"viewer": [7], "seen": [8], "bought": [9]})).backward()
+    trainer.ids.drain()
+    assert touched(tracker) == {USERS: [1, 7], GOODS: [1, 8, 9]}
+
+
+def test_a_trainer_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    columns = (Column("row", "f32", DIM), Column("momentum1", "f32", 1))
+    store = Store.create(tmp_path, "m", [Table(name, columns) for name in (USERS, GOODS)])
+
+    def begun() -> tuple[Trainer, Feed]:
+        tracker = Tracker()
+        trainer = Trainer(tracker)
+        tables = list(trainer.ids.tables.values())
+        return trainer, Feed(tracker, tables, store=store, policy=POLICIES["consecutive"]())
+
+    trainer, feed = begun()
+    for version in range(1, 5):
+        trainer.train(2)
+        made = feed.checkpoint(version)
+        assert (made.rows == 2 * ROWS) == (version == 1)
+        for name, rows in store.restore(version).items():
+            found = rows.columns["row"].view(np.float32)
+            np.testing.assert_array_equal(found, trainer.rows()[name])
+    again, feed = begun()
+    feed.restore(4)
+    again.step = trainer.step
+    for each in (trainer, again):
+        each.train(5)
+    for name, expected in trainer.rows().items():  # also the optimizer's state, thus
+        np.testing.assert_array_equal(again.rows()[name], expected)
+
+
+def test_what_is_in_the_way_is_named() -> None:
+    tracker = Tracker()
+    with pytest.raises(InvalidArgument, match="is no DistributedModelParallel"):
+        TorchRecIds(tracker, torch.nn.Linear(1, 1))
+    with pytest.raises(FailedPrecondition, match="is not turned on"):
+        TorchRecIds(tracker, sharded(Tower(TABLES), None))
+    with pytest.raises(InvalidArgument, match="no consumer 'petps', but other"):
+        TorchRecIds(tracker, sharded(Tower(TABLES), ["other"]))
+    if not FIRST:
+        with pytest.raises(InvalidArgument, match="in mode MOMENTUM_LAST"):
+            TorchRecIds(tracker, sharded(Tower(TABLES), ["petps"], "MOMENTUM_LAST"))
+    twice = sharded(Two({"users": ["a"]}, {"users": ["b"]}), ["petps"])
+    with pytest.raises(InvalidArgument, match=r"table users stands in first.bags and in second"):
+        TorchRecIds(tracker, twice)
+    twice = sharded(Two({"users": ["a"]}, {"goods": ["a"]}), ["petps"])
+    with pytest.raises(InvalidArgument, match="feature a stands in"):
+        TorchRecIds(tracker, twice)
+    assert tracker.tables == {}
+
+
+def shard(offsets: list[int], sizes: list[int]) -> Any:
+    metadata = SimpleNamespace(shard_offsets=offsets, shard_sizes=sizes)
+    return SimpleNamespace(metadata=metadata, tensor=torch.zeros(*sizes))
+
+
+def test_ids_of_a_rank_become_rows_of_the_table() -> None:
+    """Two ranks of a table by rows; by columns there is no whole row anywhere."""
+
+    def whole(*shards: Any) -> Any:
+        return SimpleNamespace(local_shards=lambda: list(shards), size=lambda: (16, 4))
+
+    tensor, first = _local_rows("t", whole(shard([8, 0], [8, 4])))
+    assert (tuple(tensor.shape), first) == ((8, 4), 8)
+    with pytest.raises(InvalidArgument, match="sharded by columns"):
+        _local_rows("t", whole(shard([0, 2], [16, 2])))
+    for shards in ((), (shard([0, 0], [4, 4]), shard([8, 0], [4, 4]))):
+        with pytest.raises(InvalidArgument, match=f"has {len(shards)} shards on this rank"):
+            _local_rows("t", whole(*shards))
+    with pytest.raises(InvalidArgument, match="not in the model's state"):
+        _local_rows("t", None)
+
+
+@pytest.mark.skipif(FIRST, reason="this is the first generation")
+def test_the_same_with_the_first_generation() -> None:
+    path = os.pathsep.join([str(OLD), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider", __file__],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert "6 passed, 1 skipped" in done.stdout
