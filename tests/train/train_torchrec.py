@@ -21,7 +21,11 @@ import torchrec
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.model_tracker import types
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.sharding_plan import (
+    construct_module_sharding_plan,
+    row_wise,
+    table_wise,
+)
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
@@ -33,6 +37,7 @@ from petps.train.torchrec import TorchRecIds, _local_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD = ROOT / ".venv-train/old-torchrec"
+PATHS = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
 FIRST = not hasattr(types, "DeltaTrackerConfig")
 ROWS, DIM, SEED = 100, 4, 11
 TABLES = {"users": ["viewer"], "goods": ["seen", "bought"]}
@@ -71,17 +76,23 @@ class Two(torch.nn.Module):  # type: ignore[misc]
         self.first, self.second = Tower(first), Tower(second)
 
 
-def sharded(module: Any, consumers: list[str] | None, mode: str = "ID_ONLY", **options: Any) -> Any:
+def sharded(
+    module: Any, consumers: list[str] | None, mode: str = "ID_ONLY", *, ranks: int = 1
+) -> Any:
+    """By tables on one rank, by rows over several."""
     sparse = [each for name, each in module.named_parameters() if "embedding_bags" in name]
     apply_optimizer_in_backward(torchrec.optim.RowWiseAdagrad, sparse, {"lr": 0.1})
     sharder = EmbeddingBagCollectionSharder()
     plans = {
         path: construct_module_sharding_plan(
             each,
-            {table.name: table_wise(rank=0) for table in each.embedding_bag_configs()},
+            {
+                table.name: table_wise(rank=0) if ranks == 1 else row_wise()
+                for table in each.embedding_bag_configs()
+            },
             sharder=sharder,
-            local_size=1,
-            world_size=1,
+            local_size=ranks,
+            world_size=ranks,
             device_type="cpu",
         )
         for path, each in module.named_modules()
@@ -93,11 +104,11 @@ def sharded(module: Any, consumers: list[str] | None, mode: str = "ID_ONLY", **o
         return DistributedModelParallel(**given)
     mode = getattr(types.TrackingMode, mode)
     if FIRST:
-        config = types.ModelTrackerConfig(tracking_mode=mode, consumers=consumers, **options)
+        config = types.ModelTrackerConfig(tracking_mode=mode, consumers=consumers)
         return DistributedModelParallel(**given, model_tracker_config=config)
     model = DistributedModelParallel(**given)
     model.init_torchrec_delta_tracker(
-        types.DeltaTrackerConfig(tracking_mode=mode, consumers=consumers, **options)
+        types.DeltaTrackerConfig(tracking_mode=mode, consumers=consumers)
     )
     return model
 
@@ -244,6 +255,55 @@ def test_what_is_in_the_way_is_named() -> None:
     assert tracker.tables == {}
 
 
+RANK = """
+import sys, torch
+from petps.tracker import Tracker
+from petps.train.torchrec import TorchRecIds
+from tests.train import train_torchrec as own
+file, rank = sys.argv[1], int(sys.argv[2])
+torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+tracker = Tracker(tenants=["a"])
+model = own.sharded(own.Tower(own.TABLES), ["petps"], ranks=2)
+ids = TorchRecIds(tracker, model)
+for step in range(3):
+    model(own.kjt(own.batch(2 * step + rank))).backward()
+    ids.drain()
+table = ids.tables[own.USERS]
+with tracker.read("a") as reading:
+    print("KEYS", len(table.keys()), *table.keys_of(reading.ids(own.USERS)).tolist())
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_two_ranks_of_a_table_by_rows(tmp_path: Path) -> None:
+    """Each rank has half of the rows, and what any rank looked up of them, by the table's keys."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", RANK, str(tmp_path / "store"), str(rank)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([*PATHS, str(ROOT)])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    found: list[list[int]] = []
+    try:
+        for each in ranks:
+            out, error = each.communicate(timeout=150)
+            assert each.returncode == 0, error[-4000:]
+            (line,) = [line for line in out.splitlines() if line.startswith("KEYS ")]
+            found.append([int(word) for word in line.split()[1:]])
+    finally:
+        for each in ranks:
+            each.kill()
+    expected = sorted({key for step in range(6) for key in batch(step)["viewer"]})
+    assert [each[0] for each in found] == [ROWS // 2, ROWS // 2]
+    assert found[0][1:] == [key for key in expected if key < ROWS // 2]
+    assert found[1][1:] == [key for key in expected if key >= ROWS // 2]
+
+
 def shard(offsets: list[int], sizes: list[int]) -> Any:
     metadata = SimpleNamespace(shard_offsets=offsets, shard_sizes=sizes)
     return SimpleNamespace(metadata=metadata, tensor=torch.zeros(*sizes))
@@ -268,14 +328,13 @@ def test_ids_of_a_rank_become_rows_of_the_table() -> None:
 
 @pytest.mark.skipif(FIRST, reason="this is the first generation")
 def test_the_same_with_the_first_generation() -> None:
-    path = os.pathsep.join([str(OLD), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider", __file__],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(OLD), *PATHS])},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:]
-    assert "6 passed, 1 skipped" in done.stdout
+    assert "7 passed, 1 skipped" in done.stdout
