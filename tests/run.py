@@ -228,6 +228,12 @@ def train(jobs: int) -> Outcome:
     """Runs the adapters' suites, which need PyTorch; not part of `make test`."""
     del jobs  # PyTorch has threads of its own
     outcome = Outcome("train")
+    installed = run([str(ROOT / "deploy/bootstrap.sh"), "train"])
+    if installed.status != 0:  # as without a broker: said, and no reason to refuse a change
+        reason = installed.lines[-1] if installed.lines else "PyTorch could not be installed"
+        outcome.skips.append((reason, "all of it"))
+        outcome.closing = "not run: PyTorch could not be installed"
+        return outcome
     junit = RESULTS / "train.xml"
     files = sorted(
         str(path.relative_to(ROOT)) for path in (ROOT / "tests/train").glob("train_*.py")

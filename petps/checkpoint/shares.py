@@ -107,7 +107,8 @@ def commit_shares(store: Store, version: int) -> Version:
     missing = sorted(set(range(first.ranks)) - {share.rank for share in shares})
     if missing:
         raise FailedPrecondition(
-            f"version {version}: {_named(missing)} of {first.ranks} have not written their share"
+            f"version {version} is not whole: of {first.ranks} ranks there is no share of "
+            f"{_named(missing)}"
         )
     newest = before.versions()
     above = newest[-1].version if newest else 0
@@ -205,7 +206,7 @@ def _written(store: Store, version: int, rank: int) -> AlreadyExists:
 
 def _named(ranks: Sequence[int]) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:8])
-    return f"ranks {shown}{', ...' if len(ranks) > 8 else ''}"
+    return f"rank{'s' * (len(ranks) > 1)} {shown}{', ...' if len(ranks) > 8 else ''}"
 
 
 def _check_keys(store: Store, version: int, shares: Iterable[_Share]) -> None:

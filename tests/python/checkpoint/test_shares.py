@@ -98,7 +98,7 @@ def test_a_version_is_not_there_before_it_is_whole(tmp_path: Path) -> None:
         ranks[0].commit(2)
     ranks[0].share(2, said, 0, RANKS)
     ranks[2].share(2, said, 2, RANKS)
-    with pytest.raises(FailedPrecondition, match="ranks 1 of 3 have not written their share"):
+    with pytest.raises(FailedPrecondition, match="of 3 ranks there is no share of rank 1"):
         ranks[0].commit(2)
     store = Store.open(tmp_path)
     assert [each.version for each in store.state.versions()] == [1]
