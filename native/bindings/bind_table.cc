@@ -145,6 +145,7 @@ void bind_table(py::module_& module) {
   table.def(
       "scan",
       [](const TableHandle& handle, uint64_t buckets) {
+        const Released released;  // a move that is under way is waited for
         return std::make_unique<Scan>(handle, buckets);
       },
       py::arg("buckets_per_page") = 4096, "Pages (keys, rows) of the whole table.");

@@ -99,7 +99,7 @@ class Checkpointer:
         Raises FailedPrecondition when one is being written or was cancelled, and as Store.write.
         """
         with self._writing():
-            next_ = self.next()
+            next_ = next_version(self._store, self._policy, self._sample)
             return self._store.write(
                 version,
                 self._rows(next_),
@@ -111,6 +111,7 @@ class Checkpointer:
 
     def next(self) -> Next:
         """What the next version is written as: one rank asks, and tells the others."""
+        self._store.refresh()  # another rank may be the one that commits
         return next_version(self._store, self._policy, self._sample)
 
     def share(

@@ -168,6 +168,8 @@ class Rows:
                 f"table {table.name} has columns {[each.name for each in table.columns]}, "
                 f"given are {sorted(columns)}"
             )
+        if deleted is not None and deleted.any():  # what they held is nobody's business
+            columns = {name: _blanked(values, deleted) for name, values in columns.items()}
         stored = {column.name: column.stored(columns[column.name]) for column in table.columns}
         for name, values in stored.items():
             if given.ndim != 1 or len(values) != len(given):
@@ -219,6 +221,13 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+
+def _blanked(values: Floats | Bytes, deleted: Mask) -> Floats | Bytes:
+    if values.ndim != 2 or deleted.shape != values.shape[:1]:
+        return values  # told as a wrong shape
+    kept: Floats | Bytes = np.where(deleted[:, None], values.dtype.type(0), values)
+    return kept
 
 
 def lay_over(table: Table, layers: list[Rows], *, keep_deleted: bool) -> Rows:

@@ -102,7 +102,7 @@ class Intermittent(Policy):
     def next_kind(self, store: Store, line: Line) -> str:
         """See Policy. F_c <= I_c, sizes as shares of the base."""
         base = line.base_bytes
-        sizes = [size / base for _, kind, size in line.written if kind == DIFFERENCE and base]
+        sizes = [size / base for _, kind, size, _ in line.written if kind == DIFFERENCE and base]
         if not sizes:
             return DIFFERENCE
         return BASE if 1 + sum(sizes) <= (len(sizes) + 1) * sizes[-1] else DIFFERENCE
@@ -142,8 +142,8 @@ class TwoD(Policy):
 
     def _reset_pays(self, store: Store, line: Line) -> bool:
         """T_base = C_base + R_base < T_incre = C_incre + R_base + R_v."""
-        bases = [each.seconds for each in store.state.versions() if each.kind == BASE]
-        deltas = [each.seconds for each in line.versions if each.kind == DELTA]
+        bases = [took for _, kind, _, took in line.written if kind == BASE]
+        deltas = [took for _, kind, _, took in line.written if kind == DELTA]
         if not bases or not deltas or store.reader.read_seconds == 0:
             return False
         above = sum(chunk.length for chunk in line.deltas())
@@ -161,7 +161,7 @@ class TwoD(Policy):
         splits: list[tuple[Chunk, Edit, Edit | None]] = []
         for table in {chunk.table for chunk in new}:
             ours = [chunk for chunk in new if chunk.table == table]
-            keys = np.concatenate([rows.keys for rows in store.read(ours)])
+            keys = np.sort(np.concatenate([rows.keys for rows in store.read(ours)]))
             row0 = [chunk for chunk in old if chunk.table == table]
             splits += self._splits(store, keys, version, row0)
         if not splits:
@@ -222,7 +222,7 @@ class Merged(Policy):
 
     def next_kind(self, store: Store, line: Line) -> str:
         """See Policy."""
-        written = sum(1 for _, kind, _ in line.written if kind == DELTA)
+        written = sum(1 for _, kind, _, _ in line.written if kind == DELTA)
         d = round(self.duplication, 2)
         every = self.every or full_every(self._stride_now(), d, self.volume)
         return BASE if written >= every else DELTA
@@ -242,14 +242,27 @@ class Merged(Policy):
             return STRIDE_BEHIND
 
     def _measure(self, store: Store) -> None:
-        """d and v, where they are needed; reads two chunks, so never in front of a trainer."""
+        """d and v, where they are needed; reads two versions, so never in front of a trainer."""
         if self.stride and self.every:
             return
-        newest = [chunk for chunk in store.state.line.deltas() if chunk.layer == 1][-2:]
-        if len(newest) < 2 or newest[0].table != newest[1].table:
+        deltas = [chunk for chunk in store.state.line.deltas() if chunk.layer == 1]
+        versions = sorted({chunk.first for chunk in deltas})[-2:]
+        if len(versions) < 2:
             return
-        first, second = store.read(newest)
-        same = np.isin(first.keys, second.keys, assume_unique=True).sum()
+        both = [
+            [
+                chunk
+                for chunk in deltas
+                if chunk.first == version and chunk.table == deltas[-1].table
+            ]
+            for version in versions
+        ]
+        if not both[0]:  # the table was left alone
+            return
+        first, second = (
+            np.concatenate([rows.keys for rows in store.read(chunks)]) for chunks in both
+        )
+        same = np.isin(first, second, assume_unique=True).sum()
         self.duplication = 2 * float(same) / (len(first) + len(second))
         times = [each.created_ns for each in store.state.line.versions[-2:]]
         if self._merge_seconds and len(times) == 2:

@@ -9,6 +9,7 @@ Threads:     a rank's share is written by one thread.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +30,14 @@ from petps.checkpoint.state import (
     write_line,
 )
 from petps.checkpoint.store import Store
-from petps.errors import AlreadyExists, DataLoss, FailedPrecondition, InvalidArgument, NotFound
+from petps.errors import (
+    AlreadyExists,
+    DataLoss,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    PetpsError,
+)
 
 __all__ = ["MAX_RANKS", "commit_shares", "pending_shares", "write_share"]
 
@@ -42,6 +50,7 @@ class _Share:
     rank: int
     ranks: int
     above: int  # the store's newest version when it was written; 0: none
+    rollbacks: int  # and how often it was rolled back: an older time's share is none of ours
     line: Line  # of this version alone
 
 
@@ -80,11 +89,16 @@ def write_share(
             "rank": rank,
             "ranks": ranks,
             "above": newest[-1].version if newest else 0,
+            "rollbacks": store.state.rollbacks,
             "line": line.file,
         }
     )
     if replace_own:
         store.files.remove(path)
+    if replace_own and rank == 0:  # of ranks that there are no more
+        for other in _ranks(store, version):
+            if other >= ranks:
+                store.files.remove(_path(version, other))
     try:
         store.files.create(path, body)
     except AlreadyExists:
@@ -113,6 +127,11 @@ def commit_shares(store: Store, version: int) -> Version:
     newest = before.versions()
     above = newest[-1].version if newest else 0
     for share in shares:
+        if share.rollbacks != before.rollbacks:
+            raise FailedPrecondition(
+                f"version {version}: rank {share.rank} wrote its share before the store was rolled "
+                "back: write it again"
+            )
         if share.above != above:
             raise FailedPrecondition(
                 f"version {version}: rank {share.rank} wrote its share above version "
@@ -127,6 +146,7 @@ def commit_shares(store: Store, version: int) -> Version:
                 f"rank {first.rank} a {mine.kind} of {first.ranks}, or of other columns: one rank "
                 "says what a version is written as"
             )
+    _check_there(store, version, shares)
     _check_keys(store, version, shares)
     made = _together(version, shares)
     chunks = tuple(chunk for share in shares for chunk in share.line.chunks)
@@ -135,11 +155,13 @@ def commit_shares(store: Store, version: int) -> Version:
         file="",
         versions=(made,),
         chunks=chunks,
-        written=((version, made.kind, made.bytes),),
+        written=((version, made.kind, made.bytes, made.seconds),),
     )
     store.add(line, before)
-    store.discard(share.line.file for share in shares)
-    store.discard(_path(version, share.rank) for share in shares)
+    for share in shares:  # no state names them
+        with contextlib.suppress(PetpsError):
+            store.files.remove(_path(version, share.rank))
+            store.files.remove(share.line.file)
     return made
 
 
@@ -174,6 +196,7 @@ class _Said:
     rank: int
     ranks: int
     above: int
+    rollbacks: int
     line: str
 
 
@@ -194,7 +217,7 @@ def _read(store: Store, version: int, rank: int) -> _Share:
         raise DataLoss(f"version {version}, rank {rank}: {error}: write its share again") from error
     if [each.version for each in line.versions] != [version]:
         raise DataLoss(f"{store.name}/{_path(version, rank)} is of another version")
-    return _Share(rank, said.ranks, said.above, line)
+    return _Share(rank, said.ranks, said.above, said.rollbacks, line)
 
 
 def _written(store: Store, version: int, rank: int) -> AlreadyExists:
@@ -207,6 +230,26 @@ def _written(store: Store, version: int, rank: int) -> AlreadyExists:
 def _named(ranks: Sequence[int]) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:8])
     return f"rank{'s' * (len(ranks) > 1)} {shown}{', ...' if len(ranks) > 8 else ''}"
+
+
+def _check_there(store: Store, version: int, shares: Iterable[_Share]) -> None:
+    """That what they name was not removed meanwhile: purge takes what nobody names for so long."""
+    for share in shares:
+        sizes: dict[str, int] = {}
+        for chunk in share.line.chunks:
+            stop = chunk.bloom_offset + chunk.bloom_length
+            sizes[chunk.file] = max(stop, sizes.get(chunk.file, 0))
+        sizes |= {part.file: part.bytes for part in share.line.versions[0].parts.values()}
+        for path, size in sizes.items():
+            try:
+                whole = store.files.size(path) >= size
+            except NotFound:
+                whole = False
+            if not whole:
+                raise DataLoss(
+                    f"version {version}, rank {share.rank}: {store.name}/{path} is gone or cut: "
+                    "write its share again"
+                )
 
 
 def _check_keys(store: Store, version: int, shares: Iterable[_Share]) -> None:

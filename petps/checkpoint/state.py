@@ -8,6 +8,7 @@ Invariants:  a State and what is in it never change; a change is a new one, made
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import uuid
@@ -26,7 +27,9 @@ from petps.errors import (
     AlreadyExists,
     DataLoss,
     FailedPrecondition,
+    IoError,
     NotFound,
+    PetpsError,
     Unimplemented,
 )
 
@@ -131,7 +134,8 @@ class Line:
     versions: tuple[Version, ...]
     chunks: tuple[Chunk, ...]
     tables: Mapping[str, Table]  # as its chunks hold them
-    written: tuple[tuple[int, str, int], ...]  # version, kind, bytes; those that were purged too
+    # version, kind, bytes, seconds; those that were purged too
+    written: tuple[tuple[int, str, int, float], ...]
     sealed: tuple[Sealed, ...] = ()  # which of the chunks need not be said again
 
     @property
@@ -163,6 +167,7 @@ class State:
     trash: tuple[str, ...] = ()  # files of earlier states that may be removed
     quantising: Quantising | None = None
     restores: int = 0  # how often a training has resumed from a version
+    rollbacks: int = 0  # how often versions were dropped to go on from an older one
 
     @property
     def line(self) -> Line:
@@ -350,7 +355,7 @@ def read_line(files: Files, path: str) -> Line:
             versions,
             (*ended, *_chunks_of(values)),
             _read_tables(values["tables"]),
-            tuple((version, kind, count) for version, kind, count in values["written"]),
+            tuple((version, kind, count, took) for version, kind, count, took in values["written"]),
             sealed,
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -366,8 +371,7 @@ def load(files: Files) -> State:
     """The newest state. Raises NotFound where there is no store, and DataLoss."""
     last, missing = -1, None
     while True:  # while the newest is read or listed, a writer may have made newer ones
-        found = map(_STATE.fullmatch, files.list("states"))
-        newest = max((int(match[1]) for match in found if match), default=0)
+        newest = newest_state(files)
         if newest == last:
             break
         last = newest
@@ -397,6 +401,7 @@ def _read_state(files: Files, number: int) -> State:
             tuple(values["trash"]),
             None if wanted is None else Quantising(**wanted),
             values["restores"],
+            values["rollbacks"],
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DataLoss(f"{files.name}: state {number}: {error}") from error
@@ -428,18 +433,40 @@ def commit(files: Files, before: State | None, after: State) -> State:
             "tables": _tables_values(after.tables),
             "quantising": None if after.quantising is None else asdict(after.quantising),
             "restores": after.restores,
+            "rollbacks": after.rollbacks,
             "lines": [line.file for line in after.lines],
             "trash": after.trash,
         }
     )
+    path = _state_path(number)
     try:
-        files.create(_state_path(number), body)
+        files.create(path, body)
     except AlreadyExists:
-        raise FailedPrecondition(
-            f"{files.name}: another writer made state {number} meanwhile: open the store again, "
-            "and see that one process writes it"
-        ) from None
+        if files.read(path) != body:  # ours: a try that was repeated had succeeded
+            raise _overtaken(files, number) from None
+    except IoError:
+        # It may stand all the same, and be named to nobody as made.
+        with contextlib.suppress(PetpsError):
+            files.remove(path)
+        raise
+    if newest_state(files) > number:  # ours was removed long ago, and could be made anew
+        with contextlib.suppress(PetpsError):
+            files.remove(path)
+        raise _overtaken(files, number)
     return after
+
+
+def _overtaken(files: Files, number: int) -> FailedPrecondition:
+    return FailedPrecondition(
+        f"{files.name}: another writer made state {number} meanwhile: open the store again, and "
+        "see that one process writes it"
+    )
+
+
+def newest_state(files: Files) -> int:
+    """The highest number of a state; 0: there is none."""
+    found = map(_STATE.fullmatch, files.list("states"))
+    return max((int(match[1]) for match in found if match), default=0)
 
 
 def obsolete(before: State) -> list[str]:

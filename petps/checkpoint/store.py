@@ -11,6 +11,7 @@ Threads:     one thread writes; restores may run in others.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -67,6 +68,7 @@ class Store:
         self._state = state
         self._sizes: dict[str, int] = {}
         self._obsolete: list[str] = []  # see tidy()
+        self._mutex = threading.Lock()  # of _state, which restores in other threads refresh
         self.reader = Reader(files)
 
     @classmethod
@@ -114,8 +116,11 @@ class Store:
 
     def refresh(self) -> State:
         """The newest state, which another process may have written."""
-        self._state = load(self._files)
-        return self._state
+        found = load(self._files)
+        with self._mutex:  # a change may have been committed meanwhile
+            if found.number > self._state.number:
+                self._state = found
+            return self._state
 
     # ---- writing ----
 
@@ -183,7 +188,7 @@ class Store:
             sum(chunk.length + chunk.bloom_length for chunk in chunks),
             parts=stored,
         )
-        written = (version, kind, made.bytes)
+        written = (version, kind, made.bytes, made.seconds)
         return Line("", version, (made,), tuple(chunks), tables, (written,))
 
     def add(self, new: Line, before: State) -> None:
@@ -237,16 +242,14 @@ class Store:
 
     def _commit(self, before: State, after: State) -> None:
         # Of the state that was changed: another thread's restore may have read a newer one since.
-        self._state = commit(self._files, before, after)
+        made = commit(self._files, before, after)
+        with self._mutex:
+            self._state = made
         self.tidy()
         self._obsolete = obsolete(before)
         files = {chunk.file for line in self._state.lines for chunk in line.chunks}
         self.reader.forget_all_but(files)
         self._sizes = {path: size for path, size in self._sizes.items() if path in files}
-
-    def discard(self, paths: Iterable[str]) -> None:
-        """Files of no state, which nobody needs since the last change: see tidy()."""
-        self._obsolete += paths
 
     def tidy(self) -> None:
         """Removes what nobody needs any more now, and not with the next change."""
@@ -347,8 +350,8 @@ class Store:
     def pieces(self, table: str, version: int | None = None) -> Iterator[Rows]:
         """restore() of one table, piece by piece in the order of keys.
 
-        In memory is no more than one chunk of the base and what was written above it. Raises as
-        restore() does.
+        In memory is no more than what was written above the base and one of its chunks (of a base
+        that ranks wrote: one of each rank). Raises as restore() does.
         """
         self._check_tables([table])
         chosen = self._state.line.versions[-1].version if version is None else version
@@ -374,11 +377,20 @@ class Store:
         chunks = [each for each in line.of(version) if each.table == table]
         above = self.read([each for each in chunks if each.layer > 0], line.tables)
         base = sorted((each for each in chunks if each.layer == 0), key=lambda each: each.min_key)
-        stops = [each.min_key for each in base[1:]]
-        for number, stop in enumerate([*stops, None]):
+        stops = sorted({each.min_key for each in base[1:]})
+        held: list[tuple[Chunk, Rows]] = []  # of several ranks' chunks some overlap
+        for stop in [*stops, None]:
             if stop is not None and stop <= start:
                 continue
-            layers = [*self.read(base[number : number + 1], line.tables), *above]
+            reach = next(
+                (i for i, each in enumerate(base) if stop is not None and each.min_key >= stop),
+                len(base),
+            )
+            begun, base = base[:reach], base[reach:]
+            begun = [each for each in begun if each.max_key >= start]
+            held = [each for each in held if each[0].max_key >= start]
+            held += zip(begun, self.read(begun, line.tables), strict=True)
+            layers = [*(rows for _, rows in held), *above]
             cut = [rows.between(start, stop) for rows in layers]
             yield lay_over(line.tables[table], cut, keep_deleted=False), stop
             start = stop or 0
@@ -397,7 +409,7 @@ class Store:
         above_base: bool = False,
     ) -> dict[str, list[Rows]]:
         """The chunks of a version by table, read, in the order in which they are laid over."""
-        for again in (True, False):
+        while True:
             state = self._state
             chosen = state.line.versions[-1].version if version is None else version
             line = state.line_of(chosen)
@@ -411,14 +423,13 @@ class Store:
             try:
                 rows = self.read(chunks, line.tables)
             except DataLoss as error:
-                if again and self.refresh().number != state.number:
+                if self.refresh().number != state.number:
                     continue  # split or merged meanwhile
                 raise DataLoss(f"version {chosen}: {error}; {self._offer(chunks)}") from error
             found: dict[str, list[Rows]] = {name: [] for name in names}
             for chunk, read in zip(chunks, rows, strict=True):
                 found[chunk.table].append(read)
             return found
-        raise AssertionError("not reached")
 
     def read(
         self, chunks: Sequence[Chunk], tables: Mapping[str, Table] | None = None
@@ -500,9 +511,13 @@ class Store:
         return gone
 
     def _sweep(self) -> None:
-        named = self._state.files() | set(self._state.trash)
-        for folder in ("data", "lines", "parts", "shares"):
-            for name, age in self._files.list(folder).items():
+        # Shares first: without its share nobody commits the rest. And listed before the state is
+        # read: what it does not name then, no newer one does either, unless it is young.
+        folders = {name: self._files.list(name) for name in ("shares", "lines", "parts", "data")}
+        state = self.refresh()
+        named = state.files() | set(state.trash)
+        for folder, files in folders.items():
+            for name, age in files.items():
                 if age > LEFTOVER_SECONDS and f"{folder}/{name}" not in named:
                     self._files.remove(f"{folder}/{name}")
 
@@ -521,7 +536,8 @@ class Store:
         if gone:
             written = tuple(each for each in line.written if each[0] <= version)
             new = replace(line, versions=versions, chunks=chunks, written=written)
-            self._commit(before, replace(before, lines=(*lines, new)))
+            after = replace(before, lines=(*lines, new), rollbacks=before.rollbacks + 1)
+            self._commit(before, after)
         return gone
 
     # ---- looking ----

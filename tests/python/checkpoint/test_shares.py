@@ -108,7 +108,7 @@ def test_a_version_is_not_there_before_it_is_whole(tmp_path: Path) -> None:
     ranks[1].share(2, said, 1, RANKS)
     ranks[0].commit(2)
     assert_same(Store.open(tmp_path).restore(2)["items"], replay.at("items", 2))
-    with pytest.raises(FailedPrecondition, match="another writer made state"):
+    with pytest.raises(NotFound, match="no rank has written a share of version 2"):
         Checkpointer(store, policies()["consecutive"], Part(replay, 0)).commit(2)
 
 
@@ -201,3 +201,94 @@ def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
         commit_shares(behind, 3)
     commit_shares(store, 3)
     assert store.restore()["items"].keys.tolist() == [0, 1, 4]
+
+
+def test_pieces_of_a_base_that_ranks_wrote(tmp_path: Path) -> None:
+    """Their chunks overlap, whether keys are dealt out in turn or by range."""
+    table = Table.of("items", 2)
+    rng = np.random.default_rng(5)
+    store = Store.create(tmp_path, "m", [table])
+    owner = rng.integers(0, RANKS, 400)
+    for rank in range(RANKS):
+        keys = np.flatnonzero(owner == rank).astype(np.uint64)
+        pieces = (
+            Rows.of(table, part, {"row": np.full((len(part), 2), rank, np.float32)})
+            for part in np.array_split(keys, 5)
+        )
+        write_share(store, 1, {"items": pieces}, rank=rank, ranks=RANKS, kind="base")
+    commit_shares(store, 1)
+    expected = store.restore()["items"]
+    found = list(store.pieces("items"))
+    assert expected.keys.tolist() == list(range(400))
+    assert len(found) > RANKS
+    assert np.concatenate([rows.keys for rows in found]).tolist() == list(range(400))
+    np.testing.assert_array_equal(
+        np.concatenate([rows.columns["row"] for rows in found]), expected.columns["row"]
+    )
+
+
+def test_a_share_of_before_a_rollback_is_not_committed(tmp_path: Path) -> None:
+    table = Table.of("items", 2)
+
+    def rows(key: int) -> dict[str, Rows]:
+        return {"items": Rows.of(table, [key], {"row": np.ones((1, 2), np.float32)})}
+
+    store = Store.create(tmp_path, "m", [table])
+    store.write(1, rows(1), kind="base")
+    store.write(2, rows(2), kind="delta")
+    write_share(store, 3, rows(0), rank=0, ranks=2, kind="delta")
+    store.rollback(1)
+    store.write(2, rows(8), kind="delta")
+    write_share(store, 3, rows(5), rank=1, ranks=2, kind="delta")
+    with pytest.raises(FailedPrecondition, match="rank 0 wrote its share before the store was rol"):
+        commit_shares(store, 3)
+    write_share(store, 3, rows(9), rank=0, ranks=2, kind="delta", replace_own=True)
+    commit_shares(store, 3)
+    assert store.restore()["items"].keys.tolist() == [1, 5, 8, 9]
+    assert list((tmp_path / "shares").iterdir()) == []
+
+
+def test_fewer_ranks_begin_again(tmp_path: Path) -> None:
+    table = Table.of("items", 2)
+
+    def rows(key: int) -> dict[str, Rows]:
+        return {"items": Rows.of(table, [key], {"row": np.ones((1, 2), np.float32)})}
+
+    store = Store.create(tmp_path, "m", [table])
+    for rank in (1, 2, 3):
+        write_share(store, 1, rows(rank), rank=rank, ranks=4, kind="base")
+    for rank in (0, 1):
+        write_share(store, 1, rows(rank), rank=rank, ranks=2, kind="base", replace_own=True)
+    commit_shares(store, 1)
+    assert store.restore()["items"].keys.tolist() == [0, 1]
+
+
+def test_what_purge_took_is_not_committed() -> None:
+    """A purge that is killed at any removal, an hour after the shares were written."""
+    replay = Replay(TABLES, steps(24, 2), deletes=0.1)
+
+    def shared() -> tuple[MemoryFiles, Checkpointer]:
+        files = MemoryFiles()
+        Store.create(files, "m", list(TABLES.values()))
+        together(files, "consecutive", replay, 1)
+        replay.now = 2
+        for rank in range(RANKS):
+            writer = Checkpointer(Store.open(files), policies()["consecutive"], Part(replay, rank))
+            writer.share(2, writer.next(), rank, RANKS, {f"reader-{rank}": b"x"})
+        return files, writer
+
+    refused = 0
+    for count in range(1, 16):
+        files, writer = shared()
+        files.crash_at = files.operations + count
+        with contextlib.suppress(Crash):
+            Store.open(files).purge(9)
+        files.crash_at = 0
+        try:
+            writer.commit(2)
+        except PetpsError:
+            refused += 1
+        store = Store.open(files)
+        for each in store.state.versions():
+            assert_same(store.restore(each.version)["items"], replay.at("items", each.version))
+    assert 5 < refused < 16
