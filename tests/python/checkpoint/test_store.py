@@ -6,7 +6,6 @@ Through splits, merges, resets, purges, rollbacks and reopened stores. Does not 
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +14,10 @@ import numpy as np
 import pytest
 
 from petps.checkpoint import POLICIES, Checkpointer, Column, Policy, Rows, Store, Table
-from petps.checkpoint import state as state_module
-from petps.checkpoint.files import Files
 from petps.checkpoint.policy import Merged, TwoD, full_every, least_stride, living_volume
-from petps.checkpoint.shares import commit_shares, write_share
-from petps.checkpoint.state import State
 from petps.checkpoint.store import BASE, DELTA
 from petps.codec import Quantisation
-from petps.errors import AlreadyExists, FailedPrecondition, InvalidArgument, IoError, NotFound
+from petps.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
 from tests.python.checkpoint.conftest import SEALED_CHUNKS
 from tests.python.checkpoint.replay import Replay, assert_same
 
@@ -289,175 +284,6 @@ def test_two_writers_are_told(tmp_path: Path) -> None:
         other.write(4, {}, kind=DELTA)
     other.write(5, {}, kind=DELTA)
     assert [each.version for each in Store.open(tmp_path / "store").state.versions()][-2:] == [4, 5]
-
-
-def _one(value: float, *keys: int) -> dict[str, Rows]:
-    table = Table.of("items", 2)
-    return {"items": Rows.of(table, list(keys), {"row": np.full((len(keys), 2), value, "f4")})}
-
-
-def test_a_writer_that_is_far_behind_is_told(tmp_path: Path) -> None:
-    """Its next state was made, and removed, long ago."""
-    store = Store.create(tmp_path, "m", [Table.of("items", 2)])
-    store.write(1, _one(1, 1, 2, 3), kind=BASE)
-    behind = Store.open(tmp_path)
-    for version in range(2, 20):
-        store.write(version, _one(version, 2), kind=DELTA)
-    with pytest.raises(FailedPrecondition, match="another writer made state"):
-        behind.write(30, _one(30, 1), kind=BASE)
-    again = Store.open(tmp_path)
-    assert again.state.versions()[-1].version == 19
-    assert again.state.number == store.state.number
-    assert again.verify() == []
-    behind.refresh()
-    behind.write(30, _one(30, 1), kind=BASE)
-
-
-def test_purge_of_one_that_is_behind_takes_nothing_that_is_named(tmp_path: Path) -> None:
-    store = Store.create(tmp_path, "m", [Table.of("items", 2)])
-    store.write(1, _one(1, 1, 2), kind=BASE)
-    behind = Store.open(tmp_path)
-    store.write(2, _one(2, 2), kind=DELTA)
-    for path in tmp_path.rglob("*"):
-        if path.is_file():
-            os.utime(path, (1, 1))
-    assert behind.purge(100) == []
-    assert Store.open(tmp_path).verify() == []
-    assert Store.open(tmp_path).restore(2)["items"].keys.tolist() == [1, 2]
-
-
-def test_a_late_refresh_does_not_undo_a_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store.create(tmp_path, "m", [Table.of("items", 2)])
-    store.write(1, _one(1, 1, 2), kind=BASE)
-    read = state_module.load
-
-    def slowly(files: Files) -> State:
-        found = read(files)
-        monkeypatch.undo()
-        store.write(2, _one(2, 2), kind=DELTA)  # between what was read and its use
-        return found
-
-    monkeypatch.setattr("petps.checkpoint.store.load", slowly)
-    store.refresh()
-    store.write(3, _one(3, 2), kind=DELTA)
-    assert [each.version for each in store.state.versions()] == [1, 2, 3]
-
-
-def test_a_restore_goes_on_however_often_chunks_move(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replay = Replay(TABLES, steps(31, 12), deletes=0.1)
-    store = Store.create(tmp_path, "m", list(TABLES.values()))
-    writer = Checkpointer(store, TwoD(ratio=0.0, resets=False), replay)
-    for version in range(1, 4):
-        replay.now = version
-        writer.write(version)
-        writer.arrange()
-    reader = Store.open(tmp_path)
-    read = reader.reader.read
-    tries: list[int] = []
-
-    def beside(*arguments: object) -> object:
-        if len(tries) < 8:
-            for _ in range(4):
-                version = 4 + len(tries)
-                replay.now = version
-                writer.write(version)
-                writer.arrange()
-                tries.append(version)
-        return read(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(reader.reader, "read", beside)
-    assert_same(reader.restore(3)["items"], replay.at("items", 3))
-    assert len(tries) == 8, "it was read at once"
-
-
-def test_a_line_resets_whatever_purge_dropped(tmp_path: Path) -> None:
-    store = Store.create(tmp_path, "m", [Table.of("items", 2)])
-    policy = TwoD()
-    store.write(1, _one(1, 1, 2), kind=BASE)
-    for version in range(2, 6):
-        store.write(version, _one(version, 2), kind=DELTA)
-        store.restore()
-    store.reader.read_seconds = 1e6  # restoring is slow
-    assert policy.kind(store) == BASE
-    store.purge(2)
-    assert policy.kind(store) == BASE
-    assert policy.kind(Store.open(tmp_path)) == DELTA  # it has read nothing yet
-
-
-def test_a_state_that_was_made_in_spite_of_an_error_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store.create(tmp_path, "m", [Table.of("items", 2)])
-    store.write(1, _one(1, 1, 2), kind=BASE)
-    create = store.files.create
-
-    def failing(path: str, content: bytes) -> None:
-        create(path, content)
-        raise IoError("the folder could not be synced")
-
-    monkeypatch.setattr(store.files, "create", failing)
-    with pytest.raises(IoError, match="could not be synced"):
-        store.write(2, _one(2, 2), kind=DELTA)
-    monkeypatch.undo()
-    assert [each.version for each in Store.open(tmp_path).state.versions()] == [1]
-    store.write(2, _one(2, 2), kind=DELTA)
-    assert [each.version for each in Store.open(tmp_path).state.versions()] == [1, 2]
-
-
-def test_a_try_that_was_repeated_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client of an object store repeats a put whose answer was lost."""
-    store = Store.create(tmp_path, "m", [Table.of("items", 2)])
-    create = store.files.create
-
-    def repeated(path: str, content: bytes) -> None:
-        create(path, content)
-        create(path, content)
-
-    monkeypatch.setattr(store.files, "create", repeated)
-    store.write(1, _one(1, 1, 2), kind=BASE)
-    assert Store.open(tmp_path).restore()["items"].keys.tolist() == [1, 2]
-
-
-def test_what_deleted_rows_held_does_not_matter(tmp_path: Path) -> None:
-    table = Table.of("items", 2, "adaptive4")
-    values = np.ones((3, 2), np.float32)
-    values[1] = np.nan
-    rows = Rows.of(table, [1, 2, 3], {"row": values}, np.array([False, True, False]))
-    assert rows.deleted is not None
-    with pytest.raises(InvalidArgument, match="not finite"):
-        Rows.of(table, [1, 2, 3], {"row": values})
-
-
-def test_policies_see_all_chunks_of_a_version(tmp_path: Path) -> None:
-    """Ranks' chunks of a version have keys in turn: split and measured as one writer's are."""
-    ended, measured = [], []
-    for ranks in (1, 3):
-        store = Store.create(tmp_path / str(ranks), "m", [Table.of("items", 2)])
-        everything = np.arange(300)
-        for version in range(1, 4):
-            keys = everything if version == 1 else everything[::2]
-            for rank in range(ranks):
-                own = [int(key) for key in keys if key // 2 % ranks == rank]
-                write_share(
-                    store,
-                    version,
-                    _one(version, *own),
-                    rank=rank,
-                    ranks=ranks,
-                    kind=BASE if version == 1 else DELTA,
-                )
-            commit_shares(store, version)
-        merged = Merged()
-        merged._measure(store)
-        measured.append(merged.duplication)
-        TwoD(resets=False).arrange(store)
-        ended.append(sum(c.rows for c in store.state.line.chunks if not c.open))
-    assert ended == [150, 150]
-    assert measured == [1.0, 1.0]
 
 
 def test_a_newer_state_that_a_restore_reads_meanwhile_loses_nothing(tmp_path: Path) -> None:
