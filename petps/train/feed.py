@@ -28,7 +28,7 @@ from petps.train.table import ROW, Gathered, Keys, TrainedTable
 __all__ = ["POSITION", "UNPUBLISHED", "Feed"]
 
 PUBLISH: Final = "publish"
-# Parts of a version, beside the trainer's own: where the publisher stood, and ids it still owed.
+# Parts of a version, beside the trainer's own: where the publisher stood, and keys it still owed.
 POSITION: Final = "petps.position"
 UNPUBLISHED: Final = "petps.unpublished"
 # Rows gathered at a time when only the log wants them.
@@ -55,6 +55,7 @@ class Feed:
         self._tracker = tracker
         self._tables = {table.name: table for table in tables}
         self.publisher = publisher
+        self._publishes = publisher is not None  # what is touched is owed to a log
         if (store is None) != (policy is None):
             raise InvalidArgument("checkpoints need a store and a policy")
         self._store = store
@@ -68,7 +69,7 @@ class Feed:
                 )
             self._source = TrackedSource(tracker, self._tables.values(), tenant=CHECKPOINT)
             self._checkpointer = Checkpointer(store, policy, self._source)
-        if publisher is not None:
+        if self._publishes:
             tracker.add_tenant(PUBLISH)
 
     def publish(self, *, step: int | None = None, dense: str | None = None) -> int:
@@ -97,7 +98,7 @@ class Feed:
         Checkpointer.write and Publisher; then nothing is forgotten.
         """
         source, checkpointer = self._the_checkpoints()
-        reading = self._tracker.read(PUBLISH) if PUBLISH in self._tracker.tenants else None
+        reading = self._tracker.read(PUBLISH) if self._publishes else None
         if publish and reading is None:
             raise FailedPrecondition("the feed has no publisher")
         sent = None
@@ -135,9 +136,9 @@ class Feed:
     def restore(self, version: int) -> Position | None:
         """Makes the tables what the store's newest version has, and goes on from there.
 
-        Ids that the publisher owed when it was written are owed again. Returns the publisher's
+        Keys that the publisher owed when it was written are owed again. Returns the publisher's
         position then, for begin_continue(); None where there is none: its run begins with a base.
-        Raises as Store.resume and TrackedSource.resume.
+        Raises as Store.resume and TrackedSource.resume; then it is to be called again.
         """
         source, _ = self._the_checkpoints()
         assert self._store is not None
@@ -152,21 +153,31 @@ class Feed:
                 each.name: each.values(rows.columns[each.name]) for each in tables[name].columns
             }
             self._tables[name].load(rows.keys, columns)
-        publishes = PUBLISH in self._tracker.tenants
-        if publishes:
-            self._tracker.remove_tenant(PUBLISH)
+        position, owed = self._owed(self._store, version) if self._publishes else (None, {})
         source.resume(self._store, version)
-        if not publishes:
-            return None
-        self._tracker.add_tenant(PUBLISH)
-        try:
-            position = json.loads(self._store.part(version, POSITION))
-            owed = self._store.part(version, UNPUBLISHED)
-        except NotFound:
-            return None
-        for name, ids in _read_ids(owed, f"{self._store.name}, version {version}").items():
+        if self._publishes:
+            # Not before: a restore that failed is called again, and what resume() tracked is the
+            # checkpoints' alone.
+            if PUBLISH in self._tracker.tenants:
+                self._tracker.remove_tenant(PUBLISH)
+            self._tracker.add_tenant(PUBLISH)
+        for name, ids in owed.items():
             self._tracker.track(name, ids)
-        return Position.from_json(position)
+        return position
+
+    def _owed(
+        self, store: Store, version: int
+    ) -> tuple[Position | None, dict[str, npt.NDArray[np.uint64]]]:
+        """Where the publisher stood, and ids, as the tables now have them, that it owed."""
+        try:
+            position = json.loads(store.part(version, POSITION))
+            body = store.part(version, UNPUBLISHED)
+        except NotFound:
+            return None, {}
+        owed = _read_keys(body, f"{store.name}, version {version}")
+        return Position.from_json(position), {
+            name: self._tables[name].ids_of(keys) for name, keys in owed.items()
+        }
 
     def _parts(
         self,
@@ -182,9 +193,13 @@ class Feed:
         publisher = self.publisher
         if reading is None or publisher is None or (sent is not None and sent.failed is not None):
             return given
-        owed = {} if sent is not None else {name: reading.ids(name) for name in self._tables}
+        owed = (
+            {}
+            if sent is not None
+            else {name: each.keys_of(reading.ids(name)) for name, each in self._tables.items()}
+        )
         position = json.dumps(publisher.position().as_json()).encode()
-        return {**given, POSITION: position, UNPUBLISHED: _write_ids(owed)}
+        return {**given, POSITION: position, UNPUBLISHED: _write_keys(owed)}
 
     def _the_publisher(self) -> Publisher:
         if self.publisher is None:
@@ -283,17 +298,17 @@ class _Late(Mapping[str, bytes]):
         return len(self._parts)
 
 
-def _write_ids(ids: Mapping[str, npt.NDArray[np.uint64]]) -> bytes:
-    """By table: name, count, then the ids, little-endian, behind one line of JSON."""
-    head = json.dumps({name: len(each) for name, each in ids.items()}).encode()
-    return b"\n".join([head, b"".join(each.astype("<u8").tobytes() for each in ids.values())])
+def _write_keys(keys: Mapping[str, Keys]) -> bytes:
+    """By table: name, count, then the keys, little-endian, behind one line of JSON."""
+    head = json.dumps({name: len(each) for name, each in keys.items()}).encode()
+    return b"\n".join([head, b"".join(each.astype("<u8").tobytes() for each in keys.values())])
 
 
-def _read_ids(body: bytes, where: str) -> dict[str, npt.NDArray[np.uint64]]:
+def _read_keys(body: bytes, where: str) -> dict[str, Keys]:
     head, _, rest = body.partition(b"\n")
     counts = json.loads(head)
     if 8 * sum(counts.values()) != len(rest):
         raise DataLoss(f"{where}: its part {UNPUBLISHED} is cut off")
-    ids = np.frombuffer(rest, "<u8").astype(np.uint64)
+    keys = np.frombuffer(rest, "<u8").astype(np.uint64)
     ends = np.cumsum(list(counts.values()), dtype=np.intp)
-    return dict(zip(counts, np.split(ids, ends[:-1]), strict=True)) if counts else {}
+    return dict(zip(counts, np.split(keys, ends[:-1]), strict=True)) if counts else {}

@@ -59,18 +59,20 @@ class TrackedSource:
             raise FailedPrecondition(
                 f"{store.name} has versions up to {newest}: roll back to {version}, then resume"
             )
-        self._tracker.remove_tenant(self.tenant)
-        self._tracker.add_tenant(self.tenant)
         self._reading = None
-        self._at = version
+        self._at = None  # until all is there: it may fail halfway, and be called again
+        if self.tenant in self._tracker.tenants:
+            self._tracker.remove_tenant(self.tenant)
+        self._tracker.add_tenant(self.tenant)
         if line.versions[-1].kind != DIFFERENCE:
+            self._at = version
             return
         # The next difference has what this one had.
-        self._at = line.began
         for chunk in line.deltas():
             if chunk.holds(version):
                 (rows,) = store.read([chunk])
                 self._tracker.track(chunk.table, self._table(chunk.table).ids_of(rows.keys))
+        self._at = line.began
 
     def begin(self) -> None:
         """A version is written now: what is touched from here on belongs to the next."""

@@ -7,7 +7,7 @@ alone, so what it is after any step is known by training again from the start (t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -284,6 +284,125 @@ def test_a_trainer_that_crashes_goes_on_from_its_checkpoint(tmp_path: Path, poli
         again.train(2)
     for number in range(1, 5):
         assert_holds(store, number, replayed(3 + 4 * number))
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3, 4, 5, 6])
+def test_a_restore_that_fails_is_called_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """Whichever read of the store fails, the second restore() is as the first would have been."""
+    trainer, feed, store, log = made(tmp_path, "oneshot")
+    trainer.train(4)
+    feed.checkpoint(1, publish=True)
+    trainer.train(4)
+    feed.checkpoint(2)  # a difference: it, and what is owed to the log, comes again
+    expected = trainer.rows()
+    log.close()
+
+    tracker = Tracker()
+    again = Trainer(tracker)
+    store = Store.open(tmp_path / "store")
+    log = DirectoryLog(tmp_path / "log", partitions=P)
+    publisher = Publisher(log, "m", P, tables=SCHEMAS)
+    policy = POLICIES["oneshot"]()
+    feed = Feed(tracker, again.tables, store=store, policy=policy, publisher=publisher)
+    calls = 0
+
+    def once(call: Callable[..., object]) -> Callable[..., object]:
+        def counted(*given: object, **named: object) -> object:
+            nonlocal calls
+            calls += 1
+            if calls == failing:
+                raise IoError("the network is down")
+            return call(*given, **named)
+
+        return counted
+
+    for name in ("resume", "part", "read"):
+        monkeypatch.setattr(store, name, once(getattr(store, name)))
+    try:
+        position = feed.restore(2)
+        assert calls < failing, "it passed over an error"
+    except IoError:
+        position = feed.restore(2)
+    assert position is not None
+    publisher.begin_continue(position)
+    again.step = 8
+    version = feed.publish()
+    assert Served(log).versions[version]["items"] == expected["items"]
+    again.train(2)
+    feed.checkpoint(3)
+    assert_holds(store, 3, replayed(10))
+
+
+def test_a_difference_is_not_written_after_a_resume_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, feed, _, _ = made(tmp_path, "oneshot")
+    trainer.train(4)
+    feed.checkpoint(1)
+    trainer.train(4)
+    feed.checkpoint(2)
+    tracker = Tracker()
+    again = Trainer(tracker)
+    store = Store.open(tmp_path / "store")
+    feed = Feed(tracker, again.tables, store=store, policy=POLICIES["oneshot"]())
+
+    real, calls = store.read, 0
+
+    def down(*given, **named):  # type: ignore[no-untyped-def]
+        nonlocal calls
+        calls += 1
+        if calls > 1:  # the tables are loaded; what the difference had is read anew
+            raise IoError("the network is down")
+        return real(*given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "read", down)
+        with pytest.raises(IoError, match="network"):
+            feed.restore(2)
+    with pytest.raises(FailedPrecondition, match=r"since version 1 is not tracked .*resume\(\)"):
+        feed.checkpoint(3)
+    assert feed.restore(2) is None
+    feed.checkpoint(3)
+    assert_holds(store, 3, replayed(8))
+
+
+def test_rows_are_owed_to_the_log_by_key(tmp_path: Path) -> None:
+    """The table that goes on has another place for them."""
+    table = Table.of("t", 1)
+    log = DirectoryLog(tmp_path / "log", partitions=P)
+    schemas = {"t": TableSchema("t", "f32", 1)}
+
+    def fed(store: Store, keys: list[int]) -> tuple[ArrayTable, Feed, Tracker]:
+        tracker = Tracker()
+        trained = ArrayTable(
+            tracker,
+            "t",
+            np.zeros((len(keys), 1), np.float32),
+            keys=np.array(keys, np.uint64),
+            present=np.zeros(len(keys), np.bool_),
+        )
+        publisher = Publisher(log, "m", P, tables=schemas)
+        policy = POLICIES["consecutive"]()
+        return (
+            trained,
+            Feed(tracker, [trained], store=store, policy=policy, publisher=publisher),
+            tracker,
+        )
+
+    store = Store.create(tmp_path / "store", "m", [table])
+    trained, feed, _ = fed(store, [10, 20, 30])
+    assert feed.publisher is not None
+    feed.publisher.begin_continue(None)
+    trained.update([0, 1, 2], [1, 2, 3])
+    feed.publish()
+    trained.update([2], [7])
+    feed.checkpoint(1)
+    trained, feed, tracker = fed(Store.open(tmp_path / "store"), [5, 10, 20, 30])
+    assert feed.restore(1) is not None
+    owed = tracker.read("publish").ids("t")
+    assert trained.keys_of(owed).tolist() == [30]
 
 
 def test_rows_are_gathered_once_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
