@@ -64,9 +64,9 @@ class Flight:
         self.threads: list[threading.Thread] = []
 
     def fail(self, error: BaseException) -> None:
-        """Stops all stages; the first error is the one that counts."""
+        """Stops all stages; the first error counts, and none once it is committed."""
         with self._changed:
-            if self.error is None:
+            if self.error is None and self.made is None:
                 self.error = error
             self._changed.notify_all()
 

@@ -12,6 +12,7 @@ Threads:     write(), wait() and close() from one; cancel() from any. A version 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -37,6 +38,8 @@ from petps.delta.chunk import RESERVED_BYTES
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
 
 __all__ = ["Bandwidth", "Device", "SourceDevice", "StagedCheckpointer"]
+
+_log = logging.getLogger("petps.checkpoint")
 
 # As large as a piece of Checkpointer. Choose a multiple of the SSD's erase block.
 CHUNK_BYTES: Final = 32 << 20
@@ -133,7 +136,7 @@ class StagedCheckpointer:
     ) -> None:
         for table in store.state.tables.values():
             if _rows_in(table, chunk_bytes) < 1:
-                least = max(CHUNK_BYTES_MIN, RESERVED_BYTES + _row_bytes(table))
+                least = max(CHUNK_BYTES_MIN, _reserved_bytes(table) + _row_bytes(table))
                 raise InvalidArgument(
                     f"chunk_bytes {chunk_bytes} holds no row of table {table.name}: {least} do"
                 )
@@ -164,20 +167,22 @@ class StagedCheckpointer:
         this one so far: as Store.write.
         """
         held = dict(parts or {})
-        with self._turn() as spool:
-            said = next_version(self._store, self._policy, self._sample)
+        with self._turn() as spool, self._flying() as flight:
+            said = self._said(flight)
 
             def upload(rows: Given, goes_on: Callable[[], None]) -> Version:
                 return self._store.write(
                     version, rows, kind=said.kind, tables=said.tables, parts=held, goes_on=goes_on
                 )
 
-            self._fly(spool, said, upload, self._arrange)
+            self._fly(flight, spool, said, upload, self._arrange)
 
     def next(self) -> Next:
         """As Checkpointer.next(), once the version before is there."""
-        with self._turn():
-            return next_version(self._store, self._policy, self._sample)
+        with self._turn(), self._flying() as flight:
+            said = self._said(flight)
+            self._flight = None  # nothing is on its way
+            return said
 
     def share(
         self,
@@ -191,7 +196,7 @@ class StagedCheckpointer:
     ) -> None:
         """As write(), of this rank's share (Checkpointer.share); wait() tells when it is there."""
         held = dict(parts or {})
-        with self._turn() as spool:
+        with self._turn() as spool, self._flying() as flight:
             self._store.refresh()
 
             def upload(rows: Given, goes_on: Callable[[], None]) -> Version:
@@ -208,7 +213,7 @@ class StagedCheckpointer:
                     replace_own=replace_own,
                 )
 
-            self._fly(spool, said, upload, lambda: None)
+            self._fly(flight, spool, said, upload, lambda: None)
 
     def commit(self, version: int) -> None:
         """Commits, behind the trainer, a version whose shares all ranks have waited for."""
@@ -229,40 +234,59 @@ class StagedCheckpointer:
         finally:
             self._writing.release()
 
-    def _fly(
-        self,
-        spool: Spool,
-        said: Next,
-        upload: Callable[[Given, Callable[[], None]], Version],
-        behind: Callable[[], None],
-    ) -> None:
-        """Starts the stages, copies all rows out of the device, and leaves the rest to them."""
+    @contextlib.contextmanager
+    def _flying(self) -> Iterator[Flight]:
+        """From here on cancel() reaches the version; what fails in the block is told there."""
         self._buffers = self._buffers or [
             np.empty(self._chunk_bytes, np.uint8).data for _ in range(BUFFERS)
         ]
         flight = Flight(self._buffers[: BUFFERS // 2], self._buffers[BUFFERS // 2 :])
         self._flight = flight
-
-        def to_store() -> None:
-            rows = {name: flight.of_table(name) for name in said.tables}
-            self._finish(flight, upload(rows, flight.check), behind)
-
         try:
-            flight.start(lambda: self._to_folder(flight, spool))
-            flight.start(lambda: self._to_chunks(flight, spool, said.tables))
-            flight.start(to_store)
-            self._from_device(flight, said.since)
+            yield flight
         except BaseException as error:
             flight.fail(error)
             flight.told = True
             if isinstance(error, Stopped) and flight.error is not None:
                 raise flight.error from None
             raise
+
+    def _said(self, flight: Flight) -> Next:
+        said = next_version(self._store, self._policy, self._sample)
+        flight.check()
+        return said
+
+    def _fly(
+        self,
+        flight: Flight,
+        spool: Spool,
+        said: Next,
+        upload: Callable[[Given, Callable[[], None]], Version],
+        behind: Callable[[], None],
+    ) -> None:
+        """Starts the stages, copies all rows out of the device, and leaves the rest to them."""
+
+        def to_store() -> None:
+            rows = {name: flight.of_table(name) for name in said.tables}
+            self._finish(flight, upload(rows, flight.check), behind)
+
+        flight.start(lambda: self._to_folder(flight, spool))
+        flight.start(lambda: self._to_chunks(flight, spool, said.tables))
+        flight.start(to_store)
+        self._from_device(flight, said.since)
         flight.end(flight.copied)
 
     def _finish(self, flight: Flight, made: Version, behind: Callable[[], None]) -> None:
         flight.succeed(made)
-        behind()
+        try:
+            behind()
+        except Exception as error:
+            _log.exception(
+                "[checkpoint] version %d is committed; splitting or merging behind it failed and "
+                "is tried again behind the next: %s",
+                made.version,
+                error,
+            )
 
     def _arrange(self) -> None:
         self._policy.arrange(self._store)
@@ -271,8 +295,8 @@ class StagedCheckpointer:
     def wait(self) -> Version | None:
         """Until the version on its way is committed (a share: written); returns it, None: none was.
 
-        Raises what became of it where it failed, once; also what splitting or merging behind it
-        raised: then it is committed, and the store's newest version.
+        Raises what became of it where it failed, once. What splitting or merging behind it raised
+        is logged: the version stands.
         """
         flight = self._flight
         if flight is None:
@@ -293,7 +317,7 @@ class StagedCheckpointer:
         Does nothing if it is committed.
         """
         flight = self._flight
-        if flight is not None and flight.made is None:
+        if flight is not None:
             flight.fail(FailedPrecondition("the checkpoint was cancelled"))
 
     def close(self) -> None:
@@ -411,11 +435,20 @@ def _row_bytes(table: Table) -> int:
     return 8 + table.width + 1
 
 
+def _reserved_bytes(table: Table) -> int:
+    """What encode() takes beside the rows: names and places of columns, and their paddings."""
+    one = Rows(
+        np.zeros(1, np.uint64),
+        {each.name: np.zeros((1, each.width), np.uint8) for each in table.columns},
+    )
+    return max(RESERVED_BYTES, len(encode(table, one)) + 8 * (len(table.columns) + 2))
+
+
 def _rows_in(table: Table, chunk_bytes: int) -> int:
     """Rows that a buffer holds as they are, and encoded."""
     if chunk_bytes < CHUNK_BYTES_MIN:
         return 0
-    return (chunk_bytes - RESERVED_BYTES) // _row_bytes(table)
+    return (chunk_bytes - _reserved_bytes(table)) // _row_bytes(table)
 
 
 def _bytes_of(table: Table, rows: int) -> int:

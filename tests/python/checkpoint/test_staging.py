@@ -295,6 +295,69 @@ def test_cancelled_while_it_is_uploaded(tmp_path: Path) -> None:
     check(store, replay, [1])
 
 
+@pytest.mark.parametrize("ranks", [False, True])
+def test_cancelled_while_a_base_is_sampled(tmp_path: Path, ranks: bool) -> None:
+    replay = Replay({"users": Table.of("users", 32)}, [{"users": np.arange(700, dtype="<u8")}])
+    replay.now = 1
+    store = Store.create(tmp_path / "store", "m", list(replay.tables.values()), Quantising(1))
+    with staged(store, replay, tmp_path / "ssd") as writer:
+
+        class Cancels(Copies):
+            def copy(self, table: str, keys: Keys, out: Mapping[str, np.ndarray]) -> Mask | None:
+                if self.count == 0:
+                    writer.cancel()
+                return super().copy(table, keys, out)
+
+        writer._device = Cancels(replay)
+        call = writer.next if ranks else lambda: writer.write(1)
+        with pytest.raises(FailedPrecondition, match="was cancelled"):
+            call()
+        assert writer.wait() is None, "it was told"
+        assert Store.open(tmp_path / "store").state.versions() == []
+        said = writer.next()
+        writer.cancel()  # nothing is on its way
+        writer.share(1, said, 0, 1, {"dense": b"1"})
+        writer.wait()
+        writer.commit(1)
+        made = writer.wait()
+        assert made is not None
+        assert made.version == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "chunk_bytes"), [(1, CHUNK), (20, CHUNK), (60, 4 * CHUNK), (120, 4 * CHUNK)]
+)
+def test_a_table_of_many_columns(tmp_path: Path, columns: int, chunk_bytes: int) -> None:
+    """Their names and paddings are in a buffer beside the rows."""
+    state = (f"a_long_name_of_a_column_of_the_optimizer_{each:04}" for each in range(columns))
+    table = Table("t", (Column("row", "f32", 1), *(Column(each, "int8", 1) for each in state)))
+    keys = np.arange(2000, dtype="<u8")
+    replay = Replay({"t": table}, [{"t": keys}, {"t": keys}], deletes=0.1)
+    store = Store.create(tmp_path / "store", "m", [table])
+    with staged(store, replay, tmp_path / "ssd", chunk_bytes=chunk_bytes) as writer:
+        for version in (1, 2):
+            replay.now = version
+            writer.write(version, {"dense": b"%d" % version})
+            writer.wait()
+    assert len(store.state.line.chunks) > 2, "or no buffer was full"
+    check(Store.open(tmp_path / "store"), replay, [1, 2])
+
+
+def test_the_least_buffer_of_many_columns_is_told(tmp_path: Path) -> None:
+    names = (f"a_long_name_of_a_column_of_the_optimizer_{each:04}" for each in range(120))
+    table = Table("t", (Column("row", "f32", 1), *(Column(each, "int8", 1) for each in names)))
+    replay = Replay({"t": table}, [{"t": np.arange(30, dtype="<u8")}], deletes=0.1)
+    replay.now = 1
+    store = Store.create(tmp_path / "store", "m", [table])
+    with pytest.raises(InvalidArgument, match=r"holds no row of table t: \d+ do") as told:
+        staged(store, replay, tmp_path / "ssd", chunk_bytes=CHUNK)
+    least = int(str(told.value).split()[-2])
+    with staged(store, replay, tmp_path / "ssd", chunk_bytes=least) as writer:
+        writer.write(1, {"dense": b"1"})
+    assert len(store.state.line.chunks) > 1
+    check(Store.open(tmp_path / "store"), replay, [1])
+
+
 class Part(SourceDevice):
     """What one of two ranks has: keys in turn."""
 

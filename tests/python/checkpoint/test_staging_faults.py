@@ -139,20 +139,34 @@ def test_an_ssd_that_turns_a_bit_is_seen(tmp_path: Path, monkeypatch: pytest.Mon
     assert Store.open(files).state.versions() == []
 
 
-def test_an_error_behind_the_commit_is_told_and_the_version_stands(tmp_path: Path) -> None:
-    class Fails(type(POLICIES["full"]())):  # type: ignore[misc]
-        def arrange(self, store: Store) -> None:
-            raise IoError("nothing is merged today")
+def test_an_error_behind_the_commit_is_logged_and_the_version_stands(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fails = True
 
-    replay = Replay(TABLES, steps(8))
-    replay.now = 1
+    class Fails(type(POLICIES["consecutive"]())):  # type: ignore[misc]
+        def arrange(self, store: Store) -> None:
+            if fails:
+                raise IoError("nothing is merged today")
+            super().arrange(store)
+
+    replay = Replay(TABLES, steps(8), deletes=0.1)
     store = Store.create(tmp_path / "store", "m", list(TABLES.values()))
     device = SourceDevice(replay, TABLES)
     with StagedCheckpointer(store, Fails(), device, tmp_path / "ssd", chunk_bytes=CHUNK) as writer:
-        writer.write(1, {"dense": b"1"})
-        with pytest.raises(IoError, match="merged today"):
-            writer.wait()
-    check(Store.open(tmp_path / "store"), replay, [1])
+        for version in (1, 2, 3):
+            fails = version < 3
+            caplog.clear()
+            replay.now = version
+            writer.write(version, {"dense": b"%d" % version})
+            made = writer.wait()
+            assert made is not None
+            assert made.version == version
+            told = [record.getMessage() for record in caplog.records]
+            assert any("nothing is merged today" in each for each in told) == fails
+            writer.cancel()  # too late
+            assert writer.wait() is None
+    check(Store.open(tmp_path / "store"), replay, [1, 2, 3])
 
 
 class FailsByChance(MemoryFiles):
