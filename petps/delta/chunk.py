@@ -79,7 +79,8 @@ def encode_columns(
 ) -> memoryview:
     """As encode_rows, of several columns uint8[n, width]; those of ``row`` are null if deleted.
 
-    into: memory that the bytes are written to, RESERVED_BYTES more than the rows take.
+    into: memory that the bytes are written to. It has room for the schema too, which grows with
+    the columns: RESERVED_BYTES are enough for a few.
     """
     n = len(keys)
     validity = None
