@@ -381,7 +381,10 @@ def load(files: Files) -> State:
         except NotFound as error:
             missing = error
     if not newest:
-        raise NotFound(f"{files.name} holds no checkpoint store: petps checkpoint create")
+        raise NotFound(
+            f"{files.name} holds no checkpoint store: `petps checkpoint write` or Store.create "
+            "begins one"
+        )
     raise DataLoss(
         f"{files.name}: state {newest} needs a file that is lost: {missing}; restore it from "
         "a copy of the store"
