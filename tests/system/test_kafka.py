@@ -30,6 +30,7 @@ from petps.delta import Delivery, Kind, open_log, read_header
 from tests.kafka.broker import Broker
 from tests.ports import stable_port
 from tests.python.publish.trainer_process import DIM, KEYS, PARTITIONS, load, rows_of
+from tests.system.patience import connect_when_up
 from tests.system.test_serve import Process
 
 pytestmark = pytest.mark.system
@@ -155,7 +156,7 @@ class Puller:
 
     def _run(self, url: str, rng: np.random.Generator) -> None:
         try:
-            with petps_client.connect(url) as client:
+            with connect_when_up(url, self._stop) as client:
                 while not self._stop.is_set():
                     keys = rng.integers(0, KEYS, 500).astype(np.uint64)
                     try:

@@ -28,6 +28,7 @@ from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.publish import Publisher
 from tests.ports import stable_port
+from tests.system.patience import connect_when_up
 
 PETPS = str(Path(sys.executable).parent / "petps")
 KILLS = max(3, round(30 * float(os.environ.get("PETPS_TEST_SCALE", "1"))))
@@ -138,7 +139,7 @@ class Puller:
 
     def run(self) -> None:
         try:
-            with petps_client.connect(self.url) as client:
+            with connect_when_up(self.url, self.stop) as client:
                 while not self.stop.is_set():
                     keys = self.rng.integers(0, KEYS, 500).astype(np.uint64)
                     try:

@@ -80,7 +80,7 @@ class Puller(threading.Thread):
 
     def run(self) -> None:
         try:
-            with petps_client.connect(self.url, catalogue_ms=20) as client:
+            with connect_when_up(self.url, self.done, catalogue_ms=20) as client:
                 while not self.done.is_set():
                     try:
                         keys = self.rng.integers(0, KEYS, 300).astype(np.uint64)
