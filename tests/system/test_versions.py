@@ -25,6 +25,7 @@ from petps.checkpoint import BaseWriter
 from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.publish import Publisher
+from tests.system.patience import connect_when_up
 from tests.system.test_kill import PETPS, WAIT_SECONDS, Server, connect, seed
 
 __all__ = ["seed"]
