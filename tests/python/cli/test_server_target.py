@@ -17,7 +17,7 @@ from tests.python.cli.conftest import COUNT, DIM, Command, expected, keys_and_ro
 def settings(path: Path) -> config.Config:
     given: dict[str, dict[str, Any]] = {
         "pool": {"path": path},
-        "server": {"port": 0, "http": False},
+        "server": {"port": 0, "http": False, "grpc_port": 0},
     }
     return config.merged(None, given, "test")
 
