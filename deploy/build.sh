@@ -9,6 +9,9 @@ mkdir -p build
 export CMAKE_BUILD_PARALLEL_LEVEL="${JOBS:-2}"
 export CMAKE_GENERATOR=Ninja PETPS_TESTS=ON PETPS_BENCH=ON
 export PATH="$PWD/.venv/bin:$PATH"
+# Read from the disk once: the build gives its first call 5 s, which a busy disk may take.
+cmake --version >/dev/null
+ninja --version >/dev/null
 if ! python -m pip install --quiet --disable-pip-version-check --no-index --no-deps \
   --no-build-isolation --editable . --config-settings=build-dir=build/release >build/install.log 2>&1; then
   cat build/install.log >&2
