@@ -172,10 +172,11 @@ def pending_shares(store: Store) -> dict[int, tuple[list[int], int]]:
     for version, rank in _listed(store):
         if version not in known:
             found.setdefault(version, []).append(rank)
-    return {
-        version: (sorted(ranks), _said(store, version, ranks[0]).ranks)
-        for version, ranks in sorted(found.items())
-    }
+    pending: dict[int, tuple[list[int], int]] = {}
+    for version, ranks in sorted(found.items()):
+        with contextlib.suppress(NotFound):  # committed or replaced just now
+            pending[version] = (sorted(ranks), _said(store, version, ranks[0]).ranks)
+    return pending
 
 
 def _path(version: int, rank: int) -> str:

@@ -180,6 +180,7 @@ class StagedCheckpointer:
     def next(self) -> Next:
         """As Checkpointer.next(), once the version before is there."""
         with self._turn(), self._flying() as flight:
+            self._store.refresh()  # another rank may be the one that commits
             said = self._said(flight)
             self._flight = None  # nothing is on its way
             return said

@@ -28,6 +28,7 @@ from petps.checkpoint import (
     Table,
 )
 from petps.checkpoint.chunk import Keys, Mask
+from petps.checkpoint.policy import TwoD
 from petps.errors import FailedPrecondition, InvalidArgument
 from tests.python.checkpoint.memory import MemoryFiles
 from tests.python.checkpoint.replay import Replay, assert_same
@@ -379,7 +380,7 @@ def test_ranks_stage_their_shares(tmp_path: Path) -> None:
             stack.enter_context(
                 StagedCheckpointer(
                     Store.open(tmp_path / "store"),
-                    POLICIES["2d"](),
+                    TwoD(resets=False),
                     Part(replay, rank),
                     tmp_path / f"ssd{rank}",
                     chunk_bytes=CHUNK,
@@ -389,7 +390,8 @@ def test_ranks_stage_their_shares(tmp_path: Path) -> None:
         ]
         for version in range(1, VERSIONS + 1):
             replay.now = version
-            said = ranks[0].next()
+            said = ranks[0].next()  # who asks need not be who commits
+            assert said.since == (None if version == 1 else version - 1)
             ranks[0].share(version, said, 0, 2, {"dense": b"%d" % version})
             if version == 3:
                 ranks[0].commit(version)
@@ -402,8 +404,8 @@ def test_ranks_stage_their_shares(tmp_path: Path) -> None:
             for writer in ranks:
                 writer.wait()
             assert Store.open(tmp_path / "store").state.versions()[version - 1 :] == []
-            ranks[0].commit(version)
-            made = ranks[0].wait()
+            ranks[version % 2].commit(version)
+            made = ranks[version % 2].wait()
             assert made is not None
             assert made.version == version
     check(Store.open(tmp_path / "store"), replay, list(range(1, VERSIONS + 1)))
