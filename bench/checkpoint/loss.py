@@ -1,0 +1,168 @@
+"""checkpoint.loss.<bits>.<restores>: what quantised checkpoints cost a model (Check-N-Run 6.2).
+
+A small DLRM (petps/demo/dlrm.py) is trained for one epoch on Book-Crossing's ratings, or on drawn
+clicks. At so many evenly spaced steps a Feed writes a version, by the intermittent policy, to a
+store that expects so many restores and so chooses the bits itself; then a trainer that knows
+nothing goes on from it: rows and optimizer state by Store.resume, dense weights and place in the
+data as parts. Each seed draws initial weights and order; every run of a seed shares them, so that a
+run's loss is compared with that of the same run never resumed.
+
+Run by bench.report in the environment of `make test-train`, for it needs PyTorch:
+`python -m bench.checkpoint.loss '<sizes as JSON>'` prints a JSON line a result.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from petps.checkpoint import POLICIES, Quantising, Store
+from petps.demo.dlrm import DENSE, READER, Encoded, Shape, Training, Vocabulary, log_loss
+from petps.demo.ratings import Samples, draw_clicks, load_ratings
+from petps.errors import Unavailable
+from petps.train import Feed
+
+HELD_OUT: Final = 0.1
+# Rows at the fewest bits that a run so often resumed should not have: a measure that does not see
+# this one sees nothing.
+CONTROL: Final = (2, 20)
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What every run shares."""
+
+    trained: Encoded
+    held_out: Encoded
+    vocabulary: Vocabulary
+    shape: Shape
+
+    @classmethod
+    def of(cls, samples: Samples, shape: Shape) -> Task:
+        """Of samples, a part of which is held out: the same for all seeds."""
+        vocabulary = Vocabulary(samples)
+        trained, held_out = map(vocabulary.encode, samples.split(HELD_OUT))
+        return cls(trained, held_out, vocabulary, shape)
+
+    def begin(self, seed: int) -> Training:
+        """A training at its first step."""
+        return Training(self.trained, self.vocabulary, seed, self.shape)
+
+    def loss(self, training: Training) -> float:
+        """On what was held out, in nats."""
+        return log_loss(training.score(self.held_out), self.held_out.labels.numpy())
+
+
+def resumed(
+    task: Task,
+    seed: int,
+    restores: int,
+    folder: Path,
+    quantising: Quantising | None,
+    row: str = "f32",
+    state: str = "f32",
+) -> tuple[Training, Store]:
+    """A training at its end, which went on from ``restores`` versions of a store in ``folder``.
+
+    row, state: dtypes of the store's own columns, which ``quantising`` (None: nothing) may change.
+    """
+    training = task.begin(seed)
+    store = Store.create(folder, "dlrm", training.stored_as(row, state), quantising)
+    feed = _feed(training, store)
+    for version in range(1, restores + 1):
+        training.train(version * training.steps // (restores + 1))
+        feed.checkpoint(version, training.parts())
+        store = Store.open(folder)
+        training = task.begin(seed)
+        training.forget()
+        feed = _feed(training, store)
+        feed.restore(version)
+        training.load_parts({part: store.part(version, part) for part in (DENSE, READER)})
+    training.train(training.steps)
+    return training, store
+
+
+def _feed(training: Training, store: Store) -> Feed:
+    policy = POLICIES["intermittent"]()
+    return Feed(training.tracker, training.tables, store=store, policy=policy)
+
+
+def figures(work: dict[str, Any]) -> Iterator[Result]:
+    """One result for rows kept whole, and one for each of work["resumed"], [bits, restores]."""
+    try:
+        samples = load_ratings() if work["download"] else draw_clicks(int(work["clicks"]), 1)
+    except Unavailable as error:
+        print(f"skipped checkpoint.loss: {error}", file=sys.stderr, flush=True)
+        return
+    task = Task.of(samples, Shape(**work["shape"]))
+    seeds = range(1, int(work["seeds"]) + 1)
+    whole = []
+    for seed in seeds:
+        training = task.begin(seed)
+        training.train(training.steps)
+        whole.append(task.loss(training))
+    noise = statistics.stdev(whole)
+    yield {
+        "name": "checkpoint.loss.whole",
+        "value": statistics.fmean(whole),
+        "unit": "nats",
+        "ratio_to": None,
+        "ratio": None,
+        "losses": whole,
+        "noise": noise,
+        "steps": training.steps,
+        "rows": sum(len(keys) for keys in task.vocabulary.keys),
+    }
+    for bits, restores in work["resumed"]:
+        losses, seconds = [], []
+        for seed in seeds:
+            started = time.perf_counter()
+            losses.append(_loss(task, seed, bits, restores))
+            seconds.append(time.perf_counter() - started)
+        differences = [one - other for one, other in zip(losses, whole, strict=True)]
+        yield {
+            "name": f"checkpoint.loss.{bits}.{restores}",
+            "value": statistics.fmean(losses),
+            "unit": "nats",
+            "ratio_to": "deviation over seeds",
+            "ratio": statistics.fmean(differences) / noise,
+            "losses": losses,
+            "differences_in_deviations": [each / noise for each in differences],
+            "seconds_a_run": statistics.fmean(seconds),
+        }
+
+
+def _loss(task: Task, seed: int, bits: int, restores: int) -> float:
+    """Of one run; it ends here if the store chose other bits than the name says."""
+    folder = Path(tempfile.mkdtemp(prefix="petps-bench-"))
+    try:
+        if (bits, restores) == CONTROL:  # no store would choose it
+            columns = (f"adaptive{bits}", "asymmetric8")
+            training, _ = resumed(task, seed, restores, folder / "store", None, *columns)
+            return task.loss(training)
+        training, store = resumed(task, seed, restores, folder / "store", Quantising(restores))
+        row = next(iter(store.tables_of().values())).columns[0]
+        if not row.dtype.endswith(str(bits)) or store.state.restores != restores:
+            raise SystemExit(
+                f"checkpoint.loss.{bits}.{restores}: rows are {row.dtype}, resumed "
+                f"{store.state.restores} times"
+            )
+        return task.loss(training)
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")  # of PyTorch's sparse tensors, once a process
+    for result in figures(json.loads(sys.argv[1])):
+        print(json.dumps(result), flush=True)

@@ -1,0 +1,97 @@
+"""A small DLRM goes on from quantised versions of a store, as bench.checkpoint.loss has it do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bench.checkpoint.loss import Task, resumed
+from petps.checkpoint import Quantising
+from petps.demo.dlrm import Shape, area_under_curve, log_loss
+from petps.demo.ratings import draw_clicks
+from petps.errors import InvalidArgument
+
+SEED = 7
+SHAPE = Shape(dim=8, batch=128)
+
+
+@pytest.fixture(scope="module", name="task")
+def fixture_task() -> Task:
+    return Task.of(draw_clicks(8_000, SEED, ids=500), SHAPE)
+
+
+def weights(training: torch.nn.Module) -> dict[str, np.ndarray]:
+    return {name: value.numpy() for name, value in training.model.state_dict().items()}
+
+
+def test_it_learns(task: Task) -> None:
+    training = task.begin(SEED)
+    labels = task.held_out.labels.numpy()
+    before = task.loss(training)
+    training.train(training.steps)
+    after = training.score(task.held_out)
+    share = labels.mean()
+    constant = -(share * np.log(share) + (1 - share) * np.log(1 - share))
+    assert log_loss(after, labels) < min(before, constant) - 0.01
+    assert area_under_curve(after, labels) > 0.6
+
+
+def test_figures_are_those_of_the_definitions() -> None:
+    logits = np.array([0.0, 2.0, 2.0, -1.0])
+    labels = np.array([0, 1, 0, 0], np.float32)
+    pairs = [(a > b) + (a == b) / 2 for a in logits[labels == 1] for b in logits[labels == 0]]
+    assert area_under_curve(logits, labels) == pytest.approx(np.mean(pairs))
+    chance = 1 / (1 + np.exp(-logits))
+    expected = -np.mean(np.log(np.where(labels == 1, chance, 1 - chance)))
+    assert log_loss(logits, labels) == pytest.approx(expected)
+
+
+def test_kept_whole_it_ends_as_if_never_resumed(task: Task, tmp_path: Path) -> None:
+    whole = task.begin(SEED)
+    whole.train(whole.steps)
+    training, store = resumed(task, SEED, 3, tmp_path / "store", None)
+    assert store.state.restores == 3
+    expected = weights(whole)
+    for name, found in weights(training).items():
+        np.testing.assert_array_equal(found, expected[name], name)
+
+
+@pytest.mark.parametrize(("bits", "restores"), [(2, 1), (3, 3), (4, 4)])
+def test_quantised_it_goes_on_from_what_the_store_has(
+    task: Task, tmp_path: Path, bits: int, restores: int
+) -> None:
+    training, store = resumed(task, SEED, restores, tmp_path / "store", Quantising(restores))
+    assert store.state.restores == restores
+    for table in store.tables_of().values():
+        dtypes = [column.dtype for column in table.columns]
+        assert dtypes == [f"adaptive{bits}", "adaptive8" if bits > 8 else "asymmetric8"]
+    whole = task.begin(SEED)
+    whole.train(whole.steps)
+    assert not np.array_equal(training.score(task.held_out), whole.score(task.held_out))
+    assert task.loss(training) == pytest.approx(task.loss(whole), abs=0.02)
+
+
+def test_what_is_resumed_more_often_than_expected_has_8_bits(task: Task, tmp_path: Path) -> None:
+    _, store = resumed(task, SEED, 3, tmp_path / "store", Quantising(1))
+    kinds = {
+        version.version: (version.kind, next(iter(line.tables.values())).columns[0].dtype)
+        for line in store.state.lines
+        for version in line.versions
+    }
+    assert kinds[1] == ("base", "adaptive2")
+    assert kinds[2][1] == "adaptive2"
+    assert kinds[3] == ("base", "asymmetric8")
+
+
+def test_a_trainer_that_forgot_has_nothing_left(task: Task) -> None:
+    training = task.begin(SEED)
+    training.forget()
+    assert np.isnan(training.score(task.held_out)).all()
+
+
+def test_a_key_that_no_sample_had_is_named(task: Task) -> None:
+    with pytest.raises(InvalidArgument, match=r"field field0: key \d+ is unknown"):
+        task.vocabulary.encode(draw_clicks(3_000, SEED, ids=900))
