@@ -143,7 +143,7 @@ with open("pyproject.toml", "rb") as file:
 project = document["project"]
 wanted = document["build-system"]["requires"] + project["dependencies"]
 for name, extra in project["optional-dependencies"].items():
-    wanted += extra if name != "train" else []
+    wanted += extra if name not in ("train", "ray") else []
 print("\n".join(sorted(set(wanted))))
 PYTHON
 }
@@ -171,7 +171,7 @@ install_venv() {
   echo "$wanted" >"$stamp"
 }
 
-# An environment that sees .venv's packages and has PyTorch on top.
+# An environment that sees .venv's packages and has PyTorch and Ray on top.
 install_train() {
   local wanted stamp=.venv-train/petps-requirements
   wanted=$({
@@ -179,7 +179,7 @@ install_train() {
     echo "$OLD_TORCHREC $PWD"
   } | sha256sum | cut -d' ' -f1)
   [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
-  echo "bootstrap: installing PyTorch into .venv-train (2 GB to load, 5 GB on disk)"
+  echo "bootstrap: installing PyTorch and Ray into .venv-train (2 GB to load, 5 GB on disk)"
   rm -rf .venv-train
   .venv/bin/python -m venv .venv-train || fail "python -m venv failed: install python3-venv"
   .venv-train/bin/python - "$PWD/.venv" <<'PYTHON'

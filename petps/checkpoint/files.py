@@ -13,6 +13,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from io import FileIO
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ __all__ = ["Files", "FsspecFiles", "LocalFiles", "open_files"]
 
 
 class Files(Protocol):
-    """A folder of files by relative name ("a/b")."""
+    """A folder of files by relative name ("a/b"). Pickled, it is its address and options."""
 
     @property
     def name(self) -> str:
@@ -60,6 +61,9 @@ class LocalFiles:
 
     def __init__(self, root: str | Path) -> None:
         self._root = Path(root)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self._root.absolute()),)  # another process stands elsewhere
 
     @property
     def name(self) -> str:
@@ -178,6 +182,10 @@ class FsspecFiles:
         except (ImportError, ValueError) as error:
             raise InvalidArgument(f"{url}: {error}") from error
         self._url = url
+        self._options = options
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), **self._options), (self._url,)
 
     @property
     def name(self) -> str:

@@ -12,17 +12,18 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Final
 
 import numpy as np
 
-from petps.checkpoint.chunk import Rows, hash_keys, lay_over
+from petps.checkpoint.chunk import hash_keys
+from petps.checkpoint.merge import Executed, Executor, InPlace, apply, plan_merges
 from petps.checkpoint.state import OPEN, Chunk, Line
 from petps.checkpoint.store import BASE, DELTA, DIFFERENCE, Edit, Store
-from petps.errors import InvalidArgument
+from petps.errors import InvalidArgument, PetpsError
 
 __all__ = [
     "POLICIES",
@@ -218,6 +219,8 @@ class Merged(Policy):
     """d, as measured last."""
     velocity: float = 0.0
     """v, as measured last."""
+    executor: Executor = field(default_factory=InPlace)
+    """Where chunks are merged: in this process, or on_ray.OnRay's workers."""
     name = "merged"
 
     def next_kind(self, store: Store, line: Line) -> str:
@@ -276,41 +279,35 @@ class Merged(Policy):
         self._measure(store)
         stride = self._stride_now()
         for layer in range(1, MAX_LAYERS):
-            if not self._merge_layer(store, layer, stride):
+            due = [plan for plan in plan_merges(store, stride) if plan.layer == layer + 1]
+            if not due:
                 return
+            for done in self.executor.run(due[:1]):
+                self._apply(store, done)
 
-    def arrange_all(self, store: Store) -> None:
-        """Merges whatever is due, of a line that another policy wrote."""
+    def arrange_all(self, store: Store, merged: Callable[[], None] = lambda: None) -> None:
+        """Merges whatever is due, of a line that another policy wrote; ``merged`` is told of each.
+
+        A merge that fails leaves its chunks unmerged, and no other; then the first error is raised.
+        """
         self._measure(store)
         stride = self._stride_now()
-        for layer in range(1, MAX_LAYERS):
-            while self._merge_layer(store, layer, stride):
-                pass
+        failed: dict[tuple[Chunk, ...], PetpsError] = {}
+        while due := [each for each in plan_merges(store, stride) if each.chunks not in failed]:
+            for done in self.executor.run(due):
+                try:
+                    self._apply(store, done)
+                    merged()
+                except PetpsError as error:
+                    _log.warning("[checkpoint] %s stays undone: %s", done.plan, error)
+                    failed[done.plan.chunks] = error
+        if failed:
+            raise next(iter(failed.values()))
 
-    def _merge_layer(self, store: Store, layer: int, stride: int) -> bool:
-        """Whether anything was merged into the next layer."""
-        line = store.state.line
-        living = [chunk for chunk in line.deltas() if chunk.layer == layer]
-        versions = sorted({chunk.first for chunk in living})
-        if len(versions) < stride:
-            return False
+    def _apply(self, store: Store, done: Executed) -> None:
         began = time.monotonic()
-        merged = versions[:stride]
-        gone = [chunk for chunk in living if chunk.first in merged]
-        last = merged[-1]
-        edits: list[Edit] = []
-        for table in sorted({chunk.table for chunk in gone}):
-            ours = [chunk for chunk in gone if chunk.table == table]
-            rows: Rows = lay_over(line.tables[table], store.read(ours), keep_deleted=True)
-            edits.append((table, rows, last, OPEN, layer + 1))
-        store.rearrange(
-            [chunk for chunk in gone if chunk.first == last],
-            [edits],
-            ended=[chunk for chunk in gone if chunk.first < last],
-            end=last,
-        )
-        self._merge_seconds = (time.monotonic() - began) / stride
-        return True
+        apply(store, done)
+        self._merge_seconds = (done.seconds + time.monotonic() - began) / done.plan.deltas
 
 
 def least_stride(duplication: float, velocity: float) -> int:

@@ -261,18 +261,20 @@ class Store:
     def rearrange(
         self,
         gone: Sequence[Chunk],
-        bundles: Sequence[Iterable[Edit]],
+        bundles: Sequence[Iterable[Edit]] = (),
         *,
+        written: Sequence[Chunk] = (),
         ended: Sequence[Chunk] = (),
         end: int = OPEN,
     ) -> None:
         """Of the newest line, in one state: chunks that are gone, and bundles that stand for them.
 
-        ``ended`` stay, up to version ``end``. Bundles of which less than half is named by now are
-        written anew. Who calls sees to it that every version is what it was.
+        ``written`` are bundles' chunks that are in the store already; ``ended`` stay, up to version
+        ``end``. Bundles of which less than half is named by now are written anew. Who calls sees to
+        it that every version is what it was.
         """
         before = self._state
-        written = [chunk for bundle in bundles for chunk in self._write_bundle(bundle)]
+        new = [chunk for bundle in bundles for chunk in self._write_bundle(bundle)]
         line = before.line
         left, ending = set(gone), set(ended)
         chunks = [
@@ -280,7 +282,7 @@ class Store:
             for chunk in line.chunks
             if chunk not in left
         ]
-        chunks += written
+        chunks += [*new, *written]
         line = replace(line, chunks=tuple(self._compact(chunks)))
         self._commit(before, before.with_line(line))
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -12,10 +13,11 @@ from petps.cli.output import bytes_text, facts, json_out, note, progress, table,
 from petps.errors import DataLoss, FailedPrecondition, InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from petps.checkpoint import Column, Rows, Store
     from petps.checkpoint.chunk import Bytes, Keys
+    from petps.checkpoint.merge import Executor
     from petps.checkpoint.state import Line
 
 app = typer.Typer(
@@ -29,6 +31,9 @@ _STORE = Annotated[
 ]
 _VERSION = Annotated[int, typer.Argument(metavar="VERSION", help="Of `petps checkpoint list`.")]
 _JSON = Annotated[bool, typer.Option("--json", help="Report as JSON.")]
+# Where deltas are merged.
+HERE: Final = "here"
+RAY: Final = "ray"
 
 
 def _open(url: str) -> Store:
@@ -362,29 +367,59 @@ class _Held:
 def merge(
     store: _STORE,
     stride: Annotated[int, typer.Option(help="Deltas that become one.")] = 2,
+    on: Annotated[
+        str,
+        typer.Option(
+            metavar="here|ray[://HOST:PORT]",
+            help="Where: in this process; by Ray, on the cluster that RAY_ADDRESS names or else on "
+            "this machine's processors; or on the Ray cluster at HOST:PORT.",
+        ),
+    ] = HERE,
     json_: _JSON = False,
 ) -> None:
     """Merge deltas of the newest line in layers, so that a restore reads less. No version changes.
 
-    No trainer may write the store meanwhile: of two writers the slower one is refused.
+    No trainer may write the store meanwhile: of two writers the slower one is refused. With
+    --on ray (pip install petps[ray], here and on the cluster) several merges go on at once, in
+    workers that read and write the store themselves. A merge that fails leaves its deltas unmerged,
+    and the others go on.
 
     [bold]Examples[/bold]
 
         petps checkpoint merge checkpoints --stride 4
+
+        petps checkpoint merge s3://models/ctr --on ray://head:10001
     """
+    from petps.checkpoint.merge import merges_due
     from petps.checkpoint.policy import Merged
 
     if stride < 2:
         raise InvalidArgument(f"--stride {stride}: at least 2 deltas become one")
     opened = _open(store)
     before = len(opened.state.line.deltas())
-    with waiting("merging", quiet=json_):
-        Merged(stride=stride).arrange_all(opened)
+    due = merges_due(opened.state.line, stride)
+    with _executor(on) as executor, progress("merging", due, quiet=json_) as done:
+        Merged(stride=stride, executor=executor).arrange_all(opened, lambda: done(1))
     after = len(opened.state.line.deltas())
     if json_:
-        json_out({"deltas_before": before, "deltas_after": after})
+        json_out({"deltas_before": before, "deltas_after": after, "merges": due})
         return
     note(f"{store}: {before} living deltas are {after}")
+
+
+@contextlib.contextmanager
+def _executor(on: str) -> Iterator[Executor]:
+    from petps.checkpoint.merge import InPlace
+
+    if on == HERE:
+        yield InPlace()
+        return
+    if on != RAY and not on.startswith(f"{RAY}://"):
+        raise InvalidArgument(f"--on {on}: {HERE}, {RAY} or {RAY}://HOST:PORT")
+    from petps.checkpoint.on_ray import OnRay
+
+    with OnRay(None if on == RAY else on) as executor:
+        yield executor
 
 
 @app.command()

@@ -13,12 +13,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from petps.checkpoint import POLICIES, Checkpointer, Policy, Store, Table
+from petps.checkpoint.merge import Executed, InPlace, MergePlan
 from petps.checkpoint.policy import Merged, TwoD
 from petps.errors import IoError
 from tests.python.checkpoint.memory import Crash, MemoryFiles
@@ -90,6 +92,44 @@ def test_a_crash_at_every_operation(name: str, torn: bool) -> None:
         committed: list[int] = []
         with contextlib.suppress(Crash):
             drive(files, policies()[name], replay, committed)
+            raise AssertionError("it did not crash")
+        check(files, replay, committed)
+
+
+class AllFirst:
+    """Executes all plans before it says what became of any, as several workers may."""
+
+    def run(self, plans: Sequence[MergePlan]) -> Iterator[Executed]:
+        """See Executor."""
+        yield from list(InPlace().run(plans))
+
+
+def drive_merges(files: MemoryFiles, replay: Replay, committed: list[int]) -> None:
+    """Versions that are merged only when there are many, all that is due at once."""
+    store = Store.create(files, "m", list(TABLES.values()))
+    writer = Checkpointer(store, POLICIES["consecutive"](), replay)
+    for version in range(1, VERSIONS + 2):
+        replay.now = version
+        writer.write(version, {"dense": b"%d" % version})
+        committed.append(version)
+    Merged(stride=2, executor=AllFirst()).arrange_all(store)
+    assert {chunk.layer for chunk in store.state.line.deltas()} == {4}
+    committed[:] = committed[-3:]
+    store.purge(3)
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_crash_at_every_operation_of_merges_side_by_side(torn: bool) -> None:
+    replay = Replay(TABLES, steps(5, VERSIONS + 2), deletes=0.1)
+    whole = MemoryFiles()
+    written: list[int] = []
+    drive_merges(whole, replay, written)
+    for at in range(2, whole.operations + 1):
+        files = MemoryFiles()
+        files.crash_at, files.torn = at, torn
+        committed: list[int] = []
+        with contextlib.suppress(Crash):
+            drive_merges(files, replay, committed)
             raise AssertionError("it did not crash")
         check(files, replay, committed)
 

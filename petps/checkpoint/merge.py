@@ -1,0 +1,208 @@
+"""Merging in three steps: what becomes one is planned, merged anywhere, committed. STORE.md.
+
+Owns:        MergePlan, plan_merges(), merges_due(), execute(), apply(); Executor and InPlace.
+Never does:  decide how many become one, or when (policy.py); know Ray (on_ray.py).
+Called by:   policy.py; on_ray.py, and its workers.
+Invariants:  execute() reads chunks and writes a bundle, no state; apply() changes nothing unless
+             every chunk of the plan stands. A merge that is given up leaves its chunks as they
+             are, and at most files that no state names.
+Threads:     plan_merges() and apply() are the store's one writer's; execute() is anybody's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from petps.checkpoint.bundle import Edit, write_bundle
+from petps.checkpoint.chunk import Table, lay_over
+from petps.checkpoint.files import Files
+from petps.checkpoint.reader import Reader
+from petps.checkpoint.state import OPEN, Chunk, Line
+from petps.errors import DataLoss, FailedPrecondition, NotFound, PetpsError
+
+if TYPE_CHECKING:
+    from petps.checkpoint.store import Store
+
+__all__ = [
+    "Executed",
+    "Executor",
+    "InPlace",
+    "MergePlan",
+    "apply",
+    "execute",
+    "merges_due",
+    "plan_merges",
+]
+
+# How often a merge is committed anew above what another writer has committed meanwhile.
+APPLY_TRIES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class MergePlan:
+    """Chunks that become one of each table: plain data, which may go to another machine.
+
+    files: the store's, pickled as address and options. chunks: neighbours of one layer, in order.
+    first, layer: of what they become.
+    """
+
+    files: Files
+    tables: Mapping[str, Table]
+    chunks: tuple[Chunk, ...]
+    first: int
+    layer: int
+
+    @property
+    def deltas(self) -> int:
+        """How many deltas become one."""
+        return len({chunk.first for chunk in self.chunks})
+
+    def __str__(self) -> str:
+        return f"the merge of {self.deltas} deltas, {self.chunks[0].first} to {self.first}"
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """What became of a plan: the chunks that were written, or why there are none."""
+
+    plan: MergePlan
+    merged: Sequence[Chunk]
+    error: PetpsError | None
+    seconds: float
+
+
+class Executor(Protocol):
+    """Where plans are executed."""
+
+    def run(self, plans: Sequence[MergePlan]) -> Iterator[Executed]:
+        """Each as it is done, in any order. Plans have no chunk in common."""
+
+
+class InPlace:
+    """In this process, one after the other."""
+
+    def run(self, plans: Sequence[MergePlan]) -> Iterator[Executed]:
+        """See Executor."""
+        for plan in plans:
+            yield executed(plan)
+
+
+def plan_merges(store: Store, stride: int) -> list[MergePlan]:
+    """What is due of the newest line, oldest first; no two have a chunk in common."""
+    line = store.state.line
+    living = _living(line)
+    layers = [layer for layer, _ in living]
+    plans = []
+    for run in _runs(layers, stride):
+        chunks = tuple(chunk for _, each in living[run] for chunk in each)
+        layer = layers[run.start] + 1
+        plans.append(MergePlan(store.files, line.tables, chunks, chunks[-1].first, layer))
+    return plans
+
+
+def merges_due(line: Line, stride: int) -> int:
+    """How many merges there are until nothing is due."""
+    layers = [layer for layer, _ in _living(line)]
+    count = 0
+    while runs := list(_runs(layers, stride)):
+        count += len(runs)
+        for run in reversed(runs):
+            layers[run] = [layers[run.start] + 1]
+    return count
+
+
+def _living(line: Line) -> list[tuple[int, list[Chunk]]]:
+    """Living deltas in order: the layer of each (of no other, if its chunks differ), its chunks."""
+    found: dict[int, list[Chunk]] = {}
+    for chunk in line.deltas():
+        found.setdefault(chunk.first, []).append(chunk)
+    return [
+        (chunks[0].layer if len({each.layer for each in chunks}) == 1 else -first, chunks)
+        for first, chunks in found.items()
+    ]
+
+
+def _runs(layers: Sequence[int], stride: int) -> Iterator[slice]:
+    """Where ``stride`` neighbours are of one layer. Over what lies between others none may jump:
+    of a key, the later row counts.
+    """
+    start = 0
+    for at, layer in enumerate(layers):
+        if layer != layers[start]:
+            start = at
+        if at + 1 - start == stride:
+            yield slice(start, at + 1)
+            start = at + 1
+
+
+def execute(plan: MergePlan) -> list[Chunk]:
+    """Writes the bundle that stands for the plan's chunks; returns what is in it.
+
+    Durable. Raises DataLoss for a chunk that is missing, cut or altered, IoError.
+    """
+    reader = Reader(plan.files)
+
+    def edits() -> Iterator[Edit]:
+        for name in sorted({chunk.table for chunk in plan.chunks}):
+            layers = reader.read([each for each in plan.chunks if each.table == name], plan.tables)
+            rows = lay_over(plan.tables[name], layers, keep_deleted=True)
+            yield name, rows, plan.first, OPEN, plan.layer
+
+    return write_bundle(plan.files, plan.tables, edits())
+
+
+def executed(plan: MergePlan) -> Executed:
+    """execute(); what it raises is the plan's alone."""
+    began = time.monotonic()
+    try:
+        merged, error = execute(plan), None
+    except PetpsError as failure:
+        merged, error = [], failure
+    return Executed(plan, merged, error, time.monotonic() - began)
+
+
+def apply(store: Store, done: Executed) -> None:
+    """Commits what was executed, by one state.
+
+    Raises its error if it has one; FailedPrecondition where a chunk was purged, split or rolled
+    back meanwhile; DataLoss where the bundle is gone. Then the store is as it was, and purge
+    removes the bundle.
+    """
+    if done.error is not None:
+        raise done.error
+    plan = done.plan
+    for tries in range(1, APPLY_TRIES + 1):
+        state = store.state
+        gone = set(plan.chunks) - set(state.line.chunks)
+        if gone:
+            each = min(gone, key=lambda chunk: chunk.first)
+            raise FailedPrecondition(
+                f"{plan} is given up: the chunk {each.file} at {each.offset}, of version "
+                f"{each.first}, was purged, split or rolled back meanwhile; nothing has changed"
+            )
+        _check_there(store, done)
+        try:
+            store.rearrange(
+                [chunk for chunk in plan.chunks if chunk.first == plan.first],
+                written=done.merged,
+                ended=[chunk for chunk in plan.chunks if chunk.first < plan.first],
+                end=plan.first,
+            )
+            return
+        except FailedPrecondition:  # another writer was faster
+            if tries == APPLY_TRIES or store.refresh().number == state.number:
+                raise
+
+
+def _check_there(store: Store, done: Executed) -> None:
+    """That the bundle was not removed meanwhile: purge takes what nobody names for an hour."""
+    last = done.merged[-1]
+    try:
+        whole = store.files.size(last.file) >= last.bloom_offset + last.bloom_length
+    except NotFound:
+        whole = False
+    if not whole:
+        raise DataLoss(f"{done.plan}: {store.name}/{last.file} is gone or cut: merge again")

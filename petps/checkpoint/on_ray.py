@@ -1,0 +1,142 @@
+"""Merging on the machines of a Ray cluster: `pip install petps[ray]` here and there. STORE.md.
+
+Owns:        OnRay.
+Never does:  read or write a store (merge.py, in Ray's workers); decide what is merged.
+Called by:   trainers that hand it to Merged, the CLI.
+Invariants:  a worker that dies costs a merge at most; what is wrong with a store is told as in
+             place, and not tried again.
+Threads:     one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Final
+
+from petps.checkpoint.merge import Executed, MergePlan, executed
+from petps.errors import FailedPrecondition, PetpsError, Unavailable, Unimplemented
+
+__all__ = ["OnRay"]
+
+RETRIES: Final = 3  # of a merge whose worker died
+# A cluster that is started here has no dashboard, and holds next to nothing, for rows go from the
+# store to a worker and back. It tells nobody of itself, and listens on loopback alone, which Ray
+# does where it takes itself for incapable of clusters: it looks when it is imported.
+LOCAL_OPTIONS: Final = {"include_dashboard": False, "object_store_memory": 100 << 20}
+LOCAL_ENVIRONMENT: Final = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+LOOPBACK: Final = "127.0.0.1"
+
+
+class OnRay:
+    """Executes plans as Ray tasks of one processor each, as many at once as the cluster has.
+
+    address: ``ray://host:port`` (Ray Client), or a cluster's ``host:port``; None: the cluster that
+    this process is connected to, or RAY_ADDRESS names, or else one of this machine, started here
+    and reachable from nowhere else. Workers read and write the store by its own address, with the
+    options it was opened with: of a local folder they see the same one only where it is mounted.
+    retries: how often a merge whose worker died is begun anew, before it is given up. processors:
+    of a cluster that is started here; None: this machine's.
+    Raises Unimplemented where Ray is not installed, Unavailable where no cluster answers.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        retries: int = RETRIES,
+        processors: int | None = None,
+    ) -> None:
+        given, address = address, address or os.environ.get("RAY_ADDRESS")
+        if address is None:
+            for name, value in LOCAL_ENVIRONMENT.items():
+                os.environ.setdefault(name, value)
+        self._ray = _import_ray()
+        self._retries = retries
+        self._connected = not self._ray.is_initialized()
+        if self._connected:
+            self._connect(address, processors)
+        elif given is not None:
+            raise FailedPrecondition(
+                f"this process is connected to a Ray cluster already: leave out {given}, or call "
+                "ray.shutdown() first"
+            )
+        self._task = self._ray.remote(num_cpus=1, max_retries=retries)(executed)
+
+    def _connect(self, address: str | None, processors: int | None) -> None:
+        options: dict[str, Any] = {"logging_level": "error", "log_to_driver": False}
+        if address is None:
+            options |= {**LOCAL_OPTIONS, "num_cpus": processors}
+        try:
+            self._ray.init(address=address or "local", **options)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            where = "on this machine could be started" if address is None else f"at {address}"
+            raise Unavailable(f"no Ray cluster {where}: {error}") from error
+        if address is None and self._ray.util.get_node_ip_address() != LOOPBACK:
+            self.close()
+            raise FailedPrecondition(
+                "Ray was imported before a cluster of this machine alone was asked for: connect "
+                "it yourself (ray.init), or import it later"
+            )
+
+    def run(self, plans: Sequence[MergePlan]) -> Iterator[Executed]:
+        """See Executor."""
+        pending = {self._task.remote(plan): plan for plan in plans}
+        try:
+            while pending:
+                (ready, *_), _ = self._ray.wait(list(pending), num_returns=1)
+                plan = pending.pop(ready)
+                yield self._outcome(plan, ready)
+        finally:
+            for each in pending:  # nobody waits for them any more
+                with contextlib.suppress(Exception):
+                    self._ray.cancel(each, force=True)
+
+    def _outcome(self, plan: MergePlan, ready: Any) -> Executed:
+        exceptions = self._ray.exceptions
+        try:
+            done: Executed = self._ray.get(ready)
+            return done
+        except exceptions.RayTaskError as error:
+            text = str(error).strip().rsplit("\n", 1)[-1]
+            problem = f"{plan} failed in a Ray worker: {text}; are petps and its release the same?"
+        except exceptions.RayError as error:
+            problem = (
+                f"{plan} is given up: its Ray worker died {self._retries + 1} times "
+                f"({type(error).__name__}); the chunks stay unmerged, merge again or in place"
+            )
+        failure: PetpsError = Unavailable(problem)
+        return Executed(plan, (), failure, 0.0)
+
+    def close(self) -> None:
+        """Leaves the cluster; ends it if it was started here."""
+        if self._connected:
+            self._connected = False
+            self._ray.shutdown()
+
+    def __enter__(self) -> OnRay:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        raise Unimplemented(
+            "merging on other machines needs Ray: pip install petps[ray]"
+        ) from error
+    return ray

@@ -1,0 +1,337 @@
+"""Merging by a real Ray cluster on this machine: a real trace's versions, killed workers, damage.
+
+Run by `make test-train`. Does not cover: clusters of several machines.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from petps.checkpoint import POLICIES, Checkpointer, Column, Rows, Store, Table
+from petps.checkpoint.files import LocalFiles
+from petps.checkpoint.merge import InPlace, plan_merges
+from petps.checkpoint.on_ray import OnRay
+from petps.checkpoint.policy import Merged
+from petps.checkpoint.store import BASE
+from petps.demo.trace import load_trace
+from petps.errors import (
+    DataLoss,
+    FailedPrecondition,
+    PetpsError,
+    Unavailable,
+    Unimplemented,
+)
+from tests.python.checkpoint.replay import Replay, assert_same
+from tests.train.ray_files import DeadlyFiles, GatedFiles
+
+VERSIONS, ACCESSES, STRIDE = 25, 4000, 2
+TABLES = {
+    "items": Table("items", (Column("row", "f32", 8), Column("sum", "f32", 1))),
+    "users": Table.of("users", 2),
+}
+SECONDS = 120
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    """Two workers at once, whatever this machine has."""
+    folder = tempfile.mkdtemp(prefix="petps-ray-")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("RAY_TMPDIR", folder)
+        patch.setenv("RAY_memory_monitor_refresh_ms", "0")  # a busy machine is no reason to kill
+        try:
+            executor = OnRay(processors=2)
+        except Unimplemented as error:
+            pytest.skip(str(error))
+        with executor:
+            yield
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def replay() -> Replay:
+    """What each version changes: the accesses of a part of the trace, users now and then."""
+    accesses = load_trace().accesses
+    steps = []
+    for number in range(VERSIONS):
+        keys = np.unique(accesses[number * ACCESSES : (number + 1) * ACCESSES])
+        users = keys[:: 50 + number][: 40 if number % 3 else 0]
+        steps.append({"items": keys.astype(np.uint64), "users": users.astype(np.uint64)})
+    return Replay(TABLES, steps, deletes=0.05)
+
+
+@pytest.fixture(scope="module")
+def unmerged(replay: Replay, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("merge") / "store"
+    store = Store.create(folder, "m", list(TABLES.values()))
+    writer = Checkpointer(store, POLICIES["consecutive"](), replay, chunk_bytes=1 << 16)
+    for version in range(1, VERSIONS + 1):
+        replay.now = version
+        writer.write(version)
+    return folder
+
+
+@pytest.fixture
+def store_of(unmerged: Path, tmp_path: Path) -> Callable[[type[LocalFiles]], Store]:
+    """A copy of the unmerged store, over files of a kind."""
+
+    def copied(kind: type[LocalFiles]) -> Store:
+        shutil.copytree(unmerged, tmp_path / kind.__name__)
+        return Store.open(kind(tmp_path / kind.__name__))
+
+    return copied
+
+
+def check(store: Store, replay: Replay) -> None:
+    for version in range(1, VERSIONS + 1):
+        for name, found in store.restore(version).items():
+            assert_same(found, replay.at(name, version))
+    assert store.verify() == []
+
+
+def until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Merging(threading.Thread):
+    """arrange_all() by Ray, beside the test."""
+
+    def __init__(self, store: Store, retries: int = 3) -> None:
+        super().__init__()
+        self.error: PetpsError | None = None
+        self._store = store
+        self._executor = OnRay(retries=retries)
+        self.start()
+
+    def run(self) -> None:
+        try:
+            Merged(stride=STRIDE, executor=self._executor).arrange_all(self._store)
+        except PetpsError as error:
+            self.error = error
+
+    def ended(self) -> PetpsError | None:
+        self.join(SECONDS)
+        assert not self.is_alive()
+        return self.error
+
+
+def test_every_version_is_what_it_was_merged_in_place(
+    store_of: Callable[[type[LocalFiles]], Store], replay: Replay, tmp_path: Path
+) -> None:
+    by_ray = store_of(LocalFiles)
+    shutil.copytree(tmp_path / "LocalFiles", tmp_path / "in-place")
+    in_place = Store.open(tmp_path / "in-place")
+    Merged(stride=STRIDE).arrange_all(in_place)
+    told: list[int] = []
+    with OnRay() as executor:
+        Merged(stride=STRIDE, executor=executor).arrange_all(by_ray, lambda: told.append(1))
+    assert len(told) == 22  # 24 deltas: 12 + 6 + 3 + 1
+    spans = [
+        {(c.table, c.first, c.end, c.layer, c.rows, c.checksum) for c in store.state.line.chunks}
+        for store in (by_ray, in_place)
+    ]
+    assert spans[0] == spans[1]
+    assert {c.layer for c in by_ray.state.line.deltas()} == {4, 5}
+    check(by_ray, replay)
+    check(Store.open(tmp_path / "LocalFiles"), replay)
+
+
+def test_groups_are_merged_at_once_and_a_killed_worker_is_replaced(
+    store_of: Callable[[type[LocalFiles]], Store], replay: Replay
+) -> None:
+    store = store_of(GatedFiles)
+    files = store.files
+    assert isinstance(files, GatedFiles)
+    files.gate.touch()
+    merging = Merging(store)
+    until(lambda: len(files.waiting()) == 2)
+    first, second = files.waiting()
+    assert os.getpid() not in (first, second)
+    os.kill(first, signal.SIGKILL)
+    until(lambda: len(files.waiting()) == 3)  # somebody else began it anew
+    files.gate.unlink()
+    assert merging.ended() is None
+    assert {c.layer for c in store.state.line.deltas()} == {4, 5}
+    check(store, replay)
+
+
+def test_a_merge_whose_workers_all_die_is_given_up(
+    store_of: Callable[[type[LocalFiles]], Store], replay: Replay
+) -> None:
+    store = store_of(DeadlyFiles)
+    assert isinstance(store.files, DeadlyFiles)
+    store.files.own()
+    before = store.state
+    error = Merging(store, retries=1).ended()
+    assert isinstance(error, Unavailable)
+    assert re.fullmatch(
+        r"the merge of 2 deltas, \d+ to \d+ is given up: its Ray worker died 2 times \(.*\); "
+        "the chunks stay unmerged, merge again or in place",
+        str(error),
+    )
+    assert store.state is before
+    check(store, replay)
+    Merged(stride=STRIDE).arrange_all(store)
+    check(store, replay)
+
+
+def test_chunks_that_are_purged_meanwhile(
+    store_of: Callable[[type[LocalFiles]], Store], replay: Replay
+) -> None:
+    store = store_of(GatedFiles)
+    files = store.files
+    assert isinstance(files, GatedFiles)
+    files.gate.touch()
+    merging = Merging(store)
+    until(files.waiting)
+    other = Store.open(LocalFiles(files.name))
+    base = {name: replay.at(name, VERSIONS) for name in TABLES}
+    other.write(VERSIONS + 1, base, kind=BASE)
+    other.purge(1)
+    files.gate.unlink()
+    error = merging.ended()
+    assert isinstance(error, FailedPrecondition)
+    assert "was purged, split or rolled back meanwhile; nothing has changed" in str(error)
+    assert store.refresh().number == other.state.number
+    root = Path(files.name)
+    named = other.state.files() | set(other.state.trash)
+    left_over = {f"data/{path.name}" for path in (root / "data").iterdir()} - named
+    assert len(left_over) == 12, "what was merged in vain"
+    for path in (root / "data").iterdir():
+        os.utime(path, (1, 1))
+    other.purge(1)
+    assert {f"data/{path.name}" for path in (root / "data").iterdir()} <= named
+    for name, rows in Store.open(Path(files.name)).restore().items():
+        assert_same(rows, replay.at(name, VERSIONS))
+
+
+def test_a_damaged_chunk_is_refused_by_the_worker(
+    store_of: Callable[[type[LocalFiles]], Store], replay: Replay
+) -> None:
+    store = store_of(LocalFiles)
+    chunk = next(c for c in store.state.line.deltas() if c.first == 8)
+    path = Path(store.name) / chunk.file
+    body = bytearray(path.read_bytes())
+    body[chunk.offset + chunk.length // 2] ^= 0x10
+    path.write_bytes(body)
+    damaged = [plan for plan in plan_merges(store, STRIDE) if chunk in plan.chunks]
+    (in_place,) = InPlace().run(damaged)
+    error = Merging(store).ended()
+    assert type(error) is type(in_place.error) is DataLoss
+    assert str(error) == str(in_place.error)
+    assert "does not fit its checksum" in str(error)
+    # The others were merged, and nothing was merged over the one that was not.
+    layers = {c.first: c.layer for c in store.state.line.deltas()}
+    assert layers == {5: 3, 7: 2, 8: 1, 9: 1, 25: 5}
+    body[chunk.offset + chunk.length // 2] ^= 0x10
+    path.write_bytes(body)
+    check(store, replay)
+
+
+def test_by_hand(store_of: Callable[[type[LocalFiles]], Store], replay: Replay) -> None:
+    """The command starts a cluster of its own, which nobody else can reach."""
+    store = store_of(LocalFiles)
+    petps = [sys.executable, "-m", "petps.cli", "checkpoint", "merge", store.name]
+    environment = {**os.environ, "RAY_memory_monitor_refresh_ms": "0"}
+    environment.pop("RAY_ADDRESS", None)
+    with subprocess.Popen(
+        [*petps, "--on", "ray", "--json"], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        said = process.communicate(timeout=SECONDS)[0]
+    assert process.returncode == 0
+    assert '"merges": 22' in said
+    store.refresh()
+    assert {c.layer for c in store.state.line.deltas()} == {4, 5}
+    check(store, replay)
+    refused = subprocess.run(
+        [*petps, "--on", "moon"], capture_output=True, text=True, env=environment, check=False
+    )
+    assert refused.returncode != 0
+    assert "--on moon: here, ray or ray://HOST:PORT" in " ".join(refused.stderr.split())
+
+
+def run_alone(text: str) -> str:
+    """What a process of its own, that no cluster is known to, says and is told."""
+    environment = {**os.environ}
+    environment.pop("RAY_ADDRESS", None)
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=SECONDS,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+LISTENING = """
+import psutil
+from petps.checkpoint.on_ray import OnRay
+with OnRay():
+    for process in psutil.Process().children(recursive=True):
+        for each in process.net_connections("inet"):
+            if each.status == psutil.CONN_LISTEN:
+                print("listens", each.laddr.ip, each.laddr.port, process.name())
+"""
+
+
+def test_a_cluster_that_is_started_here_listens_here_only() -> None:
+    said = [line.split() for line in run_alone(LISTENING).splitlines()]
+    addresses = {words[1] for words in said if words[0] == "listens"}
+    assert addresses
+    assert addresses <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def test_who_imported_ray_before_is_told() -> None:
+    text = """
+import os
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"
+import ray
+from petps.checkpoint.on_ray import OnRay
+OnRay()
+"""
+    assert "FailedPrecondition: Ray was imported before a cluster of this machine" in run_alone(
+        text
+    )
+
+
+def test_a_cluster_that_is_not_there() -> None:
+    with pytest.raises(FailedPrecondition, match=r"already: leave out ray://127\.0\.0\.1:1"):
+        OnRay("ray://127.0.0.1:1")
+    text = "from petps.checkpoint.on_ray import OnRay; OnRay('ray://127.0.0.1:1')"
+    assert "Unavailable: no Ray cluster at ray://127.0.0.1:1: " in run_alone(text)
+
+
+def test_rows_that_no_version_had_are_not_made_up(
+    store_of: Callable[[type[LocalFiles]], Store], replay: Replay
+) -> None:
+    """A worker that dies leaves pieces of bundles: none is named."""
+    store = store_of(DeadlyFiles)
+    assert isinstance(store.files, DeadlyFiles)
+    store.files.own()
+    Merging(store, retries=0).ended()
+    named = {chunk.file for chunk in store.state.line.chunks}
+    pieces = {f"data/{path.name}" for path in (Path(store.name) / "data").iterdir()} - named
+    assert pieces
+    assert Store.open(Path(store.name)).verify() == []
+    rows = Rows.of(TABLES["users"], [1], {"row": np.ones((1, 2), np.float32)})
+    items = replay.at("items", 1)
+    store.write(VERSIONS + 1, {"items": items, "users": rows}, kind="delta")
