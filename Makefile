@@ -15,7 +15,7 @@ SOAK_SECONDS := 600
 help:
 	@echo "make demo    build, then train, serve, kill and compare on real accesses (petps demo)"
 	@echo "make test    build, then every check and test; one summary at the end"
-	@echo "make test-train  installs PyTorch (5 GB) into .venv-train, then tests its adapters"
+	@echo "make test-train  installs PyTorch and Ray (5 GB) into .venv-train, then tests what needs them"
 	@echo "make lab     persistent memory and RDMA, emulated: suites in a small guest (tests/lab)"
 	@echo "make soak    pulls under updates and reclaim in each gather mode; SOAK_SECONDS=600 each"
 	@echo "make bench   build, then measure; ONLY=pull measures a part"
@@ -39,8 +39,8 @@ test: build
 	cmake --build build/release -j $(JOBS) --target petps_bench
 	$(PYTHON) -m tests.run --jobs $(JOBS) $(if $(ONLY),--only $(ONLY))
 
-# PyTorch stands in an environment of its own, which sees the packages of .venv. Where it cannot be
-# installed the suite is skipped, and that is said.
+# PyTorch and Ray stand in an environment of their own, which sees the packages of .venv. Where they
+# cannot be installed the suite is skipped, and that is said.
 test-train: build
 	$(PYTHON) -m tests.run --jobs $(JOBS) --only train
 

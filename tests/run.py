@@ -225,14 +225,16 @@ def lab(jobs: int) -> Outcome:
 
 
 def train(jobs: int) -> Outcome:
-    """Runs the adapters' suites, which need PyTorch; not part of `make test`."""
+    """Runs the suites that need PyTorch or Ray; not part of `make test`."""
     del jobs  # PyTorch has threads of its own
     outcome = Outcome("train")
     installed = run([str(ROOT / "deploy/bootstrap.sh"), "train"])
     if installed.status != 0:  # as without a broker: said, and no reason to refuse a change
-        reason = installed.lines[-1] if installed.lines else "PyTorch could not be installed"
+        reason = (
+            installed.lines[-1] if installed.lines else "PyTorch and Ray could not be installed"
+        )
         outcome.skips.append((reason, "all of it"))
-        outcome.closing = "not run: PyTorch could not be installed"
+        outcome.closing = "not run: PyTorch and Ray could not be installed"
         return outcome
     junit = RESULTS / "train.xml"
     files = sorted(

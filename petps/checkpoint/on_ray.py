@@ -76,7 +76,9 @@ class OnRay:
             self._ray.init(address=address or "local", **options)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where = "on this machine could be started" if address is None else f"at {address}"
-            raise Unavailable(f"no Ray cluster {where}: {error}") from error
+            raise Unavailable(
+                f"no Ray cluster {where}: {error}; is it there, and RAY_AUTH_TOKEN its own?"
+            ) from error
         if address is None and self._ray.util.get_node_ip_address() != LOOPBACK:
             self.close()
             raise FailedPrecondition(
