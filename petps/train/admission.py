@@ -1,0 +1,126 @@
+"""Which new keys get a row: those seen often enough, counted in the order of batches.
+
+Owns:        Admission.
+Never does:  rows; know which worker asked.
+Called by:   sharded.py.
+Invariants:  the counts are those after the last batch that was committed; what later batches count
+             is kept beside them until they are, so that a version saved in between has none of it.
+Threads:     count() from one, commit() from another; serialised.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from petps.errors import DataLoss, FailedPrecondition, InvalidArgument
+
+__all__ = ["Admission"]
+
+Keys = npt.NDArray[np.uint64]
+Counts = npt.NDArray[np.uint32]
+Mask = npt.NDArray[np.bool_]
+# Counts are folded into the older ones, a pass over all of them, once there are so many.
+NEWER_MAX: Final = 1 << 16
+
+
+class Admission:
+    """Counts of keys that have no row yet. A key is admitted in the batch that fills its count.
+
+    threshold: how often a key must have been seen, this batch included; 1 admits all at once and
+    counts nothing. Memory: 12 bytes a key that is not admitted.
+    """
+
+    def __init__(self, threshold: int = 1) -> None:
+        if threshold < 1:
+            raise InvalidArgument(f"threshold {threshold} is below 1")
+        self.threshold = threshold
+        self._mutex = threading.Lock()
+        self._older = _Counted()
+        self._newer = _Counted()  # of the same key, this one counts
+        self._uncommitted: list[tuple[int, _Counted]] = []  # by batch: the counts after it
+
+    def count(self, batch: int, keys: Keys, seen: npt.NDArray[np.integer]) -> Mask:
+        """bool[n]: which of ``keys`` (ascending, without a row) are admitted with this batch.
+
+        seen: integers[n], how often each stands in it. Batches come in order.
+        """
+        if self.threshold == 1:
+            return np.ones(len(keys), np.bool_)
+        with self._mutex:
+            if self._uncommitted and batch <= self._uncommitted[-1][0]:
+                raise FailedPrecondition(
+                    f"batch {batch} is counted after batch {self._uncommitted[-1][0]}"
+                )
+            after = np.zeros(len(keys), np.uint64)
+            for known in (self._older, self._newer, *(each for _, each in self._uncommitted)):
+                known.into(after, keys)
+            after = np.minimum(after + seen.astype(np.uint64), np.iinfo(np.uint32).max)
+            self._uncommitted.append((batch, _Counted(keys, after.astype(np.uint32))))
+            return after >= self.threshold
+
+    def commit(self, batch: int) -> None:
+        """What the batches up to this one counted stands; admitted keys are counted no more."""
+        with self._mutex:
+            while self._uncommitted and self._uncommitted[0][0] <= batch:
+                self._newer = self._newer.under(self._uncommitted.pop(0)[1])
+            if len(self._newer.keys) > NEWER_MAX:
+                self._fold()
+
+    def _fold(self) -> None:
+        self._older = self._older.under(self._newer).below(self.threshold)
+        self._newer = _Counted()
+
+    def saved(self) -> bytes:
+        """The committed counts, for load()."""
+        with self._mutex:
+            out = io.BytesIO()
+            self._fold()
+            np.savez(out, keys=self._older.keys, counts=self._older.counts)
+            return out.getvalue()
+
+    def load(self, saved: bytes) -> None:
+        """The counts of saved(); what was not committed is forgotten. Raises DataLoss."""
+        try:
+            with np.load(io.BytesIO(saved), allow_pickle=False) as arrays:
+                keys, counts = arrays["keys"], arrays["counts"]
+        except (OSError, ValueError, KeyError) as error:
+            raise DataLoss(f"admission counts cannot be read: {error}") from error
+        if keys.dtype != np.uint64 or counts.dtype != np.uint32 or keys.shape != counts.shape:
+            raise DataLoss("admission counts are not uint64 keys and uint32 counts of one length")
+        with self._mutex:
+            self._older, self._newer, self._uncommitted = _Counted(keys, counts), _Counted(), []
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """keys: uint64[n], ascending, each once; counts: uint32[n]."""
+
+    keys: Keys = field(default_factory=lambda: np.empty(0, np.uint64))
+    counts: Counts = field(default_factory=lambda: np.empty(0, np.uint32))
+
+    def into(self, after: npt.NDArray[np.uint64], keys: Keys) -> None:
+        """Sets the count of each of ``keys`` that is here."""
+        if len(self.keys) == 0:
+            return
+        where = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        there = self.keys[where] == keys
+        after[there] = self.counts[where[there]]
+
+    def under(self, newer: _Counted) -> _Counted:
+        """Both; of the same key, ``newer`` counts."""
+        stays = ~np.isin(self.keys, newer.keys, assume_unique=True)
+        keys = np.concatenate([self.keys[stays], newer.keys])
+        order = np.argsort(keys, kind="stable")
+        counts = np.concatenate([self.counts[stays], newer.counts])
+        return _Counted(keys[order], counts[order])
+
+    def below(self, threshold: int) -> _Counted:
+        """Those that are not admitted."""
+        waits = self.counts < threshold
+        return _Counted(self.keys[waits], self.counts[waits])

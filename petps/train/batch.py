@@ -1,0 +1,104 @@
+"""Samples as a loader gives them, and their micro-batches.
+
+Owns:        Ragged, Batch.
+Never does:  read data; import torch (dense values are whatever tensor the loader gives).
+Called by:   loaders, pipeline.py, routing.py.
+Threads:     values; the arrays belong to the pipeline once a batch was given to it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from petps.errors import InvalidArgument
+
+__all__ = ["Batch", "Ragged"]
+
+Keys = npt.NDArray[np.uint64]
+Offsets = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """The keys of a feature: sample s has keys[offsets[s]:offsets[s + 1]].
+
+    keys: uint64[n]; offsets: int64[samples + 1], ascending from 0 to n. Raises InvalidArgument.
+    """
+
+    keys: Keys
+    offsets: Offsets
+
+    def __post_init__(self) -> None:
+        if self.keys.dtype != np.uint64 or self.keys.ndim != 1:
+            raise InvalidArgument(f"keys are {self.keys.dtype}{list(self.keys.shape)}: uint64[n]")
+        ends = self.offsets
+        if ends.dtype != np.int64 or ends.ndim != 1 or len(ends) == 0:
+            raise InvalidArgument(f"offsets are {ends.dtype}{list(ends.shape)}: int64[samples + 1]")
+        if ends[0] != 0 or ends[-1] != len(self.keys) or (ends[1:] < ends[:-1]).any():
+            raise InvalidArgument(f"offsets must ascend from 0 to {len(self.keys)}, the keys given")
+
+    @staticmethod
+    def single(keys: Keys) -> Ragged:
+        """One key a sample."""
+        return Ragged(keys, np.arange(len(keys) + 1, dtype=np.int64))
+
+    @property
+    def samples(self) -> int:
+        """How many."""
+        return len(self.offsets) - 1
+
+    def select(self, order: npt.NDArray[np.intp]) -> Ragged:
+        """These samples, in this order."""
+        lengths = np.diff(self.offsets)[order]
+        offsets = np.zeros(len(order) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        index = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][order] - offsets[:-1], lengths)
+        return Ragged(self.keys[index], offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A worker's samples of one step.
+
+    keys: by feature; dense: tensors by name, first axis samples (labels too); reader: the loader's
+    state after this batch, for a trainer that goes on behind it.
+    """
+
+    keys: Mapping[str, Ragged]
+    dense: Mapping[str, Any] = field(default_factory=dict)
+    reader: bytes = b""
+
+    def __post_init__(self) -> None:
+        counts = {name: ragged.samples for name, ragged in self.keys.items()}
+        counts |= {name: len(values) for name, values in self.dense.items()}
+        if len(set(counts.values())) > 1:
+            raise InvalidArgument(f"a batch's features differ in samples: {counts}")
+
+    @property
+    def samples(self) -> int:
+        """How many."""
+        for ragged in self.keys.values():
+            return ragged.samples
+        for values in self.dense.values():
+            return len(values)
+        return 0
+
+    def select(self, order: npt.NDArray[np.intp]) -> Batch:
+        """These samples, in this order."""
+        return Batch(
+            {name: ragged.select(order) for name, ragged in self.keys.items()},
+            {name: values[order] for name, values in self.dense.items()},
+            self.reader,
+        )
+
+    def parts(self, count: int) -> Iterator[Batch]:
+        """``count`` micro-batches of neighbouring samples, sizes differing by at most one."""
+        bounds = [self.samples * part // count for part in range(count + 1)]
+        for begin, end in itertools.pairwise(bounds):
+            yield self.select(np.arange(begin, end))

@@ -1,0 +1,185 @@
+"""Exchanges between workers: the contract, torch.distributed, one worker alone, a link that is slow
+on purpose.
+
+Owns:        Link, GroupLink, LoneLink, SlowLink, Links.
+Never does:  know keys or rows.
+Called by:   routing.py, pipeline.py; bench (SlowLink).
+Invariants:  all workers make the same calls on a link in the same order; a call ends within the
+             group's timeout, with an error that says what to look at.
+Threads:     one thread a link.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, Protocol
+
+from petps.errors import DeadlineExceeded, Unavailable
+from petps.train.pytorch import torch_module
+
+__all__ = ["GroupLink", "Link", "Links", "LoneLink", "SlowLink"]
+
+TIMEOUT_SECONDS: Final = 60.0
+
+
+class Link(Protocol):
+    """Collective calls of all workers."""
+
+    rank: int
+    world: int
+
+    def all_to_all(self, send: Any, sends: Sequence[int], receives: Sequence[int]) -> Any:
+        """send: tensor[sum(sends)], for rank 0, then 1, ... -> tensor[sum(receives)], from each."""
+
+    def all_gather(self, values: Any) -> list[Any]:
+        """The tensors of all ranks, of one shape."""
+
+    def all_reduce(self, values: Any) -> Any:
+        """Their sum, in whatever order is quickest."""
+
+
+class LoneLink:
+    """One worker."""
+
+    rank = 0
+    world = 1
+
+    def all_to_all(self, send: Any, sends: Sequence[int], receives: Sequence[int]) -> Any:
+        """See Link."""
+        del sends, receives
+        return send
+
+    def all_gather(self, values: Any) -> list[Any]:
+        """See Link."""
+        return [values]
+
+    def all_reduce(self, values: Any) -> Any:
+        """See Link."""
+        return values
+
+
+class GroupLink:
+    """A process group of torch.distributed."""
+
+    def __init__(self, group: Any, timeout_s: float = TIMEOUT_SECONDS) -> None:
+        self._distributed = torch_module().distributed
+        self._torch = torch_module()
+        self._group = group
+        self._timeout_s = timeout_s
+        self.rank: int = self._distributed.get_rank(group)
+        self.world: int = self._distributed.get_world_size(group)
+
+    def all_to_all(self, send: Any, sends: Sequence[int], receives: Sequence[int]) -> Any:
+        """See Link."""
+        received = self._torch.empty(sum(receives), dtype=send.dtype, device=send.device)
+        self._call(
+            self._distributed.all_to_all_single,
+            received, send, list(receives), list(sends), group=self._group,
+        )  # fmt: skip
+        return received
+
+    def all_gather(self, values: Any) -> list[Any]:
+        """See Link."""
+        gathered = [self._torch.empty_like(values) for _ in range(self.world)]
+        self._call(self._distributed.all_gather, gathered, values, group=self._group)
+        return gathered
+
+    def all_reduce(self, values: Any) -> Any:
+        """See Link."""
+        summed = values.clone()
+        self._call(self._distributed.all_reduce, summed, group=self._group)
+        return summed
+
+    def _call(self, collective: Any, *arguments: Any, group: Any, **options: Any) -> None:
+        began = time.monotonic()
+        try:
+            collective(*arguments, group=group, **options)
+        except RuntimeError as error:
+            where = f"worker {self.rank} of {self.world}"
+            reason = str(error).strip().splitlines()[0][:200] if str(error) else "no reason"
+            if time.monotonic() - began >= 0.9 * self._timeout_s:
+                raise DeadlineExceeded(
+                    f"{where}: a peer did not answer within {self._timeout_s:g} s ({reason}): it "
+                    "hangs or is slow; look at the other workers, or give Links a longer timeout_s"
+                ) from error
+            raise Unavailable(
+                f"{where}: a peer is gone ({reason}): restart the workers from the last version"
+            ) from error
+
+
+class SlowLink:
+    """Completes one transfer at a time, after latency + bytes / bandwidth: a network to measure by.
+
+    turn: one for all links of a worker.
+    """
+
+    def __init__(
+        self, link: Link, turn: threading.Lock, *, latency_s: float, bytes_per_second: float
+    ) -> None:
+        self._link = link
+        self._turn = turn
+        self._latency_s = latency_s
+        self._bytes_per_second = bytes_per_second
+        self.rank = link.rank
+        self.world = link.world
+
+    def all_to_all(self, send: Any, sends: Sequence[int], receives: Sequence[int]) -> Any:
+        """See Link."""
+        out = sum(count for peer, count in enumerate(sends) if peer != self.rank)
+        come = sum(count for peer, count in enumerate(receives) if peer != self.rank)
+        with self._turn:
+            began = time.monotonic()
+            received = self._link.all_to_all(send, sends, receives)
+            self._wait(began, max(out, come) * send.element_size())
+        return received
+
+    def all_gather(self, values: Any) -> list[Any]:
+        """See Link."""
+        with self._turn:
+            began = time.monotonic()
+            gathered = self._link.all_gather(values)
+            self._wait(began, values.numel() * values.element_size())
+        return gathered
+
+    def all_reduce(self, values: Any) -> Any:
+        """See Link."""
+        with self._turn:
+            began = time.monotonic()
+            summed = self._link.all_reduce(values)
+            self._wait(began, values.numel() * values.element_size())
+        return summed
+
+    def _wait(self, began: float, size: int) -> None:
+        until = began + self._latency_s + size / self._bytes_per_second
+        if (left := until - time.monotonic()) > 0:
+            time.sleep(left)
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """A link each for what is under way at the same time."""
+
+    keys: Link
+    rows: Link
+    dense: Link
+
+    @staticmethod
+    def alone() -> Links:
+        """Of one worker."""
+        return Links(LoneLink(), LoneLink(), LoneLink())
+
+    @staticmethod
+    def of_processes(timeout_s: float = TIMEOUT_SECONDS, *, device: str = "cpu") -> Links:
+        """Of torch.distributed, which is initialised; all workers call this together.
+
+        Keys go over gloo; rows and dense gradients too, on a GPU over NCCL.
+        """
+        distributed = torch_module().distributed
+        backends = ["gloo", *(["gloo" if device == "cpu" else "nccl"] * 2)]
+        timeout = timedelta(seconds=timeout_s)
+        groups = [distributed.new_group(backend=each, timeout=timeout) for each in backends]
+        return Links(*(GroupLink(group, timeout_s) for group in groups))

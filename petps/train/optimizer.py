@@ -1,0 +1,127 @@
+"""How a sparse gradient changes a training slot: the row, then the optimizer's state of that row.
+
+Owns:        Optimizer, Sgd, RowwiseAdagrad, Adam.
+Never does:  dense parameters (a torch optimizer has them); import torch.
+Called by:   sharded.py (how wide a slot is), pipeline.py (apply).
+Invariants:  a row's next value depends on its slot and its gradient alone, so that whoever restores
+             slots goes on bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from petps.errors import InvalidArgument
+
+__all__ = ["Adam", "Optimizer", "RowwiseAdagrad", "Sgd"]
+
+
+class Optimizer(Protocol):
+    """Of embedding rows."""
+
+    def columns(self, dim: int) -> Mapping[str, int]:
+        """What stands behind a row in its slot: widths in float32, by name, in that order."""
+
+    def initial(self, dim: int) -> float:
+        """What a new row's state is filled with."""
+
+    def apply(self, slots: Any, gradients: Any) -> None:
+        """slots: float32[n, dim + state], changed in place; gradients: float32[n, dim]; tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sgd:
+    """row -= lr * gradient."""
+
+    lr: float
+
+    def __post_init__(self) -> None:
+        _check_positive("lr", self.lr)
+
+    def columns(self, dim: int) -> Mapping[str, int]:
+        """See Optimizer."""
+        del dim
+        return {}
+
+    def initial(self, dim: int) -> float:
+        """See Optimizer."""
+        del dim
+        return 0.0
+
+    def apply(self, slots: Any, gradients: Any) -> None:
+        """See Optimizer."""
+        slots.sub_(gradients, alpha=self.lr)
+
+
+@dataclass(frozen=True, slots=True)
+class RowwiseAdagrad:
+    """One sum a row of the mean squared gradient (FBGEMM's EXACT_ROWWISE_ADAGRAD)."""
+
+    lr: float
+    eps: float = 1e-8
+    initial_sum: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_positive("lr", self.lr)
+        _check_positive("eps", self.eps)
+
+    def columns(self, dim: int) -> Mapping[str, int]:
+        """See Optimizer."""
+        del dim
+        return {"sum": 1}
+
+    def initial(self, dim: int) -> float:
+        """See Optimizer."""
+        del dim
+        return self.initial_sum
+
+    def apply(self, slots: Any, gradients: Any) -> None:
+        """See Optimizer."""
+        dim = gradients.shape[1]
+        total = slots[:, dim:]
+        total.add_(gradients.square().mean(dim=1, keepdim=True))
+        slots[:, :dim].sub_(gradients / (total.sqrt() + self.eps), alpha=self.lr)
+
+
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """Lazy Adam: moments and the number of steps of each row, which counts its own steps only."""
+
+    lr: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _check_positive("lr", self.lr)
+        _check_positive("eps", self.eps)
+        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
+            if not 0 <= beta < 1:
+                raise InvalidArgument(f"{name} {beta} is not in [0, 1)")
+
+    def columns(self, dim: int) -> Mapping[str, int]:
+        """See Optimizer."""
+        return {"mean": dim, "variance": dim, "steps": 1}
+
+    def initial(self, dim: int) -> float:
+        """See Optimizer."""
+        del dim
+        return 0.0
+
+    def apply(self, slots: Any, gradients: Any) -> None:
+        """See Optimizer."""
+        dim = gradients.shape[1]
+        mean, variance, steps = slots[:, dim : 2 * dim], slots[:, 2 * dim : 3 * dim], slots[:, -1:]
+        steps.add_(1)
+        mean.mul_(self.beta1).add_(gradients, alpha=1 - self.beta1)
+        variance.mul_(self.beta2).addcmul_(gradients, gradients, value=1 - self.beta2)
+        first = 1 - self.beta1**steps
+        second = 1 - self.beta2**steps
+        slots[:, :dim].sub_(mean / first / ((variance / second).sqrt() + self.eps), alpha=self.lr)
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise InvalidArgument(f"{name} {value} is not positive")

@@ -1,0 +1,331 @@
+"""A worker's partitions of the embedding tables: training slots in a petps pool.
+
+Owns:        TableSpec, ShardedTables, ShardedTable (a TrainedTable).
+Never does:  talk to other workers, compute gradients; import torch.
+Called by:   pipeline.py; Feed and RankedFeed, which write its rows to store and log.
+Invariants:  a slot is the row, then its optimizer's state, written as one; a new row depends on
+             (seed, table, key) alone; a worker holds keys of its own partitions only.
+Threads:     retrieve() from one, write_back() from another; a row that both touch is either's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from petps import _native
+from petps.delta.schema import MAX_DIM, check_name, partition_of
+from petps.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
+from petps.pool import MAX_ROWS_PER_APPLY, Pool
+from petps.tracker import Tracker
+from petps.train.admission import Admission
+from petps.train.optimizer import Optimizer
+from petps.train.table import ROW, Floats, Gathered, Keys
+
+__all__ = ["Retrieved", "ShardedTable", "ShardedTables", "TableSpec"]
+
+Mask = npt.NDArray[np.bool_]
+MODEL: Final = "train"  # of the pool; what serves is another pool, and model
+PARTITIONS: Final = 64  # unless told otherwise; fixed for ever, as in the log
+ROWS_AT_ONCE: Final = MAX_ROWS_PER_APPLY
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """An embedding table.
+
+    dim: values of a row; capacity: rows that one worker can hold; initial: new rows are uniform in
+    [-initial, initial); threshold: how often a key must have been seen before it has a row.
+    """
+
+    name: str
+    dim: int
+    capacity: int
+    initial: float = 0.05
+    threshold: int = 1
+
+    def __post_init__(self) -> None:
+        check_name("table", self.name)
+        if not 1 <= self.dim <= MAX_DIM:
+            raise InvalidArgument(f"table {self.name}: dim {self.dim} is not in 1..{MAX_DIM}")
+        if self.capacity < 1:
+            raise InvalidArgument(f"table {self.name}: capacity {self.capacity} is below 1")
+        if self.threshold < 1:
+            raise InvalidArgument(f"table {self.name}: threshold {self.threshold} is below 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieved:
+    """slots: float32[n, width] as asked for; live: bool[n], which keys have a row from now on.
+
+    The others read as zeros, are not updated and not written back.
+    """
+
+    slots: Floats
+    live: Mask
+
+
+class ShardedTable:
+    """One table's rows on this worker; tracked as they are written back."""
+
+    def __init__(
+        self,
+        table: _native.Table,
+        spec: TableSpec,
+        optimizer: Optimizer,
+        tracker: Tracker,
+        seed: int,
+    ) -> None:
+        self.spec = spec
+        self.optimizer = optimizer
+        self.columns: dict[str, int] = {ROW: spec.dim, **optimizer.columns(spec.dim)}
+        """Widths by name, in the order in which they stand in a slot."""
+        self.width = sum(self.columns.values())
+        self.admission = Admission(spec.threshold)
+        self._table = table
+        self._tracker = tracker
+        self._salt = _mixed(np.array([seed], np.uint64) ^ _name_hash(spec.name))
+        tracker.add_table(spec.name, None)
+
+    @property
+    def name(self) -> str:
+        """See TrainedTable."""
+        return self.spec.name
+
+    def retrieve(self, batch: int, keys: Keys, seen: npt.NDArray[np.integer]) -> Retrieved:
+        """keys: uint64[n], ascending, each once; seen: how often each stands in the batch."""
+        slots = np.empty((len(keys), self.width), np.float32)
+        live = np.empty(len(keys), np.bool_)
+        self._table.pull(keys, slots, live)
+        new = np.flatnonzero(~live)
+        if len(new) or self.spec.threshold > 1:
+            admitted = new[self.admission.count(batch, keys[new], seen[new])]
+            live[admitted] = True
+            slots[admitted] = self._initial(keys[admitted])
+        return Retrieved(slots, live)
+
+    def write_back(self, batch: int, keys: Keys, slots: Floats) -> None:
+        """Rows and state of updated keys; tracked. Raises ResourceExhausted (a full table)."""
+        self._apply(keys, slots, batch)
+        self.admission.commit(batch)
+        self._tracker.track(self.name, keys)
+
+    def keys(self) -> Keys:
+        """See TrainedTable."""
+        return np.sort(self._table.keys())
+
+    def keys_of(self, ids: npt.NDArray[np.uint64]) -> Keys:
+        """See TrainedTable: ids are keys."""
+        return ids
+
+    def ids_of(self, keys: Keys) -> npt.NDArray[np.uint64]:
+        """See TrainedTable."""
+        return keys
+
+    def gather(self, keys: Keys) -> Gathered:
+        """See TrainedTable."""
+        slots = np.empty((len(keys), self.width), np.float32)
+        found = np.empty(len(keys), np.bool_)
+        self._table.pull(keys, slots, found)
+        columns = {name: slots[:, part] for name, part in self._parts()}
+        return Gathered(columns, None if found.all() else ~found)
+
+    def load(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
+        """See TrainedTable. Later rows are rolled back, later keys erased; equal ones stay."""
+        if set(columns) != set(self.columns):
+            raise InvalidArgument(
+                f"table {self.name} has columns {sorted(self.columns)}, given {sorted(columns)}"
+            )
+        for name, width in self.columns.items():
+            if columns[name].shape != (len(keys), width):
+                raise InvalidArgument(
+                    f"table {self.name}: column {name} has shape {columns[name].shape}, "
+                    f"expected ({len(keys)}, {width})"
+                )
+        later = np.setdiff1d(self._table.keys(), keys)
+        for part in _pieces(len(later)):
+            self._table.apply(later[part], None)
+        for part in _pieces(len(keys)):
+            slots = np.concatenate([columns[name][part] for name in self.columns], axis=1)
+            slots = np.ascontiguousarray(slots, np.float32)
+            held = np.empty_like(slots)
+            found = np.empty(len(slots), np.bool_)
+            self._table.pull(keys[part], held, found)
+            differs = ~found | (held.view(np.uint32) != slots.view(np.uint32)).any(axis=1)
+            self._apply(keys[part][differs], slots[differs], 0)
+
+    def _apply(self, keys: Keys, slots: Floats, stamp: int) -> None:
+        for part in _pieces(len(keys)):
+            stored = np.ascontiguousarray(slots[part], np.float32).view(np.uint8)
+            report = self._table.apply(np.ascontiguousarray(keys[part]), stored, None, stamp)
+            if report.refused:
+                raise ResourceExhausted(
+                    f"table {self.name} is full: it holds {self.spec.capacity} rows on a worker; "
+                    "give it a greater capacity, or raise its threshold"
+                )
+
+    def _parts(self) -> Iterator[tuple[str, slice]]:
+        at = 0
+        for name, width in self.columns.items():
+            yield name, slice(at, at + width)
+            at += width
+
+    def _initial(self, keys: Keys) -> Floats:
+        """float32[n, width]: uniform rows, by counters hashed with the key; state as it begins."""
+        dim = self.spec.dim
+        slots = np.full((len(keys), self.width), self.optimizer.initial(dim), np.float32)
+        counters = np.arange(1, dim + 1, dtype=np.uint64) * _GOLDEN
+        bits = _mixed(_mixed(keys ^ self._salt)[:, None] + counters) >> np.uint64(40)
+        unit = bits.astype(np.float32) * np.float32(2.0**-24)  # exact: 24 bits
+        slots[:, :dim] = (unit * np.float32(2) - np.float32(1)) * np.float32(self.spec.initial)
+        return slots
+
+
+class ShardedTables:
+    """Embedding tables, of which this worker holds the keys of its partitions.
+
+    path: of the worker's pool, reopened if it is there, made otherwise; None: memory. A pool is
+    one worker's: (rank, world) must be those that it was made with. partitions: of the log that
+    the rows go to. seed: of new rows. A context manager: the pool is closed at its end.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str] | None,
+        specs: Sequence[TableSpec],
+        optimizer: Optimizer,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        partitions: int = PARTITIONS,
+        seed: int = 0,
+        tracker: Tracker | None = None,
+    ) -> None:
+        if not 0 <= rank < world:
+            raise InvalidArgument(f"rank {rank} is not of {world} workers")
+        if partitions < world:
+            raise InvalidArgument(
+                f"{partitions} partitions cannot be shared by {world} workers: each owns whole ones"
+            )
+        if len({spec.name for spec in specs}) != len(specs) or not specs:
+            raise InvalidArgument("tables need names, each its own; at least one")
+        self.rank = rank
+        self.world = world
+        self.partitions = partitions
+        self.tracker = tracker or Tracker()
+        self._pool = _opened(path, specs, optimizer, partitions)
+        try:
+            self._tables = {
+                spec.name: ShardedTable(
+                    self._pool.table(spec.name, MODEL), spec, optimizer, self.tracker, seed
+                )
+                for spec in specs
+            }
+        except BaseException:
+            self._pool.close()
+            raise
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tables, in the order given."""
+        return list(self._tables)
+
+    def __getitem__(self, name: str) -> ShardedTable:
+        try:
+            return self._tables[name]
+        except KeyError:
+            raise NotFound(f"no table {name!r}; there are: {', '.join(self._tables)}") from None
+
+    def __iter__(self) -> Iterator[ShardedTable]:
+        return iter(self._tables.values())
+
+    def owner_of(self, keys: Keys) -> npt.NDArray[np.int64]:
+        """int64[n]: the rank that holds each key; a rank's partitions are neighbours."""
+        return partition_of(keys, self.partitions).astype(np.int64) * self.world // self.partitions
+
+    def owned(self) -> range:
+        """This worker's partitions."""
+        first, last = (-(-each * self.partitions // self.world) for each in self._ranks())
+        return range(first, last)
+
+    def _ranks(self) -> tuple[int, int]:
+        return self.rank, self.rank + 1
+
+    def close(self) -> None:
+        """Closes the pool cleanly."""
+        self._pool.close()
+
+    def __enter__(self) -> ShardedTables:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64's finaliser."""
+    with np.errstate(over="ignore"):
+        values = values + _GOLDEN
+        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return values ^ (values >> np.uint64(31))
+
+
+def _name_hash(name: str) -> np.uint64:
+    value = np.zeros(1, np.uint64)
+    for byte in name.encode():
+        value = _mixed(value ^ np.uint64(byte))
+    return np.uint64(value[0])
+
+
+def _pieces(count: int) -> Iterator[slice]:
+    for at in range(0, count, ROWS_AT_ONCE):
+        yield slice(at, min(count, at + ROWS_AT_ONCE))
+
+
+def _opened(
+    path: str | PathLike[str] | None,
+    specs: Sequence[TableSpec],
+    optimizer: Optimizer,
+    partitions: int,
+) -> Pool:
+    """The pool with these tables. Raises FailedPrecondition if it holds others."""
+    widths = {spec.name: spec.dim + sum(optimizer.columns(spec.dim).values()) for spec in specs}
+    if path is not None and Path(path).exists():
+        pool = Pool.open(path)
+        with contextlib.ExitStack() as stack:
+            stack.callback(pool.close)
+            _check_same(pool, path, specs, widths)
+            stack.pop_all()
+        return pool
+    # A version can be restored after a loss of power; within one, the kernel writes back.
+    pool = Pool.create(path, durability="process")
+    pool.create_model(MODEL, partitions)
+    for spec in specs:
+        pool.create_table(spec.name, dim=widths[spec.name], capacity=spec.capacity, model=MODEL)
+    return pool
+
+
+def _check_same(
+    pool: Pool, path: Any, specs: Sequence[TableSpec], widths: Mapping[str, int]
+) -> None:
+    held = {table.name: table for table in pool.tables(MODEL)}
+    for spec in specs:
+        there = held.get(spec.name)
+        if there is None or there.dim != widths[spec.name] or there.capacity != spec.capacity:
+            raise FailedPrecondition(
+                f"pool {path} was made for other tables ({spec.name}: "
+                f"{'missing' if there is None else f'{there.dim} values, {there.capacity} rows'}; "
+                f"wanted {widths[spec.name]} and {spec.capacity}): give the same tables and "
+                "optimizer, or another path and restore a version"
+            )

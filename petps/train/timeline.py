@@ -1,0 +1,132 @@
+"""When each stage of each batch ran: totals always, every span where a time line is wanted.
+
+Owns:        Timeline.
+Never does:  decide what a stage is.
+Called by:   pipeline.py, stages.py.
+Threads:     any.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from xml.sax.saxutils import escape
+
+__all__ = ["Span", "Timeline"]
+
+# Spans kept; then the oldest half goes. A step has about 10 + 4 micro-batches.
+SPANS_MAX: Final = 1 << 17
+_COLORS: Final = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stage of a batch: seconds on the monotonic clock; track: the resource it ran on."""
+
+    track: str
+    stage: str
+    batch: int
+    begin: float
+    end: float
+    micro: int | None = None
+
+
+class Timeline:
+    """Spans of stages. keep: also each span, for write(), draw() and spans()."""
+
+    def __init__(self, keep: bool = False) -> None:
+        self._keep = keep
+        self._mutex = threading.Lock()
+        self._totals: dict[str, float] = {}
+        self._spans: list[Span] = []
+
+    @contextmanager
+    def span(self, track: str, stage: str, batch: int, micro: int | None = None) -> Iterator[None]:
+        """What runs in the block."""
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.add(Span(track, stage, batch, begin, time.monotonic(), micro))
+
+    def add(self, span: Span) -> None:
+        """A span that has ended."""
+        with self._mutex:
+            self._totals[span.stage] = self._totals.get(span.stage, 0.0) + span.end - span.begin
+            if self._keep:
+                self._spans.append(span)
+                if len(self._spans) > SPANS_MAX:
+                    del self._spans[: SPANS_MAX // 2]
+
+    def totals(self) -> dict[str, float]:
+        """Seconds by stage since reset()."""
+        with self._mutex:
+            return dict(self._totals)
+
+    def spans(self) -> list[Span]:
+        """Those kept, as they ended."""
+        with self._mutex:
+            return list(self._spans)
+
+    def reset(self) -> None:
+        """Forgets what was, as after a warm-up."""
+        with self._mutex:
+            self._totals.clear()
+            self._spans.clear()
+
+    def write(self, path: str | Path, worker: int = 0) -> None:
+        """As a trace viewer reads it (chrome://tracing, Perfetto)."""
+        spans = self.spans()
+        tracks = {track: number for number, track in enumerate(_tracks(spans))}
+        events: list[dict[str, object]] = [
+            {"name": "thread_name", "ph": "M", "pid": worker, "tid": number, "args": {"name": name}}
+            for name, number in tracks.items()
+        ]
+        for span in spans:
+            args = {"batch": span.batch} | ({} if span.micro is None else {"micro": span.micro})
+            events.append(
+                {"name": span.stage, "ph": "X", "pid": worker, "tid": tracks[span.track],
+                 "ts": span.begin * 1e6, "dur": (span.end - span.begin) * 1e6, "args": args}
+            )  # fmt: skip
+        Path(path).write_text(json.dumps({"traceEvents": events}))
+
+    def draw(self, path: str | Path, batches: int = 4) -> None:
+        """The last batches as an SVG: a row for each track, a color for each batch."""
+        spans = self.spans()
+        last = max((span.batch for span in spans if span.stage == "dense"), default=0)
+        spans = [span for span in spans if last - batches < span.batch <= last]
+        Path(path).write_text(_svg(spans))
+
+
+def _tracks(spans: list[Span]) -> list[str]:
+    return list({span.track: None for span in sorted(spans, key=lambda each: each.begin)})
+
+
+def _svg(spans: list[Span]) -> str:
+    left, width, row = 110, 1000, 26
+    tracks = _tracks(spans)
+    begin = min((span.begin for span in spans), default=0.0)
+    scale = width / max(max((span.end for span in spans), default=1.0) - begin, 1e-9)
+    size = f'width="{left + width + 20}" height="{row * (len(tracks) + 2)}"'
+    fonts = 'font-family="sans-serif" font-size="11"'
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} {fonts}>']
+    for number, track in enumerate(tracks):
+        out.append(f'<text x="4" y="{row * number + 17}">{escape(track)}</text>')
+    for span in spans:
+        x, y = left + (span.begin - begin) * scale, row * tracks.index(span.track) + 4
+        part = "" if span.micro is None else f", micro-batch {span.micro}"
+        label = f"{span.stage}, batch {span.batch}{part}: {1e3 * (span.end - span.begin):.2f} ms"
+        out.append(
+            f'<rect x="{x:.2f}" y="{y}" width="{max((span.end - span.begin) * scale, 0.5):.2f}" '
+            f'height="{row - 6}" fill="{_COLORS[span.batch % len(_COLORS)]}">'
+            f"<title>{escape(label)}</title></rect>"
+        )
+    milliseconds = 1e3 * width / scale
+    out.append(f'<text x="{left}" y="{row * (len(tracks) + 1)}">{milliseconds:.1f} ms</text>')
+    return "\n".join([*out, "</svg>"])

@@ -1,0 +1,121 @@
+"""The frozen window of a batch: rows of each micro-batch go out, gradients come back, and nothing
+is updated until the last one is there (NestPipe V).
+
+Owns:        Window, Lookup.
+Never does:  decide when a transfer runs.
+Called by:   pipeline.py.
+Invariants:  gradients of a row are added in the order (micro-batch, rank), whatever overlaps.
+Threads:     send_rows() and take_gradients() on the link's; gradients is read once they have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from petps.train.buffer import Buffer
+from petps.train.link import Link
+from petps.train.pytorch import torch_module
+from petps.train.routing import Asked, Layout
+
+__all__ = ["Lookup", "Window"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A feature's rows in a micro-batch, as a model sees them.
+
+    rows: float32[u, dim], each distinct row once, shared by the features of one dim, requires_grad;
+    inverse: int64[n], the row of each key; offsets: int64[samples + 1].
+    """
+
+    rows: Any
+    inverse: Any
+    offsets: Any
+
+    def each(self) -> Any:
+        """float32[n, dim]: the row of each key."""
+        return torch_module().nn.functional.embedding(self.inverse, self.rows)
+
+    def pooled(self, mode: str = "sum", weights: Any = None) -> Any:
+        """float32[samples, dim]; mode: 'sum' or 'mean'; weights: float32[n], with 'sum'."""
+        return torch_module().nn.functional.embedding_bag(
+            self.inverse,
+            self.rows,
+            self.offsets,
+            mode=mode,
+            per_sample_weights=weights,
+            include_last_offset=True,
+        )
+
+
+class Window:
+    """Of one batch on one worker, which asks and owns at the same time."""
+
+    def __init__(self, asked: Asked, buffer: Buffer, layout: Layout, link: Link) -> None:
+        self._torch = torch_module()
+        self._asked = asked
+        self._buffer = buffer
+        self._owned = buffer.owned
+        self._layout = layout
+        self._link = link
+        self.gradients = [
+            self._torch.zeros((len(slots), dim), dtype=slots.dtype, device=slots.device)
+            for slots, dim in zip(buffer.slots, layout.dims, strict=True)
+        ]
+        """By block float32[n, dim]: the sums so far."""
+
+    def _positions(self, micro: int) -> list[Any]:
+        return [
+            self._torch.from_numpy(each).to(self._buffer.slots[block].device)
+            for block, each in enumerate(self._owned.positions[micro])
+        ]
+
+    def send_rows(self, micro: int) -> list[Any]:
+        """Sends what others want of this worker; by block float32[u, dim], what it asked for."""
+        rows = [
+            slots.index_select(0, at)[:, :dim]
+            for slots, at, dim in zip(
+                self._buffer.slots, self._positions(micro), self._layout.dims, strict=True
+            )
+        ]
+        return self._exchanged(rows, self._owned.counts[micro], self._asked_rows(micro))
+
+    def take_gradients(self, micro: int, gradients: Sequence[Any]) -> None:
+        """gradients: by block float32[u, dim] of send_rows()'s rows; each goes to its owner."""
+        come = self._owned.counts[micro]
+        received = self._exchanged(list(gradients), self._asked_rows(micro), come)
+        for block, at in enumerate(self._positions(micro)):
+            total = self.gradients[block]
+            pieces = received[block].split(come[block])
+            for to, piece in zip(at.split(come[block]), pieces, strict=True):
+                # Each row once in a rank's piece: a gather, a sum and a scatter have one order.
+                total.index_copy_(0, to, total.index_select(0, to).add_(piece))
+
+    def _asked_rows(self, micro: int) -> list[list[int]]:
+        blocks = range(len(self._layout.dims))
+        return [self._asked.rows(micro, self._layout.block_of, block) for block in blocks]
+
+    def _exchanged(
+        self, blocks: list[Any], sends: list[list[int]], receives: list[list[int]]
+    ) -> list[Any]:
+        """Rows of all blocks in one transfer; sends, receives: by block, rows for each rank."""
+        dims = np.array(self._layout.dims)
+        out = [int(each) for each in np.array(sends).T @ dims]
+        come = [int(each) for each in np.array(receives).T @ dims]
+        if len(blocks) == 1:
+            received = self._link.all_to_all(blocks[0].reshape(-1), out, come)
+            return [received.view(-1, int(dims[0]))]
+        pieces = [block.split(counts) for block, counts in zip(blocks, sends, strict=True)]
+        ranks = range(self._link.world)
+        flat = self._torch.cat([each[rank].reshape(-1) for rank in ranks for each in pieces])
+        parts = iter(
+            self._link.all_to_all(flat, out, come).split(
+                [receives[b][rank] * int(dims[b]) for rank in ranks for b in range(len(blocks))]
+            )
+        )
+        found = [[next(parts).view(-1, int(dim)) for dim in dims] for _ in ranks]
+        return [self._torch.cat([each[b] for each in found]) for b in range(len(blocks))]

@@ -1,0 +1,188 @@
+"""Sharded tables and admission: what a worker holds, how rows begin, what is taken back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from petps.errors import (
+    DataLoss,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+)
+from petps.train.admission import NEWER_MAX, Admission
+from petps.train.optimizer import Adam, RowwiseAdagrad, Sgd
+from petps.train.sharded import ShardedTables, TableSpec
+
+SEED = 5
+
+
+def keys_of(count: int, seed: int = SEED) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    return np.unique(random.integers(0, 1 << 64, count, dtype=np.uint64))
+
+
+def ones(keys: np.ndarray) -> np.ndarray:
+    return np.ones(len(keys), np.int64)
+
+
+def opened(path: Path | None = None, **options: object) -> ShardedTables:
+    spec = TableSpec("t", 6, 2000, initial=0.5, threshold=int(options.pop("threshold", 1)))
+    return ShardedTables(path, [spec], Adam(0.1), **options)
+
+
+def test_every_key_has_one_owner_and_it_is_the_logs() -> None:
+    keys = keys_of(5000)
+    workers = [ShardedTables(None, [TableSpec("t", 4, 10)], Sgd(1), rank=r, world=3,
+                             partitions=8) for r in range(3)]  # fmt: skip
+    owners = workers[0].owner_of(keys)
+    from petps.delta.schema import partition_of
+
+    partitions = partition_of(keys, 8)
+    owned = [worker.owned() for worker in workers]
+    assert [p for each in owned for p in each] == list(range(8))
+    for rank, own in enumerate(owned):
+        assert np.array_equal(owners == rank, np.isin(partitions, list(own)))
+    for worker in workers:
+        worker.close()
+
+
+def test_a_new_row_depends_on_seed_table_and_key_alone() -> None:
+    keys = keys_of(200)
+    with opened() as one, opened() as two, opened(seed=1) as other:
+        all_at_once = one["t"].retrieve(1, keys, ones(keys)).slots
+        for part in np.array_split(np.arange(len(keys)), 7):
+            again = two["t"].retrieve(1, keys[part], ones(part)).slots
+            assert np.array_equal(again, all_at_once[part])
+        assert not np.isclose(other["t"].retrieve(1, keys, ones(keys)).slots, all_at_once).all()
+    rows = all_at_once[:, :6]
+    assert (np.abs(rows) <= 0.5).all()
+    assert abs(rows.mean()) < 0.05
+    assert rows.std() == pytest.approx(0.5 / 3**0.5, rel=0.1)
+    assert (all_at_once[:, 6:] == 0).all()  # Adam's state
+    with ShardedTables(None, [TableSpec("t", 6, 10)], RowwiseAdagrad(1, initial_sum=0.25)) as sums:
+        assert (sums["t"].retrieve(1, keys[:9], ones(keys[:9])).slots[:, 6:] == 0.25).all()
+
+
+def test_what_was_written_back_is_there_after_a_reopen(tmp_path: Path) -> None:
+    keys = keys_of(300)
+    with opened(tmp_path / "pool") as tables:
+        slots = tables["t"].retrieve(1, keys, ones(keys)).slots + 1
+        tables["t"].write_back(1, keys, slots)
+    with opened(tmp_path / "pool") as tables:
+        assert np.array_equal(tables["t"].keys(), keys)
+        assert np.array_equal(tables["t"].retrieve(2, keys, ones(keys)).slots, slots)
+        gathered = tables["t"].gather(np.concatenate([keys, np.array([keys[-1] - 1], np.uint64)]))
+        assert list(gathered.columns) == ["row", "mean", "variance", "steps"]
+        assert [each.shape[1] for each in gathered.columns.values()] == [6, 6, 6, 1]
+        assert gathered.deleted is not None
+        assert gathered.deleted.tolist() == [False] * len(keys) + [True]
+    with pytest.raises(FailedPrecondition, match=r"made for other tables \(t: 19 values"):
+        ShardedTables(tmp_path / "pool", [TableSpec("t", 6, 2000)], Sgd(1))
+
+
+def test_a_load_rolls_back_and_erases() -> None:
+    keys = keys_of(600)
+    with opened() as tables:
+        table = tables["t"]
+        slots = table.retrieve(1, keys, ones(keys)).slots
+        table.write_back(1, keys[:400], slots[:400])
+        saved = table.gather(keys[:400]).columns
+        table.write_back(2, keys[300:], slots[300:] * 2)  # 100 changed, 200 new
+        applied = []
+        native_apply = table._apply
+        table._apply = lambda k, *more: (applied.append(len(k)), native_apply(k, *more))[1]  # type: ignore[assignment,func-returns-value]
+        table.load(keys[:400], saved)
+        assert sum(applied) == 100  # what is equal is not written again
+        assert np.array_equal(table.keys(), keys[:400])
+        assert np.array_equal(table.retrieve(3, keys[:400], ones(keys[:400])).slots, slots[:400])
+        with pytest.raises(InvalidArgument, match="has columns"):
+            table.load(keys[:400], {"row": saved["row"]})
+        with pytest.raises(InvalidArgument, match=r"column row has shape \(5, 6\), expected"):
+            table.load(keys[:400], saved | {"row": saved["row"][:5]})
+
+
+def test_errors_name_the_thing() -> None:
+    with opened(threshold=1) as tables:
+        with pytest.raises(NotFound, match="no table 'x'; there are: t"):
+            tables["x"]
+        keys = keys_of(2500)
+        with pytest.raises(ResourceExhausted, match="table t is full: it holds 2000 rows"):
+            tables["t"].write_back(1, keys, np.ones((len(keys), 19), np.float32))
+    for wrong, message in [
+        (lambda: TableSpec("a b", 4, 1), "table 'a b'"),
+        (lambda: TableSpec("t", 0, 1), "dim 0"),
+        (lambda: TableSpec("t", 1, 0), "capacity 0"),
+        (lambda: TableSpec("t", 1, 1, threshold=0), "threshold 0"),
+        (lambda: opened(rank=2, world=2), "rank 2 is not of 2"),
+        (lambda: opened(world=3, partitions=2), "2 partitions cannot be shared by 3"),
+        (lambda: ShardedTables(None, [], Sgd(1)), "at least one"),
+        (lambda: Adam(0), "lr 0 is not positive"),
+        (lambda: Adam(1, beta1=1), "beta1 1 is not in"),
+        (lambda: Admission(0), "threshold 0"),
+    ]:
+        with pytest.raises(InvalidArgument, match=message):
+            wrong()
+
+
+class Model:
+    """Admission, slow and obvious: counts of the batches in order."""
+
+    def __init__(self, threshold: int) -> None:
+        self.threshold = threshold
+        self.counts: dict[int, int] = {}
+
+    def count(self, keys: np.ndarray, seen: np.ndarray) -> list[bool]:
+        admitted = []
+        for key, times in zip(keys.tolist(), seen.tolist(), strict=True):
+            self.counts[key] = self.counts.get(key, 0) + times
+            admitted.append(self.counts[key] >= self.threshold)
+        return admitted
+
+
+@pytest.mark.parametrize("threshold", [1, 2, 7])
+@pytest.mark.parametrize("newer_max", [3, NEWER_MAX])
+def test_admission_equals_the_model(
+    threshold: int, newer_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("petps.train.admission.NEWER_MAX", newer_max)
+    random = np.random.default_rng((SEED, threshold, newer_max))
+    admission, model = Admission(threshold), Model(threshold)
+    rows: set[int] = set()
+    waiting: list[tuple[int, set[int]]] = []
+    after: dict[int, dict[int, int]] = {}
+    for batch in range(1, 120):
+        keys = np.unique(random.integers(0, 60, int(random.integers(0, 12))).astype(np.uint64))
+        keys = keys[np.array([int(each) not in rows for each in keys], np.bool_)]
+        seen = random.integers(1, 3, len(keys))
+        found = admission.count(batch, keys, seen)
+        assert found.tolist() == model.count(keys, seen)
+        after[batch] = {key: n for key, n in model.counts.items() if n < threshold}
+        waiting.append((batch, {int(each) for each in keys[found]}))
+        if len(waiting) > 1:  # a batch is written back while the next is counted
+            done, came = waiting.pop(0)
+            rows |= came
+            admission.commit(done)
+            if batch % 7 == 0:  # what is saved has no batch that was only counted ahead
+                again = Admission(threshold)
+                again.load(admission.saved())
+                known = np.array(sorted(model.counts), np.uint64)
+                missing = [threshold - after[done].get(int(key), 0) for key in known]
+                assert again.count(batch, known, np.array(missing)).all()
+                if threshold > 1:
+                    once_less = np.array(missing) - 1
+                    again.load(admission.saved())
+                    assert not again.count(batch, known, once_less).any()
+
+
+def test_admission_refuses_what_it_cannot_use() -> None:
+    admission = Admission(2)
+    admission.count(4, keys_of(3), ones(keys_of(3)))
+    with pytest.raises(FailedPrecondition, match="batch 4 is counted after batch 4"):
+        admission.count(4, keys_of(3), ones(keys_of(3)))
+    with pytest.raises(DataLoss, match="cannot be read"):
+        admission.load(b"none")

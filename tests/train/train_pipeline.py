@@ -1,0 +1,263 @@
+"""The training loop: whatever overlaps, the rows end as if nothing did.
+
+Run by `make test-train`, in an environment that has PyTorch. Workers are threads (workers.py).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from petps.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from petps.train.batch import Batch, Ragged
+from petps.train.link import Links
+from petps.train.optimizer import Adam, RowwiseAdagrad, Sgd
+from petps.train.pipeline import Boundary, Mode, Pipeline
+from petps.train.sharded import ShardedTables, TableSpec
+from petps.train.timeline import Timeline
+from tests.train.workers import FEATURES, SPECS, Loader, Ranker, in_threads, same, trained
+
+SEED = 11
+MODES: tuple[Mode, ...] = ("dual", "frozen", "nested")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_two_hundred_steps_end_bit_identical(world: int, micro_batches: int) -> None:
+    run: dict[str, Any] = {"steps": 200, "micro_batches": micro_batches, "seed": SEED}
+    reference = trained("synchronous", world, **run)
+    assert len(reference["losses"]) == 200
+    for mode in MODES:
+        assert same(reference, trained(mode, world, **run)), mode
+    assert not same(reference, trained("stale", world, **run)), "the test cannot see staleness"
+
+
+@pytest.mark.parametrize("optimizer", [Sgd(0.1), RowwiseAdagrad(0.1), Adam(0.1)])
+def test_every_optimizer(optimizer: Any) -> None:
+    reference = trained("synchronous", 2, optimizer=optimizer)
+    assert all(same(reference, trained(mode, 2, optimizer=optimizer)) for mode in MODES)
+
+
+@pytest.mark.parametrize("case", range(12))
+def test_any_overlap_of_keys(case: int) -> None:
+    """0 to 100 % of the keys hot, empty batches and micro-batches, 1 to 4 workers."""
+    random = np.random.default_rng((SEED, case))
+    overlap = [0.0, 1.0, *random.random(10)][case]
+    world, micro_batches = int(random.integers(1, 5)), int(random.integers(1, 6))
+    threshold = int(random.integers(1, 4))
+    specs = [TableSpec(each.name, each.dim, each.capacity, threshold=threshold) for each in SPECS]
+    print(f"{overlap=} {world=} {micro_batches=} {threshold=}")
+
+    def loader(rank: int) -> Iterator[Batch]:
+        # Batches of 0 to 6 samples; workers end at different times.
+        return iter(Loader(case, rank, 18 + rank, samples=3, overlap=overlap, ids=200))
+
+    run: dict[str, Any] = {"micro_batches": micro_batches, "specs": specs, "loader": loader}
+    reference = trained("synchronous", world, **run)
+    assert len(reference["losses"]) == 18 + world - 1
+    for mode in MODES:
+        assert same(reference, trained(mode, world, **run), specs), mode
+
+
+def test_one_hot_key_in_every_sample() -> None:
+    def loader(rank: int) -> Iterator[Batch]:
+        for batch in Loader(SEED, rank, 30):
+            keys = {n: Ragged(np.full_like(r.keys, 7), r.offsets) for n, r in batch.keys.items()}
+            yield Batch(keys, batch.dense, batch.reader)
+
+    reference = trained("synchronous", 4, loader=loader, micro_batches=4)
+    assert len(reference["item"][0]) == 1
+    assert all(same(reference, trained(m, 4, loader=loader, micro_batches=4)) for m in MODES)
+
+
+def test_a_key_of_every_second_batch() -> None:
+    """In no intersection: its row comes from the pool, which must have been written by then."""
+
+    def loader(rank: int) -> Iterator[Batch]:
+        for batch in Loader(SEED, rank, 40):
+            key = 1 + int(batch.reader) % 2
+            keys = {n: Ragged(np.full_like(r.keys, key), r.offsets) for n, r in batch.keys.items()}
+            yield Batch(keys, batch.dense, batch.reader)
+
+    reference = trained("synchronous", 2, loader=loader)
+    assert all(same(reference, trained(mode, 2, loader=loader)) for mode in MODES)
+
+
+def test_without_a_fixed_order_one_step_is_close() -> None:
+    exact = trained("synchronous", 4, steps=1, micro_batches=2)
+    for mode in MODES:
+        loose = trained(mode, 4, steps=1, micro_batches=2, deterministic=False)
+        both = [(torch.cat([p.ravel() for p in each["dense"]])) for each in (exact, loose)]
+        assert float((both[0] - both[1]).norm() / both[0].norm()) <= 1e-6
+        for spec in SPECS:
+            left, right = exact[spec.name][1], loose[spec.name][1]
+            assert np.linalg.norm(left - right) <= 1e-6 * np.linalg.norm(left)
+
+
+class Poisoned(Ranker):
+    """Worker 1's third batch gives gradients that are not finite."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self._rank = rank
+
+    def forward(self, lookups: Any, batch: Batch) -> Any:
+        loss = super().forward(lookups, batch)
+        if self._rank == 1 and batch.reader == b"3":
+            rows = lookups["shop"].rows
+            loss = loss + (rows * 0).sum().sqrt()  # finite itself, its gradient is not
+        return loss
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "nested"])
+def test_a_gradient_that_is_not_finite(mode: Mode) -> None:
+    seen: list[str] = []
+    mutex = threading.Lock()
+
+    def work(rank: int, links: Links) -> tuple[int, list[Any]]:
+        model = Poisoned(rank)
+        with ShardedTables(None, SPECS, Adam(0.1), rank=rank, world=2) as tables:
+            pipeline = Pipeline(
+                model, tables, iter(Loader(SEED, rank, 9)), micro_batches=2, mode=mode,
+                links=links, features=FEATURES, optimizer=torch.optim.SGD(model.parameters(), 0.1),
+            )  # fmt: skip
+            steps = []
+            with pytest.raises(InvalidArgument) as raised:
+                steps.extend(iter(pipeline))
+            with mutex:
+                seen.append(str(raised.value))
+            with pytest.raises(FailedPrecondition, match="has ended: InvalidArgument: step 3"):
+                pipeline.step()
+            pipeline.close()
+            rows = [table.gather(table.keys()).columns["row"] for table in tables]
+            assert all(np.isfinite(each).all() for each in rows)
+            return len(steps), [each.detach() for each in model.parameters()]
+
+    found = in_threads(2, work)
+    assert [steps for steps, _ in found] == [2, 2]
+    assert all(torch.isfinite(each).all() for _, dense in found for each in dense)
+    assert all("step 3" in each and "workers 1)" in each for each in seen)
+    assert sum("the gradient of table shop, key " in each for each in seen) == 1
+
+
+def test_training_ends_between_any_two_steps() -> None:
+    """Other workers' stages have begun with later batches then; none hangs, all rows are there."""
+    whole = trained("nested", 2, steps=7)
+
+    def work(rank: int, links: Links) -> dict[str, Any]:
+        model = Ranker()
+        with ShardedTables(None, SPECS, Adam(0.05), rank=rank, world=2, seed=1) as tables:
+            with Pipeline(
+                model, tables, iter(Loader(1, rank, 50)), micro_batches=2, links=links,
+                features=FEATURES, optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
+                deterministic=True,
+            ) as pipeline:  # fmt: skip
+                for step in pipeline:
+                    if step.number == 7:
+                        break
+            return {table.name: table.gather(table.keys()).columns["row"] for table in tables}
+
+    found = in_threads(2, work)
+    for spec in SPECS:
+        left = np.sort(whole[spec.name][1][:, : spec.dim], axis=0)
+        right = np.sort(np.concatenate([each[spec.name] for each in found]), axis=0)
+        assert np.array_equal(left, right)
+
+
+class Recording:
+    """A hook: rank 0 wants step 3 and 6; all act, with all rows written."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.acted: list[tuple[int, bytes]] = []
+
+    def wants(self, step: int) -> bool:
+        return self.rank == 0 and step % 3 == 0
+
+    def act(self, boundary: Boundary) -> None:
+        self.acted.append((boundary.step, boundary.reader))
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "nested"])
+def test_hooks_act_on_all_workers_at_the_same_step(mode: Mode) -> None:
+    def work(rank: int, links: Links) -> Any:
+        hook = Recording(rank)
+        with (
+            ShardedTables(None, SPECS, Adam(0.05), rank=rank, world=2) as tables,
+            Pipeline(
+                Ranker(), tables, iter(Loader(1, rank, 8)), mode=mode, links=links,
+                features=FEATURES, hooks=[hook],
+            ) as pipeline,
+        ):  # fmt: skip
+            pipeline.run()
+        return hook.acted
+
+    for acted in in_threads(2, work):
+        assert acted == [(3, b"3"), (6, b"6")]  # not the state of what was read ahead
+
+
+def test_a_full_table_says_so() -> None:
+    specs = [TableSpec("item", 8, 40), *SPECS[1:]]
+    with pytest.raises(ResourceExhausted, match=r"table item is full: it holds 40 rows"):
+        trained("nested", 1, specs=specs, steps=40)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "fast"}, "mode 'fast' is unknown; there are: nested, dual"),
+        ({"micro_batches": 0}, "micro_batches 0 is below 1"),
+        ({"features": {"history": "items"}}, "a table 'items' that there is not"),
+        ({"features": {}}, "feature 'history' has no table"),
+        ({"links": Links.alone()}, "the links are worker 0's of 1, the tables 1's of 2"),
+    ],
+)
+def test_what_is_asked_for_wrongly(options: dict[str, Any], message: str) -> None:
+    world = 2 if "links" in options else 1
+    given = {"features": FEATURES, "mode": "synchronous"} | options
+    with (
+        ShardedTables(None, SPECS, Sgd(0.1), rank=world - 1, world=world) as tables,
+        pytest.raises(InvalidArgument, match=message),
+    ):
+        Pipeline(Ranker(), tables, iter(Loader(1, 0, 5)), **given).run()
+
+
+def test_the_time_line(tmp_path: Path) -> None:
+    timeline = Timeline(keep=True)
+    with (
+        ShardedTables(None, SPECS, Sgd(0.1)) as tables,
+        Pipeline(
+            Ranker(), tables, iter(Loader(1, 0, 6)), micro_batches=2, features=FEATURES,
+            timeline=timeline,
+        ) as pipeline,
+    ):  # fmt: skip
+        steps = pipeline.run()
+    assert len(steps) == 6
+    timeline.write(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    stages = {"prefetch", "to-device", "route", "retrieve", "freshen", "dense", "write-back"}
+    stages |= {"send_rows", "take_gradients", "update", "reduce", "wait"}
+    assert {each["name"] for each in events if each["ph"] == "X"} == stages
+    dense = [each for each in events if each["name"] == "dense"]
+    assert sorted((each["args"]["batch"], each["args"]["micro"]) for each in dense) == [
+        (batch, micro) for batch in range(1, 7) for micro in range(2)
+    ]
+    timeline.draw(tmp_path / "line.svg", batches=2)
+    drawn = (tmp_path / "line.svg").read_text()
+    assert "batch 6, micro-batch 1" in drawn
+    assert "batch 4" not in drawn

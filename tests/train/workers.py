@@ -1,0 +1,219 @@
+"""Workers as threads of one process, with links between them: quick, and every schedule is theirs.
+
+What it does not cover: torch.distributed itself (train_processes.py does), and one interpreter
+serves all workers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from petps.train.batch import Batch, Ragged
+from petps.train.link import Links
+from petps.train.optimizer import Adam, Optimizer
+from petps.train.pipeline import Hook, Mode, Pipeline
+from petps.train.sharded import ShardedTables, TableSpec
+
+SPECS = (
+    TableSpec("item", 8, 20_000),
+    TableSpec("user", 8, 20_000),
+    TableSpec("shop", 4, 20_000, initial=0.1),
+)
+FEATURES = {"history": "item"}
+WAIT_SECONDS = 120.0
+_RANDOM = threading.Lock()
+
+
+class Meeting:
+    """Where the workers of one link meet: each leaves what it has, all take what is theirs."""
+
+    def __init__(self, world: int) -> None:
+        self.barrier = threading.Barrier(world)
+        self.left: list[Any] = [None] * world
+
+
+class LocalLink:
+    def __init__(self, meeting: Meeting, rank: int, world: int) -> None:
+        self._meeting = meeting
+        self.rank = rank
+        self.world = world
+
+    def all_to_all(self, send: Any, sends: Sequence[int], receives: Sequence[int]) -> Any:
+        pieces = send.split(list(sends))
+        come = [each[self.rank].clone() for each in self._met(pieces)]
+        self._meeting.barrier.wait(WAIT_SECONDS)
+        assert [len(each) for each in come] == list(receives)
+        return torch.cat(come)
+
+    def all_gather(self, values: Any) -> list[Any]:
+        come = [each.clone() for each in self._met(values)]
+        self._meeting.barrier.wait(WAIT_SECONDS)
+        return come
+
+    def all_reduce(self, values: Any) -> Any:
+        return torch.stack(self.all_gather(values)).sum(dim=0)
+
+    def _met(self, given: Any) -> list[Any]:
+        self._meeting.left[self.rank] = given
+        self._meeting.barrier.wait(WAIT_SECONDS)
+        return self._meeting.left
+
+
+def in_threads(world: int, work: Callable[[int, Links], Any]) -> list[Any]:
+    """work(rank, links) on each worker; what they return. Raises the first worker's error."""
+    meetings = [Meeting(world) for _ in range(3)]
+    found: list[Any] = [None] * world
+    errors: list[tuple[int, BaseException]] = []
+
+    def one(rank: int) -> None:
+        try:
+            found[rank] = work(rank, Links(*(LocalLink(each, rank, world) for each in meetings)))
+        except BaseException as error:
+            errors.append((rank, error))
+            for each in meetings:
+                each.barrier.abort()
+
+    threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_SECONDS)
+        assert not thread.is_alive(), "a worker hangs"
+    for _, error in errors:
+        if not isinstance(error, threading.BrokenBarrierError):
+            raise error
+    assert not errors
+    return found
+
+
+class Ranker(torch.nn.Module):  # type: ignore[misc]
+    """Two widths, a table of two features, sums and means."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        with _RANDOM:  # torch's generator is the process'
+            torch.manual_seed(seed)
+            self.first = torch.nn.Linear(8 + 8 + 8 + 4 + 2, 16)
+            self.last = torch.nn.Linear(16, 1)
+
+    def forward(self, lookups: Any, batch: Batch) -> Any:
+        pooled = [
+            lookups["item"].pooled(),
+            lookups["history"].pooled("mean"),
+            lookups["user"].pooled(),
+            lookups["shop"].pooled(),
+            batch.dense["dense"],
+        ]
+        hidden = torch.relu(self.first(torch.cat(pooled, dim=1)))
+        logits = self.last(hidden).squeeze(1)
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.dense["label"])
+
+
+class Loader:
+    """Seeded batches of a worker. overlap: share of keys that come from a few hot ones."""
+
+    def __init__(
+        self, seed: int, rank: int, steps: int, *, samples: int = 12, overlap: float = 0.5,
+        first: int = 1, ids: int = 3000,
+    ) -> None:  # fmt: skip
+        self._seed, self._rank, self._steps = seed, rank, steps
+        self._samples, self._overlap, self._ids = samples, overlap, ids
+        self._at = first - 1
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._at >= self._steps:
+            raise StopIteration
+        self._at += 1
+        random = np.random.default_rng((self._seed, self._rank, self._at))
+        samples = int(random.integers(0, 2 * self._samples + 1))
+        keys = {
+            name: Ragged.single(self._keys(random, samples)) for name in ("item", "user", "shop")
+        }
+        lengths = random.integers(0, 5, samples)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        keys["history"] = Ragged(self._keys(random, int(offsets[-1])), offsets)
+        dense = torch.from_numpy(random.standard_normal((samples, 2)).astype(np.float32))
+        label = torch.from_numpy(random.integers(0, 2, samples).astype(np.float32))
+        return Batch(keys, {"dense": dense, "label": label}, b"%d" % self._at)
+
+    def _keys(self, random: np.random.Generator, count: int) -> np.ndarray:
+        cold = random.integers(0, self._ids, count).astype(np.uint64)
+        hot = random.integers(0, 7, count).astype(np.uint64)
+        keys = np.where(random.random(count) < self._overlap, hot, cold + np.uint64(7))
+        # All 64 bits of a key count.
+        return keys * np.uint64(0x9E3779B97F4A7C15)
+
+
+def trained(
+    mode: Mode,
+    world: int,
+    *,
+    steps: int = 20,
+    micro_batches: int = 2,
+    seed: int = 1,
+    optimizer: Optimizer | None = None,
+    specs: Sequence[TableSpec] = SPECS,
+    deterministic: bool = True,
+    loader: Callable[[int], Iterator[Batch]] | None = None,
+    hooks: Sequence[Hook] = (),
+    overlap: float = 0.5,
+) -> dict[str, Any]:
+    """What training ends with: slots by table and key, dense parameters, losses."""
+
+    def work(rank: int, links: Links) -> Any:
+        model = Ranker()
+        torch_optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        tables = ShardedTables(
+            None, specs, optimizer or Adam(0.05), rank=rank, world=world, seed=seed
+        )
+        given = loader(rank) if loader else iter(Loader(seed, rank, steps, overlap=overlap))
+        with (
+            tables,
+            Pipeline(
+                model, tables, given, micro_batches=micro_batches, mode=mode,
+                optimizer=torch_optimizer, links=links, features=FEATURES, hooks=hooks,
+                deterministic=deterministic,
+            ) as pipeline,
+        ):  # fmt: skip
+            losses = [each.loss for each in pipeline.run()]
+            slots = {}
+            for table in tables:
+                keys = table.keys()
+                columns = table.gather(keys).columns
+                slots[table.name] = (keys, np.concatenate(list(columns.values()), axis=1))
+        return slots, [each.detach().clone() for each in model.parameters()], losses
+
+    workers = in_threads(world, work)
+    result: dict[str, Any] = {"losses": workers[0][2], "dense": workers[0][1]}
+    for each in workers[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(each[1], workers[0][1], strict=True))
+        assert each[2] == workers[0][2]
+    for name in (spec.name for spec in specs):
+        keys = np.concatenate([each[0][name][0] for each in workers])
+        slots = np.concatenate([each[0][name][1] for each in workers])
+        order = np.argsort(keys)
+        assert (np.diff(keys[order].astype(np.float64)) >= 0).all()
+        assert len(np.unique(keys)) == len(keys), "two workers hold a key"
+        result[name] = (keys[order], slots[order])
+    return result
+
+
+def same(left: dict[str, Any], right: dict[str, Any], specs: Sequence[TableSpec] = SPECS) -> bool:
+    """Bit by bit: rows, optimizer state, dense parameters, losses."""
+    if left["losses"] != right["losses"]:
+        return False
+    if not all(torch.equal(a, b) for a, b in zip(left["dense"], right["dense"], strict=True)):
+        return False
+    return all(
+        np.array_equal(left[spec.name][0], right[spec.name][0])
+        and np.array_equal(left[spec.name][1].view(np.uint32), right[spec.name][1].view(np.uint32))
+        for spec in specs
+    )
