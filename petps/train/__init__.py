@@ -1,17 +1,42 @@
-"""Room train: a trainer's tables, what it touched of them, and where their rows go.
+"""Room train: a trainer's tables, what it touched of them, where their rows go; and a trainer.
 
 Owns:        ArrayTable (numpy), PyTorch's embeddings (pytorch.py), TorchRec's trackers
              (torchrec.py), and the contract TrainedTable for other trainers; TrackedSource, a
-             tracker's tenant as a Source of checkpoints; Feed, one gather for checkpoints and log.
-Never does:  train; decide what a version is written as (petps.checkpoint.policy).
+             tracker's tenant as a Source of checkpoints; Feed, one gather for checkpoints and log;
+             ShardedTables, rows and optimizer state in a pool, and Pipeline, the loop over them
+             (PIPELINE.md).
+Never does:  decide what a version is written as (petps.checkpoint.policy); import torch before it
+             is used (pip install petps[train]).
 Called by:   trainers.
 Invariants:  a row that changed is in the next checkpoint and the next version of the log, whichever
              calls failed before, also after a crash and Feed.restore().
 Threads:     a Feed's calls come from one thread, between two steps; cancel() from any.
 """
 
+from petps.train.batch import Batch, Ragged
 from petps.train.feed import Feed
+from petps.train.link import Links
+from petps.train.optimizer import Adam, RowwiseAdagrad, Sgd
+from petps.train.pipeline import Pipeline
+from petps.train.sharded import ShardedTables, TableSpec
 from petps.train.source import TrackedSource
 from petps.train.table import ArrayTable, Gathered, TrainedTable
+from petps.train.timeline import Timeline
 
-__all__ = ["ArrayTable", "Feed", "Gathered", "TrackedSource", "TrainedTable"]
+__all__ = [
+    "Adam",
+    "ArrayTable",
+    "Batch",
+    "Feed",
+    "Gathered",
+    "Links",
+    "Pipeline",
+    "Ragged",
+    "RowwiseAdagrad",
+    "Sgd",
+    "ShardedTables",
+    "TableSpec",
+    "Timeline",
+    "TrackedSource",
+    "TrainedTable",
+]
