@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -77,6 +77,10 @@ class Publisher:
 
     An error of the log reaches the caller, and ends the run: what was written since the last commit
     is unknown. Go on with a new Publisher and a base or a continue marker.
+
+    own: the partitions that this one writes, where several workers publish one run, each its own
+    (None: all). They take the same ``run``, begin it alike, and commit() behind a barrier, at which
+    each has called flush(), with what all of them counted().
     """
 
     def __init__(
@@ -90,6 +94,7 @@ class Publisher:
         publisher_id: str | None = None,
         chunk_bytes: int = MAX_MESSAGE_BYTES,
         allow_not_finite: bool = False,
+        own: Iterable[int] | None = None,
     ) -> None:
         check_name("model", model)
         if partitions is not None and partitions != log.partitions:
@@ -123,6 +128,11 @@ class Publisher:
         self._step = 0
         self._seqs = [0] * log.partitions
         self._counts: dict[str, list[int]] = {}
+        self._own = list(range(log.partitions)) if own is None else sorted(set(own))
+        if not self._own or not 0 <= self._own[0] <= self._own[-1] < log.partitions:
+            raise InvalidArgument(
+                f"own partitions {self._own} are not among 0..{log.partitions - 1} of {log.name}"
+            )
         self._begun = False
         self._failed = ""
         self._mutex = threading.Lock()
@@ -185,7 +195,7 @@ class Publisher:
             raise InvalidArgument("a base needs a location: the folder that holds its manifest")
         body = BaseBody(location=location, instance=instance)
         with self._failing():
-            for partition in range(self._log.partitions):
+            for partition in self._own:
                 self._send(partition, Kind.BASE, body, version=version)
             self._log.flush()
         self._version = version
@@ -211,7 +221,8 @@ class Publisher:
             if self._begun:
                 raise FailedPrecondition(f"run {self._run} has begun already")
             with self._failing():
-                for partition, last_seq in enumerate(position.seqs):
+                for partition in self._own:
+                    last_seq = position.seqs[partition]
                     body = ContinueBody(previous_run=position.run, last_seq=last_seq)
                     self._send(partition, Kind.CONTINUE, body)
                 self._log.flush()
@@ -245,13 +256,31 @@ class Publisher:
                     messages += self._publish_block(schema, *part)
             return messages
 
+    def flush(self) -> None:
+        """Returns once the log has acknowledged all that was published."""
+        with self._mutex:
+            self._check_begun()
+            with self._failing():
+                self._log.flush()
+
+    def counted(self) -> dict[str, int]:
+        """Rows published since the last commit, by table."""
+        with self._mutex:
+            return {name: sum(counts) for name, counts in self._counts.items()}
+
     def commit(
-        self, version: int | None = None, step: int | None = None, dense: str | None = None
+        self,
+        version: int | None = None,
+        step: int | None = None,
+        dense: str | None = None,
+        *,
+        everywhere: Mapping[str, int] | None = None,
     ) -> int:
-        """Makes what was published a version, in every partition; returns it. Durable on return.
+        """Makes what was published a version, in its partitions; returns it. Durable on return.
 
         ``version`` grows over all runs of a model (None: one more than the last); ``dense`` names
-        where the version's dense weights are.
+        where the version's dense weights are; ``everywhere``: rows by table that all workers
+        published (None: this one is alone).
         """
         with self._mutex:
             self._check_begun()
@@ -262,11 +291,16 @@ class Publisher:
             with self._failing():
                 # Rows first: a commit must never stand in a log that misses its rows.
                 self._log.flush()
-                totals = {name: sum(counts) for name, counts in self._counts.items()}
-                for partition in range(self._log.partitions):
+                totals = everywhere
+                if totals is None:
+                    totals = {name: sum(counts) for name, counts in self._counts.items()}
+                none = [0] * self._log.partitions
+                for partition in self._own:
                     tables = {
-                        name: TableCount(here=counts[partition], everywhere=totals[name])
-                        for name, counts in self._counts.items()
+                        name: TableCount(
+                            here=self._counts.get(name, none)[partition], everywhere=total
+                        )
+                        for name, total in totals.items()
                     }
                     body = CommitBody(tables=tables, dense=dense)
                     self._send(partition, Kind.COMMIT, body, version=version)
@@ -328,10 +362,16 @@ class Publisher:
         partitions = partition_of(keys, self._log.partitions).astype(np.uint16)
         order = np.argsort(partitions, kind="stable")
         bounds = np.searchsorted(partitions[order], np.arange(self._log.partitions + 1))
+        others = np.setdiff1d(np.flatnonzero(np.diff(bounds)), self._own)
+        if len(others):
+            raise InvalidArgument(
+                f"table {schema.name}: key {keys[order[bounds[others[0]]]]} is of partition "
+                f"{others[0]}, which is another worker's"
+            )
         rows = np.ascontiguousarray(rows)
         counts = self._counts.setdefault(schema.name, [0] * self._log.partitions)
         messages = 0
-        for partition in range(self._log.partitions):
+        for partition in self._own:
             chosen = order[bounds[partition] : bounds[partition + 1]]
             for part in slices(len(chosen), schema.row_bytes, self._chunk_bytes):
                 index = chosen[part]

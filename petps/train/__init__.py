@@ -3,8 +3,8 @@
 Owns:        ArrayTable (numpy), PyTorch's embeddings (pytorch.py), TorchRec's trackers
              (torchrec.py), and the contract TrainedTable for other trainers; TrackedSource, a
              tracker's tenant as a Source of checkpoints; Feed, one gather for checkpoints and log;
-             ShardedTables, rows and optimizer state in a pool, and Pipeline, the loop over them
-             (PIPELINE.md).
+             ShardedTables, rows and optimizer state in a pool, Pipeline, the loop over them, and
+             RankedFeed, their versions (PIPELINE.md).
 Never does:  decide what a version is written as (petps.checkpoint.policy); import torch before it
              is used (pip install petps[train]).
 Called by:   trainers.
@@ -18,6 +18,7 @@ from petps.train.feed import Feed
 from petps.train.link import Links
 from petps.train.optimizer import Adam, RowwiseAdagrad, Sgd
 from petps.train.pipeline import Pipeline
+from petps.train.ranks import Every, RankedFeed, publisher_of, store_tables
 from petps.train.sharded import ShardedTables, TableSpec
 from petps.train.source import TrackedSource
 from petps.train.table import ArrayTable, Gathered, TrainedTable
@@ -27,11 +28,13 @@ __all__ = [
     "Adam",
     "ArrayTable",
     "Batch",
+    "Every",
     "Feed",
     "Gathered",
     "Links",
     "Pipeline",
     "Ragged",
+    "RankedFeed",
     "RowwiseAdagrad",
     "Sgd",
     "ShardedTables",
@@ -39,4 +42,6 @@ __all__ = [
     "Timeline",
     "TrackedSource",
     "TrainedTable",
+    "publisher_of",
+    "store_tables",
 ]

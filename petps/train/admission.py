@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -84,17 +85,20 @@ class Admission:
             np.savez(out, keys=self._older.keys, counts=self._older.counts)
             return out.getvalue()
 
-    def load(self, saved: bytes) -> None:
-        """The counts of saved(); what was not committed is forgotten. Raises DataLoss."""
-        try:
-            with np.load(io.BytesIO(saved), allow_pickle=False) as arrays:
-                keys, counts = arrays["keys"], arrays["counts"]
-        except (OSError, ValueError, KeyError) as error:
-            raise DataLoss(f"admission counts cannot be read: {error}") from error
-        if keys.dtype != np.uint64 or counts.dtype != np.uint32 or keys.shape != counts.shape:
-            raise DataLoss("admission counts are not uint64 keys and uint32 counts of one length")
+    def load(self, saved: Sequence[bytes], owns: Callable[[Keys], Mask] | None = None) -> None:
+        """The counts of all saved(), of keys that ``owns`` says are ours (None: all).
+
+        What was not committed is forgotten. Raises DataLoss; then nothing has changed.
+        """
+        older = _Counted()
+        for each in saved:
+            counted = _read(each)
+            if owns is not None:
+                mine = owns(counted.keys)
+                counted = _Counted(counted.keys[mine], counted.counts[mine])
+            older = older.under(counted)
         with self._mutex:
-            self._older, self._newer, self._uncommitted = _Counted(keys, counts), _Counted(), []
+            self._older, self._newer, self._uncommitted = older, _Counted(), []
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +128,14 @@ class _Counted:
         """Those that are not admitted."""
         waits = self.counts < threshold
         return _Counted(self.keys[waits], self.counts[waits])
+
+
+def _read(saved: bytes) -> _Counted:
+    try:
+        with np.load(io.BytesIO(saved), allow_pickle=False) as arrays:
+            keys, counts = arrays["keys"], arrays["counts"]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataLoss(f"admission counts cannot be read: {error}") from error
+    if keys.dtype != np.uint64 or counts.dtype != np.uint32 or keys.shape != counts.shape:
+        raise DataLoss("admission counts are not uint64 keys and uint32 counts of one length")
+    return _Counted(keys, counts)

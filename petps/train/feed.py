@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -25,7 +24,7 @@ from petps.tracker import Reading, Tracker
 from petps.train.source import CHECKPOINT, TrackedSource
 from petps.train.table import ROW, Gathered, Keys, TrainedTable
 
-__all__ = ["POSITION", "UNPUBLISHED", "Feed"]
+__all__ = ["POSITION", "PUBLISH", "UNPUBLISHED", "Feed", "Late", "Sent", "read_keys", "write_keys"]
 
 PUBLISH: Final = "publish"
 # Parts of a version, beside the trainer's own: where the publisher stood, and keys it still owed.
@@ -78,7 +77,7 @@ class Feed:
         Raises as Publisher; then nothing is forgotten.
         """
         with self._tracker.read(PUBLISH) as reading:
-            sent = _Sent(self._tables, self._the_publisher(), reading, step)
+            sent = Sent(self._tables, self._the_publisher(), reading, step)
             version = sent.commit(dense)
             reading.acknowledge()
         return version
@@ -103,11 +102,11 @@ class Feed:
             raise FailedPrecondition("the feed has no publisher")
         sent = None
         if publish and reading is not None:
-            sent = _Sent(self._tables, self._the_publisher(), reading, step)
+            sent = Sent(self._tables, self._the_publisher(), reading, step)
             source.also = sent.take
         source.begin()
         try:
-            late = _Late(lambda: self._parts(parts, reading, sent, dense))
+            late = Late(lambda: self._parts(parts, reading, sent, dense))
             made = checkpointer.write(version, late)
             source.committed(made)
         except PetpsError:
@@ -174,7 +173,7 @@ class Feed:
             body = store.part(version, UNPUBLISHED)
         except NotFound:
             return None, {}
-        owed = _read_keys(body, f"{store.name}, version {version}")
+        owed = read_keys(body, f"{store.name}, version {version}")
         return Position.from_json(position), {
             name: self._tables[name].ids_of(keys) for name, keys in owed.items()
         }
@@ -183,7 +182,7 @@ class Feed:
         self,
         parts: Mapping[str, bytes] | None,
         reading: Reading | None,
-        sent: _Sent | None,
+        sent: Sent | None,
         dense: str | None,
     ) -> Mapping[str, bytes]:
         """Called once the rows are written: the log's version is committed before the store's."""
@@ -199,7 +198,7 @@ class Feed:
             else {name: each.keys_of(reading.ids(name)) for name, each in self._tables.items()}
         )
         position = json.dumps(publisher.position().as_json()).encode()
-        return {**given, POSITION: position, UNPUBLISHED: _write_keys(owed)}
+        return {**given, POSITION: position, UNPUBLISHED: write_keys(owed)}
 
     def _the_publisher(self) -> Publisher:
         if self.publisher is None:
@@ -212,7 +211,7 @@ class Feed:
         return self._source, self._checkpointer
 
 
-class _Sent:
+class Sent:
     """What of a reading has gone to the log: rows that pass by, and the rest, gathered for it."""
 
     def __init__(
@@ -249,8 +248,8 @@ class _Sent:
             return
         done[places[chosen]] = True
 
-    def commit(self, dense: str | None) -> int:
-        """Publishes the rest, and commits."""
+    def finish(self) -> None:
+        """Publishes the rest."""
         for name, table in self._tables.items():
             wanted, done = self._of(name)
             rest = wanted[~done]
@@ -260,6 +259,10 @@ class _Sent:
             self._wanted.pop(name)
         if self.failed is not None:
             raise self.failed
+
+    def commit(self, dense: str | None) -> int:
+        """Publishes the rest, and commits."""
+        self.finish()
         self.version = self._publisher.commit(step=self._step, dense=dense)
         return self.version
 
@@ -278,15 +281,18 @@ class _Sent:
         return self._wanted[table]
 
 
-class _Late(Mapping[str, bytes]):
+class Late(Mapping[str, bytes]):
     """Parts that are made when they are asked for first: a store does so behind the rows."""
 
     def __init__(self, make: Callable[[], Mapping[str, bytes]]) -> None:
         self._make = make
+        self._made: Mapping[str, bytes] | None = None
 
-    @cached_property
+    @property
     def _parts(self) -> Mapping[str, bytes]:
-        return self._make()
+        if self._made is None:
+            self._made = self._make()
+        return self._made
 
     def __getitem__(self, name: str) -> bytes:
         return self._parts[name]
@@ -298,13 +304,14 @@ class _Late(Mapping[str, bytes]):
         return len(self._parts)
 
 
-def _write_keys(keys: Mapping[str, Keys]) -> bytes:
+def write_keys(keys: Mapping[str, Keys]) -> bytes:
     """By table: name, count, then the keys, little-endian, behind one line of JSON."""
     head = json.dumps({name: len(each) for name, each in keys.items()}).encode()
     return b"\n".join([head, b"".join(each.astype("<u8").tobytes() for each in keys.values())])
 
 
-def _read_keys(body: bytes, where: str) -> dict[str, Keys]:
+def read_keys(body: bytes, where: str) -> dict[str, Keys]:
+    """The inverse of write_keys(). Raises DataLoss that names ``where``."""
     head, _, rest = body.partition(b"\n")
     counts = json.loads(head)
     if 8 * sum(counts.values()) != len(rest):

@@ -11,7 +11,7 @@ Threads:     retrieve() from one, write_back() from another; a row that both tou
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -139,6 +139,27 @@ class ShardedTable:
 
     def load(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
         """See TrainedTable. Later rows are rolled back, later keys erased; equal ones stay."""
+        self.load_pieces([(keys, columns)])
+
+    def load_pieces(self, pieces: Iterable[tuple[Keys, Mapping[str, Floats]]]) -> None:
+        """load() of rows that come piece by piece. Memory: one of them, and 8 bytes a row."""
+        loaded = [np.empty(0, np.uint64)]
+        for keys, columns in pieces:
+            self._check_columns(keys, columns)
+            for part in _pieces(len(keys)):
+                slots = np.concatenate([columns[name][part] for name in self.columns], axis=1)
+                slots = np.ascontiguousarray(slots, np.float32)
+                held = np.empty_like(slots)
+                found = np.empty(len(slots), np.bool_)
+                self._table.pull(np.ascontiguousarray(keys[part]), held, found)
+                differs = ~found | (held.view(np.uint32) != slots.view(np.uint32)).any(axis=1)
+                self._apply(keys[part][differs], slots[differs], 0)
+            loaded.append(keys)
+        later = np.setdiff1d(self._table.keys(), np.concatenate(loaded))
+        for part in _pieces(len(later)):
+            self._table.apply(later[part], None)
+
+    def _check_columns(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
         if set(columns) != set(self.columns):
             raise InvalidArgument(
                 f"table {self.name} has columns {sorted(self.columns)}, given {sorted(columns)}"
@@ -149,17 +170,6 @@ class ShardedTable:
                     f"table {self.name}: column {name} has shape {columns[name].shape}, "
                     f"expected ({len(keys)}, {width})"
                 )
-        later = np.setdiff1d(self._table.keys(), keys)
-        for part in _pieces(len(later)):
-            self._table.apply(later[part], None)
-        for part in _pieces(len(keys)):
-            slots = np.concatenate([columns[name][part] for name in self.columns], axis=1)
-            slots = np.ascontiguousarray(slots, np.float32)
-            held = np.empty_like(slots)
-            found = np.empty(len(slots), np.bool_)
-            self._table.pull(keys[part], held, found)
-            differs = ~found | (held.view(np.uint32) != slots.view(np.uint32)).any(axis=1)
-            self._apply(keys[part][differs], slots[differs], 0)
 
     def _apply(self, keys: Keys, slots: Floats, stamp: int) -> None:
         for part in _pieces(len(keys)):
@@ -250,13 +260,17 @@ class ShardedTables:
         """int64[n]: the rank that holds each key; a rank's partitions are neighbours."""
         return partition_of(keys, self.partitions).astype(np.int64) * self.world // self.partitions
 
+    def owns(self, keys: Keys) -> Mask:
+        """bool[n]: which keys are this worker's."""
+        mine: Mask = self.owner_of(keys) == self.rank
+        return mine
+
     def owned(self) -> range:
         """This worker's partitions."""
-        first, last = (-(-each * self.partitions // self.world) for each in self._ranks())
+        first, last = (
+            -(-rank * self.partitions // self.world) for rank in (self.rank, self.rank + 1)
+        )
         return range(first, last)
-
-    def _ranks(self) -> tuple[int, int]:
-        return self.rank, self.rank + 1
 
     def close(self) -> None:
         """Closes the pool cleanly."""

@@ -31,10 +31,16 @@ class TrackedSource:
     begin() comes before a version is written, committed() after it was: until then the tenant
     acknowledges nothing. A difference is never acknowledged, for the next one is since the same
     base. ``also`` sees what is gathered. The tenant is added to the tracker, unless it is there.
+    owns(table, keys): bool[n], which of a store's keys are this worker's (None: all).
     """
 
     def __init__(
-        self, tracker: Tracker, tables: Iterable[TrainedTable], *, tenant: str = CHECKPOINT
+        self,
+        tracker: Tracker,
+        tables: Iterable[TrainedTable],
+        *,
+        tenant: str = CHECKPOINT,
+        owns: Callable[[str, Keys], Mask] | None = None,
     ) -> None:
         self.tables = {table.name: table for table in tables}
         unknown = set(self.tables) - set(tracker.tables)
@@ -42,6 +48,7 @@ class TrackedSource:
             raise NotFound(f"the tracker has no table {min(unknown)!r}: add_table() it")
         self.tenant = tenant
         self.also: Callable[[str, Keys, Gathered], None] | None = None
+        self._owns = owns
         self._tracker = tracker
         self._reading: Reading | None = None
         self._at: int | None = None  # the version that the tenant's position stands for
@@ -70,8 +77,10 @@ class TrackedSource:
         # The next difference has what this one had.
         for chunk in line.deltas():
             if chunk.holds(version):
-                (rows,) = store.read([chunk])
-                self._tracker.track(chunk.table, self._table(chunk.table).ids_of(rows.keys))
+                keys = store.read([chunk])[0].keys
+                if self._owns is not None:
+                    keys = keys[self._owns(chunk.table, keys)]
+                self._tracker.track(chunk.table, self._table(chunk.table).ids_of(keys))
         self._at = line.began
 
     def begin(self) -> None:

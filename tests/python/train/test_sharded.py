@@ -169,13 +169,17 @@ def test_admission_equals_the_model(
             admission.commit(done)
             if batch % 7 == 0:  # what is saved has no batch that was only counted ahead
                 again = Admission(threshold)
-                again.load(admission.saved())
+                again.load([admission.saved()])
                 known = np.array(sorted(model.counts), np.uint64)
                 missing = [threshold - after[done].get(int(key), 0) for key in known]
                 assert again.count(batch, known, np.array(missing)).all()
+                again.load([admission.saved()], lambda every: every % np.uint64(2) == 0)
+                assert not again.count(batch, known[known % 2 == 1], np.zeros(1, int)).any() or (
+                    threshold == 1
+                )
                 if threshold > 1:
                     once_less = np.array(missing) - 1
-                    again.load(admission.saved())
+                    again.load([admission.saved()])
                     assert not again.count(batch, known, once_less).any()
 
 
@@ -185,4 +189,4 @@ def test_admission_refuses_what_it_cannot_use() -> None:
     with pytest.raises(FailedPrecondition, match="batch 4 is counted after batch 4"):
         admission.count(4, keys_of(3), ones(keys_of(3)))
     with pytest.raises(DataLoss, match="cannot be read"):
-        admission.load(b"none")
+        admission.load([b"none"])

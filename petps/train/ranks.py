@@ -1,0 +1,519 @@
+"""Versions of tables that several workers hold: shares of the store's, and the log's, together.
+
+Owns:        RankedFeed (a hook of Pipeline), Every, Restored, publisher_of(), store_tables().
+Never does:  train; know a policy, or which log it is.
+Called by:   trainers, demo.
+Invariants:  a version exists in the store once every worker has written its share, and in the log
+             once the log has acknowledged every worker's rows; a worker that fails still meets the
+             others, so that none waits for it; what a worker read of the tracker is acknowledged
+             only once the version stands.
+Threads:     the pipeline's caller; arranging behind it has its own.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import pickle
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from petps.checkpoint import Checkpointer, Column, Policy, Store, Table
+from petps.checkpoint.checkpointer import Next
+from petps.delta import DeltaLog, TableSchema
+from petps.errors import DataLoss, FailedPrecondition, InvalidArgument, PetpsError, Unavailable
+from petps.publish import Position, Publisher
+from petps.train.feed import POSITION, PUBLISH, UNPUBLISHED, Late, Sent, read_keys, write_keys
+from petps.train.link import Link
+from petps.train.pipeline import Boundary
+from petps.train.pytorch import torch_module
+from petps.train.sharded import ShardedTables
+from petps.train.source import TrackedSource
+from petps.train.table import Floats, Keys
+
+__all__ = ["Every", "RankedFeed", "Restored", "publisher_of", "store_tables"]
+
+_log = logging.getLogger("petps.train")
+# Parts of a version beside those of Feed; a worker's own end with its rank.
+DENSE: Final = "petps.dense"
+READER: Final = "petps.reader"
+RANDOM: Final = "petps.random"
+ADMISSION: Final = "petps.admission"
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """When something is due: after so many steps, or once so many seconds have passed."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.seconds is None):
+            raise InvalidArgument("every so many steps, or seconds: one of the two")
+        if (self.steps or self.seconds or 0) <= 0:
+            raise InvalidArgument(f"every {self.steps or self.seconds}: not positive")
+
+    def due(self, step: int, since_s: float) -> bool:
+        """After ``step``, ``since_s`` seconds after the last time."""
+        if self.steps is not None:
+            return step % self.steps == 0
+        return since_s >= (self.seconds or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a training goes on with. step: the last one trained; reader: this worker's loader's
+    state behind it; position: for Publisher.begin_continue(), None where nothing was published.
+    """
+
+    step: int
+    reader: bytes
+    position: Position | None
+
+
+def store_tables(tables: ShardedTables) -> list[Table]:
+    """As Store.create() takes them: the row, and the optimizer's columns."""
+    return [
+        Table(each.name, tuple(Column(name, "f32", width) for name, width in each.columns.items()))
+        for each in tables
+    ]
+
+
+def publisher_of(
+    log: DeltaLog,
+    model: str,
+    tables: ShardedTables,
+    link: Link,
+    *,
+    schemas: Iterable[TableSchema] | None = None,
+) -> Publisher:
+    """This worker's publisher, of the run that worker 0 chooses. All call it; then each begins.
+
+    schemas: what is published (None: float32 rows of all tables).
+    """
+    wanted = list(schemas or (TableSchema(each.name, "f32", each.spec.dim) for each in tables))
+    run = None
+    if link.rank == 0:
+        run = Publisher(log, model, tables.partitions, tables=wanted).run
+    run = int(_gathered(link, str(run).encode())[0])
+    made = Publisher(log, model, tables.partitions, tables=wanted, run=run, own=tables.owned())
+    _gathered(link, b"")  # nobody begins before all have seen the log as it was
+    return made
+
+
+class RankedFeed:
+    """Writes the rows of all workers to a checkpoint store, to a log, or to both with one gather.
+
+    All workers have one, with the same arguments but their own ``tables``, ``link``, a handle of
+    the same store and a publisher_of() of the same run, which has begun. A version's number is its
+    step. model, optimizer: the dense part of a version, worker 0's. patience: so many checkpoints
+    in a row may fail (logged) before training ends with the error.
+    """
+
+    def __init__(
+        self,
+        tables: ShardedTables,
+        link: Link,
+        *,
+        store: Store | None = None,
+        policy: Policy | None = None,
+        checkpoint: Every | None = None,
+        publisher: Publisher | None = None,
+        publish: Every | None = None,
+        model: Any = None,
+        optimizer: Any = None,
+        dense: Callable[[int], str] | None = None,
+        patience: int = 0,
+    ) -> None:
+        if (store is None) != (policy is None) or (checkpoint is not None and store is None):
+            raise InvalidArgument("checkpoints need a store and a policy")
+        if publish is not None and publisher is None:
+            raise InvalidArgument("to publish needs a publisher")
+        self._tables, self._link = tables, link
+        self._store, self._policy = store, policy
+        self._every = {"checkpoint": checkpoint, PUBLISH: publish}
+        self._last = dict.fromkeys(self._every, time.monotonic())
+        self.publisher = publisher
+        self._model, self._optimizer, self._dense = model, optimizer, dense
+        self._patience, self._failures = patience, 0
+        self._behind = ThreadPoolExecutor(1, "petps-train-arrange")
+        self._arranging: Future[None] | None = None
+        self._source: TrackedSource | None = None
+        self._checkpointer: Checkpointer | None = None
+        if store is not None and policy is not None:
+            self._source = TrackedSource(
+                tables.tracker, list(tables), owns=lambda _, keys: tables.owns(keys)
+            )
+            self._checkpointer = Checkpointer(store, policy, self._source)
+        if publisher is not None:
+            tables.tracker.add_tenant(PUBLISH)
+
+    # ---- as a hook
+
+    def wants(self, step: int) -> bool:
+        """See Hook: worker 0's clock counts."""
+        return self._link.rank == 0 and any(self._due(step).values())
+
+    def act(self, boundary: Boundary) -> None:
+        """See Hook. Raises what writing raised, on all workers; nothing is forgotten then."""
+        plan = self._agreed(boundary.step)
+        reading = self._tables.tracker.read(PUBLISH) if self.publisher is not None else None
+        sent = None
+        if plan.publish and reading is not None and self.publisher is not None:
+            tables = {each.name: each for each in self._tables}
+            sent = Sent(tables, self.publisher, reading, boundary.step)
+        log = _Log(self._link, self.publisher, sent, plan)
+        failure: PetpsError | None = None
+        try:
+            if plan.said is not None:
+                self._share(boundary, plan.said, log, reading)
+            else:
+                log.commit()
+        except PetpsError as error:
+            failure = error
+        finally:
+            log.end(failure)
+            committed = self._committed(boundary.step, plan, failure)
+            if reading is not None:
+                if log.committed and not log.failed:
+                    reading.acknowledge()
+                else:
+                    reading.abandon()
+        if log.failed:
+            raise Unavailable(f"step {boundary.step}: the log's version failed: {log.failed}")
+        self._judge(boundary.step, plan, committed)
+
+    def _due(self, step: int) -> dict[str, bool]:
+        now = time.monotonic()
+        return {
+            what: every is not None and every.due(step, now - self._last[what])
+            for what, every in self._every.items()
+        }
+
+    def _agreed(self, step: int) -> _Plan:
+        """What is due, and how it is written: worker 0 says so to all."""
+        body = b""
+        if self._link.rank == 0:
+            due = self._due(step)
+            said: Next | str | None = None
+            if due["checkpoint"] and self._checkpointer is not None:
+                try:
+                    self._wait_arranged()
+                    said = self._checkpointer.next()
+                except PetpsError as error:
+                    said = f"{type(error).__name__}: {error}"
+            version = 0 if self.publisher is None else self.publisher.version + 1
+            dense = self._dense(step) if self._dense is not None else None
+            body = pickle.dumps(_Plan(due[PUBLISH], said, version, dense))  # between our own
+            for what, is_due in due.items():
+                if is_due:
+                    self._last[what] = time.monotonic()
+        plan: _Plan = pickle.loads(_gathered(self._link, body)[0])
+        return plan
+
+    def _share(self, boundary: Boundary, said: Next | str, log: _Log, reading: Any) -> None:
+        if isinstance(said, str):
+            raise FailedPrecondition(f"worker 0 could not begin a version: {said}")
+        assert self._source is not None
+        assert self._checkpointer is not None
+        self._source.also = log.sent.take if log.sent is not None else None
+        self._source.begin()
+        try:
+            self._checkpointer.share(
+                boundary.step, said, self._link.rank, self._link.world,
+                Late(lambda: self._parts(boundary, log, reading)), replace_own=True,
+            )  # fmt: skip
+        finally:
+            self._source.also = None
+
+    def _parts(self, boundary: Boundary, log: _Log, reading: Any) -> Mapping[str, bytes]:
+        """Called once the rows are written: the log's version is committed before the store's."""
+        log.try_commit()
+        rank = self._link.rank
+        parts = {f"{READER}.{rank}": boundary.reader, f"{RANDOM}.{rank}": _random_state()}
+        for table in self._tables:
+            if table.spec.threshold > 1:
+                parts[f"{ADMISSION}.{table.name}.{rank}"] = table.admission.saved()
+        if rank == 0 and self._model is not None:
+            parts[DENSE] = _dense_state(self._model, self._optimizer)
+        if self.publisher is not None and not log.failed:
+            owed = {} if log.sent is not None else {
+                each.name: reading.ids(each.name) for each in self._tables
+            }  # fmt: skip
+            position = json.dumps(self.publisher.position().as_json()).encode()
+            parts[f"{POSITION}.{rank}"] = position
+            parts[f"{UNPUBLISHED}.{rank}"] = write_keys(owed)
+        return parts
+
+    def _committed(self, step: int, plan: _Plan, failure: PetpsError | None) -> PetpsError | None:
+        """Worker 0 commits, once all have written; what failed, the same on all."""
+        if plan.said is None:
+            return None
+        assert self._source is not None
+        assert self._checkpointer is not None
+        assert self._store is not None
+        failed = _first(_gathered(self._link, _told(failure)))
+        if failed is None:
+            error: PetpsError | None = None
+            if self._link.rank == 0:
+                try:
+                    self._checkpointer.commit(step)
+                except PetpsError as raised:
+                    error = raised
+            failed = _first(_gathered(self._link, _told(error))[:1])
+        if failed is not None:
+            self._source.cancelled()
+            return Unavailable(f"step {step}: no checkpoint was written: {failed}")
+        versions = self._store.refresh().line_of(step).versions
+        self._source.committed(next(each for each in versions if each.version == step))
+        if self._link.rank == 0:
+            self._arranging = self._behind.submit(self._checkpointer.arrange)
+        return None
+
+    def _judge(self, step: int, plan: _Plan, failed: PetpsError | None) -> None:
+        if plan.said is None:
+            return
+        if failed is None:
+            self._failures = 0
+            return
+        self._failures += 1
+        if self._failures > self._patience:
+            raise failed
+        _log.warning("[train] %s (%d in a row)", failed, self._failures)
+
+    def _wait_arranged(self) -> None:
+        """What is done behind the trainer changes no version: if it failed, that is logged."""
+        if self._arranging is not None:
+            try:
+                self._arranging.result()
+            except PetpsError as error:
+                _log.warning("[train] arranging the store failed: %s", error)
+            self._arranging = None
+
+    def close(self) -> None:
+        """Waits for what is done behind the trainer."""
+        self._wait_arranged()
+        self._behind.shutdown()
+
+    def __enter__(self) -> RankedFeed:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ---- back to a version
+
+    def restore(self, version: int | None = None) -> Restored:
+        """Makes this worker's rows, and the dense part, the store's newest version's.
+
+        All workers call it, as many as wrote it or not: rows and counts go to who owns them now; a
+        loader's state and random numbers only to the worker of the same rank. Raises
+        FailedPrecondition (not the newest: roll back first), DataLoss; then call it again.
+        """
+        assert self._store is not None
+        assert self._source is not None
+        store = self._store
+        versions = store.refresh().versions()
+        if not versions or (version is not None and versions[-1].version != version):
+            raise FailedPrecondition(
+                f"{store.name} has {'no version' if not versions else 'newer versions'}: "
+                f"{'nothing to restore' if not versions else 'roll back first'}"
+            )
+        newest = versions[-1]
+        if self._link.rank == 0:
+            store.count_restore()
+        _gathered(self._link, b"")
+        store.refresh()
+        for table in self._tables:
+            table.load_pieces(self._own_pieces(store, newest.version, table.name))
+            counts = [
+                store.part(newest.version, name)
+                for name in newest.parts
+                if name.startswith(f"{ADMISSION}.{table.name}.")
+            ]
+            table.admission.load(counts, self._tables.owns)
+        self._source.resume(store, newest.version)
+        self._owe_again(store, newest.version, list(newest.parts))
+        if self._model is not None:
+            _load_dense(store.part(newest.version, DENSE), self._model, self._optimizer)
+        own = {name: f"{name}.{self._link.rank}" for name in (READER, RANDOM)}
+        if own[RANDOM] in newest.parts:
+            _set_random_state(store.part(newest.version, own[RANDOM]))
+        reader = b""
+        if own[READER] in newest.parts:
+            reader = store.part(newest.version, own[READER])
+        return Restored(newest.version, reader, self._position(store, newest.version))
+
+    def _own_pieces(
+        self, store: Store, version: int, table: str
+    ) -> Iterator[tuple[Keys, Mapping[str, Floats]]]:
+        columns = store.tables_of(version)[table].columns
+        for rows in store.pieces(table, version):
+            mine = self._tables.owns(rows.keys)
+            yield (
+                rows.keys[mine],
+                {each.name: each.values(rows.columns[each.name][mine]) for each in columns},
+            )
+
+    def _owe_again(self, store: Store, version: int, parts: list[str]) -> None:
+        tracker = self._tables.tracker
+        if PUBLISH in tracker.tenants:
+            tracker.remove_tenant(PUBLISH)
+        if self.publisher is None:
+            return
+        tracker.add_tenant(PUBLISH)
+        for name in parts:
+            if name.startswith(f"{UNPUBLISHED}."):
+                where = f"{store.name}, version {version}"
+                for table, keys in read_keys(store.part(version, name), where).items():
+                    tracker.track(table, keys[self._tables.owns(keys)])
+
+    def _position(self, store: Store, version: int) -> Position | None:
+        """Of all workers then: each knew its own partitions' seqs."""
+        parts = store.state.line_of(version).versions[-1].parts
+        saved = [
+            Position.from_json(json.loads(store.part(version, name)))
+            for name in parts
+            if name.startswith(f"{POSITION}.")
+        ]
+        # A log that failed on some worker: servers begin with a base.
+        if not saved or len(saved) != sum(name.startswith(f"{READER}.") for name in parts):
+            return None
+        if len({(each.run, each.version) for each in saved}) != 1:
+            raise DataLoss(f"{store.name}, version {version}: its workers' positions differ")
+        seqs = tuple(max(each) for each in zip(*(each.seqs for each in saved), strict=True))
+        return Position(saved[0].run, seqs, saved[0].version)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """publish: the log's ``version`` is due; said: as what the store's is written, or why it can't
+    be, or that none is due; dense: where the version's dense part is.
+    """
+
+    publish: bool
+    said: Next | str | None
+    version: int
+    dense: str | None
+
+
+class _Log:
+    """The log's version of a boundary: rows of all workers acknowledged, then commits by each."""
+
+    def __init__(
+        self, link: Link, publisher: Publisher | None, sent: Sent | None, plan: _Plan
+    ) -> None:
+        self.sent = sent
+        self.committed = False
+        self.failed = ""
+        self._link = link
+        self._publisher = publisher
+        self._plan = plan
+        self._met = not plan.publish
+
+    def commit(self) -> None:
+        """Raises what this worker's publisher raised."""
+        if self.sent is None or self._publisher is None or self._met:
+            return
+        error: PetpsError | None = None
+        try:
+            self.sent.finish()
+            self._publisher.flush()
+        except PetpsError as raised:
+            error = raised
+        counts = self.meet(error)
+        if error is not None:
+            raise error
+        if not self.failed:
+            names = {name for each in counts for name in each}
+            everywhere = {name: sum(each.get(name, 0) for each in counts) for name in sorted(names)}
+            self._publisher.commit(
+                self._plan.version, dense=self._plan.dense, everywhere=everywhere
+            )
+            self.committed = True
+
+    def try_commit(self) -> None:
+        """The same; a checkpoint goes on without the log."""
+        try:
+            self.commit()
+        except PetpsError as error:
+            self.failed = self.failed or f"{type(error).__name__}: {error}"
+
+    def end(self, error: PetpsError | None) -> None:
+        """Meets if that was not done, and hears whether all have committed."""
+        if not self._plan.publish:
+            return
+        self.meet(error)
+        self.failed = _first(_gathered(self._link, self.failed.encode())) or ""
+
+    def meet(self, error: PetpsError | None) -> list[dict[str, int]]:
+        """Says once how this worker fared; rows by table that each has published."""
+        if self._met:
+            return []
+        self._met = True
+        counted = {} if self._publisher is None or error else self._publisher.counted()
+        heard = _gathered(
+            self._link, json.dumps({"error": _named(error), "counted": counted}).encode()
+        )
+        answers = [json.loads(each) for each in heard]
+        for rank, answer in enumerate(answers):
+            if answer["error"]:
+                self.failed = self.failed or f"worker {rank}: {answer['error']}"
+        return [answer["counted"] for answer in answers]
+
+
+def _named(error: PetpsError | None) -> str:
+    return "" if error is None else f"{type(error).__name__}: {error}"
+
+
+def _told(error: PetpsError | None) -> bytes:
+    return _named(error).encode()
+
+
+def _first(answers: list[bytes]) -> str | None:
+    for rank, answer in enumerate(answers):
+        if answer:
+            return f"worker {rank}: {answer.decode()}"
+    return None
+
+
+def _gathered(link: Link, body: bytes) -> list[bytes]:
+    """What each worker says, to all."""
+    torch = torch_module()
+    lengths = [int(each) for each in link.all_gather(torch.tensor([len(body)]))]
+    padded = np.zeros(max(1, *lengths), np.uint8)
+    padded[: len(body)] = np.frombuffer(body, np.uint8)
+    heard = link.all_gather(torch.from_numpy(padded))
+    return [each.numpy().tobytes()[:n] for each, n in zip(heard, lengths, strict=True)]
+
+
+def _random_state() -> bytes:
+    return bytes(torch_module().get_rng_state().numpy().tobytes())
+
+
+def _set_random_state(state: bytes) -> None:
+    torch = torch_module()
+    torch.set_rng_state(torch.from_numpy(np.frombuffer(state, np.uint8).copy()))
+
+
+def _dense_state(model: Any, optimizer: Any) -> bytes:
+    out = io.BytesIO()
+    states = {"model": model.state_dict()}
+    if optimizer is not None:
+        states["optimizer"] = optimizer.state_dict()
+    torch_module().save(states, out)
+    return out.getvalue()
+
+
+def _load_dense(body: bytes, model: Any, optimizer: Any) -> None:
+    states = torch_module().load(io.BytesIO(body), weights_only=True)
+    model.load_state_dict(states["model"])
+    if optimizer is not None:
+        optimizer.load_state_dict(states["optimizer"])

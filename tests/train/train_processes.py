@@ -1,0 +1,125 @@
+"""Workers that are processes, over gloo: killed, stopped, restarted.
+
+Run by `make test-train`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.train.train_ranks import TABLES, create
+
+ROOT = Path(__file__).resolve().parents[2]
+WORLD, STEPS = 2, 40
+WAIT_SECONDS = 120.0
+
+
+class Worker:
+    def __init__(self, rank: int, folder: Path, meeting: int, timeout_s: float) -> None:
+        self.out = folder / f"{rank}-{meeting}.txt"
+        with self.out.open("w") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.train.worker_process", str(rank), str(WORLD),
+                 str(folder), str(STEPS)],
+                cwd=ROOT, stdout=out, stderr=subprocess.STDOUT,
+                env=os.environ | {"MEETING": str(meeting), "TIMEOUT_S": str(timeout_s)},
+            )  # fmt: skip
+
+    def wait_step(self, number: int) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while f"step {number} " not in self.out.read_text():
+            assert self.process.poll() is None, self.out.read_text()
+            assert time.monotonic() < deadline, self.out.read_text()
+            time.sleep(0.005)
+
+    def ended(self) -> tuple[int, str]:
+        return self.process.wait(WAIT_SECONDS), self.out.read_text()
+
+
+@contextmanager
+def workers(folder: Path, meeting: int, timeout_s: float = 60.0) -> Iterator[list[Worker]]:
+    started = [Worker(rank, folder, meeting, timeout_s) for rank in range(WORLD)]
+    try:
+        yield started
+    finally:
+        for each in started:
+            if each.process.poll() is None:
+                each.process.kill()
+                each.process.wait()
+
+
+def found(folder: Path) -> list[dict[str, Any]]:
+    with_arrays = [np.load(folder / f"{rank}.npz") for rank in range(WORLD)]
+    return [{name: each[name] for name in each.files} for each in with_arrays]
+
+
+def check_same(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> None:
+    for one, two in zip(left, right, strict=True):
+        assert one.keys() == two.keys()
+        for name in one:
+            assert np.array_equal(one[name], two[name]), name
+
+
+def trained(folder: Path) -> list[dict[str, Any]]:
+    """Without a fault."""
+    folder.mkdir()
+    create(folder)
+    with workers(folder, 0) as running:
+        for each in running:
+            code, said = each.ended()
+            assert code == 0, said
+    return found(folder)
+
+
+def test_killed_workers_go_on_bit_by_bit(tmp_path: Path) -> None:
+    """Kill -9 of either worker at random steps: its pool holds later rows, and keys, than the
+    version has; random numbers, counts, dense weights and the loader go on as they were.
+    """
+    reference = trained(tmp_path / "whole")
+    assert all(len(each[f"{spec.name}.keys"]) > 5 for each in reference for spec in TABLES)
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    create(folder)
+    random = np.random.default_rng(7)
+    last = 5
+    for meeting in range(3):
+        victim = int(random.integers(WORLD))
+        last += int(random.integers(5, 9))
+        with workers(folder, meeting) as running:
+            running[victim].wait_step(last)
+            running[victim].process.send_signal(signal.SIGKILL)
+            code, said = running[1 - victim].ended()
+            assert code == 3, said
+            assert "Unavailable: worker" in said
+            assert "a peer is gone" in said
+            assert "restart the workers from the last version" in said
+    with workers(folder, 99) as running:
+        for each in running:
+            code, said = each.ended()
+            assert code == 0, said
+            assert "step 1 " not in said
+    check_same(reference, found(folder))
+
+
+def test_a_peer_that_hangs_is_told_within_the_limit(tmp_path: Path) -> None:
+    create(tmp_path)
+    with workers(tmp_path, 0, timeout_s=4.0) as running:
+        running[0].wait_step(3)
+        running[0].process.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        code, said = running[1].ended()
+        waited = time.monotonic() - began
+        running[0].process.send_signal(signal.SIGCONT)
+    assert code == 3, said
+    assert "DeadlineExceeded: worker 1 of 2: a peer did not answer within 4 s" in said
+    print(f"told after {waited:.1f} s")

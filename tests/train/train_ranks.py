@@ -1,0 +1,299 @@
+"""Versions that several workers write: bit by bit where an uninterrupted training would be.
+
+Run by `make test-train`. Workers are threads (workers.py); train_processes.py has real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from petps import _native
+from petps.checkpoint import POLICIES, Store
+from petps.delta import open_log
+from petps.errors import FailedPrecondition, InvalidArgument, IoError, Unavailable
+from petps.ingest import Ingest
+from petps.ingest.native_store import NativeStore
+from petps.train.link import Links
+from petps.train.optimizer import Adam
+from petps.train.pipeline import Mode, Pipeline
+from petps.train.ranks import Every, RankedFeed, publisher_of, store_tables
+from petps.train.sharded import ShardedTables, TableSpec
+from tests.train.workers import FEATURES, SPECS, Loader, Ranker, in_threads
+
+SEED, WORLD, PARTITIONS = 5, 2, 8
+TABLES = [TableSpec(each.name, each.dim, each.capacity, threshold=2) for each in SPECS]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def open_tables(rank: int, world: int, path: Path | None = None) -> ShardedTables:
+    return ShardedTables(
+        path, TABLES, Adam(0.05), rank=rank, world=world, partitions=PARTITIONS, seed=SEED
+    )
+
+
+def ended(tables: ShardedTables, model: Ranker) -> dict[str, Any]:
+    found: dict[str, Any] = {"dense": [each.detach().clone() for each in model.parameters()]}
+    for table in tables:
+        keys = table.keys()
+        columns = table.gather(keys).columns
+        found[table.name] = dict(
+            zip(keys.tolist(), np.concatenate(list(columns.values()), axis=1), strict=True)
+        )
+    return found
+
+
+def check_same(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> None:
+    """Whoever holds a row."""
+    for spec in TABLES:
+        one: dict[int, Any] = {}
+        two: dict[int, Any] = {}
+        for each in left:
+            one |= each[spec.name]
+        for each in right:
+            two |= each[spec.name]
+        assert one.keys() == two.keys(), spec.name
+        assert all(np.array_equal(one[key], two[key]) for key in one), spec.name
+    for a, b in zip(left[0]["dense"], right[0]["dense"], strict=True):
+        assert torch.equal(a, b)
+
+
+def work(
+    folder: Path,
+    rank: int,
+    links: Links,
+    *,
+    steps: int,
+    mode: Mode = "nested",
+    restore: bool = False,
+    policy: str = "2d",
+    pools: bool = False,
+    checkpoint: Every | None = None,
+    changed: Callable[[RankedFeed, ShardedTables], None] | None = None,
+    patience: int = 0,
+) -> dict[str, Any]:
+    """A worker that trains up to ``steps``, from the store's newest version if ``restore``."""
+    model = Ranker()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    with open_tables(rank, links.rows.world, folder / f"{rank}.pool" if pools else None) as tables:
+        store = Store.open(folder / "store")
+        feed = RankedFeed(
+            tables, links.dense, store=store, policy=POLICIES[policy](),
+            checkpoint=checkpoint or Every(steps=5), model=model, optimizer=optimizer,
+            patience=patience,
+        )  # fmt: skip
+        first = 0
+        if restore:
+            restored = feed.restore()
+            first = restored.step
+            assert restored.reader == b"%d" % first
+        if changed is not None:
+            changed(feed, tables)
+        with (
+            feed,
+            Pipeline(
+                model, tables, iter(Loader(SEED, rank, steps, first=first + 1)), micro_batches=2,
+                mode=mode, optimizer=optimizer, links=links, features=FEATURES, hooks=[feed],
+                first_step=first + 1, deterministic=True,
+            ) as pipeline,
+        ):  # fmt: skip
+            pipeline.run()
+        return ended(tables, model)
+
+
+def create(folder: Path) -> Store:
+    with open_tables(0, 1) as tables:
+        return Store.create(folder / "store", "m", store_tables(tables))
+
+
+def test_training_goes_on_bit_by_bit(tmp_path: Path) -> None:
+    """Restored into empty tables, by as many workers and (from their pools) after later steps."""
+    whole = tmp_path / "whole"
+    create(whole)
+    reference = in_threads(
+        WORLD, lambda rank, links: work(whole, rank, links, steps=23, checkpoint=Every(steps=50))
+    )
+    for pools in (False, True):
+        folder = tmp_path / f"pools-{pools}"
+        create(folder)
+        in_threads(WORLD, lambda r, n: work(folder, r, n, steps=18, pools=pools))  # noqa: B023
+        assert [v.version for v in Store.open(folder / "store").state.versions()] == [5, 10, 15]
+        found = in_threads(
+            WORLD, lambda r, n: work(folder, r, n, steps=23, pools=pools, restore=True)  # noqa: B023
+        )  # fmt: skip
+        check_same(reference, found)
+        assert [v.version for v in Store.open(folder / "store").state.versions()][-1] == 20
+        assert Store.open(folder / "store").verify() == []
+
+
+@pytest.mark.parametrize("policy", ["full", "oneshot", "consecutive", "2d", "merged"])
+def test_more_or_fewer_workers_may_go_on(tmp_path: Path, policy: str) -> None:
+    """Rows, optimizer state, counts of admission: to whoever owns the keys then."""
+    create(tmp_path)
+
+    def look(rank: int, links: Links, world: int) -> dict[str, Any]:
+        model = Ranker()
+        with open_tables(rank, world) as tables, RankedFeed(
+            tables, links.dense, store=Store.open(tmp_path / "store"), policy=POLICIES[policy](),
+            checkpoint=Every(steps=5), model=model,
+        ) as feed:  # fmt: skip
+            feed.restore()
+            return ended(tables, model)
+
+    def train(rank: int, links: Links) -> dict[str, Any]:
+        return work(tmp_path, rank, links, steps=15, policy=policy)
+
+    seen = in_threads(3, train)
+    for world in (1, 2, 4):
+        found = in_threads(world, lambda rank, links: look(rank, links, world))  # noqa: B023
+        check_same(seen, found)
+    saved = Store.open(tmp_path / "store")
+    counts = [p for p in saved.state.versions()[-1].parts if p.startswith("petps.admission.item.")]
+    assert len(counts) == 3
+
+
+class NoDeadLetters:
+    def add(self, partition: int, offset: int, reason: str, message: Any) -> None:
+        raise AssertionError(f"{partition}, {offset}: {reason}")
+
+
+def test_what_is_served_is_what_was_trained(tmp_path: Path) -> None:
+    """Two workers publish one run, each its partitions; also after a restart, with a new run."""
+    create(tmp_path)
+    place = str(tmp_path / "log")
+
+    def train(rank: int, links: Links, steps: int, restore: bool) -> dict[str, Any]:
+        model = Ranker()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        log = open_log(place, partitions=PARTITIONS)
+        with open_tables(rank, WORLD) as tables:
+            publisher = publisher_of(log, "m", tables, links.dense)
+            feed = RankedFeed(
+                tables, links.dense, store=Store.open(tmp_path / "store"),
+                policy=POLICIES["2d"](), checkpoint=Every(steps=10), publisher=publisher,
+                publish=Every(steps=4), model=model, optimizer=optimizer,
+            )  # fmt: skip
+            restored = feed.restore() if restore else None
+            publisher.begin_continue(restored.position if restored else None)
+            with (
+                feed,
+                Pipeline(
+                    model, tables,
+                    iter(Loader(SEED, rank, steps, first=restored.step + 1 if restored else 1)),
+                    micro_batches=2, optimizer=optimizer, links=links, features=FEATURES,
+                    hooks=[feed], first_step=restored.step + 1 if restored else 1,
+                    deterministic=True,
+                ) as pipeline,
+            ):  # fmt: skip
+                pipeline.run()
+            log.close()
+            return ended(tables, model)
+
+    tables = _native.Tables.create(str(tmp_path / "served.pool"), durability="process")
+    instance = tables.create_instance("m", "m@0", PARTITIONS)
+    for spec in TABLES:
+        tables.create_table(
+            spec.name, instance=instance.id, dim=spec.dim, dtype="f32", capacity=20_000,
+            feed="delta",
+        )  # fmt: skip
+    with open_log(place, partitions=PARTITIONS) as made:
+        del made
+    # Step 20 has both a checkpoint and a version of the log; the second training ends at step 24.
+    in_threads(WORLD, lambda rank, links: train(rank, links, 20, False))
+    trained = in_threads(WORLD, lambda rank, links: train(rank, links, 24, True))
+    log = open_log(place, partitions=PARTITIONS)
+    ingest = Ingest(log, NativeStore(tables, "m"), dead_letters=NoDeadLetters())
+    ingest.start()
+    assert ingest.wait_for(6, 60), ingest.status().as_json()
+    ingest.stop()
+    log.close()
+    for spec in TABLES:
+        rows: dict[int, Any] = {}
+        for each in trained:
+            rows |= each[spec.name]
+        keys = np.array(sorted(rows), np.uint64)
+        out = np.empty((len(keys), spec.dim), np.float32)
+        native = tables.find("m@0", spec.name)
+        assert native.pull(keys, out) == len(keys)
+        assert sorted(native.keys().tolist()) == keys.tolist()
+        assert np.array_equal(out, np.stack([rows[int(k)][: spec.dim] for k in keys]))
+    tables.close()
+
+
+def test_a_worker_whose_store_fails_is_named_and_none_hangs(tmp_path: Path) -> None:
+    create(tmp_path)
+    failed: list[int] = []
+
+    def broken(feed: RankedFeed, tables: ShardedTables) -> None:
+        if tables.rank != 1:
+            return
+        checkpointer = feed._checkpointer
+        assert checkpointer is not None
+        share = checkpointer.share
+
+        def sometimes(version: int, *more: Any, **options: Any) -> Any:
+            if version in (5, 10):
+                failed.append(version)
+                raise IoError("the disk is full")
+            return share(version, *more, **options)
+
+        checkpointer.share = sometimes  # type: ignore[method-assign]
+
+    with pytest.raises(Unavailable, match=r"step 5: no checkpoint .* worker 1: .* disk is full"):
+        in_threads(WORLD, lambda r, n: work(tmp_path, r, n, steps=20, changed=broken))
+    assert failed == [5]
+    failed.clear()
+    # With patience training goes on; what was not written then is in the next version.
+    found = in_threads(
+        WORLD, lambda r, n: work(tmp_path, r, n, steps=15, changed=broken, patience=2)
+    )
+    assert failed == [5, 10]
+    store = Store.open(tmp_path / "store")
+    assert [each.version for each in store.state.versions()] == [15]
+    rows = store.restore(15)
+    for spec in TABLES:
+        held = {key for each in found for key in each[spec.name]}
+        assert held == set(rows[spec.name].keys.tolist())
+
+
+def test_what_is_asked_for_wrongly(tmp_path: Path) -> None:
+    store = create(tmp_path)
+    for wrong in (lambda: Every(), lambda: Every(steps=1, seconds=1.0), lambda: Every(steps=0)):
+        with pytest.raises(InvalidArgument):
+            wrong()
+    with open_tables(0, 1) as tables:
+        with pytest.raises(InvalidArgument, match="need a store and a policy"):
+            RankedFeed(tables, Links.alone().dense, checkpoint=Every(steps=1))
+        with pytest.raises(InvalidArgument, match="needs a publisher"):
+            RankedFeed(tables, Links.alone().dense, publish=Every(steps=1))
+        with (
+            RankedFeed(tables, Links.alone().dense, store=store, policy=POLICIES["full"]()) as feed,
+            pytest.raises(FailedPrecondition, match="has no version: nothing to restore"),
+        ):
+            feed.restore()
+
+
+def test_a_row_is_in_one_workers_partitions(tmp_path: Path) -> None:
+    with open_log(str(tmp_path / "log"), partitions=PARTITIONS) as log, open_tables(1, 2) as tables:
+        publisher = publisher_of(log, "m", tables, Links.alone().dense)
+        publisher.begin_continue(None)
+        keys = np.arange(100, dtype=np.uint64)
+        mine = tables.owns(keys)
+        assert 0 < mine.sum() < 100
+        rows = np.ones((100, 8), np.float32)
+        publisher.publish("item", keys[mine], rows[mine])
+        assert publisher.counted() == {"item": int(mine.sum())}
+        with pytest.raises(InvalidArgument, match="which is another worker's"):
+            publisher.publish("item", keys, rows)

@@ -1,0 +1,75 @@
+"""A worker in a process of its own: python -m tests.train.worker_process RANK WORLD FOLDER STEPS.
+
+Trains over gloo, from the newest version in FOLDER's store, with its pool in a file; says each step
+on standard output, and at its end what it holds, in FOLDER/RANK.npz. TIMEOUT_S: of the links.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import distributed
+
+from petps.checkpoint import POLICIES, Store
+from petps.errors import PetpsError
+from petps.train.link import Links
+from petps.train.pipeline import Pipeline
+from petps.train.ranks import Every, RankedFeed
+from tests.train.train_ranks import SEED, TABLES, open_tables
+from tests.train.workers import FEATURES, Loader, Ranker
+
+
+class Noisy(Ranker):
+    """Its random numbers count: after a restore they must go on where they were."""
+
+    def forward(self, lookups: object, batch: object) -> object:
+        return super().forward(lookups, batch) * (1 + 0.1 * torch.rand(()))
+
+
+def main(rank: int, world: int, folder: Path, steps: int) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet-{os.environ['MEETING']}", rank=rank,
+        world_size=world,
+    )  # fmt: skip
+    links = Links.of_processes(timeout_s=float(os.environ.get("TIMEOUT_S", "60")))
+    model = Noisy()
+    torch.manual_seed(SEED + rank)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    store = Store.open(folder / "store")
+    with open_tables(rank, world, folder / f"{rank}.pool") as tables:
+        feed = RankedFeed(
+            tables, links.dense, store=store, policy=POLICIES["2d"](), checkpoint=Every(steps=5),
+            model=model, optimizer=optimizer,
+        )  # fmt: skip
+        first = feed.restore().step if store.state.versions() else 0
+        with (
+            feed,
+            Pipeline(
+                model, tables, iter(Loader(SEED, rank, steps, first=first + 1)), micro_batches=2,
+                optimizer=optimizer, links=links, features=FEATURES, hooks=[feed],
+                first_step=first + 1, deterministic=True,
+            ) as pipeline,
+        ):  # fmt: skip
+            for step in pipeline:
+                print("step", step.number, step.loss, flush=True)
+        found = {f"dense{i}": each.detach().numpy() for i, each in enumerate(model.parameters())}
+        for spec in TABLES:
+            keys = tables[spec.name].keys()
+            columns = tables[spec.name].gather(keys).columns
+            found[f"{spec.name}.keys"] = keys
+            found[f"{spec.name}.slots"] = np.concatenate(list(columns.values()), axis=1)
+        np.savez(folder / f"{rank}.npz", **found)
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    except PetpsError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        os._exit(3)  # threads of the pipeline may still wait for a peer that is gone
