@@ -143,7 +143,7 @@ with open("pyproject.toml", "rb") as file:
 project = document["project"]
 wanted = document["build-system"]["requires"] + project["dependencies"]
 for name, extra in project["optional-dependencies"].items():
-    wanted += extra if name not in ("train", "ray") else []
+    wanted += extra if name not in ("torch", "ray") else []
 print("\n".join(sorted(set(wanted))))
 PYTHON
 }

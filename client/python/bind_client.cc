@@ -1,11 +1,29 @@
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <mutex>
 
 #include "bindings.h"
+#include "petps_client/dedup.h"
 
 namespace petps::client::python {
 namespace {
+
+// keys uint64[n] -> (uint64[u] in order of first occurrence, int64[n] which of them stands where).
+py::tuple distinct(const py::object& keys) {
+  const auto view = keys_of(keys);
+  if (view.size() >= uint64_t{1} << 32) invalid("keys: 4,294,967,296 or more in one call");
+  Distinct found;
+  {
+    const py::gil_scoped_release released;
+    found.build(view);
+  }
+  py::array_t<uint64_t> once(static_cast<py::ssize_t>(found.keys().size()));
+  std::copy(found.keys().begin(), found.keys().end(), once.mutable_data());
+  py::array_t<int64_t> places(static_cast<py::ssize_t>(view.size()));
+  std::copy(found.positions().begin(), found.positions().end(), places.mutable_data());
+  return py::make_tuple(std::move(once), std::move(places));
+}
 
 void check(const base::Status& status) {
   if (!status.ok()) throw StatusError(status);
@@ -95,7 +113,7 @@ class Session {
       check(answer.status());
       report = answer.value();
     }
-    return py::make_tuple(report.found, report.applied_version);
+    return py::make_tuple(report.found, report.applied_version, report.instance);
   }
 
   py::tuple push(const std::string& table, const py::object& keys, const py::object& rows,
@@ -242,6 +260,7 @@ PYBIND11_MODULE(_native, module) {
   module.attr("__version__") = PETPS_VERSION;
   bind_errors(module);
   bind_client(module);
+  module.def("distinct", &distinct, py::arg("keys"));
 }
 
 }  // namespace petps::client::python

@@ -1,7 +1,7 @@
 """PyTorch's embeddings as trained tables: nn.Embedding and nn.EmbeddingBag.
 
 Owns:        TorchTable, track_module().
-Never does:  import torch before it is used (pip install petps[train]).
+Never does:  import torch before it is used (pip install petps[torch]).
 Called by:   trainers, torchrec.py.
 Invariants:  an id is tracked after the step that changed its row, so a reading between any two
              calls of the trainer loses nothing.
@@ -31,7 +31,7 @@ def torch_module() -> ModuleType:
         import torch
     except ImportError as error:
         raise FailedPrecondition(
-            f"PyTorch is not there ({error}): pip install petps[train]"
+            f"PyTorch is not there ({error}): pip install petps[torch]"
         ) from error
     return torch  # type: ignore[no-any-return, unused-ignore]
 

@@ -138,7 +138,9 @@ def petps_complaints(path: PurePosixPath, text: str) -> list[str]:
 
 def client_complaints(path: PurePosixPath, text: str) -> list[str]:
     """Imports of petps_client beyond the standard library, numpy and itself."""
-    allowed = {"petps_client", *rooms()["python"]["client_third_party"], *sys.stdlib_module_names}
+    python = rooms()["python"]
+    allowed = {"petps_client", *python["client_third_party"], *sys.stdlib_module_names}
+    allowed |= set(python["client_adapters"].get(path.stem, []))
     package = ".".join(path.with_suffix("").parts[2:-1])
     return [
         f"{path}: petps_client may not import {module}"

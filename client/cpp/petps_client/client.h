@@ -82,7 +82,8 @@ struct TablePull {
 struct PullReport {
   uint64_t applied_version =
       0;  // every row is at least that new (the lowest of the shards asked); 0 when no key was asked for
-  uint64_t found = 0;  // keys found; a repeated key counts each time
+  uint64_t found = 0;    // keys found; a repeated key counts each time
+  std::string instance;  // that all rows are of ("ranking@7"); may be empty for no keys
 };
 
 struct PushOptions {

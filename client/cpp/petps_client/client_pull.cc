@@ -99,6 +99,7 @@ struct PullCall::Share {
   bool done = false;
   uint64_t applied_version = 0;
   std::vector<uint64_t> found;  // by table of the call
+  std::string instance;
 };
 
 // One share under way at one server.
@@ -172,10 +173,11 @@ Status PullCall::run_once(const Routing& by, PullReport& report) {
     report.found += plans_[i].finish(row_bytes_[i], found);
   }
   bool first = true;
-  for (const Share& share : shares) {
+  for (Share& share : shares) {
     report.applied_version =
         first ? share.applied_version : std::min(report.applied_version, share.applied_version);
     first = false;
+    if (report.instance.empty()) report.instance = std::move(share.instance);
   }
   return {};
 }
@@ -315,6 +317,7 @@ void PullCall::finish(const Flight& flight) {
   flight.share.done = true;
   flight.share.applied_version = flight.exchange->applied_version();
   for (size_t i = 0; i < flight.parts.size(); ++i) flight.share.found[i] = flight.parts[i].found;
+  if (!flight.parts.empty()) flight.share.instance = flight.parts[0].table->table.instance;
 }
 
 // One group, on one replica after another. A replica that lags must not use up the time of one that does not: all are asked

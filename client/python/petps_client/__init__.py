@@ -6,7 +6,7 @@
 """
 
 from petps_client._native import __version__
-from petps_client.client import Answer, Client, PushReport, Table, connect
+from petps_client.client import Answer, Client, ManyAnswer, PushReport, Table, connect
 from petps_client.errors import (
     AlreadyExists,
     DataLoss,
@@ -24,6 +24,7 @@ from petps_client.errors import (
     Unimplemented,
     WrongShard,
 )
+from petps_client.puller import Pulled, Puller
 
 __all__ = [
     "AlreadyExists",
@@ -35,9 +36,12 @@ __all__ = [
     "InternalError",
     "InvalidArgument",
     "IoError",
+    "ManyAnswer",
     "NotFound",
     "PermissionDenied",
     "PetpsError",
+    "Pulled",
+    "Puller",
     "PushReport",
     "ResourceExhausted",
     "Stale",

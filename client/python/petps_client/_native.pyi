@@ -4,6 +4,8 @@ from typing import Any
 
 __version__: str
 
+def distinct(keys: Any) -> tuple[Any, Any]: ...
+
 class Client:
     def __init__(
         self,
@@ -27,7 +29,7 @@ class Client:
         min_version: int,
         wait_ms: int,
         dedup: bool | None,
-    ) -> tuple[int, int]: ...
+    ) -> tuple[int, int, str]: ...
     def push(
         self,
         table: str,

@@ -18,7 +18,7 @@ from petps_client import _native
 from petps_client.arrays import as_keys, as_rows
 from petps_client.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 
-__all__ = ["Answer", "Client", "PushReport", "Table", "connect"]
+__all__ = ["Answer", "Client", "ManyAnswer", "PushReport", "Table", "connect"]
 
 Rows = npt.NDArray[Any]
 """float32[n, dim], or uint8[n, row_bytes] of stored rows."""
@@ -67,6 +67,21 @@ class Answer(NamedTuple):
     found: int
     applied_version: int
     """Every row is at least that new (of the shards asked the lowest); 0: no key was asked for."""
+    instance: str
+    """That all rows are of ("ranking@7"); may be empty when no key was asked for."""
+
+
+class ManyAnswer(NamedTuple):
+    """Everything that an answer over several tables says."""
+
+    rows: dict[str, Rows]
+    masks: dict[str, Mask]
+    """{table: bool[n]}: which keys were found; the others have the table's default row."""
+    found: int
+    applied_version: int
+    """Every row is at least that new (of the shards asked the lowest); 0: no key was asked for."""
+    instance: str
+    """That all rows are of ("ranking@7"); may be empty when no key was asked for."""
 
 
 def connect(
@@ -245,7 +260,7 @@ class Client:
         checked = as_keys(keys)
         rows = self._rows_for(table, checked, dtype) if out is None else out
         mask = np.empty(checked.shape[0], np.bool_)
-        found, version = self._native.pull(
+        found, version, instance = self._native.pull(
             [(table, checked, rows, mask)],
             dtype,
             _deadline(deadline_ms),
@@ -253,7 +268,7 @@ class Client:
             _wait(wait_ms),
             dedup,
         )
-        return Answer(rows, mask, found, version)
+        return Answer(rows, mask, found, version, instance)
 
     @overload
     def pull_many(
@@ -298,6 +313,31 @@ class Client:
         out: {table: array} for tables whose rows go into the caller's arrays; the rest as
         :meth:`pull`.
         """
+        answer = self.pull_many_answer(
+            keys,
+            out=out,
+            dtype=dtype,
+            deadline_ms=deadline_ms,
+            min_version=min_version,
+            wait_ms=wait_ms,
+            dedup=dedup,
+        )
+        if return_mask:
+            return {table: (answer.rows[table], answer.masks[table]) for table in keys}
+        return answer.rows
+
+    def pull_many_answer(
+        self,
+        keys: Mapping[str, npt.ArrayLike],
+        *,
+        out: Mapping[str, Rows] | None = None,
+        dtype: Form = "f32",
+        deadline_ms: int | None = None,
+        min_version: int = 0,
+        wait_ms: int = 0,
+        dedup: bool | None = None,
+    ) -> ManyAnswer:
+        """As :meth:`pull_many`, and returns all that the answer says."""
         given = {} if out is None else out
         unknown = set(given) - set(keys)
         if unknown:
@@ -307,12 +347,13 @@ class Client:
             checked = as_keys(wanted)
             rows = given[table] if table in given else self._rows_for(table, checked, dtype)
             pulls.append((table, checked, rows, np.empty(checked.shape[0], np.bool_)))
-        self._native.pull(
+        found, version, instance = self._native.pull(
             pulls, dtype, _deadline(deadline_ms), _version(min_version), _wait(wait_ms), dedup
         )
-        if return_mask:
-            return {table: (rows, mask) for table, _, rows, mask in pulls}
-        return {table: rows for table, _, rows, _ in pulls}
+        rows_of = {table: rows for table, _, rows, _ in pulls}
+        return ManyAnswer(
+            rows_of, {table: mask for table, _, _, mask in pulls}, found, version, instance
+        )
 
     def _rows_for(self, table: str, keys: npt.NDArray[np.uint64], dtype: Form) -> Rows:
         about = self._native.describe(table)

@@ -1,0 +1,211 @@
+"""Rows pulled lately, so that hot ones need not be pulled again: a cache for one caller's tables.
+
+Owns:        RowCache.
+Never does:  pull; decide how old a row may be (its caller says so with each lookup).
+Called by:   petps_client.puller.
+Invariants:  never more than the bytes it was made with; rows of one instance only; a row is stored
+             under the moment before it was asked for, so it is never taken for younger than it is;
+             an older row never takes the place of a newer one.
+Threads:     any.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from petps_client.errors import InvalidArgument
+
+__all__ = ["RowCache"]
+
+Keys = npt.NDArray[np.uint64]
+Rows = npt.NDArray[np.float32]
+Found = npt.NDArray[np.bool_]
+
+# Places in which a key may stand. With 8, at half of the capacity 8 keys in 1,000 find no place.
+WAYS: Final = 8
+# Beside its values, a row's key, table, version, moment of asking and moment of use.
+ENTRY_BYTES: Final = 8 + 4 + 8 + 8 + 8
+
+_VERSION_MAX: Final = (1 << 64) - 1
+
+
+@dataclass
+class Taken:
+    """What a cache had."""
+
+    instance: str
+    """Whose rows they are; empty before the first."""
+    hits: dict[str, Found]
+    """{table: bool[n]}: which keys were there."""
+    rows: dict[str, Rows]
+    """{table: float32[n, dim]}; anything where there was none."""
+    asked: float
+    """When the oldest of them was asked for; now, if there was none."""
+    version: int
+    """Of the least new of them; 2**64 - 1, if there was none."""
+
+
+class RowCache:
+    """Rows of several tables, {name: dim}, in at most ``bytes_max`` bytes.
+
+    A row that finds no place takes that of the least recently used. Tables of one dim share their
+    room; each table brings as many places as any other. Memory is taken when it is first written.
+    InvalidArgument: the bytes hold not even a set of places for each table.
+    """
+
+    def __init__(self, bytes_max: int, dims: Mapping[str, int]) -> None:
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self.begin("", dims)
+
+    @property
+    def instance(self) -> str:
+        """Whose rows these are; empty before the first."""
+        with self._lock:
+            return self._instance
+
+    @property
+    def nbytes(self) -> int:
+        """Of all its arrays; at most ``bytes_max``."""
+        with self._lock:
+            return sum(places.nbytes for places in self._places.values())
+
+    def begin(self, instance: str, dims: Mapping[str, int]) -> None:
+        """Forgets all rows, and takes those of another instance, whose tables have these dims.
+
+        Errors as when it is made; then all stays as it was.
+        """
+        places = {}
+        entry_bytes = sum(ENTRY_BYTES + 4 * dim for dim in dims.values())
+        sets_a_table = self._bytes_max // max(1, entry_bytes * WAYS)
+        for dim in set(dims.values()):
+            sets = sets_a_table * sum(other == dim for other in dims.values())
+            if sets == 0:
+                raise InvalidArgument(
+                    f"a cache of {self._bytes_max} bytes is too small for {len(dims)} tables: "
+                    f"it takes {entry_bytes * WAYS} at least"
+                )
+            places[dim] = _Places(sets, dim)
+        with self._lock:
+            self._instance, self._places = instance, places
+            self._dims = {name: int(dim) for name, dim in dims.items()}
+            self._numbers = {name: number for number, name in enumerate(dims, 1)}
+
+    def take(
+        self, wanted: Mapping[str, Keys], now: float, oldest: float, min_version: int
+    ) -> Taken:
+        """What there is of distinct keys, asked for at ``oldest`` or later, and so new.
+
+        now: the moment of use.
+        """
+        with self._lock:
+            taken = Taken(self._instance, {}, {}, now, _VERSION_MAX)
+            for table, keys in wanted.items():
+                places = self._places[self._dims[table]]
+                slots, hit = places.find(self._numbers[table], keys)
+                hit &= (places.asked[slots] >= oldest) & (places.version[slots] >= min_version)
+                found = slots[hit]
+                places.used[found] = now
+                taken.hits[table] = hit
+                taken.rows[table] = np.empty((len(keys), places.rows.shape[1]), np.float32)
+                taken.rows[table][hit] = places.rows[found]
+                if len(found) > 0:
+                    taken.asked = min(taken.asked, float(places.asked[found].min()))
+                    taken.version = min(taken.version, int(places.version[found].min()))
+            return taken
+
+    def keep(
+        self,
+        instance: str,
+        table: str,
+        keys: Keys,
+        rows: Rows,
+        asked: float,
+        version: int,
+    ) -> None:
+        """Stores rows of distinct keys; nothing if they are of another instance, or of no table."""
+        with self._lock:
+            number = self._numbers.get(table)
+            if instance != self._instance or number is None or self._dims[table] != rows.shape[1]:
+                return
+            self._places[self._dims[table]].store(number, keys, rows, asked, version)
+
+
+class _Places:
+    """Sets of WAYS places for rows of one dim; a key's set follows from its hash."""
+
+    def __init__(self, sets: int, dim: int) -> None:
+        count = sets * WAYS
+        self.sets = sets
+        self.key = np.zeros(count, np.uint64)
+        self.table = np.zeros(count, np.uint32)  # 0: nothing is here
+        self.version = np.zeros(count, np.uint64)
+        self.asked = np.zeros(count, np.float64)
+        self.used = np.zeros(count, np.float64)
+        self.rows = np.empty((count, dim), np.float32)
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self.key, self.table, self.version, self.asked, self.used, self.rows)
+        return sum(array.nbytes for array in arrays)
+
+    def find(self, table: int, keys: Keys) -> tuple[npt.NDArray[np.int64], Found]:
+        """(slot int64[n], bool[n]: is it the key's?) of keys; a slot of others' means nothing."""
+        slots = self._first(table, keys)[:, None] + np.arange(WAYS)
+        same = (self.key[slots] == keys[:, None]) & (self.table[slots] == table)
+        way = same.argmax(axis=1)
+        rows = np.arange(len(keys))
+        return slots[rows, way], same[rows, way]
+
+    def store(self, table: int, keys: Keys, rows: Rows, asked: float, version: int) -> None:
+        slots, there = self.find(table, keys)
+        newer = there & (self.asked[slots] > asked)
+        self._write(slots, there & ~newer, table, keys, rows, asked, version)
+        new = np.flatnonzero(~there)
+        first = self._first(table, keys[new])
+        order = np.argsort(first, kind="stable")
+        new, first = new[order], first[order]
+        # Of the new keys of a set, the first takes the place longest unused, the second the next...
+        begins = np.flatnonzero(np.r_[True, first[1:] != first[:-1]]) if len(first) else first
+        rank = np.arange(len(first)) - np.repeat(begins, np.diff(np.r_[begins, len(first)]))
+        fits = rank < WAYS
+        new, first, rank = new[fits], first[fits], rank[fits]
+        ways = np.argsort(self.used[first[:, None] + np.arange(WAYS)], axis=1, kind="stable")
+        chosen = np.empty(len(keys), np.int64)
+        chosen[new] = first + ways[np.arange(len(new)), rank]
+        taken = np.zeros(len(keys), np.bool_)
+        taken[new] = True
+        self._write(chosen, taken, table, keys, rows, asked, version)
+
+    def _write(
+        self,
+        slots: npt.NDArray[np.int64],
+        which: Found,
+        table: int,
+        keys: Keys,
+        rows: Rows,
+        asked: float,
+        version: int,
+    ) -> None:
+        at = slots[which]
+        self.key[at] = keys[which]
+        self.table[at] = table
+        self.version[at] = version
+        self.asked[at] = asked
+        self.used[at] = asked
+        self.rows[at] = rows[which]
+
+    def _first(self, table: int, keys: Keys) -> npt.NDArray[np.int64]:
+        """The first slot of each key's set: splitmix64's end, so that near keys lie apart."""
+        mixed: Any = keys ^ np.uint64(table * 0x9E3779B97F4A7C15 & (1 << 64) - 1)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+        found: npt.NDArray[np.int64] = (mixed % np.uint64(self.sets)).astype(np.int64) * WAYS
+        return found

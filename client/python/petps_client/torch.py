@@ -1,0 +1,312 @@
+"""PyTorch modules without parameters, whose rows come from petps servers.
+
+Owns:        EmbeddingBag, EmbeddingBagCollection: torch's and TorchRec's, for serving.
+Never does:  train (its rows take no gradient); pool by itself: that is torch's embedding_bag.
+Called by:   programs that serve a model; the only module of petps_client that imports torch.
+Invariants:  what they answer is to the bit what torch.nn.functional.embedding_bag gives over the
+             pulled rows; all rows of an answer are of one instance (petps_client.puller).
+Threads:     a module's calls come from one thread.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from petps_client.client import Client
+from petps_client.errors import InvalidArgument
+from petps_client.puller import Puller
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise ImportError(
+        f"petps_client.torch needs PyTorch, which is not there ({error}): pip install petps[torch]"
+    ) from error
+
+__all__ = ["EmbeddingBag", "EmbeddingBagCollection"]
+
+MODES: Final = ("sum", "mean")
+_KEY_DTYPES: Final = (torch.int64, torch.int32, torch.uint64)
+
+
+@dataclass(frozen=True)
+class _Bags:
+    """One feature's ids of a batch, checked: bag b has ids[offsets[b]:offsets[b + 1]]."""
+
+    ids: Any  # [n], on the caller's device
+    offsets: Any  # int64[bags], or [bags + 1] with the end
+    has_end: bool
+    weights: Any  # float32[n] or None
+
+    def keys(self) -> Any:
+        """uint64[n] or integers[n], in the host's memory."""
+        return self.ids.detach().cpu().numpy()
+
+
+class EmbeddingBag(torch.nn.Module):  # type: ignore[misc]
+    """torch.nn.EmbeddingBag over a table of a server: integers -> float32[bags, dim].
+
+    mode: "sum" or "mean". include_last_offset: offsets end with the number of ids, as in PyTorch.
+    options: those of :class:`petps_client.Puller`: min_version, wait_ms, deadline_ms, cache_bytes,
+    staleness_ms. A missing id has the table's default row.
+
+    Errors: petps_client.NotFound (the table; lists the tables), InvalidArgument.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        table: str,
+        *,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.table = table
+        self.mode = _checked_mode(table, mode)
+        self.include_last_offset = include_last_offset
+        self.puller = Puller(client, [table], **options)
+
+    @property
+    def embedding_dim(self) -> int:
+        """The table's dim."""
+        return self.puller.dims[self.table]
+
+    def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
+        """input: integers[n] with offsets integers[bags], or integers[bags, n] -> [bags, dim].
+
+        per_sample_weights: float32 of input's shape, for mode "sum". The answer is on input's
+        device. Errors: InvalidArgument, and those of :meth:`petps_client.Client.pull`.
+        """
+        bags = self._bags(input, offsets, per_sample_weights)
+        pulled = self.puller.pull({self.table: bags.keys()})
+        return _pooled(bags, pulled.rows[self.table], pulled.places[self.table], self.mode)
+
+    def prefetch(self, input: Any) -> None:
+        """Begins to pull the rows of a batch; the next forward of just the same ids takes them."""
+        self.puller.prefetch({self.table: _ids_of(self.table, input).reshape(-1).cpu().numpy()})
+
+    def _bags(self, input: Any, offsets: Any, weights: Any) -> _Bags:
+        return _bags_of(self.table, input, offsets, weights, self.mode, self.include_last_offset)
+
+    def extra_repr(self) -> str:
+        """For print(module)."""
+        return f"{self.table!r}, dim={self.embedding_dim}, mode={self.mode!r}"
+
+
+class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
+    """TorchRec's EmbeddingBagCollection over tables of a server, pulled in one call.
+
+    features: {feature: table}, or tables that are their own features. mode: "sum" or "mean", of
+    all or {feature: mode}. options: those of :class:`petps_client.Puller`. A call of at most the
+    client's keys_per_request distinct keys is one frame.
+
+    Errors: petps_client.NotFound (a table; lists the tables), InvalidArgument.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        features: Mapping[str, str] | Sequence[str],
+        *,
+        mode: str | Mapping[str, str] = "sum",
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if isinstance(features, str):
+            raise InvalidArgument(f"features is {features!r}, expected several: [{features!r}]")
+        named = features if isinstance(features, Mapping) else {name: name for name in features}
+        self.features = dict(named)
+        modes = dict.fromkeys(self.features, mode) if isinstance(mode, str) else dict(mode)
+        if modes.keys() != self.features.keys():
+            raise InvalidArgument(
+                f"mode has features {sorted(modes)}, but there are {sorted(self.features)}"
+            )
+        self.modes = {name: _checked_mode(name, each) for name, each in modes.items()}
+        self.puller = Puller(client, sorted(set(self.features.values())), **options)
+
+    def forward(self, batch: Any) -> Any:
+        """{feature: bags} -> {feature: float32[bags, dim]}; a KeyedJaggedTensor -> a KeyedTensor.
+
+        bags: integers[bags, n], or (integers[n], integers[bags] offsets), either with float32
+        weights as a third. Features that the collection does not have are passed over. Errors as in
+        :meth:`EmbeddingBag.forward`.
+        """
+        bags = self._bags(batch)
+        pulled = self.puller.pull(self._keys(bags))
+        begun = dict.fromkeys(self.puller.dims, 0)
+        pooled = {}
+        for name, table in self.features.items():
+            end = begun[table] + len(bags[name].ids)
+            places = pulled.places[table][begun[table] : end]
+            pooled[name] = _pooled(bags[name], pulled.rows[table], places, self.modes[name])
+            begun[table] = end
+        torchrec = _torchrec_of(batch)
+        if torchrec is None:
+            return pooled
+        values = list(pooled.values())
+        return torchrec.KeyedTensor(
+            list(pooled), [each.shape[1] for each in values], torch.cat(values, dim=1)
+        )
+
+    def prefetch(self, batch: Any) -> None:
+        """Begins to pull the rows of a batch; the next forward of just the same ids takes them."""
+        self.puller.prefetch(self._keys(self._bags(batch)))
+
+    def _keys(self, bags: Mapping[str, _Bags]) -> dict[str, Any]:
+        """Of each table, the ids of its features one after another."""
+        import numpy as np
+
+        keys: dict[str, list[Any]] = {}
+        for name, table in self.features.items():
+            keys.setdefault(table, []).append(bags[name].keys())
+        return {
+            table: each[0] if len(each) == 1 else np.concatenate(each)
+            for table, each in keys.items()
+        }
+
+    def _bags(self, batch: Any) -> dict[str, _Bags]:
+        if _torchrec_of(batch) is not None:
+            if batch.variable_stride_per_key():
+                raise InvalidArgument("the KeyedJaggedTensor has features of different batch sizes")
+            jagged = batch.to_dict()
+            given: Any = {
+                name: (each.values(), each.offsets(), each.weights_or_none())
+                for name, each in jagged.items()
+            }
+        elif isinstance(batch, Mapping):
+            given = batch
+        else:
+            raise InvalidArgument(
+                f"the batch is a {type(batch).__name__}, expected {{feature: ids}} or a "
+                "KeyedJaggedTensor"
+            )
+        missing = [name for name in self.features if name not in given]
+        if missing:
+            raise InvalidArgument(f"the batch lacks features {missing}; it has {list(given)}")
+        has_end = given is not batch
+        return {name: self._one(name, given[name], has_end) for name in self.features}
+
+    def _one(self, name: str, given: Any, has_end: bool) -> _Bags:
+        parts = given if isinstance(given, tuple) else (given,)
+        if not 1 <= len(parts) <= 3:
+            raise InvalidArgument(
+                f"{name}: a tuple of {len(parts)}, expected (ids, offsets, weights)"
+            )
+        ids, offsets, weights = (*parts, None, None)[:3]
+        return _bags_of(name, ids, offsets, weights, self.modes[name], has_end)
+
+    def extra_repr(self) -> str:
+        """For print(module)."""
+        return ", ".join(
+            f"{name!r}: {table!r} ({self.modes[name]})" for name, table in self.features.items()
+        )
+
+
+def _torchrec_of(batch: Any) -> Any:
+    """TorchRec's module of jagged tensors if the batch is of its kind; TorchRec is not imported."""
+    module = sys.modules.get("torchrec.sparse.jagged_tensor")
+    if module is None or not isinstance(batch, module.KeyedJaggedTensor):
+        return None
+    return module
+
+
+def _checked_mode(name: str, mode: str) -> str:
+    if mode not in MODES:
+        raise InvalidArgument(f"{name}: mode is {mode!r}, expected 'sum' or 'mean'")
+    return mode
+
+
+def _ids_of(name: str, ids: Any) -> Any:
+    if not isinstance(ids, torch.Tensor):
+        raise InvalidArgument(f"{name}: ids are a {type(ids).__name__}, expected a tensor")
+    if ids.dtype not in _KEY_DTYPES:
+        raise InvalidArgument(
+            f"{name}: ids are {ids.dtype}, expected int64, int32 or uint64: other types cannot "
+            "hold every id exactly"
+        )
+    if ids.dtype != torch.uint64 and ids.numel() > 0 and ids.min() < 0:
+        raise InvalidArgument(
+            f"{name}: id {int(ids.min())} is below 0, but keys are unsigned 64-bit numbers; "
+            "ids.view(torch.uint64) takes the same bits of int64"
+        )
+    return ids.detach()
+
+
+def _bags_of(name: str, ids: Any, offsets: Any, weights: Any, mode: str, has_end: bool) -> _Bags:
+    ids = _ids_of(name, ids)
+    if weights is not None:
+        _check_weights(name, ids, weights, mode)
+        weights = weights.reshape(-1)
+    if ids.ndim == 2:
+        if offsets is not None:
+            raise InvalidArgument(f"{name}: ids are 2-D, a bag a row: offsets belong to 1-D ids")
+        count, width = ids.shape
+        offsets = torch.arange(count, dtype=torch.int64, device=ids.device) * width
+        return _Bags(ids.reshape(-1), offsets, False, weights)
+    if ids.ndim != 1:
+        raise InvalidArgument(f"{name}: ids have shape {tuple(ids.shape)}, expected 1-D or 2-D")
+    if offsets is None:
+        raise InvalidArgument(f"{name}: ids are 1-D: offsets must say where each bag begins")
+    return _Bags(ids, _checked_offsets(name, ids, offsets, has_end), has_end, weights)
+
+
+def _check_weights(name: str, ids: Any, weights: Any, mode: str) -> None:
+    if mode != "sum":
+        raise InvalidArgument(f"{name}: weights go with mode 'sum', and the mode is {mode!r}")
+    if not isinstance(weights, torch.Tensor) or weights.dtype != torch.float32:
+        kind = weights.dtype if isinstance(weights, torch.Tensor) else type(weights).__name__
+        raise InvalidArgument(f"{name}: weights are {kind}, expected a tensor of float32")
+    if weights.shape != ids.shape:
+        raise InvalidArgument(
+            f"{name}: weights have shape {tuple(weights.shape)}, expected the ids' "
+            f"{tuple(ids.shape)}"
+        )
+
+
+def _checked_offsets(name: str, ids: Any, offsets: Any, has_end: bool) -> Any:
+    if not isinstance(offsets, torch.Tensor) or offsets.dtype not in (torch.int64, torch.int32):
+        kind = offsets.dtype if isinstance(offsets, torch.Tensor) else type(offsets).__name__
+        raise InvalidArgument(f"{name}: offsets are {kind}, expected a tensor of int64 or int32")
+    if offsets.ndim != 1:
+        raise InvalidArgument(f"{name}: offsets have shape {tuple(offsets.shape)}, expected 1-D")
+    host = offsets.detach().cpu().to(torch.int64)
+    count = len(ids)
+    if has_end and len(host) == 0:
+        raise InvalidArgument(f"{name}: offsets are empty, expected the end ({count}) at least")
+    if len(host) == 0:
+        if count > 0:
+            raise InvalidArgument(f"{name}: {count} ids are in no bag: offsets are empty")
+        return host.to(ids.device)
+    if host[0] != 0:
+        raise InvalidArgument(f"{name}: offsets[0] is {int(host[0])}, expected 0")
+    falls = torch.nonzero(host[1:] < host[:-1])
+    if len(falls) > 0:
+        at = int(falls[0]) + 1
+        raise InvalidArgument(
+            f"{name}: offsets[{at}] is {int(host[at])}, less than the one before "
+            f"({int(host[at - 1])}): offsets never fall"
+        )
+    if host[-1] > count or (has_end and host[-1] != count):
+        raise InvalidArgument(
+            f"{name}: the last of the offsets is {int(host[-1])}, expected "
+            f"{'' if has_end else 'at most '}the number of ids, {count}"
+        )
+    return host.to(ids.device)
+
+
+def _pooled(bags: _Bags, rows: Any, places: Any, mode: str) -> Any:
+    """float32[bags, dim], by torch's own embedding_bag over the pulled rows."""
+    device = bags.ids.device
+    return torch.nn.functional.embedding_bag(
+        torch.from_numpy(places).to(device),
+        torch.from_numpy(rows).to(device),
+        bags.offsets,
+        mode=mode,
+        per_sample_weights=bags.weights,
+        include_last_offset=bags.has_end,
+    )

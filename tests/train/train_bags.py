@@ -1,0 +1,332 @@
+"""petps_client.torch against torch's own embedding_bag and TorchRec's collection, over a server.
+
+Run by `make test-train`, in an environment that has PyTorch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import petps_client
+import pytest
+import torch
+from petps_client.torch import EmbeddingBag, EmbeddingBagCollection
+
+from petps import _native
+from tests.python.petps_client.served import Served
+
+SEED = int(os.environ.get("PETPS_TEST_SEED", "0")) or int.from_bytes(os.urandom(4), "little")
+print(f"[bags] PETPS_TEST_SEED={SEED}")
+
+TABLES, ROWS, DEFAULT = 26, 400, 0.125
+CACHED = {"cache_bytes": 1 << 20, "staleness_ms": 60_000}
+
+
+def dim_of(table: int) -> int:
+    return (4, 16, 33)[table % 3]
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, torch.Tensor]:
+    """{table: float32[ROWS, dim]}: what stands in the tables."""
+    torch.manual_seed(SEED)
+    return {f"t{table}": torch.randn(ROWS, dim_of(table)) for table in range(TABLES)}
+
+
+@pytest.fixture(scope="module")
+def served(rows: dict[str, torch.Tensor]) -> Iterator[Served]:
+    tables = _native.Tables.create("")
+    instance = tables.create_instance("ranking", "ranking@1", TABLES).id
+    for name, values in rows.items():
+        default = np.full((1, values.shape[1]), DEFAULT, np.float32)
+        table = tables.create_table(
+            name,
+            instance=instance,
+            dim=values.shape[1],
+            dtype="f32",
+            capacity=2 * ROWS,
+            feed="push",
+            default_row=_native.encode_rows("f32", default)[0],
+        )
+        table.apply(np.arange(ROWS, dtype=np.uint64), _native.encode_rows("f32", values.numpy()))
+    running = Served(tables, None, 0)
+    running.start()
+    yield running
+    running.stop()
+    tables.close()
+
+
+@pytest.fixture(scope="module")
+def client(served: Served) -> Iterator[petps_client.Client]:
+    with petps_client.connect(served.url) as connected:
+        yield connected
+
+
+def expected(rows: torch.Tensor, ids: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+    """By torch alone, over the rows of the ids as they stand; ids of no row have the default."""
+    default = torch.full((1, rows.shape[1]), DEFAULT)
+    table = torch.cat([rows, default])
+    return torch.nn.functional.embedding_bag(ids.clamp(max=ROWS), table, *arguments, **options)
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """To the bit."""
+    bits: bool = torch.equal(one.view(torch.int32), other.view(torch.int32))
+    return one.dtype == other.dtype and bits
+
+
+def jagged(random: np.random.Generator, bags: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids, some repeated and some of no row, and where each bag begins; some bags are empty."""
+    lengths = random.integers(0, 6, bags)
+    ids = random.zipf(1.2, int(lengths.sum())) % (ROWS + 20)
+    offsets = np.r_[0, np.cumsum(lengths)]
+    return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(offsets)
+
+
+@pytest.mark.parametrize("options", [{}, CACHED], ids=["plain", "cached"])
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_to_the_bit_as_torch(
+    client: petps_client.Client, rows: dict[str, torch.Tensor], mode: str, options: dict[str, Any]
+) -> None:
+    random = np.random.default_rng((SEED, 1))
+    for table in ("t0", "t1", "t2"):
+        bag = EmbeddingBag(client, table, mode=mode, **options)
+        ended = EmbeddingBag(client, table, mode=mode, include_last_offset=True, **options)
+        assert list(bag.parameters()) == []
+        assert bag.state_dict() == {}
+        for bags in (0, 1, 7, 300):
+            ids, offsets = jagged(random, bags)
+            for dtype in (torch.int64, torch.int32):
+                found = bag(ids.to(dtype), offsets[:-1].to(dtype))
+                assert same(found, expected(rows[table], ids, offsets[:-1], mode=mode)), SEED
+            found = ended(ids.view(torch.uint64), offsets)
+            wanted = expected(rows[table], ids, offsets, mode=mode, include_last_offset=True)
+            assert same(found, wanted), SEED
+            square = torch.from_numpy(random.integers(0, ROWS + 20, (bags, 5)))
+            assert same(bag(square), expected(rows[table], square, mode=mode)), SEED
+            if mode == "sum":
+                weights = torch.randn(len(ids), requires_grad=True)
+                found = bag(ids, offsets[:-1], weights)
+                wanted = expected(
+                    rows[table], ids, offsets[:-1], mode=mode, per_sample_weights=weights
+                )
+                assert same(found, wanted), SEED
+                found = bag(square, None, torch.ones(square.shape))
+                assert same(found, expected(rows[table], square, mode=mode)), SEED
+
+
+def test_a_missing_key_has_the_default_row(client: petps_client.Client) -> None:
+    bag = EmbeddingBag(client, "t0", mode="sum")
+    found = bag(torch.tensor([[ROWS + 1, (1 << 63) - 1]]))
+    assert same(found, torch.full((1, 4), 2 * DEFAULT))
+    assert bag(torch.empty((3, 0), dtype=torch.int64)).tolist() == [[0.0] * 4] * 3
+    assert bag(torch.empty(0, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)).shape == (2, 4)
+
+
+@pytest.mark.parametrize("options", [{}, CACHED], ids=["plain", "cached"])
+def test_26_tables_in_one_frame(
+    served: Served, rows: dict[str, torch.Tensor], options: dict[str, Any]
+) -> None:
+    random = np.random.default_rng((SEED, 2))
+    modes = {name: ("sum", "mean")[number % 2] for number, name in enumerate(rows)}
+    assert served.server is not None
+    with petps_client.connect(served.url, hot_sample_every=0) as client:
+        bags = EmbeddingBagCollection(client, list(rows), mode=modes, **options)
+        for _ in range(3):
+            batch: dict[str, Any] = {}
+            for name in rows:
+                ids, offsets = jagged(random, 4)
+                batch[name] = (ids, offsets[:-1])
+            before = served.server.stats()
+            found = bags(batch)
+            after = served.server.stats()
+            assert after["pulls"] - before["pulls"] == 1
+            if not options:
+                distinct = sum(len(ids.unique()) for ids, _ in batch.values())
+                assert after["keys"] - before["keys"] == distinct
+            assert list(found) == list(rows)
+            for name, (ids, offsets) in batch.items():
+                assert same(found[name], expected(rows[name], ids, offsets, mode=modes[name])), SEED
+        if options:  # all of it is cached by now
+            again = bags(batch)
+            assert served.server.stats()["pulls"] == after["pulls"]
+            assert all(same(again[name], found[name]) for name in rows)
+
+
+def test_features_may_share_a_table(
+    served: Served, client: petps_client.Client, rows: dict[str, torch.Tensor]
+) -> None:
+    bags = EmbeddingBagCollection(client, {"clicked": "t1", "user": "t0", "bought": "t1"})
+    batch = {
+        "bought": torch.tensor([[1, 2], [3, 1]]),
+        "clicked": (torch.tensor([2, 1, 9]), torch.tensor([0, 3]), torch.tensor([0.5, 1.0, 2.0])),
+        "user": torch.tensor([[7], [8]]),
+        "unused": torch.tensor([[1]]),
+    }
+    assert served.server is not None
+    before = served.server.stats()["keys"]
+    found = bags(batch)
+    assert served.server.stats()["keys"] - before == 4 + 2
+    assert same(found["bought"], expected(rows["t1"], batch["bought"], mode="sum"))
+    ids, offsets, weights = batch["clicked"]
+    wanted = expected(rows["t1"], ids, offsets, mode="sum", per_sample_weights=weights)
+    assert same(found["clicked"], wanted)
+    assert same(found["user"], rows["t0"][[7, 8]])
+
+
+def test_what_was_prefetched_is_not_pulled_again(
+    served: Served, client: petps_client.Client, rows: dict[str, torch.Tensor]
+) -> None:
+    bag = EmbeddingBag(client, "t0", mode="sum")
+    bags = EmbeddingBagCollection(client, ["t0", "t1"])
+    ids = torch.tensor([[1, 2], [2, 3]])
+    batch = {"t0": ids, "t1": ids}
+    bag(ids), bags(batch)
+    assert served.server is not None
+    before = served.server.stats()["pulls"]
+    bag.prefetch(ids)
+    bags.prefetch(batch)
+    ids_now = ids.clone()
+    assert same(bag(ids_now), expected(rows["t0"], ids_now, mode="sum"))
+    assert same(bags(batch)["t1"], expected(rows["t1"], ids, mode="sum"))
+    assert served.server.stats()["pulls"] == before + 2
+    bag.prefetch(ids)
+    ids += 1  # the loader's next batch in the same memory
+    assert same(bag(ids), expected(rows["t0"], ids, mode="sum"))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_torchrecs_collection(
+    client: petps_client.Client, rows: dict[str, torch.Tensor], weighted: bool
+) -> None:
+    torchrec = pytest.importorskip("torchrec")
+    random = np.random.default_rng((SEED, 3))
+    features = {"clicked": "t1", "bought": "t1", "user": "t0", "word": "t2"}
+    pooling = {"t0": "sum", "t1": "sum", "t2": "sum" if weighted else "mean"}
+    theirs = torchrec.EmbeddingBagCollection(
+        tables=[
+            torchrec.EmbeddingBagConfig(
+                name=table,
+                embedding_dim=rows[table].shape[1],
+                num_embeddings=ROWS,
+                feature_names=[name for name, of in features.items() if of == table],
+                pooling=getattr(torchrec.PoolingType, pooling[table].upper()),
+            )
+            for table in ("t1", "t0", "t2")
+        ],
+        is_weighted=weighted,
+    )
+    for table in pooling:
+        theirs.embedding_bags[table].weight.data.copy_(rows[table])
+    ours = EmbeddingBagCollection(
+        client, features, mode={name: pooling[table] for name, table in features.items()}
+    )
+    names = ["user", "other", "bought", "word", "clicked"]
+    lengths = random.integers(0, 5, len(names) * 6)
+    count = int(lengths.sum())
+    batch = torchrec.KeyedJaggedTensor(
+        names,
+        torch.from_numpy(random.integers(0, ROWS, count)),
+        torch.randn(count) if weighted else None,
+        torch.from_numpy(lengths.astype(np.int32)),
+    )
+    ours.prefetch(batch)
+    found, wanted = ours(batch), theirs(batch)
+    assert isinstance(found, torchrec.KeyedTensor)
+    assert found.keys() == wanted.keys()
+    assert found.length_per_key() == wanted.length_per_key()
+    assert same(found.values(), wanted.values().detach()), SEED
+    ours_only = {name: each.detach() for name, each in found.to_dict().items()}
+    assert set(ours_only) == set(features)
+    with pytest.raises(petps_client.InvalidArgument, match=r"lacks features \['age'\]"):
+        EmbeddingBagCollection(client, {"age": "t0"})(batch)
+
+
+def test_a_served_model_is_the_trained_one(
+    client: petps_client.Client, rows: dict[str, torch.Tensor]
+) -> None:
+    """A model's bags by the server's: the same module in the same place, no parameter of theirs."""
+
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self, bag: Any) -> None:
+            super().__init__()
+            self.bag = bag
+            self.dense = torch.nn.Linear(16, 1)
+
+        def forward(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = torch.sigmoid(self.dense(self.bag(ids, offsets)))
+            return found
+
+    trained = Model(torch.nn.EmbeddingBag.from_pretrained(rows["t1"], mode="mean"))
+    serving = Model(EmbeddingBag(client, "t1"))
+    dense = {name: value for name, value in trained.state_dict().items() if "bag" not in name}
+    serving.load_state_dict(dense)
+    ids, offsets = torch.randint(0, ROWS, (50,)), torch.arange(0, 50, 5)
+    assert same(serving(ids, offsets).detach(), trained(ids, offsets).detach())
+    assert "'t1', dim=16, mode='mean'" in repr(serving)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.zeros(2),), "ids are torch.float32, expected int64, int32 or uint64"),
+        (([1, 2],), "ids are a list, expected a tensor"),
+        ((torch.tensor([[1, -2]]),), r"id -2 is below 0.*ids.view\(torch.uint64\)"),
+        ((torch.tensor([1, 2]),), "ids are 1-D: offsets must say where each bag begins"),
+        ((torch.tensor([[1]]), torch.tensor([0])), "ids are 2-D, a bag a row: offsets"),
+        ((torch.zeros((1, 1, 1), dtype=torch.int64),), r"ids have shape \(1, 1, 1\)"),
+        ((torch.tensor([1, 2]), torch.tensor([0, 2, 1])), r"offsets\[2\] is 1, less than the one"),
+        ((torch.tensor([1, 2]), torch.tensor([1])), r"offsets\[0\] is 1, expected 0"),
+        ((torch.tensor([1, 2]), torch.tensor([0, 3])), "is 3, expected at most the number of ids"),
+        ((torch.tensor([1, 2]), torch.tensor([[0]])), r"offsets have shape \(1, 1\)"),
+        ((torch.tensor([1, 2]), torch.tensor([0.0])), "offsets are torch.float32"),
+        ((torch.tensor([1, 2]), [0]), "offsets are list"),
+        ((torch.tensor([1]), torch.empty(0, dtype=torch.int64)), "1 ids are in no bag"),
+        ((torch.tensor([[1, 2]]), None, torch.ones(2)), r"weights have shape \(2,\), expected"),
+        ((torch.tensor([[1]]), None, torch.ones(1, 1).double()), "weights are torch.float64"),
+    ],
+)
+def test_wrong_input_is_named(
+    client: petps_client.Client, arguments: tuple[Any, ...], message: str
+) -> None:
+    with pytest.raises(petps_client.InvalidArgument, match=f"t0: .*{message}"):
+        EmbeddingBag(client, "t0", mode="sum")(*arguments)
+
+
+def test_wrong_options_and_batches_are_named(client: petps_client.Client) -> None:
+    ids = torch.tensor([[1]])
+    wrong = petps_client.InvalidArgument
+    with pytest.raises(petps_client.NotFound, match=r"t99.*t0"):
+        EmbeddingBag(client, "t99")
+    with pytest.raises(wrong, match="t0: mode is 'max', expected 'sum' or 'mean'"):
+        EmbeddingBag(client, "t0", mode="max")
+    with pytest.raises(wrong, match="t0: weights go with mode 'sum', and the mode is 'mean'"):
+        EmbeddingBag(client, "t0")(ids, None, torch.ones(1, 1))
+    with pytest.raises(wrong, match="expected the number of ids, 1"):
+        EmbeddingBag(client, "t0", include_last_offset=True)(ids[0], torch.tensor([0]))
+    with pytest.raises(wrong, match="offsets are empty, expected the end"):
+        EmbeddingBag(client, "t0", include_last_offset=True)(ids[0], ids[0][:0])
+    with pytest.raises(wrong, match=r"features is 't0', expected several: \['t0'\]"):
+        EmbeddingBagCollection(client, "t0")
+    with pytest.raises(wrong, match=r"mode has features \['x'\], but there are \['t0'\]"):
+        EmbeddingBagCollection(client, ["t0"], mode={"x": "sum"})
+    bags = EmbeddingBagCollection(client, ["t0"])
+    with pytest.raises(wrong, match="the batch is a Tensor"):
+        bags(ids)
+    with pytest.raises(wrong, match=r"lacks features \['t0'\]; it has \['t1'\]"):
+        bags({"t1": ids})
+    with pytest.raises(wrong, match="t0: a tuple of 4"):
+        bags({"t0": (ids, None, None, None)})
+
+
+def test_pinned_to_a_version(served: Served, client: petps_client.Client) -> None:
+    """Tables that are pushed to have no versions: at least version 1 is STALE there."""
+    with pytest.raises(petps_client.Stale):
+        EmbeddingBag(client, "t0", min_version=1)(torch.tensor([[1]]))
+    with petps_client.connect(f"petps://{served.address}/ranking@1") as pinned:
+        EmbeddingBag(pinned, "t0")(torch.tensor([[1]]))
+    with pytest.raises(petps_client.NotFound, match="ranking@7"):
+        petps_client.connect(f"petps://{served.address}/ranking@7")
