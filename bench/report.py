@@ -263,22 +263,31 @@ def _checkpoint(work: Workload) -> Iterator[Result]:
 
 
 def _loss(work: Workload) -> Iterator[Result]:
-    """In the environment of `make test-train`: it trains with PyTorch."""
+    yield from _with_torch("checkpoint.loss", "bench.checkpoint.loss", work["loss"])
+
+
+def _bags(work: Workload) -> Iterator[Result]:
+    sizes = work["embedding_bag"] | {"rounds": work["rounds"]}
+    yield from _with_torch("torch.embedding_bag", "bench.train.bags", sizes)
+
+
+def _with_torch(name: str, module: str, sizes: Workload) -> Iterator[Result]:
+    """Lines of JSON that a module prints in the environment of `make test-train`."""
     python = ROOT / ".venv-train" / "bin" / "python"
     if not python.exists():
         print(
-            f"skipped checkpoint.loss: {python} is not there; make test-train installs PyTorch",
+            f"skipped {name}: {python} is not there; make test-train installs PyTorch",
             file=sys.stderr,
             flush=True,
         )
         return
-    command = [str(python), "-m", "bench.checkpoint.loss", json.dumps(work["loss"])]
+    command = [str(python), "-m", module, json.dumps(sizes)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         for line in running.stdout:
             yield json.loads(line)
     if running.returncode != 0:
-        raise SystemExit(f"checkpoint.loss ended with {running.returncode}")
+        raise SystemExit(f"{name} ended with {running.returncode}")
 
 
 def _staging(work: Workload) -> Iterator[Result]:
@@ -304,6 +313,7 @@ PARTS: Final[tuple[tuple[str, Callable[[Workload], Iterator[Result]]], ...]] = (
     ("codec", _codec),
     ("tracker", _tracker),
     ("staging", _staging),
+    ("torch.embedding_bag", _bags),
 )
 
 

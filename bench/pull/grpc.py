@@ -38,7 +38,7 @@ Pull = Callable[[Keys], npt.NDArray[np.float32]]
 def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """One result a round."""
     rows = int(work["rows"])
-    with tempfile.TemporaryDirectory() as folder, _served(Path(folder), rows) as facts:
+    with tempfile.TemporaryDirectory() as folder, _loaded(Path(folder), rows) as facts:
         random = np.random.default_rng(1)
         requests = random.integers(0, rows, (1000, REQUEST_KEYS)).astype(np.uint64)
         options = (("grpc.max_receive_message_length", 16 << 20),)
@@ -84,15 +84,23 @@ def _rows_per_second(pull: Pull, requests: npt.NDArray[np.uint64], seconds: floa
 
 
 @contextlib.contextmanager
-def _served(folder: Path, rows: int) -> Iterator[dict[str, Any]]:
+def _loaded(folder: Path, rows: int) -> Iterator[dict[str, Any]]:
     """The facts of a server process whose table has ``rows`` rows."""
-    pool, ready = folder / "pool", folder / "ready"
+    pool = folder / "pool"
     with petps.create(pool, durability="process") as made:
         made.create_table("items", dim=DIM, capacity=rows * 5 // 4)
         for first in range(0, rows, LOAD_ROWS):
             keys = np.arange(first, min(first + LOAD_ROWS, rows), dtype=np.uint64)
             values = np.repeat((keys % (1 << 20)).astype(np.float32)[:, None], DIM, axis=1)
             made.push("items", keys, values)
+    with served(folder, pool) as facts:
+        yield facts
+
+
+@contextlib.contextmanager
+def served(folder: Path, pool: Path) -> Iterator[dict[str, Any]]:
+    """The facts of a server process of a pool, once it is ready."""
+    ready = folder / "ready"
     command = [sys.executable, "-m", "petps.cli", "serve", str(pool), "--no-http", "--workers=1"]
     command += ["--port=0", "--grpc-port=0", f"--ready-file={ready}"]
     server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)

@@ -7,7 +7,7 @@ Called by:   bench, tests.
 Invariants:  what a step does depends on seed, step, rows, optimizer state and dense weights alone:
              restored bit by bit, training goes on bit by bit. PyTorch has one thread.
 Threads:     the trainer's. This is the only file of the room that imports torch
-             (pip install petps[train]).
+             (pip install petps[torch]).
 """
 
 from __future__ import annotations

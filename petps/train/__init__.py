@@ -6,7 +6,7 @@ Owns:        ArrayTable (numpy), PyTorch's embeddings (pytorch.py), TorchRec's t
              ShardedTables, rows and optimizer state in a pool, Pipeline, the loop over them, and
              RankedFeed, their versions (PIPELINE.md).
 Never does:  decide what a version is written as (petps.checkpoint.policy); import torch before it
-             is used (pip install petps[train]).
+             is used (pip install petps[torch]).
 Called by:   trainers.
 Invariants:  a row that changed is in the next checkpoint and the next version of the log, whichever
              calls failed before, also after a crash and Feed.restore().

@@ -26,6 +26,7 @@ __all__ = ["RowCache"]
 Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.float32]
 Found = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.uint32]
 
 # Places in which a key may stand. With 8, at half of the capacity 8 keys in 1,000 find no place.
 WAYS: Final = 8
@@ -33,6 +34,7 @@ WAYS: Final = 8
 ENTRY_BYTES: Final = 8 + 4 + 8 + 8 + 8
 
 _VERSION_MAX: Final = (1 << 64) - 1
+_NO_KEYS: Final = np.empty(0, np.uint64)
 
 
 @dataclass
@@ -106,15 +108,17 @@ class RowCache:
         """
         with self._lock:
             taken = Taken(self._instance, {}, {}, now, _VERSION_MAX)
-            for table, keys in wanted.items():
-                places = self._places[self._dims[table]]
-                slots, hit = places.find(self._numbers[table], keys)
+            for dim, places in self._places.items():
+                tables = [table for table in wanted if self._dims[table] == dim]
+                if not tables:
+                    continue
+                group = _Group(self._numbers, tables, wanted)
+                slots, hit = places.find(group.numbers, group.keys)
                 hit &= (places.asked[slots] >= oldest) & (places.version[slots] >= min_version)
                 found = slots[hit]
                 places.used[found] = now
-                taken.hits[table] = hit
-                taken.rows[table] = np.empty((len(keys), places.rows.shape[1]), np.float32)
-                taken.rows[table][hit] = places.rows[found]
+                taken.hits |= group.by_table(hit)
+                taken.rows |= group.by_table(places.rows.take(slots, axis=0))
                 if len(found) > 0:
                     taken.asked = min(taken.asked, float(places.asked[found].min()))
                     taken.version = min(taken.version, int(places.version[found].min()))
@@ -123,18 +127,40 @@ class RowCache:
     def keep(
         self,
         instance: str,
-        table: str,
-        keys: Keys,
-        rows: Rows,
+        keys: Mapping[str, Keys],
+        rows: Mapping[str, Rows],
         asked: float,
         version: int,
     ) -> None:
-        """Stores rows of distinct keys; nothing if they are of another instance, or of no table."""
+        """Stores rows of distinct keys, unless they are of another instance, or of another dim."""
         with self._lock:
-            number = self._numbers.get(table)
-            if instance != self._instance or number is None or self._dims[table] != rows.shape[1]:
+            if instance != self._instance:
                 return
-            self._places[self._dims[table]].store(number, keys, rows, asked, version)
+            for dim, places in self._places.items():
+                tables = [t for t in keys if self._dims[t] == dim == rows[t].shape[1]]
+                if not tables:
+                    continue
+                group = _Group(self._numbers, tables, keys)
+                values = np.concatenate([rows[table] for table in tables])
+                places.store(group.numbers, group.keys, values, asked, version)
+
+
+class _Group:
+    """The keys of several tables one after another."""
+
+    def __init__(
+        self, numbers: Mapping[str, int], tables: list[str], keys: Mapping[str, Keys]
+    ) -> None:
+        self._tables = tables
+        lengths = [len(keys[table]) for table in tables]
+        self._ends = np.cumsum(lengths, dtype=np.int64)
+        self.keys = np.concatenate([_NO_KEYS, *(keys[table] for table in tables)])
+        own = np.array([numbers[table] for table in tables], np.uint32)
+        self.numbers = np.repeat(own, lengths)
+
+    def by_table(self, array: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+        """{table: what belongs to its keys} (views)."""
+        return dict(zip(self._tables, np.split(array, self._ends[:-1]), strict=True))
 
 
 class _Places:
@@ -155,57 +181,43 @@ class _Places:
         arrays = (self.key, self.table, self.version, self.asked, self.used, self.rows)
         return sum(array.nbytes for array in arrays)
 
-    def find(self, table: int, keys: Keys) -> tuple[npt.NDArray[np.int64], Found]:
+    def find(self, tables: Numbers, keys: Keys) -> tuple[npt.NDArray[np.int64], Found]:
         """(slot int64[n], bool[n]: is it the key's?) of keys; a slot of others' means nothing."""
-        slots = self._first(table, keys)[:, None] + np.arange(WAYS)
-        same = (self.key[slots] == keys[:, None]) & (self.table[slots] == table)
+        sets = self._set(tables, keys)
+        same = self.key.reshape(-1, WAYS).take(sets, axis=0) == keys[:, None]
+        same &= self.table.reshape(-1, WAYS).take(sets, axis=0) == tables[:, None]
         way = same.argmax(axis=1)
-        rows = np.arange(len(keys))
-        return slots[rows, way], same[rows, way]
+        return sets * WAYS + way, same[np.arange(len(keys)), way]
 
-    def store(self, table: int, keys: Keys, rows: Rows, asked: float, version: int) -> None:
-        slots, there = self.find(table, keys)
+    def store(self, tables: Numbers, keys: Keys, rows: Rows, asked: float, version: int) -> None:
+        slots, there = self.find(tables, keys)
         newer = there & (self.asked[slots] > asked)
-        self._write(slots, there & ~newer, table, keys, rows, asked, version)
         new = np.flatnonzero(~there)
-        first = self._first(table, keys[new])
-        order = np.argsort(first, kind="stable")
-        new, first = new[order], first[order]
+        sets = self._set(tables[new], keys[new])
+        order = np.argsort(sets, kind="stable")
+        new, sets = new[order], sets[order]
         # Of the new keys of a set, the first takes the place longest unused, the second the next...
-        begins = np.flatnonzero(np.r_[True, first[1:] != first[:-1]]) if len(first) else first
-        rank = np.arange(len(first)) - np.repeat(begins, np.diff(np.r_[begins, len(first)]))
+        begins = np.flatnonzero(np.r_[True, sets[1:] != sets[:-1]]) if len(sets) else sets
+        rank = np.arange(len(sets)) - np.repeat(begins, np.diff(np.r_[begins, len(sets)]))
         fits = rank < WAYS
-        new, first, rank = new[fits], first[fits], rank[fits]
-        ways = np.argsort(self.used[first[:, None] + np.arange(WAYS)], axis=1, kind="stable")
-        chosen = np.empty(len(keys), np.int64)
-        chosen[new] = first + ways[np.arange(len(new)), rank]
-        taken = np.zeros(len(keys), np.bool_)
-        taken[new] = True
-        self._write(chosen, taken, table, keys, rows, asked, version)
-
-    def _write(
-        self,
-        slots: npt.NDArray[np.int64],
-        which: Found,
-        table: int,
-        keys: Keys,
-        rows: Rows,
-        asked: float,
-        version: int,
-    ) -> None:
+        new, sets, rank = new[fits], sets[fits], rank[fits]
+        ways = np.argsort(self.used.reshape(-1, WAYS).take(sets, axis=0), axis=1, kind="stable")
+        slots[new] = sets * WAYS + ways[np.arange(len(new)), rank]
+        which = there & ~newer
+        which[new] = True
         at = slots[which]
         self.key[at] = keys[which]
-        self.table[at] = table
+        self.table[at] = tables[which]
         self.version[at] = version
         self.asked[at] = asked
         self.used[at] = asked
         self.rows[at] = rows[which]
 
-    def _first(self, table: int, keys: Keys) -> npt.NDArray[np.int64]:
-        """The first slot of each key's set: splitmix64's end, so that near keys lie apart."""
-        mixed: Any = keys ^ np.uint64(table * 0x9E3779B97F4A7C15 & (1 << 64) - 1)
+    def _set(self, tables: Numbers, keys: Keys) -> npt.NDArray[np.int64]:
+        """The number of each key's set: splitmix64's end, so that near keys lie apart."""
+        mixed: Any = keys ^ (tables * np.uint64(0x9E3779B97F4A7C15))
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         mixed ^= mixed >> np.uint64(31)
-        found: npt.NDArray[np.int64] = (mixed % np.uint64(self.sets)).astype(np.int64) * WAYS
+        found: npt.NDArray[np.int64] = (mixed % np.uint64(self.sets)).astype(np.int64)
         return found

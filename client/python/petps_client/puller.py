@@ -191,9 +191,7 @@ class Puller:
                 cache.begin(fresh.instance, self.dims)
             except InvalidArgument:  # its rows are longer: it goes on without a cache
                 self._cache = None
-        for table, keys in left.items():
-            rows = fresh.rows[table]
-            cache.keep(fresh.instance, table, keys, rows, fresh.asked, fresh.applied_version)
+        cache.keep(fresh.instance, left, fresh.rows, fresh.asked, fresh.applied_version)
         if switched:
             return replace(fresh, rows=taken.rows | fresh.rows)  # where no key was asked for too
         for table in left:

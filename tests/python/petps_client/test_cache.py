@@ -35,7 +35,7 @@ def test_it_never_takes_more_bytes(dims: dict[str, int], bytes_max: int) -> None
     assert bytes_max / 2 < cache.nbytes <= bytes_max  # nor does it leave most of them
     for table, dim in dims.items():
         keys = np.arange(5000, dtype=np.uint64)
-        cache.keep("", table, keys, np.zeros((5000, dim), np.float32), 1.0, 1)
+        cache.keep("", {table: keys}, {table: np.zeros((5000, dim), np.float32)}, 1.0, 1)
     assert cache.nbytes <= bytes_max
 
 
@@ -55,12 +55,15 @@ def test_it_agrees_with_a_dict(places: int) -> None:
             for table in random.choice(list(DIMS), random.integers(1, 4), replace=False)
         }
         if random.random() < 0.5:
+            asked = now - float(random.integers(0, 4))  # answers overtake each other
+            version = int(random.integers(1, 9))
+            rows = {
+                table: random.random((len(keys), DIMS[table]), np.float32)
+                for table, keys in wanted.items()
+            }
+            cache.keep("a", wanted, rows, asked, version)
             for table, keys in wanted.items():
-                rows = random.random((len(keys), DIMS[table]), np.float32)
-                asked = now - float(random.integers(0, 4))  # answers overtake each other
-                version = int(random.integers(1, 9))
-                cache.keep("a", table, keys, rows, asked, version)
-                for key, row in zip(keys.tolist(), rows, strict=True):
+                for key, row in zip(keys.tolist(), rows[table], strict=True):
                     model.setdefault((table, key), []).append((asked, version, tuple(row.tolist())))
             continue
         oldest, least = now - float(random.integers(0, 30)), int(random.integers(0, 9))
@@ -92,14 +95,14 @@ def test_the_least_recently_used_row_goes() -> None:
     cache = RowCache(WAYS * (ENTRY_BYTES + 4), {"t": 1})
     one = np.ones((1, 1), np.float32)
     for key in range(WAYS):
-        cache.keep("", "t", keys_of(key), one * key, 1.0 + key, 1)
+        cache.keep("", {"t": keys_of(key)}, {"t": one * key}, 1.0 + key, 1)
     assert cache.take({"t": keys_of(0)}, 100.0, 0.0, 0).hits["t"].all()
-    cache.keep("", "t", keys_of(50), one, 101.0, 1)
+    cache.keep("", {"t": keys_of(50)}, {"t": one}, 101.0, 1)
     taken = cache.take({"t": np.arange(WAYS, dtype=np.uint64)}, 102.0, 0.0, 0)
     assert taken.hits["t"].tolist() == [True, False] + [True] * (WAYS - 2)
     # Of more keys than there are places, some are kept, each once.
     many = np.arange(100, 100 + 3 * WAYS, dtype=np.uint64)
-    cache.keep("", "t", many, many.astype(np.float32)[:, None], 103.0, 1)
+    cache.keep("", {"t": many}, {"t": many.astype(np.float32)[:, None]}, 103.0, 1)
     taken = cache.take({"t": many}, 104.0, 0.0, 0)
     assert taken.hits["t"].sum() == WAYS
     assert (taken.rows["t"][taken.hits["t"], 0] == many[taken.hits["t"]]).all()
@@ -109,13 +112,13 @@ def test_another_instance_begins_empty() -> None:
     cache = RowCache(1 << 16, DIMS)
     rows = np.ones((2, 4), np.float32)
     cache.begin("a", DIMS)
-    cache.keep("a", "users", keys_of(1, 2), rows, 1.0, 1)
-    cache.keep("b", "users", keys_of(3, 4), rows, 1.0, 1)
+    cache.keep("a", {"users": keys_of(1, 2)}, {"users": rows}, 1.0, 1)
+    cache.keep("b", {"users": keys_of(3, 4)}, {"users": rows}, 1.0, 1)
     taken = cache.take({"users": keys_of(1, 2, 3, 4), "items": keys_of(1)}, 1.0, 0.0, 0)
     assert taken.instance == "a"
     assert taken.hits["users"].tolist() == [True, True, False, False]
     assert not taken.hits["items"].any()  # a key of one table is no key of another
     cache.begin("b", DIMS | {"users": 3})
     assert not cache.take({"users": keys_of(1, 2)}, 1.0, 0.0, 0).hits["users"].any()
-    cache.keep("b", "users", keys_of(1, 2), rows, 1.0, 1)  # of another dim: not taken
+    cache.keep("b", {"users": keys_of(1, 2)}, {"users": rows}, 1.0, 1)  # of another dim: not taken
     assert not cache.take({"users": keys_of(1, 2)}, 1.0, 0.0, 0).hits["users"].any()
