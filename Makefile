@@ -15,7 +15,7 @@ SOAK_SECONDS := 600
 help:
 	@echo "make demo    build, then train, serve, kill and compare on real accesses (petps demo)"
 	@echo "make test    build, then every check and test; one summary at the end"
-	@echo "make test-train  installs PyTorch and Ray (5 GB) into .venv-train, then tests what needs them"
+	@echo "make test-train  installs PyTorch and Ray (6 GB) into .venv-train, then tests what needs them"
 	@echo "make lab     persistent memory and RDMA, emulated: suites in a small guest (tests/lab)"
 	@echo "make soak    pulls under updates and reclaim in each gather mode; SOAK_SECONDS=600 each"
 	@echo "make bench   build, then measure; ONLY=pull measures a part"

@@ -179,7 +179,7 @@ install_train() {
     echo "$OLD_TORCHREC $PWD"
   } | sha256sum | cut -d' ' -f1)
   [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
-  echo "bootstrap: installing PyTorch and Ray into .venv-train (2 GB to load, 5 GB on disk)"
+  echo "bootstrap: installing PyTorch and Ray into .venv-train (2.5 GB to load, 6 GB on disk)"
   rm -rf .venv-train
   .venv/bin/python -m venv .venv-train || fail "python -m venv failed: install python3-venv"
   .venv-train/bin/python - "$PWD/.venv" <<'PYTHON'
@@ -196,7 +196,7 @@ PYTHON
     --no-compile)
   { "${pip[@]}" --requirement "$TRAIN" &&
     "${pip[@]}" --target .venv-train/old-torchrec "torchrec==$OLD_TORCHREC"; } ||
-    fail "pip could not install the packages pinned in $TRAIN (is there a network, and 8 GB?)"
+    fail "pip could not install the packages pinned in $TRAIN (is there a network, and 9 GB?)"
   echo "$wanted" >"$stamp"
 }
 

@@ -1,0 +1,50 @@
+"""Numbering of flagged places, in two passes over blocks: what every compaction here needs."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import triton
+import triton.language as tl
+
+from petps.train.pytorch import torch_module
+
+__all__ = ["BLOCK", "blocks_of", "ranks"]
+
+BLOCK: Final = 1024
+
+
+def blocks_of(count: int) -> tuple[int]:
+    """The grid of a kernel that takes BLOCK places a program."""
+    return (triton.cdiv(count, BLOCK),)
+
+
+@triton.jit
+def _count(flags, counts, n, size: tl.constexpr):
+    block = tl.program_id(0)
+    at = block * size + tl.arange(0, size)
+    flag = tl.load(flags + at, mask=at < n, other=0)
+    tl.store(counts + block, tl.sum(flag, axis=0))
+
+
+@triton.jit
+def _number(flags, begins, numbers, n, size: tl.constexpr):
+    block = tl.program_id(0)
+    at = block * size + tl.arange(0, size)
+    flag = tl.load(flags + at, mask=at < n, other=0)
+    number = tl.load(begins + block) + tl.cumsum(flag, axis=0) - flag
+    tl.store(numbers + at, number, mask=at < n)
+
+
+def ranks(flags: Any) -> Any:
+    """flags int32[n], 0 or 1 -> int64[n + 1], how many are set before each place, and in all."""
+    torch = torch_module()
+    n = len(flags)
+    grid = blocks_of(n)
+    counts = torch.empty(grid[0], dtype=torch.int64, device=flags.device)
+    _count[grid](flags, counts, n, size=BLOCK)
+    ends = torch.cumsum(counts, 0)
+    numbers = torch.empty(n + 1, dtype=torch.int64, device=flags.device)
+    _number[grid](flags, ends - counts, numbers, n, size=BLOCK)
+    numbers[n:] = ends[-1]
+    return numbers

@@ -1,0 +1,260 @@
+"""jagged_unique on a device (DECK 4.1): by partitioned hashing, and by radix sort.
+
+By hash: keys are dealt out to partitions by their hash, so that a partition's cells stay in the
+cache; each partition has twice as many cells as keys, in which a cell holds the place of one value
+with its key (so no key is needed to mean "free"). A value claims a free cell by compare-and-swap or
+finds its key's by linear probing; then the least place of each key is found by an atomic minimum.
+That minimum, not who came first, decides the order of the answer.
+
+By radix: a stable sort of places by the keys' digits, least first, then by those of the table's
+number; the first of each run of equal keys is the key's first occurrence.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import triton
+import triton.language as tl
+
+from petps.train.kernels.rank import BLOCK, blocks_of, ranks
+from petps.train.pytorch import torch_module
+
+__all__ = ["by_hash", "by_radix"]
+
+# Keys of a partition: their cells (8 bytes, twice as many) are a small part of a level-2 cache.
+PARTITION_KEYS: Final = 1 << 15
+PARTITIONS_MAX: Final = 1 << 12
+DIGIT_BITS: Final = 4
+# Places a program sorts: each takes a register for each digit.
+SORT_BLOCK: Final = 256
+
+Tensors = tuple[Any, Any, Any]
+
+
+@triton.jit
+def _hash(key, table):
+    """splitmix64's end over both."""
+    mixed = (key ^ (table * -7046029254386353131)).to(tl.uint64, bitcast=True)
+    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB
+    return mixed ^ (mixed >> 31)
+
+
+@triton.jit
+def _deal(values, tables, parts, counts, n, partitions: tl.constexpr, size: tl.constexpr):
+    at = tl.program_id(0) * size + tl.arange(0, size)
+    there = at < n
+    key = tl.load(values + at, mask=there, other=0)
+    table = tl.load(tables + at, mask=there, other=0)
+    part = ((_hash(key, table) >> 32) & (partitions - 1)).to(tl.int64)
+    tl.store(parts + at, part, mask=there)
+    tl.atomic_add(counts + part, tl.full([size], 1, tl.int64), mask=there)
+
+
+@triton.jit
+def _gather_partition(parts, cursors, order, n, size: tl.constexpr):
+    at = tl.program_id(0) * size + tl.arange(0, size)
+    there = at < n
+    part = tl.load(parts + at, mask=there, other=0)
+    place = tl.atomic_add(cursors + part, tl.full([size], 1, tl.int64), mask=there)
+    tl.store(order + place, at.to(tl.int64), mask=there)
+
+
+@triton.jit
+def _claim(
+    values,
+    tables,
+    parts,
+    order,
+    begins,
+    counts,
+    cells,
+    first,
+    cell_of,
+    n,
+    dummy,
+    size: tl.constexpr,
+):
+    at = tl.program_id(0) * size + tl.arange(0, size)
+    there = at < n
+    place = tl.load(order + at, mask=there, other=0)
+    key = tl.load(values + place, mask=there, other=0)
+    table = tl.load(tables + place, mask=there, other=0)
+    part = tl.load(parts + place, mask=there, other=0)
+    begin = 2 * tl.load(begins + part, mask=there, other=0)
+    room = 2 * tl.load(counts + part, mask=there, other=1)
+    low = (_hash(key, table) & 0xFFFFFFFF).to(tl.int64)
+    step = (low * room) >> 32
+    found = tl.full([size], 0, tl.int64)
+    free = tl.full([size], -1, tl.int64)
+    searches = there
+    while tl.max(searches.to(tl.int32), axis=0) > 0:
+        # Who has found its cell asks the last one, which is never free.
+        cell = tl.where(searches, begin + step, dummy)
+        seen = tl.atomic_cas(cells + cell, free, place)
+        took = searches & (seen == -1)
+        asks = searches & (seen != -1)
+        same = tl.load(values + seen, mask=asks, other=0) == key
+        same = same & (tl.load(tables + seen, mask=asks, other=0) == table)
+        ends = took | (asks & same)
+        found = tl.where(ends, cell, found)
+        searches = searches & (ends == 0)
+        step = tl.where(step + 1 == room, 0, step + 1)
+    tl.atomic_min(first + found, place, mask=there)
+    tl.store(cell_of + place, found, mask=there)
+
+
+@triton.jit
+def _flag_first(first, cell_of, flags, n, size: tl.constexpr):
+    at = tl.program_id(0) * size + tl.arange(0, size)
+    there = at < n
+    cell = tl.load(cell_of + at, mask=there, other=0)
+    is_first = tl.load(first + cell, mask=there, other=-1) == at
+    tl.store(flags + at, is_first.to(tl.int32), mask=there)
+
+
+@triton.jit
+def _pick(values, numbers, flags, out, n, size: tl.constexpr):
+    """out[numbers[i]] = values[i] of the flagged."""
+    at = tl.program_id(0) * size + tl.arange(0, size)
+    there = at < n
+    flag = tl.load(flags + at, mask=there, other=0)
+    number = tl.load(numbers + at, mask=there, other=0)
+    value = tl.load(values + at, mask=there, other=0)
+    tl.store(out + number, value, mask=there & (flag != 0))
+
+
+@triton.jit
+def _invert_hash(first, cell_of, numbers, tables, ends, inverse, n, size: tl.constexpr):
+    at = tl.program_id(0) * size + tl.arange(0, size)
+    there = at < n
+    cell = tl.load(cell_of + at, mask=there, other=0)
+    place = tl.load(first + cell, mask=there, other=0)
+    number = tl.load(numbers + place, mask=there, other=0)
+    table = tl.load(tables + at, mask=there, other=0)
+    tl.store(inverse + at, number - tl.load(ends + table, mask=there, other=0), mask=there)
+
+
+def by_hash(values: Any, offsets: Any) -> Tensors:
+    """(keys, offsets, inverse): each table's keys in the order of their first occurrence."""
+    torch = torch_module()
+    n, device = len(values), values.device
+    grid = blocks_of(n)
+    tables = _tables_of(offsets, n)
+    partitions = min(PARTITIONS_MAX, triton.next_power_of_2(triton.cdiv(n, PARTITION_KEYS)))
+    parts = torch.empty(n, dtype=torch.int64, device=device)
+    counts = torch.zeros(partitions, dtype=torch.int64, device=device)
+    _deal[grid](values, tables, parts, counts, n, partitions=partitions, size=BLOCK)
+    begins = torch.cumsum(counts, 0) - counts
+    order = torch.empty_like(parts)
+    _gather_partition[grid](parts, begins.clone(), order, n, size=BLOCK)
+    cells = torch.full((2 * n + 1,), -1, dtype=torch.int64, device=device)
+    cells[2 * n :] = 0
+    first = torch.full_like(cells, n)
+    cell_of = torch.empty_like(parts)
+    _claim[grid](
+        values, tables, parts, order, begins, counts, cells, first, cell_of, n, 2 * n, size=BLOCK
+    )
+    flags = torch.empty(n, dtype=torch.int32, device=device)
+    _flag_first[grid](first, cell_of, flags, n, size=BLOCK)
+    numbers = ranks(flags)
+    ends = numbers[offsets]
+    keys = torch.empty(int(numbers[n]), dtype=torch.int64, device=device)
+    _pick[grid](values, numbers, flags, keys, n, size=BLOCK)
+    inverse = torch.empty_like(parts)
+    _invert_hash[grid](first, cell_of, numbers, tables, ends, inverse, n, size=BLOCK)
+    return keys, ends, inverse
+
+
+@triton.jit
+def _digits(source, order, counts, shift, n, blocks, size: tl.constexpr, radix: tl.constexpr):
+    block = tl.program_id(0)
+    at = block * size + tl.arange(0, size)
+    place = tl.load(order + at, mask=at < n, other=0)
+    value = tl.load(source + place, mask=at < n, other=0)
+    digit = tl.where(at < n, (value >> shift) & (radix - 1), radix)
+    each = tl.arange(0, radix)
+    of_digit = (digit[:, None] == each[None, :]).to(tl.int32)
+    tl.store(counts + each * blocks + block, tl.sum(of_digit, axis=0))
+
+
+@triton.jit
+def _scatter(source, order, begins, out, shift, n, blocks, size: tl.constexpr, radix: tl.constexpr):
+    block = tl.program_id(0)
+    at = block * size + tl.arange(0, size)
+    place = tl.load(order + at, mask=at < n, other=0)
+    value = tl.load(source + place, mask=at < n, other=0)
+    digit = tl.where(at < n, (value >> shift) & (radix - 1), radix)
+    of_digit = (digit[:, None] == tl.arange(0, radix)[None, :]).to(tl.int32)
+    before = tl.sum(of_digit * (tl.cumsum(of_digit, axis=0) - of_digit), axis=1)
+    begin = tl.load(begins + digit * blocks + block, mask=at < n, other=0)
+    tl.store(out + begin + before, place, mask=at < n)
+
+
+@triton.jit
+def _flag_heads(values, tables, order, flags, sorted_values, n, size: tl.constexpr):
+    at = tl.program_id(0) * size + tl.arange(0, size)
+    there = at < n
+    place = tl.load(order + at, mask=there, other=0)
+    before = tl.load(order + at - 1, mask=there & (at > 0), other=0)
+    key = tl.load(values + place, mask=there, other=0)
+    differs = key != tl.load(values + before, mask=there, other=0)
+    table = tl.load(tables + place, mask=there, other=0)
+    differs = differs | (table != tl.load(tables + before, mask=there, other=0))
+    tl.store(flags + at, (differs | (at == 0)).to(tl.int32), mask=there)
+    tl.store(sorted_values + at, key, mask=there)
+
+
+@triton.jit
+def _invert_radix(order, numbers, flags, tables, ends, inverse, n, size: tl.constexpr):
+    at = tl.program_id(0) * size + tl.arange(0, size)
+    there = at < n
+    place = tl.load(order + at, mask=there, other=0)
+    number = tl.load(numbers + at, mask=there, other=0)
+    number = number + tl.load(flags + at, mask=there, other=0) - 1
+    table = tl.load(tables + place, mask=there, other=0)
+    tl.store(inverse + place, number - tl.load(ends + table, mask=there, other=0), mask=there)
+
+
+def by_radix(values: Any, offsets: Any) -> Tensors:
+    """(keys, offsets, inverse): each table's keys ascending, as unsigned numbers."""
+    torch = torch_module()
+    n, device = len(values), values.device
+    grid = blocks_of(n)
+    tables = _tables_of(offsets, n)
+    order = torch.arange(n, dtype=torch.int64, device=device)
+    key_bits = 64 if bool((values < 0).any()) else int(values.max()).bit_length()
+    for source, bits in ((values, key_bits), (tables, (len(offsets) - 2).bit_length())):
+        for shift in range(0, bits, DIGIT_BITS):
+            order = _sorted_by_digit(source, order, shift)
+    flags = torch.empty(n, dtype=torch.int32, device=device)
+    sorted_values = torch.empty_like(values)
+    _flag_heads[grid](values, tables, order, flags, sorted_values, n, size=BLOCK)
+    numbers = ranks(flags)
+    ends = numbers[offsets]  # sorted, each table's values stand where they stood before
+    keys = torch.empty(int(numbers[n]), dtype=torch.int64, device=device)
+    _pick[grid](sorted_values, numbers, flags, keys, n, size=BLOCK)
+    inverse = torch.empty_like(order)
+    _invert_radix[grid](order, numbers, flags, tables, ends, inverse, n, size=BLOCK)
+    return keys, ends, inverse
+
+
+def _sorted_by_digit(source: Any, order: Any, shift: int) -> Any:
+    """order int64[n], stably sorted by one digit of source[order]."""
+    torch = torch_module()
+    n, radix = len(order), 1 << DIGIT_BITS
+    grid = (triton.cdiv(n, SORT_BLOCK),)
+    counts = torch.empty(radix * grid[0], dtype=torch.int64, device=order.device)
+    _digits[grid](source, order, counts, shift, n, grid[0], size=SORT_BLOCK, radix=radix)
+    begins = torch.cumsum(counts, 0) - counts
+    out = torch.empty_like(order)
+    _scatter[grid](source, order, begins, out, shift, n, grid[0], size=SORT_BLOCK, radix=radix)
+    return out
+
+
+def _tables_of(offsets: Any, n: int) -> Any:
+    """int64[n]: of each value, its table's number."""
+    torch = torch_module()
+    numbers = torch.arange(len(offsets) - 1, dtype=torch.int64, device=offsets.device)
+    return torch.repeat_interleave(numbers, offsets[1:] - offsets[:-1], output_size=n)
