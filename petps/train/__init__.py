@@ -14,6 +14,7 @@ Threads:     a Feed's calls come from one thread, between two steps; cancel() fr
 """
 
 from petps.train.batch import Batch, Ragged
+from petps.train.clustering import ByKeys
 from petps.train.feed import Feed
 from petps.train.link import Links
 from petps.train.optimizer import Adam, RowwiseAdagrad, Sgd
@@ -28,6 +29,7 @@ __all__ = [
     "Adam",
     "ArrayTable",
     "Batch",
+    "ByKeys",
     "Every",
     "Feed",
     "Gathered",

@@ -1,0 +1,248 @@
+"""Samples that share keys go into one micro-batch (NestPipe V.C): fewer keys cross twice.
+
+A step's gradients do not depend on which micro-batch a sample is in; what is transferred does,
+because keys are told apart within a micro-batch only.
+
+Owns:        cluster(), dedup_ratio(), ByKeys (for Pipeline's ``arrange``).
+Never does:  drop, repeat or change a sample.
+Called by:   the prefetch stage of Pipeline, or offline.
+Invariants:  the order is a permutation, micro-batches differ by one sample at most, and together
+             they have no more distinct keys than those of the given order; all of it depends on the
+             keys and the seed alone.
+Threads:     functions; a ByKeys belongs to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from petps.errors import InvalidArgument
+from petps.tracker import jagged_unique
+from petps.train.batch import Batch, Ragged
+
+__all__ = ["ByKeys", "Clustering", "cluster", "dedup_ratio"]
+
+Ints = npt.NDArray[np.int64]
+
+# Sweeps along the line, and rounds of moves between micro-batches. More gain less than 1 % on
+# batches of sessions and of independent fields.
+SWEEPS: Final = 12
+ROUNDS: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Clustering:
+    """Which sample goes where, and what that is worth."""
+
+    order: Ints
+    """int64[samples]: micro-batch m has samples order[bounds[m]:bounds[m + 1]], ascending."""
+    bounds: Ints
+    """int64[micro-batches + 1]"""
+    distinct: int
+    """Keys of the batch."""
+    before: int
+    """Sum of the distinct keys of each micro-batch, in the order given."""
+    after: int
+    """The same in this order."""
+
+
+def cluster(
+    keys: Mapping[str, Ragged],
+    micro_batches: int,
+    *,
+    features: Mapping[str, str] | None = None,
+    seed: int = 0,
+) -> Clustering:
+    """Groups the samples of a batch: keys by feature -> the order in which to cut it.
+
+    features: by feature, the table that has its keys, as in Pipeline: one key of two tables is two.
+    Takes O(keys x micro-batches), 20 ms for 2,048 samples of 25 keys and 4 micro-batches.
+
+    Errors: InvalidArgument (micro_batches below 1; features that differ in samples).
+    """
+    sample, number, count, samples = _numbered(keys, features or {})
+    batch = _Counted(sample, number, count, samples, _bounds(samples, micro_batches))
+    given = np.arange(samples)
+    before = batch.distinct_keys(batch.assigned(given))
+    best, found = before, batch.assigned(given)
+    if micro_batches > 1 and samples > 1:
+        for candidate in batch.candidates(np.random.default_rng(seed)):
+            worth = batch.distinct_keys(candidate)
+            if worth < best:
+                best, found = worth, candidate
+        for _ in range(ROUNDS):
+            candidate = batch.moved(found)
+            worth = batch.distinct_keys(candidate)
+            if worth >= best:
+                break
+            best, found = worth, candidate
+    order = np.argsort(found, kind="stable")
+    return Clustering(order, batch.bounds, len(count), before, best)
+
+
+def dedup_ratio(
+    keys: Mapping[str, Ragged],
+    micro_batches: int,
+    order: Ints | None = None,
+    *,
+    features: Mapping[str, str] | None = None,
+) -> float:
+    """Distinct keys of all micro-batches together, over those of the batch: 1 at best.
+
+    order: of the samples, as they are cut; None: as they are. 1 for a batch without keys.
+    """
+    sample, number, count, samples = _numbered(keys, features or {})
+    batch = _Counted(sample, number, count, samples, _bounds(samples, micro_batches))
+    if order is None:
+        order = np.arange(samples)
+    elif not np.array_equal(np.sort(order), np.arange(samples)):
+        raise InvalidArgument(f"order is no permutation of the {samples} samples")
+    return batch.distinct_keys(batch.assigned(order)) / max(1, len(count)) if len(count) else 1.0
+
+
+class ByKeys:
+    """For Pipeline's ``arrange``: each batch's samples clustered for so many micro-batches."""
+
+    def __init__(
+        self, micro_batches: int, *, features: Mapping[str, str] | None = None, seed: int = 0
+    ) -> None:
+        self._micro_batches = micro_batches
+        self._features = features
+        self._seed = seed
+        self._distinct = self._before = self._after = 0
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The same samples in the order in which micro-batches are cut."""
+        found = cluster(batch.keys, self._micro_batches, features=self._features, seed=self._seed)
+        self._distinct += found.distinct
+        self._before += found.before
+        self._after += found.after
+        return batch.select(found.order)
+
+    @property
+    def ratios(self) -> tuple[float, float]:
+        """The dedup ratio of all batches so far: (in the order given, clustered)."""
+        return self._before / max(1, self._distinct), self._after / max(1, self._distinct)
+
+
+def _bounds(samples: int, micro_batches: int) -> Ints:
+    if micro_batches < 1:
+        raise InvalidArgument(f"micro_batches {micro_batches} is below 1")
+    return np.array([samples * part // micro_batches for part in range(micro_batches + 1)])
+
+
+def _numbered(
+    keys: Mapping[str, Ragged], features: Mapping[str, str]
+) -> tuple[Ints, Ints, Ints, int]:
+    """(sample int64[n], key's number int64[n], each pair once; samples of each key; samples)."""
+    counts = {name: ragged.samples for name, ragged in keys.items()}
+    if len(set(counts.values())) > 1:
+        raise InvalidArgument(f"features differ in samples: {counts}")
+    by_table: dict[str, list[Ragged]] = {}
+    for name, ragged in keys.items():
+        by_table.setdefault(features.get(name, name), []).append(ragged)
+    inorder = [ragged for group in by_table.values() for ragged in group]
+    values = np.concatenate([np.empty(0, np.uint64), *(ragged.keys for ragged in inorder)])
+    lengths = [sum(len(ragged.keys) for ragged in group) for group in by_table.values()]
+    offsets = np.cumsum([0, *lengths]).astype(np.uint64)
+    found = jagged_unique(values, offsets, inverse=True)
+    assert found.inverse is not None
+    number = np.repeat(found.offsets[:-1].astype(np.int64), lengths) + found.inverse
+    samples = max(counts.values(), default=0)
+    sample = [np.repeat(np.arange(samples), np.diff(ragged.offsets)) for ragged in inorder]
+    distinct = max(1, len(found.ids))
+    pairs = np.concatenate([np.empty(0, np.int64), *sample]) * distinct + number
+    once = jagged_unique(pairs, np.array([0, len(pairs)])).ids.astype(np.int64)
+    number = once % distinct
+    return once // distinct, number, np.bincount(number, minlength=len(found.ids)), samples
+
+
+@dataclass(slots=True)
+class _Counted:
+    """A batch as pairs (sample, number of a key); assignments are micro-batches by sample."""
+
+    sample: Ints
+    number: Ints
+    count: Ints  # of each key, its samples
+    samples: int
+    bounds: Ints
+
+    def assigned(self, order: Ints) -> Ints:
+        """int64[samples]: the micro-batch of each, when they are cut in this order."""
+        found = np.empty(self.samples, np.int64)
+        sizes = np.diff(self.bounds)
+        found[order] = np.repeat(np.arange(len(sizes)), sizes)
+        return found
+
+    def distinct_keys(self, assigned: Ints) -> int:
+        """Of each micro-batch, summed."""
+        parts = len(self.bounds) - 1
+        there = np.zeros(len(self.count) * parts, np.bool_)
+        there[self.number * parts + assigned[self.sample]] = True
+        return int(np.count_nonzero(there))
+
+    def candidates(self, random: np.random.Generator) -> list[Ints]:
+        """By the sample's least hash of a key that others have too; then drawn to its keys.
+
+        A line of samples: each key stands in the middle of its samples, and each sample moves to
+        the middle of its keys, those that many samples have counting less, and those of all
+        nothing. What belongs together meets, wherever it begins.
+        """
+        order = self._by_least_hash(random)
+        found = [self.assigned(order)]
+        weight = np.where(self.count > 1, np.log(self.samples / self.count), 0).clip(min=0)
+        weights = weight[self.number]
+        sums = np.bincount(self.sample, weights, self.samples)
+        place = np.empty(self.samples)
+        place[order] = np.arange(self.samples)
+        for _ in range(SWEEPS):
+            middle = np.bincount(self.number, place[self.sample], len(self.count)) / self.count
+            drawn = np.bincount(self.sample, weights * middle[self.number], self.samples)
+            np.divide(drawn, sums, out=place, where=sums > 0)
+            order = np.argsort(place, kind="stable")
+            place[order] = np.arange(self.samples)
+            found.append(self.assigned(order))
+        return found
+
+    def _by_least_hash(self, random: np.random.Generator) -> Ints:
+        size = -(-self.samples // (len(self.bounds) - 1))
+        shared = (self.count > 1) & (self.count <= size)
+        pairs = shared[self.number]
+        hashes = random.permutation(len(self.count))
+        least = np.full(self.samples, len(self.count))
+        np.minimum.at(least, self.sample[pairs], hashes[self.number[pairs]])
+        return np.argsort(least, kind="stable")
+
+    def moved(self, assigned: Ints) -> Ints:
+        """Every sample where most of its keys stand already, as far as there is room.
+
+        Those to whom it matters most choose first.
+        """
+        parts = len(self.bounds) - 1
+        own = assigned[self.sample]
+        stand = np.bincount(self.number * parts + own, minlength=len(self.count) * parts)
+        score = np.empty((self.samples, parts))
+        for part in range(parts):
+            others = stand[self.number * parts + part] - (own == part) > 0
+            score[:, part] = np.bincount(self.sample, others, self.samples)
+        score[np.arange(self.samples), assigned] += 0.5  # who gains nothing stays
+        best = np.sort(score, axis=1)
+        waiting = np.argsort(best[:, -2] - best[:, -1], kind="stable")
+        room = np.diff(self.bounds)
+        found = np.empty(self.samples, np.int64)
+        while len(waiting) > 0:
+            wish = score[waiting].argmax(axis=1)
+            refused = np.zeros(len(waiting), np.bool_)
+            for part in range(parts):
+                wanting = np.flatnonzero(wish == part)
+                found[waiting[wanting[: room[part]]]] = part
+                refused[wanting[room[part] :]] = True
+                room[part] -= min(room[part], len(wanting))
+            score[:, room == 0] = -1
+            waiting = waiting[refused]
+        return found

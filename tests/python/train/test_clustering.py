@@ -1,0 +1,150 @@
+"""Samples grouped by their keys: a permutation always, never worse, better where it can be."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from petps.errors import InvalidArgument
+from petps.train import Batch, Ragged
+from petps.train.clustering import ByKeys, cluster, dedup_ratio
+
+SEED = int(os.environ.get("PETPS_TEST_SEED", "0")) or int.from_bytes(os.urandom(4), "little")
+print(f"[clustering] PETPS_TEST_SEED={SEED}")
+
+
+def ragged(samples: list[list[int]]) -> Ragged:
+    lengths = [len(each) for each in samples]
+    keys = np.array([key for each in samples for key in each], np.uint64)
+    return Ragged(keys, np.cumsum([0, *lengths]).astype(np.int64))
+
+
+def slow_ratio(batch: dict[str, list[list[int]]], bounds: Any, order: Any) -> float:
+    """By sets of (feature, key)."""
+    rows = [
+        {(name, key) for name, samples in batch.items() for key in samples[sample]}
+        for sample in order
+    ]
+    every = set().union(*rows)
+    parts = [set().union(*rows[a:b]) for a, b in itertools.pairwise(bounds)]
+    return sum(map(len, parts)) / len(every) if every else 1.0
+
+
+def sessions(random: Any, hot: int) -> dict[str, Ragged]:
+    """512 samples of 32 sessions in a random order: 10 of a session's 20 keys, 2 of nobody's.
+
+    hot: keys that every sample has.
+    """
+    session = random.integers(0, 32, 512)
+    clicked = [
+        [1000 * each + key for key in random.choice(20, 10, replace=False)]
+        + random.integers(10**6, 10**9, 2).tolist()
+        + [100_000 + key for key in range(hot)]
+        for each in session
+    ]
+    return {"clicked": ragged(clicked), "user": Ragged.single(session.astype(np.uint64))}
+
+
+samples_of_keys = some.lists(
+    some.tuples(*[some.lists(some.integers(0, 12), max_size=4)] * 2), max_size=30
+)
+
+
+@given(samples_of_keys, some.integers(1, 9), some.integers(0, 3))
+def test_a_permutation_that_is_never_worse(
+    batch: list[tuple[list[int], list[int]]], micro_batches: int, seed: int
+) -> None:
+    lists = {"a": [each[0] for each in batch], "b": [each[1] for each in batch]}
+    keys = {name: ragged(samples) for name, samples in lists.items()}
+    found = cluster(keys, micro_batches, seed=seed)
+    assert sorted(found.order.tolist()) == list(range(len(batch)))
+    sizes = np.diff(found.bounds)
+    assert len(sizes) == micro_batches
+    assert sizes.sum() == len(batch)
+    assert sizes.max() - sizes.min() <= 1
+    assert found.bounds.tolist() == [
+        len(batch) * part // micro_batches for part in range(micro_batches + 1)
+    ]
+    for begin, end in itertools.pairwise(found.bounds):
+        assert (np.diff(found.order[begin:end]) > 0).all()
+    assert found.after <= found.before
+    given_order = np.arange(len(batch))
+    for order, total in ((given_order, found.before), (found.order, found.after)):
+        wanted = slow_ratio(lists, found.bounds, order)
+        assert dedup_ratio(keys, micro_batches, order) == pytest.approx(wanted)
+        assert total / max(1, found.distinct) == pytest.approx(wanted if found.distinct else 0)
+    again = cluster(keys, micro_batches, seed=seed)
+    assert again.order.tolist() == found.order.tolist()
+
+
+@pytest.mark.parametrize("hot", [0, 1, 100])
+@pytest.mark.parametrize("micro_batches", [2, 4, 8])
+def test_sessions_find_together(micro_batches: int, hot: int) -> None:
+    """Keys of every sample, which each micro-batch has in any case, hide nothing."""
+    keys = sessions(np.random.default_rng((SEED, micro_batches)), hot)
+    found = cluster(keys, micro_batches)
+    before, after = (
+        (total - hot * micro_batches) / (found.distinct - hot)
+        for total in (found.before, found.after)
+    )
+    assert before > 1.25
+    # A perfect cut repeats the keys of sessions that it falls into.
+    assert after - 1 < 0.25 * (before - 1), f"{before:.3f} -> {after:.3f}, seed {SEED}"
+
+
+def test_what_is_grouped_already_stays() -> None:
+    keys = {"a": ragged([[part] for part in range(4) for _ in range(8)])}
+    found = cluster(keys, 4)
+    assert found.order.tolist() == list(range(32))
+    assert (found.before, found.after, found.distinct) == (4, 4, 4)
+
+
+def test_one_key_of_two_tables_is_two() -> None:
+    samples = ragged([[1], [2], [1], [2]])
+    keys = {"clicked": samples, "bought": samples}
+    found = cluster(keys, 2)
+    assert (found.distinct, found.before, found.after) == (4, 8, 4)
+    shared = cluster(keys, 2, features={"clicked": "items", "bought": "items"})
+    assert (shared.distinct, shared.before, shared.after) == (2, 4, 2)
+
+
+def test_batches_are_arranged_for_a_pipeline() -> None:
+    random = np.random.default_rng(SEED)
+    arrange = ByKeys(4)
+    totals = np.zeros(3)
+    for _ in range(3):
+        keys = sessions(random, 1)
+        labels = np.arange(512)
+        batch = Batch(keys, {"label": labels}, b"where")
+        done = arrange(batch)
+        found = cluster(keys, 4)
+        assert done.reader == b"where"
+        assert done.dense["label"].tolist() == found.order.tolist()
+        own = keys["user"].keys[found.order]
+        assert done.keys["user"].keys.tolist() == own.tolist()
+        totals += (found.distinct, found.before, found.after)
+        counted = sum(
+            len(np.unique(part.keys[name].keys)) for part in done.parts(4) for name in keys
+        )
+        assert counted == found.after
+    before, after = arrange.ratios
+    assert before == pytest.approx(totals[1] / totals[0])
+    assert after == pytest.approx(totals[2] / totals[0])
+
+
+def test_wrong_input_is_named() -> None:
+    keys = {"a": ragged([[1], [2]]), "b": ragged([[1]])}
+    with pytest.raises(InvalidArgument, match=r"features differ in samples: .'a': 2, 'b': 1."):
+        cluster(keys, 2)
+    with pytest.raises(InvalidArgument, match="micro_batches 0 is below 1"):
+        cluster({"a": keys["a"]}, 0)
+    with pytest.raises(InvalidArgument, match="no permutation of the 2 samples"):
+        dedup_ratio({"a": keys["a"]}, 2, np.array([0, 0]))
+    assert dedup_ratio({}, 2) == 1.0
+    assert cluster({}, 2).order.tolist() == []
