@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final
 
@@ -297,14 +297,16 @@ class Base:
         """Rows of a table."""
         return self._entry(table)[1].rows
 
-    def chunks(self, table: str, partition: int | None = None) -> Iterator[tuple[Keys, Rows]]:
+    def chunks(
+        self, table: str, partitions: Collection[int] | None = None
+    ) -> Iterator[tuple[Keys, Rows]]:
         """keys uint64[m] and rows uint8[m, row_bytes], sorted by key within each partition.
 
-        Of one partition or of all. Raises DataLoss when a file is missing, cut or altered.
+        Of some partitions or of all. Raises DataLoss when a file is missing, cut or altered.
         """
         schema, entry = self._entry(table)
         for file in entry.files:
-            if partition is None or file.partition == partition:
+            if partitions is None or file.partition in partitions:
                 yield self._read_chunk(schema, file)
 
     def _entry(self, table: str) -> tuple[TableSchema, TableEntry]:

@@ -180,6 +180,10 @@ class State:
         """All, oldest first."""
         return [version for line in self.lines for version in line.versions]
 
+    def version(self, version: int) -> Version:
+        """One of them. Raises NotFound."""
+        return next(each for each in self.line_of(version).versions if each.version == version)
+
     def line_of(self, version: int) -> Line:
         """Whose version it is. Raises NotFound that names what there is."""
         for line in self.lines:

@@ -455,8 +455,7 @@ class Store:
 
     def part(self, version: int, name: str) -> bytes:
         """What rode along. Raises NotFound, DataLoss."""
-        line = self._state.line_of(version)
-        parts = next(each.parts for each in line.versions if each.version == version)
+        parts = self._state.version(version).parts
         if name not in parts:
             raise NotFound(f"version {version} has no part {name!r}; it has: {', '.join(parts)}")
         part = parts[name]

@@ -192,6 +192,11 @@ class IngestConfig(Section):
         description="Folder of the bases to catch up from; by default 'bases' beside the log's "
         "folder, with Kafka beside the pool.",
     )
+    store: str | None = Field(
+        default=None,
+        description="A checkpoint store whose versions a server catches up to after a gap, beside "
+        "the bases: a folder, or any URL that fsspec knows (s3://...).",
+    )
     switch: Literal["auto", "manual"] = Field(
         default="auto",
         description="When the model's plain name comes to mean a new instance (model@name) that a "
@@ -213,7 +218,7 @@ class IngestConfig(Section):
         "beside the pool; or a topic, with Kafka by default the log's with '.dead-letters'.",
     )
 
-    @field_validator("log", "dead_letters", mode="before")
+    @field_validator("log", "store", "dead_letters", mode="before")
     @classmethod
     def _text(cls, value: object) -> object:
         return str(value) if isinstance(value, Path) else value

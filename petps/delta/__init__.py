@@ -2,7 +2,7 @@
 
 Owns:        the record's schema, encode and decode (FORMAT.md), the log contract (log.py), its
              backends (directory/, kafka/) and their opening (open.py), the atomic replacement of
-             files (files.py).
+             files (files.py); Position, where a publisher stands in a log.
 Never does:  decide whether a record may be applied (ingest) or when one is due (publish).
 Called by:   publish, ingest, checkpoint, server, cli.
 """
@@ -11,6 +11,7 @@ from petps.delta.errors import DeltaError, Fault, LogLocked
 from petps.delta.headers import MAX_MESSAGE_BYTES, Message
 from petps.delta.log import Damage, Delivery, DeltaLog, Event, Lost, Subscription
 from petps.delta.open import is_kafka, kafka_options, open_log
+from petps.delta.position import Position
 from petps.delta.record import (
     BaseBody,
     CommitBody,
@@ -41,6 +42,7 @@ __all__ = [
     "LogLocked",
     "Lost",
     "Message",
+    "Position",
     "Record",
     "RecordHeader",
     "RowsBody",

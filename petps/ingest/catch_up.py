@@ -1,9 +1,10 @@
-"""Catch-up: makes one partition equal to a base. DESIGN section 9."""
+"""Catch-up: makes partitions equal to a base. DESIGN section 9."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -11,7 +12,16 @@ from petps.delta.schema import partition_of
 from petps.errors import FailedPrecondition, InvalidArgument
 from petps.ingest.store import BaseReader, Keys, Progress, Standing, Store, StoreTable
 
-__all__ = ["catch_up", "check_base"]
+__all__ = ["catch_up", "check_base", "partitions_at_once"]
+
+# Keys that a catch-up holds, to know which others are to be deleted: 8 bytes each, some copies.
+KEPT_KEYS_MAX: Final = 1 << 25
+
+
+def partitions_at_once(base: BaseReader) -> int:
+    """How many partitions are caught up by one reading of a base."""
+    largest = max((base.rows(name) for name in base.schemas()), default=0)
+    return max(1, KEPT_KEYS_MAX * base.partitions // max(1, largest))
 
 
 def check_base(store: Store, base: BaseReader, tables: dict[str, StoreTable]) -> None:
@@ -42,38 +52,41 @@ def check_base(store: Store, base: BaseReader, tables: dict[str, StoreTable]) ->
 def catch_up(
     store: Store,
     base: BaseReader,
-    before: Progress,
-    after: Progress,
+    ways: Sequence[tuple[Progress, Progress]],
     *,
     rows_max: int,
     refused: Callable[[str, int], None],
     pace: Callable[[int], None],
 ) -> Generator[None, None, None]:
-    """Makes partition ``after.partition`` equal to the base, then records ``after``.
+    """Makes partitions equal to the base; ``ways``: what was recorded of each, and what is then.
 
     A step at a time, each at most an apply of ``rows_max`` rows, so that other partitions need not
     wait for a large base: whoever iterates over it does theirs in between, and nothing of this one.
-    First records ``before`` as catching up: a crash resumes this and never the old stream. Rows of
-    the base are applied, then keys of the partition that it lacks are deleted; pulls see old or new
+    First records them as catching up: a crash resumes this and never the old stream. Rows of the
+    base are applied, then keys of the partitions that it lacks are deleted; pulls see old or new
     rows meanwhile. ``pace`` is told of rows applied, and may wait; ``refused`` of the rows that a
     full table did not take. Raises PetpsError; while progress says "catching up", rows are mixed.
     """
-    if (after.run, after.seq) < (before.run, before.seq):
-        raise FailedPrecondition(
-            f"{base.name} holds run {after.run} up to seq {after.seq}, and run {before.run} up to "
-            f"seq {before.seq} is applied: a base behind the served rows is refused"
-        )
+    for before, after in ways:
+        if (after.run, after.seq) < (before.run, before.seq):
+            raise FailedPrecondition(
+                f"{base.name} holds run {after.run} up to seq {after.seq}, and run {before.run} up "
+                f"to seq {before.seq} is applied: a base behind the served rows is refused"
+            )
     tables = dict(store.tables())
     check_base(store, base, tables)
-    store.record_progress(replace(before, standing=Standing.CATCHING_UP, target=base.version))
+    for before, _ in ways:
+        store.record_progress(replace(before, standing=Standing.CATCHING_UP, target=base.version))
+    partitions = {after.partition for _, after in ways}
     for table in tables.values():
-        one = _Table(store, table, base, after.partition, rows_max, pace)
+        one = _Table(store, table, base, partitions, rows_max, pace)
         yield from one.apply()
         yield from one.delete_absent()
         if one.refused:  # the table was full of rows that are gone now
             yield from one.apply()
         refused(table.schema.name, one.refused)
-    store.record_progress(after)
+    for _, after in ways:
+        store.record_progress(after)
 
 
 class _Table:
@@ -84,14 +97,14 @@ class _Table:
         store: Store,
         table: StoreTable,
         base: BaseReader,
-        partition: int,
+        partitions: Collection[int],
         rows_max: int,
         pace: Callable[[int], None],
     ) -> None:
-        self._partitions = store.partitions
+        self._all = store.partitions
         self._table = table
         self._base = base
-        self._partition = partition
+        self._partitions = partitions
         self._stamp = base.version & 0xFFFFFFFF
         self._rows_max = rows_max
         self._pace = pace
@@ -103,7 +116,7 @@ class _Table:
         """Applies the base's rows."""
         kept = [np.empty(0, np.uint64)]
         self.refused = 0
-        for keys, rows in self._base.chunks(self._table.schema.name, self._partition):
+        for keys, rows in self._base.chunks(self._table.schema.name, self._partitions):
             kept.append(keys)
             for start in range(0, len(keys), self._rows_max):
                 part = slice(start, start + self._rows_max)
@@ -114,11 +127,12 @@ class _Table:
         self._kept = np.sort(np.concatenate(kept))
 
     def delete_absent(self) -> Iterator[None]:
-        """Deletes the partition's keys that the base lacks."""
+        """Deletes the partitions' keys that the base lacks."""
         # All first: deleting while a scan is open would work, but holds migration off for longer.
         absent = []
         for page in self._table.all_keys():
-            absent.append(_absent(page, self._kept, self._partition, self._partitions))
+            ours = np.isin(partition_of(page, self._all), list(self._partitions))
+            absent.append(_absent(page[ours], self._kept))
             yield
         for keys in absent:
             if len(keys):
@@ -126,8 +140,7 @@ class _Table:
                 yield
 
 
-def _absent(page: Keys, kept: Keys, partition: int, partitions: int) -> Keys:
-    ours: Keys = page[partition_of(page, partitions) == partition]
+def _absent(ours: Keys, kept: Keys) -> Keys:
     if len(kept) == 0:
         return ours
     at = np.searchsorted(kept, ours)

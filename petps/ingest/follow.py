@@ -28,7 +28,7 @@ from petps.delta import (
 from petps.delta.record import check_place
 from petps.errors import PetpsError
 from petps.ingest.applier import Applier
-from petps.ingest.catch_up import catch_up
+from petps.ingest.catch_up import catch_up, partitions_at_once
 from petps.ingest.order import Decision, Outcome, decide, mark_of
 from petps.ingest.partition import BaseMarker, PartitionState
 from petps.ingest.status import Mode
@@ -51,15 +51,14 @@ _log = logging.getLogger("petps.ingest")
 
 @dataclass(slots=True)
 class _CatchUp:
-    """A catch-up that goes on.
+    """A catch-up that goes on, of partitions and what is recorded of each when it ends.
 
-    ``fresh``: nothing was wrong with the partition before. ``failed``: where to read on if it
-    fails; None: where reading stands.
+    ``fresh``: nothing was wrong with them before. ``failed``: where to read on if it fails; None:
+    where reading stands.
     """
 
-    state: PartitionState
+    ways: list[tuple[PartitionState, Progress]]
     base: BaseReader
-    after: Progress
     marker: BaseMarker | None
     fresh: bool
     failed: int | None
@@ -373,37 +372,36 @@ class Follower:
             state.reason = f"base {marker.location}: {error}"
             _log.error("[ingest] partition %d: %s", state.partition, state.reason)
             return False
-        self._catch_up(state, base, after, marker, fresh=fresh, failed=failed)
+        self._catch_up(base, [(state, after)], marker, fresh=fresh, failed=failed)
         return True
 
     def _catch_up(
         self,
-        state: PartitionState,
         base: BaseReader,
-        after: Progress,
+        ways: list[tuple[PartitionState, Progress]],
         marker: BaseMarker | None,
         *,
         fresh: bool = False,
         failed: int | None = None,
     ) -> None:
-        """Begins to make the partition equal to the base, to follow from ``after`` on: step()."""
+        """Begins to make partitions equal to the base, to follow from what is given on: step()."""
         self.settle()
-        state.mode = Mode.CATCHING_UP
+        for state, _ in ways:
+            state.mode = Mode.CATCHING_UP
         steps = catch_up(
             self._store,
             base,
-            state.recorded,
-            after,
+            [(state.recorded, after) for state, after in ways],
             rows_max=self._rows_max,
             refused=self._count_refused,
             pace=self._pace,
         )
-        self._catch_ups.append(_CatchUp(state, base, after, marker, fresh, failed, steps))
+        self._catch_ups.append(_CatchUp(ways, base, marker, fresh, failed, steps))
 
     @property
     def catching_up(self) -> list[int]:
         """Partitions that a catch-up works on, or that wait for one: take() drops their events."""
-        return [each.state.partition for each in self._catch_ups]
+        return [state.partition for each in self._catch_ups for state, _ in each.ways]
 
     def step(self) -> dict[int, int | None]:
         """One step of the first catch-up. When that ends it, {partition: offset to read on from}.
@@ -414,19 +412,22 @@ class Follower:
             return {}
         self._applier.wait()  # a table takes one batch at a time
         current = self._catch_ups[0]
-        state = current.state
+        found: dict[int, int | None] = {}
         try:
             next(current.steps)
             return {}
         except StopIteration:
-            self._caught_up(current)
-            found: int | None = state.offset
+            for state, after in current.ways:
+                self._caught_up(current, state, after)
+                found[state.partition] = state.offset
         except PetpsError as error:
-            state.tried.add(current.base.name)
-            self._failed(state, f"catch-up to {current.base.name}: {error}", fresh=current.fresh)
-            found = current.failed
+            for state, _ in current.ways:
+                state.tried.add(current.base.name)
+                reason = f"catch-up to {current.base.name}: {error}"
+                self._failed(state, reason, fresh=current.fresh)
+                found[state.partition] = current.failed
         self._catch_ups.popleft()
-        return {state.partition: found}
+        return found
 
     def close(self) -> None:
         """Breaks off the catch-ups: one under way may hold a scan, and so the pool, open."""
@@ -442,8 +443,8 @@ class Follower:
         state.reason = reason
         _log.error("[ingest] partition %d: %s", state.partition, state.reason)
 
-    def _caught_up(self, current: _CatchUp) -> None:
-        state, after, marker = current.state, current.after, current.marker
+    def _caught_up(self, current: _CatchUp, state: PartitionState, after: Progress) -> None:
+        marker = current.marker
         state.recorded = after
         state.run, state.seq, state.version = after.run, after.seq, after.version
         state.offset = after.offset
@@ -472,7 +473,7 @@ class Follower:
         ]
         if not stopped or self._bases is None:
             return
-        candidates: list[BaseReader] | None = None
+        searching: list[PartitionState] = []
         for state in stopped:
             marker = state.marker
             if marker is not None and marker.instance not in (None, self._store.instance):
@@ -481,31 +482,45 @@ class Follower:
             if marker is not None:
                 self._catch_up_marker(state, marker)
                 continue
-            if candidates is None:
-                bases = self._bases.of_model(self._store.model)
-                candidates = [base for base in bases if self._is_ours(base)]
-            self._catch_up_newest(state, candidates)
+            searching.append(state)
+        if searching:
+            self._search(searching, self._bases)
 
     def _is_ours(self, base: BaseReader) -> bool:
         return base.instance in (self._store.instance, self._store.model)
 
-    def _catch_up_newest(self, state: PartitionState, candidates: list[BaseReader]) -> None:
-        """To the newest base that ends the stop."""
-        for base in candidates:
-            run, seq = base.position(state.partition)
-            if base.name in state.tried or not state.mended_by(run, seq):
-                continue
-            after = Progress(
-                state.partition,
-                run,
-                seq,
-                state.resume_offset,
-                base.version,
-                publisher=state.publisher if run == state.run else 0,
-            )
-            self._catch_up(state, base, after, None)
+    def _search(self, stopped: list[PartitionState], bases: BaseSource) -> None:
+        """Begins catch-ups to the newest base that ends each stop, those of one base together."""
+        try:
+            candidates = [base for base in bases.of_model(self._store.model) if self._is_ours(base)]
+        except PetpsError as error:
+            for state in stopped:
+                state.search = f"no base can be looked for: {error}"
             return
-        state.tried.clear()  # next time from the newest again
+        together: dict[str, tuple[BaseReader, list[tuple[PartitionState, Progress]]]] = {}
+        for state in stopped:
+            state.search = ""
+            for base in candidates:
+                run, seq = base.position(state.partition)
+                if base.name in state.tried or not state.mended_by(run, seq):
+                    continue
+                publisher = state.publisher if run == state.run else 0
+                after = Progress(
+                    state.partition,
+                    run,
+                    seq,
+                    state.resume_offset,
+                    base.version,
+                    publisher=publisher,
+                )
+                together.setdefault(base.name, (base, []))[1].append((state, after))
+                break
+            else:
+                state.tried.clear()  # next time from the newest again
+        for base, ways in together.values():
+            most = partitions_at_once(base)
+            for start in range(0, len(ways), most):
+                self._catch_up(base, ways[start : start + most], None)
 
     def flush(self) -> None:
         """Hands what was taken over to be applied, and its progress to be recorded after it."""

@@ -64,6 +64,7 @@ class PartitionState:
     publisher: int = 0  # see order.mark_of
     mode: Mode = Mode.FOLLOWING
     reason: str = ""
+    search: str = ""  # stopped: why no base is found
     standing: Standing = Standing.FOLLOWING
     target: int = 0  # see Standing
     # Stopped: where to read again once the missing seq is there.
@@ -157,7 +158,7 @@ class PartitionState:
     def follow(self) -> None:
         """The reason to stop is gone."""
         self.mode = Mode.FOLLOWING
-        self.reason = ""
+        self.reason = self.search = ""
         self.standing = Standing.FOLLOWING
         self.target = 0
         self.marker = None
@@ -178,7 +179,7 @@ class PartitionState:
             partition=self.partition,
             instance=instance,
             state="passing" if self.passing and self.following else self.mode.value,
-            reason=self.reason,
+            reason="; ".join(text for text in (self.reason, self.search) if text),
             run=recorded.run,
             seq=recorded.seq,
             offset=recorded.offset,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -148,10 +148,12 @@ class BaseReader(Protocol):
         """Its tables, by name."""
 
     def rows(self, table: str) -> int:
-        """Rows of a table."""
+        """Rows of a table, at most."""
 
-    def chunks(self, table: str, partition: int | None = None) -> Iterator[tuple[Keys, Rows]]:
-        """Its rows of one partition. Raises PetpsError when they can't be read whole."""
+    def chunks(
+        self, table: str, partitions: Collection[int] | None = None
+    ) -> Iterator[tuple[Keys, Rows]]:
+        """Its rows of some partitions. Raises PetpsError when they can't be read whole."""
 
 
 class Instances(Protocol):
@@ -178,7 +180,7 @@ class BaseSource(Protocol):
         """The base that a marker names. Raises PetpsError."""
 
     def of_model(self, model: str) -> Sequence[BaseReader]:
-        """The bases of a model, newest first."""
+        """The bases of a model, newest first. Raises PetpsError when they can't be looked for."""
 
 
 class DeadLetters(Protocol):

@@ -6,7 +6,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +19,7 @@ from petps.delta import (
     DeltaError,
     DeltaLog,
     Kind,
+    Position,
     Record,
     RecordHeader,
     RowsBody,
@@ -43,27 +43,6 @@ BLOCK_ROWS: Final = 1 << 18
 BLOCK_BYTES: Final = 64 << 20
 FINITE_VALUES: Final = 1 << 18  # checked at a time, while they are in the cache
 MIN_CHUNK_BYTES: Final = 16 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Where a publisher stands: what a trainer saves beside its state, to go on from it.
-
-    ``seqs[p]`` is the last seq written to partition p in ``run``; ``version`` the last committed.
-    """
-
-    run: int
-    seqs: tuple[int, ...]
-    version: int
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values for a checkpoint's metadata."""
-        return {"run": self.run, "seqs": list(self.seqs), "version": self.version}
-
-    @staticmethod
-    def from_json(values: Mapping[str, Any]) -> Position:
-        """The inverse of as_json."""
-        return Position(int(values["run"]), tuple(values["seqs"]), int(values["version"]))
 
 
 class Publisher:
@@ -133,6 +112,7 @@ class Publisher:
             raise InvalidArgument(
                 f"own partitions {self._own} are not among 0..{log.partitions - 1} of {log.name}"
             )
+        self._instance: str | None = None
         self._begun = False
         self._failed = ""
         self._mutex = threading.Lock()
@@ -155,7 +135,7 @@ class Publisher:
     def position(self) -> Position:
         """What to save beside the trainer's state, for begin_continue() of the next run."""
         with self._mutex:
-            return Position(self._run, tuple(self._seqs), self._version)
+            return Position(self._run, tuple(self._seqs), self._version, self._instance)
 
     def begin_base(
         self,
@@ -183,6 +163,7 @@ class Publisher:
             self._check_version(version)
             self._step = step
             self._write_base(location, version, instance)
+            self._instance = instance
 
     def base(self, location: str) -> None:
         """Says, within a run, that the base at ``location`` holds everything published so far."""
@@ -227,6 +208,7 @@ class Publisher:
                     self._send(partition, Kind.CONTINUE, body)
                 self._log.flush()
             self._version = max(self._version, position.version)
+            self._instance = position.instance
             self._begun = True
 
     def publish(

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from petps import _native
 from petps.checkpoint.base import BaseFolder
+from petps.checkpoint.served import ServedVersions
 from petps.config import Config
 from petps.config.schema import MAX_APPLY_THREADS
 from petps.delta import DeltaLog, is_kafka, open_log
@@ -75,7 +76,7 @@ def start_ingest(
             log,
             store,
             dead_letters=dead_letters,
-            bases=BaseFolder(config.bases() or Path(location).parent),
+            bases=_bases(config, store, location),
             partitions=partitions,
             instances=NativeInstances(
                 tables, model, switch=config.ingest.switch == "auto", threads=threads
@@ -87,6 +88,16 @@ def start_ingest(
     except BaseException:
         log.close()
         raise
+
+
+def _bases(config: Config, store: NativeStore, location: str) -> BaseFolder | ServedVersions:
+    bases = BaseFolder(config.bases() or Path(location).parent)
+    place = config.ingest.store
+    if place is None:
+        return bases
+    return ServedVersions(
+        place, bases, lambda: {name: table.schema for name, table in store.tables().items()}
+    )
 
 
 def _automatic_apply_threads() -> int:

@@ -9,7 +9,6 @@ Threads:     one, between two steps; cancel() from any.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
@@ -17,19 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from petps.checkpoint import Checkpointer, Policy, Store
+from petps.checkpoint.published import Published
 from petps.checkpoint.state import Version
-from petps.errors import DataLoss, FailedPrecondition, InvalidArgument, NotFound, PetpsError
+from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
 from petps.publish import Position, Publisher
 from petps.tracker import Reading, Tracker
 from petps.train.source import CHECKPOINT, TrackedSource
 from petps.train.table import ROW, Gathered, Keys, TrainedTable
 
-__all__ = ["POSITION", "PUBLISH", "UNPUBLISHED", "Feed", "Late", "Sent", "read_keys", "write_keys"]
+__all__ = ["PUBLISH", "Feed", "Late", "Sent"]
 
 PUBLISH: Final = "publish"
-# Parts of a version, beside the trainer's own: where the publisher stood, and keys it still owed.
-POSITION: Final = "petps.position"
-UNPUBLISHED: Final = "petps.unpublished"
 # Rows gathered at a time when only the log wants them.
 GATHER_ROWS: Final = 1 << 16
 
@@ -168,14 +165,11 @@ class Feed:
         self, store: Store, version: int
     ) -> tuple[Position | None, dict[str, npt.NDArray[np.uint64]]]:
         """Where the publisher stood, and ids, as the tables now have them, that it owed."""
-        try:
-            position = json.loads(store.part(version, POSITION))
-            body = store.part(version, UNPUBLISHED)
-        except NotFound:
+        published = Published.of(store, version)
+        if published is None:
             return None, {}
-        owed = read_keys(body, f"{store.name}, version {version}")
-        return Position.from_json(position), {
-            name: self._tables[name].ids_of(keys) for name, keys in owed.items()
+        return published.position, {
+            name: self._tables[name].ids_of(keys) for name, keys in published.owed.items()
         }
 
     def _parts(
@@ -197,8 +191,7 @@ class Feed:
             if sent is not None
             else {name: each.keys_of(reading.ids(name)) for name, each in self._tables.items()}
         )
-        position = json.dumps(publisher.position().as_json()).encode()
-        return {**given, POSITION: position, UNPUBLISHED: write_keys(owed)}
+        return {**given, **Published(publisher.position(), owed).parts()}
 
     def _the_publisher(self) -> Publisher:
         if self.publisher is None:
@@ -302,20 +295,3 @@ class Late(Mapping[str, bytes]):
 
     def __len__(self) -> int:
         return len(self._parts)
-
-
-def write_keys(keys: Mapping[str, Keys]) -> bytes:
-    """By table: name, count, then the keys, little-endian, behind one line of JSON."""
-    head = json.dumps({name: len(each) for name, each in keys.items()}).encode()
-    return b"\n".join([head, b"".join(each.astype("<u8").tobytes() for each in keys.values())])
-
-
-def read_keys(body: bytes, where: str) -> dict[str, Keys]:
-    """The inverse of write_keys(). Raises DataLoss that names ``where``."""
-    head, _, rest = body.partition(b"\n")
-    counts = json.loads(head)
-    if 8 * sum(counts.values()) != len(rest):
-        raise DataLoss(f"{where}: its part {UNPUBLISHED} is cut off")
-    keys = np.frombuffer(rest, "<u8").astype(np.uint64)
-    ends = np.cumsum(list(counts.values()), dtype=np.intp)
-    return dict(zip(counts, np.split(keys, ends[:-1]), strict=True)) if counts else {}

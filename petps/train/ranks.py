@@ -26,10 +26,11 @@ import numpy as np
 
 from petps.checkpoint import Checkpointer, Column, Policy, Store, Table
 from petps.checkpoint.checkpointer import Next
+from petps.checkpoint.published import Published
 from petps.delta import DeltaLog, TableSchema
-from petps.errors import DataLoss, FailedPrecondition, InvalidArgument, PetpsError, Unavailable
+from petps.errors import FailedPrecondition, InvalidArgument, PetpsError, Unavailable
 from petps.publish import Position, Publisher
-from petps.train.feed import POSITION, PUBLISH, UNPUBLISHED, Late, Sent, read_keys, write_keys
+from petps.train.feed import PUBLISH, Late, Sent
 from petps.train.link import Link
 from petps.train.pipeline import Boundary
 from petps.train.pytorch import torch_module
@@ -247,9 +248,7 @@ class RankedFeed:
             owed = {} if log.sent is not None else {
                 each.name: reading.ids(each.name) for each in self._tables
             }  # fmt: skip
-            position = json.dumps(self.publisher.position().as_json()).encode()
-            parts[f"{POSITION}.{rank}"] = position
-            parts[f"{UNPUBLISHED}.{rank}"] = write_keys(owed)
+            parts |= Published(self.publisher.position(), owed).parts(rank)
         return parts
 
     def _committed(self, step: int, plan: _Plan, failure: PetpsError | None) -> PetpsError | None:
@@ -340,7 +339,7 @@ class RankedFeed:
             ]
             table.admission.load(counts, self._tables.owns)
         self._source.resume(store, newest.version)
-        self._owe_again(store, newest.version, list(newest.parts))
+        self._owe_again(store, newest.version)
         if self._model is not None:
             _load_dense(store.part(newest.version, DENSE), self._model, self._optimizer)
         own = {name: f"{name}.{self._link.rank}" for name in (READER, RANDOM)}
@@ -362,34 +361,25 @@ class RankedFeed:
                 {each.name: each.values(rows.columns[each.name][mine]) for each in columns},
             )
 
-    def _owe_again(self, store: Store, version: int, parts: list[str]) -> None:
+    def _owe_again(self, store: Store, version: int) -> None:
         tracker = self._tables.tracker
         if PUBLISH in tracker.tenants:
             tracker.remove_tenant(PUBLISH)
         if self.publisher is None:
             return
         tracker.add_tenant(PUBLISH)
-        for name in parts:
-            if name.startswith(f"{UNPUBLISHED}."):
-                where = f"{store.name}, version {version}"
-                for table, keys in read_keys(store.part(version, name), where).items():
-                    tracker.track(table, keys[self._tables.owns(keys)])
+        published = Published.of(store, version)
+        for table, keys in ({} if published is None else published.owed).items():
+            tracker.track(table, keys[self._tables.owns(keys)])
 
     def _position(self, store: Store, version: int) -> Position | None:
-        """Of all workers then: each knew its own partitions' seqs."""
-        parts = store.state.line_of(version).versions[-1].parts
-        saved = [
-            Position.from_json(json.loads(store.part(version, name)))
-            for name in parts
-            if name.startswith(f"{POSITION}.")
-        ]
-        # A log that failed on some worker: servers begin with a base.
-        if not saved or len(saved) != sum(name.startswith(f"{READER}.") for name in parts):
-            return None
-        if len({(each.run, each.version) for each in saved}) != 1:
-            raise DataLoss(f"{store.name}, version {version}: its workers' positions differ")
-        seqs = tuple(max(each) for each in zip(*(each.seqs for each in saved), strict=True))
-        return Position(saved[0].run, seqs, saved[0].version)
+        """Of all workers then."""
+        entry = store.state.version(version)
+        workers = sum(name.startswith(f"{READER}.") for name in entry.parts)
+        if len(Published.positions(entry)) != workers:
+            return None  # a log that failed on some worker: servers begin with a base
+        published = Published.of(store, version)
+        return None if published is None else published.position
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from petps.errors import DataLoss, FailedPrecondition, InvalidArgument
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from petps.checkpoint import Column, Rows, Store
+    from petps.checkpoint import Rows, Store
     from petps.checkpoint.chunk import Bytes, Keys
     from petps.checkpoint.merge import Executor
     from petps.checkpoint.state import Line
@@ -231,9 +231,9 @@ def restore(
 
         petps load my.pool items bases/v120
     """
-    from petps.checkpoint import BaseWriter, Column
+    from petps.checkpoint import BaseWriter
+    from petps.checkpoint.served import served, served_column
     from petps.delta import TableSchema
-    from petps.delta.schema import DTYPES
 
     opened = _open(store)
     chosen = opened.state.line.versions[-1].version if version is None else version
@@ -250,16 +250,16 @@ def restore(
     if resume:
         opened.count_restore()
     for name, described in opened.tables_of(chosen).items():
-        row, own = described.columns[0], opened.state.tables[name].columns[0]
+        row = described.columns[0]
         # A table serves no quantised rows: they become the trainer's dtype again.
-        served = own if own.dtype in DTYPES else Column(own.name, "f32", own.dim)
+        column = served_column(opened.state.tables[name].columns[0])
         rows = opened.restore(chosen, [name])[name]
         with progress(f"restoring {name}", len(rows), quiet=json_) as done:
             counts[name] = writer.add_table(
-                TableSchema(name, served.dtype, served.dim),
+                TableSchema(name, column.dtype, column.dim),
                 rows.keys,
-                lambda keys, rows=rows, row=row, served=served: (  # type: ignore[misc]
-                    _served(row, rows.columns["row"][rows.keys.searchsorted(keys)], served),
+                lambda keys, rows=rows, row=row, column=column: (  # type: ignore[misc]
+                    served(row, rows.columns["row"][rows.keys.searchsorted(keys)], column),
                     None,
                 ),
                 progress=done,
@@ -271,11 +271,6 @@ def restore(
     note(
         f"{folder}: version {chosen}, " + ", ".join(f"{n:,} rows of {t}" for t, n in counts.items())
     )
-
-
-def _served(row: Column, stored: Bytes, served: Column) -> Bytes:
-    """Stored rows as they are, or quantised ones as they are served."""
-    return stored if row == served else served.stored(row.values(stored))
 
 
 @app.command()

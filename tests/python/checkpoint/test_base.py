@@ -67,7 +67,7 @@ def test_round_trip(tmp_path: Path, n: int, chunk_bytes: int) -> None:
     found: list[int] = []
     for partition in range(P):
         mine: list[int] = []
-        for chunk_keys, rows in base.chunks("user", partition):
+        for chunk_keys, rows in base.chunks("user", [partition]):
             assert rows.shape == (len(chunk_keys), SCHEMA.row_bytes)
             assert len(chunk_keys) * 24 <= max(chunk_bytes, 24)
             assert (partition_of(chunk_keys, P) == partition).all()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from petps.checkpoint import BaseFolder
 from petps.delta import Delivery, DeltaLog, Message, RowsBody, TableSchema, decode_record
 from petps.delta.directory import DirectoryLog
 from petps.delta.schema import partition_of
@@ -16,6 +15,7 @@ from petps.ingest.applier import Applier, InlineApplier
 from petps.ingest.follow import Follower
 from petps.ingest.ingest import ROWS_MAX
 from petps.ingest.partition import PartitionState
+from petps.ingest.store import BaseSource
 from petps.publish import Position, Publisher
 from tests.python.ingest.model import Letters, MemoryStore
 from tests.python.ingest.world import write_rows
@@ -32,7 +32,7 @@ class Driver:
     log: DeltaLog
     store: MemoryStore
     letters: Letters
-    bases: BaseFolder | None = None
+    bases: BaseSource | None = None
     rows_max: int = ROWS_MAX
     poll_bytes: int = 1 << 20
     pace: Callable[[int], None] = lambda rows: None

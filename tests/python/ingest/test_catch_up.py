@@ -421,8 +421,7 @@ def test_a_base_of_something_else_is_refused_before_anything_changes(
     steps = catch_up(
         store,
         base,
-        Progress(0),
-        Progress(0, 2, 1, 5, 3),
+        [(Progress(0), Progress(0, 2, 1, 5, 3))],
         rows_max=10,
         refused=lambda table, rows: None,
         pace=lambda rows: None,

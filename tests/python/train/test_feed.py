@@ -15,6 +15,7 @@ import pytest
 
 from petps.checkpoint import POLICIES, Checkpointer, Column, Store, Table
 from petps.checkpoint.files import LocalFiles
+from petps.checkpoint.published import POSITION
 from petps.checkpoint.quantise import Quantising
 from petps.delta import Delivery, Kind, RowsBody, TableSchema, decode_record
 from petps.delta.directory import DirectoryLog
@@ -28,7 +29,6 @@ from petps.errors import (
 from petps.publish import Position, Publisher
 from petps.tracker import Tracker
 from petps.train import ArrayTable, Feed, TrackedSource
-from petps.train.feed import POSITION
 
 SEED = 7
 USERS, ITEMS, DIM, P = 400, 150, 8, 2

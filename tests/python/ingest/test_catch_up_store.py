@@ -1,0 +1,443 @@
+"""Catch-up from a checkpoint store: a server whose log is gone becomes what a version was.
+
+A trainer's feed writes log and store; the model of what a server should hold is the trainer itself.
+Does not cover: a real server (tests/system/test_store_catch_up.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from petps.checkpoint import POLICIES, BaseFolder, Column, Store, Table
+from petps.checkpoint.quantise import Quantising
+from petps.checkpoint.served import ServedVersions
+from petps.delta import DeltaLog, TableSchema
+from petps.delta.directory import DirectoryLog
+from petps.delta.schema import partition_of
+from petps.errors import DataLoss
+from petps.ingest import BaseSource, Ingest, Mode, Progress, Standing
+from petps.ingest.ingest import ROWS_MAX
+from petps.publish import Publisher
+from petps.tracker import Tracker
+from petps.train import ArrayTable, Feed
+from tests.python.ingest.driver import SCHEMAS, Driver, P
+from tests.python.ingest.model import Letters, MemoryStore
+from tests.python.ingest.test_catch_up import Killed, MortalStore
+
+ROWS = 60
+SECONDS = 60
+SEGMENT_BYTES = 4096
+DENSE = "d" * SEGMENT_BYTES  # so that each version has segments of its own
+
+
+class Trainer:
+    """Tables `user` and `item`; each step changes, makes and deletes some rows of both."""
+
+    def __init__(
+        self, folder: Path, *, policy: str = "2d", quantising: Quantising | None = None
+    ) -> None:
+        self.folder = folder
+        self.log = DirectoryLog(folder / "log", partitions=P, segment_bytes=SEGMENT_BYTES)
+        self.random = np.random.default_rng(5)
+        tracker = Tracker()
+        self.tables = {
+            schema.name: ArrayTable(
+                tracker,
+                schema.name,
+                np.zeros((ROWS, schema.dim), np.float32),
+                columns={"sum": np.zeros(ROWS, np.float32)} if schema.name == "item" else {},
+                present=np.zeros(ROWS, np.bool_),
+            )
+            for schema in SCHEMAS
+        }
+        self.store = Store.create(
+            folder / "store",
+            "m",
+            [
+                Table("user", (Column("row", "f32", 4),)),
+                Table("item", (Column("row", "f32", 2), Column("sum", "f32", 1))),
+            ],
+            quantising,
+        )
+        self.feed = Feed(
+            tracker,
+            self.tables.values(),
+            store=self.store,
+            policy=POLICIES[policy](),
+            publisher=self.publisher(),
+        )
+        self.version = 0
+
+    def publisher(self, run: int = 1) -> Publisher:
+        publisher = Publisher(self.log, "m", tables=SCHEMAS, run=run)
+        publisher.begin_continue(None)
+        return publisher
+
+    def train(self) -> None:
+        for name, table in self.tables.items():
+            ids = self.random.choice(ROWS, 20, replace=False)
+            rows = self.random.standard_normal((20, 4 if name == "user" else 2))
+            table.update(ids, rows.astype(np.float32))
+            table.delete(ids[:4])
+
+    def publish(self) -> None:
+        self.train()
+        self.feed.publish(dense=DENSE)
+
+    def checkpoint(self, *, publish: bool = True) -> int:
+        self.train()
+        self.version += 1
+        self.feed.checkpoint(self.version, publish=publish, dense=DENSE)
+        self.feed.arrange()
+        return self.version
+
+    @property
+    def newest(self) -> int:
+        """The newest version of the log."""
+        assert self.feed.publisher is not None
+        return self.feed.publisher.version
+
+    def lose_the_log(self) -> None:
+        """Retention takes all but what was published last."""
+        for partition, end in self.log.end_offsets(range(P)).items():
+            self.log.trim(partition, end)
+
+    def rows(self, partitions: range | list[int] = range(P)) -> dict[str, dict[int, bytes]]:
+        """What a server that follows some partitions should hold."""
+        found = {}
+        for name, table in self.tables.items():
+            keys = table.keys()
+            keys = keys[np.isin(partition_of(keys, P), list(partitions))]
+            rows = table.gather(keys).columns["row"]
+            found[name] = {int(key): row.tobytes() for key, row in zip(keys, rows, strict=True)}
+        return found
+
+    def seen_by(self, server: MemoryStore) -> BaseSource:
+        return ServedVersions(
+            str(self.folder / "store"),
+            BaseFolder(self.folder / "bases"),
+            lambda: {name: table.schema for name, table in server.tables().items()},
+        )
+
+
+def driver_of(trainer: Trainer, server: MemoryStore, rows_max: int = ROWS_MAX) -> Driver:
+    return Driver(trainer.log, server, Letters(), trainer.seen_by(server), rows_max)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("fresh", [True, False], ids=["new-server", "behind"])
+def test_a_server_whose_log_is_gone_catches_up(tmp_path: Path, policy: str, fresh: bool) -> None:
+    trainer = Trainer(tmp_path, policy=policy)
+    server = MemoryStore(SCHEMAS, P)
+    trainer.publish()
+    trainer.checkpoint()
+    if not fresh:
+        driver_of(trainer, server).run().close()
+        assert server.rows() == trainer.rows()
+    for _ in range(4):
+        trainer.publish()
+        trainer.checkpoint()
+    checkpointed = trainer.newest
+    trainer.publish()
+    trainer.publish()
+    trainer.lose_the_log()
+    trainer.publish()
+    driver = driver_of(trainer, server).run()
+    for state in driver.states.values():
+        assert state.mode is Mode.STALE, "the newest version is behind what the log still has"
+        assert state.catch_ups == 1
+        assert state.recorded.version == checkpointed
+    trainer.checkpoint()
+    trainer.publish()
+    driver.run()
+    assert all(state.following for state in driver.states.values())
+    assert server.rows() == trainer.rows()
+    assert all(
+        state.recorded.version == driver.states[0].version for state in driver.states.values()
+    )
+    driver.close()
+
+
+@pytest.mark.parametrize("at_once", [1, 2, P])
+def test_killed_at_every_change_it_ends_equal(
+    tmp_path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every apply and record of the catch-up as the last; then begun again, maybe killed again."""
+    trainer = Trainer(tmp_path)
+    before = MemoryStore(SCHEMAS, P)
+    trainer.publish()
+    driver_of(trainer, before).run().close()
+    for _ in range(3):
+        trainer.checkpoint()
+    trainer.lose_the_log()
+    trainer.publish()
+    monkeypatch.setattr("petps.ingest.follow.partitions_at_once", lambda base: at_once)
+
+    def begun() -> MortalStore:
+        server = MortalStore(SCHEMAS, P)
+        for name, table in before.by_name.items():
+            server.by_name[name].rows.update(table.rows)
+        server.recorded.update(before.recorded)
+        return server
+
+    server = begun()
+    driver_of(trainer, server, rows_max=7).run().close()
+    assert server.rows() == trainer.rows()
+    changes = (1 << 60) - server.left
+    assert changes > 20
+    catching = sum(each.standing is Standing.CATCHING_UP for each in server.history)
+    assert catching == P
+    for last in range(changes):
+        server = begun()
+        server.left = last
+        for _ in range(2):  # the second one may die in the first one's work
+            driver = driver_of(trainer, server, rows_max=7)
+            try:
+                driver.run()
+            except Killed:
+                server.left = last
+            driver.close()
+        server.left = 1 << 60
+        again = driver_of(trainer, server, rows_max=7).run()
+        again.close()
+        assert server.rows() == trainer.rows(), last
+        assert all(state.following for state in again.states.values())
+
+
+def test_a_store_is_read_once_for_many_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(tmp_path)
+    for _ in range(3):
+        trainer.checkpoint()
+    trainer.lose_the_log()
+    reads: list[str] = []
+    pieces = Store.pieces
+    monkeypatch.setattr(
+        Store,
+        "pieces",
+        lambda self, table, version: reads.append(table) or pieces(self, table, version),  # type: ignore[func-returns-value]
+    )
+    server = MemoryStore(SCHEMAS, P)
+    driver_of(trainer, server).run().close()
+    assert server.rows() == trainer.rows()
+    assert sorted(reads) == ["item", "user"]
+
+
+def ingest_of(trainer: Trainer, server: MemoryStore, **options: object) -> Ingest:
+    log: DeltaLog = trainer.log
+    return Ingest(
+        log,
+        server,
+        dead_letters=Letters(),
+        bases=trainer.seen_by(server),
+        stale_seconds=0.01,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_only_own_partitions_are_loaded_and_emptied(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+    trainer.publish()
+    server = MemoryStore(SCHEMAS, P)
+    driver_of(trainer, server).run().close()
+    others = {
+        name: {key: row for key, row in rows.items() if key not in trainer.rows([1])[name]}
+        for name, rows in server.rows().items()
+    }
+    stays = {
+        name: {
+            key: row
+            for key, row in rows.items()
+            if partition_of(np.array([key], np.uint64), P)[0] != 1
+        }
+        for name, rows in others.items()
+    }
+    trainer.checkpoint()
+    trainer.lose_the_log()
+    trainer.checkpoint()
+    ingest = ingest_of(trainer, server, partitions=[1])
+    ingest.start()
+    assert ingest.wait_for(trainer.newest, SECONDS)
+    assert ingest.stop(SECONDS)
+    expected: Mapping[str, dict[int, bytes]] = trainer.rows([1])
+    assert server.rows() == {name: {**stays[name], **expected[name]} for name in expected}
+
+
+def test_rows_that_are_ahead_of_the_log_are_not_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A trainer that goes on from an older version could not take them back."""
+    trainer = Trainer(tmp_path)
+    trainer.publish()
+    trainer.publish()
+    whole = trainer.rows()
+    trainer.version += 1
+    trainer.feed.checkpoint(trainer.version)  # nothing is owed: as good as published
+    trainer.checkpoint(publish=False)
+    trainer.lose_the_log()
+    server = MemoryStore(SCHEMAS, P)
+    driver = driver_of(trainer, server).run()
+    assert server.rows() == whole
+    assert "version 2 of" in caplog.text
+    assert "has rows that its log had not yet, in 3 partitions" in caplog.text
+    trainer.publish()
+    trainer.version += 1
+    trainer.feed.checkpoint(trainer.version)
+    driver.run()
+    assert server.rows() == trainer.rows()
+    driver.close()
+
+
+def test_rows_are_in_the_served_dtype(tmp_path: Path) -> None:
+    """A float32 trainer's rows in a float16 table: as its publisher would have encoded them."""
+    halves = [TableSchema("user", "f16", 4), TableSchema("item", "int8", 2)]
+    trainer = Trainer(tmp_path)
+    trainer.checkpoint()
+    trainer.lose_the_log()
+    server = MemoryStore(halves, P)
+    driver_of(trainer, server).run().close()
+    for schema in halves:
+        table = trainer.tables[schema.name]
+        keys = table.keys()
+        stored = Column("row", schema.dtype, schema.dim).stored(table.gather(keys).columns["row"])
+        expected = {int(key): row.tobytes() for key, row in zip(keys, stored, strict=True)}
+        assert server.rows()[schema.name] == expected
+
+
+def test_quantised_rows_are_served_as_what_they_stand_for(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, quantising=Quantising(10))
+    trainer.checkpoint()
+    trainer.checkpoint()
+    trainer.lose_the_log()
+    server = MemoryStore(SCHEMAS, P)
+    driver_of(trainer, server).run().close()
+    assert trainer.store.tables_of()["user"].columns[0].dtype == "adaptive4"
+    for name, found in trainer.store.restore().items():
+        column = trainer.store.tables_of()[name].columns[0]
+        values = column.values(found.columns["row"])
+        expected = {int(key): row.tobytes() for key, row in zip(found.keys, values, strict=True)}
+        assert server.rows()[name] == expected
+    assert server.rows()["user"] != trainer.rows()["user"]
+
+
+def test_another_dim_is_told(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+    trainer.checkpoint()
+    trainer.lose_the_log()
+    server = MemoryStore([TableSchema("user", "f32", 3), SCHEMAS[1]], P)
+    driver = driver_of(trainer, server).run()
+    assert "table user is f32 of dim 4, in the pool f32 of dim 3" in driver.states[0].reason
+    assert all(each.standing is Standing.FOLLOWING for each in server.history)
+    assert server.rows() == {"user": {}, "item": {}}
+    driver.close()
+
+
+def test_a_damaged_version_is_passed_over_for_an_older_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = Trainer(tmp_path, policy="full")
+    for _ in range(3):
+        trainer.checkpoint()
+    trainer.lose_the_log()
+    newest = trainer.store.state.lines[-1].chunks[0]
+    path = tmp_path / "store" / newest.file
+    body = bytearray(path.read_bytes())
+    body[newest.offset + newest.length // 2] ^= 1
+    path.write_bytes(body)
+    server = MemoryStore(SCHEMAS, P)
+    driver = driver_of(trainer, server).run().run()  # looked for again, as time goes by
+    with pytest.raises(DataLoss, match="version 2 does without it"):
+        trainer.store.restore()
+    assert {each.target for each in server.history if each.target} == {2, 3}
+    assert "does not fit its checksum" in caplog.text
+    assert server.rows() == trainer.rows(), "the log has what came since version 2"
+    driver.close()
+
+
+def test_a_store_that_is_not_there_yet_or_not_to_be_read(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+    trainer.publish()
+    trainer.publish()
+    trainer.lose_the_log()
+    (tmp_path / "store").rename(tmp_path / "away")
+    server = MemoryStore(SCHEMAS, P)
+    ingest = ingest_of(trainer, server)
+    ingest.start()
+
+    def reasons() -> str:
+        return " ".join(each.reason for each in ingest.status().partitions)
+
+    until(lambda: "is seen first at seq" in reasons())
+    (tmp_path / "store").write_text("no folder")
+    until(lambda: "no base can be looked for:" in reasons())
+    (tmp_path / "store").unlink()
+    (tmp_path / "away").rename(tmp_path / "store")
+    until(lambda: "looked for" not in reasons())
+    trainer.checkpoint()
+    assert ingest.wait_for(trainer.newest, SECONDS)
+    status = ingest.status()
+    assert ingest.stop(SECONDS)
+    assert {each.reason for each in status.partitions} == {""}
+    assert server.rows() == trainer.rows()
+
+
+def test_a_version_of_another_instance_mends_no_gap(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+    publisher = Publisher(trainer.log, "m", tables=SCHEMAS, run=7)
+    publisher.begin_base("nowhere", instance="m@7")
+    trainer.feed.publisher = publisher
+    trainer.checkpoint()
+    server = MemoryStore(SCHEMAS, P, instance="m@1")
+    server.record_progress(
+        Progress(0, run=1, seq=1, offset=2, standing=Standing.CATCHING_UP, target=9)
+    )
+    driver = driver_of(trainer, server)
+    driver.follower.retry_stale()
+    assert driver.follower.catching_up == []
+    theirs = MemoryStore(SCHEMAS, P, instance="m@7")
+    theirs.recorded.update(server.recorded)
+    driver.close()
+    driver = driver_of(trainer, theirs)
+    driver.follower.retry_stale()
+    assert driver.follower.catching_up == [0]
+    driver.close()
+
+
+def test_a_trainer_that_goes_back_takes_its_servers_along(tmp_path: Path) -> None:
+    """They have applied more than it knows of: a gap, until the store has a version of its own."""
+    trainer = Trainer(tmp_path)
+    trainer.checkpoint()
+    server = MemoryStore(SCHEMAS, P)
+    driver = driver_of(trainer, server)
+    trainer.checkpoint()
+    trainer.lose_the_log()
+    driver.run()
+    assert server.rows() == trainer.rows()
+    trainer.store.rollback(1)
+    position = trainer.feed.restore(1)
+    assert position is not None
+    publisher = Publisher(trainer.log, "m", tables=SCHEMAS, run=2)
+    publisher.begin_continue(position)
+    trainer.feed.publisher = publisher
+    trainer.version = 1
+    trainer.publish()
+    driver.run()
+    assert all(state.mode is Mode.STALE for state in driver.states.values())
+    trainer.checkpoint()
+    driver.run()
+    assert server.rows() == trainer.rows()
+    assert all(state.run == 2 and state.following for state in driver.states.values())
+    driver.close()

@@ -1,0 +1,176 @@
+"""A trainer's feed writes log and store, retention takes what a server still needs, and the server
+catches up from the store by itself; killed with -9 within, it goes on.
+
+Does not cover: every instant of a catch-up (tests/python/ingest/test_catch_up_store.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import petps_client
+import pytest
+
+import petps
+from petps.checkpoint import POLICIES, Column, Store, Table
+from petps.delta import TableSchema
+from petps.delta.directory import DirectoryLog
+from petps.publish import Publisher
+from petps.tracker import Tracker
+from petps.train import ArrayTable, Feed
+from tests.system.test_serve import Process
+
+pytestmark = pytest.mark.system
+
+P, DIM, ROWS = 8, 4, 60_000
+SCHEMA = TableSchema("items", "f32", DIM)
+KILLS = 3
+SECONDS = 120.0
+# A catch-up takes half a minute, if it is let: room for kills.
+CONFIG = """
+[pool]
+path = "{folder}/pool"
+durability = "process"
+[ingest]
+log = "{folder}/log"
+store = "{folder}/store"
+rows_per_second = {rate}
+[server]
+port = 0
+http_port = 0
+grpc = false
+"""
+
+
+class Trainer:
+    """One table of float32 rows with a sum each; some rows go."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        tracker = Tracker()
+        self.rows = np.zeros((ROWS, DIM), np.float32)
+        self.present = np.zeros(ROWS, np.bool_)
+        sums = np.zeros(ROWS, np.float32)
+        self.table = ArrayTable(
+            tracker, "items", self.rows, columns={"sum": sums}, present=self.present
+        )
+        columns = (Column("row", "f32", DIM), Column("sum", "f32", 1))
+        self.log = DirectoryLog(folder / "log", partitions=P, segment_bytes=1 << 16)
+        publisher = Publisher(self.log, "default", tables=[SCHEMA])
+        publisher.begin_continue(None)
+        self.feed = Feed(
+            tracker,
+            [self.table],
+            store=Store.create(folder / "store", "default", [Table("items", columns)]),
+            policy=POLICIES["2d"](),
+            publisher=publisher,
+        )
+        self.version = 0
+
+    def train(self, rows: int) -> None:
+        ids = self.random.choice(ROWS, rows, replace=False)
+        self.table.update(ids, self.random.standard_normal((rows, DIM), np.float32))
+        self.table.delete(ids[: rows // 10])
+
+    def checkpoint(self) -> None:
+        self.version += 1
+        self.feed.checkpoint(self.version, publish=True)
+        self.feed.arrange()
+
+    def retention(self) -> None:
+        for partition, end in self.log.end_offsets(range(P)).items():
+            self.log.trim(partition, end)
+
+
+def ingest_of(facts: dict[str, Any]) -> dict[str, Any]:
+    with urllib.request.urlopen(
+        f"http://127.0.0.1:{facts['http_port']}/status.json", timeout=30
+    ) as answer:
+        status: dict[str, Any] = json.load(answer)
+    return status.get("ingest") or {"version": 0, "partitions": []}  # it begins after serving
+
+
+def until(facts: dict[str, Any], holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    deadline = time.monotonic() + SECONDS
+    while True:
+        found = ingest_of(facts)
+        if holds(found):
+            return found
+        assert time.monotonic() < deadline, json.dumps(found)
+        time.sleep(0.02)
+
+
+def states(found: dict[str, Any]) -> set[str]:
+    return {each["state"] for each in found["partitions"]}
+
+
+def assert_serves(facts: dict[str, Any], trainer: Trainer) -> None:
+    """Every key, those that are gone too."""
+    with petps_client.connect(f"petps://127.0.0.1:{facts['port']}/default") as client:
+        rows, found = client.pull("items", np.arange(ROWS, dtype=np.uint64), return_mask=True)
+    np.testing.assert_array_equal(found, trainer.present)
+    np.testing.assert_array_equal(rows[found], trainer.rows[found])
+
+
+def end(process: Process) -> None:
+    """It logs that a partition was stale: no silent end is expected."""
+    process.child.terminate()
+    assert process.child.wait(SECONDS) == 0, process.errors
+
+
+def test_killed_while_it_catches_up(tmp_path: Path) -> None:
+    seed = int(os.environ.get("PETPS_SEED", random.SystemRandom().randrange(1 << 32)))
+    print(f"PETPS_SEED={seed}")
+    chance = random.Random(seed)
+    pool = tmp_path / "pool"
+    with petps.create(pool, durability="process") as opened:
+        opened.create_table("items", dim=DIM, capacity=2 * ROWS, feed="delta")
+    trainer = Trainer(tmp_path, seed)
+    trainer.train(20_000)
+    trainer.checkpoint()
+    config = tmp_path / "petps.toml"
+
+    config.write_text(CONFIG.format(folder=tmp_path, rate=0))
+    process = Process(pool, "--config", config)
+    facts = process.wait_ready()
+    version = trainer.feed.publisher.version  # type: ignore[union-attr]
+    until(facts, lambda found: found["version"] == version)
+    assert_serves(facts, trainer)
+    end(process)
+
+    for _ in range(4):
+        trainer.train(20_000)
+        trainer.checkpoint()
+    trainer.retention()
+    config.write_text(CONFIG.format(folder=tmp_path, rate=1500))
+    for _ in range(KILLS):
+        process = Process(pool, "--config", config)
+        facts = process.wait_ready()
+        found = until(facts, lambda found: "catching_up" in states(found))
+        assert {each["catch_ups"] for each in found["partitions"]} == {0}
+        time.sleep(chance.uniform(0, 1.0))
+        assert "catching_up" in states(ingest_of(facts)), "it was over before the kill"
+        process.kill()
+    config.write_text(CONFIG.format(folder=tmp_path, rate=0))
+    process = Process(pool, "--config", config)
+    facts = process.wait_ready()
+    version = trainer.feed.publisher.version  # type: ignore[union-attr]
+    found = until(facts, lambda found: found["version"] == version)
+    assert {each["catch_ups"] for each in found["partitions"]} == {1}
+    assert states(found) == {"following"}
+    assert_serves(facts, trainer)
+
+    trainer.train(5_000)  # and the log is followed again
+    version = trainer.feed.publish()
+    until(facts, lambda found: found["version"] == version)
+    assert_serves(facts, trainer)
+    end(process)
+    trainer.log.close()
