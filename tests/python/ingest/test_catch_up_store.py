@@ -266,11 +266,12 @@ def test_only_own_partitions_are_loaded_and_emptied(tmp_path: Path) -> None:
         for name, rows in others.items()
     }
     trainer.checkpoint()
-    trainer.lose_the_log()
     trainer.checkpoint()
+    trainer.lose_the_log()
     ingest = ingest_of(trainer, server, partitions=[1])
     ingest.start()
     assert ingest.wait_for(trainer.newest, SECONDS)
+    assert [each.catch_ups for each in ingest.status().partitions] == [1]
     assert ingest.stop(SECONDS)
     expected: Mapping[str, dict[int, bytes]] = trainer.rows([1])
     assert server.rows() == {name: {**stays[name], **expected[name]} for name in expected}
