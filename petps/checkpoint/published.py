@@ -23,8 +23,8 @@ from petps.errors import DataLoss
 
 __all__ = ["POSITION", "UNPUBLISHED", "Published"]
 
-# Parts of a version, beside the trainer's own; where several workers publish one run, of each by its
-# rank (".0").
+# Parts of a version, beside the trainer's own; where several workers publish one run, of each, with
+# its rank behind (".0").
 POSITION: Final = "petps.position"
 UNPUBLISHED: Final = "petps.unpublished"
 
