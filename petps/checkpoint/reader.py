@@ -10,8 +10,9 @@ Threads:     any.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate, groupby, pairwise
 from typing import Final
 
@@ -50,8 +51,11 @@ class Reader:
         bounds = [0, *accumulate(chunks[run[-1]].stop - chunks[run[0]].offset for run in runs)]
         # All in one piece: its pages are large ones, and many small pieces are faulted in each.
         held = np.empty(bounds[-1], np.uint8).data
-        reads = zip(runs, (held[start:stop] for start, stop in pairwise(bounds)), strict=True)
-        files = groupby(reads, key=lambda read: chunks[read[0][0]].file)
+        reads = zip(runs, pairwise(bounds), strict=True)
+        # One call a file, for a filesystem may read its pieces side by side; more of a large one.
+        tasks = groupby(
+            reads, key=lambda read: (chunks[read[0][0]].file, read[1][0] // PARALLEL_BYTES)
+        )
         out: list[Rows | None] = [None] * len(chunks)
 
         def read_file(path: str, reads: list[tuple[list[int], memoryview]]) -> None:
@@ -63,17 +67,37 @@ class Reader:
                     own = buffer[chunk.offset - start : chunk.stop - start]
                     out[number] = self._rows(tables[chunk.table], chunk, own)
 
-        by_file = {path: list(reads) for path, reads in files}
-        if len(by_file) > 1 and bounds[-1] >= PARALLEL_BYTES:
-            with ThreadPoolExecutor(min(READ_THREADS, len(by_file))) as pool:
-                for _ in pool.map(read_file, by_file.keys(), by_file.values()):
+        work = [
+            (path, [(run, held[start:stop]) for run, (start, stop) in those])
+            for (path, _), those in tasks
+        ]
+        if len(work) > 1 and bounds[-1] >= PARALLEL_BYTES:
+            with ThreadPoolExecutor(min(READ_THREADS, len(work))) as pool:
+                for _ in pool.map(lambda task: read_file(*task), work):
                     pass
         else:
-            for path, those in by_file.items():
-                read_file(path, those)
+            for task in work:
+                read_file(*task)
         self.read_bytes += sum(chunk.length for chunk in chunks)
         self.read_seconds += time.monotonic() - began
         return [rows for rows in out if rows is not None]
+
+    def read_ahead(
+        self, groups: Sequence[Sequence[Chunk]], tables: Mapping[str, Table]
+    ) -> Iterator[list[Rows]]:
+        """read() of each group in turn, READ_THREADS of them side by side. Raises DataLoss."""
+        with ThreadPoolExecutor(READ_THREADS) as pool:
+            ahead: deque[Future[list[Rows]]] = deque()
+            try:
+                for chunks in groups:
+                    ahead.append(pool.submit(self.read, chunks, tables))
+                    if len(ahead) == READ_THREADS:
+                        yield ahead.popleft().result()
+                while ahead:
+                    yield ahead.popleft().result()
+            finally:
+                for each in ahead:
+                    each.cancel()
 
     def _fill(self, path: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
         try:
@@ -123,11 +147,15 @@ class Reader:
 
 
 def _runs(chunks: Sequence[Chunk], numbers: Iterable[int]) -> Iterator[list[int]]:
-    """Numbers of chunks by file and offset, cut where the gap is not worth reading."""
+    """Numbers of chunks by file and offset, cut where a gap is not worth reading, and at a size."""
     run: list[int] = []
     for number in numbers:
-        last = chunks[run[-1]] if run else chunks[number]
-        if last.file != chunks[number].file or chunks[number].offset - last.stop > GAP_BYTES:
+        chunk = chunks[number]
+        if run and (
+            chunks[run[-1]].file != chunk.file
+            or chunk.offset - chunks[run[-1]].stop > GAP_BYTES
+            or chunk.stop - chunks[run[0]].offset > PARALLEL_BYTES
+        ):
             yield run
             run = []
         run.append(number)

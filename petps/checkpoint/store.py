@@ -21,7 +21,7 @@ from typing import Final
 import xxhash
 
 from petps.checkpoint.bundle import Edit, Given, checked_edits, write_bundle
-from petps.checkpoint.chunk import Rows, Table, decode, lay_over
+from petps.checkpoint.chunk import Rows, Table, lay_over
 from petps.checkpoint.files import Files, open_files
 from petps.checkpoint.quantise import Quantising
 from petps.checkpoint.reader import Reader
@@ -37,6 +37,7 @@ from petps.checkpoint.state import (
     new_name,
     obsolete,
 )
+from petps.checkpoint.verify import offer, verify
 from petps.delta.schema import check_name
 from petps.errors import (
     AlreadyExists,
@@ -352,8 +353,8 @@ class Store:
     def pieces(self, table: str, version: int | None = None) -> Iterator[Rows]:
         """restore() of one table, piece by piece in the order of keys.
 
-        In memory is no more than what was written above the base and one of its chunks (of a base
-        that ranks wrote: one of each rank). Raises as restore() does.
+        In memory is no more than what was written above the base and four of its chunks, which are
+        read side by side (of a base that ranks wrote: four of each rank). Raises as restore() does.
         """
         self._check_tables([table])
         chosen = self._state.line.versions[-1].version if version is None else version
@@ -366,7 +367,8 @@ class Store:
                     start = after
             except DataLoss as error:
                 if self.refresh().number == state.number:
-                    raise DataLoss(f"version {chosen}: {error}") from error
+                    needed = state.line_of(chosen).of(chosen)
+                    raise DataLoss(f"version {chosen}: {error}; {offer(self, needed)}") from error
                 # Split or merged meanwhile: on from where it was.
 
     def _windows(
@@ -380,7 +382,7 @@ class Store:
         above = self.read([each for each in chunks if each.layer > 0], line.tables)
         base = sorted((each for each in chunks if each.layer == 0), key=lambda each: each.min_key)
         stops = sorted({each.min_key for each in base[1:]})
-        held: list[tuple[Chunk, Rows]] = []  # of several ranks' chunks some overlap
+        windows: list[tuple[int | None, list[Chunk]]] = []
         for stop in [*stops, None]:
             if stop is not None and stop <= start:
                 continue
@@ -389,9 +391,12 @@ class Store:
                 len(base),
             )
             begun, base = base[:reach], base[reach:]
-            begun = [each for each in begun if each.max_key >= start]
+            windows.append((stop, [each for each in begun if each.max_key >= start]))
+        reads = self.reader.read_ahead([begun for _, begun in windows], line.tables)
+        held: list[tuple[Chunk, Rows]] = []  # of several ranks' chunks some overlap
+        for (stop, begun), read in zip(windows, reads, strict=True):
             held = [each for each in held if each[0].max_key >= start]
-            held += zip(begun, self.read(begun, line.tables), strict=True)
+            held += zip(begun, read, strict=True)
             layers = [*(rows for _, rows in held), *above]
             cut = [rows.between(start, stop) for rows in layers]
             yield lay_over(line.tables[table], cut, keep_deleted=False), stop
@@ -427,7 +432,7 @@ class Store:
             except DataLoss as error:
                 if self.refresh().number != state.number:
                     continue  # split or merged meanwhile
-                raise DataLoss(f"version {chosen}: {error}; {self._offer(chunks)}") from error
+                raise DataLoss(f"version {chosen}: {error}; {offer(self, chunks)}") from error
             found: dict[str, list[Rows]] = {name: [] for name in names}
             for chunk, read in zip(chunks, rows, strict=True):
                 found[chunk.table].append(read)
@@ -443,15 +448,6 @@ class Store:
         if tables is None:
             tables = self._state.line.tables
         return self.reader.read(chunks, tables)
-
-    def _offer(self, needed: Sequence[Chunk]) -> str:
-        """The newest version that needs none of the files that are damaged."""
-        bad = {chunk.file for chunk in needed if not self.reader.is_whole(chunk)}
-        for line in reversed(self._state.lines):
-            for version in reversed(line.versions):
-                if not any(chunk.file in bad for chunk in line.of(version.version)):
-                    return f"version {version.version} does without it"
-        return "no version does without it"
 
     def part(self, version: int, name: str) -> bytes:
         """What rode along. Raises NotFound, DataLoss."""
@@ -552,29 +548,8 @@ class Store:
         return sum(self._files.size(path) for path, of_base in files.items() if base or not of_base)
 
     def verify(self) -> list[str]:
-        """Reads all of it; what is wrong, in words. Empty: every version restores."""
-        problems: list[str] = []
-        for line in self._state.lines:
-            for chunk in line.chunks:
-                try:
-                    rows = self.read([chunk], line.tables)[0]
-                    body = self.reader.bytes(chunk.file, chunk.offset, chunk.length)
-                    stream = decode(line.tables[chunk.table], body, chunk.file)
-                except DataLoss as error:
-                    problems.append(str(error))
-                    continue
-                if not rows.same(stream):
-                    problems.append(f"{chunk.file} at {chunk.offset}: its line misplaces columns")
-                if (
-                    len(rows) == 0
-                    or (int(rows.keys[0]), int(rows.keys[-1])) != (chunk.min_key, chunk.max_key)
-                    or not (rows.keys[1:] > rows.keys[:-1]).all()
-                ):
-                    problems.append(f"{chunk.file} at {chunk.offset}: keys out of order or range")
-            for version in line.versions:
-                for name in version.parts:
-                    try:
-                        self.part(version.version, name)
-                    except DataLoss as error:
-                        problems.append(str(error))
-        return problems
+        """Reads all of it; what is wrong, and what is lost by it, in words.
+
+        Empty: every version restores.
+        """
+        return verify(self)

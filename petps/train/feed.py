@@ -134,7 +134,9 @@ class Feed:
 
         Keys that the publisher owed when it was written are owed again. Returns the publisher's
         position then, for begin_continue(); None where there is none: its run begins with a base.
-        Raises as Store.resume and TrackedSource.resume; then it is to be called again.
+        Rows and optimizer state are read piece by piece into what the tables hold: in memory beside
+        them is no more than Store.pieces() says. Raises as that does, as Store.count_restore() and
+        TrackedSource.resume(); then rows are mixed, and it is to be called again.
         """
         source, _ = self._the_checkpoints()
         assert self._store is not None
@@ -143,12 +145,8 @@ class Feed:
             raise FailedPrecondition(
                 f"version {version} is not the newest of {self._store.name}: roll back to it first"
             )
-        tables = self._store.tables_of(version)
-        for name, rows in self._store.resume(version).items():
-            columns = {
-                each.name: each.values(rows.columns[each.name]) for each in tables[name].columns
-            }
-            self._tables[name].load(rows.keys, columns)
+        for name, table in self._tables.items():
+            table.load_pieces(_pieces(self._store, version, name))
         position, owed = self._owed(self._store, version) if self._publishes else (None, {})
         source.resume(self._store, version)
         if self._publishes:
@@ -159,6 +157,7 @@ class Feed:
             self._tracker.add_tenant(PUBLISH)
         for name, ids in owed.items():
             self._tracker.track(name, ids)
+        self._store.count_restore()  # nobody trains before that, and what failed is not counted
         return position
 
     def _owed(
@@ -202,6 +201,14 @@ class Feed:
         if self._source is None or self._checkpointer is None:
             raise FailedPrecondition("the feed has no store: it only publishes")
         return self._source, self._checkpointer
+
+
+def _pieces(
+    store: Store, version: int, table: str
+) -> Iterator[tuple[Keys, dict[str, npt.NDArray[np.float32]]]]:
+    columns = store.tables_of(version)[table].columns
+    for rows in store.pieces(table, version):
+        yield rows.keys, {each.name: each.values(rows.columns[each.name]) for each in columns}
 
 
 class Sent:

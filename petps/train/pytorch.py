@@ -11,7 +11,7 @@ Threads:     the trainer's.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -107,14 +107,22 @@ class TorchTable:
         return Gathered(columns)
 
     def load(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
+        """load_pieces() of one."""
+        self.load_pieces([(keys, columns)])
+
+    def load_pieces(self, pieces: Iterable[tuple[Keys, Mapping[str, Floats]]]) -> None:
         """See TrainedTable. Optimizer state that is not there yet is made, of zeros."""
+        count = 0
+        for keys, columns in pieces:
+            self._load_piece(keys, columns)
+            count += len(keys)
+        if count != self._weight.shape[0]:
+            raise InvalidArgument(f"table {self._name}: {count} rows for {self._weight.shape[0]}")
+
+    def _load_piece(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
         if set(columns) != {ROW, *self._names}:
             raise InvalidArgument(
                 f"table {self._name} has columns {[ROW, *self._names]}, given {sorted(columns)}"
-            )
-        if len(keys) != self._weight.shape[0]:
-            raise InvalidArgument(
-                f"table {self._name}: {len(keys)} rows for {self._weight.shape[0]}"
             )
         ids = self._index(keys)
         targets = {ROW: self._weight}

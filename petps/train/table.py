@@ -8,7 +8,7 @@ Threads:     one at a time: rows are gathered between two steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -53,8 +53,12 @@ class TrainedTable(Protocol):
     def gather(self, keys: Keys) -> Gathered:
         """Copies of their rows as they are now."""
 
-    def load(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
-        """Makes these, and no others, the table's rows. Raises NotFound, InvalidArgument."""
+    def load_pieces(self, pieces: Iterable[tuple[Keys, Mapping[str, Floats]]]) -> None:
+        """Makes these, and no others, the table's rows: into what it holds, a piece at a time.
+
+        Pieces: uint64[m], ascending from piece to piece, float32[m, dim] by column. Raises NotFound
+        for a key without a place, InvalidArgument, and what the pieces raise; then rows are mixed.
+        """
 
 
 class ArrayTable:
@@ -188,22 +192,31 @@ class ArrayTable:
         return Gathered(columns, ~self._present[ids])
 
     def load(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
-        """See TrainedTable."""
-        ids = self.ids_of(keys).astype(np.intp)
-        if set(columns) != set(self._columns):
-            raise InvalidArgument(
-                f"table {self._name} has columns {sorted(self._columns)}, given {sorted(columns)}"
-            )
-        if self._present is None and len(ids) != len(self._columns[ROW]):
-            raise InvalidArgument(
-                f"table {self._name}: {len(ids)} rows for {len(self._columns[ROW])}: a table that "
-                "may miss some needs 'present'"
-            )
-        for name, values in columns.items():
-            self._columns[name][ids] = values
+        """load_pieces() of one."""
+        self.load_pieces([(keys, columns)])
+
+    def load_pieces(self, pieces: Iterable[tuple[Keys, Mapping[str, Floats]]]) -> None:
+        """See TrainedTable: into the trainer's own arrays."""
+        count = 0
         if self._present is not None:
             self._present[:] = False
-            self._present[ids] = True
+        for keys, columns in pieces:
+            ids = self.ids_of(keys).astype(np.intp)
+            if set(columns) != set(self._columns):
+                raise InvalidArgument(
+                    f"table {self._name} has columns {sorted(self._columns)}, "
+                    f"given {sorted(columns)}"
+                )
+            for name, values in columns.items():
+                self._columns[name][ids] = values
+            if self._present is not None:
+                self._present[ids] = True
+            count += len(ids)
+        if self._present is None and count != len(self._columns[ROW]):
+            raise InvalidArgument(
+                f"table {self._name}: {count} rows for {len(self._columns[ROW])}: a table that "
+                "may miss some needs 'present'"
+            )
 
     def _checked(self, ids: npt.ArrayLike) -> npt.NDArray[np.intp]:
         """As positions; the tracker says what is wrong with them."""

@@ -75,7 +75,21 @@ def test_the_last_whole_version_is_offered(replay: Replay) -> None:
     with pytest.raises(DataLoss, match=r"version 6: .*is not there.*version 3 does without it"):
         store.restore()
     assert_same(store.restore(3)["items"], replay.at("items", 3))
-    assert any(fourth.file in problem for problem in store.verify())
+    *problems, lost = store.verify()
+    assert any(fourth.file in problem for problem in problems)
+    assert lost == "lost: versions 4 to 6, 3 of 6; version 3 is the newest that is whole"
+    with pytest.raises(DataLoss, match=r"version 6: .*is not there.*version 3 does without it"):
+        list(store.pieces("items"))
+    second = next(c for c in store.state.line.chunks if c.first == 2)
+    part = next(each.parts["dense"] for each in store.state.versions() if each.version == 1)
+    for file in (second.file, part.file):
+        del files.held[file]
+    said = "lost: versions 2 to 6, 5 of 6; lost but for rows: version 1; no version is whole"
+    assert store.verify()[-1] == said
+    base = next(c for c in store.state.line.chunks if c.first == 1)
+    del files.held[base.file]
+    with pytest.raises(DataLoss, match="no version does without it"):
+        store.restore(1)
 
 
 def test_swapped_files_are_seen(replay: Replay) -> None:

@@ -196,3 +196,22 @@ def test_damage_is_named(petps_command: Command, store: Path) -> None:
     message = petps_command.fails(9, "checkpoint", "verify", store)
     assert f"data/{chunk.name} at" in message
     assert "does not fit its checksum" in message
+
+
+def test_what_is_lost_is_said(petps_command: Command, store: Path, tmp_path: Path) -> None:
+    """A delta is missing: which versions that takes, and which one is offered."""
+    opened = Store.open(store)
+    tenth = next(chunk for chunk in opened.state.line.chunks if chunk.first == 10)
+    (store / tenth.file).unlink()
+    lost = f"lost: versions 10 to {VERSIONS}, {VERSIONS - 9} of {VERSIONS}; version 9 is the newest"
+    message = petps_command.fails(9, "checkpoint", "verify", store)
+    assert lost in message
+    for command in (
+        ("checkpoint", "restore", store, tmp_path / "base", "--version", 12),
+        ("checkpoint", "diff", store, 9, 12),
+    ):
+        message = petps_command.fails(9, *command)
+        assert "version 12: " in message
+        assert "version 9 does without it" in message
+    petps_command("checkpoint", "rollback", store, 9, "--yes")
+    assert petps_command.json("checkpoint", "verify", store)["clean"]

@@ -318,7 +318,7 @@ def test_a_restore_that_fails_is_called_again(
 
         return counted
 
-    for name in ("resume", "part", "read"):
+    for name in ("count_restore", "part", "read"):
         monkeypatch.setattr(store, name, once(getattr(store, name)))
     try:
         position = feed.restore(2)

@@ -97,7 +97,7 @@ def test_pytorch_is_asked_for_by_name() -> None:
 
     if importlib.util.find_spec("torch") is not None:
         pytest.skip("PyTorch is here")
-    with pytest.raises(FailedPrecondition, match=r"pip install petps\[train\]"):
+    with pytest.raises(FailedPrecondition, match=r"pip install petps\[torch\]"):
         pytorch.track_module(Tracker(), None)
     with pytest.raises(InvalidArgument, match="is no DistributedModelParallel"):
         torchrec.TorchRecIds(Tracker(), None)

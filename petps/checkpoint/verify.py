@@ -1,0 +1,105 @@
+"""What of a store is damaged, what is lost by it, and which version does without. STORE.md.
+
+Owns:        verify(), offer().
+Never does:  repair, drop.
+Called by:   store.py.
+Threads:     any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from petps.checkpoint.chunk import decode
+from petps.checkpoint.state import Chunk, Line
+from petps.errors import DataLoss
+
+if TYPE_CHECKING:
+    from petps.checkpoint.store import Store
+
+__all__ = ["offer", "verify"]
+
+
+def verify(store: Store) -> list[str]:
+    """See Store.verify."""
+    problems: list[str] = []
+    damaged: set[Chunk] = set()
+    parts: set[int] = set()
+    for line in store.state.lines:
+        for chunk in line.chunks:
+            found = _wrong(store, line, chunk)
+            problems += found
+            if found:
+                damaged.add(chunk)
+        for version in line.versions:
+            for name in version.parts:
+                try:
+                    store.part(version.version, name)
+                except DataLoss as error:
+                    problems.append(str(error))
+                    parts.add(version.version)
+    return [*problems, *_lost(store, damaged, parts)] if problems else []
+
+
+def _wrong(store: Store, line: Line, chunk: Chunk) -> list[str]:
+    where = f"{chunk.file} at {chunk.offset}"
+    try:
+        rows = store.read([chunk], line.tables)[0]
+        body = store.reader.bytes(chunk.file, chunk.offset, chunk.length)
+        stream = decode(line.tables[chunk.table], body, chunk.file)
+    except DataLoss as error:
+        return [str(error)]
+    problems = []
+    if not rows.same(stream):
+        problems.append(f"{where}: its line misplaces columns")
+    if (
+        len(rows) == 0
+        or (int(rows.keys[0]), int(rows.keys[-1])) != (chunk.min_key, chunk.max_key)
+        or not (rows.keys[1:] > rows.keys[:-1]).all()
+    ):
+        problems.append(f"{where}: keys out of order or range")
+    return problems
+
+
+def _lost(store: Store, damaged: Iterable[Chunk], parts: set[int]) -> list[str]:
+    """Which versions need what is damaged, and the newest that does not."""
+    versions = [each.version for each in store.state.versions()]
+    bad = set(damaged)
+    lost = {
+        each.version
+        for line in store.state.lines
+        for each in line.versions
+        if any(chunk in bad for chunk in line.of(each.version))
+    }
+    said = []
+    if lost:
+        said.append(f"lost: {_listed(versions, lost)}, {len(lost)} of {len(versions)}")
+    if parts - lost:
+        said.append(f"lost but for rows: {_listed(versions, parts - lost)}")
+    whole = [each for each in versions if each not in lost | parts]
+    last = f"version {whole[-1]} is the newest that is whole" if whole else "no version is whole"
+    return [f"{'; '.join(said)}; {last}"]
+
+
+def _listed(versions: Sequence[int], chosen: set[int]) -> str:
+    """Neighbours together: "versions 2, 5 to 9"."""
+    runs: list[list[int]] = []
+    for before, version in zip([None, *versions], versions, strict=False):
+        if version in chosen:
+            if before in chosen and runs:
+                runs[-1].append(version)
+            else:
+                runs.append([version])
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    return f"version{'s' * (len(chosen) > 1)} {', '.join(texts)}"
+
+
+def offer(store: Store, needed: Sequence[Chunk]) -> str:
+    """The newest version that needs none of the files that are damaged."""
+    bad = {chunk.file for chunk in needed if not store.reader.is_whole(chunk)}
+    for line in reversed(store.state.lines):
+        for version in reversed(line.versions):
+            if not any(chunk.file in bad for chunk in line.of(version.version)):
+                return f"version {version.version} does without it"
+    return "no version does without it"

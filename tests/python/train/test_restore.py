@@ -1,0 +1,153 @@
+"""A version restored into a trainer's own arrays: memory, reads side by side, damage.
+
+Does not cover: that the trainer goes on as if nothing had been (test_feed.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from petps.checkpoint import POLICIES, Checkpointer, Column, Store, Table
+from petps.checkpoint import reader as reader_module
+from petps.checkpoint.files import LocalFiles
+from petps.errors import DataLoss
+from petps.tracker import Tracker
+from petps.train import ArrayTable, Feed, TrackedSource
+
+ROWS, DIM = 100_000, 32
+CHUNK_BYTES = 1 << 20
+TABLES = [Table("items", (Column("row", "f32", DIM), Column("sum", "f32", 1)))]
+MODEL_BYTES = 4 * ROWS * (DIM + 1)
+
+
+class Trainer:
+    """Arrays of its own, with optimizer state."""
+
+    def __init__(self, store: Store, seed: int | None) -> None:
+        random = np.random.default_rng(seed)
+        shape = (ROWS, DIM)
+        self.rows = (
+            np.zeros(shape, np.float32) if seed is None else random.random(shape, np.float32)
+        )
+        self.sums = self.rows[:, 0].copy()
+        self.tracker = Tracker()
+        self.table = ArrayTable(self.tracker, "items", self.rows, columns={"sum": self.sums})
+        self.store = store
+
+    def write(self) -> None:
+        """A base in chunks of 1 MiB, and two deltas."""
+        source = TrackedSource(self.tracker, [self.table])
+        writer = Checkpointer(
+            self.store, POLICIES["consecutive"](), source, chunk_bytes=CHUNK_BYTES
+        )
+        for version in range(1, 4):
+            self.table.update(
+                np.arange(version, 5000, 7),
+                self.rows[version:5000:7] + 1,
+                sum=self.sums[version:5000:7],
+            )
+            source.begin()
+            source.committed(writer.write(version))
+
+    def feed(self) -> Feed:
+        return Feed(self.tracker, [self.table], store=self.store, policy=POLICIES["consecutive"]())
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("restore") / "store"
+    Trainer(Store.create(folder, "m", TABLES), 3).write()
+    return folder
+
+
+def expected() -> tuple[np.ndarray, np.ndarray]:
+    rows = np.random.default_rng(3).random((ROWS, DIM), np.float32)
+    sums = rows[:, 0].copy()
+    for version in range(1, 4):
+        rows[version:5000:7] += 1
+    return rows, sums
+
+
+def test_into_the_trainers_own_arrays_in_bounded_memory(written: Path) -> None:
+    trainer = Trainer(Store.open(written), None)
+    feed = trainer.feed()
+    above = sum(chunk.length for chunk in trainer.store.state.line.deltas())
+    tracemalloc.start()
+    feed.restore(3)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    rows, sums = expected()
+    np.testing.assert_array_equal(trainer.rows, rows)
+    np.testing.assert_array_equal(trainer.sums, sums)
+    # Chunks that are read ahead, two copies of the one that is loaded, and what lies above.
+    assert peak < (reader_module.READ_THREADS + 4) * CHUNK_BYTES + 3 * above
+    assert peak < MODEL_BYTES
+    assert Store.open(written).state.restores >= 1
+
+
+class Together(LocalFiles):
+    """The first reads by other threads wait for each other: two must be under way at a time."""
+
+    READS = 4
+
+    def __init__(self, root: str | Path) -> None:
+        super().__init__(root)
+        self.barrier = threading.Barrier(2, timeout=60)
+        self.main = threading.current_thread()
+        self.numbers = itertools.count()
+        self.met = 0
+
+    def read_into(self, path: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
+        """See Files."""
+        if threading.current_thread() is not self.main and next(self.numbers) < self.READS:
+            self.barrier.wait()
+            self.met += 1
+        super().read_into(path, pieces)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["pieces", "restore"])
+def test_chunks_are_read_side_by_side(
+    written: Path, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one file too: a base is one."""
+    monkeypatch.setattr(reader_module, "PARALLEL_BYTES", CHUNK_BYTES)
+    files = Together(written)
+    store = Store.open(files)
+    assert len({chunk.file for chunk in store.state.line.chunks if chunk.layer == 0}) == 1
+    rows, _ = expected()
+    if whole:
+        found = store.restore()["items"].columns["row"].view(np.float32)
+    else:
+        pieces = [each.columns["row"].view(np.float32) for each in store.pieces("items")]
+        found = np.concatenate(pieces)
+    np.testing.assert_array_equal(found, rows)
+    assert files.met == files.READS
+
+
+def test_a_damaged_chunk_is_not_loaded_and_not_counted(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "store", "m", TABLES)
+    Trainer(store, 3).write()
+    last = max(store.state.line.chunks, key=lambda chunk: (chunk.layer == 0, chunk.offset))
+    path = tmp_path / "store" / last.file
+    body = bytearray(path.read_bytes())
+    body[last.offset + last.length // 2] ^= 0x10
+    path.write_bytes(body)
+    trainer = Trainer(Store.open(tmp_path / "store"), None)
+    feed = trainer.feed()
+    with pytest.raises(DataLoss, match=f"version 3: .*at {last.offset} does not fit its checksum"):
+        feed.restore(3)
+    assert Store.open(tmp_path / "store").state.restores == 0
+    assert not trainer.rows[last.min_key : last.max_key + 1].any()
+    body[last.offset + last.length // 2] ^= 0x10
+    path.write_bytes(body)
+    feed.restore(3)
+    rows, _ = expected()
+    np.testing.assert_array_equal(trainer.rows, rows)
+    assert Store.open(tmp_path / "store").state.restores == 1
