@@ -113,7 +113,8 @@ def show(
     rows with that seed; restores, how often a training has resumed (restore --resume).
 
     With --graph each line is drawn: one row a chunk, one column a version, a bar over the versions
-    that the chunk belongs to. A version is what the bars in its column give.
+    that the chunk belongs to. A version is what the bars in its column give. Versions that `keep`
+    marked, to go back to when corruption is noticed late, have a k above.
 
     [bold]Examples[/bold]
 
@@ -133,7 +134,7 @@ def show(
         lines = opened.state.lines if version is None else [opened.state.line_of(version)]
         for line in lines:
             typer.echo("")
-            for text in _graph(line):
+            for text in _graph(line, active=line is opened.state.line):
                 typer.echo(text)
 
 
@@ -173,10 +174,14 @@ def _facts(store: Store, version: int | None) -> dict[str, Any]:
     }
 
 
-def _graph(line: Line) -> list[str]:
-    """One row a chunk: #### over the versions of its span."""
+def _graph(line: Line, *, active: bool) -> list[str]:
+    """One row a chunk: #### over the versions of its span; which are kept stands above."""
     versions = [each.version for each in line.versions]
-    out = [f"line of base {line.began}, versions {versions[0]} to {versions[-1]}"]
+    begun = f"line of base {line.began}, versions {versions[0]} to {versions[-1]}"
+    out = [f"{begun}: active, the next one goes on from it" if active else begun]
+    if any(each.kept for each in line.versions):
+        marks = "".join("k" if each.kept else " " for each in line.versions)
+        out.append(f"{marks}  kept: purge leaves them")
     for chunk in sorted(
         line.chunks, key=lambda each: (each.table, each.layer > 0, each.first, each.end)
     ):

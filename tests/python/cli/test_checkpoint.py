@@ -9,6 +9,7 @@ import pytest
 
 import petps
 from petps.checkpoint import POLICIES, Base, Rows, Store, Table
+from petps.checkpoint.policy import Merged
 from petps.checkpoint.shares import write_share
 from tests.python.checkpoint.replay import Replay
 from tests.python.checkpoint.test_store import TABLES, VERSIONS, steps, written
@@ -215,3 +216,20 @@ def test_what_is_lost_is_said(petps_command: Command, store: Path, tmp_path: Pat
         assert "version 9 does without it" in message
     petps_command("checkpoint", "rollback", store, 9, "--yes")
     assert petps_command.json("checkpoint", "verify", store)["clean"]
+
+
+def test_the_graph_shows_what_is_active_and_kept(petps_command: Command, tmp_path: Path) -> None:
+    replay = Replay(TABLES, steps(9), deletes=0.1)
+    store = tmp_path / "store"
+    written(store, Merged(stride=2, every=9), replay)
+    for version in (2, 11):
+        petps_command("checkpoint", "keep", store, version)
+    lines = petps_command("checkpoint", "show", store, "--graph").splitlines()
+    begun = [text for text in lines if text.startswith("line of base")]
+    assert begun == [
+        "line of base 1, versions 1 to 10",
+        "line of base 11, versions 11 to 20",
+        "line of base 21, versions 21 to 30: active, the next one goes on from it",
+    ]
+    kept = [text for text in lines if text.endswith("kept: purge leaves them")]
+    assert [text.index("k") for text in kept] == [1, 0]
