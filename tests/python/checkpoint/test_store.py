@@ -314,7 +314,7 @@ def test_files_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyP
         threads.add(threading.get_ident())
         read_into(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("petps.checkpoint.reader.PARALLEL_BYTES", 0)
+    monkeypatch.setattr("petps.checkpoint.reader.PARALLEL_BYTES", 1)
     monkeypatch.setattr(store._files, "read_into", seen)
     check(store, replay, list(range(1, 13)))
     assert len(threads - {threading.get_ident()}) > 1
