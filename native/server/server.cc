@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "server/shared.h"
+#include "server/slice.h"
 #include "transport/tcp/tcp.h"
 
 namespace petps::server {
@@ -73,7 +74,10 @@ Status start_workers(Shared& shared) {
       });
   shared.writer->start();
   for (const auto& worker : shared.workers) {
-    shared.threads.emplace_back([&worker = *worker] { worker.run(); });
+    shared.threads.emplace_back([&worker = *worker] {
+      take_short_turns();
+      worker.run();
+    });
     pthread_setname_np(shared.threads.back().native_handle(), "petps-worker");
   }
   return {};
