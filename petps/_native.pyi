@@ -363,12 +363,14 @@ class Server:
         address: str = "",
         call_workers: int = 0,
         rdma: str = "off",
+        real_time: int = 0,
     ) -> Server:
         """Listens and serves when it returns. Unknown limits raise InvalidArgument.
 
         address: its own in the shard map, by default host:port. call_workers: threads of
         ``calls``. rdma: "off", "auto" (the first device with an active port) or a device's name;
         without such a device, or over a pool in a file that is not in memory, FailedPrecondition.
+        real_time: priority of workers, 1 to 99, FailedPrecondition where it is not permitted.
         """
     @property
     def calls(self) -> Calls: ...

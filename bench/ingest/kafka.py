@@ -9,6 +9,7 @@ applying such rows from memory.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from petps.delta import TableSchema, open_log
 from petps.delta.headers import Message
 from petps.delta.kafka.options import KafkaOptions, parse_address
 from petps.ingest import Ingest
-from petps.ingest.ingest import ROWS_MAX
+from petps.ingest.ingest import NICENESS, ROWS_MAX
 from petps.ingest.native_store import NativeStore
 from petps.publish import Publisher
 from tests.kafka.broker import Broker, NotAvailable
@@ -43,6 +44,8 @@ PARTITIONS: Final = 8
 SCHEMA: Final = TableSchema(TABLE, "f32", 128)
 KEYS_PER_PULL: Final = 500
 WAIT_SECONDS: Final = 120.0
+PULLER_PRIORITY: Final = 10  # in real time, before workers that are
+LOOP: Final = f"import os; os.nice({NICENESS}); print(flush=True)\nwhile True: pass"
 Result = dict[str, Any]
 Keys = npt.NDArray[np.uint64]
 
@@ -207,12 +210,14 @@ class _NoDeadLetters:
 
 
 @contextmanager
-def _server(place: str, pool: Path, rows_per_second: int) -> Iterator[dict[str, Any]]:
+def _server(
+    place: str, pool: Path, rows_per_second: int, *, real_time: int = 0
+) -> Iterator[dict[str, Any]]:
     """`petps serve` that follows ``place``; what its ready file says."""
     config, ready = pool.with_suffix(".toml"), pool.with_suffix(".json")
     config.write_text(
         f'[pool]\npath = "{pool}"\n[model]\nname = "{MODEL}"\n'
-        "[server]\nport = 0\nhttp_port = 0\ngrpc = false\n"
+        f"[server]\nport = 0\nhttp_port = 0\ngrpc = false\nreal_time = {real_time}\n"
         f'[ingest]\nlog = "{place}"\nrows_per_second = {rows_per_second}\n'
     )
     process = subprocess.Popen(
@@ -260,39 +265,110 @@ def _pulls(client: petps_client.Client, keys: Keys, rate: float, seconds: float)
     return taken
 
 
+@contextmanager
+def _on_time() -> Iterator[bool]:
+    """This thread runs as soon as it is due, as on a machine of its own; False: not permitted."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PULLER_PRIORITY))
+    except PermissionError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def _p99(client: petps_client.Client, keys: Keys, work: dict[str, Any]) -> float:
+    """Microseconds, of pulls at the stated rate."""
+    with _on_time():
+        taken = _pulls(client, keys, float(work["pulls_per_second"]), float(work["pull_seconds"]))
+    return 1e6 * float(np.percentile(taken, 99))
+
+
+@contextmanager
+def _beside(commands: list[list[str]]) -> Iterator[None]:
+    """Programs that run meanwhile, from their first line on."""
+    with ExitStack() as stack:
+        for command in commands:
+            process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()
+            stack.callback(process.stdout.close)
+        yield
+
+
+def _pulls_round(
+    place: str, folder: Path, keys: Keys, rate: int, work: dict[str, Any], *, real_time: int = 0
+) -> dict[str, float]:
+    """p99 in microseconds: while a backlog is ingested, idle, and of floors, which ingest nothing.
+
+    Floors: beside a consumer of the same topic at the same rate; beside loops as nice as ingest, as
+    many as processors. In real time they are left out.
+    """
+    pool = folder / "served.pool"
+    with _tables(pool, keys):
+        pass
+    found: dict[str, float] = {}
+    with (
+        _server(place, pool, rate, real_time=real_time) as facts,
+        petps_client.connect(f"petps://127.0.0.1:{facts['port']}/{MODEL}") as client,
+    ):
+        _wait(lambda: _status(facts)["rows"] > 0)
+        before, began = _status(facts)["rows"], time.monotonic()
+        found["busy"] = _p99(client, keys, work)
+        found["rows"] = (_status(facts)["rows"] - before) / (time.monotonic() - began)
+        _wait(lambda: all(not p["lag_records"] for p in _status(facts)["partitions"]))
+        found["idle"] = _p99(client, keys, work)
+        if not real_time:
+            with _beside([[sys.executable, "-m", "bench.ingest.consumer", place, str(rate)]]):
+                found["consumer"] = _p99(client, keys, work)
+            with _beside([[sys.executable, "-c", LOOP]] * (os.cpu_count() or 1)):
+                found["loops"] = _p99(client, keys, work)
+            closed = _pulls(client, keys, 0, 1.0)
+            found["peak"] = len(closed) / sum(closed)
+    pool.unlink()
+    return found
+
+
 def _pulls_during(
     place: str, folder: Path, keys: Keys, peak: float, work: dict[str, Any]
 ) -> Result:
     """p99 of open-loop pulls while a backlog is ingested at half the peak, to that of idle."""
-    pool = folder / "served.pool"
-    with _tables(pool, keys):
+    rate = int(peak / 2)
+    with _on_time() as permitted:
         pass
-    seconds = float(work["pull_seconds"])
-    with (
-        _server(place, pool, int(peak / 2)) as facts,
-        petps_client.connect(f"petps://127.0.0.1:{facts['port']}/{MODEL}") as client,
-    ):
-        _wait(lambda: _status(facts)["rows"] > 0)
-        before = _status(facts)["rows"]
-        rate = float(work["pulls_per_second"])
-        began = time.monotonic()
-        during = _pulls(client, keys, rate, seconds)
-        rows = (_status(facts)["rows"] - before) / (time.monotonic() - began)
-        _wait(lambda: all(not p["lag_records"] for p in _status(facts)["partitions"]))
-        idle = _pulls(client, keys, rate, seconds)
-        closed = _pulls(client, keys, 0, 1.0)
-    pool.unlink()
-    busy, calm = (1e6 * float(np.percentile(each, 99)) for each in (during, idle))
+    rounds, in_real_time = [], []
+    for _ in range(int(work["pull_rounds"])):
+        rounds.append(_pulls_round(place, folder, keys, rate, work))
+        if permitted:
+            in_real_time.append(
+                _pulls_round(place, folder, keys, rate, work, real_time=PULLER_PRIORITY - 1)
+            )
+
+    def median(name: str) -> float:
+        return statistics.median(each[name] for each in rounds)
+
+    def ratio(name: str, of: list[dict[str, float]]) -> float | None:
+        return statistics.median(each[name] / each["idle"] for each in of) if of else None
+
     return {
         "name": "pull.p99_during_ingest",
-        "value": busy,
+        "value": median("busy"),
         "unit": "us",
         "ratio_to": "the same pulls with nothing to ingest",
-        "ratio": busy / calm,
-        "limit": calm,
-        "rows_per_second_ingested": rows,
-        "pulls_per_second": rate,
-        "peak_pulls_per_second": len(closed) / sum(closed),
+        "ratio": ratio("busy", rounds),
+        "limit": median("idle"),
+        "ratio_real_time": ratio("busy", in_real_time),
+        "ratio_beside_consumer": ratio("consumer", rounds),
+        "ratio_beside_loops": ratio("loops", rounds),
+        "puller": "SCHED_FIFO" if permitted else "SCHED_OTHER",
+        "rounds": [each["busy"] / each["idle"] for each in rounds],
+        "rows_per_second_ingested": median("rows"),
+        "pulls_per_second": float(work["pulls_per_second"]),
+        "peak_pulls_per_second": median("peak"),
     }
 
 

@@ -46,7 +46,8 @@ std::unique_ptr<ServerHandle> start(const std::shared_ptr<Session>& session,
                                     const std::string& gather, uint32_t hot_set_seconds,
                                     uint64_t drain_ms, const py::dict& limits,
                                     const wire::ShardMap* shard_map, std::string address,
-                                    uint32_t call_workers, const std::string& rdma) {
+                                    uint32_t call_workers, const std::string& rdma,
+                                    uint32_t real_time) {
   server::ServerOptions options;
   options.host = host;
   options.port = port;
@@ -59,6 +60,7 @@ std::unique_ptr<ServerHandle> start(const std::shared_ptr<Session>& session,
   if (shard_map != nullptr) options.shard_map = *shard_map;
   options.address = std::move(address);
   options.call_workers = call_workers;
+  options.real_time = real_time;
   if (rdma != "off") options.rdma = unwrap(transport::open_verbs(rdma == "auto" ? "" : rdma));
   const Released released_gil;
   return std::make_unique<ServerHandle>(session, options);
@@ -133,7 +135,8 @@ void bind_server(py::module_& module) {
                     py::arg("port") = 7070, py::arg("workers") = 1, py::arg("gather") = "auto",
                     py::arg("hot_set_seconds") = 10, py::arg("drain_ms") = 5000,
                     py::arg("limits") = py::dict(), py::arg("shard_map") = py::none(),
-                    py::arg("address") = "", py::arg("call_workers") = 0, py::arg("rdma") = "off");
+                    py::arg("address") = "", py::arg("call_workers") = 0, py::arg("rdma") = "off",
+                    py::arg("real_time") = 0);
   server.def_property_readonly("port", [](ServerHandle& handle) { return handle.server().port(); });
   server.def_property_readonly("address",
                                [](ServerHandle& handle) { return handle.server().address(); });

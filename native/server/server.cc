@@ -3,8 +3,8 @@
 #include <pthread.h>
 
 #include "base/clock.h"
+#include "server/schedule.h"
 #include "server/shared.h"
-#include "server/slice.h"
 #include "transport/tcp/tcp.h"
 
 namespace petps::server {
@@ -25,6 +25,7 @@ Status check_options(const ServerOptions& options) {
   PETPS_RETURN_IF_ERROR(check_limit("workers", options.workers, kMaxWorkers));
   if (options.call_workers > 0)
     PETPS_RETURN_IF_ERROR(check_limit("call_workers", options.call_workers, kMaxWorkers));
+  PETPS_RETURN_IF_ERROR(check_real_time(options.real_time));
   const wire::Limits& limits = options.limits;
   PETPS_RETURN_IF_ERROR(check_limit("body_bytes", limits.body_bytes, wire::kMaxBodyBytes));
   PETPS_RETURN_IF_ERROR(check_limit("keys_per_pull", limits.keys_per_pull, wire::kMaxKeysPerPull));
@@ -74,8 +75,8 @@ Status start_workers(Shared& shared) {
       });
   shared.writer->start();
   for (const auto& worker : shared.workers) {
-    shared.threads.emplace_back([&worker = *worker] {
-      take_short_turns();
+    shared.threads.emplace_back([&worker = *worker, real_time = shared.options.real_time] {
+      schedule_worker(real_time);
       worker.run();
     });
     pthread_setname_np(shared.threads.back().native_handle(), "petps-worker");

@@ -30,6 +30,7 @@ struct ServerOptions {
   uint16_t port = 7070;            // 0: any free one, see Server::port()
   uint32_t workers = 1;            // 1..kMaxWorkers
   uint32_t call_workers = 0;  // 0..kMaxWorkers, for requests from this process: Server::calls()
+  uint32_t real_time = 0;     // 1..99: priority of the workers, see check_real_time; 0: none
   // kAuto over tcp: measured beside the first requests, see transport/GATHER.md.
   transport::GatherMode gather = transport::GatherMode::kAuto;
   wire::Limits limits;  // lowered, never raised above wire's constants
@@ -101,7 +102,7 @@ class Server {
  public:
   // Listens and serves when it returns OK. `tables` must outlive the Server.
   // Errors: kInvalidArgument (names the option), kUnavailable / kIoError (address in use, not an
-  // address), kFailedPrecondition (rdma from memory that no device may keep).
+  // address), kFailedPrecondition (rdma from memory that no device may keep; real_time not permitted).
   static base::Result<std::unique_ptr<Server>> start(table::Tables& tables,
                                                      const ServerOptions& options);
   // The same over a transport that the caller made with frame_rules(options.limits) (tests:

@@ -203,6 +203,7 @@ std::string Shared::status_json() {
   write_gather(*gather, snapshot, json);
   json.member("workers", options.workers);
   json.member("call_workers", options.call_workers);
+  json.member("real_time", options.real_time);
   json.member("rdma", options.rdma == nullptr ? std::string("off") : options.rdma->device().name);
   write_pool(tables, json);
   write_shard(*current_ownership(), address, json);

@@ -113,6 +113,15 @@ class ServerConfig(Section):
         le=MAX_WORKERS,
         description="Worker threads; 0: one for each processor, at most 8.",
     )
+    real_time: int = Field(
+        default=0,
+        ge=0,
+        le=99,
+        description="Real-time priority (SCHED_FIFO) of worker threads, so that a pull never waits "
+        "for a processor behind ingest or anything else on the machine; 0: none, their turns are "
+        "short instead. Needs CAP_SYS_NICE or RLIMIT_RTPRIO (systemd: LimitRTPRIO). Have fewer "
+        "workers than processors then: what is left is for everything else.",
+    )
     gather: Literal["auto", "copy", "sendmsg", "zerocopy"] = Field(
         default="auto",
         description="How a reply's rows are collected: copied into one buffer, gathered by the "

@@ -299,6 +299,7 @@ def _start(
         workers=server.workers or min(os.cpu_count() or 1, MAX_AUTOMATIC_WORKERS),
         gather=server.gather,
         rdma=server.rdma,
+        real_time=server.real_time,
         hot_set_seconds=server.hot_set_seconds,
         drain_ms=round(1e3 * server.drain_seconds),
         limits=server.limits.model_dump(),

@@ -1,0 +1,37 @@
+"""What ingest costs before it decodes: reads a topic at a stated rate, and throws it away.
+
+python -m bench.ingest.consumer LOG ROWS_PER_SECOND
+
+At ingest's niceness, in its pieces. Prints a line when it reads; goes on until it is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import closing
+
+from bench.ingest.kafka import PARTITIONS, SCHEMA
+from petps.delta import Delivery, open_log
+from petps.ingest.ingest import NICENESS, POLL_BYTES, POLL_SECONDS
+
+
+def main(place: str, rows_per_second: float) -> None:
+    """From the start of the log on."""
+    os.nice(NICENESS)
+    with closing(open_log(place, partitions=PARTITIONS)) as log:
+        subscription = log.subscribe(dict.fromkeys(range(PARTITIONS), 0))
+        due = 0.0
+        while True:
+            events = subscription.poll(max_bytes=POLL_BYTES, timeout=POLL_SECONDS)
+            if events and not due:
+                print("reading", flush=True)
+                due = time.monotonic()
+            bodies = [len(e.message.body) for e in events if isinstance(e, Delivery)]
+            due += sum(bodies) / (SCHEMA.row_bytes + 8) / rows_per_second
+            time.sleep(max(0.0, due - time.monotonic()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]))
