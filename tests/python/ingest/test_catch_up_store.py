@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 from petps.checkpoint import POLICIES, BaseFolder, Column, Store, Table
+from petps.checkpoint.published import Published
 from petps.checkpoint.quantise import Quantising
 from petps.checkpoint.served import ServedVersions
-from petps.delta import DeltaLog, TableSchema
+from petps.checkpoint.store import DELTA
+from petps.delta import DeltaLog, Position, TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.delta.schema import partition_of
 from petps.errors import DataLoss
@@ -415,6 +417,36 @@ def test_a_version_of_another_instance_mends_no_gap(tmp_path: Path) -> None:
     driver.follower.retry_stale()
     assert driver.follower.catching_up == [0]
     driver.close()
+
+
+def test_positions_of_several_workers_are_one(tmp_path: Path) -> None:
+    """Each knows its own partitions; where one's log failed, nobody catches up to its rows."""
+    trainer = Trainer(tmp_path)
+    server = MemoryStore(SCHEMAS, P)
+    trainer.checkpoint()
+    one = Published(Position(1, (5, 0, 4), 3), {})
+    owed = next(key for key in range(100) if partition_of(np.array([key], np.uint64), P)[0] == 1)
+    other = Published(Position(1, (0, 7, 0), 3), {"user": np.array([owed], np.uint64)})
+    none = {"user": [], "item": []}  # type: ignore[var-annotated]
+    store = trainer.store
+    store.write(2, none, kind=DELTA, parts={**one.parts(0), **other.parts(1)})
+    store.write(3, none, kind=DELTA, parts=one.parts(0))
+    whole = Published(other.position, {})
+    store.write(4, none, kind=DELTA, parts={**one.parts(0), **whole.parts(1)})
+    differs = Published(Position(2, (0, 7, 0), 3), {})
+    store.write(5, none, kind=DELTA, parts={**one.parts(0), **differs.parts(1)})
+    found = {each.name: each for each in trainer.seen_by(server).of_model("m")}
+    positions = {
+        version: [found[f"version {version} of store {store.name}"].position(p) for p in range(P)]
+        for version in (2, 3, 4)
+    }
+    assert positions == {
+        2: [(1, 5), (0, 0), (1, 4)],
+        3: [(1, 5), (0, 0), (1, 4)],
+        4: [(1, 5), (1, 7), (1, 4)],
+    }
+    assert f"version 5 of store {store.name}" not in found
+    assert len(found) == 4
 
 
 def test_a_trainer_that_goes_back_takes_its_servers_along(tmp_path: Path) -> None:
