@@ -126,37 +126,36 @@ class SlowLink:
         self._bytes_per_second = bytes_per_second
         self.rank = link.rank
         self.world = link.world
+        self.bytes = 0
+        """That went to others, or came from them, whichever is more."""
+        self.transfers = 0
 
     def all_to_all(self, send: Any, sends: Sequence[int], receives: Sequence[int]) -> Any:
         """See Link."""
         out = sum(count for peer, count in enumerate(sends) if peer != self.rank)
         come = sum(count for peer, count in enumerate(receives) if peer != self.rank)
-        with self._turn:
-            began = time.monotonic()
-            received = self._link.all_to_all(send, sends, receives)
-            self._wait(began, max(out, come) * send.element_size())
+        received = self._link.all_to_all(send, sends, receives)
+        self._wait(max(out, come) * send.element_size())
         return received
 
     def all_gather(self, values: Any) -> list[Any]:
         """See Link."""
-        with self._turn:
-            began = time.monotonic()
-            gathered = self._link.all_gather(values)
-            self._wait(began, values.numel() * values.element_size())
+        gathered = self._link.all_gather(values)
+        self._wait(values.numel() * values.element_size())
         return gathered
 
     def all_reduce(self, values: Any) -> Any:
         """See Link."""
-        with self._turn:
-            began = time.monotonic()
-            summed = self._link.all_reduce(values)
-            self._wait(began, values.numel() * values.element_size())
+        summed = self._link.all_reduce(values)
+        self._wait(values.numel() * values.element_size())
         return summed
 
-    def _wait(self, began: float, size: int) -> None:
-        until = began + self._latency_s + size / self._bytes_per_second
-        if (left := until - time.monotonic()) > 0:
-            time.sleep(left)
+    def _wait(self, size: int) -> None:
+        """Not around the transfer itself: two workers would wait for each other's turns."""
+        self.bytes += size
+        self.transfers += 1
+        with self._turn:
+            time.sleep(self._latency_s + size / self._bytes_per_second)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ ROUTED_AHEAD: Final = 2
 class Step:
     """What a batch did. loss: mean over the samples of all workers. Seconds: of this worker.
 
-    lookup_stall: from the end of the step before until the batch's rows were there; exposed: spent
+    lookup_stall: spent waiting for the batch's rows to be there, and to be written back; exposed:
     waiting for rows and gradients to cross; crossing: that these transfers took.
     """
 
@@ -197,8 +197,7 @@ class Pipeline:
             if work is None:
                 self._wait_written(self._next_number - 1)
                 return None
-            ready = time.monotonic()
-            return self._trained(work, began, ready)
+            return self._trained(work, began)
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"
             raise
@@ -245,7 +244,7 @@ class Pipeline:
             self._next_number = work.number + 1
         return work
 
-    def _trained(self, work: _Work, began: float, ready: float) -> Step:
+    def _trained(self, work: _Work, began: float) -> Step:
         assert work.buffer is not None
         assert work.asked is not None
         assert work.owned is not None
@@ -266,7 +265,9 @@ class Pipeline:
             work.buffer.update(window.gradients, self._tables_optimizer())
             if self._optimizer is not None:
                 self._optimizer.step()
+        begin = time.monotonic()
         self._write_back(work.buffer)
+        stalled += time.monotonic() - begin
         wanted = [hook for hook, asked in zip(self._hooks, totals[1:], strict=True) if asked]
         if wanted:
             self._wait_written(number)

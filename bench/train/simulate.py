@@ -1,0 +1,154 @@
+"""A discrete-event simulation of the training loop, fed with measured stage times.
+
+Every worker does the same at the same time, so one is simulated: its threads (caller, link, route,
+retrieve, write-back), each serial, and the processors that they share with the other workers of the
+machine. A task waits for the tasks before it, then takes its seconds: of a processor's time
+(shared when more want one than there are), or of the clock (the dense wait, the link's own time).
+
+What it leaves out: workers that drift apart, memory bandwidth, the page cache.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+__all__ = ["Stages", "Task", "simulate", "step_seconds"]
+
+STEPS: Final = 24
+WARM_UP: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Seconds of a step on one worker. cpu: by stage, of a processor; rows and gradients a
+    micro-batch: ``transfer_cpu`` of a processor, then ``transfer`` on the link; ``dense``: waited
+    for in all.
+    """
+
+    cpu: Mapping[str, float]
+    transfer_cpu: float
+    transfer: float
+    dense: float
+
+
+@dataclass(eq=False, slots=True)
+class Task:
+    """On a thread, in the order in which tasks of it were made; behind ``after``."""
+
+    thread: str
+    seconds: float
+    on_processor: bool
+    after: Sequence[Task]
+    end: float = -1.0
+    left: float = field(init=False, default=0.0)
+
+
+def simulate(tasks: Sequence[Task], processors: float) -> None:
+    """Sets each task's end. processors: how many this worker has, a fraction if they are shared."""
+    threads: dict[str, list[Task]] = {}
+    for task in reversed(tasks):
+        threads.setdefault(task.thread, []).append(task)
+    now = 0.0
+    running: list[Task] = []
+    sleeping: list[tuple[float, int, Task]] = []
+    busy: set[str] = set()
+    left = len(tasks)
+    while left:
+        begun = True
+        while begun:
+            begun = False
+            for name, queue in threads.items():
+                if name in busy or not queue:
+                    continue
+                task = queue[-1]
+                if all(0 <= each.end <= now for each in task.after):
+                    queue.pop()
+                    busy.add(name)
+                    begun = True
+                    if task.on_processor:
+                        task.left = task.seconds
+                        running.append(task)
+                    else:
+                        heapq.heappush(sleeping, (now + task.seconds, id(task), task))
+        rate = min(1.0, processors / len(running)) if running else 1.0
+        soonest = min((each.left / rate for each in running), default=float("inf"))
+        wakes = sleeping[0][0] - now if sleeping else float("inf")
+        passed = min(soonest, wakes)
+        if passed == float("inf"):
+            raise AssertionError("tasks wait for each other")
+        now += passed
+        for each in running:
+            each.left -= passed * rate
+        ended = [each for each in running if each.left <= 1e-12]
+        running = [each for each in running if each.left > 1e-12]
+        while sleeping and sleeping[0][0] <= now + 1e-12:
+            ended.append(heapq.heappop(sleeping)[2])
+        for task in ended:
+            task.end = now
+            busy.discard(task.thread)
+            left -= 1
+
+
+def step_seconds(mode: str, stages: Stages, micro_batches: int, processors: float) -> float:
+    """A step's length once the pipeline is full."""
+    tasks: list[Task] = []
+    ends: list[Task] = []
+
+    def task(thread: str, seconds: float, *after: Task, cpu: bool = True) -> Task:
+        made = Task(thread, seconds, cpu, [each for each in after if each is not None])
+        tasks.append(made)
+        return made
+
+    ahead, overlaps = mode in ("dual", "nested", "stale"), mode in ("frozen", "nested", "stale")
+    written: list[Task] = []
+    for step in range(STEPS):
+        ready = _lookup(task, stages, ahead, written, ends, step)
+        ready = task("caller", stages.cpu.get("freshen", 0.0) if ahead else 0.0, *ready)
+        gone = _window(task, stages, micro_batches, overlaps, ready)
+        done = task("caller", stages.cpu["reduce"] + stages.cpu["update"], *gone)
+        thread = "write-back" if ahead else "caller"
+        written.append(task(thread, stages.cpu["write-back"], done))
+        ends.append(done if ahead else written[-1])
+    simulate(tasks, processors)
+    return (ends[-1].end - ends[WARM_UP].end) / (STEPS - 1 - WARM_UP)
+
+
+def _lookup(
+    task: object, stages: Stages, ahead: bool, written: list[Task], ends: list[Task], step: int
+) -> list[Task]:
+    make = task
+    assert callable(make)
+    route, retrieve = ("route", "retrieve") if ahead else ("caller", "caller")
+    # Keys of at most two batches ahead are exchanged; rows wait for the write-back before the last.
+    begun = [ends[step - 3]] if ahead and step >= 3 else []
+    if not ahead and ends:
+        begun = [ends[-1]]
+    keys = make(route, stages.cpu["prefetch"] + stages.cpu["route"], *begun)
+    behind = [written[step - 2]] if ahead and step >= 2 else []
+    return [make(retrieve, stages.cpu["retrieve"], keys, *behind)]
+
+
+def _window(
+    task: object, stages: Stages, micro_batches: int, overlaps: bool, ready: Task
+) -> list[Task]:
+    make = task
+    assert callable(make)
+    thread = "link" if overlaps else "caller"
+
+    def cross(*after: Task) -> Task:
+        gathered = make(thread, stages.transfer_cpu, *after)
+        made: Task = make(thread, stages.transfer, gathered, cpu=False)
+        return made
+
+    micros = range(micro_batches)
+    rows = [cross(ready) for _ in micros] if overlaps else []
+    gone: list[Task] = []
+    for micro in micros:
+        come = rows[micro] if overlaps else cross(ready)
+        computed = make("caller", stages.cpu["dense"] / micro_batches, come)
+        waited = make("caller", stages.dense / micro_batches, computed, cpu=False)
+        gone.append(cross(waited))
+    return gone

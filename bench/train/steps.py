@@ -1,0 +1,145 @@
+"""train.step.<mode>, train.exposed_communication.<N>, train.lookup_hidden, train.simulator_error.
+
+Named figures: 2 workers, `nested`, 4 micro-batches, lookup : all-to-all : dense = 1 : 0.5 : 1. The
+lookup is real; it is measured first, alone, and the dense wait and the link are set by it.
+
+Run by bench.report in the environment of `make test-train`: `python -m bench.train.steps
+'<sizes as JSON>'` prints a JSON line a result.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from bench.train.simulate import Stages, step_seconds
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+MODES: Final = ("synchronous", "dual", "frozen", "nested", "stale")
+MICRO_BATCHES: Final = 4
+ALL_TO_ALL: Final = 0.5  # of the lookup
+LATENCY_SHARE: Final = 0.1  # of a transfer
+Result = dict[str, Any]
+
+
+def run(sizes: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """All workers with these settings; worker 0's means, seconds of the slowest."""
+    with tempfile.TemporaryDirectory() as folder:
+        full: dict[str, Any] = {
+            "world": 2, "micro_batches": MICRO_BATCHES, "dense_s": 0.0, "latency_s": 0.0,
+            "bytes_per_second": 1e18, "slow": False, "seed": 1, "meeting": f"{folder}/meeting",
+        } | sizes | settings  # fmt: skip
+        workers = [
+            subprocess.Popen(
+                [sys.executable, "-m", "bench.train.worker", str(rank), json.dumps(full)],
+                cwd=ROOT, stdout=subprocess.PIPE, text=True,
+            )
+            for rank in range(full["world"])
+        ]  # fmt: skip
+        said = [worker.communicate()[0] for worker in workers]
+    if any(worker.returncode for worker in workers):
+        raise SystemExit(f"a worker of {settings} failed")
+    told = [json.loads(each.splitlines()[-1]) for each in said]
+    found: dict[str, Any] = told[0]
+    for name in ("step_s", "lookup_stall_s"):
+        found[name] = max(each[name] for each in told)
+    return found
+
+
+def calibrated(sizes: dict[str, Any], world: int = 2) -> dict[str, Any]:
+    """Settings at which lookup : all-to-all : dense = 1 : 0.5 : 1."""
+    return _link(run(sizes, mode="synchronous", world=world), world)
+
+
+def _link(alone: dict[str, Any], world: int) -> dict[str, Any]:
+    lookup = alone["lookup_stall_s"]
+    # What a transfer takes without the slow link (gathering, gloo) is a part of it.
+    left = max(ALL_TO_ALL * lookup - alone["crossing_s"], 0.1 * ALL_TO_ALL * lookup)
+    return {
+        "world": world,
+        "slow": True,
+        "dense_s": lookup,
+        "latency_s": LATENCY_SHARE * left / (2 * MICRO_BATCHES),
+        "bytes_per_second": alone["bytes"] / ((1 - LATENCY_SHARE) * left),
+    }
+
+
+def figures(sizes: dict[str, Any]) -> Iterator[Result]:
+    """One result a name, and what the calibration found in each."""
+    link = calibrated(sizes)
+    found = {mode: run(sizes, mode=mode, **link) for mode in MODES}
+    base = found["synchronous"]
+    for mode in MODES:
+        yield {
+            "name": f"train.step.{mode}",
+            "value": 1e3 * found[mode]["step_s"],
+            "unit": "ms",
+            "ratio_to": "the synchronous loop",
+            "ratio": found[mode]["step_s"] / base["step_s"],
+            "lookup_stall_ms": 1e3 * found[mode]["lookup_stall_s"],
+            "exposed_ms": 1e3 * found[mode]["exposed_s"],
+            "crossing_ms": 1e3 * found[mode]["crossing_s"],
+            "dense_ms": 1e3 * link["dense_s"],
+            "stages_ms": {k: round(1e3 * v, 2) for k, v in found[mode]["stages_s"].items()},
+        }
+    hidden = 1 - found["nested"]["lookup_stall_s"] / base["lookup_stall_s"]
+    yield _share("train.lookup_hidden", hidden, "the synchronous loop's lookup stall")
+    for count in sizes["micro_batch_counts"]:
+        told = (
+            found["nested"]
+            if count == MICRO_BATCHES
+            else run(sizes, mode="nested", **link, micro_batches=count)
+        )
+        share = told["exposed_s"] / told["crossing_s"]
+        covered = link["dense_s"] >= told["crossing_s"]
+        yield _share(f"train.exposed_communication.{count}", share, "all transfers") | {
+            "step_ms": 1e3 * told["step_s"],
+            "crossing_ms": 1e3 * told["crossing_s"],
+            "dense_covers_transfers": covered,
+        }
+
+
+def simulated(sizes: dict[str, Any]) -> Iterator[Result]:
+    """The simulation, fed with stage times of the synchronous loop alone, beside real runs."""
+    errors = {}
+    beside = {}
+    for world in (2, 4):
+        alone = run(sizes, mode="synchronous", world=world)
+        link = _link(alone, world)
+        # The workers have the processors in turn while all of them look up: a stage's own time.
+        share = min(1.0, (os.cpu_count() or 1) / world)
+        spent = {name: seconds * share for name, seconds in alone["stages_s"].items()}
+        stages = Stages(
+            cpu=spent,
+            transfer_cpu=alone["crossing_s"] * share / (2 * MICRO_BATCHES),
+            transfer=link["latency_s"]
+            + alone["bytes"] / (2 * MICRO_BATCHES) / link["bytes_per_second"],
+            dense=link["dense_s"],
+        )
+        for mode in ("synchronous", "dual", "frozen", "nested"):
+            real = run(sizes, mode=mode, **link)["step_s"]
+            told = step_seconds(mode, stages, MICRO_BATCHES, share)
+            errors[f"{mode}.{world}"] = abs(told - real) / real
+            beside[f"{mode}.{world}"] = [round(1e3 * told, 1), round(1e3 * real, 1)]
+    worst = max(errors.values())
+    yield _share("train.simulator_error", worst, "the measured step time") | {
+        "errors": {name: round(each, 3) for name, each in errors.items()},
+        "simulated_and_measured_ms": beside,
+    }
+
+
+def _share(name: str, value: float, of: str) -> Result:
+    return {"name": name, "value": value, "unit": "share", "ratio_to": of, "ratio": value}
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    for result in itertools.chain(figures(given), simulated(given)):
+        print(json.dumps(result), flush=True)

@@ -1,0 +1,117 @@
+"""A worker of the training figures: python -m bench.train.worker RANK 'SETTINGS as JSON'.
+
+Real tables, real lookups, real transfers over gloo, made slower by a SlowLink; the dense
+computation is a wait. Prints one line of JSON: means over the steps after the warm-up.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed
+
+from petps.train import Batch, Links, Pipeline, Ragged, RowwiseAdagrad, ShardedTables, TableSpec
+from petps.train.link import SlowLink
+from petps.train.timeline import Timeline
+
+FILL_ROWS = 1 << 16
+
+
+class Waiting(torch.nn.Module):  # type: ignore[misc]
+    """Takes as long as dense layers would; its gradients are those of a sum."""
+
+    def __init__(self, seconds: float, samples: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(64))
+        self._seconds_per_sample = seconds / samples
+
+    def forward(self, lookups: Any, batch: Batch) -> Any:
+        """The sum of all rows, which the features share."""
+        time.sleep(self._seconds_per_sample * batch.samples)
+        rows = next(iter(lookups.values())).rows
+        return rows.sum() * 1e-6 + self.weight.sum()
+
+
+def batches(settings: dict[str, Any], rank: int) -> list[Batch]:
+    """All that will be trained, made before the clock starts; keys by a power law."""
+    random = np.random.default_rng((settings["seed"], rank))
+    samples, features = settings["samples"], settings["features"]
+    made = []
+    for _ in range(settings["warm_up"] + settings["steps"]):
+        drawn = random.random((features, samples)) ** settings["skew"]
+        keys = (drawn * settings["keys"]).astype(np.uint64)
+        made.append(Batch({f"f{n}": Ragged.single(each) for n, each in enumerate(keys)}))
+    return made
+
+
+def fill(tables: ShardedTables, settings: dict[str, Any]) -> None:
+    """Every key has a row already: what is measured is not the first sight of each."""
+    table = tables["t"]
+    for begin in range(0, settings["keys"], FILL_ROWS):
+        keys = np.arange(begin, min(begin + FILL_ROWS, settings["keys"]), dtype=np.uint64)
+        keys = keys[tables.owns(keys)]
+        table.write_back(0, keys, np.ones((len(keys), table.width), np.float32))
+
+
+def main(rank: int, settings: dict[str, Any]) -> None:
+    """One worker's run."""
+    torch.set_num_threads(1)
+    world = settings["world"]
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{settings['meeting']}", rank=rank, world_size=world
+    )
+    links = Links.of_processes()
+    turn = threading.Lock()
+    slow = {"latency_s": settings["latency_s"], "bytes_per_second": settings["bytes_per_second"]}
+    rows = SlowLink(links.rows, turn, **slow)
+    if settings["slow"]:
+        links = Links(SlowLink(links.keys, turn, **slow), rows, SlowLink(links.dense, turn, **slow))
+    else:
+        links = Links(links.keys, SlowLink(links.rows, turn, latency_s=0, bytes_per_second=1e18),
+                      links.dense)  # fmt: skip
+        rows = links.rows  # type: ignore[assignment]
+    model = Waiting(settings["dense_s"], settings["samples"])
+    spec = TableSpec("t", settings["dim"], settings["keys"] // world * 2)
+    timeline = Timeline(keep=bool(settings.get("trace")))
+    given: Iterator[Batch] = iter(batches(settings, rank))
+    with ShardedTables(None, [spec], RowwiseAdagrad(0.1), rank=rank, world=world) as tables:
+        fill(tables, settings)
+        with Pipeline(
+            model, tables, given, micro_batches=settings["micro_batches"], mode=settings["mode"],
+            links=links, features={f"f{n}": "t" for n in range(settings["features"])},
+            optimizer=torch.optim.SGD(model.parameters(), lr=1e-3), timeline=timeline,
+            deterministic=True,
+        ) as pipeline:  # fmt: skip
+            for _ in range(settings["warm_up"]):
+                pipeline.step()
+            timeline.reset()
+            rows.bytes = rows.transfers = 0
+            began = time.monotonic()
+            steps = list(pipeline)
+            seconds = time.monotonic() - began
+        if settings.get("trace") and rank == 0:
+            timeline.write(settings["trace"] + ".json")
+            timeline.draw(settings["trace"] + ".svg")
+    count = len(steps)
+    told = {
+        "step_s": seconds / count,
+        "lookup_stall_s": sum(each.lookup_stall for each in steps) / count,
+        "exposed_s": sum(each.exposed for each in steps) / count,
+        "crossing_s": sum(each.crossing for each in steps) / count,
+        "bytes": rows.bytes / count,
+        "stages_s": {name: total / count for name, total in timeline.totals().items()},
+    }
+    print(json.dumps(told), flush=True)
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), json.loads(sys.argv[2]))
