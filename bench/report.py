@@ -271,6 +271,10 @@ def _bags(work: Workload) -> Iterator[Result]:
     yield from _with_torch("torch.embedding_bag", "bench.train.bags", sizes)
 
 
+def _train(work: Workload) -> Iterator[Result]:
+    yield from _with_torch("train", "bench.train.steps", work["train"])
+
+
 def _with_torch(name: str, module: str, sizes: Workload) -> Iterator[Result]:
     """Lines of JSON that a module prints in the environment of `make test-train`."""
     python = ROOT / ".venv-train" / "bin" / "python"
@@ -314,6 +318,7 @@ PARTS: Final[tuple[tuple[str, Callable[[Workload], Iterator[Result]]], ...]] = (
     ("tracker", _tracker),
     ("staging", _staging),
     ("torch.embedding_bag", _bags),
+    ("train", _train),
 )
 
 

@@ -105,8 +105,8 @@ def step_seconds(mode: str, stages: Stages, micro_batches: int, processors: floa
     ahead, overlaps = mode in ("dual", "nested", "stale"), mode in ("frozen", "nested", "stale")
     written: list[Task] = []
     for step in range(STEPS):
-        ready = _lookup(task, stages, ahead, written, ends, step)
-        ready = task("caller", stages.cpu.get("freshen", 0.0) if ahead else 0.0, *ready)
+        came = _lookup(task, stages, ahead, written, ends, step)
+        ready = task("caller", stages.cpu.get("freshen", 0.0) if ahead else 0.0, *came)
         gone = _window(task, stages, micro_batches, overlaps, ready)
         done = task("caller", stages.cpu["reduce"] + stages.cpu["update"], *gone)
         thread = "write-back" if ahead else "caller"

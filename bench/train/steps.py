@@ -110,7 +110,7 @@ def simulated(sizes: dict[str, Any]) -> Iterator[Result]:
     """The simulation, fed with stage times of the synchronous loop alone, beside real runs."""
     errors = {}
     beside = {}
-    for world in (2, 4):
+    for world in sizes["simulated_workers"]:
         alone = run(sizes, mode="synchronous", world=world)
         link = _link(alone, world)
         # The workers have the processors in turn while all of them look up: a stage's own time.
@@ -128,6 +128,8 @@ def simulated(sizes: dict[str, Any]) -> Iterator[Result]:
             told = step_seconds(mode, stages, MICRO_BATCHES, share)
             errors[f"{mode}.{world}"] = abs(told - real) / real
             beside[f"{mode}.{world}"] = [round(1e3 * told, 1), round(1e3 * real, 1)]
+    if not errors:
+        return
     worst = max(errors.values())
     yield _share("train.simulator_error", worst, "the measured step time") | {
         "errors": {name: round(each, 3) for name, each in errors.items()},
