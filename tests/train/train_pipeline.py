@@ -135,7 +135,7 @@ def test_a_gradient_that_is_not_finite(mode: Mode) -> None:
                 model, tables, iter(Loader(SEED, rank, 9)), micro_batches=2, mode=mode,
                 links=links, features=FEATURES, optimizer=torch.optim.SGD(model.parameters(), 0.1),
             )  # fmt: skip
-            steps = []
+            steps: list[Any] = []
             with pytest.raises(InvalidArgument) as raised:
                 steps.extend(iter(pipeline))
             with mutex:

@@ -6,6 +6,7 @@ Run by `make test-train`. Workers are threads (workers.py); train_processes.py h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -208,8 +209,7 @@ def test_what_is_served_is_what_was_trained(tmp_path: Path) -> None:
             spec.name, instance=instance.id, dim=spec.dim, dtype="f32", capacity=20_000,
             feed="delta",
         )  # fmt: skip
-    with open_log(place, partitions=PARTITIONS) as made:
-        del made
+    open_log(place, partitions=PARTITIONS).close()
     # Step 20 has both a checkpoint and a version of the log; the second training ends at step 24.
     in_threads(WORLD, lambda rank, links: train(rank, links, 20, False))
     trained = in_threads(WORLD, lambda rank, links: train(rank, links, 24, True))
@@ -270,9 +270,9 @@ def test_a_worker_whose_store_fails_is_named_and_none_hangs(tmp_path: Path) -> N
 
 def test_what_is_asked_for_wrongly(tmp_path: Path) -> None:
     store = create(tmp_path)
-    for wrong in (lambda: Every(), lambda: Every(steps=1, seconds=1.0), lambda: Every(steps=0)):
+    for given in ({}, {"steps": 1, "seconds": 1.0}, {"steps": 0}):
         with pytest.raises(InvalidArgument):
-            wrong()
+            Every(**given)
     with open_tables(0, 1) as tables:
         with pytest.raises(InvalidArgument, match="need a store and a policy"):
             RankedFeed(tables, Links.alone().dense, checkpoint=Every(steps=1))
@@ -286,7 +286,8 @@ def test_what_is_asked_for_wrongly(tmp_path: Path) -> None:
 
 
 def test_a_row_is_in_one_workers_partitions(tmp_path: Path) -> None:
-    with open_log(str(tmp_path / "log"), partitions=PARTITIONS) as log, open_tables(1, 2) as tables:
+    log = open_log(str(tmp_path / "log"), partitions=PARTITIONS)
+    with closing(log), open_tables(1, 2) as tables:
         publisher = publisher_of(log, "m", tables, Links.alone().dense)
         publisher.begin_continue(None)
         keys = np.arange(100, dtype=np.uint64)

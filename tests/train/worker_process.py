@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import distributed
 
 from petps.checkpoint import POLICIES, Store
 from petps.errors import PetpsError
+from petps.train.batch import Batch
 from petps.train.link import Links
 from petps.train.pipeline import Pipeline
 from petps.train.ranks import Every, RankedFeed
@@ -26,7 +28,7 @@ from tests.train.workers import FEATURES, Loader, Ranker
 class Noisy(Ranker):
     """Its random numbers count: after a restore they must go on where they were."""
 
-    def forward(self, lookups: object, batch: object) -> object:
+    def forward(self, lookups: Any, batch: Batch) -> Any:
         return super().forward(lookups, batch) * (1 + 0.1 * torch.rand(()))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,8 +32,8 @@ def ones(keys: np.ndarray) -> np.ndarray:
     return np.ones(len(keys), np.int64)
 
 
-def opened(path: Path | None = None, **options: object) -> ShardedTables:
-    spec = TableSpec("t", 6, 2000, initial=0.5, threshold=int(options.pop("threshold", 1)))
+def opened(path: Path | None = None, *, threshold: int = 1, **options: Any) -> ShardedTables:
+    spec = TableSpec("t", 6, 2000, initial=0.5, threshold=threshold)
     return ShardedTables(path, [spec], Adam(0.1), **options)
 
 
@@ -95,7 +97,7 @@ def test_a_load_rolls_back_and_erases() -> None:
         table.write_back(2, keys[300:], slots[300:] * 2)  # 100 changed, 200 new
         applied = []
         native_apply = table._apply
-        table._apply = lambda k, *more: (applied.append(len(k)), native_apply(k, *more))[1]  # type: ignore[assignment,func-returns-value]
+        table._apply = lambda k, *more: (applied.append(len(k)), native_apply(k, *more))[1]  # type: ignore[method-assign,func-returns-value]
         table.load(keys[:400], saved)
         assert sum(applied) == 100  # what is equal is not written again
         assert np.array_equal(table.keys(), keys[:400])
@@ -103,7 +105,7 @@ def test_a_load_rolls_back_and_erases() -> None:
         with pytest.raises(InvalidArgument, match="has columns"):
             table.load(keys[:400], {"row": saved["row"]})
         with pytest.raises(InvalidArgument, match=r"column row has shape \(5, 6\), expected"):
-            table.load(keys[:400], saved | {"row": saved["row"][:5]})
+            table.load(keys[:400], {**saved, "row": saved["row"][:5]})
 
 
 def test_errors_name_the_thing() -> None:
@@ -113,7 +115,7 @@ def test_errors_name_the_thing() -> None:
         keys = keys_of(2500)
         with pytest.raises(ResourceExhausted, match="table t is full: it holds 2000 rows"):
             tables["t"].write_back(1, keys, np.ones((len(keys), 19), np.float32))
-    for wrong, message in [
+    cases: list[tuple[Callable[[], object], str]] = [
         (lambda: TableSpec("a b", 4, 1), "table 'a b'"),
         (lambda: TableSpec("t", 0, 1), "dim 0"),
         (lambda: TableSpec("t", 1, 0), "capacity 0"),
@@ -124,7 +126,8 @@ def test_errors_name_the_thing() -> None:
         (lambda: Adam(0), "lr 0 is not positive"),
         (lambda: Adam(1, beta1=1), "beta1 1 is not in"),
         (lambda: Admission(0), "threshold 0"),
-    ]:
+    ]
+    for wrong, message in cases:
         with pytest.raises(InvalidArgument, match=message):
             wrong()
 
