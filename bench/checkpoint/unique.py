@@ -1,7 +1,7 @@
 """tracker.jagged_unique: ids a second beside a loop of numpy.unique and torch.unique.
 
 The grid is DECK's Figure 6. Each table's ids are drawn from half as many row numbers as it has ids,
-so 0.43 of them are distinct.
+so 0.43 of them are distinct; in `ratio_spread`, of some cells, the ids are spread over all numbers.
 torch takes part where it can be imported, with as many threads as it likes; petps uses one.
 """
 
@@ -20,6 +20,7 @@ from petps.tracker import jagged_unique
 
 # A side this much slower than another is left out where there are more ids in as many tables.
 HOPELESS: Final = 3.0
+SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
 Ids = npt.NDArray[np.int64]
 Result = dict[str, Any]
 
@@ -29,25 +30,37 @@ def figures(work: dict[str, Any]) -> Iterator[Result]:
     loops = _loops()
     results = []
     for tables in work["tables"]:
-        rivals = dict(loops)
+        rivals, spread_rivals = dict(loops), dict(loops)
         for ids in sorted(work["ids"]):
-            result, rates = _cell(int(ids), int(tables), int(work["rounds"]), rivals)
+            values, offsets = _drawn(int(ids), int(tables))
+            rounds = int(work["rounds"])
+            rates = _rates(values, offsets, rounds, rivals)
+            rivals = _hopeful(rates, rivals)
+            result = _compared(f"tracker.jagged_unique.{ids}.{tables}", rates)
+            if ids in work["spread"]:
+                # Odd multiples: other numbers, as many distinct, anywhere below 2^63.
+                spread = ((values.view(np.uint64) * SPREAD) >> np.uint64(1)).view(np.int64)
+                rates = _rates(spread, offsets, rounds, spread_rivals)
+                spread_rivals = _hopeful(rates, spread_rivals)
+                beside = _compared("", rates)
+                result |= {"ratio_spread": beside["ratio"], "rates_spread": rates}
             results.append(result)
             yield result
-            best = max(rates.values())
-            rivals = {name: rivals[name] for name, rate in rates.items() if rate * HOPELESS > best}
     worst = min(results, key=lambda result: float(result["ratio"]))
     yield worst | {"name": "tracker.jagged_unique", "cell": worst["name"]}
 
 
-def _cell(
-    ids: int, tables: int, rounds: int, rivals: dict[str, Callable[[Ids], object]]
-) -> tuple[Result, dict[str, float]]:
-    """The result of one cell, and the rate of each rival. In turn, the best of each."""
+def _drawn(ids: int, tables: int) -> tuple[Ids, Ids]:
     each = ids // tables
     values = np.random.default_rng(1).integers(0, max(1, each // 2), each * tables)
-    offsets = np.arange(tables + 1) * each
-    parts = [values[i * each : (i + 1) * each] for i in range(tables)]
+    return values, np.arange(tables + 1) * each
+
+
+def _rates(
+    values: Ids, offsets: Ids, rounds: int, rivals: dict[str, Callable[[Ids], object]]
+) -> dict[str, float]:
+    """Ids a second by side: in turn, the best of each."""
+    parts = np.split(values, offsets[1:-1])
     sides: dict[str, Callable[[], object]] = {
         "any": lambda: jagged_unique(values, offsets),
         "ascending": lambda: jagged_unique(values, offsets, order="ascending"),
@@ -61,10 +74,21 @@ def _cell(
             started = time.perf_counter()
             side()
             rates[name] = max(rates[name], len(values) / (time.perf_counter() - started))
-    found = {name: rates[name] for name in rivals}
-    fastest = max(found, key=lambda name: found[name])
-    result = {
-        "name": f"tracker.jagged_unique.{ids}.{tables}",
+    return rates
+
+
+def _hopeful(
+    rates: dict[str, float], rivals: dict[str, Callable[[Ids], object]]
+) -> dict[str, Callable[[Ids], object]]:
+    best = max(rates[name] for name in rivals)
+    return {name: each for name, each in rivals.items() if rates[name] * HOPELESS > best}
+
+
+def _compared(name: str, rates: dict[str, float]) -> Result:
+    loops = {name: rate for name, rate in rates.items() if name.startswith("loop")}
+    fastest = max(loops, key=lambda name: loops[name])
+    return {
+        "name": name,
         "value": rates["any"],
         "unit": "ids/s",
         "ratio_to": fastest,
@@ -72,7 +96,6 @@ def _cell(
         "ratio_ascending": rates["ascending"] / rates[fastest],
         "rates": rates,
     }
-    return result, found
 
 
 def _loops() -> dict[str, Callable[[Ids], object]]:

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "unique/id_range.h"
 #include "unique/id_set.h"
 #include "unique/radix.h"
 
@@ -44,18 +45,36 @@ class Pass {
   void table(size_t first, size_t ids) {
     first_ = first;
     begin_ = found_.ids.size();
-    if (ids <= kPartIdsMax) {
-      add_part(values_.data() + first, nullptr, ids);
+    if (range_.hold(values_.subspan(first, ids))) {
+      add_range(ids);
     } else {
-      add_by_parts(ids);
+      if (ids <= kPartIdsMax) {
+        add_part(values_.data() + first, nullptr, ids);
+      } else {
+        add_by_parts(ids);
+      }
+      if (wanted_.order == Order::kAscending) sort(ids);
     }
-    if (wanted_.order == Order::kAscending) sort(ids);
     found_.offsets.push_back(found_.ids.size());
   }
 
   Distinct take() { return std::move(found_); }
 
  private:
+  void add_range(size_t ids) {
+    found_.ids.resize(begin_ + ids);
+    const size_t count = range_.list(found_.ids.data() + begin_);
+    found_.ids.resize(begin_ + count);
+    if (!places_) return;
+    if (wanted_.counts) found_.counts.resize(begin_ + count, 0);
+    const uint64_t* values = values_.data() + first_;
+    for (size_t i = 0; i < ids; ++i) {
+      const uint32_t place = range_.place_of(values[i]);
+      if (wanted_.inverse) found_.inverse[first_ + i] = place;
+      if (wanted_.counts) found_.counts[begin_ + place] += 1;
+    }
+  }
+
   void add_by_parts(size_t ids) {
     const uint64_t* values = values_.data() + first_;
     const uint32_t shift = 64 - part_bits(ids);
@@ -133,6 +152,7 @@ class Pass {
   Block<uint32_t> positions_;  // of those ids, then the order
   Block<uint32_t> moved_;
   IdSet set_;
+  IdRange range_;
   Distinct found_;
   size_t first_ = 0;  // of the table's values
   size_t begin_ = 0;  // of the table's part of found_.ids

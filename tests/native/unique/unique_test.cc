@@ -33,12 +33,13 @@ struct Input {
   std::vector<uint64_t> offsets{0};
 };
 
-enum class Kind { kFew, kDistinct, kStride, kHighBits, kOne, kAnyBits };
-constexpr Kind kKinds[] = {Kind::kFew,      Kind::kDistinct, Kind::kStride,
-                           Kind::kHighBits, Kind::kOne,      Kind::kAnyBits};
+enum class Kind { kFew, kDistinct, kStride, kHighBits, kOne, kAnyBits, kClose, kCloseAtTheEnd };
+constexpr Kind kKinds[] = {Kind::kFew, Kind::kDistinct, Kind::kStride, Kind::kHighBits,
+                           Kind::kOne, Kind::kAnyBits,  Kind::kClose,  Kind::kCloseAtTheEnd};
 
 void add_table(Kind kind, size_t ids, std::mt19937_64& random, Input* input) {
   const uint64_t start = random();
+  const uint64_t range = random() % (20 * ids + 1) + 1;  // kept as bits below 16 an id
   for (size_t i = 0; i < ids; ++i) {
     uint64_t id = 0;
     if (kind == Kind::kFew) id = random() % (ids / 8 + 1);
@@ -47,7 +48,10 @@ void add_table(Kind kind, size_t ids, std::mt19937_64& random, Input* input) {
     if (kind == Kind::kHighBits) id = (random() % (ids + 1)) << 40;
     if (kind == Kind::kOne) id = start;
     if (kind == Kind::kAnyBits) id = random();
-    if (random() % 50 == 0) id = random() % 2 == 0 ? ~uint64_t{0} : 0;  // ends of the range
+    if (kind == Kind::kClose) id = start + random() % range;  // may go over the end
+    if (kind == Kind::kCloseAtTheEnd) id = ~(random() % range);
+    const bool close = kind == Kind::kClose || kind == Kind::kCloseAtTheEnd;
+    if (!close && random() % 50 == 0) id = random() % 2 == 0 ? ~uint64_t{0} : 0;  // both ends
     input->values.push_back(id);
   }
   input->offsets.push_back(input->values.size());
