@@ -1,12 +1,13 @@
 // Room unique: the distinct ids of many tables in one pass (DECK 4.1).
 //
-// Owns:        jagged_unique: partitioned hashing, radix sort of what is left, inverse and counts.
+// Owns:        jagged_unique: bits for ids that lie close together, else partitioned hashing and
+//              radix sort of what is left; inverse and counts.
 // Never does:  know tables by name, rows or trackers; change its input.
 // Called by:   bindings (petps.tracker).
 // Invariants:  each table's part of the answer holds its ids once each, in ascending order if asked,
 //              else in an order that depends on the ids alone; beside the answer, memory is bounded
 //              by one more copy of the largest table (two with inverse or counts) and the set of
-//              one of its parts (1 to 2 MiB for a table of 40 M ids).
+//              one of its parts (1 to 2 MiB for a table of 40 M ids) or its bits (up to 6 MiB).
 // Threads:     pure functions.
 #pragma once
 
@@ -19,7 +20,7 @@
 namespace petps::unique {
 
 enum class Order : uint8_t {
-  kAny,        // what hashing gives; the same for the same ids in the same order
+  kAny,        // what costs least; the same for the same ids in the same order
   kAscending,  // as unsigned numbers
 };
 

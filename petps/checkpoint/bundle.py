@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from petps.checkpoint.chunk import Bloom, Rows, Table, encode, layout_of
+from petps.checkpoint.chunk import Bloom, Rows, Table, ascend_by_one, encode, layout_of
 from petps.checkpoint.files import Files
 from petps.checkpoint.state import OPEN, Chunk, new_name
 from petps.errors import InvalidArgument
@@ -53,7 +53,7 @@ class Encoded:
             xxhash.xxh3_64_hexdigest(body),
             layout_of(table, body),
             [body],
-            Bloom.make(rows.keys),
+            b"" if ascend_by_one(rows.keys) else Bloom.make(rows.keys),
         )
 
 

@@ -26,9 +26,11 @@ __all__ = [
     "Bloom",
     "Column",
     "Floats",
+    "Hashes",
     "Keys",
     "Rows",
     "Table",
+    "ascend_by_one",
     "decode",
     "encode",
     "hash_keys",
@@ -41,6 +43,7 @@ Keys = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
+Hashes = tuple[Keys, Keys]  # two of each key
 
 # By dtype: what a column of it is written with if its table's parameters were not chosen.
 QUANTISED: Final = {
@@ -272,9 +275,18 @@ def lay_over(table: Table, layers: list[Rows], *, keep_deleted: bool) -> Rows:
 
 
 def encode(table: Table, rows: Rows, into: memoryview | None = None) -> memoryview:
-    """The bytes of a chunk: the body of a ``rows`` message, with the table's further columns."""
+    """The bytes of a chunk: the body of a ``rows`` message, with the table's further columns.
+
+    Without the keys, where they ascend by one.
+    """
     columns = {column.name: rows.columns[column.name] for column in table.columns}
-    return encode_columns(rows.keys, columns, rows.deleted, into=into)
+    keyed = not ascend_by_one(rows.keys)
+    return encode_columns(rows.keys, columns, rows.deleted, keyed=keyed, into=into)
+
+
+def ascend_by_one(keys: Keys) -> bool:
+    """Of ascending keys, each there once: whether first and number say them all."""
+    return len(keys) > 0 and int(keys[-1]) - int(keys[0]) == len(keys) - 1
 
 
 def layout_of(table: Table, body: memoryview) -> tuple[int, ...]:
@@ -282,17 +294,24 @@ def layout_of(table: Table, body: memoryview) -> tuple[int, ...]:
     return locate_columns(body, [column.name for column in table.columns])
 
 
-def view(table: Table, body: memoryview, rows: int, layout: tuple[int, ...]) -> Rows:
+def view(
+    table: Table, body: memoryview, rows: int, layout: tuple[int, ...], first_key: int
+) -> Rows:
     """The rows of a chunk: views of ``body``, which fits its checksum and so has that layout."""
     widths = {column.name: column.width for column in table.columns}
-    return Rows(*view_columns(body, rows, widths, layout))
+    return Rows(*view_columns(body, rows, widths, layout, first_key))
 
 
-def decode(table: Table, body: bytes | memoryview, where: str) -> Rows:
-    """view() by Arrow itself, which checks all. Raises DataLoss that names ``where``."""
+def decode(
+    table: Table, body: bytes | memoryview, where: str, first_key: int | None = None
+) -> Rows:
+    """view() by Arrow itself, which checks all. Raises DataLoss that names ``where``.
+
+    first_key: where the keys were left out.
+    """
     widths = {column.name: column.width for column in table.columns}
     try:
-        return Rows(*decode_columns(body, widths))
+        return Rows(*decode_columns(body, widths, first_key))
     except DeltaError as error:
         raise DataLoss(f"{where}: {error}") from error
 
@@ -320,7 +339,7 @@ class Bloom:
         """Of make()'s bytes."""
         return cls(np.frombuffer(body, np.uint64))
 
-    def hits(self, hashes: tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]) -> int:
+    def hits(self, hashes: Hashes) -> int:
         """How many keys may be in it, of those that were hashed by hash_keys()."""
         found = np.ones(len(hashes[0]), np.bool_)
         for places in _places(hashes, len(self._bits)):
@@ -328,7 +347,7 @@ class Bloom:
         return int(np.count_nonzero(found))
 
 
-def hash_keys(keys: Keys) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+def hash_keys(keys: Keys) -> Hashes:
     """Two hashes of each key, for any number of filters: one mixing of 64 bits, in halves."""
     mixed = keys * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(32)
@@ -337,9 +356,7 @@ def hash_keys(keys: Keys) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64
     return mixed & np.uint64(0xFFFFFFFF), (mixed >> np.uint64(32)) | np.uint64(1)
 
 
-def _places(
-    hashes: tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]], count: int
-) -> list[npt.NDArray[np.uint64]]:
+def _places(hashes: Hashes, count: int) -> list[npt.NDArray[np.uint64]]:
     first, second = hashes
     mask = np.uint64(count - 1)
     return [(first + np.uint64(i) * second) & mask for i in range(BLOOM_PROBES)]

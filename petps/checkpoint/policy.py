@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from petps.checkpoint.chunk import hash_keys
+from petps.checkpoint.chunk import Hashes, Keys, hash_keys
 from petps.checkpoint.merge import Executed, Executor, InPlace, apply, plan_merges
 from petps.checkpoint.state import OPEN, Chunk, Line
 from petps.checkpoint.store import BASE, DELTA, DIFFERENCE, Edit, Store
@@ -175,8 +175,15 @@ class TwoD(Policy):
         for chunk, out, rest in splits:
             store.rearrange([chunk], [[out], [rest]] if rest is not None else [[out]])
 
+    def _hits(self, store: Store, chunk: Chunk, keys: Keys, hashes: Hashes) -> int:
+        """How many of ascending keys the chunk may have."""
+        if chunk.keyed:
+            return store.reader.bloom(chunk).hits(hashes)
+        first = np.searchsorted(keys, np.uint64(chunk.min_key))
+        return int(np.searchsorted(keys, np.uint64(chunk.max_key), side="right") - first)
+
     def _splits(
-        self, store: Store, keys: np.ndarray, version: int, row0: Iterable[Chunk]
+        self, store: Store, keys: Keys, version: int, row0: Iterable[Chunk]
     ) -> Iterable[tuple[Chunk, Edit, Edit | None]]:
         least = self.ratio * len(keys)
         hashes = hash_keys(keys)
@@ -186,7 +193,7 @@ class TwoD(Policy):
             if self.by_range and (chunk.max_key < keys[0] or chunk.min_key > keys[-1]):
                 continue
             self.filters.in_range += 1
-            if self.by_bloom and store.reader.bloom(chunk).hits(hashes) <= least:
+            if self.by_bloom and self._hits(store, chunk, keys, hashes) <= least:
                 continue
             self.filters.by_bloom += 1
             chosen.append(chunk)

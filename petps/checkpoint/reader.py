@@ -117,10 +117,12 @@ class Reader:
             raise DataLoss(
                 f"{where} does not fit its checksum: restore the file from a copy of the store"
             )
-        return view(table, body, chunk.rows, chunk.layout)
+        return view(table, body, chunk.rows, chunk.layout, chunk.min_key)
 
     def keys(self, chunk: Chunk) -> Keys:
         """A chunk's keys alone, uint64[rows]; not held to its checksum."""
+        if not chunk.keyed:
+            return np.arange(chunk.rows, dtype=np.uint64) + np.uint64(chunk.min_key)
         body = self.bytes(chunk.file, chunk.offset + chunk.layout[0], 8 * chunk.rows)
         return np.frombuffer(body, "<u8")
 
@@ -133,7 +135,7 @@ class Reader:
         return xxhash.xxh3_64_hexdigest(body) == chunk.checksum
 
     def bloom(self, chunk: Chunk) -> Bloom:
-        """The filter of a chunk's keys, read once."""
+        """The filter of a chunk's keys, read once. One that is not keyed has none."""
         at = (chunk.file, chunk.offset)
         if at not in self._blooms:
             body = self.bytes(chunk.file, chunk.bloom_offset, chunk.bloom_length)

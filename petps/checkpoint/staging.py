@@ -438,11 +438,11 @@ def _row_bytes(table: Table) -> int:
 
 def _reserved_bytes(table: Table) -> int:
     """What encode() takes beside the rows: names and places of columns, and their paddings."""
-    one = Rows(
-        np.zeros(1, np.uint64),
-        {each.name: np.zeros((1, each.width), np.uint8) for each in table.columns},
+    two = Rows(
+        np.array([0, 2], np.uint64),  # not 0 and 1, or their column would be left out
+        {each.name: np.zeros((2, each.width), np.uint8) for each in table.columns},
     )
-    return max(RESERVED_BYTES, len(encode(table, one)) + 8 * (len(table.columns) + 2))
+    return max(RESERVED_BYTES, len(encode(table, two)) + 8 * (len(table.columns) + 2))
 
 
 def _rows_in(table: Table, chunk_bytes: int) -> int:

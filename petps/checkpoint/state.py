@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 FORMAT_NAME: Final = "petps-store"
-FORMAT: Final = 1
+FORMAT: Final = 2  # 1: every chunk has keys and a filter
 STATES_KEPT: Final = 8
 OPEN: Final = 0  # a span's end
 SEALED_CHUNKS: Final = 64  # in a file, at least
@@ -76,7 +76,8 @@ class Chunk:
     min_key: int
     max_key: int
     checksum: str  # xxh3-64 of the Arrow stream, 16 hex digits
-    layout: tuple[int, ...]  # where in it the keys, each column and the null mask (or -1) begin
+    # Where in it the keys, each column and the null mask begin; -1: no keys, no mask.
+    layout: tuple[int, ...]
 
     def holds(self, version: int) -> bool:
         """Whether the version is in its span."""
@@ -86,6 +87,11 @@ class Chunk:
     def stop(self) -> int:
         """Where its Arrow stream ends in the bundle."""
         return self.offset + self.length
+
+    @property
+    def keyed(self) -> bool:
+        """Whether it says its keys; else they are min_key and those that follow it."""
+        return self.layout[0] >= 0
 
     @property
     def open(self) -> bool:
@@ -240,11 +246,12 @@ def read_signed(files: Files, path: str, checksum: str | None = None) -> dict[st
         name, _, number = str(values["format"]).rpartition("-")
     except (ValueError, KeyError, TypeError) as error:
         raise DataLoss(f"{where} is not of a petps checkpoint store") from error
-    if name == FORMAT_NAME and number.isdigit() and int(number) > FORMAT:
+    ours = name == FORMAT_NAME and number.isdigit()
+    if ours and int(number) > FORMAT:
         raise Unimplemented(f"{where} has format {number}, this release reads {FORMAT}: upgrade")
     whole = checksum is None or xxhash.xxh3_64_hexdigest(text) == checksum
     fits = whole and _fits(text, values.get("checksum"))
-    if values["format"] != f"{FORMAT_NAME}-{FORMAT}" or not fits:
+    if not ours or not fits:
         raise DataLoss(f"{where} does not fit its checksum: restore it from a copy of the store")
     return values
 

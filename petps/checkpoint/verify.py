@@ -47,7 +47,8 @@ def _wrong(store: Store, line: Line, chunk: Chunk) -> list[str]:
     try:
         rows = store.read([chunk], line.tables)[0]
         body = store.reader.bytes(chunk.file, chunk.offset, chunk.length)
-        stream = decode(line.tables[chunk.table], body, chunk.file)
+        first_key = None if chunk.keyed else chunk.min_key
+        stream = decode(line.tables[chunk.table], body, chunk.file, first_key)
     except DataLoss as error:
         return [str(error)]
     problems = []

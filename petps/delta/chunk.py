@@ -75,12 +75,14 @@ def encode_columns(
     columns: Mapping[str, Rows],
     deleted: Mask | None = None,
     *,
+    keyed: bool = True,
     into: memoryview | None = None,
 ) -> memoryview:
     """As encode_rows, of several columns uint8[n, width]; those of ``row`` are null if deleted.
 
-    into: memory that the bytes are written to. It has room for the schema too, which grows with
-    the columns: RESERVED_BYTES are enough for a few.
+    keyed: whether the keys are written; who leaves them out knows them. into: memory that the bytes
+    are written to. It has room for the schema too, which grows with the columns: RESERVED_BYTES are
+    enough for a few.
     """
     n = len(keys)
     validity = None
@@ -90,12 +92,14 @@ def encode_columns(
             for name, rows in columns.items()
         }
         validity = pa.py_buffer(np.packbits(~deleted, bitorder="little"))
-    keys = np.ascontiguousarray(keys, dtype="<u8")
-    arrays = [pa.Array.from_buffers(pa.uint64(), n, [None, pa.py_buffer(keys)])]
+    arrays = {}
+    if keyed:
+        buffer = pa.py_buffer(np.ascontiguousarray(keys, dtype="<u8"))
+        arrays["key"] = pa.Array.from_buffers(pa.uint64(), n, [None, buffer])
     for name, rows in columns.items():
         buffers = [validity if name == ROW else None, pa.py_buffer(np.ascontiguousarray(rows))]
-        arrays.append(pa.Array.from_buffers(pa.binary(rows.shape[1]), n, buffers))
-    batch = pa.record_batch(arrays, names=["key", *columns])
+        arrays[name] = pa.Array.from_buffers(pa.binary(rows.shape[1]), n, buffers)
+    batch = pa.record_batch(arrays)
     if into is not None:
         fixed = pa.FixedSizeBufferWriter(pa.py_buffer(into))
         with pa.ipc.new_stream(fixed, batch.schema) as writer:
@@ -118,9 +122,12 @@ def decode_rows(body: bytes | memoryview, row_bytes: int) -> tuple[Keys, Rows, M
 
 
 def decode_columns(
-    body: bytes | memoryview, widths: Mapping[str, int]
+    body: bytes | memoryview, widths: Mapping[str, int], first_key: int | None = None
 ) -> tuple[Keys, dict[str, Rows], Mask | None]:
-    """As decode_rows, of the columns named: uint8[n, width] each."""
+    """As decode_rows, of the columns named: uint8[n, width] each.
+
+    first_key: of a stream without keys: they ascend from it by one.
+    """
     try:
         with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
             batch = reader.read_next_batch()
@@ -136,12 +143,9 @@ def decode_columns(
     except _ARROW_ERRORS as error:
         text = str(error) or type(error).__name__
         raise DeltaError(Fault.BODY_INVALID, f"not an Arrow IPC stream: {text[:200]}") from None
-    key_column = _column(batch, "key", pa.uint64())
     found = {name: _row_column(batch, name, width) for name, width in widths.items()}
-    if key_column.null_count:
-        raise DeltaError(Fault.KEY_NULL, f"{key_column.null_count} keys are null")
     n = batch.num_rows
-    keys = _view(key_column, n, 8).view("<u8")
+    keys = _keys(batch) if first_key is None else _by_one(first_key, n)
     columns = {
         name: _view(column, n, widths[name]).reshape(n, widths[name])
         for name, column in found.items()
@@ -152,22 +156,31 @@ def decode_columns(
 def locate_columns(body: bytes | memoryview, names: Sequence[str]) -> Layout:
     """Where in encode_columns()' bytes the keys, each column and ``row``'s null mask begin.
 
-    The last is -1 where there is none.
+    The first and the last are -1 where there are none.
     """
     whole = pa.py_buffer(body)
     with pa.ipc.open_stream(whole) as reader:
         batch = reader.read_next_batch()
     mask = batch.column(ROW).buffers()[0]
-    buffers = [batch.column(name).buffers()[1] for name in ("key", *names)]
-    offsets = [each.address - whole.address for each in buffers]
+    known = set(batch.schema.names)
+    buffers = [
+        batch.column(name).buffers()[1] if name in known else None for name in ("key", *names)
+    ]
+    offsets = [-1 if each is None else each.address - whole.address for each in buffers]
     return (*offsets, -1 if mask is None else mask.address - whole.address)
 
 
 def view_columns(
-    body: bytes | memoryview, n: int, widths: Mapping[str, int], layout: Layout
+    body: bytes | memoryview, n: int, widths: Mapping[str, int], layout: Layout, first_key: int
 ) -> tuple[Keys, dict[str, Rows], Mask | None]:
-    """decode_columns() without Arrow, for bytes that are known to be what locate_columns() saw."""
-    keys = np.require(np.frombuffer(body, "<u8", n, layout[0]), np.uint64, "A")
+    """decode_columns() without Arrow, for bytes that are known to be what locate_columns() saw.
+
+    first_key: is looked at where the bytes have no keys.
+    """
+    if layout[0] < 0:
+        keys = _by_one(first_key, n)
+    else:
+        keys = np.require(np.frombuffer(body, "<u8", n, layout[0]), np.uint64, "A")
     columns = {
         name: np.frombuffer(body, np.uint8, n * width, offset).reshape(n, width)
         for (name, width), offset in zip(widths.items(), layout[1:-1], strict=True)
@@ -176,6 +189,17 @@ def view_columns(
         return keys, columns, None
     mask = np.frombuffer(body, np.uint8, (n + 7) // 8, layout[-1])
     return keys, columns, ~np.unpackbits(mask, count=n, bitorder="little").view(np.bool_)
+
+
+def _by_one(first_key: int, n: int) -> Keys:
+    return np.arange(n, dtype=np.uint64) + np.uint64(first_key)
+
+
+def _keys(batch: pa.RecordBatch) -> Keys:
+    column = _column(batch, "key", pa.uint64())
+    if column.null_count:
+        raise DeltaError(Fault.KEY_NULL, f"{column.null_count} keys are null")
+    return _view(column, batch.num_rows, 8).view("<u8")
 
 
 def _column(batch: pa.RecordBatch, name: str, expected: pa.DataType) -> pa.Array:

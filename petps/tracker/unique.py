@@ -44,7 +44,7 @@ def jagged_unique(
 ) -> JaggedUnique:
     """Distinct ids of each table: values uint64[n] or int64[n], offsets [tables + 1] into them.
 
-    order: 'any' hashes, in an order that depends on the values alone; 'ascending' sorts as well.
+    order: 'any' depends on the values alone; 'ascending' sorts what was not found in that order.
     Beside the answer it takes at most 8 bytes an id of the largest table, 16 with inverse or
     counts. The GIL is released. One thread works.
 

@@ -106,9 +106,9 @@ def test_a_newer_format_is_not_guessed(replay: Replay) -> None:
     filled(files, replay)
     path = max(path for path in files.held if path.startswith("states/"))
     values = json.loads(files.held[path])
-    values["format"] = "petps-store-2"
+    values["format"] = "petps-store-3"
     files.held[path] = json.dumps(values).encode()
-    with pytest.raises(Unimplemented, match="has format 2, this release reads 1: upgrade"):
+    with pytest.raises(Unimplemented, match="has format 3, this release reads 2: upgrade"):
         Store.open(files)
 
 
