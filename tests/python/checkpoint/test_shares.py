@@ -183,7 +183,7 @@ def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
     write_share(store, 1, rows(1), rank=1, replace_own=True, **base)
     share = tmp_path / "shares" / f"{1:020d}-{1:05d}.json"
     text = share.read_bytes()
-    share.write_bytes(text[:-9] + b"0" + text[-8:])
+    share.write_bytes(text[:-9] + (b"1" if text[-9:-8] == b"0" else b"0") + text[-8:])
     refused("does not fit its checksum", DataLoss)
     share.write_bytes((tmp_path / "shares" / f"{1:020d}-{0:05d}.json").read_bytes())
     refused("is the share of rank 0", DataLoss)
