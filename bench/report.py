@@ -26,6 +26,7 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 OUTPUT: Final = ROOT / "build" / "bench"
+TRAIN_PYTHON: Final = ROOT / ".venv-train" / "bin" / "python"
 Result = dict[str, Any]
 Workload = dict[str, Any]
 
@@ -250,6 +251,10 @@ def _codec(work: Workload) -> Iterator[Result]:
 
 
 def _tracker(work: Workload) -> Iterator[Result]:
+    """Beside torch too, where it is installed."""
+    if TRAIN_PYTHON.exists():
+        yield from _with_torch("tracker", "bench.checkpoint.unique", work["jagged_unique"])
+        return
     from bench.checkpoint.unique import figures
 
     yield from figures(work["jagged_unique"])
@@ -277,15 +282,14 @@ def _train(work: Workload) -> Iterator[Result]:
 
 def _with_torch(name: str, module: str, sizes: Workload) -> Iterator[Result]:
     """Lines of JSON that a module prints in the environment of `make test-train`."""
-    python = ROOT / ".venv-train" / "bin" / "python"
-    if not python.exists():
+    if not TRAIN_PYTHON.exists():
         print(
-            f"skipped {name}: {python} is not there; make test-train installs PyTorch",
+            f"skipped {name}: {TRAIN_PYTHON} is not there; make test-train installs PyTorch",
             file=sys.stderr,
             flush=True,
         )
         return
-    command = [str(python), "-m", module, json.dumps(sizes)]
+    command = [str(TRAIN_PYTHON), "-m", module, json.dumps(sizes)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         for line in running.stdout:

@@ -2,12 +2,14 @@
 
 The grid is DECK's Figure 6. Each table's ids are drawn from half as many row numbers as it has ids,
 so 0.43 of them are distinct; in `ratio_spread`, of some cells, the ids are spread over all numbers.
-torch takes part where it can be imported, with as many threads as it likes; petps uses one.
+torch takes part where it can be imported (bench.report runs this by .venv-train where that is), with
+as many threads as it likes; petps uses one.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -106,3 +108,8 @@ def _loops() -> dict[str, Callable[[Ids], object]]:
         print("tracker.jagged_unique: no torch, so beside numpy alone", file=sys.stderr, flush=True)
         return loops
     return loops | {"loop of torch.unique": lambda part: torch.unique(torch.from_numpy(part))}
+
+
+if __name__ == "__main__":
+    for line in figures(json.loads(sys.argv[1])):
+        print(json.dumps(line), flush=True)
