@@ -261,10 +261,11 @@ def _tracker(work: Workload) -> Iterator[Result]:
 
 
 def _checkpoint(work: Workload) -> Iterator[Result]:
-    from bench.checkpoint import bytes, policies
+    from bench.checkpoint import bytes, merging, policies
 
     yield from policies.figures(work["checkpoint"])
     yield from bytes.figures(work["checkpoint"])
+    yield from merging.figures(work["checkpoint"])
 
 
 def _loss(work: Workload) -> Iterator[Result]:

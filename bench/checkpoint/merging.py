@@ -1,0 +1,123 @@
+"""checkpoint.merging.<deltas>: what merging in layers does to a recovery as deltas grow (DECK 3.3).
+
+The accesses of Twitter's cluster 52, one delta an interval, no base but the first. Merged with the
+stride that inequality 1 gives for the d measured and for an interval in which ``velocity`` deltas
+are merged. Beside the recovery: living deltas and their volume, as they are and as the paper's
+formula has them with d as it was measured last; and the share of an interval that merging took.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.checkpoint.policies import Trainer, _intervals
+from petps.checkpoint import POLICIES, Checkpointer, Policy, Store, Table
+from petps.checkpoint.policy import Merged, least_stride, living_volume
+from petps.demo.trace import load_trace
+
+REPEATS = 5
+
+
+class _Grown:
+    """A store that grows by a delta at a time."""
+
+    def __init__(self, folder: Path, policy: Policy, keys: int, dim: int) -> None:
+        self.policy = policy
+        self.store = Store.create(folder, "bench", [Table.of("items", dim)])
+        self.trainer = Trainer(keys, dim)
+        self.writer = Checkpointer(self.store, policy, self.trainer)
+        self.writer.write(1)
+        self.merging_s = 0.0
+        self._array = np.ones((keys, 4 * dim), np.uint8)
+
+    def add(self, version: int, changed: np.ndarray[Any, Any]) -> None:
+        """A delta, and what follows behind the trainer."""
+        self.trainer.step(version, changed)
+        self.writer.write(version)
+        began = time.perf_counter()
+        self.writer.arrange()
+        self.merging_s += time.perf_counter() - began
+
+    def recovery_s(self) -> float:
+        """Reading the newest version above its base into an array; the best of a few."""
+        times = []
+        for _ in range(REPEATS):
+            began = time.perf_counter()
+            for rows in self.store.layers(None, above_base=True)["items"]:
+                self._array[rows.keys.astype(np.int64)] = rows.columns["row"]
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    def living(self) -> tuple[int, int]:
+        """Deltas that the newest version needs, and their rows."""
+        newest = self.store.state.versions()[-1].version
+        chunks = [each for each in self.store.state.line.deltas() if each.holds(newest)]
+        return len(chunks), sum(each.rows for each in chunks)
+
+
+def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """One result for each count of deltas."""
+    accesses = load_trace().accesses[: work["accesses"]]
+    keys = int(accesses.max()) + 1
+    intervals = _intervals(accesses, work["versions"])
+    duplication = _duplication(intervals)
+    stride = least_stride(duplication, work["velocity"])
+    with tempfile.TemporaryDirectory(prefix="petps-bench-") as folder:
+        place = Path(folder)
+        merged = Merged(stride=stride, every=1 << 20)
+        one = _Grown(place / "merged", merged, keys, work["dim"])
+        other = _Grown(place / "naive", POLICIES["consecutive"](), keys, work["dim"])
+        for count, changed in enumerate(intervals, 1):
+            one.add(count + 1, changed)
+            other.add(count + 1, changed)
+            if count in work["counts"]:
+                rows = statistics.fmean(len(each) for each in intervals[:count])
+                yield _result(count, one, other, stride, duplication, rows)
+
+
+def _result(
+    count: int, one: _Grown, other: _Grown, stride: int, duplication: float, rows: float
+) -> dict[str, Any]:
+    deltas, volume = one.living()
+    naive_deltas, naive_volume = other.living()
+    ours, naive = one.recovery_s(), other.recovery_s()
+    return {
+        "name": f"checkpoint.merging.{count}",
+        "value": 1e3 * ours,
+        "unit": "ms",
+        "ratio_to": "the same deltas, not merged",
+        "ratio": ours / naive,
+        "not_merged_ms": 1e3 * naive,
+        "stride": stride,
+        "duplication": duplication,
+        "living_deltas": deltas,
+        "living_deltas_not_merged": naive_deltas,
+        "living_deltas_by_formula": sum(_digits(count, stride)),
+        "living_volume": volume / rows,
+        "living_volume_not_merged": naive_volume / rows,
+        "living_volume_by_formula": living_volume(count, stride, duplication),
+        "merging_ms_a_delta": 1e3 * one.merging_s / count,
+    }
+
+
+def _digits(count: int, stride: int) -> list[int]:
+    digits = []
+    while count:
+        digits.append(count % stride)
+        count //= stride
+    return digits
+
+
+def _duplication(intervals: list[np.ndarray[Any, Any]]) -> float:
+    """d: the share of rows that consecutive deltas have in common."""
+    pairs = list(itertools.pairwise(intervals))
+    shares = [2 * len(np.intersect1d(a, b)) / (len(a) + len(b)) for a, b in pairs]
+    return statistics.fmean(shares)
