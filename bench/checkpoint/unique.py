@@ -2,8 +2,8 @@
 
 The grid is DECK's Figure 6. Each table's ids are drawn from half as many row numbers as it has ids,
 so 0.43 of them are distinct; in `ratio_spread`, of some cells, the ids are spread over all numbers.
-torch takes part where it can be imported (bench.report runs this by .venv-train where that is), with
-as many threads as it likes; petps uses one.
+torch takes part where it can be imported (bench.report runs this by .venv-train where that is),
+with as many threads as it likes; petps uses one.
 """
 
 from __future__ import annotations
