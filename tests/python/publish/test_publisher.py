@@ -326,3 +326,46 @@ def test_an_error_of_the_log_ends_the_run(
         publisher.publish("user", [1], np.zeros((1, 4), np.float32))
     with pytest.raises(FailedPrecondition, match="begin a new run"):
         publisher.commit()
+
+
+def test_two_workers_publish_one_run_each_its_partitions(log: DirectoryLog, tmp_path: Path) -> None:
+    """Each marks, fills and commits its own; a commit counts what all have published."""
+    logs = (log, DirectoryLog(tmp_path / "log", partitions=P))
+    workers = [
+        Publisher(each, "m", tables=[USER, ITEM], run=7, own=own)
+        for each, own in zip(logs, ([0, 1], [3, 2]), strict=True)
+    ]
+    keys = np.arange(200, dtype=np.uint64)
+    of = partition_of(keys, P)
+    mine = [keys[of < 2], keys[of >= 2]]
+    for worker, own in zip(workers, mine, strict=True):
+        worker.begin_continue(None)
+        worker.publish("user", own, np.ones((len(own), 4), np.float32))
+        worker.flush()
+    workers[0].publish("item", mine[0][:5], np.ones((5, 2), np.float32))
+    counted = [worker.counted() for worker in workers]
+    assert counted == [{"user": len(mine[0]), "item": 5}, {"user": len(mine[1])}]
+    everywhere = {"user": 200, "item": 5}
+    for worker in workers:
+        assert worker.commit(1, everywhere=everywhere) == 1
+        assert worker.counted() == {}
+    items = np.bincount(partition_of(mine[0][:5], P), minlength=P)
+    for partition, written in records(log).items():
+        assert [each.header.seq for each in written] == list(range(1, len(written) + 1))
+        assert {each.header.run for each in written} == {7}
+        assert len({each.header.publisher for each in written}) == 1
+        body = written[-1].body
+        assert isinstance(body, CommitBody)
+        assert {name: each.everywhere for name, each in body.tables.items()} == everywhere
+        assert body.tables["user"].here == (of == partition).sum()
+        assert body.tables["item"].here == items[partition]
+        assert [each.header.kind for each in written].count(Kind.COMMIT) == 1
+    with pytest.raises(InvalidArgument, match="which is another worker's"):
+        workers[0].publish("user", mine[1], np.ones((len(mine[1]), 4), np.float32))
+    for own, message in (
+        ([], "own partitions"),
+        ([4], r"not among 0\.\.3"),
+        ([-1, 0], "not among"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            Publisher(log, "m", tables=[USER], own=own)
