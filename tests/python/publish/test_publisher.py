@@ -362,10 +362,6 @@ def test_two_workers_publish_one_run_each_its_partitions(log: DirectoryLog, tmp_
         assert [each.header.kind for each in written].count(Kind.COMMIT) == 1
     with pytest.raises(InvalidArgument, match="which is another worker's"):
         workers[0].publish("user", mine[1], np.ones((len(mine[1]), 4), np.float32))
-    for own, message in (
-        ([], "own partitions"),
-        ([4], r"not among 0\.\.3"),
-        ([-1, 0], "not among"),
-    ):
-        with pytest.raises(InvalidArgument, match=message):
-            Publisher(log, "m", tables=[USER], own=own)
+    for wrong in ([], [4], [-1, 0]):
+        with pytest.raises(InvalidArgument, match=r"own partitions .* not among 0\.\.3"):
+            Publisher(log, "m", tables=[USER], own=wrong)
