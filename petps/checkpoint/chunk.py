@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from petps import _native
 from petps.codec import BITS, METHODS, Quantisation, default_quantisation
-from petps.delta.chunk import ROW, decode_columns, encode_columns, locate_columns, view_columns
+from petps.delta.chunk import KEY, ROW, decode_columns, encode_columns, locate_columns, view_columns
 from petps.delta.errors import DeltaError
 from petps.delta.schema import DTYPES, MAX_DIM, check_name
 from petps.errors import DataLoss, InvalidArgument
@@ -128,6 +128,10 @@ class Table:
         if not names or names[0] != ROW or len(set(names)) != len(names):
             raise InvalidArgument(
                 f"table {self.name}: the columns {names} must begin with {ROW!r}, each once"
+            )
+        if KEY in names:
+            raise InvalidArgument(
+                f"table {self.name}: chunks hold their keys as {KEY!r}: name that column otherwise"
             )
 
     @classmethod

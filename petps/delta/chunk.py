@@ -17,6 +17,7 @@ from petps.delta.errors import DeltaError, Fault
 from petps.delta.headers import MAX_MESSAGE_BYTES
 
 __all__ = [
+    "KEY",
     "ROW",
     "decode_columns",
     "decode_rows",
@@ -33,6 +34,7 @@ Rows = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 Layout = tuple[int, ...]
 
+KEY: Final = "key"
 ROW: Final = "row"
 # Headers (15 of at most 63 bytes and their names), the stream's schema and padding: under 3,000.
 RESERVED_BYTES: Final = 4096
@@ -95,7 +97,7 @@ def encode_columns(
     arrays = {}
     if keyed:
         buffer = pa.py_buffer(np.ascontiguousarray(keys, dtype="<u8"))
-        arrays["key"] = pa.Array.from_buffers(pa.uint64(), n, [None, buffer])
+        arrays[KEY] = pa.Array.from_buffers(pa.uint64(), n, [None, buffer])
     for name, rows in columns.items():
         buffers = [validity if name == ROW else None, pa.py_buffer(np.ascontiguousarray(rows))]
         arrays[name] = pa.Array.from_buffers(pa.binary(rows.shape[1]), n, buffers)
@@ -163,9 +165,7 @@ def locate_columns(body: bytes | memoryview, names: Sequence[str]) -> Layout:
         batch = reader.read_next_batch()
     mask = batch.column(ROW).buffers()[0]
     known = set(batch.schema.names)
-    buffers = [
-        batch.column(name).buffers()[1] if name in known else None for name in ("key", *names)
-    ]
+    buffers = [batch.column(name).buffers()[1] if name in known else None for name in (KEY, *names)]
     offsets = [-1 if each is None else each.address - whole.address for each in buffers]
     return (*offsets, -1 if mask is None else mask.address - whole.address)
 
@@ -196,7 +196,7 @@ def _by_one(first_key: int, n: int) -> Keys:
 
 
 def _keys(batch: pa.RecordBatch) -> Keys:
-    column = _column(batch, "key", pa.uint64())
+    column = _column(batch, KEY, pa.uint64())
     if column.null_count:
         raise DeltaError(Fault.KEY_NULL, f"{column.null_count} keys are null")
     return _view(column, batch.num_rows, 8).view("<u8")

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from petps.checkpoint import Rows, Store
-from petps.checkpoint.chunk import Keys, Mask, Table
+from petps.checkpoint.chunk import Column, Keys, Mask, Table
 from petps.checkpoint.policy import TwoD
 from petps.checkpoint.state import FORMAT
 from petps.checkpoint.store import BASE, DELTA
+from petps.errors import InvalidArgument
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "store-1"
 LAST = 2**64 - 1
@@ -102,3 +103,9 @@ def test_they_are_split_like_others(tmp_path: Path) -> None:
     for version, expected in enumerate(replay, 1):
         found = store.restore(version)["items"].columns["row"].view(np.float32)
         np.testing.assert_array_equal(found, expected)
+
+
+def test_no_column_is_called_as_the_keys_are() -> None:
+    """Its values would be read as keys."""
+    with pytest.raises(InvalidArgument, match="'key'"):
+        Table("items", (Column("row", "f32", 2), Column("key", "f32", 2)))
