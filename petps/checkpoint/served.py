@@ -59,6 +59,7 @@ class ServedVersion:
         self._position = published.position
         self._behind = published.behind()
         state = store.state
+        self._mark = _mark(state.version(version))
         self._rows = state.line_of(version).of(version)
         self._columns = {}
         for name, table in state.tables.items():
@@ -122,16 +123,28 @@ class ServedVersion:
     ) -> Iterator[tuple[Keys, Bytes]]:
         """keys uint64[m] and rows uint8[m, row_bytes], ascending; of some partitions or of all.
 
-        All of the table is read for them. Raises DataLoss, and NotFound once it was purged.
+        All of the table is read for them. Raises DataLoss, and NotFound once it was purged, or
+        rolled back, be there another of its number or not.
         """
+        self._check_stands()
         stored = self._store.tables_of(self._version)[table].columns[0]
         column = self._columns[table]
         for rows in self._store.pieces(table, self._version):
+            self._check_stands()  # the store may have been refreshed meanwhile
             keys, found = rows.keys, rows.columns[stored.name]
             if partitions is not None:
                 chosen = np.isin(partition_of(keys, self.partitions), list(partitions))
                 keys, found = keys[chosen], found[chosen]
             yield keys, served(stored, found, column)
+        self._check_stands()
+
+    def _check_stands(self) -> None:
+        """One that is gone may be read to its end; not another that has its number."""
+        for each in self._store.state.versions():
+            if each.version != self._version:
+                continue
+            if self._mark not in {part.file for part in each.parts.values()}:
+                raise NotFound(f"{self.name} was rolled back, and another has its number")
 
 
 class ServedVersions:

@@ -21,7 +21,7 @@ from petps.checkpoint.store import DELTA
 from petps.delta import DeltaLog, Position, TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.delta.schema import partition_of
-from petps.errors import DataLoss
+from petps.errors import DataLoss, NotFound
 from petps.ingest import BaseSource, Ingest, Mode, Progress, Standing
 from petps.ingest.ingest import ROWS_MAX
 from petps.publish import Publisher
@@ -447,6 +447,35 @@ def test_positions_of_several_workers_are_one(tmp_path: Path) -> None:
     }
     assert f"version 5 of store {store.name}" not in found
     assert len(found) == 4
+
+
+def test_a_version_rolled_back_gives_no_rows_of_another_that_has_its_number(tmp_path: Path) -> None:
+    """A catch-up may wait, or be under way, while another partition looks for versions anew."""
+    trainer = Trainer(tmp_path)
+    server = MemoryStore(SCHEMAS, P)
+    trainer.checkpoint()
+    source = trainer.seen_by(server)
+    none = {"user": [], "item": []}  # type: ignore[var-annotated]
+    store = trainer.store
+    store.write(2, none, kind=DELTA, parts=Published(Position(1, (5, 5, 5), 3), {}).parts())
+    waiting = source.of_model("m")[0]
+    reading = source.of_model("m")[0].chunks("user")
+    next(reading)
+    store.rollback(1)
+    store.write(2, none, kind=DELTA, parts=Published(Position(2, (1, 1, 1), 3), {}).parts())
+    anew = source.of_model("m")[0]
+    assert anew.name == waiting.name
+    with pytest.raises(NotFound, match="rolled back"):
+        list(waiting.chunks("user"))
+    with pytest.raises(NotFound, match="rolled back"):
+        list(reading)
+    assert sum(len(keys) for keys, _ in anew.chunks("user")) > 0
+    store.rollback(1)
+    store.write(2, none, kind=DELTA)  # of a trainer that publishes nothing
+    assert [each.version for each in store.state.versions()] == [1, 2]
+    assert len(source.of_model("m")) == 1
+    with pytest.raises(NotFound, match="rolled back"):
+        list(anew.chunks("user"))
 
 
 def test_a_trainer_that_goes_back_takes_its_servers_along(tmp_path: Path) -> None:
