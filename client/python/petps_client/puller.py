@@ -161,10 +161,10 @@ class Puller:
         if not any(map(len, distinct.values())):
             rows = {table: np.empty((0, self.dims[table]), np.float32) for table in distinct}
             pulled = Pulled(rows, places, 0, "", self._clock())
-        elif self._cache is None:
+        elif (cache := self._cache) is None:
             pulled = self._ask(distinct)
         else:
-            pulled = self._through(self._cache, distinct)
+            pulled = self._through(cache, distinct)
         return replace(pulled, places=places)
 
     def _ask(self, distinct: dict[str, Keys]) -> Pulled:
@@ -186,7 +186,9 @@ class Puller:
             # The alias means another instance by now: no row of the one before stands beside it.
             left, fresh = distinct, self._ask(distinct)
         if cache.instance != fresh.instance:
-            self.dims = {table: self._client.describe(table).dim for table in self.dims}
+            dims = {table: self._client.describe(table).dim for table in self.dims}
+            # What is described may be older than what answered.
+            self.dims = dims | {table: rows.shape[1] for table, rows in fresh.rows.items()}
             try:
                 cache.begin(fresh.instance, self.dims)
             except InvalidArgument:  # its rows are longer: it goes on without a cache
@@ -194,8 +196,11 @@ class Puller:
         cache.keep(fresh.instance, left, fresh.rows, fresh.asked, fresh.applied_version)
         if switched:
             return replace(fresh, rows=taken.rows | fresh.rows)  # where no key was asked for too
-        for table in left:
-            taken.rows[table][~taken.hits[table]] = fresh.rows[table]
+        for table, rows in fresh.rows.items():
+            if len(rows) == len(distinct[table]):  # none was cached, perhaps for another dim
+                taken.rows[table] = rows
+            else:
+                taken.rows[table][~taken.hits[table]] = rows
         version = min(taken.version, fresh.applied_version)
         return Pulled(taken.rows, {}, version, fresh.instance, min(taken.asked, fresh.asked))
 

@@ -40,6 +40,8 @@ class Server:
         self.calls: list[dict[str, int]] = []
         self.lock = threading.Lock()
         self.fails = False
+        self.dims: dict[str, int] = {}
+        """Of tables whose rows are longer than describe() knows yet."""
 
     def describe(self, table: str) -> petps_client.Table:
         return petps_client.Table(table, "m", "m@1", "f32", 4, 16, True, 1, 1)
@@ -56,7 +58,8 @@ class Server:
             for table, each in keys.items():
                 assert len(np.unique(each)) == len(each)
                 row = [self.number, self.clock.now, self.version]
-                rows[table] = np.c_[each, np.tile(row, (len(each), 1))].astype(np.float32)
+                found = np.c_[each, np.tile(row, (len(each), 1))].astype(np.float32)
+                rows[table] = np.pad(found, ((0, 0), (0, self.dims.get(table, 4) - 4)))
             return ManyAnswer(rows, {}, 0, self.version, f"m@{self.number}")
 
 
@@ -138,6 +141,23 @@ def test_rows_of_two_instances_never_stand_together() -> None:
     assert server.calls[1:] == [{"a": 1}, {"a": 3, "b": 0}]
     assert puller.pull({"a": [1, 2, 4]}).instance == "m@2"
     assert len(server.calls) == 3
+
+
+def test_an_instance_of_another_dim_that_describe_does_not_know_yet() -> None:
+    """A server that is down keeps its last catalogue: what is pulled is of the instance after."""
+    server = Server(Clock())
+    puller = puller_of(server, cache_bytes=100_000, staleness_ms=1000)
+    puller.pull({"a": [1, 2, 3], "b": [1]})
+    server.number, server.dims = 2, {"a": 6, "b": 8}
+    for keys in ([4, 5], [4, 5, 6], [5, 6]):
+        pulled = puller.pull({"a": keys})
+        assert pulled.rows["a"].shape == (len(keys), 6)
+        assert pulled.rows["a"][:, 1].tolist() == [2] * len(keys)
+    assert server.calls[1:] == [{"a": 2}, {"a": 1}]
+    for _ in range(2):  # of b nothing was pulled when the instance began
+        pulled = puller.pull({"a": [4], "b": [7, 8]})
+        assert pulled.rows["a"].shape == (1, 6)
+        assert pulled.rows["b"].shape == (2, 8)
 
 
 def test_the_next_pull_takes_what_was_prefetched() -> None:
