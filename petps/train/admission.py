@@ -44,6 +44,9 @@ class Admission:
         self._mutex = threading.Lock()
         self._older = _Counted()
         self._newer = _Counted()  # of the same key, this one counts
+        # After the last batch committed, and counts above the newer ones: the rows of the next may
+        # have been looked for before those that this one admitted were there.
+        self._last = _Counted()
         self._uncommitted: list[tuple[int, _Counted]] = []  # by batch: the counts after it
 
     def count(self, batch: int, keys: Keys, seen: npt.NDArray[np.integer]) -> Mask:
@@ -59,7 +62,8 @@ class Admission:
                     f"batch {batch} is counted after batch {self._uncommitted[-1][0]}"
                 )
             after = np.zeros(len(keys), np.uint64)
-            for known in (self._older, self._newer, *(each for _, each in self._uncommitted)):
+            ahead = (each for _, each in self._uncommitted)
+            for known in (self._older, self._newer, self._last, *ahead):
                 known.into(after, keys)
             after = np.minimum(after + seen.astype(np.uint64), np.iinfo(np.uint32).max)
             self._uncommitted.append((batch, _Counted(keys, after.astype(np.uint32))))
@@ -69,9 +73,15 @@ class Admission:
         """What the batches up to this one counted stands; admitted keys are counted no more."""
         with self._mutex:
             while self._uncommitted and self._uncommitted[0][0] <= batch:
-                self._newer = self._newer.under(self._uncommitted.pop(0)[1])
+                self._newer = self._newer.under(self._last)
+                self._last = self._uncommitted.pop(0)[1]
             if len(self._newer.keys) > NEWER_MAX:
                 self._fold()
+
+    def forget_ahead(self) -> None:
+        """What was counted and not committed never was: those batches come again, or not at all."""
+        with self._mutex:
+            self._uncommitted = []
 
     def _fold(self) -> None:
         self._older = self._older.under(self._newer).below(self.threshold)
@@ -82,7 +92,8 @@ class Admission:
         with self._mutex:
             out = io.BytesIO()
             self._fold()
-            np.savez(out, keys=self._older.keys, counts=self._older.counts)
+            counted = self._older.under(self._last).below(self.threshold)
+            np.savez(out, keys=counted.keys, counts=counted.counts)
             return out.getvalue()
 
     def load(self, saved: Sequence[bytes], owns: Callable[[Keys], Mask] | None = None) -> None:
@@ -98,7 +109,8 @@ class Admission:
                 counted = _Counted(counted.keys[mine], counted.counts[mine])
             older = older.under(counted)
         with self._mutex:
-            self._older, self._newer, self._uncommitted = older, _Counted(), []
+            self._older, self._newer, self._last = older, _Counted(), _Counted()
+            self._uncommitted = []
 
 
 @dataclass(frozen=True, slots=True)

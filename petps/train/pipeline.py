@@ -142,6 +142,8 @@ class Pipeline:
                 f"tables {tables.rank}'s of {tables.world}"
             )
         self._layout = Layout(tables, features)
+        for table in tables:
+            table.admission.forget_ahead()  # what a loop before this one has only read ahead
         self._arrange = arrange
         self._hooks = list(hooks)
         self._deterministic = deterministic
@@ -203,22 +205,35 @@ class Pipeline:
             raise
 
     def close(self) -> None:
-        """Ends the threads, on all workers after the same step; rows trained are in the pool."""
-        if self._chain is not None and self._broken:
-            self._chain.give_up()
-            self._allowed.release()
-        elif self._chain is not None:
-            # Peers may have begun to exchange the keys of this many batches: so do we.
-            limit = self._next_number - 1 + ROUTED_AHEAD
-            self._last = limit if self._last is None else min(self._last, limit)
-            self._allowed.release()
-            self._chain.drain()
-        self._chain = None
-        for pool in (self._wire, self._writer):
-            if pool is not None:
-                pool.shutdown(wait=not self._broken, cancel_futures=bool(self._broken))
-        if self._write_error is not None and not self._broken:
-            raise self._write_error
+        """Ends the threads, on all workers after the same step; rows trained are in the pool.
+
+        Raises, once, what a stage or a write-back raised that no step has said.
+        """
+        chain, self._chain = self._chain, None
+        whole = not self._broken
+        try:
+            if chain is not None and whole:
+                # Peers may have begun to exchange the keys of this many batches: so do we.
+                limit = self._next_number - 1 + ROUTED_AHEAD
+                self._last = limit if self._last is None else min(self._last, limit)
+                self._allowed.release()
+                chain.drain()
+            if self._writer is not None:
+                self._writer.shutdown()  # waits for the pool alone, never for a peer
+            if self._write_error is not None and whole:
+                raise self._write_error
+        except BaseException as error:
+            whole = False
+            self._broken = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self._broken = self._broken or "it was closed"
+            if chain is not None:
+                chain.give_up()
+                self._allowed.release()
+            for pool in (self._wire, self._writer):
+                if pool is not None:
+                    pool.shutdown(wait=whole, cancel_futures=not whole)
 
     def _next_work(self) -> _Work | None:
         if self._ahead:
@@ -346,7 +361,13 @@ class Pipeline:
         for feature, (inverse, offsets) in work.tensors[micro].items():
             block = self._layout.block_of[self._layout.table_of(feature)]
             lookups[feature] = Lookup(leaves[block], inverse, offsets)
-        loss = self._model(lookups, part) * (part.samples / samples)
+        loss = self._model(lookups, part)
+        if not self._torch.is_tensor(loss) or loss.numel() != 1 or not loss.requires_grad:
+            raise InvalidArgument(
+                f"the model gave {_said(loss)} for micro-batch {micro} of step {work.number}: "
+                "expected the mean loss of its samples, one value that has a gradient"
+            )
+        loss = loss.reshape(()) * (part.samples / samples)
         loss.backward()
         gradients = [
             self._torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves
@@ -412,7 +433,8 @@ class Pipeline:
             )
         at = 0
         for parameter in self._parameters:
-            parameter.grad = flat[at : at + parameter.numel()].view_as(parameter).clone()
+            mine = flat[at : at + parameter.numel()].view_as(parameter)
+            parameter.grad = mine.to(parameter.dtype, copy=True)
             at += parameter.numel()
         return tail[: 1 + len(self._hooks)]  # type: ignore[no-any-return]
 
@@ -510,3 +532,11 @@ class Pipeline:
             if self._ahead and older is not None:
                 work.shared = shared_rows(older, work.buffer, self._layout, self._device)
         return work
+
+
+def _said(loss: Any) -> str:
+    """What a model gave, in words."""
+    if not hasattr(loss, "requires_grad"):
+        return f"a {type(loss).__name__}"
+    without = "" if loss.requires_grad else " without a gradient"
+    return f"a tensor of shape {list(loss.shape)}{without}"

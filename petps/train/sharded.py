@@ -153,11 +153,18 @@ class ShardedTable:
                 found = np.empty(len(slots), np.bool_)
                 self._table.pull(np.ascontiguousarray(keys[part]), held, found)
                 differs = ~found | (held.view(np.uint32) != slots.view(np.uint32)).any(axis=1)
-                self._apply(keys[part][differs], slots[differs], 0)
+                try:
+                    self._apply(keys[part][differs], slots[differs], 0)
+                except ResourceExhausted:  # full of later keys, some of which may still come
+                    self._erase_all_but(*loaded, keys)
+                    self._apply(keys[part][differs], slots[differs], 0)
             loaded.append(keys)
-        later = np.setdiff1d(self._table.keys(), np.concatenate(loaded))
-        for part in _pieces(len(later)):
-            self._table.apply(later[part], None)
+        self._erase_all_but(*loaded)
+
+    def _erase_all_but(self, *kept: Keys) -> None:
+        others = np.setdiff1d(self._table.keys(), np.concatenate(kept))
+        for part in _pieces(len(others)):
+            self._table.apply(others[part], None)
 
     def _check_columns(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
         if set(columns) != set(self.columns):

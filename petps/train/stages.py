@@ -66,13 +66,12 @@ class Chain:
     def next(self) -> Any | None:
         """The next item, or None at the end. Raises what a stage raised."""
         item = self._out.get()
+        if item is _END or isinstance(item, _Failed):
+            self._out.put(item)  # whoever asks again hears the same
         if isinstance(item, _Failed):
             self._stopped.set()
             raise item.error
-        if item is _END:
-            self._out.put(_END)
-            return None
-        return item
+        return None if item is _END else item
 
     def give_up(self) -> None:
         """Stages end as soon as they see it; what is on its way is dropped. Waits for nothing."""

@@ -193,3 +193,40 @@ def test_admission_refuses_what_it_cannot_use() -> None:
         admission.count(4, keys_of(3), ones(keys_of(3)))
     with pytest.raises(DataLoss, match="cannot be read"):
         admission.load([b"none"])
+
+
+def test_a_key_that_was_just_admitted_is_counted_on() -> None:
+    """A batch looked for its row before it was there, and counts once it is, and was saved."""
+    admission, key = Admission(2), np.array([5], np.uint64)
+    assert not admission.count(1, key, ones(key)).any()
+    assert admission.count(2, key, ones(key)).all()
+    admission.commit(1)
+    admission.commit(2)
+    again = Admission(2)
+    again.load([admission.saved()])
+    assert not again.count(3, key, ones(key)).any()  # it has a row, and is not counted any more
+    assert admission.count(3, key, ones(key)).all()
+
+
+def test_what_was_only_counted_ahead_can_be_forgotten() -> None:
+    admission, key = Admission(3), np.array([5], np.uint64)
+    for batch in (1, 2):
+        admission.count(batch, key, ones(key))
+    admission.commit(1)
+    admission.forget_ahead()
+    assert not admission.count(2, key, ones(key)).any()
+    assert admission.count(3, key, ones(key)).all()
+
+
+def test_a_load_into_a_table_that_is_full_of_later_keys() -> None:
+    with ShardedTables(None, [TableSpec("t", 2, 100)], Sgd(1)) as tables:
+        table, keys = tables["t"], np.arange(300, dtype=np.uint64)
+        rows = np.arange(600, dtype=np.float32).reshape(300, 2)
+        table.write_back(1, keys[150:250], rows[150:250])
+        pieces = [slice(0, 60), slice(140, 180)]
+        table.load_pieces((keys[each], {"row": rows[each]}) for each in pieces)
+        kept = np.concatenate([keys[each] for each in pieces])
+        assert np.array_equal(table.keys(), kept)
+        assert np.array_equal(table.gather(kept).columns["row"], rows[kept])
+        with pytest.raises(ResourceExhausted, match="table t is full"):
+            table.load(keys[:101], {"row": rows[:101]})

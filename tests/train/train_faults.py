@@ -1,0 +1,174 @@
+"""The training loop at odd moments: closed early, late and twice, after errors, and begun again.
+
+Run by `make test-train`. Workers are threads (workers.py).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from petps.errors import FailedPrecondition, InvalidArgument, IoError
+from petps.train.batch import Batch, Ragged
+from petps.train.buffer import Buffer
+from petps.train.optimizer import Sgd
+from petps.train.pipeline import MODES, Mode, Pipeline
+from petps.train.sharded import ShardedTables, TableSpec
+
+WAIT_SECONDS = 60.0
+
+
+class Sum(torch.nn.Module):  # type: ignore[misc]
+    """No dense parameters: the loss is a sum of rows."""
+
+    def forward(self, lookups: Any, batch: Batch) -> Any:
+        return lookups["t"].pooled().sum() / batch.samples
+
+
+def batches(count: int, *, failing: int | None = None, same: bool = False) -> Iterator[Batch]:
+    """Batch n has the key n, twice (or each the key 1); reading number ``failing`` fails."""
+    for number in range(1, count + 1):
+        if number == failing:
+            raise IoError(f"batch {number} cannot be read")
+        key = 1 if same else number
+        yield Batch({"t": Ragged.single(np.full(2, key, np.uint64))}, {}, b"%d" % number)
+
+
+def opened(threshold: int = 1) -> ShardedTables:
+    return ShardedTables(None, [TableSpec("t", 4, 100, threshold=threshold)], Sgd(0.1))
+
+
+def check_no_threads(before: set[threading.Thread]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while left := [each.name for each in threading.enumerate() if each not in before]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("failing", [2, 3])
+def test_close_says_what_was_read_ahead_in_vain_and_ends(failing: int) -> None:
+    """The first step is trained; a later batch, that no step has asked for, cannot be read."""
+    before = set(threading.enumerate())
+    with opened() as tables:
+        pipeline = Pipeline(Sum(), tables, batches(9, failing=failing), mode="nested")
+        assert pipeline.step() is not None
+        with pytest.raises(IoError, match="cannot be read"):
+            pipeline.close()
+        again = threading.Thread(target=pipeline.close, daemon=True)
+        again.start()
+        again.join(WAIT_SECONDS)
+        assert not again.is_alive(), "a second close hangs"
+        with pytest.raises(FailedPrecondition, match="the pipeline has ended"):
+            pipeline.step()
+        assert tables["t"].keys().tolist() == [1]
+    check_no_threads(before)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_closed_loop_trains_no_more(mode: Mode) -> None:
+    before = set(threading.enumerate())
+    with opened() as tables:
+        for steps in (0, 1):
+            pipeline = Pipeline(Sum(), tables, batches(9), mode=mode, steps=4)
+            for _ in range(steps):
+                assert pipeline.step() is not None
+            pipeline.close()
+            pipeline.close()
+            with pytest.raises(FailedPrecondition, match="the pipeline has ended: it was closed"):
+                pipeline.step()
+    check_no_threads(before)
+
+
+def test_what_was_trained_before_an_error_is_in_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row of step 2 is on its way back while step 3 fails: close() waits for it."""
+    go = threading.Event()
+    write_back = Buffer.write_back
+
+    def slow(self: Buffer, tables: ShardedTables) -> None:
+        if self.batch == 2:
+            assert go.wait(WAIT_SECONDS)
+        write_back(self, tables)
+
+    monkeypatch.setattr(Buffer, "write_back", slow)
+
+    class Failing(Sum):
+        def forward(self, lookups: Any, batch: Batch) -> Any:
+            if batch.reader == b"3":
+                raise IoError("no")
+            return super().forward(lookups, batch)
+
+    with opened() as tables:
+        pipeline = Pipeline(Failing(), tables, batches(9), mode="dual")
+        with pytest.raises(IoError, match="no"):
+            pipeline.run()
+        threading.Timer(0.2, go.set).start()
+        pipeline.close()
+        assert tables["t"].keys().tolist() == [1, 2]
+
+
+def test_another_loop_goes_on_where_one_was_left() -> None:
+    """What the first has only read ahead is not counted twice, and not in the way."""
+    kept = {}
+    for parts in (1, 2):
+        with opened(threshold=7) as tables:
+            for part in range(parts):
+                reading = iter(list(batches(6, same=True))[3 * part :])
+                with Pipeline(Sum(), tables, reading, first_step=3 * part + 1) as pipeline:
+                    for step in pipeline:
+                        if parts == 2 and step.number == 3 * part + 3:
+                            break
+            kept[parts] = tables["t"].gather(tables["t"].keys()).columns["row"]
+    assert len(kept[1]) == 1
+    assert np.array_equal(kept[1], kept[2])
+
+
+@pytest.mark.parametrize(
+    ("gives", "message"),
+    [
+        (lambda rows: 1.0, "the model gave a float for micro-batch 0 of step 1"),
+        (lambda rows: rows, r"a tensor of shape \[1, 4\] for"),
+        (lambda rows: rows.sum().detach(), r"a tensor of shape \[\] without a gradient"),
+    ],
+)
+def test_a_model_that_gives_no_loss(gives: Any, message: str) -> None:
+    class Wrong(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, lookups: Any, batch: Batch) -> Any:
+            del batch
+            return gives(lookups["t"].rows)
+
+    with opened() as tables:
+        pipeline = Pipeline(Wrong(), tables, batches(2))
+        with pytest.raises(InvalidArgument, match=message):
+            pipeline.run()
+        pipeline.close()
+        assert len(tables["t"].keys()) == 0
+
+
+@pytest.mark.parametrize("dtypes", [[torch.float64], [torch.bfloat16, torch.float32]])
+def test_dense_parameters_of_any_floating_type(dtypes: list[Any]) -> None:
+    class Dense(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.scales = torch.nn.ParameterList(
+                torch.nn.Parameter(torch.ones(3, dtype=dtype)) for dtype in dtypes
+            )
+
+        def forward(self, lookups: Any, batch: Batch) -> Any:
+            return lookups["t"].pooled().sum() * sum(each.float().sum() for each in self.scales)
+
+    model = Dense()
+    with (
+        opened() as tables,
+        Pipeline(
+            model, tables, batches(3), optimizer=torch.optim.SGD(model.parameters(), 0.1)
+        ) as pipeline,
+    ):
+        assert len(pipeline.run()) == 3
+    assert all(each.dtype == dtype for each, dtype in zip(model.scales, dtypes, strict=True))
+    assert all(bool((each != 1).all()) for each in model.scales)
