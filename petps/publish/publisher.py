@@ -230,6 +230,7 @@ class Publisher:
             self._check_begun()
             schema = self._schema(table)
             checked = self._check(schema, keys, rows, deleted)
+            self._check_own(schema, checked[0])
             if step is not None:
                 self._step = step
             messages = 0
@@ -337,6 +338,18 @@ class Publisher:
             _check_finite(schema, checked_keys, rows, mask)
         return checked_keys, rows, mask, schema
 
+    def _check_own(self, schema: TableSchema, keys: Keys) -> None:
+        if len(self._own) == self._log.partitions:
+            return
+        partitions = partition_of(keys, self._log.partitions)
+        others = np.flatnonzero(~np.isin(partitions, self._own))
+        if len(others):
+            raise InvalidArgument(
+                f"table {schema.name}: key {keys[others[0]]} is of partition "
+                f"{partitions[others[0]]}, which is another worker's: publish the keys of this "
+                "worker's own partitions"
+            )
+
     def _publish_block(
         self, schema: TableSchema, keys: Keys, rows: Rows, deleted: Mask | None
     ) -> int:
@@ -344,12 +357,6 @@ class Publisher:
         partitions = partition_of(keys, self._log.partitions).astype(np.uint16)
         order = np.argsort(partitions, kind="stable")
         bounds = np.searchsorted(partitions[order], np.arange(self._log.partitions + 1))
-        others = np.setdiff1d(np.flatnonzero(np.diff(bounds)), self._own)
-        if len(others):
-            raise InvalidArgument(
-                f"table {schema.name}: key {keys[order[bounds[others[0]]]]} is of partition "
-                f"{others[0]}, which is another worker's"
-            )
         rows = np.ascontiguousarray(rows)
         counts = self._counts.setdefault(schema.name, [0] * self._log.partitions)
         messages = 0

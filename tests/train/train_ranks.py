@@ -298,3 +298,6 @@ def test_a_row_is_in_one_workers_partitions(tmp_path: Path) -> None:
         assert publisher.counted() == {"item": int(mine.sum())}
         with pytest.raises(InvalidArgument, match="which is another worker's"):
             publisher.publish("item", keys, rows)
+        # Nothing of it was written, and the run goes on.
+        assert publisher.counted() == {"item": int(mine.sum())}
+        assert publisher.commit() == 1
