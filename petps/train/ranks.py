@@ -27,6 +27,7 @@ import numpy as np
 from petps.checkpoint import Checkpointer, Column, Policy, Store, Table
 from petps.checkpoint.checkpointer import Next
 from petps.checkpoint.published import Published
+from petps.checkpoint.state import Version
 from petps.delta import DeltaLog, TableSchema
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError, Unavailable
 from petps.publish import Position, Publisher
@@ -97,16 +98,20 @@ def publisher_of(
 ) -> Publisher:
     """This worker's publisher, of the run that worker 0 chooses. All call it; then each begins.
 
+    Raises as Publisher; Unavailable, which names the worker, where another's was not made.
     schemas: what is published (None: float32 rows of all tables).
     """
     wanted = list(schemas or (TableSchema(each.name, "f32", each.spec.dim) for each in tables))
-    run = None
-    if link.rank == 0:
-        run = Publisher(log, model, tables.partitions, tables=wanted).run
-    run = int(_gathered(link, str(run).encode())[0])
-    made = Publisher(log, model, tables.partitions, tables=wanted, run=run, own=tables.owned())
-    _gathered(link, b"")  # nobody begins before all have seen the log as it was
-    return made
+
+    def publisher(run: int | None, own: range | None) -> Publisher:
+        return Publisher(log, model, tables.partitions, tables=wanted, run=run, own=own)
+
+    with _Together(link, "the log's run was not begun"):
+        mine = publisher(None, None).run if link.rank == 0 else 0
+    run = int(_gathered(link, str(mine).encode())[0])
+    # Nobody begins before all have seen the log as it was.
+    with _Together(link, "the log's run was not begun"):
+        return publisher(run, tables.owned())
 
 
 class RankedFeed:
@@ -179,6 +184,10 @@ class RankedFeed:
                 log.commit()
         except PetpsError as error:
             failure = error
+            log.try_commit()  # the store's version fails alone
+        except BaseException as error:
+            failure = Unavailable(f"{type(error).__name__}: {error}")
+            raise
         finally:
             log.end(failure)
             committed = self._committed(boundary.step, plan, failure)
@@ -211,7 +220,7 @@ class RankedFeed:
                 except PetpsError as error:
                     said = f"{type(error).__name__}: {error}"
             version = 0 if self.publisher is None else self.publisher.version + 1
-            dense = self._dense(step) if self._dense is not None else None
+            dense = self._dense(step) if self._dense is not None and due[PUBLISH] else None
             body = pickle.dumps(_Plan(due[PUBLISH], said, version, dense))  # between our own
             for what, is_due in due.items():
                 if is_due:
@@ -314,21 +323,31 @@ class RankedFeed:
 
         All workers call it, as many as wrote it or not: rows and counts go to who owns them now; a
         loader's state and random numbers only to the worker of the same rank. Raises
-        FailedPrecondition (not the newest: roll back first), DataLoss; then call it again.
+        FailedPrecondition (not the newest: roll back first), DataLoss, and on the other workers
+        Unavailable, which names that one; then all call it again.
         """
-        assert self._store is not None
-        assert self._source is not None
-        store = self._store
+        if self._store is None:
+            raise FailedPrecondition("the feed has no store: there is nothing to restore from")
+        with _Together(self._link, "no version was restored"):
+            newest = self._newest(self._store, version)
+        with _Together(self._link, "no version was restored"):
+            if self._link.rank == 0:
+                self._store.count_restore()
+        with _Together(self._link, "no version was restored"):
+            return self._restored(self._store, newest)
+
+    @staticmethod
+    def _newest(store: Store, version: int | None) -> Version:
         versions = store.refresh().versions()
         if not versions or (version is not None and versions[-1].version != version):
             raise FailedPrecondition(
                 f"{store.name} has {'no version' if not versions else 'newer versions'}: "
                 f"{'nothing to restore' if not versions else 'roll back first'}"
             )
-        newest = versions[-1]
-        if self._link.rank == 0:
-            store.count_restore()
-        _gathered(self._link, b"")
+        return versions[-1]
+
+    def _restored(self, store: Store, newest: Version) -> Restored:
+        assert self._source is not None
         store.refresh()
         for table in self._tables:
             table.load_pieces(self._own_pieces(store, newest.version, table.name))
@@ -457,6 +476,23 @@ class _Log:
             if answer["error"]:
                 self.failed = self.failed or f"worker {rank}: {answer['error']}"
         return [answer["counted"] for answer in answers]
+
+
+class _Together:
+    """What runs in the block fails on all workers, each at its end, if it does on one."""
+
+    def __init__(self, link: Link, what: str) -> None:
+        self._link = link
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        said = "" if kind is None else f"{kind.__name__}: {error}"
+        failed = _first(_gathered(self._link, said.encode()))
+        if failed is not None and kind is None:
+            raise Unavailable(f"{self._what}: {failed}")
 
 
 def _named(error: PetpsError | None) -> str:

@@ -38,7 +38,8 @@ class Layout:
     """
 
     def __init__(self, tables: ShardedTables, features: Mapping[str, str] | None = None) -> None:
-        self.names = sorted(tables.names, key=lambda name: tables[name].spec.dim)
+        # By name too: all workers mean the same table, in whatever order they gave them.
+        self.names = sorted(tables.names, key=lambda name: (tables[name].spec.dim, name))
         """Tables."""
         dims = [tables[name].spec.dim for name in self.names]
         self.dims = sorted(set(dims))

@@ -1,0 +1,201 @@
+"""What fails on one worker is known to all of them, is said by name, and may be done again.
+
+Run by `make test-train`. Workers are threads (workers.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from petps.checkpoint import POLICIES, Store
+from petps.delta import open_log
+from petps.errors import InvalidArgument, IoError, PetpsError, Unavailable
+from petps.train.link import Links
+from petps.train.optimizer import Adam
+from petps.train.pipeline import Boundary, Pipeline
+from petps.train.ranks import Every, RankedFeed, publisher_of
+from petps.train.sharded import ShardedTables
+from tests.train.train_ranks import (
+    PARTITIONS,
+    SEED,
+    TABLES,
+    WORLD,
+    check_same,
+    create,
+    ended,
+    open_tables,
+    work,
+)
+from tests.train.workers import FEATURES, SPECS, Loader, Ranker, in_threads, trained
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_publisher_that_one_worker_cannot_make(tmp_path: Path, wrong: int) -> None:
+    for partitions in (PARTITIONS, 2 * PARTITIONS):
+        open_log(str(tmp_path / f"log-{partitions}"), partitions=partitions).close()
+
+    def make(rank: int, links: Links) -> PetpsError:
+        partitions = 2 * PARTITIONS if rank == wrong else PARTITIONS
+        with (
+            closing(open_log(str(tmp_path / f"log-{partitions}"), partitions=partitions)) as log,
+            open_tables(rank, WORLD) as tables,
+            pytest.raises(PetpsError) as raised,
+        ):
+            publisher_of(log, "m", tables, links.dense)
+        return raised.value
+
+    errors = in_threads(WORLD, make)
+    assert isinstance(errors[wrong], InvalidArgument)
+    assert isinstance(errors[1 - wrong], Unavailable)
+    assert f"worker {wrong}: InvalidArgument: " in str(errors[1 - wrong])
+    assert "the number is fixed for ever" in str(errors[1 - wrong])
+
+
+def test_a_restore_that_fails_on_one_worker_is_repeated_by_all(tmp_path: Path) -> None:
+    create(tmp_path)
+    seen = in_threads(WORLD, lambda r, n: work(tmp_path, r, n, steps=15, pools=True))
+
+    def restore(rank: int, links: Links) -> dict[str, Any]:
+        model = Ranker()
+        with open_tables(rank, WORLD) as tables, RankedFeed(
+            tables, links.dense, store=Store.open(tmp_path / "store"), policy=POLICIES["2d"](),
+            model=model,
+        ) as feed:  # fmt: skip
+            user = tables["user"]
+            if rank == 1:
+                user.load_pieces = _failing("it cannot be read")  # type: ignore[method-assign]
+            with pytest.raises(PetpsError) as raised:
+                feed.restore()
+            said = "it cannot be read" if rank == 1 else "worker 1: IoError: it cannot be read"
+            assert said in str(raised.value)
+            if rank == 1:
+                del user.load_pieces
+            assert feed.restore().step == 15
+            return ended(tables, model)
+
+    check_same(seen, in_threads(WORLD, restore))
+
+
+def _failing(said: str, kind: type[Exception] = IoError) -> Callable[..., Any]:
+    def fail(*_: object, **__: object) -> None:
+        raise kind(said)
+
+    return fail
+
+
+def acting(
+    folder: Path, steps: list[int], changed: Callable[[int, int, RankedFeed], None]
+) -> list[tuple[int, list[str], list[str]]]:
+    """Checkpoint and log are due at each of ``steps``, trained without a pipeline; changed(rank,
+    step, feed) comes before. Of each worker: the log's version, errors, dense parts asked for.
+    """
+    create(folder)
+    place = str(folder / "log")
+    open_log(place, partitions=PARTITIONS).close()
+
+    def act(rank: int, links: Links) -> tuple[int, list[str], list[str]]:
+        errors: list[str] = []
+        asked: list[str] = []
+
+        def dense(step: int) -> str:
+            asked.append(str(step))
+            return f"dense-{step}"
+
+        with closing(open_log(place, partitions=PARTITIONS)) as log, open_tables(rank, 2) as tables:
+            publisher = publisher_of(log, "m", tables, links.dense)
+            publisher.begin_continue(None)
+            with RankedFeed(
+                tables, links.dense, store=Store.open(folder / "store"),
+                policy=POLICIES["2d"](), checkpoint=Every(steps=1), publisher=publisher,
+                publish=Every(steps=2), patience=1, model=torch.nn.Linear(1, 1),
+                dense=dense,
+            ) as feed:  # fmt: skip
+                for step in steps:
+                    for table in tables:
+                        keys = np.arange(step * 100, step * 100 + 50, dtype=np.uint64)
+                        keys = keys[tables.owns(keys)]
+                        rows = np.ones((len(keys), table.width), np.float32)
+                        table.write_back(step, keys, rows)
+                    changed(rank, step, feed)
+                    try:
+                        feed.act(Boundary(step, b""))
+                    except Exception as error:
+                        errors.append(f"{type(error).__name__}: {error}")
+            return publisher.version, errors, asked
+
+    return in_threads(2, act)
+
+
+def test_a_checkpoint_that_fails_leaves_the_log_alone(tmp_path: Path) -> None:
+    """Both are due; worker 1's disk is full, within the patience."""
+
+    def full(rank: int, step: int, feed: RankedFeed) -> None:
+        checkpointer = feed._checkpointer
+        assert checkpointer is not None
+        if rank == 1 and step == 2:
+            checkpointer.share = _failing("the disk is full")  # type: ignore[method-assign]
+        elif rank == 1 and step == 3:
+            del checkpointer.share
+
+    found = acting(tmp_path, [1, 2, 3, 4], full)
+    assert [errors for _, errors, _ in found] == [[], []]
+    assert [version for version, *_ in found] == [2, 2]
+    store = Store.open(tmp_path / "store")
+    assert [each.version for each in store.state.versions()] == [1, 3, 4]
+    assert len(store.restore(4)["item"].keys) == 4 * 50
+
+
+def test_a_defect_on_one_worker_ends_all_and_commits_nothing(tmp_path: Path) -> None:
+    """An error that is none of petps' own: rows of that worker are not in the log."""
+
+    def broken(rank: int, step: int, feed: RankedFeed) -> None:
+        checkpointer = feed._checkpointer
+        assert checkpointer is not None
+        if rank == 1 and step == 2:
+            checkpointer.share = _failing("list index", IndexError)  # type: ignore[method-assign]
+
+    found = acting(tmp_path, [1, 2], broken)
+    assert [version for version, *_ in found] == [0, 0]
+    assert found[1][1] == ["IndexError: list index"]
+    assert len(found[0][1]) == 1
+    assert "worker 1: Unavailable: IndexError: list index" in found[0][1][0]
+    versions = Store.open(tmp_path / "store").state.versions()
+    assert [each.version for each in versions] == [1]
+
+
+def test_dense_weights_are_asked_for_only_where_the_log_names_them(tmp_path: Path) -> None:
+    found = acting(tmp_path, [1, 2, 3, 4], lambda *_: None)
+    assert [asked for *_, asked in found] == [["2", "4"], []]
+
+
+def test_workers_may_give_their_tables_in_any_order() -> None:
+    reference = trained("synchronous", WORLD, steps=5, seed=SEED)
+
+    def train(rank: int, links: Links) -> dict[str, Any]:
+        model = Ranker()
+        specs = SPECS if rank == 0 else SPECS[::-1]
+        with ShardedTables(
+            None, specs, Adam(0.05), rank=rank, world=WORLD, seed=SEED
+        ) as tables, Pipeline(
+            model, tables, iter(Loader(SEED, rank, 5)), micro_batches=2, links=links,
+            features=FEATURES, optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
+            deterministic=True,
+        ) as pipeline:  # fmt: skip
+            pipeline.run()
+            return ended(tables, model)
+
+    found = in_threads(WORLD, train)
+    for spec in TABLES:
+        rows: dict[int, Any] = {}
+        for each in found:
+            rows |= each[spec.name]
+        keys, slots = reference[spec.name]
+        assert sorted(rows) == keys.tolist()
+        assert np.array_equal(np.stack([rows[key] for key in sorted(rows)]), slots)
