@@ -354,13 +354,17 @@ class Store:
         """restore() of one table, piece by piece in the order of keys.
 
         In memory is no more than what was written above the base and four of its chunks, which are
-        read side by side (of a base that ranks wrote: four of each rank). Raises as restore() does.
+        read side by side (of a base that ranks wrote: four of each rank). Raises as restore() does,
+        and NotFound once the version was rolled back, be there another of its number or not.
         """
         self._check_tables([table])
         chosen = self._state.line.versions[-1].version if version is None else version
+        created = self._entry(chosen).created_ns
         start: int | None = 0
         while start is not None:
             state = self._state
+            if self._entry(chosen).created_ns != created:
+                raise NotFound(f"{self.name} was rolled back, and another version is {chosen} now")
             try:
                 for rows, after in self._windows(state.line_of(chosen), chosen, table, start):
                     yield rows
@@ -370,6 +374,10 @@ class Store:
                     needed = state.line_of(chosen).of(chosen)
                     raise DataLoss(f"version {chosen}: {error}; {offer(self, needed)}") from error
                 # Split or merged meanwhile: on from where it was.
+
+    def _entry(self, version: int) -> Version:
+        line = self._state.line_of(version)
+        return next(each for each in line.versions if each.version == version)
 
     def _windows(
         self, line: Line, version: int, table: str, start: int

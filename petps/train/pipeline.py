@@ -264,20 +264,18 @@ class Pipeline:
         assert work.asked is not None
         assert work.owned is not None
         number, older, self._active = work.number, self._active, work.buffer
-        fresh = self._mode == "stale" or older is None or work.shared is None
-        if not fresh:
-            with self.timeline.span("compute", "freshen", number):
-                work.buffer.freshen(older, work.shared)  # type: ignore[arg-type]
+        if self._mode != "stale":
+            self._freshen(work, older)
         stalled = time.monotonic() - began
         window = Window(work.asked, work.buffer, self._layout, self._links.rows)
         samples = sum(work.owned.samples)
         self._crossing = 0.0
         loss, exposed, bad = self._computed(work, window, samples)
         totals = self._reduced(loss, number, bad)
-        if self._mode == "stale" and older is not None and work.shared is not None:
-            work.buffer.freshen(older, work.shared)  # else the batch before would be undone
+        if self._mode == "stale":
+            self._freshen(work, older)  # else the batch before would be undone
         with self.timeline.span("compute", "update", number):
-            work.buffer.update(window.gradients, self._tables_optimizer())
+            work.buffer.update(window.gradients, self._tables.optimizer)
             if self._optimizer is not None:
                 self._optimizer.step()
         begin = time.monotonic()
@@ -298,8 +296,10 @@ class Pipeline:
             crossing=self._crossing,
         )
 
-    def _tables_optimizer(self) -> Any:
-        return next(iter(self._tables)).optimizer
+    def _freshen(self, work: _Work, older: Buffer | None) -> None:
+        if work.buffer is not None and older is not None and work.shared is not None:
+            with self.timeline.span("compute", "freshen", work.number):
+                work.buffer.freshen(older, work.shared)
 
     def _computed(self, work: _Work, window: Window, samples: int) -> tuple[float, float, str]:
         """Of all micro-batches, forward and backward: loss, seconds exposed, what is not finite."""

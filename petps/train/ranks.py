@@ -143,7 +143,7 @@ class RankedFeed:
         if publish is not None and publisher is None:
             raise InvalidArgument("to publish needs a publisher")
         self._tables, self._link = tables, link
-        self._store, self._policy = store, policy
+        self._store = store
         self._every = {"checkpoint": checkpoint, PUBLISH: publish}
         self._last = dict.fromkeys(self._every, time.monotonic())
         self.publisher = publisher

@@ -236,8 +236,9 @@ class ShardedTables:
         self.rank = rank
         self.world = world
         self.partitions = partitions
+        self.optimizer = optimizer
         self.tracker = tracker or Tracker()
-        self._pool = _opened(path, specs, optimizer, partitions)
+        self._pool = _opened(path, specs, optimizer, partitions, f"{MODEL}@{rank}-of-{world}")
         try:
             self._tables = {
                 spec.name: ShardedTable(
@@ -319,34 +320,45 @@ def _opened(
     specs: Sequence[TableSpec],
     optimizer: Optimizer,
     partitions: int,
+    worker: str,
 ) -> Pool:
-    """The pool with these tables. Raises FailedPrecondition if it holds others."""
+    """The pool with these tables, made as far as they are not there: a worker may have been killed
+    while it made them. Raises FailedPrecondition if it holds others, or another worker's.
+    """
     widths = {spec.name: spec.dim + sum(optimizer.columns(spec.dim).values()) for spec in specs}
     if path is not None and Path(path).exists():
         pool = Pool.open(path)
-        with contextlib.ExitStack() as stack:
-            stack.callback(pool.close)
-            _check_same(pool, path, specs, widths)
-            stack.pop_all()
-        return pool
-    # A version can be restored after a loss of power; within one, the kernel writes back.
-    pool = Pool.create(path, durability="process")
-    pool.create_model(MODEL, partitions)
-    for spec in specs:
-        pool.create_table(spec.name, dim=widths[spec.name], capacity=spec.capacity, model=MODEL)
+    else:
+        # A version can be restored after a loss of power; within one, the kernel writes back.
+        pool = Pool.create(path, durability="process")
+    with contextlib.ExitStack() as stack:
+        stack.callback(pool.close)
+        made = {each.name: each.partitions for each in pool.native.instances()}
+        if made and made != {worker: partitions}:
+            raise FailedPrecondition(
+                f"pool {path} is that of {', '.join(made)} with "
+                f"{', '.join(map(str, made.values()))} partitions, not of {worker} with "
+                f"{partitions}: give another path, and restore a version"
+            )
+        if not made:
+            pool.native.create_instance(MODEL, worker, partitions)
+        _make_tables(pool, path, specs, widths)
+        stack.pop_all()
     return pool
 
 
-def _check_same(
+def _make_tables(
     pool: Pool, path: Any, specs: Sequence[TableSpec], widths: Mapping[str, int]
 ) -> None:
     held = {table.name: table for table in pool.tables(MODEL)}
     for spec in specs:
+        width = widths[spec.name]
         there = held.get(spec.name)
-        if there is None or there.dim != widths[spec.name] or there.capacity != spec.capacity:
+        if there is None:
+            there = pool.create_table(spec.name, dim=width, capacity=spec.capacity, model=MODEL)
+        if there.dim != width or there.capacity != spec.capacity:
             raise FailedPrecondition(
-                f"pool {path} was made for other tables ({spec.name}: "
-                f"{'missing' if there is None else f'{there.dim} values, {there.capacity} rows'}; "
-                f"wanted {widths[spec.name]} and {spec.capacity}): give the same tables and "
-                "optimizer, or another path and restore a version"
+                f"pool {path} was made for other tables ({spec.name}: {there.dim} values, "
+                f"{there.capacity} rows; wanted {width} and {spec.capacity}): give the same tables "
+                "and optimizer, or another path and restore a version"
             )

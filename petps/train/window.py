@@ -67,11 +67,12 @@ class Window:
             for slots, dim in zip(buffer.slots, layout.dims, strict=True)
         ]
         """By block float32[n, dim]: the sums so far."""
-
-    def _positions(self, micro: int) -> list[Any]:
-        return [
-            self._torch.from_numpy(each).to(self._buffer.slots[block].device)
-            for block, each in enumerate(self._owned.positions[micro])
+        self._positions = [
+            [
+                self._torch.from_numpy(at).to(slots.device)
+                for at, slots in zip(each, buffer.slots, strict=True)
+            ]
+            for each in buffer.owned.positions
         ]
 
     def send_rows(self, micro: int) -> list[Any]:
@@ -79,7 +80,7 @@ class Window:
         rows = [
             slots.index_select(0, at)[:, :dim]
             for slots, at, dim in zip(
-                self._buffer.slots, self._positions(micro), self._layout.dims, strict=True
+                self._buffer.slots, self._positions[micro], self._layout.dims, strict=True
             )
         ]
         return self._exchanged(rows, self._owned.counts[micro], self._asked_rows(micro))
@@ -88,7 +89,7 @@ class Window:
         """gradients: by block float32[u, dim] of send_rows()'s rows; each goes to its owner."""
         come = self._owned.counts[micro]
         received = self._exchanged(list(gradients), self._asked_rows(micro), come)
-        for block, at in enumerate(self._positions(micro)):
+        for block, at in enumerate(self._positions[micro]):
             total = self.gradients[block]
             pieces = received[block].split(come[block])
             for to, piece in zip(at.split(come[block]), pieces, strict=True):

@@ -18,7 +18,7 @@ from petps.checkpoint.policy import Merged, TwoD
 from petps.checkpoint.shares import commit_shares, write_share
 from petps.checkpoint.state import State
 from petps.checkpoint.store import BASE, DELTA
-from petps.errors import FailedPrecondition, InvalidArgument, IoError
+from petps.errors import FailedPrecondition, InvalidArgument, IoError, NotFound
 from tests.python.checkpoint.replay import Replay, assert_same
 from tests.python.checkpoint.test_store import TABLES, steps
 
@@ -190,3 +190,28 @@ def test_policies_see_all_chunks_of_a_version(tmp_path: Path) -> None:
         ended.append(sum(c.rows for c in store.state.line.chunks if not c.open))
     assert ended == [150, 150]
     assert measured == [1.0, 1.0]
+
+
+def test_a_version_written_anew_under_a_reader_is_not_mixed_with_the_one_before(
+    tmp_path: Path,
+) -> None:
+    store = Store.create(tmp_path, "m", [Table.of("items", 2)])
+    store.write(1, _one(0, 1), kind=BASE)
+
+    def chunks(value: float) -> dict[str, list[Rows]]:
+        return {"items": [_one(value, key, key + 1)["items"] for key in range(0, 60, 2)]}
+
+    old = store.write(2, chunks(1), kind=BASE)
+    files = {chunk.file for chunk in store.state.line_of(2).of(2)}
+    reader = Store.open(tmp_path)
+    pieces = reader.pieces("items", 2)
+    next(pieces)
+    store.rollback(1)
+    assert store.write(2, chunks(2), kind=BASE).created_ns != old.created_ns
+    for file in files:
+        (tmp_path / file).unlink(missing_ok=True)
+    with pytest.raises(NotFound, match="was rolled back, and another version is 2 now"):
+        list(pieces)
+    assert {float(rows.columns["row"].view("f4")[0, 0]) for rows in reader.pieces("items", 2)} == {
+        2.0
+    }

@@ -16,6 +16,7 @@ from petps.errors import (
     NotFound,
     ResourceExhausted,
 )
+from petps.pool import Pool
 from petps.train.admission import NEWER_MAX, Admission
 from petps.train.optimizer import Adam, RowwiseAdagrad, Sgd
 from petps.train.sharded import ShardedTables, TableSpec
@@ -85,6 +86,22 @@ def test_what_was_written_back_is_there_after_a_reopen(tmp_path: Path) -> None:
         assert gathered.deleted.tolist() == [False] * len(keys) + [True]
     with pytest.raises(FailedPrecondition, match=r"made for other tables \(t: 19 values"):
         ShardedTables(tmp_path / "pool", [TableSpec("t", 6, 2000)], Sgd(1))
+    for options in ({"rank": 1, "world": 2}, {"world": 2}, {"partitions": 8}):
+        with pytest.raises(FailedPrecondition, match=r"is that of train@0-of-1 with 64 partitions"):
+            opened(tmp_path / "pool", **options)
+    with opened(tmp_path / "pool") as tables:
+        assert np.array_equal(tables["t"].keys(), keys)
+
+
+def test_a_pool_that_was_not_made_to_its_end_is_made_on(tmp_path: Path) -> None:
+    specs = [TableSpec("a", 2, 10), TableSpec("b", 2, 10)]
+    Pool.create(tmp_path / "bare", durability="process").close()
+    ShardedTables(tmp_path / "half", specs[:1], Sgd(1)).close()
+    for name in ("bare", "half"):
+        with ShardedTables(tmp_path / name, specs, Sgd(1)) as tables:
+            tables["b"].write_back(1, keys_of(3), np.ones((3, 2), np.float32))
+        with ShardedTables(tmp_path / name, specs, Sgd(1)) as tables:
+            assert len(tables["b"].keys()) == 3
 
 
 def test_a_load_rolls_back_and_erases() -> None:
