@@ -353,9 +353,10 @@ class Store:
     def pieces(self, table: str, version: int | None = None) -> Iterator[Rows]:
         """restore() of one table, piece by piece in the order of keys.
 
-        In memory is no more than what was written above the base and four of its chunks, which are
-        read side by side (of a base that ranks wrote: four of each rank). Raises as restore() does,
-        and NotFound once the version was rolled back, be there another of its number or not.
+        In memory is no more than what was written above the base, four of its chunks, which are
+        read side by side (of a base that ranks wrote: four of each rank), and the piece that is
+        laid, twice. Raises as restore() does, and NotFound once the version was rolled back, be
+        there another of its number or not.
         """
         self._check_tables([table])
         chosen = self._state.line.versions[-1].version if version is None else version
@@ -369,6 +370,7 @@ class Store:
                 for rows, after in self._windows(state.line_of(chosen), chosen, table, start):
                     yield rows
                     start = after
+                    del rows  # not held while the next one is laid
             except DataLoss as error:
                 if self.refresh().number == state.number:
                     needed = state.line_of(chosen).of(chosen)
@@ -408,6 +410,7 @@ class Store:
             layers = [*(rows for _, rows in held), *above]
             cut = [rows.between(start, stop) for rows in layers]
             yield lay_over(line.tables[table], cut, keep_deleted=False), stop
+            del read, layers, cut  # not held while the next one is awaited
             start = stop or 0
 
     def _check_tables(self, names: Sequence[str]) -> None:

@@ -209,6 +209,7 @@ def _pieces(
     columns = store.tables_of(version)[table].columns
     for rows in store.pieces(table, version):
         yield rows.keys, {each.name: each.values(rows.columns[each.name]) for each in columns}
+        del rows  # not held while the next one is made
 
 
 class Sent:

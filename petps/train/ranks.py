@@ -379,6 +379,7 @@ class RankedFeed:
                 rows.keys[mine],
                 {each.name: each.values(rows.columns[each.name][mine]) for each in columns},
             )
+            del rows  # not held while the next one is made
 
     def _owe_again(self, store: Store, version: int) -> None:
         tracker = self._tables.tracker

@@ -86,7 +86,7 @@ def test_into_the_trainers_own_arrays_in_bounded_memory(written: Path) -> None:
     rows, sums = expected()
     np.testing.assert_array_equal(trainer.rows, rows)
     np.testing.assert_array_equal(trainer.sums, sums)
-    # Chunks that are read ahead, two copies of the one that is loaded, and what lies above.
+    # Chunks that are read ahead; of one: it, its laid rows, as numbers, a copy under way; above.
     assert peak < (reader_module.READ_THREADS + 4) * CHUNK_BYTES + 3 * above
     assert peak < MODEL_BYTES
     assert Store.open(written).state.restores >= 1
