@@ -5,7 +5,7 @@ Never does:  talk to other workers.
 Called by:   pipeline.py, stages.py.
 Invariants:  row and optimizer state move together; a key without a row reads as zeros, and is
              neither updated nor copied nor written back.
-Threads:     one at a time.
+Threads:     one at a time; on a GPU each on its lane.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from petps.train.kernels import intersection
 from petps.train.optimizer import Optimizer
 from petps.train.pytorch import torch_module
-from petps.train.routing import Keys, Layout, Owned
+from petps.train.routing import Layout, Owned
 from petps.train.sharded import ShardedTables
+from petps.train.streams import Lane
 
 __all__ = ["Buffer", "Shared", "shared_rows"]
 
-Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,30 +39,41 @@ class Shared:
 class Buffer:
     """Slots of the keys that all workers want of this one: by block float32[n, width]."""
 
-    def __init__(self, batch: int, owned: Owned, layout: Layout, slots: list[Any]) -> None:
+    def __init__(
+        self, batch: int, owned: Owned, tables: ShardedTables, layout: Layout, lane: Lane
+    ) -> None:
+        """Rows as the pool has them now; new ones as they begin (NestPipe IV.A)."""
         self.batch = batch
         self.owned = owned
-        self.slots = slots
-        self.live: list[Any] = []
+        self.live: list[Mask] = []
         """By table: bool[n], which keys have a row."""
         self._layout = layout
-
-    @staticmethod
-    def retrieve(
-        batch: int, owned: Owned, tables: ShardedTables, layout: Layout, device: Any
-    ) -> Buffer:
-        """Rows as the pool has them now; new ones as they begin (NestPipe IV.A)."""
-        torch = torch_module()
-        slots: list[Any] = [[] for _ in layout.dims]
-        live = []
+        blocks: list[Any] = []
+        for block in range(len(layout.dims)):
+            numbers = np.flatnonzero(layout.block_of == block)
+            count = sum(len(owned.keys[number]) for number in numbers)
+            width = tables[layout.names[numbers[0]]].width
+            blocks.append(lane.staged((count, width), torch_module().float32))
+        hosts = [block.numpy() for block in blocks]
         for number, name in enumerate(layout.names):
-            rows = tables[name].retrieve(batch, owned.keys[number], owned.seen[number])
-            slots[layout.block_of[number]].append(torch.from_numpy(rows.slots))
-            live.append(rows.live)
-        blocks = [each[0] if len(each) == 1 else torch.cat(each) for each in slots]
-        buffer = Buffer(batch, owned, layout, [block.to(device) for block in blocks])
-        buffer.live = live
-        return buffer
+            keys, begin = owned.keys[number], int(owned.begins[number])
+            into = hosts[layout.block_of[number]][begin : begin + len(keys)]
+            self.live.append(tables[name].retrieve(batch, keys, owned.seen[number], into).live)
+        self.slots = [lane.copied(block) for block in blocks]
+        self.keys = [lane.copied(keys.view(np.int64)) for keys in owned.keys]
+        """By table: int64[n], the bits of its keys, on the device."""
+        self._trained = [self._live_of(block, lane) for block in range(len(layout.dims))]
+
+    def _live_of(self, block: int, lane: Lane) -> Any | None:
+        """Positions of a block's keys that have a row; None: all have."""
+        numbers = np.flatnonzero(self._layout.block_of == block)
+        live = np.concatenate([self.live[number] for number in numbers])
+        return None if live.all() else lane.copied(np.flatnonzero(live))
+
+    @property
+    def tensors(self) -> list[Any]:
+        """Of the device: what the lane that made it hands to others."""
+        return [*self.slots, *(each for each in self._trained if each is not None)]
 
     def freshen(self, older: Buffer, shared: Shared) -> None:
         """Copies what the batch before has updated: rows and state (NestPipe IV.B)."""
@@ -71,22 +84,17 @@ class Buffer:
 
     def update(self, gradients: list[Any], optimizer: Optimizer) -> None:
         """gradients: by block float32[n, dim]."""
-        torch = torch_module()
-        for block, (slots, gradient) in enumerate(zip(self.slots, gradients, strict=True)):
-            live = np.concatenate(
-                [self.live[each] for each in np.flatnonzero(self._layout.block_of == block)]
-            )
-            if live.all():
+        for slots, gradient, chosen in zip(self.slots, gradients, self._trained, strict=True):
+            if chosen is None:
                 optimizer.apply(slots, gradient)
                 continue
-            chosen = torch.from_numpy(np.flatnonzero(live)).to(slots.device)
             updated = slots.index_select(0, chosen)
             optimizer.apply(updated, gradient.index_select(0, chosen))
             slots.index_copy_(0, chosen, updated)
 
-    def write_back(self, tables: ShardedTables) -> None:
+    def write_back(self, tables: ShardedTables, lane: Lane) -> None:
         """The rows that there are, into the pool."""
-        hosts = [block.cpu().numpy() for block in self.slots]
+        hosts = lane.arrays("written", self.slots)
         for number, name in enumerate(self._layout.names):
             keys, live = self.owned.keys[number], self.live[number]
             begin = int(self.owned.begins[number])
@@ -96,26 +104,20 @@ class Buffer:
             tables[name].write_back(self.batch, keys, rows)
 
 
-def shared_rows(older: Buffer, newer: Buffer, layout: Layout, device: Any) -> Shared:
+def shared_rows(older: Buffer, newer: Buffer, layout: Layout, lane: Lane) -> Shared:
     """Keys of both buffers that have a row in the older (NestPipe IV.B: compact key sets)."""
     torch = torch_module()
     found: tuple[list[Any], list[Any]] = ([], [])
     for block in range(len(layout.dims)):
-        parts: tuple[list[Ints], list[Ints]] = ([], [])
+        parts: tuple[list[Any], list[Any]] = ([], [])
         for number in np.flatnonzero(layout.block_of == block):
-            left, right = _common(older.owned.keys[number], newer.owned.keys[number])
-            known = older.live[number][left]
-            parts[0].append(left[known] + older.owned.begins[number])
-            parts[1].append(right[known] + newer.owned.begins[number])
+            left, right = intersection(older.keys[number], newer.keys[number])
+            live = older.live[number]
+            if not live.all():
+                known = lane.copied(live)[left]
+                left, right = left[known], right[known]
+            parts[0].append(left + int(older.owned.begins[number]))
+            parts[1].append(right + int(newer.owned.begins[number]))
         for into, part in zip(found, parts, strict=True):
-            into.append(torch.from_numpy(np.concatenate(part)).to(device))
+            into.append(part[0] if len(part) == 1 else torch.cat(part))
     return Shared(*found)
-
-
-def _common(left: Keys, right: Keys) -> tuple[Ints, Ints]:
-    """Positions of the keys that both have, each ascending."""
-    if len(left) == 0 or len(right) == 0:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    where = np.minimum(np.searchsorted(left, right), len(left) - 1)
-    there = np.flatnonzero(left[where] == right)
-    return where[there].astype(np.int64), there.astype(np.int64)

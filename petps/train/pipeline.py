@@ -5,7 +5,7 @@ Never does:  open files, write checkpoints (hooks do), read data.
 Called by:   trainers, demo, bench.
 Invariants:  but in mode "stale", a batch is trained with rows that have all updates before it;
              nothing of a batch is applied on any worker unless its gradients are finite on all.
-Threads:     the caller's; stages, link and write-back have their own.
+Threads:     the caller's; stages, link and write-back have their own, on a GPU streams too.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
-
-import numpy as np
 
 from petps.errors import FailedPrecondition, InvalidArgument
 from petps.train.batch import Batch
@@ -27,7 +25,9 @@ from petps.train.pytorch import torch_module
 from petps.train.routing import Asked, Layout, Owned, ask, exchange
 from petps.train.sharded import ShardedTables
 from petps.train.stages import Chain
+from petps.train.streams import Handed, Lane, Lanes
 from petps.train.timeline import Timeline
+from petps.train.totals import Totals
 from petps.train.window import Lookup, Window
 
 __all__ = ["MODES", "Boundary", "Hook", "Mode", "Pipeline", "Step"]
@@ -74,6 +74,9 @@ class Hook(Protocol):
         """Called on all workers; the next batch waits."""
 
 
+_Spans = list[tuple[Any, Any]]  # moments of a lane
+
+
 @dataclass(eq=False, slots=True)
 class _Work:
     """A batch on its way."""
@@ -86,7 +89,11 @@ class _Work:
     owned: Owned | None = None
     buffer: Buffer | None = None
     shared: Shared | None = None
+    positions: list[list[Any]] = field(default_factory=list)
+    """Owned's, on the device."""
     tensors: list[dict[str, tuple[Any, Any]]] = field(default_factory=list)
+    handed: list[Handed | None] = field(default_factory=list)
+    """What stages have made for the training of this batch."""
 
 
 class Pipeline:
@@ -99,6 +106,8 @@ class Pipeline:
     baseline that is wrong. steps: train so many, else all that the loaders have. first_step: of the
     next batch, behind a restored version. arrange: puts a batch's samples in the order in which
     micro-batches are cut (clustering). deterministic: sums in a fixed order (bit-equal runs).
+    device: where the model is and rows are trained; on a GPU on the stream that is current where
+    the pipeline is called.
 
     Errors: InvalidArgument (a gradient that is not finite: nothing of that step was applied),
     Unavailable, DeadlineExceeded (a peer); then the pipeline has ended.
@@ -161,12 +170,12 @@ class Pipeline:
         self._write_error: BaseException | None = None
         self._writing = threading.Condition()
         self._allowed = threading.Semaphore(0)
-        self._crossing = 0.0
         ahead = mode in ("nested", "dual", "stale")
         overlaps = mode in ("nested", "frozen", "stale")
         name = f"petps-train-{tables.rank}"
         self._wire = ThreadPoolExecutor(1, f"{name}-link") if overlaps else None
         self._writer = ThreadPoolExecutor(1, f"{name}-write-back") if ahead else None
+        self._lanes = Lanes.of(self._device, ahead=ahead, overlaps=overlaps)
         self._chain: Chain | None = None
         self._chain_name = name
         self._ahead = ahead
@@ -195,11 +204,12 @@ class Pipeline:
             raise FailedPrecondition(f"the pipeline has ended: {self._broken}")
         began = time.monotonic()
         try:
-            work = self._next_work()
-            if work is None:
-                self._wait_written(self._next_number - 1)
-                return None
-            return self._trained(work, began)
+            with self._lanes.compute.use():
+                work = self._next_work()
+                if work is None:
+                    self._wait_written(self._next_number - 1)
+                    return None
+                return self._trained(work, began)
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"
             raise
@@ -264,14 +274,22 @@ class Pipeline:
         assert work.asked is not None
         assert work.owned is not None
         number, older, self._active = work.number, self._active, work.buffer
+        lane, arrived = self._lanes.compute, self._lanes.compute.now()
+        for handed in work.handed:
+            lane.take(handed)
         if self._mode != "stale":
             self._freshen(work, older)
-        stalled = time.monotonic() - began
-        window = Window(work.asked, work.buffer, self._layout, self._links.rows)
+        freshened, came = time.monotonic(), lane.now()
+        window = Window(work.asked, work.buffer, work.positions, self._layout, self._links.rows)
         samples = sum(work.owned.samples)
-        self._crossing = 0.0
-        loss, exposed, bad = self._computed(work, window, samples)
-        totals = self._reduced(loss, number, bad)
+        totals = Totals(lane, lambda *row: self._name_row(work, *row))
+        exposed, crossings = self._computed(work, window, totals, samples)
+        with self.timeline.span("compute", "reduce", number):
+            wishes = [hook.wants(number) for hook in self._hooks]
+            loss, wanted = totals.summed(
+                number, self._parameters, wishes, self._links.dense,
+                deterministic=self._deterministic,
+            )  # fmt: skip
         if self._mode == "stale":
             self._freshen(work, older)  # else the batch before would be undone
         with self.timeline.span("compute", "update", number):
@@ -279,21 +297,22 @@ class Pipeline:
             if self._optimizer is not None:
                 self._optimizer.step()
         begin = time.monotonic()
-        self._write_back(work.buffer)
-        stalled += time.monotonic() - begin
-        wanted = [hook for hook, asked in zip(self._hooks, totals[1:], strict=True) if asked]
-        if wanted:
+        self._write_back(work.buffer, lane.hand("updated", work.buffer.slots))
+        stalled = time.monotonic() - begin
+        stalled += max(freshened - began, lane.seconds(arrived, came))
+        if any(wanted):
             self._wait_written(number)
-            for hook in wanted:
-                hook.act(Boundary(number, work.reader))
+            for hook, asked in zip(self._hooks, wanted, strict=True):
+                if asked:
+                    hook.act(Boundary(number, work.reader))
         return Step(
             number=number,
             samples=samples,
-            loss=totals[0],
+            loss=loss,
             seconds=time.monotonic() - began,
             lookup_stall=stalled,
-            exposed=exposed,
-            crossing=self._crossing,
+            exposed=_total(lane, exposed),
+            crossing=_total(self._lanes.link, crossings),
         )
 
     def _freshen(self, work: _Work, older: Buffer | None) -> None:
@@ -301,62 +320,69 @@ class Pipeline:
             with self.timeline.span("compute", "freshen", work.number):
                 work.buffer.freshen(older, work.shared)
 
-    def _computed(self, work: _Work, window: Window, samples: int) -> tuple[float, float, str]:
-        """Of all micro-batches, forward and backward: loss, seconds exposed, what is not finite."""
+    def _computed(
+        self, work: _Work, window: Window, totals: Totals, samples: int
+    ) -> tuple[_Spans, _Spans]:
+        """Of all micro-batches, forward and backward: what was exposed, and how long it crossed."""
+        assert work.buffer is not None
+        lane = self._lanes.compute
         for parameter in self._parameters:
             parameter.grad = None
         micros = range(len(work.parts))
-        exposed = loss = 0.0
-        bad = ""
-        early = [self._cross(work, window.send_rows, each) for each in micros] if self._wire else []
-        returned = []
-        for micro in micros:
-            crossing = early[micro] if early else self._cross(work, window.send_rows, micro)
-            rows, waited = self._awaited(work, crossing, micro)
-            exposed += waited
-            with self.timeline.span("compute", "dense", work.number, micro):
-                value, gradients = self._micro_batch(work, micro, rows, samples)
-                loss += value
-                bad = bad or self._not_finite(work, micro, value, gradients)
-            back = self._cross(work, window.take_gradients, micro, gradients)
-            returned.append(back)
-            if not self._wire:
-                exposed += self._awaited(work, back, micro)[1]
-        if self._wire:
-            for micro, back in enumerate(returned):
-                exposed += self._awaited(work, back, micro)[1]
-        return loss, exposed, bad
+        exposed: _Spans = []
+        crossings: _Spans = []
 
-    def _cross(
-        self, work: _Work, transfer: Callable[..., Any], micro: int, *more: Any
-    ) -> Callable[[], Any]:
-        """Begins a transfer, or does so once it is waited for."""
+        def cross(
+            transfer: Callable[..., Any], handed: Handed | None, micro: int, *more: Any
+        ) -> Callable[[], Any]:
+            """Begins a transfer, or does so once it is waited for."""
 
-        def timed() -> Any:
-            begin = time.monotonic()
-            with self.timeline.span("link", transfer.__name__, work.number, micro):
-                found = transfer(micro, *more)
-            self._crossing += time.monotonic() - begin
+            def crossed() -> Any:
+                link = self._lanes.link
+                with self.timeline.span("link", transfer.__name__, work.number, micro), link.use():
+                    link.take(handed)
+                    begin = link.now()
+                    found = transfer(micro, *more)
+                    crossings.append((begin, link.now()))
+                    name = "rows" if transfer == window.send_rows else "sums"
+                    return found, link.hand(name, found)
+
+            return crossed if self._wire is None else self._wire.submit(crossed).result
+
+        def awaited(crossing: Callable[[], Any], micro: int) -> Any:
+            begin = lane.now()
+            with self.timeline.span("compute", "wait", work.number, micro):
+                found, handed = crossing()
+                lane.take(handed)
+            exposed.append((begin, lane.now()))
             return found
 
-        if self._wire is None:
-            return timed
-        future: Future[Any] = self._wire.submit(timed)
-        return future.result
-
-    def _awaited(self, work: _Work, crossing: Callable[[], Any], micro: int) -> tuple[Any, float]:
-        begin = time.monotonic()
-        with self.timeline.span("compute", "wait", work.number, micro):
-            found = crossing()
-        return found, time.monotonic() - begin
+        fresh = lane.hand("fresh", [*work.buffer.slots, *window.tensors])
+        send, take = window.send_rows, window.take_gradients
+        early = [cross(send, fresh, each) for each in micros] if self._wire else []
+        returned = []
+        for micro in micros:
+            rows = awaited(early[micro] if early else cross(send, fresh, micro), micro)
+            with self.timeline.span("compute", "dense", work.number, micro):
+                loss, gradients = self._micro_batch(work, micro, rows, samples)
+                totals.add(loss, gradients)
+            handed = lane.hand("gradients", gradients)
+            returned.append(cross(take, handed, micro, gradients))
+            if not self._wire:
+                awaited(returned[-1], micro)
+        if self._wire:
+            for micro, back in enumerate(returned):
+                awaited(back, micro)
+        return exposed, crossings
 
     def _micro_batch(
         self, work: _Work, micro: int, rows: list[Any], samples: int
-    ) -> tuple[float, list[Any]]:
+    ) -> tuple[Any, list[Any]]:
         part = work.parts[micro]
         leaves = [block.detach().requires_grad_(True) for block in rows]
         if part.samples == 0:
-            return 0.0, [self._torch.zeros_like(block) for block in leaves]
+            nothing = [self._torch.zeros_like(block) for block in leaves]
+            return self._torch.zeros((), device=self._device), nothing
         lookups = {}
         for feature, (inverse, offsets) in work.tensors[micro].items():
             block = self._layout.block_of[self._layout.table_of(feature)]
@@ -372,20 +398,9 @@ class Pipeline:
         gradients = [
             self._torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves
         ]
-        return float(loss.detach()), gradients
+        return loss, gradients
 
-    def _not_finite(self, work: _Work, micro: int, loss: float, gradients: Sequence[Any]) -> str:
-        """What is wrong with this micro-batch; empty: nothing."""
-        if not np.isfinite(loss):
-            return f"the loss of micro-batch {micro} is {loss}"
-        for block, gradient in enumerate(gradients):
-            finite = self._torch.isfinite(gradient).all(dim=1)
-            if not bool(finite.all()):
-                row = int(self._torch.nonzero(~finite)[0])
-                return f"the gradient of {self._key_of(work, micro, block, row)}"
-        return ""
-
-    def _key_of(self, work: _Work, micro: int, block: int, row: int) -> str:
+    def _name_row(self, work: _Work, micro: int, block: int, row: int) -> str:
         for feature, (inverse, _) in work.tensors[micro].items():
             table = self._layout.table_of(feature)
             if self._layout.block_of[table] == block:
@@ -395,64 +410,23 @@ class Pipeline:
                     return f"table {self._layout.names[table]}, key {key}"
         return f"row {row}"
 
-    def _reduced(self, loss: float, number: int, bad: str) -> list[float]:
-        """Sums dense gradients, loss and wishes over the workers; [loss, wishes of the hooks].
-
-        Raises InvalidArgument on all of them if a gradient of one is not finite.
-        """
-        torch, link = self._torch, self._links.dense
-        sums = [
-            torch.zeros(each.numel(), device=each.device) if each.grad is None
-            else each.grad.reshape(-1)
-            for each in self._parameters
-        ]  # fmt: skip
-        for parameter, gradient in zip(self._parameters, sums, strict=True):
-            if not bad and not bool(torch.isfinite(gradient).all()):
-                bad = f"the gradient of a dense parameter of shape {list(parameter.shape)}"
-        told = torch.zeros(1 + len(self._hooks) + link.world, device=self._device)
-        told[0] = loss
-        for position, hook in enumerate(self._hooks):
-            told[1 + position] = float(hook.wants(number))
-        told[1 + len(self._hooks) + link.rank] = float(bool(bad))
-        flat = torch.nan_to_num(torch.cat([*sums, told])) if bad else torch.cat([*sums, told])
-        with self.timeline.span("compute", "reduce", number):
-            if self._deterministic:
-                gathered = link.all_gather(flat)
-                flat = gathered[0].clone()
-                for each in gathered[1:]:
-                    flat += each
-            else:
-                flat = link.all_reduce(flat)
-        tail = flat[len(flat) - len(told) :].tolist()
-        wrong = [rank for rank, flag in enumerate(tail[1 + len(self._hooks) :]) if flag]
-        if wrong:
-            raise InvalidArgument(
-                f"step {number}: {bad or f'a value on worker {wrong[0]}'} is not finite; nothing "
-                f"of this step was applied (workers {', '.join(map(str, wrong))}): lower the "
-                "learning rate, or look at that batch"
-            )
-        at = 0
-        for parameter in self._parameters:
-            mine = flat[at : at + parameter.numel()].view_as(parameter)
-            parameter.grad = mine.to(parameter.dtype, copy=True)
-            at += parameter.numel()
-        return tail[: 1 + len(self._hooks)]  # type: ignore[no-any-return]
-
     # ---- write-back
 
-    def _write_back(self, buffer: Buffer) -> None:
+    def _write_back(self, buffer: Buffer, updated: Handed | None) -> None:
         if self._writer is None:
-            self._written_back(buffer)
+            self._written_back(buffer, updated)
             if self._write_error is not None:
                 raise self._write_error
         else:
-            self._writer.submit(self._written_back, buffer)
+            self._writer.submit(self._written_back, buffer, updated)
 
-    def _written_back(self, buffer: Buffer) -> None:
+    def _written_back(self, buffer: Buffer, updated: Handed | None) -> None:
         error: BaseException | None = None
+        lane = self._lanes.write_back
         try:
-            with self.timeline.span("write-back", "write-back", buffer.batch):
-                buffer.write_back(self._tables)
+            with self.timeline.span("write-back", "write-back", buffer.batch), lane.use():
+                lane.take(updated)
+                buffer.write_back(self._tables, lane)
         except BaseException as failed:
             error = failed
         with self._writing:
@@ -483,15 +457,17 @@ class Pipeline:
             self._reader = batch.reader
             if self._arrange is not None:
                 batch = self._arrange(batch)
-            return _Work(number, list(batch.parts(self._micros)), batch.reader, False)
+            parts = list(batch.parts(self._micros))
+            with self._lanes.to_device.use():
+                parts = [_with_dense(part, self._lanes.to_device.pinned) for part in parts]
+            return _Work(number, parts, batch.reader, False)
 
     def _to_device(self, work: _Work) -> _Work:
-        with self.timeline.span("to-device", "to-device", work.number):
-            if self._device.type != "cpu":
-                work.parts = [
-                    Batch(part.keys, {n: v.to(self._device) for n, v in part.dense.items()})
-                    for part in work.parts
-                ]
+        lane = self._lanes.to_device
+        with self.timeline.span("to-device", "to-device", work.number), lane.use():
+            work.parts = [_with_dense(part, lane.copied) for part in work.parts]
+            dense = [each for part in work.parts for each in part.dense.values()]
+            work.handed.append(lane.hand("samples", dense))
         return work
 
     def _route(self, work: _Work) -> _Work | None:
@@ -499,39 +475,52 @@ class Pipeline:
             self._allowed.acquire()
             if self._broken or (self._last is not None and work.number > self._last):
                 return None
-        with self.timeline.span("route", "route", work.number):
+        lane = self._lanes.route
+        with self.timeline.span("route", "route", work.number), lane.use():
             work.asked = ask(work.parts, self._tables, self._layout)
             samples = sum(part.samples for part in work.parts)
             work.owned = exchange(work.asked, samples, work.ended, self._layout, self._links.keys)
             if work.owned.ended:
                 self._ended.set()
                 return None
-            from_numpy = self._torch.from_numpy
+            work.positions = [[lane.copied(at) for at in each] for each in work.owned.positions]
             work.tensors = [
                 {
-                    feature: (
-                        from_numpy(inverse).to(self._device),
-                        from_numpy(part.keys[feature].offsets).to(self._device),
-                    )
+                    feature: (lane.copied(inverse), lane.copied(part.keys[feature].offsets))
                     for feature, inverse in inverses.items()
                 }
                 for part, inverses in zip(work.parts, work.asked.inverse, strict=True)
             ]
+            made = [each for part in work.tensors for both in part.values() for each in both]
+            made += [at for each in work.positions for at in each]
+            work.handed.append(lane.hand("keys", made))
         return work
 
     def _retrieve(self, work: _Work) -> _Work:
         assert work.owned is not None
         # A key of this batch and of the one before the last is in neither buffer's intersection.
         self._wait_written(work.number - (2 if self._ahead else 1))
-        with self.timeline.span("retrieve", "retrieve", work.number):
+        lane = self._lanes.retrieve
+        with self.timeline.span("retrieve", "retrieve", work.number), lane.use():
             older, self._retrieved = (
                 self._retrieved,
-                Buffer.retrieve(work.number, work.owned, self._tables, self._layout, self._device),
+                Buffer(work.number, work.owned, self._tables, self._layout, lane),
             )
             work.buffer = self._retrieved
+            made = work.buffer.tensors
             if self._ahead and older is not None:
-                work.shared = shared_rows(older, work.buffer, self._layout, self._device)
+                work.shared = shared_rows(older, work.buffer, self._layout, lane)
+                made += [*work.shared.older, *work.shared.newer]
+            work.handed.append(lane.hand("retrieved", made))
         return work
+
+
+def _with_dense(batch: Batch, of: Callable[[Any], Any]) -> Batch:
+    return Batch(batch.keys, {name: of(each) for name, each in batch.dense.items()}, batch.reader)
+
+
+def _total(lane: Lane, spans: _Spans) -> float:
+    return sum(lane.seconds(begin, end) for begin, end in spans)
 
 
 def _said(loss: Any) -> str:

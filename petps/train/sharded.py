@@ -99,9 +99,13 @@ class ShardedTable:
         """See TrainedTable."""
         return self.spec.name
 
-    def retrieve(self, batch: int, keys: Keys, seen: npt.NDArray[np.integer]) -> Retrieved:
-        """keys: uint64[n], ascending, each once; seen: how often each stands in the batch."""
-        slots = np.empty((len(keys), self.width), np.float32)
+    def retrieve(
+        self, batch: int, keys: Keys, seen: npt.NDArray[np.integer], into: Floats | None = None
+    ) -> Retrieved:
+        """keys: uint64[n], ascending, each once; seen: how often each stands in the batch; into:
+        float32[n, width], for the slots.
+        """
+        slots = np.empty((len(keys), self.width), np.float32) if into is None else into
         live = np.empty(len(keys), np.bool_)
         self._table.pull(keys, slots, live)
         new = np.flatnonzero(~live)

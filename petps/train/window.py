@@ -55,7 +55,10 @@ class Lookup:
 class Window:
     """Of one batch on one worker, which asks and owns at the same time."""
 
-    def __init__(self, asked: Asked, buffer: Buffer, layout: Layout, link: Link) -> None:
+    def __init__(
+        self, asked: Asked, buffer: Buffer, positions: Sequence[Any], layout: Layout, link: Link
+    ) -> None:
+        """positions: Owned's, on the device."""
         self._torch = torch_module()
         self._asked = asked
         self._buffer = buffer
@@ -67,13 +70,12 @@ class Window:
             for slots, dim in zip(buffer.slots, layout.dims, strict=True)
         ]
         """By block float32[n, dim]: the sums so far."""
-        self._positions = [
-            [
-                self._torch.from_numpy(at).to(slots.device)
-                for at, slots in zip(each, buffer.slots, strict=True)
-            ]
-            for each in buffer.owned.positions
-        ]
+        self._positions = positions
+
+    @property
+    def tensors(self) -> list[Any]:
+        """Of the device: what the link's lane is handed."""
+        return [*self.gradients, *(at for each in self._positions for at in each)]
 
     def send_rows(self, micro: int) -> list[Any]:
         """Sends what others want of this worker; by block float32[u, dim], what it asked for."""
@@ -85,8 +87,11 @@ class Window:
         ]
         return self._exchanged(rows, self._owned.counts[micro], self._asked_rows(micro))
 
-    def take_gradients(self, micro: int, gradients: Sequence[Any]) -> None:
-        """gradients: by block float32[u, dim] of send_rows()'s rows; each goes to its owner."""
+    def take_gradients(self, micro: int, gradients: Sequence[Any]) -> list[Any]:
+        """gradients: by block float32[u, dim] of send_rows()'s rows; each goes to its owner.
+
+        Returns the sums so far.
+        """
         come = self._owned.counts[micro]
         received = self._exchanged(list(gradients), self._asked_rows(micro), come)
         for block, at in enumerate(self._positions[micro]):
@@ -95,6 +100,7 @@ class Window:
             for to, piece in zip(at.split(come[block]), pieces, strict=True):
                 # Each row once in a rank's piece: a gather, a sum and a scatter have one order.
                 total.index_copy_(0, to, total.index_select(0, to).add_(piece))
+        return self.gradients
 
     def _asked_rows(self, micro: int) -> list[list[int]]:
         blocks = range(len(self._layout.dims))

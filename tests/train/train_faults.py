@@ -20,6 +20,7 @@ from petps.train.buffer import Buffer
 from petps.train.optimizer import Sgd
 from petps.train.pipeline import MODES, Mode, Pipeline
 from petps.train.sharded import ShardedTables, TableSpec
+from petps.train.streams import Lane
 
 WAIT_SECONDS = 60.0
 
@@ -90,10 +91,10 @@ def test_what_was_trained_before_an_error_is_in_the_pool(monkeypatch: pytest.Mon
     go = threading.Event()
     write_back = Buffer.write_back
 
-    def slow(self: Buffer, tables: ShardedTables) -> None:
+    def slow(self: Buffer, tables: ShardedTables, lane: Lane) -> None:
         if self.batch == 2:
             assert go.wait(WAIT_SECONDS)
-        write_back(self, tables)
+        write_back(self, tables, lane)
 
     monkeypatch.setattr(Buffer, "write_back", slow)
 

@@ -1,0 +1,105 @@
+"""What a step comes to, over the workers: the loss, dense gradients, and whether all are finite.
+
+Owns:        Totals.
+Never does:  apply anything.
+Called by:   pipeline.py.
+Invariants:  if a value of one worker is not finite, all raise; nothing is read from the device
+             before all of the step is queued on it.
+Threads:     the trainer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from petps.errors import InvalidArgument
+from petps.train.link import Link
+from petps.train.pytorch import torch_module
+from petps.train.streams import Lane
+
+__all__ = ["Totals"]
+
+
+class Totals:
+    """Of one step. name_row(micro, block, row): in words, for errors."""
+
+    def __init__(self, lane: Lane, name_row: Callable[[int, int, int], str]) -> None:
+        self._torch = torch_module()
+        self._lane = lane
+        self._name_row = name_row
+        self._losses: list[Any] = []
+        self._finite: list[list[Any]] = []  # by micro-batch and block: bool[u]
+
+    def add(self, loss: Any, gradients: Sequence[Any]) -> None:
+        """A micro-batch's: a value, and by block float32[u, dim]."""
+        self._losses.append(loss.detach().double())
+        self._finite.append([self._torch.isfinite(each).all(dim=1) for each in gradients])
+
+    def summed(
+        self,
+        number: int,
+        parameters: Sequence[Any],
+        wishes: Sequence[bool],
+        link: Link,
+        *,
+        deterministic: bool,
+    ) -> tuple[float, list[bool]]:
+        """Sums dense gradients in place; step ``number``'s loss, and which wishes any worker has.
+
+        Raises InvalidArgument on all workers if a value of one is not finite.
+        """
+        torch, lane = self._torch, self._lane
+        sums = [
+            torch.zeros(each.numel(), device=each.device) if each.grad is None
+            else each.grad.reshape(-1)
+            for each in parameters
+        ]  # fmt: skip
+        losses = torch.stack(self._losses)
+        checks = [torch.isfinite(losses).all()]
+        checks += [each.all() for blocks in self._finite for each in blocks]
+        checks += [torch.isfinite(each).all() for each in sums]
+        flags = np.zeros(1 + len(wishes) + link.world, np.float32)
+        flags[1 : 1 + len(wishes)] = wishes
+        told = lane.copied(flags)
+        told[0] = losses.sum()
+        told[1 + len(wishes) + link.rank] = ~torch.stack(checks).all()
+        flat = torch.cat([*sums, told])
+        if deterministic:
+            gathered = link.all_gather(flat)
+            flat = gathered[0].clone()
+            for each in gathered[1:]:
+                flat += each
+        else:
+            flat = link.all_reduce(flat)
+        tail = lane.arrays("totals", [flat[len(flat) - len(flags) :]])[0].tolist()
+        wrong = [rank for rank, flag in enumerate(tail[1 + len(wishes) :]) if flag]
+        if wrong:
+            own = self._wrong(sums, parameters) if link.rank in wrong else ""
+            raise InvalidArgument(
+                f"step {number}: {own or f'a value on worker {wrong[0]}'} is not finite; nothing "
+                f"of this step was applied (workers {', '.join(map(str, wrong))}): lower the "
+                "learning rate, or look at that batch"
+            )
+        at = 0
+        for parameter in parameters:
+            mine = flat[at : at + parameter.numel()].view_as(parameter)
+            parameter.grad = mine.to(parameter.dtype, copy=True)
+            at += parameter.numel()
+        return tail[0], [bool(each) for each in tail[1 : 1 + len(wishes)]]
+
+    def _wrong(self, sums: Sequence[Any], parameters: Sequence[Any]) -> str:
+        """This worker's first value that is not finite."""
+        for micro, (loss, blocks) in enumerate(zip(self._losses, self._finite, strict=True)):
+            if not np.isfinite(float(loss)):
+                return f"the loss of micro-batch {micro}, {float(loss)},"
+            for block, finite in enumerate(blocks):
+                if not bool(finite.all()):
+                    row = int(self._torch.nonzero(~finite)[0])
+                    return f"the gradient of {self._name_row(micro, block, row)}"
+        for parameter, gradient in zip(parameters, sums, strict=True):
+            if not bool(self._torch.isfinite(gradient).all()):
+                return f"the gradient of a dense parameter of shape {list(parameter.shape)}"
+        return ""
