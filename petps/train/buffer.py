@@ -2,7 +2,7 @@
 
 Owns:        Buffer (retrieve, freshen, update, write back), shared_rows.
 Never does:  talk to other workers.
-Called by:   pipeline.py, stages.py.
+Called by:   pipeline.py.
 Invariants:  row and optimizer state move together; a key without a row reads as zeros, and is
              neither updated nor copied nor written back.
 Threads:     one at a time; on a GPU each on its lane.

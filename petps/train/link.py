@@ -63,13 +63,20 @@ class LoneLink:
 
 
 class GroupLink:
-    """A process group of torch.distributed."""
+    """A process group of torch.distributed; device: whose tensors it takes.
 
-    def __init__(self, group: Any, timeout_s: float = TIMEOUT_SECONDS) -> None:
+    NCCL's calls are queued on the current stream, and fail where the host waits for that; a peer
+    that does not answer then ends the process, by NCCL's watchdog, after the group's timeout.
+    """
+
+    def __init__(
+        self, group: Any, timeout_s: float = TIMEOUT_SECONDS, *, device: str = "cpu"
+    ) -> None:
         self._distributed = torch_module().distributed
         self._torch = torch_module()
         self._group = group
         self._timeout_s = timeout_s
+        self._device = device
         self.rank: int = self._distributed.get_rank(group)
         self.world: int = self._distributed.get_world_size(group)
 
@@ -84,9 +91,10 @@ class GroupLink:
 
     def all_gather(self, values: Any) -> list[Any]:
         """See Link."""
-        gathered = [self._torch.empty_like(values) for _ in range(self.world)]
-        self._call(self._distributed.all_gather, gathered, values, group=self._group)
-        return gathered
+        there = values.to(self._device)  # what workers say to each other is on the host
+        gathered = [self._torch.empty_like(there) for _ in range(self.world)]
+        self._call(self._distributed.all_gather, gathered, there, group=self._group)
+        return [each.to(values.device) for each in gathered]
 
     def all_reduce(self, values: Any) -> Any:
         """See Link."""
@@ -175,10 +183,15 @@ class Links:
     def of_processes(timeout_s: float = TIMEOUT_SECONDS, *, device: str = "cpu") -> Links:
         """Of torch.distributed, which is initialised; all workers call this together.
 
-        Keys go over gloo; rows and dense gradients too, on a GPU over NCCL.
+        Keys go over gloo; rows and dense gradients too, on a GPU over NCCL. device: as PyTorch
+        names it, this worker's own ("cuda:1").
         """
         distributed = torch_module().distributed
-        backends = ["gloo", *(["gloo" if device == "cpu" else "nccl"] * 2)]
         timeout = timedelta(seconds=timeout_s)
-        groups = [distributed.new_group(backend=each, timeout=timeout) for each in backends]
-        return Links(*(GroupLink(group, timeout_s) for group in groups))
+
+        def link(on: str) -> GroupLink:
+            backend = "gloo" if on == "cpu" else "nccl"
+            group = distributed.new_group(backend=backend, timeout=timeout)
+            return GroupLink(group, timeout_s, device=on)
+
+        return Links(link("cpu"), link(device), link(device))

@@ -458,8 +458,7 @@ class Pipeline:
             if self._arrange is not None:
                 batch = self._arrange(batch)
             parts = list(batch.parts(self._micros))
-            with self._lanes.to_device.use():
-                parts = [_with_dense(part, self._lanes.to_device.pinned) for part in parts]
+            parts = [_with_dense(part, self._lanes.to_device.pinned) for part in parts]
             return _Work(number, parts, batch.reader, False)
 
     def _to_device(self, work: _Work) -> _Work:

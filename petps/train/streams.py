@@ -134,7 +134,7 @@ class Lane:
         return self._torch.empty(tuple(shape), dtype=dtype)
 
     def pinned(self, host: Any) -> Any:
-        """A host tensor's copy that copied() need not stage; on a CPU itself."""
+        """A host tensor's copy that copied() need not stage; in any thread. On a CPU itself."""
         return host
 
     def copied(self, host: Any) -> Any:

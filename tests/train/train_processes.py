@@ -25,14 +25,17 @@ WAIT_SECONDS = 120.0
 
 
 class Worker:
-    def __init__(self, rank: int, folder: Path, meeting: int, timeout_s: float) -> None:
+    def __init__(
+        self, rank: int, folder: Path, meeting: int, timeout_s: float, environment: dict[str, str]
+    ) -> None:
         self.out = folder / f"{rank}-{meeting}.txt"
         with self.out.open("w") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.train.worker_process", str(rank), str(WORLD),
                  str(folder), str(STEPS)],
                 cwd=ROOT, stdout=out, stderr=subprocess.STDOUT,
-                env=os.environ | {"MEETING": str(meeting), "TIMEOUT_S": str(timeout_s)},
+                env=os.environ | environment
+                | {"MEETING": str(meeting), "TIMEOUT_S": str(timeout_s)},
             )  # fmt: skip
 
     def wait_step(self, number: int) -> None:
@@ -47,8 +50,10 @@ class Worker:
 
 
 @contextmanager
-def workers(folder: Path, meeting: int, timeout_s: float = 60.0) -> Iterator[list[Worker]]:
-    started = [Worker(rank, folder, meeting, timeout_s) for rank in range(WORLD)]
+def workers(
+    folder: Path, meeting: int, timeout_s: float = 60.0, environment: dict[str, str] | None = None
+) -> Iterator[list[Worker]]:
+    started = [Worker(rank, folder, meeting, timeout_s, environment or {}) for rank in range(WORLD)]
     try:
         yield started
     finally:
@@ -70,11 +75,11 @@ def check_same(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> None:
             assert np.array_equal(one[name], two[name]), name
 
 
-def trained(folder: Path) -> list[dict[str, Any]]:
+def trained(folder: Path, **environment: str) -> list[dict[str, Any]]:
     """Without a fault."""
     folder.mkdir()
     create(folder)
-    with workers(folder, 0) as running:
+    with workers(folder, 0, environment=environment) as running:
         for each in running:
             code, said = each.ended()
             assert code == 0, said

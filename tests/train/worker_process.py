@@ -1,7 +1,8 @@
 """A worker in a process of its own: python -m tests.train.worker_process RANK WORLD FOLDER STEPS.
 
 Trains over gloo, from the newest version in FOLDER's store, with its pool in a file; says each step
-on standard output, and at its end what it holds, in FOLDER/RANK.npz. TIMEOUT_S: of the links.
+on standard output, and at its end what it holds, in FOLDER/RANK.npz. TIMEOUT_S: of the links; MODE;
+DEVICE: "cuda", then each worker has a GPU of its own, and rows and gradients go over NCCL.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from petps.train.ranks import Every, RankedFeed
 from tests.train.train_ranks import SEED, TABLES, open_tables
 from tests.train.workers import FEATURES, Loader, Ranker
 
+MODE: Any = os.environ.get("MODE", "nested")
+
 
 class Noisy(Ranker):
     """Its random numbers count: after a restore they must go on where they were."""
 
     def forward(self, lookups: Any, batch: Batch) -> Any:
-        return super().forward(lookups, batch) * (1 + 0.1 * torch.rand(()))
+        return super().forward(lookups, batch) * (1 + 0.1 * torch.rand(()))  # of the host
 
 
 def main(rank: int, world: int, folder: Path, steps: int) -> None:
@@ -38,8 +41,9 @@ def main(rank: int, world: int, folder: Path, steps: int) -> None:
         "gloo", init_method=f"file://{folder}/meet-{os.environ['MEETING']}", rank=rank,
         world_size=world,
     )  # fmt: skip
-    links = Links.of_processes(timeout_s=float(os.environ.get("TIMEOUT_S", "60")))
-    model = Noisy()
+    device = f"cuda:{rank}" if os.environ.get("DEVICE") == "cuda" else "cpu"
+    links = Links.of_processes(timeout_s=float(os.environ.get("TIMEOUT_S", "60")), device=device)
+    model = Noisy().to(device)
     torch.manual_seed(SEED + rank)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     store = Store.open(folder / "store")
@@ -54,12 +58,14 @@ def main(rank: int, world: int, folder: Path, steps: int) -> None:
             Pipeline(
                 model, tables, iter(Loader(SEED, rank, steps, first=first + 1)), micro_batches=2,
                 optimizer=optimizer, links=links, features=FEATURES, hooks=[feed],
-                first_step=first + 1, deterministic=True,
+                first_step=first + 1, deterministic=True, device=device, mode=MODE,
             ) as pipeline,
         ):  # fmt: skip
             for step in pipeline:
                 print("step", step.number, step.loss, flush=True)
-        found = {f"dense{i}": each.detach().numpy() for i, each in enumerate(model.parameters())}
+        found = {
+            f"dense{i}": each.detach().cpu().numpy() for i, each in enumerate(model.parameters())
+        }
         for spec in TABLES:
             keys = tables[spec.name].keys()
             columns = tables[spec.name].gather(keys).columns

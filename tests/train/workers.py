@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,24 @@ class Loader:
         return keys * np.uint64(0x9E3779B97F4A7C15)
 
 
+class OnHost:
+    """Where a worker trains; others put its model and links elsewhere."""
+
+    device = "cpu"
+
+    def use(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def model(self, model: Any) -> Any:
+        return model
+
+    def links(self, links: Links) -> Links:
+        return links
+
+    def host(self, tensor: Any) -> Any:
+        return tensor.detach().clone()
+
+
 def trained(
     mode: Mode,
     world: int,
@@ -165,11 +184,17 @@ def trained(
     loader: Callable[[int], Iterator[Batch]] | None = None,
     hooks: Sequence[Hook] = (),
     overlap: float = 0.5,
+    on: OnHost | None = None,
 ) -> dict[str, Any]:
     """What training ends with: slots by table and key, dense parameters, losses."""
+    place = on or OnHost()
 
     def work(rank: int, links: Links) -> Any:
-        model = Ranker()
+        with place.use():
+            return trained_there(rank, place.links(links))
+
+    def trained_there(rank: int, links: Links) -> Any:
+        model = place.model(Ranker())
         torch_optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         tables = ShardedTables(
             None, specs, optimizer or Adam(0.05), rank=rank, world=world, seed=seed
@@ -180,7 +205,7 @@ def trained(
             Pipeline(
                 model, tables, given, micro_batches=micro_batches, mode=mode,
                 optimizer=torch_optimizer, links=links, features=FEATURES, hooks=hooks,
-                deterministic=deterministic,
+                deterministic=deterministic, device=place.device,
             ) as pipeline,
         ):  # fmt: skip
             losses = [each.loss for each in pipeline.run()]
@@ -189,7 +214,7 @@ def trained(
                 keys = table.keys()
                 columns = table.gather(keys).columns
                 slots[table.name] = (keys, np.concatenate(list(columns.values()), axis=1))
-        return slots, [each.detach().clone() for each in model.parameters()], losses
+        return slots, [place.host(each) for each in model.parameters()], losses
 
     workers = in_threads(world, work)
     result: dict[str, Any] = {"losses": workers[0][2], "dense": workers[0][1]}

@@ -4,7 +4,7 @@ Owns:        jagged_unique (partitioned hashing, radix sort), intersection, pool
              Triton kernels and as a CPU path of the same contract.
 Never does:  know tables by name, or move rows between memories; import triton before a device (or
              Triton's interpreter, TRITON_INTERPRET=1) is asked to work.
-Called by:   trainers with a device.
+Called by:   buffer.py (intersection); trainers with a device.
 Invariants:  an answer depends on the input alone, whatever the order in which blocks run: distinct
              keys by hashing stand in the order of their first occurrence, by radix sort ascending,
              common keys ascending; a bag is summed in the order of its places.

@@ -1,0 +1,352 @@
+"""A device that is not there: tensors in host memory which say that they are not, streams that are
+vector clocks, and a check of every operation that PyTorch does on them.
+
+What is computed is computed at once, and right; what is checked is whether it would have to be. A
+stream's work is ordered by events alone, and by what the thread that queued it had waited for;
+threads that hand each other things are not: an event must go with them. Faults:
+
+- two streams use a storage, at least one writes, and no event orders them;
+- a storage is freed while another stream than its own may still use it (record_stream);
+- the host reads pinned memory that the device may still write to;
+- a copy to the device is not from pinned memory: it would wait.
+
+Like torch.cuda's sanitizer; kernels that PyTorch does not dispatch are noted by hand (kernel()).
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+DEVICE = "meta"  # PyTorch's device without memory: what does not pass through here cannot compute
+
+Clock = dict[int, int]
+# Their answer's size is data: the host waits for it.
+SIZED = {"aten::nonzero", "aten::masked_select", "aten::_local_scalar_dense"}
+_NUMBERS = itertools.count()
+
+
+@dataclass(eq=False)
+class Stream:
+    name: str
+    clock: Clock = field(default_factory=dict)
+    number: int = field(default_factory=lambda: next(_NUMBERS))
+
+
+@dataclass(frozen=True)
+class Use:
+    stream: Stream
+    time: int
+    what: str
+
+    def before(self, clock: Clock) -> bool:
+        return clock.get(self.stream.number, 0) >= self.time
+
+
+@dataclass(eq=False)
+class Memory:
+    """A storage. home: the stream that it was allocated on."""
+
+    home: Stream
+    written: Use
+    read: dict[int, Use] = field(default_factory=dict)
+    used: dict[int, Use] = field(default_factory=dict)
+    kept: set[int] = field(default_factory=set)
+
+
+class OnDevice(torch.Tensor):  # type: ignore[misc]
+    """inner: where it really is."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor, gpu: FakeGpu) -> Any:
+        return _wrapper(cls, inner, DEVICE)
+
+    def __init__(self, inner: torch.Tensor, gpu: FakeGpu) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} of a device tensor, outside all lanes")
+
+
+class Pinned(OnDevice):
+    """Host memory that the device copies from and to."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor, gpu: FakeGpu) -> Any:
+        return _wrapper(cls, inner, "cpu")
+
+    def __init__(self, inner: torch.Tensor, gpu: FakeGpu) -> None:
+        self.inner = inner
+        self.gpu = gpu
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        gpu = next(each.gpu for each in tree_leaves((args, kwargs)) if isinstance(each, Pinned))
+        return gpu.dispatched(func, args, kwargs or {})
+
+    def is_pinned(self, *_: Any) -> bool:
+        return True
+
+    def numpy(self, **_: Any) -> Any:
+        self.gpu.host_reads(self, "numpy()")
+        return self.inner.numpy()
+
+
+def _wrapper(cls: Any, inner: torch.Tensor, device: str) -> Any:
+    return torch.Tensor._make_wrapper_subclass(
+        cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(),
+        dtype=inner.dtype, device=device,
+    )  # fmt: skip
+
+
+class FakeGpu:
+    """petps.train.streams.Device."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+        self.operations = 0
+        self._memories: dict[int, Memory] = {}
+        self._mutex = threading.RLock()
+        self._thread = threading.local()
+
+    # ---- Device
+
+    def stream(self) -> Stream:
+        return Stream("")
+
+    def current(self) -> Stream:
+        stack = self._stack()
+        if stack:
+            return stack[-1]
+        if not hasattr(self._thread, "default"):
+            self._thread.default = Stream(threading.current_thread().name)
+        return self._thread.default  # type: ignore[no-any-return]
+
+    @contextmanager
+    def use(self, stream: Stream) -> Iterator[None]:
+        stream.name = stream.name or threading.current_thread().name
+        stack = self._stack()
+        stack.append(stream)
+        try:
+            if len(stack) == 1:
+                with _Mode(self):
+                    yield
+            else:
+                yield
+        finally:
+            stack.pop()
+
+    def record(self, stream: Stream) -> Clock:
+        with self._mutex:
+            _join(stream.clock, self._host())
+            return dict(stream.clock)
+
+    def wait(self, stream: Stream, event: Clock) -> None:
+        with self._mutex:
+            if not self._is("no wait"):
+                _join(stream.clock, event)
+
+    def wait_on_host(self, event: Clock) -> None:
+        if not self._is("no wait"):
+            _join(self._host(), event)
+
+    def keep(self, tensor: Any, stream: Stream) -> None:
+        with self._mutex:
+            if not self._is("no keep"):
+                self._memories[_key(tensor.inner)].kept.add(stream.number)
+
+    def pinned(self, shape: Sequence[int], dtype: Any) -> Pinned:
+        return Pinned(torch.empty(tuple(shape), dtype=dtype), self)
+
+    def seconds(self, begin: Clock, end: Clock) -> float:
+        return 0.0
+
+    # ---- for tests
+
+    def leaving_out(self, what: str) -> AbstractContextManager[None]:
+        """In the block and this thread, 'no wait': waits do nothing; 'no keep': keep() does not."""
+        return self._leaving_out(what)
+
+    @contextmanager
+    def _leaving_out(self, what: str) -> Iterator[None]:
+        self._thread.out = what
+        try:
+            yield
+        finally:
+            self._thread.out = ""
+
+    def kernel(self, name: str, call: Callable[..., Any], *given: OnDevice) -> Any:
+        """What is not PyTorch's: reads what is given; the host waits for the answer's size."""
+        found = call(*(each.inner for each in given))
+        stream = self._queued(name, given, [], tree_leaves(found))
+        _join(self._host(), stream.clock)
+        return tree_map_only(torch.Tensor, lambda each: OnDevice(each, self), found)
+
+    # ---- what the mode notes
+
+    def dispatched(self, func: Any, args: Any, kwargs: Any) -> Any:
+        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        name = func._schema.name
+        target = kwargs.get("device")
+        target = None if target is None else torch.device(target).type
+        if target == DEVICE:
+            kwargs = kwargs | {"device": torch.device("cpu")}
+        on = [each for each in given if type(each) is OnDevice]
+        inner_args, inner_kwargs = tree_map_only(OnDevice, lambda each: each.inner, (args, kwargs))
+        if not on and target != DEVICE:
+            for each in given:
+                if isinstance(each, Pinned) and not _is_copy_into(name, args, each):
+                    self.host_reads(each, name)
+            found = func(*inner_args, **inner_kwargs)
+            return self._as_given(found, given, None)
+        is_copy = name in ("aten::copy_", "aten::_to_copy")
+        for each in given:
+            if type(each) is not OnDevice and each.dim() > 0:
+                assert is_copy, f"{name} of tensors on the device and on the host"
+                if not isinstance(each, Pinned):
+                    self._fault(f"{name}: from or to host memory that is not pinned")
+        if any(each.is_meta and type(each) is not OnDevice for each in given):
+            raise AssertionError(f"{name} of a tensor that was made outside all lanes")
+        found = func(*inner_args, **inner_kwargs)
+        if _is_view(func):
+            return self._as_given(found, given, OnDevice)
+        writes = [
+            each
+            for argument, value in itertools.chain(
+                zip(func._schema.arguments, args, strict=False),
+                ((a, kwargs[a.name]) for a in func._schema.arguments if a.name in kwargs),
+            )
+            if argument.alias_info is not None and argument.alias_info.is_write
+            for each in tree_leaves(value)
+        ]
+        to_host = target == "cpu"
+        new = [] if to_host else [each for each in tree_leaves(found) if torch.is_tensor(each)]
+        stream = self._queued(name, [e for e in given if isinstance(e, OnDevice)], writes, new)
+        if to_host or name in SIZED or (name == "aten::index" and _has_mask(given)):
+            _join(self._host(), stream.clock)
+        return self._as_given(found, given, None if to_host else OnDevice)
+
+    def host_reads(self, tensor: Pinned, what: str) -> None:
+        with self._mutex:
+            memory = self._memories.get(_key(tensor.inner))
+            if memory is not None and not memory.written.before(self._host()):
+                self._fault(f"the host reads by {what} what {memory.written.what} still writes")
+
+    def _queued(
+        self, name: str, given: Sequence[Any], writes: Sequence[Any], new: Sequence[Any]
+    ) -> Stream:
+        """Notes an operation on the current stream: reads given, writes, makes new storages."""
+        stream = self.current()
+        with self._mutex:
+            self.operations += 1
+            _join(stream.clock, self._host())
+            stream.clock[stream.number] = stream.clock.get(stream.number, 0) + 1
+            use = Use(stream, stream.clock[stream.number], f"{name} on {stream.name}")
+            into = {_key(each.inner) for each in writes}
+            for each in given:
+                self._used(each.inner, use, _key(each.inner) in into)
+            for each in new:
+                if _key(each) not in self._memories:
+                    self._add(each, Memory(stream, use))
+        return stream
+
+    def _used(self, inner: torch.Tensor, use: Use, writes: bool) -> None:
+        clock, number = use.stream.clock, use.stream.number
+        memory = self._memories.get(_key(inner))
+        if memory is None:  # pinned: the host has made it
+            memory = Memory(use.stream, Use(use.stream, 0, "the host"))
+            self._add(inner, memory)
+        if not memory.written.before(clock):
+            does = "writes over" if writes else "reads"
+            self._fault(f"{use.what} {does} what {memory.written.what} writes")
+        memory.used[number] = use
+        if not writes:
+            memory.read[number] = use
+            return
+        for reader in memory.read.values():
+            if not reader.before(clock):
+                self._fault(f"{use.what} writes over what {reader.what} reads")
+        memory.written, memory.read = use, {}
+
+    def _add(self, inner: torch.Tensor, memory: Memory) -> None:
+        key = _key(inner)
+        self._memories[key] = memory
+        pinned = memory.written.time == 0  # freed by PyTorch once its copies have been made
+        weakref.finalize(inner.untyped_storage(), self._freed, key, pinned).atexit = False
+
+    def _freed(self, key: int, pinned: bool) -> None:
+        with self._mutex:
+            memory = self._memories.pop(key)
+            for number, use in memory.used.items():
+                # Its home may use it again at once: is all other use of it known to be before?
+                if not pinned and number not in memory.kept and not use.before(memory.home.clock):
+                    self._fault(f"freed by {memory.home.name} while {use.what} may use it")
+
+    def _as_given(self, found: Any, given: Sequence[Any], wrapped: Any) -> Any:
+        """Results in place are the tensors given; others are wrapped, or plain."""
+        same = {id(each.inner): each for each in given if isinstance(each, OnDevice)}
+
+        def one(each: torch.Tensor) -> Any:
+            return same.get(id(each), each if wrapped is None else wrapped(each, self))
+
+        return tree_map_only(torch.Tensor, one, found)
+
+    def _fault(self, what: str) -> None:
+        with self._mutex:
+            self.faults.append(what)
+
+    def _stack(self) -> list[Stream]:
+        if not hasattr(self._thread, "stack"):
+            self._thread.stack = []
+        return self._thread.stack  # type: ignore[no-any-return]
+
+    def _host(self) -> Clock:
+        if not hasattr(self._thread, "clock"):
+            self._thread.clock = {}
+        return self._thread.clock  # type: ignore[no-any-return]
+
+    def _is(self, out: str) -> bool:
+        return getattr(self._thread, "out", "") == out
+
+
+class _Mode(TorchDispatchMode):  # type: ignore[misc]
+    def __init__(self, gpu: FakeGpu) -> None:
+        super().__init__()
+        self._gpu = gpu
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._gpu.dispatched(func, args, kwargs or {})
+
+
+def _join(clock: Clock, other: Clock) -> None:
+    for number, time in other.items():
+        clock[number] = max(clock.get(number, 0), time)
+
+
+def _key(inner: torch.Tensor) -> int:
+    return int(inner.untyped_storage()._cdata)
+
+
+def _is_view(func: Any) -> bool:
+    infos = [each.alias_info for each in func._schema.returns]
+    return any(info is not None and not info.is_write for info in infos)
+
+
+def _is_copy_into(name: str, args: Any, tensor: Any) -> bool:
+    return name == "aten::copy_" and args[0] is tensor
+
+
+def _has_mask(given: Sequence[Any]) -> bool:
+    return any(each.dtype == torch.bool for each in given)

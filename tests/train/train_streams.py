@@ -1,0 +1,165 @@
+"""Streams: on a device that is not there, every point at which one waits for another is seen.
+
+Run by `make test-train`. fake_gpu.py says what is checked. On a GPU, also that (train_gpu.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+
+from petps.train import buffer, kernels, streams
+from petps.train.link import Link, Links
+from petps.train.pipeline import MODES, Mode
+from petps.train.sharded import TableSpec
+from tests.train.fake_gpu import DEVICE, FakeGpu, OnDevice
+from tests.train.workers import SPECS, LocalLink, OnHost, same, trained
+
+STEPS = 8
+# PIPELINE.md's table: the points by name, and in which modes they are.
+AHEAD = ("samples", "keys", "retrieved", "updated")
+LINK = ("fresh", "rows", "gradients", "sums")
+HOST = ("written", "totals")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(name="gpu")
+def _gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    gpu = FakeGpu()
+    monkeypatch.setattr(streams, "device_of", lambda device: gpu if device.type == DEVICE else None)
+    monkeypatch.setattr(
+        buffer, "intersection", lambda *keys: gpu.kernel("intersect", kernels.intersection, *keys)
+        if isinstance(keys[0], OnDevice) else kernels.intersection(*keys),
+    )  # fmt: skip
+    return gpu
+
+
+class DeviceLink:
+    """A collective of device tensors: on each worker's current stream, after the others' too."""
+
+    def __init__(self, link: Link, gpu: FakeGpu) -> None:
+        self._link = link
+        self._gpu = gpu
+        self.rank = link.rank
+        self.world = link.world
+
+    def all_to_all(self, send: Any, sends: Any, receives: Any) -> Any:
+        return self._met(send, lambda: self._link.all_to_all(send, sends, receives))
+
+    def all_gather(self, values: Any) -> Any:
+        return self._met(values, lambda: self._link.all_gather(values))
+
+    def all_reduce(self, values: Any) -> Any:
+        return torch.stack(self.all_gather(values)).sum(dim=0)
+
+    def _met(self, tensor: Any, collective: Callable[[], Any]) -> Any:
+        if self.world == 1 or not isinstance(tensor, OnDevice):
+            return collective()
+        self._joined()
+        found = collective()
+        self._joined()  # nor may a worker write over what it has sent before all have read it
+        return found
+
+    def _joined(self) -> None:
+        stream = self._gpu.current()
+        assert isinstance(self._link, LocalLink)
+        for event in list(self._link._met(self._gpu.record(stream))):
+            self._gpu.wait(stream, event)
+        self._link._meeting.barrier.wait(60)
+
+
+class OnFake(OnHost):
+    device = DEVICE
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self._gpu = gpu
+
+    def use(self) -> AbstractContextManager[Any]:
+        return self._gpu.use(self._gpu.current())
+
+    def model(self, model: Any) -> Any:
+        for module in model.modules():
+            for name, parameter in list(module._parameters.items()):
+                there = torch.zeros(parameter.shape, device=DEVICE)
+                there.inner.copy_(parameter.detach())
+                module._parameters[name] = torch.nn.Parameter(there)
+        return model
+
+    def links(self, links: Links) -> Links:
+        return Links(
+            links.keys, DeviceLink(links.rows, self._gpu), DeviceLink(links.dense, self._gpu)
+        )
+
+    def host(self, tensor: Any) -> Any:
+        return tensor.detach().inner.clone()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("world", "micro_batches", "threshold"), [(1, 3, 1), (2, 2, 2)])
+def test_everything_that_streams_share_is_ordered(
+    gpu: FakeGpu, mode: Mode, world: int, micro_batches: int, threshold: int
+) -> None:
+    specs = [TableSpec(each.name, each.dim, each.capacity, threshold=threshold) for each in SPECS]
+    run: dict[str, Any] = {"steps": STEPS, "micro_batches": micro_batches, "specs": specs}
+    found = trained(mode, world, on=OnFake(gpu), **run)
+    print(f"{mode}: {gpu.operations} operations")
+    assert gpu.faults == []
+    assert gpu.operations > 100 * STEPS
+    assert same(found, trained(mode, world, **run), specs), "not what it is on the host"
+
+
+def _points() -> list[tuple[Mode, str]]:
+    where: dict[Mode, tuple[str, ...]] = {
+        "nested": AHEAD + LINK + HOST,
+        "stale": AHEAD + LINK + HOST,
+        "dual": AHEAD + HOST,
+        "frozen": LINK + HOST,
+        "synchronous": HOST,
+    }
+    return [(mode, point) for mode, points in where.items() for point in points]
+
+
+@pytest.mark.parametrize(("mode", "point"), _points())
+def test_without_any_one_point_it_is_not(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, mode: Mode, point: str
+) -> None:
+    _leave_out(gpu, monkeypatch, point, "no wait")
+    trained(mode, 1, steps=STEPS, micro_batches=3, on=OnFake(gpu))
+    print(len(gpu.faults), *dict.fromkeys(gpu.faults), sep="\n")
+    assert gpu.faults
+
+
+@pytest.mark.parametrize("point", AHEAD)
+def test_memory_is_kept_for_whom_it_was_handed(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    _leave_out(gpu, monkeypatch, point, "no keep")
+    trained("nested", 1, steps=STEPS, micro_batches=3, on=OnFake(gpu))
+    print(len(gpu.faults), *dict.fromkeys(gpu.faults), sep="\n")
+    assert any(each.startswith("freed by") for each in gpu.faults)
+
+
+def _leave_out(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, point: str, what: str) -> None:
+    take, arrays = streams._StreamLane.take, streams._StreamLane.arrays
+
+    def taken(lane: Any, handed: Any) -> None:
+        with gpu.leaving_out(what if handed is not None and handed.name == point else ""):
+            take(lane, handed)
+
+    def read(lane: Any, name: str, tensors: Any) -> Any:
+        with gpu.leaving_out(what if name == point else ""):
+            return arrays(lane, name, tensors)
+
+    monkeypatch.setattr(streams._StreamLane, "take", taken)
+    monkeypatch.setattr(streams._StreamLane, "arrays", read)
