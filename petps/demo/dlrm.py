@@ -1,12 +1,12 @@
 """A small DLRM (Naumov et al. 2019) that trains for one epoch on a CPU, and goes on from anywhere.
 
-Owns:        Shape, Vocabulary, Training: embeddings summed field by field, dot products between
-             fields, a perceptron below and one above.
+Owns:        Shape, Interaction, Vocabulary, Training: embeddings summed field by field, dot
+             products between fields, a perceptron below and one above; figures of its logits.
 Never does:  checkpoints, logs (petps.train.Feed does, over Training.tables).
-Called by:   bench, tests.
+Called by:   bench, tests; training/, which has its rows elsewhere.
 Invariants:  what a step does depends on seed, step, rows, optimizer state and dense weights alone:
              restored bit by bit, training goes on bit by bit. PyTorch has one thread.
-Threads:     the trainer's. This is the only file of the room that imports torch
+Threads:     the trainer's. Of the room only this file and training/ import torch
              (pip install petps[torch]).
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -30,7 +30,17 @@ from petps.tracker import Tracker
 from petps.train.pytorch import track_module
 from petps.train.table import ROW
 
-__all__ = ["Encoded", "Shape", "Training", "Vocabulary", "area_under_curve", "log_loss"]
+__all__ = [
+    "Encoded",
+    "Interaction",
+    "Logits",
+    "Shape",
+    "Training",
+    "Vocabulary",
+    "area_under_curve",
+    "log_loss",
+    "scored",
+]
 
 Logits = npt.NDArray[np.float64]
 
@@ -85,8 +95,29 @@ class Vocabulary:
         return Encoded(*map(torch.from_numpy, (out, samples.numbers, samples.labels)))
 
 
+class Interaction(torch.nn.Module):  # type: ignore[misc]
+    """What is dense: numbers go through ``bottom`` into a vector of dim, which goes with the
+    products of all vectors through ``top``.
+    """
+
+    def __init__(self, fields: int, numbers: int, shape: Shape) -> None:
+        super().__init__()
+        vectors = fields + 1
+        self.bottom = _perceptron([numbers, *shape.bottom, shape.dim])
+        self.top = _perceptron([shape.dim + vectors * (vectors - 1) // 2, *shape.top, 1])
+        self._pairs = torch.tril_indices(vectors, vectors, -1)
+
+    def forward(self, bags: Sequence[Any], numbers: Any) -> Any:
+        """A float32[n, dim] for each field, float32[n, d] -> float32[n]: logits."""
+        dense = self.bottom(numbers)
+        vectors = torch.stack([dense, *bags], dim=1)
+        products = torch.bmm(vectors, vectors.transpose(1, 2))
+        crossed = products[:, self._pairs[0], self._pairs[1]]
+        return self.top(torch.cat([dense, crossed], dim=1)).squeeze(1)
+
+
 class Model(torch.nn.Module):  # type: ignore[misc]
-    """One nn.EmbeddingBag a field; the dense numbers go through ``bottom`` into a vector of dim."""
+    """One nn.EmbeddingBag a field, and what is dense."""
 
     def __init__(
         self, rows: list[int], fields: tuple[str, ...], numbers: int, shape: Shape
@@ -100,23 +131,12 @@ class Model(torch.nn.Module):  # type: ignore[misc]
         )
         for bag in self.embeddings.values():
             torch.nn.init.uniform_(bag.weight, -0.05, 0.05)
-        vectors = len(fields) + 1
-        self.dense = torch.nn.ModuleDict(
-            {
-                "bottom": _perceptron([numbers, *shape.bottom, shape.dim]),
-                "top": _perceptron([shape.dim + vectors * (vectors - 1) // 2, *shape.top, 1]),
-            }
-        )
-        self._pairs = torch.tril_indices(vectors, vectors, -1)
+        self.dense = Interaction(len(fields), numbers, shape)
 
     def forward(self, positions: Any, numbers: Any) -> Any:
         """int64[n, f], float32[n, d] -> float32[n]: logits."""
-        dense = self.dense["bottom"](numbers)
         bags = [bag(positions[:, i : i + 1]) for i, bag in enumerate(self.embeddings.values())]
-        vectors = torch.stack([dense, *bags], dim=1)
-        products = torch.bmm(vectors, vectors.transpose(1, 2))
-        crossed = products[:, self._pairs[0], self._pairs[1]]
-        return self.dense["top"](torch.cat([dense, crossed], dim=1)).squeeze(1)
+        return self.dense(bags, numbers)
 
 
 class Training:
@@ -172,17 +192,7 @@ class Training:
     def score(self, samples: Encoded) -> Logits:
         """float64[n]: the logit of each sample's label being 1."""
         self.model.eval()
-        with torch.no_grad():
-            parts = [
-                self.model(positions, numbers)
-                for positions, numbers in zip(
-                    samples.positions.split(SCORED_AT_A_TIME),
-                    samples.numbers.split(SCORED_AT_A_TIME),
-                    strict=True,
-                )
-            ]
-        found: Logits = torch.cat(parts).double().numpy()
-        return found
+        return scored(self.model, samples.positions, samples.numbers)
 
     def parts(self) -> dict[str, bytes]:
         """What a version has beside the rows: dense weights with their optimizer's state; place."""
@@ -202,6 +212,19 @@ class Training:
         self.model.dense.load_state_dict(weights)
         self._dense_optimizer.load_state_dict(state)
         self.step = int(json.loads(parts[READER])["step"])
+
+
+def scored(model: Callable[[Any, Any], Any], ids: Any, numbers: Any) -> Logits:
+    """model(integers[m, f], float32[m, d]) of some samples at a time -> float64[n]: logits."""
+    with torch.no_grad():
+        parts = [
+            model(*part)
+            for part in zip(
+                ids.split(SCORED_AT_A_TIME), numbers.split(SCORED_AT_A_TIME), strict=True
+            )
+        ]
+    found: Logits = torch.cat(parts).double().numpy()
+    return found
 
 
 def log_loss(logits: Logits, labels: Floats) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,7 @@ from petps.demo.traffic import KEYS_PER_PULL, Traffic
 from petps.demo.trainer import TABLE
 from petps.errors import DataLoss, DeadlineExceeded
 
-__all__ = ["KillTest", "share_of_new"]
+__all__ = ["KillTest", "first_pull", "share_of_new"]
 
 TRIES: Final = 10  # a small delta may be applied between two looks
 ENOUGH: Final = 0.25  # of its rows are visible when the server is killed; later tries take any
@@ -102,7 +103,9 @@ class KillTest:
     ) -> Restart:
         seen = len(self._traffic.samples)
         begun = self._server.start()
-        first = self._first_correct_pull(before, after)
+        first = first_pull(
+            self._server, lambda client: self._new_share(self._pull(client), before, after)
+        )
         facts = self._server.wait_ready()
         published = self._trainer.end()
         self._traffic.wait_for_version(published["version"], CATCH_UP_SECONDS, since=seen)
@@ -126,19 +129,23 @@ class KillTest:
             caught_up_ms=round(1e3 * (caught_up - begun), 3),
         )
 
-    def _first_correct_pull(self, before: State, after: State) -> float:
-        """When the first pull after the restart was answered, each row old or new."""
-        deadline = time.monotonic() + RESTART_SECONDS
-        while True:
-            try:
-                with petps_client.connect(self._server.url, deadline_ms=DEADLINE_MS) as client:
-                    self._new_share(self._pull(client), before, after)
-                    return time.monotonic()
-            except (petps_client.Unavailable, petps_client.DeadlineExceeded):
-                self._server.running()
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(RETRY_SECONDS)
+
+def first_pull(server: ServerProcess, look: Callable[[petps_client.Client], object]) -> float:
+    """When ``look`` was first answered by a server that was started; what it raises of rows passes.
+
+    Raises Unavailable when the server ended, or is not there after RESTART_SECONDS.
+    """
+    deadline = time.monotonic() + RESTART_SECONDS
+    while True:
+        try:
+            with petps_client.connect(server.url, deadline_ms=DEADLINE_MS) as client:
+                look(client)
+                return time.monotonic()
+        except (petps_client.Unavailable, petps_client.DeadlineExceeded):
+            server.running()
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(RETRY_SECONDS)
 
 
 def share_of_new(

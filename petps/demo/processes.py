@@ -1,13 +1,15 @@
-"""The demo's two children: a real `petps serve`, and the trainer. Ended by process id only."""
+"""The demo's children: a real `petps serve`, and the trainer. Ended by process id only."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,11 +21,12 @@ from petps.demo.state import State
 from petps.demo.trainer import MODEL, TrainerSettings
 from petps.errors import DeadlineExceeded, InternalError, Unavailable
 
-__all__ = ["ServerProcess", "TrainerProcess"]
+__all__ = ["Child", "ServerProcess", "TrainerProcess"]
 
 READY_SECONDS: Final = 60.0
 READY_POLL_SECONDS: Final = 0.0005
 STOP_SECONDS: Final = 20.0
+STATUS_SECONDS: Final = 20.0
 LAST_WORDS_LINES: Final = 15
 
 
@@ -32,7 +35,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
-class _Child:
+class Child:
     """A child process in a session of its own, so that Ctrl-C reaches only the demo itself.
 
     Entered before it is started: whatever happens, leaving it ends the process.
@@ -54,7 +57,8 @@ class _Child:
     ) -> None:
         self.stop()
 
-    def _start(self, arguments: list[str], pipes: bool) -> None:
+    def spawn(self, arguments: list[str], pipes: bool) -> None:
+        """Starts Python with ``arguments``; pipes: on its standard input and output."""
         with self._words.open("a") as words, uninterrupted():
             self._process = subprocess.Popen(
                 [sys.executable, *arguments],
@@ -93,7 +97,7 @@ class _Child:
         if process is None:
             return None
         if process.poll() is None:
-            self._ask_to_end(process)
+            self.ask_to_end(process)
             try:
                 process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
@@ -104,15 +108,31 @@ class _Child:
                 stream.close()
         return process.returncode
 
-    def _ask_to_end(self, process: subprocess.Popen[str]) -> None:
+    def ask_to_end(self, process: subprocess.Popen[str]) -> None:
+        """By a signal; or otherwise, where it would not be heard."""
         process.terminate()
 
 
-class ServerProcess(_Child):
-    """`petps serve` on 127.0.0.1. It keeps its ports over a restart."""
+class ServerProcess(Child):
+    """`petps serve` on 127.0.0.1. It keeps its ports over a restart.
 
-    def __init__(self, folder: Path, pool: Path, log: str, kafka: Mapping[str, str]) -> None:
+    store: a checkpoint store that it catches up from.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        pool: Path,
+        log: str,
+        kafka: Mapping[str, str],
+        store: Path | None = None,
+    ) -> None:
         super().__init__("server", folder / "server.txt")
+        self._config = folder / "server.toml"
+        self._config.write_text(
+            f"[pool]\npath = {json.dumps(str(pool))}\n"
+            + (f"[ingest]\nstore = {json.dumps(str(store))}\n" if store else "")
+        )
         self._pool = pool
         self._log = log
         self._kafka = kafka
@@ -130,6 +150,7 @@ class ServerProcess(_Child):
         self._ready.unlink(missing_ok=True)
         begun = time.monotonic()
         options = {
+            "--config": self._config,
             "--log": self._log,
             "--model": MODEL,
             "--port": self.port,
@@ -140,7 +161,7 @@ class ServerProcess(_Child):
         arguments = [str(part) for option in options.items() for part in option]
         for name, value in self._kafka.items():
             arguments += ["--kafka-option", f"{name}={value}"]
-        self._start(["-m", "petps.cli", "serve", str(self._pool), *arguments], pipes=False)
+        self.spawn(["-m", "petps.cli", "serve", str(self._pool), *arguments], pipes=False)
         return begun
 
     def wait_ready(self) -> dict[str, Any]:
@@ -155,8 +176,20 @@ class ServerProcess(_Child):
         self.port, self.http_port = facts["port"], facts["http_port"]
         return facts
 
+    def ingest(self) -> dict[str, Any] | None:
+        """What its status says of ingest now; None: it has not begun, or the server is gone."""
+        try:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.http_port}/status.json", timeout=STATUS_SECONDS
+            ) as answer:
+                status: dict[str, Any] = json.load(answer)
+        except (OSError, http.client.HTTPException, ValueError):
+            return None
+        found: dict[str, Any] | None = status.get("ingest")
+        return found
 
-class TrainerProcess(_Child):
+
+class TrainerProcess(Child):
     """The trainer. ``ask`` is one command and its answer; ``begin`` and ``end`` are its halves."""
 
     def __init__(self, folder: Path, settings: TrainerSettings) -> None:
@@ -165,7 +198,7 @@ class TrainerProcess(_Child):
 
     def start(self) -> None:
         """Starts it without waiting."""
-        self._start(["-m", "petps.demo.trainer", self._settings.as_text()], pipes=True)
+        self.spawn(["-m", "petps.demo.trainer", self._settings.as_text()], pipes=True)
 
     def begin(self, do: str, **arguments: Any) -> None:
         """Sends a command; its answer is due with end()."""
@@ -197,7 +230,8 @@ class TrainerProcess(_Child):
         path.unlink()
         return state
 
-    def _ask_to_end(self, process: subprocess.Popen[str]) -> None:
+    def ask_to_end(self, process: subprocess.Popen[str]) -> None:
+        """See Child."""
         self._pipe(process.stdin).close()  # it ends with its input
 
     @staticmethod

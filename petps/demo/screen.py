@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -19,23 +19,21 @@ from petps.demo.report import Group, Report, Restart
 from petps.demo.trace import Trace
 from petps.demo.traffic import KEYS_PER_PULL
 
-__all__ = ["DeltaLines", "Screen"]
+__all__ = ["DeltaLines", "Growing", "Screen", "Steps"]
 
 PIPE_COLUMNS: Final = 100  # where nobody tells the width (a pipe, a file)
 LABEL_COLUMNS: Final = 10
 
 
-class DeltaLines:
-    """The table of deltas while it grows: ``advance`` after each delta, ``line`` after a group."""
+class Growing:
+    """A table that grows, and a bar below it of ``total`` ``what``."""
 
-    def __init__(self, k: int, deltas: int) -> None:
+    def __init__(self, columns: Sequence[str], what: str, total: int) -> None:
         self._table = Table(box=None, header_style="dim", padding=(0, 1), pad_edge=False)
-        for name in ("  accesses", "version", "rows sent", "deleted", "fresh after"):
-            self._table.add_column(name, justify="right")
-        for name in (f"hit@{k}", "popularity", "gain"):
+        for name in columns:
             self._table.add_column(name, justify="right")
         self._progress = _progress()
-        self._task = self._progress.add_task("  deltas", total=deltas)
+        self._task = self._progress.add_task(f"  {what}", total=total)
 
     def shown(self) -> Stack:
         """Table and bar."""
@@ -46,13 +44,29 @@ class DeltaLines:
         return self._table
 
     def advance(self) -> None:
-        """One delta is servable."""
+        """One more is done."""
         self._progress.advance(self._task)
+
+    def reached(self, count: int) -> None:
+        """So many are done."""
+        self._progress.update(self._task, completed=count)
+
+    def add(self, *cells: str | Text) -> None:
+        """Adds a line."""
+        self._table.add_row(*cells)
+
+
+class DeltaLines(Growing):
+    """The table of deltas: ``advance`` after each delta, ``line`` after a group."""
+
+    def __init__(self, k: int, deltas: int) -> None:
+        names = ("  accesses", "version", "rows sent", "deleted", "fresh after")
+        super().__init__((*names, f"hit@{k}", "popularity", "gain"), "deltas", deltas)
 
     def line(self, group: Group) -> None:
         """Adds a line."""
         gain = 100 * (group.hit_rate - group.popularity_rate)
-        self._table.add_row(
+        self.add(
             f"{group.accesses:,}",
             f"{group.version:,}",
             f"{group.rows:,}",
@@ -64,82 +78,16 @@ class DeltaLines:
         )
 
 
-class Screen:
-    """Writes to ``console``; a quiet one (for --json) writes nothing."""
+class Steps:
+    """Writes steps and what goes on to ``console``; a quiet one (for --json) writes nothing."""
 
     def __init__(self, *, quiet: bool, console: Console | None = None) -> None:
         self._console = console or Console(quiet=quiet, highlight=False)
         if not self._console.is_terminal:
             self._console.width = PIPE_COLUMNS
 
-    # ---- steps
-
-    def begin(self, trace: Trace, report: Report) -> None:
-        """The first lines."""
-        self._console.print(Text("petps demo", style="bold"))
-        self._console.print(
-            Text(
-                f"{report.accesses:,} of {len(trace.accesses):,} real accesses to "
-                f"{len(trace.keys):,} objects: {report.trace}",
-                style="dim",
-            )
-        )
-        self._console.print()
-
-    def pool(self, path: Path, medium: str, durability: str) -> None:
-        """The pool is made."""
-        self._step("pool", f"{path}", f"medium {medium}, durability {durability}")
-
-    def base(self, accesses: int, seconds: float, base: dict[str, Any], log: str) -> None:
-        """The base is published."""
-        self._step(
-            "base",
-            f"{base['rows']:,} rows, learned from {accesses:,} accesses in {seconds:.1f} s",
-            f"skip-gram with negative sampling; log {log}",
-        )
-
-    def serving(
-        self, server: ServerProcess, facts: dict[str, Any], ready: float, base: float
-    ) -> None:
-        """The server answers, and has the base."""
-        self._step(
-            "server",
-            f"{server.url}, process {facts['pid']}; the base was servable after {base:.2f} s",
-            f"watch it live: http://127.0.0.1:{server.http_port}/",
-        )
-
-    def idle(self, report: Report) -> None:
-        """Pulls alone."""
-        latency = report.pull_idle
-        assert latency is not None
-        self._step(
-            "idle",
-            f"{report.pulls_per_second:,.0f} pulls/s of {KEYS_PER_PULL} keys by one thread "
-            f"({KEYS_PER_PULL * report.pulls_per_second / 1e6:.2f} M rows/s)",
-            f"p50 {latency.p50_ms:.2f} ms, p99 {latency.p99_ms:.2f} ms",
-        )
-
-    def restart(self, restart: Restart) -> None:
-        """The server was killed, and is back."""
-        self._console.print()
-        self._step(
-            "kill -9",
-            f"in the middle of a delta of {restart.delta_rows:,} rows: "
-            f"{100 * restart.share_visible:.0f} % of them were visible",
-            mark="[red]✗[/red]",
-        )
-        self._step(
-            "restart",
-            f"first correct pull {restart.exec_to_first_correct_pull_ms:.0f} ms after exec, "
-            f"{restart.open_to_first_correct_pull_ms:.1f} ms after the pool's open call",
-            f"the delta was whole {restart.caught_up_ms:.0f} ms after exec; the client only waited "
-            f"({restart.client_waited_ms:.0f} ms, {restart.client_failures} failed pulls)",
-        )
-        self._console.print()
-
-    def _step(
-        self, label: str, text: str, detail: str = "", mark: str = "[green]✓[/green]"
-    ) -> None:
+    def step(self, label: str, text: str, detail: str = "", mark: str = "[green]✓[/green]") -> None:
+        """Something is done."""
         line = Table.grid(padding=(0, 1))
         line.add_column(width=1)
         line.add_column(width=LABEL_COLUMNS, style="bold")
@@ -148,8 +96,6 @@ class Screen:
         if detail:
             line.add_row("", "", Text(detail, style="dim"))
         self._console.print(line)
-
-    # ---- while something goes on
 
     @contextmanager
     def working(self, what: str) -> Iterator[None]:
@@ -171,18 +117,98 @@ class Screen:
             yield lambda n: progress.advance(task, n)
 
     @contextmanager
-    def deltas(self, report: Report, deltas: int) -> Iterator[DeltaLines]:
-        """The table of deltas grows, with a bar below; the table stays."""
-        lines = DeltaLines(report.k, deltas)
+    def growing(self, lines: Growing) -> Iterator[None]:
+        """The table grows, with its bar below; the table stays."""
         if not self._console.is_terminal or self._console.quiet:
-            yield lines
-            self._console.print(lines.done())
+            yield
+            if lines.done().row_count:
+                self._console.print(lines.done())
             return
-        if not report.groups:
-            self._console.print()
         with Live(lines.shown(), console=self._console, refresh_per_second=8) as live:
-            yield lines
+            yield
             live.update(lines.done())
+
+    def kept(self, folder: Path) -> None:
+        """Where the work folder is."""
+        self._console.print(Text(f"kept: {folder}", style="dim"))
+
+
+class Screen(Steps):
+    """What `petps demo` shows."""
+
+    # ---- steps
+
+    def begin(self, trace: Trace, report: Report) -> None:
+        """The first lines."""
+        self._console.print(Text("petps demo", style="bold"))
+        self._console.print(
+            Text(
+                f"{report.accesses:,} of {len(trace.accesses):,} real accesses to "
+                f"{len(trace.keys):,} objects: {report.trace}",
+                style="dim",
+            )
+        )
+        self._console.print()
+
+    def pool(self, path: Path, medium: str, durability: str) -> None:
+        """The pool is made."""
+        self.step("pool", f"{path}", f"medium {medium}, durability {durability}")
+
+    def base(self, accesses: int, seconds: float, base: dict[str, Any], log: str) -> None:
+        """The base is published."""
+        self.step(
+            "base",
+            f"{base['rows']:,} rows, learned from {accesses:,} accesses in {seconds:.1f} s",
+            f"skip-gram with negative sampling; log {log}",
+        )
+
+    def serving(
+        self, server: ServerProcess, facts: dict[str, Any], ready: float, base: float
+    ) -> None:
+        """The server answers, and has the base."""
+        self.step(
+            "server",
+            f"{server.url}, process {facts['pid']}; the base was servable after {base:.2f} s",
+            f"watch it live: http://127.0.0.1:{server.http_port}/",
+        )
+
+    def idle(self, report: Report) -> None:
+        """Pulls alone."""
+        latency = report.pull_idle
+        assert latency is not None
+        self.step(
+            "idle",
+            f"{report.pulls_per_second:,.0f} pulls/s of {KEYS_PER_PULL} keys by one thread "
+            f"({KEYS_PER_PULL * report.pulls_per_second / 1e6:.2f} M rows/s)",
+            f"p50 {latency.p50_ms:.2f} ms, p99 {latency.p99_ms:.2f} ms",
+        )
+
+    def restart(self, restart: Restart) -> None:
+        """The server was killed, and is back."""
+        self._console.print()
+        self.step(
+            "kill -9",
+            f"in the middle of a delta of {restart.delta_rows:,} rows: "
+            f"{100 * restart.share_visible:.0f} % of them were visible",
+            mark="[red]✗[/red]",
+        )
+        self.step(
+            "restart",
+            f"first correct pull {restart.exec_to_first_correct_pull_ms:.0f} ms after exec, "
+            f"{restart.open_to_first_correct_pull_ms:.1f} ms after the pool's open call",
+            f"the delta was whole {restart.caught_up_ms:.0f} ms after exec; the client only waited "
+            f"({restart.client_waited_ms:.0f} ms, {restart.client_failures} failed pulls)",
+        )
+        self._console.print()
+
+    @contextmanager
+    def deltas(self, report: Report, deltas: int) -> Iterator[DeltaLines]:
+        """The table of deltas grows."""
+        lines = DeltaLines(report.k, deltas)
+        if self._console.is_terminal and not report.groups:
+            self._console.print()
+        with self.growing(lines):
+            yield lines
 
     # ---- the end
 
@@ -217,10 +243,6 @@ class Screen:
                 )
             )
         self._console.print(Text(f"{report.seconds:.0f} s", style="dim"))
-
-    def kept(self, folder: Path) -> None:
-        """Where the work folder is."""
-        self._console.print(Text(f"kept: {folder}", style="dim"))
 
 
 def _numbers(report: Report) -> Table:

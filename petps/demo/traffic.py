@@ -66,15 +66,26 @@ def latency_of(samples: Sequence[Sample]) -> Latency | None:
 class Traffic:
     """A thread that pulls. ``samples`` only grows; read it from any thread.
 
-    ``check`` raises when the server is gone: waiting for it would be in vain.
+    ``check`` raises when the server is gone: waiting for it would be in vain. pace: pulls a second
+    when PACED.
     """
 
-    def __init__(self, url: str, trace: Trace, check: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        url: str,
+        trace: Trace,
+        check: Callable[[], object],
+        *,
+        table: str = TABLE,
+        pace: int = PULLS_PER_SECOND,
+    ) -> None:
         self._check = check
+        self._table = table
+        self._pace = pace
         self._keys = trace.keys[trace.accesses]
         self._client = petps_client.connect(url, name="petps demo", deadline_ms=DEADLINE_MS)
         self._rows: npt.NDArray[np.float32] = np.empty(
-            (KEYS_PER_PULL, self._client.describe(TABLE).dim), np.float32
+            (KEYS_PER_PULL, self._client.describe(table).dim), np.float32
         )
         self._window = (0, len(self._keys))
         self._mode = Mode.REST
@@ -138,7 +149,7 @@ class Traffic:
                 now = time.monotonic()
                 if now < due:
                     time.sleep(due - now)
-                due = max(due, now - 0.1) + 1 / PULLS_PER_SECOND  # a long stall is not made up for
+                due = max(due, now - 0.1) + 1 / self._pace  # a long stall is not made up for
             self._pull(pulls)
             pulls += 1
 
@@ -150,7 +161,7 @@ class Traffic:
         rows = self._rows[: len(keys)]
         begin = time.monotonic()
         try:
-            answer = self._client.pull_answer(TABLE, keys, rows)
+            answer = self._client.pull_answer(self._table, keys, rows)
         except petps_client.PetpsError as error:
             self.failures.append(str(error))
             time.sleep(FAILED_REST_SECONDS)

@@ -1,6 +1,6 @@
 """When each stage of each batch ran: totals always, every span where a time line is wanted.
 
-Owns:        Timeline.
+Owns:        Timeline; COLORS of drawings.
 Never does:  decide what a stage is.
 Called by:   pipeline.py, stages.py.
 Threads:     any.
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import escape
 
-__all__ = ["Span", "Timeline"]
+__all__ = ["COLORS", "Span", "Timeline"]
 
 # Spans kept; then the oldest half goes. A step has about 10 + 4 micro-batches.
 SPANS_MAX: Final = 1 << 17
-_COLORS: Final = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d")
+COLORS: Final = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _svg(spans: list[Span]) -> str:
         label = f"{span.stage}, batch {span.batch}{part}: {1e3 * (span.end - span.begin):.2f} ms"
         out.append(
             f'<rect x="{x:.2f}" y="{y}" width="{max((span.end - span.begin) * scale, 0.5):.2f}" '
-            f'height="{row - 6}" fill="{_COLORS[span.batch % len(_COLORS)]}">'
+            f'height="{row - 6}" fill="{COLORS[span.batch % len(COLORS)]}">'
             f"<title>{escape(label)}</title></rect>"
         )
     milliseconds = 1e3 * width / scale
