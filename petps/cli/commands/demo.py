@@ -6,7 +6,7 @@ import typer
 
 
 def demo(context: typer.Context) -> None:
-    """Train, publish, serve, kill -9, restart and compare, on real accesses (see --help)."""
+    """Train, publish, serve, kill -9, restart and compare, on real data (see --help)."""
     import petps.demo
 
     raise typer.Exit(petps.demo.main(context.args))

@@ -1,0 +1,143 @@
+"""What the workers said and the client saw, added up: losses, stages, freshness, outages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from petps.demo.traffic import Sample
+from petps.demo.training.report import Fresh, Stages
+from petps.demo.training.workers import Said
+
+__all__ = ["Heard", "Outage", "Served", "Version", "fresh_of", "served_of", "stages_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One of the log's; stored: one of the store's too. begin: when its step had ended."""
+
+    version: int
+    step: int
+    life: int
+    stored: bool
+    begin: float
+    training_loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """Something was killed at ``step``; from ``begin`` to ``end`` (time.monotonic())."""
+
+    what: str
+    step: int
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """How long a version took to be served, in milliseconds; down: because of an outage."""
+
+    version: Version
+    fresh_ms: float
+    down: bool
+
+
+@dataclass(slots=True)
+class Heard:
+    """All that the workers said. ``step``: the last one trained; ``life`` of who trained it."""
+
+    steps: list[Said] = field(default_factory=list)
+    versions: list[Version] = field(default_factory=list)
+    stages: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
+    ended: int = 0
+    step: int = 0
+    _losses: list[float] = field(default_factory=list)
+    _life: int = 0
+
+    def take(self, said: Said) -> None:
+        """One line more."""
+        if said.life != self._life:
+            self._life = said.life
+            self._losses.clear()
+        if said.what == "ready":
+            self.step = said.more["restored"]
+        elif said.what == "step":
+            self.steps.append(said)
+            self.step = said.more["number"]
+            self._losses.append(said.more["loss"])
+        elif said.what == "stages":
+            self.stages[said.life, said.rank] = said.more
+        elif said.what == "ended":
+            self.ended += 1
+        elif said.what == "version":
+            more = said.more
+            # The step whose version it is says so itself only after it.
+            loss = float(np.mean(self._losses)) if self._losses else float("nan")
+            self._losses.clear()
+            version = Version(
+                more["version"], more["step"], said.life, more["stored"], more["begin"], loss
+            )
+            self.versions.append(version)
+
+
+def stages_of(heard: Heard, samples_a_step: int) -> Stages:
+    """Over all lives and workers."""
+    more = [said.more for said in heard.steps]
+    seconds = np.array([each["seconds"] for each in more])
+    steps = sum(each["steps"] for each in heard.stages.values())
+    totals: dict[str, float] = {}
+    for each in heard.stages.values():
+        for name, total in each["seconds"].items():
+            totals[name] = totals.get(name, 0.0) + total
+
+    def mean_ms(name: str) -> float:
+        return round(1e3 * float(np.mean([each[name] for each in more])), 3)
+
+    crossing = sum(each["crossing"] for each in more)
+    exposed = sum(each["exposed"] for each in more)
+    return Stages(
+        steps=len(more),
+        step_p50_ms=round(1e3 * float(np.median(seconds)), 3),
+        step_mean_ms=mean_ms("seconds"),
+        samples_per_second=round(samples_a_step / float(np.mean(seconds)), 1),
+        lookup_stall_ms=mean_ms("lookup_stall"),
+        exposed_ms=mean_ms("exposed"),
+        crossing_ms=mean_ms("crossing"),
+        exposed_share=round(exposed / crossing, 4) if crossing else 0.0,
+        stages_ms={name: round(1e3 * total / max(1, steps), 3) for name, total in totals.items()},
+    )
+
+
+def served_of(
+    versions: Sequence[Version], samples: Sequence[Sample], outages: Sequence[Outage]
+) -> list[Served]:
+    """Of each version when the client's first pull that was served it, or a newer one, ended."""
+    newest = np.maximum.accumulate([0, *(sample.version for sample in samples)])[1:]
+    found = []
+    for version in versions:
+        at = int(np.searchsorted(newest, version.version))
+        if at == len(newest):
+            continue  # trained last, and asked for otherwise
+        end = samples[at].end
+        down = any(version.begin < each.end and end > each.begin for each in outages)
+        found.append(Served(version, 1e3 * (end - version.begin), down))
+    return found
+
+
+def fresh_of(served: Sequence[Served], messages: dict[str, Any]) -> Fresh:
+    """messages: the server's own freshness."""
+    quiet = [each.fresh_ms for each in served if not each.down]
+    p50, p90, p99 = np.percentile(quiet or [0.0], (50, 90, 99))
+    return Fresh(
+        versions=len(quiet),
+        p50_ms=round(float(p50), 2),
+        p90_ms=round(float(p90), 2),
+        p99_ms=round(float(p99), 2),
+        worst_ms=round(max((each.fresh_ms for each in served), default=0.0), 2),
+        message_p50_ms=messages["p50_ms"],
+        message_p99_ms=messages["p99_ms"],
+    )

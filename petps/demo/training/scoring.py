@@ -1,0 +1,144 @@
+"""One scorer of held-out samples, float32: by served rows, or by the trainer's."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import petps_client
+import torch
+from petps_client.torch import EmbeddingBagCollection
+
+from petps.checkpoint import Store
+from petps.demo.dlrm import Logits, scored
+from petps.demo.ratings import Keys
+from petps.demo.training.model import dense_part
+from petps.demo.training.task import DIM, WORLD, Task
+from petps.train.ranks import DENSE
+from petps.train.table import ROW
+
+__all__ = [
+    "Bags",
+    "Rows",
+    "Scorer",
+    "rows_of_pools",
+    "rows_of_version",
+    "served_bags",
+    "served_weights",
+    "trained_bags",
+    "weights_of_version",
+]
+
+Floats = npt.NDArray[np.float32]
+# {field: uint64[n, 1]} -> {field: float32[n, DIM]}: EmbeddingBagCollection's contract.
+Bags = Callable[[dict[str, Any]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A table's: keys uint64[n], ascending, and rows float32[n, DIM]."""
+
+    keys: Keys
+    rows: Floats
+
+    def of(self, keys: Keys) -> tuple[Floats, npt.NDArray[np.bool_]]:
+        """float32[m, DIM] and bool[m]: the rows of ``keys``, zeros for the ones it has not."""
+        there = np.isin(keys, self.keys)
+        found = np.zeros((len(keys), DIM), np.float32)
+        found[there] = self.rows[np.searchsorted(self.keys, keys[there])]
+        return found, there
+
+
+class Scorer:
+    """Scores the held-out samples. Used for either side, so that only rows and weights differ."""
+
+    def __init__(self, task: Task) -> None:
+        torch.set_num_threads(1)
+        self._fields = task.fields
+        self._dense = dense_part(task)
+        self._ids = torch.from_numpy(np.ascontiguousarray(task.held_out.keys))
+        self._numbers = torch.from_numpy(task.held_out.numbers)
+        self.labels = task.held_out.labels
+
+    def score(self, weights: Mapping[str, Any], bags: Bags) -> Logits:
+        """float64[n]: logits by dense ``weights`` (a state_dict) and pooled rows."""
+        self._dense.load_state_dict(weights)
+
+        def model(ids: Any, numbers: Any) -> Any:
+            batch = {name: ids[:, at : at + 1] for at, name in enumerate(self._fields)}
+            pooled = bags(batch)
+            return self._dense([pooled[name] for name in self._fields], numbers)
+
+        return scored(model, self._ids, self._numbers)
+
+
+def served_bags(client: petps_client.Client, task: Task, min_version: int) -> Bags:
+    """Of a server's rows, of the version or newer ones."""
+    return EmbeddingBagCollection(client, list(task.fields), mode="sum", min_version=min_version)
+
+
+def trained_bags(tables: Mapping[str, Rows]) -> Bags:
+    """Of rows at hand. A key that was never trained has the default row, zeros."""
+
+    def bags(batch: dict[str, Any]) -> dict[str, Any]:
+        pooled = {}
+        for name, ids in batch.items():
+            distinct, places = np.unique(ids.numpy(), return_inverse=True)
+            rows, _ = tables[name].of(distinct)
+            pooled[name] = torch.nn.functional.embedding_bag(
+                torch.from_numpy(places.reshape(-1, 1)), torch.from_numpy(rows), mode="sum"
+            )
+        return pooled
+
+    return bags
+
+
+def rows_of_version(store: Store, version: int, task: Task) -> dict[str, Rows]:
+    """The trainer's rows as it stored them, by field."""
+    found = {}
+    for name in task.fields:
+        column = next(each for each in store.tables_of(version)[name].columns if each.name == ROW)
+        keys, rows = [np.empty(0, np.uint64)], [np.empty((0, DIM), np.float32)]
+        for piece in store.pieces(name, version):
+            keys.append(piece.keys)
+            rows.append(column.values(piece.columns[ROW]))
+        found[name] = Rows(np.concatenate(keys), np.concatenate(rows))
+    return found
+
+
+def rows_of_pools(task: Task) -> dict[str, Rows]:
+    """The trainer's rows as they stand in its workers' pools, once the workers have ended."""
+    parts: dict[str, list[Rows]] = {name: [] for name in task.fields}
+    for rank in range(WORLD):
+        with task.tables(rank) as tables:
+            for table in tables:
+                keys = table.keys()
+                parts[table.name].append(Rows(keys, table.gather(keys).columns[ROW].copy()))
+    found = {}
+    for name, each in parts.items():
+        keys = np.concatenate([part.keys for part in each])
+        order = np.argsort(keys)
+        found[name] = Rows(keys[order], np.concatenate([part.rows for part in each])[order])
+    return found
+
+
+def weights_of_version(store: Store, version: int) -> dict[str, Any]:
+    """The trainer's dense weights as it stored them."""
+    body = io.BytesIO(store.part(version, DENSE))
+    model = torch.load(body, weights_only=True)["model"]
+    return {name.removeprefix("dense."): value for name, value in model.items()}
+
+
+def served_weights(location: str | None, store: Store, version: int) -> dict[str, Any]:
+    """Dense weights from where a server's status says that they are, by the commit record.
+
+    None: it has caught up to a version of the store, and they are there.
+    """
+    if location is None:
+        return weights_of_version(store, version)
+    weights: dict[str, Any] = torch.load(location, weights_only=True)
+    return weights

@@ -1,0 +1,138 @@
+"""What is trained, and in which steps: samples, batches, tables, and where everything lies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from petps.delta import DeltaLog, open_log
+from petps.demo.ratings import Keys, Samples, draw_clicks, load_ratings
+from petps.demo.trainer import MODEL
+from petps.demo.training import Data
+from petps.pool import Pool
+from petps.train import RowwiseAdagrad, ShardedTables, TableSpec
+
+__all__ = [
+    "DIM",
+    "MICRO_BATCHES",
+    "SOURCES",
+    "WORLD",
+    "Settings",
+    "Task",
+]
+
+WORLD: Final = 2  # workers
+PARTITIONS: Final = 8
+DIM: Final = 16
+ROW_LEARNING_RATE: Final = 0.1
+MICRO_BATCHES: Final = 4
+PUBLISH_EVERY: Final = 10  # steps, at least
+VERSIONS_MAX: Final = 40  # of the log, about: each is to be scored before the next one comes
+STEPS_MIN: Final = 120  # smaller batches before fewer steps: two kills need versions around them
+BATCH_MAX: Final = 256  # samples of a step and worker
+BATCH_MIN: Final = 32
+CLICKS: Final = 100_000  # unless told otherwise
+HELD_OUT: Final = 0.1
+
+SOURCES: Final = {
+    Data.RATINGS: "ratings of Book-Crossing (Ziegler et al., WWW 2005)",
+    Data.CLICKS: "clicks drawn with the seed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was asked for, and the work folder: all that a worker is told."""
+
+    folder: str
+    log: str
+    data: str = Data.RATINGS.value
+    ratings: int | None = None  # None: all
+    seed: int = 1
+    kafka: dict[str, str] = field(default_factory=dict)
+
+    def as_text(self) -> str:
+        """For a command line."""
+        return json.dumps(asdict(self))
+
+    def path(self, name: str) -> Path:
+        """Of something in the work folder."""
+        return Path(self.folder) / name
+
+
+class Task:
+    """Samples to train on and held out, cut into steps; the same on everybody who asks."""
+
+    def __init__(self, settings: Settings) -> None:
+        if Data(settings.data) is Data.RATINGS:
+            samples = load_ratings()
+        else:
+            samples = draw_clicks(settings.ratings or CLICKS, settings.seed)
+        self.samples = samples.at(slice(settings.ratings))
+        self.train, self.held_out = self.samples.split(HELD_OUT)
+        wanted = len(self.train) // (WORLD * STEPS_MIN)
+        self.batch = min(BATCH_MAX, max(BATCH_MIN, wanted))
+        """Samples of a step and worker."""
+        steps = len(self.train) // (WORLD * self.batch)
+        self.publish_every = PUBLISH_EVERY * max(1, round(steps / VERSIONS_MAX / PUBLISH_EVERY))
+        """Steps; every other version of the log is one of the store too."""
+        self.store_every = 2 * self.publish_every
+        self.steps = steps - steps % self.store_every
+        """The last one's version is in the store, so that there is one to compare with."""
+        self._settings = settings
+        self._order = np.random.default_rng(settings.seed).permutation(len(self.train))
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Id fields: each is a table."""
+        return self.samples.fields
+
+    def keys_by_field(self) -> Iterator[tuple[str, Keys]]:
+        """By field all keys that samples have, held-out ones too: uint64[n], ascending."""
+        for name, column in zip(self.fields, self.samples.keys.T, strict=True):
+            yield name, np.unique(column)
+
+    def batches(self, rank: int, first: int) -> Iterator[tuple[int, Samples]]:
+        """A worker's part of each step from ``first`` on: one epoch in a drawn order."""
+        for step in range(first, self.steps + 1):
+            begin = ((step - 1) * WORLD + rank) * self.batch
+            yield step, self.train.at(self._order[begin : begin + self.batch])
+
+    def tables(self, rank: int) -> ShardedTables:
+        """A worker's, in a pool in a file: made, or reopened."""
+        specs = [
+            # Each worker has about half of the keys, of a small field perhaps all.
+            TableSpec(name, DIM, capacity=1024 + len(keys))
+            for name, keys in self.keys_by_field()
+        ]
+        return ShardedTables(
+            self._settings.path(f"worker-{rank}.pool"),
+            specs,
+            RowwiseAdagrad(ROW_LEARNING_RATE),
+            rank=rank,
+            world=WORLD,
+            partitions=PARTITIONS,
+            seed=self._settings.seed,
+        )
+
+    def log(self) -> DeltaLog:
+        """Opened, and made if it is not there."""
+        settings = self._settings
+        return open_log(settings.log, partitions=PARTITIONS, options=settings.kafka)
+
+    def make_served_pool(self, durability: str) -> Path:
+        """The server's, empty: its tables are fed by the log."""
+        path = self._settings.path("served.pool")
+        with Pool.create(path, durability=durability) as pool:
+            pool.create_model(MODEL, PARTITIONS)
+            for name, keys in self.keys_by_field():
+                capacity = 1024 + 2 * len(keys)
+                pool.create_table(
+                    name, dim=DIM, dtype="f32", capacity=capacity, feed="delta", model=MODEL
+                )
+        return path

