@@ -9,11 +9,12 @@ PYTHON_FOLDERS = petps client bench tests
 # Seconds of `make soak` for each way of gathering.
 SOAK_SECONDS := 600
 
-.PHONY: help bootstrap build demo test test-train lab soak bench format tidy clean
+.PHONY: help bootstrap build demo demo-train test test-train lab soak bench format tidy clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    build, then train, serve, kill and compare on real accesses (petps demo)"
+	@echo "make demo-train  installs PyTorch (6 GB), then petps demo --train: trains, streams, serves, kills"
 	@echo "make test    build, then every check and test; one summary at the end"
 	@echo "make test-train  installs PyTorch and Ray (6 GB) into .venv-train, then tests what needs them"
 	@echo "make lab     persistent memory and RDMA, emulated: suites in a small guest (tests/lab)"
@@ -34,6 +35,11 @@ build: bootstrap
 
 demo: build
 	.venv/bin/petps demo
+
+# PyTorch stands in the environment of test-train.
+demo-train: build
+	@deploy/bootstrap.sh train
+	.venv-train/bin/python -m petps.cli demo --train --plots build/demo-train
 
 test: build
 	cmake --build build/release -j $(JOBS) --target petps_bench

@@ -41,11 +41,12 @@ PULLS_PER_SECOND: Final = 100  # while training goes on, on the same two process
 SERVABLE_SECONDS: Final = 120.0
 DEADLINE_MS: Final = 30_000
 COMPARE_KEYS: Final = 10_000  # at a time
+ENDED: Final = "training ended before both were killed: take more --ratings"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `petps demo --train` was asked. settings.log: empty for a folder in the work folder."""
+    """What `petps demo --train` was asked."""
 
     settings: Settings
     durability: str
@@ -180,10 +181,10 @@ class Course:
         while (said := self._hear()) is not None:
             if holds(said):
                 return said
-        raise InternalError("training ended before it could be disturbed: take more --ratings")
+        raise InternalError(ENDED)
 
     def _served(self, version: int) -> float:
-        """Hears until the client is served the version; when it was."""
+        """Hears until the client is served the version. When it was."""
         while self._traffic.version_seen() < version and self._hear() is not None:
             pass
         return self._traffic.wait_for_version(version, SERVABLE_SECONDS).end
@@ -198,7 +199,7 @@ class Course:
                 if until is not None and until(said):
                     return
             if until is not None:
-                raise InternalError("training ended before both were killed: take more --ratings")
+                raise InternalError(ENDED)
             self._live.finish(SERVABLE_SECONDS)
             self._show(lines)
 
@@ -239,7 +240,7 @@ class Course:
         with self._screen.working("kill -9 of the server; it starts again"):
             killed = time.monotonic()
             self._server.kill()
-            seen = len(samples)
+            seen, failed = len(samples), len(failures)
             begun = self._server.start()
             field, keys = next(iter(self._keys.items()))
             first = first_pull(self._server, lambda client: client.pull(field, keys[:100]))
@@ -254,7 +255,7 @@ class Course:
             open_to_first_pull_ms=round(1e3 * (first - facts["opened_at"]), 3),
             open_ms=facts["open_ms"],
             client_waited_ms=round(1e3 * waited, 3),
-            client_failures=len(failures),
+            client_failures=len(failures) - failed,
             caught_up_ms=round(1e3 * (served - begun), 3),
         )
         self._screen.server_back(self._report.server_back)
