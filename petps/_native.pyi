@@ -426,6 +426,33 @@ def jagged_unique(
     that falls or does not end with the values.
     """
 
+def route_ask(
+    values: Keys,
+    offsets: Keys,
+    block_of: Keys,
+    *,
+    world: int,
+    micros: int,
+    partitions: int,
+    seen: bool,
+) -> tuple[Keys, Keys, Keys, npt.NDArray[np.int64]]:
+    """What a worker wants of all: keys uint64[n] in the order (owner, micro-batch, table, key).
+
+    values: by (micro-batch, table), as offsets say. Also how often each key was seen in its part
+    (uint64[n], or [0]), counts uint64[world, micros, tables], and of each value its row among those
+    of its micro-batch and block (int64). InvalidArgument: shapes that do not fit.
+    """
+
+def route_merge(
+    keys: Keys, seen: Keys, wanted: Keys, block_of: Keys, *, world: int, micros: int
+) -> tuple[Keys, Keys, Keys, npt.NDArray[np.int64]]:
+    """What all want of a worker: keys in the order (rank, micro-batch, table, key), numbers wanted.
+
+    Gives each table's distinct keys, ascending, their offsets uint64[tables + 1], sums of ``seen``
+    (or [0]), and in the order (micro-batch, block, rank, table, key) rows in their blocks (int64).
+    InvalidArgument: numbers that do not add up.
+    """
+
 def first_not_finite(rows: Floats) -> int:
     """Index of the first row of float32[n, dim] with a NaN or infinity, or n."""
 

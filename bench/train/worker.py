@@ -11,17 +11,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import distributed
 
+from petps.demo.trace import load_trace
 from petps.train import Batch, Links, Pipeline, Ragged, RowwiseAdagrad, ShardedTables, TableSpec
 from petps.train.link import SlowLink
 from petps.train.timeline import Timeline
 
-FILL_ROWS = 1 << 16
+FILL_ROWS: Final = 1 << 16
+FEATURE: Final = "items"
 
 
 class Waiting(torch.nn.Module):  # type: ignore[misc]
@@ -40,24 +42,33 @@ class Waiting(torch.nn.Module):  # type: ignore[misc]
 
 
 def batches(settings: dict[str, Any], rank: int) -> list[Batch]:
-    """All that will be trained, made before the clock starts; keys by a power law."""
-    random = np.random.default_rng((settings["seed"], rank))
-    samples, features = settings["samples"], settings["features"]
+    """Sequences of ids in the order in which they were accessed; workers begin apart.
+
+    Made before the clock starts.
+    """
+    trace = load_trace()
+    samples, length = settings["samples"], settings["length"]
+    offsets = np.arange(samples + 1, dtype=np.int64) * length
+    at = len(trace.accesses) * rank // settings["world"]
     made = []
     for _ in range(settings["warm_up"] + settings["steps"]):
-        drawn = random.random((features, samples)) ** settings["skew"]
-        keys = (drawn * settings["keys"]).astype(np.uint64)
-        made.append(Batch({f"f{n}": Ragged.single(each) for n, each in enumerate(keys)}))
+        these = trace.accesses.take(np.arange(at, at + offsets[-1]), mode="wrap")
+        made.append(Batch({FEATURE: Ragged(trace.keys[these], offsets)}))
+        at += samples * length
     return made
 
 
 def fill(tables: ShardedTables, settings: dict[str, Any]) -> None:
     """Every key has a row already: what is measured is not the first sight of each."""
-    table = tables["t"]
-    for begin in range(0, settings["keys"], FILL_ROWS):
-        keys = np.arange(begin, min(begin + FILL_ROWS, settings["keys"]), dtype=np.uint64)
-        keys = keys[tables.owns(keys)]
-        table.write_back(0, keys, np.ones((len(keys), table.width), np.float32))
+    table = tables[FEATURE]
+    others = np.random.default_rng(settings["seed"]).integers(
+        1, 1 << 63, settings["rows"], np.uint64
+    )
+    held = np.union1d(load_trace().keys, others)[: settings["rows"]]
+    held = np.union1d(load_trace().keys, held)
+    for keys in np.array_split(held, -(-len(held) // FILL_ROWS)):
+        mine = keys[tables.owns(keys)]
+        table.write_back(0, mine, np.ones((len(mine), table.width), np.float32))
 
 
 def main(rank: int, settings: dict[str, Any]) -> None:
@@ -78,14 +89,14 @@ def main(rank: int, settings: dict[str, Any]) -> None:
                       links.dense)  # fmt: skip
         rows = links.rows  # type: ignore[assignment]
     model = Waiting(settings["dense_s"], settings["samples"])
-    spec = TableSpec("t", settings["dim"], settings["keys"] // world * 2)
+    spec = TableSpec(FEATURE, settings["dim"], 2 * settings["rows"] // world)
     timeline = Timeline(keep=bool(settings.get("trace")))
     given: Iterator[Batch] = iter(batches(settings, rank))
     with ShardedTables(None, [spec], RowwiseAdagrad(0.1), rank=rank, world=world) as tables:
         fill(tables, settings)
         with Pipeline(
             model, tables, given, micro_batches=settings["micro_batches"], mode=settings["mode"],
-            links=links, features={f"f{n}": "t" for n in range(settings["features"])},
+            links=links,
             optimizer=torch.optim.SGD(model.parameters(), lr=1e-3), timeline=timeline,
             deterministic=True,
         ) as pipeline:  # fmt: skip
@@ -107,6 +118,7 @@ def main(rank: int, settings: dict[str, Any]) -> None:
         "crossing_s": sum(each.crossing for each in steps) / count,
         "bytes": rows.bytes / count,
         "stages_s": {name: total / count for name, total in timeline.totals().items()},
+        "processor_s": {name: each / count for name, each in timeline.processor_totals().items()},
     }
     print(json.dumps(told), flush=True)
     distributed.barrier()

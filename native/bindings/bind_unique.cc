@@ -1,22 +1,13 @@
 // The distinct ids of many tables, over numpy arrays.
-#include <memory>
 #include <utility>
 
 #include "bindings/arrays.h"
+#include "bindings/blocks.h"
 #include "unique/unique.h"
 
 namespace petps::bindings {
 
 namespace {
-
-// The block's own memory as an array, which frees it.
-template <typename T>
-py::array_t<T> array_of(unique::Block<T> values) {
-  auto owned = std::make_unique<unique::Block<T>>(std::move(values));
-  const py::capsule owner(owned.get(), [](void* at) { delete static_cast<unique::Block<T>*>(at); });
-  const unique::Block<T>& kept = *owned.release();
-  return py::array_t<T>(static_cast<py::ssize_t>(kept.size()), kept.data(), owner);
-}
 
 py::tuple jagged_unique(const py::object& values, const py::object& offsets, bool ascending,
                         bool inverse, bool counts) {

@@ -53,6 +53,11 @@ class Ragged:
         """How many."""
         return len(self.offsets) - 1
 
+    def part(self, begin: int, end: int) -> Ragged:
+        """Samples ``begin`` up to and without ``end``; the keys are not copied."""
+        first, last = self.offsets[begin], self.offsets[end]
+        return Ragged(self.keys[first:last], self.offsets[begin : end + 1] - first)
+
     def select(self, order: npt.NDArray[np.intp]) -> Ragged:
         """These samples, in this order."""
         lengths = np.diff(self.offsets)[order]
@@ -101,4 +106,8 @@ class Batch:
         """``count`` micro-batches of neighbouring samples, sizes differing by at most one."""
         bounds = [self.samples * part // count for part in range(count + 1)]
         for begin, end in itertools.pairwise(bounds):
-            yield self.select(np.arange(begin, end))
+            yield Batch(
+                {name: ragged.part(begin, end) for name, ragged in self.keys.items()},
+                {name: values[begin:end] for name, values in self.dense.items()},
+                self.reader,
+            )

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from petps import _native
 from petps.errors import InvalidArgument
-from petps.tracker import jagged_unique
 from petps.train.batch import Batch
 from petps.train.link import Link
 from petps.train.pytorch import torch_module
@@ -68,13 +69,13 @@ class Layout:
 class Asked:
     """What this worker wants of a batch.
 
-    keys: uint64[n], seen: uint32[n], in the order (owner, micro-batch, table, key);
+    keys: uint64[n], seen: uint64[n] or [0], in the order (owner, micro-batch, table, key);
     counts: int64[world, micro-batches, tables]; inverse[m][feature]: int64, positions among the
     rows of micro-batch m and the feature's block, which come from rank 0, then 1, ...
     """
 
     keys: Keys
-    seen: npt.NDArray[np.uint32]
+    seen: Keys
     counts: Ints
     inverse: list[dict[str, Ints]]
 
@@ -94,36 +95,25 @@ def ask(parts: Sequence[Batch], tables: ShardedTables, layout: Layout) -> Asked:
             place = number * count + layout.table_of(feature)
             groups[place].append(ragged.keys)
             places.append((number, feature, place))
-    values = [np.concatenate(each) if each else np.empty(0, np.uint64) for each in groups]
-    offsets = _ends([len(each) for each in values])
-    found = jagged_unique(
-        np.concatenate(values), offsets.astype(np.uint64),
-        order="ascending", inverse=True, counts=layout.counts,
-    )  # fmt: skip
-    assert found.inverse is not None
-    keys = found.ids.view(np.uint64)
-    ends = found.offsets.astype(np.int64)
-    group = np.repeat(np.arange(micros * count), np.diff(ends))
-    owner = tables.owner_of(keys)
-    micro, table = group // count, group % count
-    sent = np.argsort(owner * (micros * count) + group, kind="stable")
-    # Rows of (micro-batch, block) come from rank 0, then 1, ..., of each by table and key.
-    block = layout.block_of[table]
-    part_of = micro * len(layout.dims) + block
-    come = np.argsort((part_of * world + owner) * count + table, kind="stable")
-    begins = _ends(np.bincount(part_of, minlength=micros * len(layout.dims)))
-    position = np.empty(len(keys), np.int64)
-    position[come] = np.arange(len(keys)) - begins[part_of[come]]
+    lengths = [sum(map(len, group)) for group in groups]
+    offsets = _ends(lengths)
+    none = np.empty(0, np.uint64)
+    keys, seen, counts, position = _native.route_ask(
+        np.concatenate([none, *(each for group in groups for each in group)]),
+        offsets.view(np.uint64),
+        layout.block_of.view(np.uint64),
+        world=world,
+        micros=micros,
+        partitions=tables.partitions,
+        seen=layout.counts,
+    )
     inverse: list[dict[str, Ints]] = [{} for _ in parts]
     at = offsets[:-1].copy()
     for part, feature, number in places:
         length = len(parts[part].keys[feature].keys)
-        local = found.inverse[at[number] : at[number] + length].astype(np.int64)
-        inverse[part][feature] = position[ends[number] + local]
+        inverse[part][feature] = position[at[number] : at[number] + length]
         at[number] += length
-    seen = np.zeros(0, np.uint32) if found.counts is None else found.counts[sent].astype(np.uint32)
-    counted = np.bincount(owner * (micros * count) + group, minlength=world * micros * count)
-    return Asked(keys[sent], seen, counted.reshape(world, micros, count), inverse)
+    return Asked(keys, seen, counts.view(np.int64), inverse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,51 +150,41 @@ def exchange(asked: Asked, samples: int, ended: bool, layout: Layout, link: Link
     receives = [int(each) for each in wanted.sum(axis=1)]
     keys = link.all_to_all(torch.from_numpy(asked.keys.view(np.int64)), sends, receives)
     keys = keys.numpy().view(np.uint64)
-    seen = np.ones(len(keys), np.int64)
+    seen = np.empty(0, np.uint64)
     if layout.counts:
-        counted = torch.from_numpy(asked.seen.astype(np.int64))
-        seen = link.all_to_all(counted, sends, receives).numpy()
+        counted = torch.from_numpy(asked.seen.view(np.int64))
+        seen = link.all_to_all(counted, sends, receives).numpy().view(np.uint64)
     return _owned(keys, seen, wanted.reshape(world, micros, count), heard[:, -2:], layout)
 
 
-def _owned(keys: Keys, seen: Ints, wanted: Ints, said: Ints, layout: Layout) -> Owned:
+def _owned(keys: Keys, seen: Keys, wanted: Ints, said: Ints, layout: Layout) -> Owned:
     world, micros, count = wanted.shape
-    table = np.repeat(np.tile(np.arange(count), world * micros), wanted.ravel())
-    order = np.argsort(table, kind="stable")
-    found = jagged_unique(
-        keys[order], _ends(np.bincount(table, minlength=count)).astype(np.uint64),
-        order="ascending", inverse=True,
-    )  # fmt: skip
-    assert found.inverse is not None
-    sizes = np.diff(found.offsets.astype(np.int64))
-    begins = np.zeros(count, np.int64)
-    for block in range(len(layout.dims)):
-        chosen = np.flatnonzero(layout.block_of == block)
-        begins[chosen] = _ends(sizes[chosen])[:-1]
-    position = np.empty(len(keys), np.int64)
-    position[order] = begins[table[order]] + found.inverse
-    total = np.zeros(int(sizes.sum()), np.int64)
-    np.add.at(total, found.offsets.astype(np.int64)[table[order]] + found.inverse, seen[order])
-    bounds = found.offsets.astype(np.int64)
-    per_rank = _ends(wanted.sum(axis=(1, 2)))
-    positions: list[list[Ints]] = [[] for _ in range(micros)]
-    counts: list[list[list[int]]] = [[] for _ in range(micros)]
-    inside = np.cumsum(wanted.reshape(world, -1), axis=1).reshape(world, micros, count)
-    for micro in range(micros):
-        for block in range(len(layout.dims)):
-            chosen = np.flatnonzero(layout.block_of == block)
-            first, last = chosen[0], chosen[-1]  # tables of a block are neighbours
-            ends = per_rank[:-1] + inside[:, micro, last]
-            starts = per_rank[:-1] + inside[:, micro, first] - wanted[:, micro, first]
-            pieces = [position[a:b] for a, b in zip(starts, ends, strict=True)]
-            positions[micro].append(np.concatenate(pieces))
-            counts[micro].append([len(piece) for piece in pieces])
+    distinct, offsets, total, position = _native.route_merge(
+        keys,
+        seen,
+        np.ascontiguousarray(wanted).ravel().view(np.uint64),
+        layout.block_of.view(np.uint64),
+        world=world,
+        micros=micros,
+    )
+    ends = offsets.view(np.int64)
+    first_of = np.searchsorted(layout.block_of, np.arange(len(layout.dims) + 1))
+    begins = ends[:-1] - ends[first_of[layout.block_of]]
+    if not layout.counts:
+        total = np.ones(len(distinct), np.uint64)
+    # [micro-batches, blocks, ranks]: tables of a block are neighbours.
+    lengths = np.add.reduceat(wanted, first_of[:-1], axis=2).transpose(1, 2, 0)
+    bounds = _ends(lengths.sum(axis=2).ravel()).reshape(-1)
+    blocks = range(len(layout.dims))
+    cuts = [position[a:b] for a, b in pairwise(bounds)]
     return Owned(
-        keys=[found.table(each).view(np.uint64) for each in range(count)],
-        seen=[total[bounds[each] : bounds[each + 1]] for each in range(count)],
+        keys=[distinct[ends[each] : ends[each + 1]] for each in range(count)],
+        seen=[total[ends[each] : ends[each + 1]].view(np.int64) for each in range(count)],
         begins=begins,
-        positions=positions,
-        counts=counts,
+        positions=[
+            [cuts[micro * len(blocks) + block] for block in blocks] for micro in range(micros)
+        ],
+        counts=lengths.tolist(),
         samples=[int(each) for each in said[:, 0]],
         ended=bool(said[:, 1].all()),
     )

@@ -27,7 +27,10 @@ COLORS: Final = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stage of a batch: seconds on the monotonic clock; track: the resource it ran on."""
+    """A stage of a batch: seconds on the monotonic clock; track: the resource it ran on.
+
+    processor: seconds of a processor that its thread had within it; None: not known.
+    """
 
     track: str
     stage: str
@@ -35,6 +38,7 @@ class Span:
     begin: float
     end: float
     micro: int | None = None
+    processor: float | None = None
 
 
 class Timeline:
@@ -44,21 +48,25 @@ class Timeline:
         self._keep = keep
         self._mutex = threading.Lock()
         self._totals: dict[str, float] = {}
+        self._processor: dict[str, float] = {}
         self._spans: list[Span] = []
 
     @contextmanager
     def span(self, track: str, stage: str, batch: int, micro: int | None = None) -> Iterator[None]:
         """What runs in the block."""
-        begin = time.monotonic()
+        begin, used = time.monotonic(), time.thread_time()
         try:
             yield
         finally:
-            self.add(Span(track, stage, batch, begin, time.monotonic(), micro))
+            used = time.thread_time() - used
+            self.add(Span(track, stage, batch, begin, time.monotonic(), micro, used))
 
     def add(self, span: Span) -> None:
         """A span that has ended."""
         with self._mutex:
             self._totals[span.stage] = self._totals.get(span.stage, 0.0) + span.end - span.begin
+            used = self._processor.get(span.stage, 0.0) + (span.processor or 0.0)
+            self._processor[span.stage] = used
             if self._keep:
                 self._spans.append(span)
                 if len(self._spans) > SPANS_MAX:
@@ -69,6 +77,11 @@ class Timeline:
         with self._mutex:
             return dict(self._totals)
 
+    def processor_totals(self) -> dict[str, float]:
+        """Seconds of a processor by stage since reset(), of the threads that the stages run on."""
+        with self._mutex:
+            return dict(self._processor)
+
     def spans(self) -> list[Span]:
         """Those kept, as they ended."""
         with self._mutex:
@@ -78,6 +91,7 @@ class Timeline:
         """Forgets what was, as after a warm-up."""
         with self._mutex:
             self._totals.clear()
+            self._processor.clear()
             self._spans.clear()
 
     def write(self, path: str | Path, worker: int = 0) -> None:

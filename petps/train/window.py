@@ -80,7 +80,7 @@ class Window:
     def send_rows(self, micro: int) -> list[Any]:
         """Sends what others want of this worker; by block float32[u, dim], what it asked for."""
         rows = [
-            slots.index_select(0, at)[:, :dim]
+            slots[:, :dim].index_select(0, at)
             for slots, at, dim in zip(
                 self._buffer.slots, self._positions[micro], self._layout.dims, strict=True
             )

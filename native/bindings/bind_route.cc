@@ -1,0 +1,58 @@
+// Key routing of the training loop, over numpy arrays.
+#include <utility>
+#include <vector>
+
+#include "bindings/arrays.h"
+#include "bindings/blocks.h"
+#include "route/route.h"
+
+namespace petps::bindings {
+
+namespace {
+
+py::tuple route_ask(const py::object& values, const py::object& offsets, const py::object& block_of,
+                    uint32_t world, uint32_t micros, uint32_t partitions, bool seen) {
+  const std::span<const uint64_t> ids = keys_of(values, "values");
+  const std::span<const uint64_t> ends = keys_of(offsets, "offsets");
+  const route::Shape shape{world, micros, keys_of(block_of, "block_of")};
+  route::Asked asked;
+  {
+    const Released released_gil;
+    asked = unwrap(route::ask(ids, ends, shape, partitions, seen));
+  }
+  const std::vector<py::ssize_t> cells{world, micros, static_cast<py::ssize_t>(shape.tables())};
+  return py::make_tuple(array_of(std::move(asked.keys)), array_of(std::move(asked.seen)),
+                        py::array_t<uint64_t>(cells, asked.counts.data()),
+                        array_of(std::move(asked.position)));
+}
+
+py::tuple route_merge(const py::object& keys, const py::object& seen, const py::object& wanted,
+                      const py::object& block_of, uint32_t world, uint32_t micros) {
+  const std::span<const uint64_t> ids = keys_of(keys);
+  const std::span<const uint64_t> times = keys_of(seen, "seen");
+  const std::span<const uint64_t> counts = keys_of(wanted, "wanted");
+  const route::Shape shape{world, micros, keys_of(block_of, "block_of")};
+  route::Owned owned;
+  {
+    const Released released_gil;
+    owned = unwrap(route::merge(ids, times, counts, shape));
+  }
+  return py::make_tuple(array_of(std::move(owned.keys)), array_of(std::move(owned.offsets)),
+                        array_of(std::move(owned.seen)), array_of(std::move(owned.position)));
+}
+
+}  // namespace
+
+void bind_route(py::module_& module) {
+  module.def("route_ask", route_ask, py::arg("values"), py::arg("offsets"), py::arg("block_of"),
+             py::kw_only(), py::arg("world"), py::arg("micros"), py::arg("partitions"),
+             py::arg("seen"),
+             "-> (keys uint64[n], seen uint64[n or 0], counts uint64[world, micros, tables], "
+             "position int64[values]); see native/route/route.h.");
+  module.def("route_merge", route_merge, py::arg("keys"), py::arg("seen"), py::arg("wanted"),
+             py::arg("block_of"), py::kw_only(), py::arg("world"), py::arg("micros"),
+             "-> (keys uint64[n], offsets uint64[tables + 1], seen uint64[n or 0], position "
+             "int64[keys]); see native/route/route.h.");
+}
+
+}  // namespace petps::bindings

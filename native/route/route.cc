@@ -1,0 +1,165 @@
+#include "route/route.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "unique/unique.h"
+#include "wire/wire.h"
+
+namespace petps::route {
+
+namespace {
+
+base::Status invalid(std::string message) {
+  return base::Status(base::Code::kInvalidArgument, std::move(message));
+}
+
+base::Status check(const Shape& shape) {
+  bool fits = shape.world > 0 && shape.micros > 0 && shape.tables() > 0 && shape.block_of[0] == 0;
+  for (size_t t = 1; fits && t < shape.tables(); ++t) {
+    fits = shape.block_of[t] == shape.block_of[t - 1] ||
+           shape.block_of[t] == shape.block_of[t - 1] + 1;
+  }
+  if (fits) return {};
+  return invalid("blocks must begin with 0 and rise by one, with workers and micro-batches");
+}
+
+// Where each (rank, part) begins when parts stand in the order (micro-batch, block, rank, table).
+struct Starts {
+  std::vector<uint64_t> at;  // [world][micros * tables]
+  std::vector<uint64_t>
+      of_block;  // [micros * tables]: where the part's (micro-batch, block) begins
+};
+
+Starts by_block(std::span<const uint64_t> counts, const Shape& shape) {
+  const size_t tables = shape.tables();
+  const size_t parts = shape.micros * tables;
+  Starts starts{std::vector<uint64_t>(shape.world * parts), std::vector<uint64_t>(parts)};
+  uint64_t next = 0;
+  for (size_t micro = 0; micro < shape.micros; ++micro) {
+    for (size_t first = 0, last = 0; first < tables; first = last) {
+      while (last < tables && shape.block_of[last] == shape.block_of[first]) ++last;
+      const uint64_t begin = next;
+      for (size_t rank = 0; rank < shape.world; ++rank) {
+        for (size_t table = first; table < last; ++table) {
+          const size_t part = micro * tables + table;
+          starts.at[rank * parts + part] = next;
+          starts.of_block[part] = begin;
+          next += counts[rank * parts + part];
+        }
+      }
+    }
+  }
+  return starts;
+}
+
+}  // namespace
+
+base::Result<Asked> ask(std::span<const uint64_t> values, std::span<const uint64_t> offsets,
+                        const Shape& shape, uint32_t partitions, bool seen) {
+  PETPS_RETURN_IF_ERROR(check(shape));
+  const size_t parts = shape.micros * shape.tables();
+  if (offsets.size() != parts + 1 || partitions < shape.world) {
+    return invalid(std::to_string(offsets.size()) + " offsets and " + std::to_string(partitions) +
+                   " partitions for " + std::to_string(parts) + " parts and " +
+                   std::to_string(shape.world) + " workers");
+  }
+  base::Result<unique::Distinct> distinct =
+      unique::jagged_unique(values, offsets, {unique::Order::kAscending, true, seen});
+  if (!distinct.ok()) return distinct.status();
+  const unique::Distinct found = std::move(distinct).value();
+  const size_t n = found.ids.size();
+  Block<uint32_t> owner(n);
+  Asked out;
+  out.counts.assign(shape.world * parts, 0);
+  for (size_t part = 0; part < parts; ++part) {
+    for (uint64_t i = found.offsets[part]; i < found.offsets[part + 1]; ++i) {
+      const uint64_t partition = wire::partition_of(found.ids[i], partitions);
+      owner[i] = static_cast<uint32_t>(partition * shape.world / partitions);
+      ++out.counts[owner[i] * parts + part];
+    }
+  }
+  std::vector<uint64_t> sent(shape.world * parts);
+  std::exclusive_scan(out.counts.begin(), out.counts.end(), sent.begin(), uint64_t{0});
+  Starts come = by_block(out.counts, shape);
+  out.keys.resize(n);
+  out.seen.resize(seen ? n : 0);
+  Block<int64_t> place(n);
+  for (size_t part = 0; part < parts; ++part) {
+    for (uint64_t i = found.offsets[part]; i < found.offsets[part + 1]; ++i) {
+      const size_t cell = owner[i] * parts + part;
+      const uint64_t to = sent[cell]++;
+      out.keys[to] = found.ids[i];
+      if (seen) out.seen[to] = found.counts[i];
+      place[i] = static_cast<int64_t>(come.at[cell]++ - come.of_block[part]);
+    }
+  }
+  out.position.resize(values.size());
+  for (size_t part = 0; part < parts; ++part) {
+    const int64_t* const of_part = place.data() + found.offsets[part];
+    for (uint64_t v = offsets[part]; v < offsets[part + 1]; ++v)
+      out.position[v] = of_part[found.inverse[v]];
+  }
+  return out;
+}
+
+base::Result<Owned> merge(std::span<const uint64_t> keys, std::span<const uint64_t> seen,
+                          std::span<const uint64_t> wanted, const Shape& shape) {
+  PETPS_RETURN_IF_ERROR(check(shape));
+  const size_t tables = shape.tables();
+  const size_t parts = shape.micros * tables;
+  uint64_t total = 0;
+  bool fits = wanted.size() == shape.world * parts && (seen.empty() || seen.size() == keys.size());
+  for (const uint64_t count : wanted) {
+    fits = fits && count <= keys.size() - total;
+    if (fits) total += count;
+  }
+  if (!fits || total != keys.size()) {
+    return invalid(std::to_string(keys.size()) + " keys are not as many as is said of their parts");
+  }
+  // Of each cell (rank, micro-batch, table): where it begins among the keys, and by table.
+  std::vector<uint64_t> ends(tables + 1, 0);
+  for (size_t cell = 0; cell < wanted.size(); ++cell) ends[cell % tables + 1] += wanted[cell];
+  std::inclusive_scan(ends.begin(), ends.end(), ends.begin());
+  std::vector<uint64_t> by_table(wanted.size());
+  std::vector<uint64_t> next(ends.begin(), ends.end() - 1);
+  Block<uint64_t> values(keys.size());
+  uint64_t at = 0;
+  for (size_t cell = 0; cell < wanted.size(); ++cell) {
+    by_table[cell] = next[cell % tables];
+    next[cell % tables] += wanted[cell];
+    std::copy_n(keys.begin() + static_cast<ptrdiff_t>(at), wanted[cell],
+                values.begin() + static_cast<ptrdiff_t>(by_table[cell]));
+    at += wanted[cell];
+  }
+  base::Result<unique::Distinct> distinct =
+      unique::jagged_unique(values, ends, {unique::Order::kAscending, true, false});
+  if (!distinct.ok()) return distinct.status();
+  unique::Distinct found = std::move(distinct).value();
+  Owned out;
+  out.position.resize(keys.size());
+  out.seen.resize(seen.empty() ? 0 : found.ids.size());
+  std::fill(out.seen.begin(), out.seen.end(), 0);
+  const Starts starts = by_block(wanted, shape);
+  at = 0;
+  for (size_t cell = 0; cell < wanted.size(); ++cell) {
+    const size_t table = cell % tables;
+    size_t first = table;
+    while (first > 0 && shape.block_of[first - 1] == shape.block_of[table]) --first;
+    const uint64_t begin = found.offsets[table] - found.offsets[first];  // within its block
+    const uint32_t* const place = found.inverse.data() + by_table[cell];
+    int64_t* const to = out.position.data() + starts.at[cell];
+    for (uint64_t i = 0; i < wanted[cell]; ++i) {
+      to[i] = static_cast<int64_t>(begin + place[i]);
+      if (!seen.empty()) out.seen[found.offsets[table] + place[i]] += seen[at + i];
+    }
+    at += wanted[cell];
+  }
+  out.keys = std::move(found.ids);
+  out.offsets = std::move(found.offsets);
+  return out;
+}
+
+}  // namespace petps::route
