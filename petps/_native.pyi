@@ -453,6 +453,23 @@ def route_merge(
     InvalidArgument: numbers that do not add up.
     """
 
+def gather_rows(rows: Floats, at: npt.NDArray[np.int64], out: Floats) -> None:
+    """out[i] = the first values of rows[at[i]]: float32[n, width], int64[m], float32[m, dim].
+
+    InvalidArgument names a position that is none, and nothing is written; likewise below.
+    """
+
+def add_rows(into: Floats, at: npt.NDArray[np.int64], rows: Floats) -> None:
+    """into[at[i]] += rows[i], in order: float32[n, dim], int64[m], float32[m, dim]."""
+
+def copy_rows(
+    into: Floats, to: npt.NDArray[np.int64], rows: Floats, from_: npt.NDArray[np.int64]
+) -> None:
+    """into[to[i]] = rows[from_[i]]: float32 rows of one width."""
+
+def common_keys(left: Keys, right: Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Positions in left and right of the keys that both have: ascending uint64[n], uint64[m]."""
+
 def first_not_finite(rows: Floats) -> int:
     """Index of the first row of float32[n, dim] with a NaN or infinity, or n."""
 

@@ -23,7 +23,9 @@ from petps.train.link import SlowLink
 from petps.train.timeline import Timeline
 
 FILL_ROWS: Final = 1 << 16
-FEATURE: Final = "items"
+FEATURE: Final = "item"
+# What stands beside an item in a sequence: how many there are.
+FIELDS: Final = {"author": 20_011, "tag": 1_009, "hour": 24}
 
 
 class Waiting(torch.nn.Module):  # type: ignore[misc]
@@ -53,7 +55,11 @@ def batches(settings: dict[str, Any], rank: int) -> list[Batch]:
     made = []
     for _ in range(settings["warm_up"] + settings["steps"]):
         these = trace.accesses.take(np.arange(at, at + offsets[-1]), mode="wrap")
-        made.append(Batch({FEATURE: Ragged(trace.keys[these], offsets)}))
+        items = trace.keys[these]
+        fields = {name: items % np.uint64(count) for name, count in FIELDS.items()}
+        made.append(
+            Batch({name: Ragged(keys, offsets) for name, keys in {"item": items, **fields}.items()})
+        )
         at += samples * length
     return made
 
@@ -66,6 +72,10 @@ def fill(tables: ShardedTables, settings: dict[str, Any]) -> None:
     )
     held = np.union1d(load_trace().keys, others)[: settings["rows"]]
     held = np.union1d(load_trace().keys, held)
+    for name, count in FIELDS.items():
+        keys = np.arange(count, dtype=np.uint64)
+        keys = keys[tables.owns(keys)]
+        tables[name].write_back(0, keys, np.ones((len(keys), tables[name].width), np.float32))
     for keys in np.array_split(held, -(-len(held) // FILL_ROWS)):
         mine = keys[tables.owns(keys)]
         table.write_back(0, mine, np.ones((len(mine), table.width), np.float32))
@@ -89,10 +99,14 @@ def main(rank: int, settings: dict[str, Any]) -> None:
                       links.dense)  # fmt: skip
         rows = links.rows  # type: ignore[assignment]
     model = Waiting(settings["dense_s"], settings["samples"])
-    spec = TableSpec(FEATURE, settings["dim"], 2 * settings["rows"] // world)
+    rows_of = {FEATURE: settings["rows"], **FIELDS}
+    specs = [
+        TableSpec(name, settings["dim"], 2 * count // world + 1000)
+        for name, count in rows_of.items()
+    ]
     timeline = Timeline(keep=bool(settings.get("trace")))
     given: Iterator[Batch] = iter(batches(settings, rank))
-    with ShardedTables(None, [spec], RowwiseAdagrad(0.1), rank=rank, world=world) as tables:
+    with ShardedTables(None, specs, RowwiseAdagrad(0.1), rank=rank, world=world) as tables:
         fill(tables, settings)
         with Pipeline(
             model, tables, given, micro_batches=settings["micro_batches"], mode=settings["mode"],

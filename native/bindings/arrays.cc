@@ -77,6 +77,18 @@ Rows<const float> floats_of(const py::object& object, const char* name) {
           static_cast<size_t>(array.shape(1))};
 }
 
+Rows<float> writable_floats_of(const py::object& object, const char* name) {
+  py::array array = checked<float>(object, name, "float32[n, dim]", 2);
+  need_writable(array, name);
+  return {static_cast<float*>(array.mutable_data()), static_cast<size_t>(array.shape(0)),
+          static_cast<size_t>(array.shape(1))};
+}
+
+std::span<const int64_t> positions_of(const py::object& object, const char* name) {
+  py::array array = checked<int64_t>(object, name, "int64[n]", 1);
+  return {static_cast<const int64_t*>(array.data()), static_cast<size_t>(array.size())};
+}
+
 Rows<const std::byte> stored_rows_of(const py::object& object, const char* name) {
   py::array array = checked<uint8_t>(object, name, "uint8[n, row_bytes]", 2);
   return {static_cast<const std::byte*>(array.data()), static_cast<size_t>(array.shape(0)),

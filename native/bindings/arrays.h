@@ -26,6 +26,8 @@ struct Rows {
   size_t width = 0;
 };
 Rows<const float> floats_of(const py::object& object, const char* name);
+Rows<float> writable_floats_of(const py::object& object, const char* name);
+std::span<const int64_t> positions_of(const py::object& object, const char* name);
 Rows<const std::byte> stored_rows_of(const py::object& object, const char* name);
 
 // The caller's array that a pull fills: float32[n, dim] or uint8[n, row_bytes].

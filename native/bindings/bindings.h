@@ -68,6 +68,7 @@ void bind_records(py::module_& module);
 void bind_codec(py::module_& module);
 void bind_unique(py::module_& module);
 void bind_route(py::module_& module);
+void bind_buffer(py::module_& module);
 void bind_base(py::module_& module);
 void bind_scan(py::module_& module);
 void bind_table(py::module_& module);

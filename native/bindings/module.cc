@@ -35,6 +35,7 @@ PYBIND11_MODULE(_native, module) {
   bindings::bind_codec(module);
   bindings::bind_unique(module);
   bindings::bind_route(module);
+  bindings::bind_buffer(module);
   bindings::bind_scan(module);
   bindings::bind_table(module);
   bindings::bind_tables(module);

@@ -20,6 +20,7 @@ from petps.train.kernels import intersection
 from petps.train.optimizer import Optimizer
 from petps.train.pytorch import torch_module
 from petps.train.routing import Layout, Owned
+from petps.train.rows import copy
 from petps.train.sharded import ShardedTables
 from petps.train.streams import Lane
 
@@ -80,7 +81,7 @@ class Buffer:
         for slots, fresh, to, of in zip(
             self.slots, older.slots, shared.newer, shared.older, strict=True
         ):
-            slots.index_copy_(0, to, fresh.index_select(0, of))
+            copy(slots, to, fresh, of)
 
     def update(self, gradients: list[Any], optimizer: Optimizer) -> None:
         """gradients: by block float32[n, dim]."""

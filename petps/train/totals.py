@@ -18,6 +18,7 @@ import numpy as np
 from petps.errors import InvalidArgument
 from petps.train.link import Link
 from petps.train.pytorch import torch_module
+from petps.train.rows import finite
 from petps.train.streams import Lane
 
 __all__ = ["Totals"]
@@ -36,7 +37,7 @@ class Totals:
     def add(self, loss: Any, gradients: Sequence[Any]) -> None:
         """A micro-batch's: a value, and by block float32[u, dim]."""
         self._losses.append(loss.detach().double())
-        self._finite.append([self._torch.isfinite(each).all(dim=1) for each in gradients])
+        self._finite.append([finite(each) for each in gradients])
 
     def summed(
         self,
@@ -95,9 +96,9 @@ class Totals:
         for micro, (loss, blocks) in enumerate(zip(self._losses, self._finite, strict=True)):
             if not np.isfinite(float(loss)):
                 return f"the loss of micro-batch {micro}, {float(loss)},"
-            for block, finite in enumerate(blocks):
-                if not bool(finite.all()):
-                    row = int(self._torch.nonzero(~finite)[0])
+            for block, whole in enumerate(blocks):
+                if not bool(whole.all()):
+                    row = int(self._torch.nonzero(~whole)[0])
                     return f"the gradient of {self._name_row(micro, block, row)}"
         for parameter, gradient in zip(parameters, sums, strict=True):
             if not bool(self._torch.isfinite(gradient).all()):

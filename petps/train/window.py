@@ -20,6 +20,7 @@ from petps.train.buffer import Buffer
 from petps.train.link import Link
 from petps.train.pytorch import torch_module
 from petps.train.routing import Asked, Layout
+from petps.train.rows import add, gather
 
 __all__ = ["Lookup", "Window"]
 
@@ -80,7 +81,7 @@ class Window:
     def send_rows(self, micro: int) -> list[Any]:
         """Sends what others want of this worker; by block float32[u, dim], what it asked for."""
         rows = [
-            slots[:, :dim].index_select(0, at)
+            gather(slots, at, dim)
             for slots, at, dim in zip(
                 self._buffer.slots, self._positions[micro], self._layout.dims, strict=True
             )
@@ -98,8 +99,7 @@ class Window:
             total = self.gradients[block]
             pieces = received[block].split(come[block])
             for to, piece in zip(at.split(come[block]), pieces, strict=True):
-                # Each row once in a rank's piece: a gather, a sum and a scatter have one order.
-                total.index_copy_(0, to, total.index_select(0, to).add_(piece))
+                add(total, to, piece)  # each row once in a rank's piece
         return self.gradients
 
     def _asked_rows(self, micro: int) -> list[list[int]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from petps import tracker
+from petps import _native, tracker
 from petps.train.kernels import Distinct
 from petps.train.pytorch import torch_module
 
@@ -40,11 +40,8 @@ def jagged_unique(values: Any, offsets: Any, variant: str) -> Distinct:
 def intersection(one: Any, other: Any) -> tuple[Any, Any]:
     """As petps.train.kernels.intersection."""
     torch = torch_module()
-    left, right = (each.numpy().view(np.uint64) for each in (one, other))
-    at = np.searchsorted(right, left)
-    common = np.flatnonzero(at < len(right))
-    common = common[right[at[common]] == left[common]]
-    return torch.from_numpy(common), torch.from_numpy(at[common])
+    found = _native.common_keys(*(each.numpy().view(np.uint64) for each in (one, other)))
+    return torch.from_numpy(found[0]), torch.from_numpy(found[1])
 
 
 def pooled_lookup(rows: Any, places: Any, offsets: Any, mode: str, weights: Any) -> Any:

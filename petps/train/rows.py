@@ -1,0 +1,55 @@
+"""Rows moved by position: in memory by native code, off the GIL; on a device by PyTorch.
+
+Owns:        gather(), add(), copy(); finite().
+Never does:  know what the rows are.
+Called by:   buffer.py, window.py, totals.py.
+Invariants:  both ways make the same sums in the same order.
+Threads:     any.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any
+
+from petps import _native
+from petps.train.pytorch import torch_module
+
+__all__ = ["add", "copy", "finite", "gather"]
+
+
+def gather(rows: Any, at: Any, dim: int) -> Any:
+    """float32[n, width], int64[m] -> float32[m, dim]: the first values of each row."""
+    if not _in_memory(rows):
+        return rows[:, :dim].index_select(0, at)
+    out = torch_module().empty((len(at), dim), dtype=rows.dtype)
+    _native.gather_rows(rows.numpy(), at.numpy(), out.numpy())
+    return out
+
+
+def add(into: Any, at: Any, rows: Any) -> None:
+    """into[at] += rows: float32[n, dim], int64[m] (each position once), float32[m, dim]."""
+    if _in_memory(into):
+        _native.add_rows(into.numpy(), at.numpy(), rows.numpy())
+    else:  # as each position stands once, a gather, a sum and a scatter have one order
+        into.index_copy_(0, at, into.index_select(0, at).add_(rows))
+
+
+def copy(into: Any, to: Any, rows: Any, of: Any) -> None:
+    """into[to] = rows[of]: rows float32[n, width] of one width, positions int64[m]."""
+    if _in_memory(into):
+        _native.copy_rows(into.numpy(), to.numpy(), rows.numpy(), of.numpy())
+    else:
+        into.index_copy_(0, to, rows.index_select(0, of))
+
+
+def finite(rows: Any) -> Any:
+    """float32[n, dim] -> bool[n], whether each row is finite; in memory bool[1] where all are."""
+    torch = torch_module()
+    if _in_memory(rows) and (rows.numel() == 0 or all(map(isfinite, torch.aminmax(rows)))):
+        return torch.ones(1, dtype=torch.bool)
+    return torch.isfinite(rows).all(dim=1)
+
+
+def _in_memory(tensor: Any) -> bool:
+    return bool(tensor.device.type == "cpu")
