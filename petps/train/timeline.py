@@ -111,10 +111,14 @@ class Timeline:
         Path(path).write_text(json.dumps({"traceEvents": events}))
 
     def draw(self, path: str | Path, batches: int = 4) -> None:
-        """The last batches as an SVG: a row for each track, a color for each batch."""
+        """The last batches that were trained as an SVG, and what went on ahead of later ones
+        meanwhile: a row for each track, a color for each batch.
+        """
         spans = self.spans()
         last = max((span.batch for span in spans if span.stage == "dense"), default=0)
-        spans = [span for span in spans if last - batches < span.batch <= last]
+        spans = [span for span in spans if span.batch > last - batches]
+        trained = min((span.begin for span in spans if span.micro is not None), default=0.0)
+        spans = [span for span in spans if span.begin >= trained]
         Path(path).write_text(_svg(spans))
 
 

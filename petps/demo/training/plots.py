@@ -228,6 +228,6 @@ def _page(report: TrainingReport, names: Sequence[str]) -> str:
         f"<body><h1>petps demo --train</h1><p>{escape(said)} All figures: "
         '<a href="report.json">report.json</a>; <a href="timeline.json">timeline.json</a> opens '
         "in chrome://tracing or Perfetto.</p>\n"
-        f"{images}\n<p>The last one: four steps of worker 0, a row for each thread, a color for "
-        "each batch.</p></body></html>\n"
+        f"{images}\n<p>The last one: four steps of worker 0, and what ran ahead of later ones "
+        "meanwhile; a row for each thread, a color for each batch.</p></body></html>\n"
     )
