@@ -281,6 +281,26 @@ def _train(work: Workload) -> Iterator[Result]:
     yield from _with_torch("train", "bench.train.steps", work["train"])
 
 
+def _sweeps(work: Workload) -> Iterator[Result]:
+    sizes = work["train"] | work["train_sweep"]
+    yield from _with_torch("train.sweep", "bench.train.sweeps", sizes)
+
+
+def _clustering(work: Workload) -> Iterator[Result]:
+    sizes = work["train"] | work["train_clustering"]
+    yield from _with_torch("train.clustering", "bench.train.clustering", sizes)
+
+
+def _scale(work: Workload) -> Iterator[Result]:
+    sizes = work["train"] | work["train_scale"]
+    yield from _with_torch("train.scale", "bench.train.scale", sizes)
+
+
+def _shaped(work: Workload) -> Iterator[Result]:
+    sizes = work["train"] | work["train_shaped"]
+    yield from _with_torch("train.shaped", "bench.train.shaped", sizes)
+
+
 def _with_torch(name: str, module: str, sizes: Workload) -> Iterator[Result]:
     """Lines of JSON that a module prints in the environment of `make test-train`."""
     if not TRAIN_PYTHON.exists():
@@ -324,6 +344,10 @@ PARTS: Final[tuple[tuple[str, Callable[[Workload], Iterator[Result]]], ...]] = (
     ("staging", _staging),
     ("torch.embedding_bag", _bags),
     ("train", _train),
+    ("train.sweep", _sweeps),
+    ("train.clustering", _clustering),
+    ("train.shaped", _shaped),
+    ("train.scale", _scale),
 )
 
 

@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,34 +31,52 @@ Result = dict[str, Any]
 
 def run(sizes: dict[str, Any], **settings: Any) -> dict[str, Any]:
     """All workers with these settings; worker 0's means, seconds of the slowest."""
+    return runs(sizes, [settings])[0]
+
+
+def runs(
+    sizes: dict[str, Any],
+    each: Sequence[dict[str, Any]],
+    *,
+    inside: Sequence[Sequence[str]] = (),
+    **settings: Any,
+) -> list[dict[str, Any]]:
+    """The same for several settings, one after another in the same processes, which share all
+    that is in ``settings``. inside: by worker, what its command begins with (shaped.py).
+    """
     with tempfile.TemporaryDirectory() as folder:
         full: dict[str, Any] = {
             "world": 2, "micro_batches": MICRO_BATCHES, "dense_s": 0.0, "latency_s": 0.0,
             "bytes_per_second": 1e18, "slow": False, "seed": 1, "meeting": f"{folder}/meeting",
-        } | sizes | settings  # fmt: skip
+            "length": 1, "sessions": 0, "session_keys": 0, "clustered": False,
+        } | sizes | settings | {"runs": list(each)}  # fmt: skip
         workers = [
             subprocess.Popen(
-                [sys.executable, "-m", "bench.train.worker", str(rank), json.dumps(full)],
+                [*(inside[rank] if inside else ()),
+                 sys.executable, "-m", "bench.train.worker", str(rank), json.dumps(full)],
                 cwd=ROOT, stdout=subprocess.PIPE, text=True,
             )
             for rank in range(full["world"])
         ]  # fmt: skip
         said = [worker.communicate()[0] for worker in workers]
     if any(worker.returncode for worker in workers):
-        raise SystemExit(f"a worker of {settings} failed")
-    told = [json.loads(each.splitlines()[-1]) for each in said]
-    found: dict[str, Any] = told[0]
-    for name in ("step_s", "lookup_stall_s"):
-        found[name] = max(each[name] for each in told)
+        raise SystemExit(f"a worker of {settings | each[0]} failed")
+    found = []
+    for lines in zip(*(each.splitlines()[-len(full["runs"]) :] for each in said), strict=True):
+        told = [json.loads(line) for line in lines]
+        found.append(told[0])
+        for name in ("step_s", "lookup_stall_s"):
+            found[-1][name] = max(worker[name] for worker in told)
     return found
 
 
 def calibrated(sizes: dict[str, Any], world: int = 2) -> dict[str, Any]:
     """Settings at which lookup : all-to-all : dense = 1 : 0.5 : 1."""
-    return _link(run(sizes, mode="synchronous", world=world), world)
+    return link_of(run(sizes, mode="synchronous", world=world), world)
 
 
-def _link(alone: dict[str, Any], world: int) -> dict[str, Any]:
+def link_of(alone: dict[str, Any], world: int) -> dict[str, Any]:
+    """The same, of what a synchronous run without a slow link took."""
     lookup = alone["lookup_stall_s"]
     # What a transfer takes without the slow link (gathering, gloo) is a part of it.
     left = max(ALL_TO_ALL * lookup - alone["crossing_s"], 0.1 * ALL_TO_ALL * lookup)
@@ -106,23 +124,27 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
         }
 
 
+def stages_of(alone: dict[str, Any], link: dict[str, Any], share: float = 1.0) -> Stages:
+    """What the simulation takes, of the synchronous loop alone; share: of a processor, a worker."""
+    return Stages(
+        cpu={name: seconds * share for name, seconds in alone["stages_s"].items()},
+        transfer_cpu=alone["crossing_s"] * share / (2 * MICRO_BATCHES),
+        transfer=link["latency_s"]
+        + alone["bytes"] / (2 * MICRO_BATCHES) / link["bytes_per_second"],
+        dense=link["dense_s"],
+    )
+
+
 def simulated(sizes: dict[str, Any]) -> Iterator[Result]:
     """The simulation, fed with stage times of the synchronous loop alone, beside real runs."""
     errors = {}
     beside = {}
     for world in sizes["simulated_workers"]:
         alone = run(sizes, mode="synchronous", world=world)
-        link = _link(alone, world)
+        link = link_of(alone, world)
         # The workers have the processors in turn while all of them look up: a stage's own time.
         share = min(1.0, (os.cpu_count() or 1) / world)
-        spent = {name: seconds * share for name, seconds in alone["stages_s"].items()}
-        stages = Stages(
-            cpu=spent,
-            transfer_cpu=alone["crossing_s"] * share / (2 * MICRO_BATCHES),
-            transfer=link["latency_s"]
-            + alone["bytes"] / (2 * MICRO_BATCHES) / link["bytes_per_second"],
-            dense=link["dense_s"],
-        )
+        stages = stages_of(alone, link, share)
         for mode in ("synchronous", "dual", "frozen", "nested"):
             real = run(sizes, mode=mode, **link)["step_s"]
             told = step_seconds(mode, stages, MICRO_BATCHES, share)

@@ -1,16 +1,18 @@
 """A worker of the training figures: python -m bench.train.worker RANK 'SETTINGS as JSON'.
 
 Real tables, real lookups, real transfers over gloo, made slower by a SlowLink; the dense
-computation is a wait. Prints one line of JSON: means over the steps after the warm-up.
+computation is a wait. Prints a line of JSON a run: means over the steps after the warm-up. A run is
+all settings, but for those that it has itself in ``runs``; without ``runs`` there is one.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -18,11 +20,22 @@ import torch
 from torch import distributed
 
 from petps.demo.trace import load_trace
-from petps.train import Batch, Links, Pipeline, Ragged, RowwiseAdagrad, ShardedTables, TableSpec
+from petps.train import (
+    Batch,
+    ByKeys,
+    Links,
+    Pipeline,
+    Ragged,
+    RowwiseAdagrad,
+    ShardedTables,
+    TableSpec,
+)
+from petps.train.clustering import dedup_ratio
 from petps.train.link import SlowLink
 from petps.train.timeline import Timeline
 
 FILL_ROWS: Final = 1 << 16
+RATIOS: Final = 2  # batches whose distinct keys are counted
 FEATURE: Final = "item"
 # What stands beside an item in a sequence: how many there are.
 FIELDS: Final = {"author": 20_011, "tag": 1_009, "hour": 24}
@@ -43,18 +56,34 @@ class Waiting(torch.nn.Module):  # type: ignore[misc]
         return rows.sum() * 1e-6 + self.weight.sum()
 
 
+class Descent:
+    """Of the one dense parameter. Importing torch.optim's takes longer than most runs."""
+
+    def __init__(self, weight: Any) -> None:
+        self._weight = weight
+
+    def step(self) -> None:
+        """Down its gradient."""
+        self._weight.data.add_(self._weight.grad, alpha=-1e-3)
+
+
 def batches(settings: dict[str, Any], rank: int) -> list[Batch]:
     """Sequences of ids in the order in which they were accessed; workers begin apart.
 
-    Made before the clock starts.
+    Made before the clock starts. sessions: where not 0, a sample is of one of so many instead, in
+    no order, and draws its ids from the ``session_keys`` that its session has.
     """
     trace = load_trace()
     samples, length = settings["samples"], settings["length"]
     offsets = np.arange(samples + 1, dtype=np.int64) * length
     at = len(trace.accesses) * rank // settings["world"]
+    random = np.random.default_rng((settings["seed"], rank))
     made = []
     for _ in range(settings["warm_up"] + settings["steps"]):
-        these = trace.accesses.take(np.arange(at, at + offsets[-1]), mode="wrap")
+        if settings["sessions"]:
+            these = _of_sessions(random, len(trace.keys), settings).ravel()
+        else:
+            these = trace.accesses.take(np.arange(at, at + offsets[-1]), mode="wrap")
         items = trace.keys[these]
         fields = {name: items % np.uint64(count) for name, count in FIELDS.items()}
         made.append(
@@ -64,14 +93,26 @@ def batches(settings: dict[str, Any], rank: int) -> list[Batch]:
     return made
 
 
+def _of_sessions(random: np.random.Generator, ids: int, settings: dict[str, Any]) -> Any:
+    """int64[samples, length]: numbers of ids."""
+    pools = random.integers(0, ids, (settings["sessions"], settings["session_keys"]))
+    session = random.integers(0, len(pools), (settings["samples"], 1))
+    shape = (settings["samples"], settings["length"])
+    return pools[session, random.integers(0, settings["session_keys"], shape)]
+
+
+@functools.cache
+def _held(seed: int, rows: int) -> Any:
+    """uint64[rows]: the trace's ids and others."""
+    others = np.random.default_rng(seed).integers(1, 1 << 63, rows, np.uint64)
+    held = np.union1d(load_trace().keys, others)[:rows]
+    return np.union1d(load_trace().keys, held)
+
+
 def fill(tables: ShardedTables, settings: dict[str, Any]) -> None:
     """Every key has a row already: what is measured is not the first sight of each."""
     table = tables[FEATURE]
-    others = np.random.default_rng(settings["seed"]).integers(
-        1, 1 << 63, settings["rows"], np.uint64
-    )
-    held = np.union1d(load_trace().keys, others)[: settings["rows"]]
-    held = np.union1d(load_trace().keys, held)
+    held = _held(settings["seed"], settings["rows"])
     for name, count in FIELDS.items():
         keys = np.arange(count, dtype=np.uint64)
         keys = keys[tables.owns(keys)]
@@ -81,13 +122,9 @@ def fill(tables: ShardedTables, settings: dict[str, Any]) -> None:
         table.write_back(0, mine, np.ones((len(mine), table.width), np.float32))
 
 
-def main(rank: int, settings: dict[str, Any]) -> None:
-    """One worker's run."""
-    torch.set_num_threads(1)
+def trained(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """One worker's run: what it prints."""
     world = settings["world"]
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{settings['meeting']}", rank=rank, world_size=world
-    )
     links = Links.of_processes()
     turn = threading.Lock()
     slow = {"latency_s": settings["latency_s"], "bytes_per_second": settings["bytes_per_second"]}
@@ -105,13 +142,17 @@ def main(rank: int, settings: dict[str, Any]) -> None:
         for name, count in rows_of.items()
     ]
     timeline = Timeline(keep=bool(settings.get("trace")))
-    given: Iterator[Batch] = iter(batches(settings, rank))
+    made = batches(settings, rank)
+    arrange = ByKeys(settings["micro_batches"]) if settings["clustered"] else None
+    began = time.monotonic()
+    if arrange is not None:  # offline: the processor that it would take is the worker's only one
+        made = [arrange(each) for each in made]
+    arranged = time.monotonic() - began
     with ShardedTables(None, specs, RowwiseAdagrad(0.1), rank=rank, world=world) as tables:
         fill(tables, settings)
         with Pipeline(
-            model, tables, given, micro_batches=settings["micro_batches"], mode=settings["mode"],
-            links=links,
-            optimizer=torch.optim.SGD(model.parameters(), lr=1e-3), timeline=timeline,
+            model, tables, iter(made), micro_batches=settings["micro_batches"],
+            mode=settings["mode"], links=links, optimizer=Descent(model.weight), timeline=timeline,
             deterministic=True,
         ) as pipeline:  # fmt: skip
             for _ in range(settings["warm_up"]):
@@ -125,7 +166,7 @@ def main(rank: int, settings: dict[str, Any]) -> None:
             timeline.write(settings["trace"] + ".json")
             timeline.draw(settings["trace"] + ".svg")
     count = len(steps)
-    told = {
+    return {
         "step_s": seconds / count,
         "lookup_stall_s": sum(each.lookup_stall for each in steps) / count,
         "exposed_s": sum(each.exposed for each in steps) / count,
@@ -133,9 +174,29 @@ def main(rank: int, settings: dict[str, Any]) -> None:
         "bytes": rows.bytes / count,
         "stages_s": {name: total / count for name, total in timeline.totals().items()},
         "processor_s": {name: each / count for name, each in timeline.processor_totals().items()},
+        "medians": {
+            name: statistics.median(getattr(each, name) for each in steps)
+            for name in ("seconds", "lookup_stall", "exposed", "crossing")
+        },
+        "arranged_s": arranged / len(made),
+        "dedup_ratio": statistics.mean(
+            dedup_ratio(each.keys, settings["micro_batches"]) for each in made[:RATIOS]
+        ),
     }
-    print(json.dumps(told), flush=True)
-    distributed.barrier()
+
+
+def main(rank: int, settings: dict[str, Any]) -> None:
+    """One worker's runs."""
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{settings['meeting']}",
+        rank=rank,
+        world_size=settings["world"],
+    )
+    for each in settings.get("runs", [{}]):
+        print(json.dumps(trained(rank, settings | each)), flush=True)
+        distributed.barrier()
     distributed.destroy_process_group()
 
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,19 @@ WAIT_SECONDS = 120.0
 
 class Worker:
     def __init__(
-        self, rank: int, folder: Path, meeting: int, timeout_s: float, environment: dict[str, str]
+        self,
+        rank: int,
+        folder: Path,
+        meeting: int,
+        timeout_s: float,
+        environment: dict[str, str],
+        inside: Sequence[str],
     ) -> None:
         self.out = folder / f"{rank}-{meeting}.txt"
         with self.out.open("w") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.train.worker_process", str(rank), str(WORLD),
-                 str(folder), str(STEPS)],
+                [*inside, sys.executable, "-m", "tests.train.worker_process", str(rank),
+                 str(WORLD), str(folder), str(STEPS)],
                 cwd=ROOT, stdout=out, stderr=subprocess.STDOUT,
                 env=os.environ | environment
                 | {"MEETING": str(meeting), "TIMEOUT_S": str(timeout_s)},
@@ -51,9 +57,17 @@ class Worker:
 
 @contextmanager
 def workers(
-    folder: Path, meeting: int, timeout_s: float = 60.0, environment: dict[str, str] | None = None
+    folder: Path,
+    meeting: int,
+    timeout_s: float = 60.0,
+    environment: dict[str, str] | None = None,
+    inside: Sequence[Sequence[str]] = ((),) * WORLD,
 ) -> Iterator[list[Worker]]:
-    started = [Worker(rank, folder, meeting, timeout_s, environment or {}) for rank in range(WORLD)]
+    """inside: by worker, what its command begins with."""
+    started = [
+        Worker(rank, folder, meeting, timeout_s, environment or {}, inside[rank])
+        for rank in range(WORLD)
+    ]
     try:
         yield started
     finally:
@@ -75,11 +89,13 @@ def check_same(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> None:
             assert np.array_equal(one[name], two[name]), name
 
 
-def trained(folder: Path, **environment: str) -> list[dict[str, Any]]:
+def trained(
+    folder: Path, inside: Sequence[Sequence[str]] = ((),) * WORLD, **environment: str
+) -> list[dict[str, Any]]:
     """Without a fault."""
     folder.mkdir()
     create(folder)
-    with workers(folder, 0, environment=environment) as running:
+    with workers(folder, 0, environment=environment, inside=inside) as running:
         for each in running:
             code, said = each.ended()
             assert code == 0, said

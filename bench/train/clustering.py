@@ -1,0 +1,77 @@
+"""train.clustering.<keys>.<N>: what clustering by keys spares the link, as micro-batches shrink.
+
+NestPipe's Figure 9: the batch stays, N grows, nested. A key crosses once a micro-batch that has it,
+so plain cutting sends more the smaller they are; samples that share keys go into one instead.
+``sessions``: samples come in any order, each of a session whose keys it draws; ``named``: keys of
+the named figures. Clustered before the clock starts (a worker has one processor here);
+``arranging_ms`` is what a batch of it takes.
+
+Run by bench.report in the environment of `make test-train`: `python -m bench.train.clustering
+'<sizes as JSON>'` prints a JSON line a result.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from bench.train.steps import Result, run, runs
+
+
+def figures(sizes: dict[str, Any]) -> Iterator[Result]:
+    """A result for each kind of keys and N."""
+    kinds = {
+        "sessions": {name: sizes[name] for name in ("sessions", "session_keys")},
+        "named": {"sessions": 0},
+    }
+    counts = {"sessions": sizes["clustered_counts"], "named": sizes["named_counts"]}
+    plain = sizes | kinds["named"]
+    alone = run(plain, mode="synchronous")
+    lookup = alone["lookup_stall_s"]
+    chosen = [(kind, count) for kind in kinds for count in counts[kind]]
+    wanted = [
+        kinds[kind] | {"micro_batches": count, "clustered": clustered}
+        for kind, count in chosen
+        for clustered in (False, True)
+    ]
+    told = iter(
+        runs(
+            plain,
+            wanted,
+            mode="nested",
+            slow=True,
+            bytes_per_second=alone["bytes"] / (sizes["link"] * lookup),
+            dense_s=sizes["dense"] * lookup,
+        )
+    )
+    for kind, count in chosen:
+        cut, clustered = next(told), next(told)
+        yield {
+            "name": f"train.clustering.{kind}.{count}",
+            "value": clustered["bytes"] / 1e6,
+            "unit": "MB",
+            "ratio_to": "samples as they come",
+            "ratio": clustered["bytes"] / cut["bytes"],
+            "arranging_ms": 1e3 * clustered["arranged_s"],
+            "plain": _told(cut),
+            "clustered": _told(clustered),
+        }
+
+
+def _told(found: dict[str, Any]) -> dict[str, float]:
+    median = found["medians"]
+    return {
+        "dedup_ratio": found["dedup_ratio"],
+        "mb": found["bytes"] / 1e6,
+        "step_ms": 1e3 * median["seconds"],
+        "crossing_ms": 1e3 * median["crossing"],
+        "exposed_ms": 1e3 * median["exposed"],
+        "exposed_share": median["exposed"] / median["crossing"],
+    }
+
+
+if __name__ == "__main__":
+    for result in figures(json.loads(sys.argv[1])):
+        print(json.dumps(result), flush=True)

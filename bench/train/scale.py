@@ -1,0 +1,252 @@
+"""train.scale.<method>: the simulation at 128 to 1,536 workers, beside NestPipe's Table III.
+
+The stages of a lookup, and what else a step takes, are measured here; how they grow is fitted:
+
+- fitted, on TorchRec's numbers alone (its column of Table III, its row of Table II, Figure 2): what
+  a step takes beside its dense time, as a non-negative sum of three terms: the link's bytes, which
+  do not grow with the workers (only the part that leaves one does), a latency for each peer, and
+  waiting for the slowest, which grows with the logarithm. Figure 2 tells how much of it is
+  transfers; all stages of a lookup grow alike, dense time and updates do not grow.
+- predicted: everything else. ``dual`` is the paper's UniEmb, ``nested`` NestPipe, ``groups`` 2D-SP
+  (transfers as of a quarter of the workers), ``nested_groups`` both (Table IV).
+
+``train.scale.real.<W>``: the real loop on two workers at the proportions of W workers, with one
+processor each for what the paper has a host and an accelerator for; the simulation of that beside.
+
+Run by bench.report in the environment of `make test-train`: `python -m bench.train.scale
+'<sizes as JSON>'` prints a JSON line a result.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from bench.train.simulate import Stages, step_seconds
+from bench.train.steps import (
+    LATENCY_SHARE,
+    MICRO_BATCHES,
+    Result,
+    run,
+    runs,
+    stages_of,
+)
+
+WORKERS: Final = (128, 256, 512, 1024, 1536)
+# Scaling factors of Table III and, for nested_groups, of Table IV: throughput over that of 128
+# workers, over the ratio of workers.
+PAPER: Final[Mapping[str, Mapping[int, float]]] = {
+    "synchronous": dict(zip(WORKERS, (1, 0.9123, 0.6664, 0.5336, 0.4434), strict=True)),
+    "groups": dict(zip(WORKERS, (1, 0.9136, 0.6964, 0.5667, 0.4932), strict=True)),
+    "dual": dict(zip(WORKERS, (1, 0.9613, 0.8921, 0.7800, 0.6762), strict=True)),
+    "nested": dict(zip(WORKERS, (1, 0.9839, 0.9733, 0.9563, 0.9407), strict=True)),
+    "nested_groups": {128: 1, 1536: 0.9717},
+}
+FITTED: Final = "synchronous"
+# TorchRec with 1,536 workers, Table II, ms; and its shares with 128, Figure 2.
+STEP_MS, LOOKUP_MS, TRANSFERS_MS = 5793.83, 2870.99, 1207.85
+LOOKUP_SHARE, TRANSFERS_SHARE = 0.244, 0.092
+GROUPS: Final = 4
+# Of the paper's runs: 13 % of the transfers are exposed with 1,536 workers.
+PAPER_MICRO_BATCHES: Final = 8
+# Threads of a worker; none of them waits for a processor there.
+PROCESSORS: Final = 5.0
+STAGES: Final = ("prefetch", "to-device", "route", "retrieve", "write-back")
+ROUTING: Final = ("prefetch", "route")
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Milliseconds with W workers, of the paper's step: dense ones, and terms of the others."""
+
+    dense: float
+    terms: tuple[float, float, float]
+    """Of the link's bytes, of each peer, of the slowest."""
+
+    def beside(self, workers: int) -> float:
+        """All that is not dense."""
+        return float(np.dot(self.terms, _basis(workers)))
+
+    def transfers(self, workers: int) -> float:
+        """Of all rows and gradients."""
+        first, last = WORKERS[0], WORKERS[-1]
+        ends = (
+            TRANSFERS_SHARE / (LOOKUP_SHARE + TRANSFERS_SHARE),
+            TRANSFERS_MS / (LOOKUP_MS + TRANSFERS_MS),
+        )
+        part = math.log(workers / first) / math.log(last / first)
+        return (ends[0] + part * (ends[1] - ends[0])) * self.beside(workers)
+
+    def lookup(self, workers: int) -> float:
+        """The rest."""
+        return self.beside(workers) - self.transfers(workers)
+
+
+def _basis(workers: int) -> tuple[float, float, float]:
+    return (workers - 1) / workers, workers - 1, math.log(workers)
+
+
+def paper_steps() -> dict[int, float]:
+    """Milliseconds of TorchRec's step with W workers."""
+    factors = PAPER[FITTED]
+    return {each: STEP_MS * factors[WORKERS[-1]] / factors[each] for each in WORKERS}
+
+
+def fitted() -> Growth:
+    """Least squares of relative errors of the step."""
+    dense = STEP_MS - LOOKUP_MS - TRANSFERS_MS
+    steps = paper_steps()
+    lengths = np.array([steps[each] for each in WORKERS])
+    basis = np.array([_basis(each) for each in WORKERS]) / lengths[:, None]
+    beside = 1 - dense / lengths
+    best, found = math.inf, np.zeros(3)
+    for count in (1, 2, 3):
+        for chosen in itertools.combinations(range(3), count):
+            some = list(chosen)
+            terms = np.zeros(3)
+            terms[some] = np.linalg.lstsq(basis[:, some], beside, rcond=None)[0]
+            error = float(((basis @ terms - beside) ** 2).sum())
+            if terms.min() >= 0 and error < best:
+                best, found = error, terms
+    return Growth(dense, (float(found[0]), float(found[1]), float(found[2])))
+
+
+def stages_with(
+    growth: Growth, measured: Mapping[str, float], workers: int, groups: int, only_routing: bool
+) -> Stages:
+    """The paper's stage times with so many workers, milliseconds.
+
+    measured: by stage, in any unit: how a lookup divides, and freshen, reduce and update over it.
+    """
+    lookup = sum(measured.get(name, 0.0) for name in STAGES)
+    unit = growth.lookup(WORKERS[0]) / lookup
+    fixed = {name: unit * measured.get(name, 0.0) for name in ("freshen", "reduce", "update")}
+    grown = {name: unit * measured.get(name, 0.0) for name in STAGES}
+    more = growth.lookup(workers) - growth.lookup(WORKERS[0])
+    growing = ROUTING if only_routing else STAGES
+    over = sum(grown[name] for name in growing)
+    grown = {
+        name: each * (1 + more / over if name in growing else 1) for name, each in grown.items()
+    }
+    transfers = growth.transfers(workers // groups if groups > 1 else workers)
+    return Stages(
+        cpu=fixed | grown | {"dense": 0.0},
+        transfer_cpu=0.0,
+        transfer=transfers / (2 * PAPER_MICRO_BATCHES),
+        dense=max(0.0, growth.dense - fixed["reduce"] - fixed["update"]),
+    )
+
+
+def factors(
+    growth: Growth, measured: Mapping[str, float], method: str, only_routing: bool = False
+) -> dict[int, float]:
+    """Scaling factors by number of workers."""
+    groups = GROUPS if method.endswith("groups") else 1
+    mode = {"groups": "synchronous", "nested_groups": "nested"}.get(method, method)
+    steps = {
+        workers: step_seconds(
+            mode,
+            stages_with(growth, measured, workers, groups, only_routing),
+            PAPER_MICRO_BATCHES,
+            PROCESSORS,
+        )
+        for workers in PAPER[method]
+    }
+    return {workers: steps[WORKERS[0]] / each for workers, each in steps.items()}
+
+
+def figures(sizes: dict[str, Any]) -> Iterator[Result]:
+    """A result a method, one for the worst error of what is predicted, one for each real run."""
+    growth = fitted()
+    alone = run(sizes, mode="synchronous")
+    chosen = [(workers, mode) for workers in sizes["real_workers"] for mode in MODES]
+    links = {workers: _at(alone, growth, workers) for workers in sizes["real_workers"]}
+    told = runs(sizes, [links[workers] | {"mode": mode} for workers, mode in chosen])
+    real = dict(zip(chosen, told, strict=True))
+    # The synchronous loop has nothing to freshen.
+    freshen = min(each["stages_s"]["freshen"] for (_, m), each in real.items() if m == "dual")
+    measured = alone["stages_s"] | {"freshen": freshen}
+    worst = 0.0
+    for method, paper in PAPER.items():
+        found = factors(growth, measured, method)
+        routing = factors(growth, measured, method, only_routing=True)
+        errors = [abs(found[each] / paper[each] - 1) for each in paper]
+        if method != FITTED:
+            worst = max(worst, *errors)
+        yield {
+            "name": f"train.scale.{method}",
+            "value": found[WORKERS[-1]],
+            "unit": "share",
+            "ratio_to": "the paper's, " + ("fitted" if method == FITTED else "predicted"),
+            "ratio": found[WORKERS[-1]] / paper[WORKERS[-1]],
+            "simulated_and_paper": {
+                each: [round(found[each], 4), each_paper] for each, each_paper in paper.items()
+            },
+            "if_only_routing_grew": {each: round(f, 4) for each, f in routing.items()},
+            "largest_error": max(errors),
+        }
+    yield {
+        "name": "train.scale.error",
+        "value": worst,
+        "unit": "share",
+        "ratio_to": "the paper's scaling factors that were not fitted",
+        "ratio": worst,
+        "terms_ms": dict(zip(("bytes", "peer", "slowest"), growth.terms, strict=True)),
+        "stages_ms": {name: round(1e3 * each, 2) for name, each in measured.items()},
+    }
+    yield from _real(sizes, alone, links, real, freshen)
+
+
+MODES: Final = ("synchronous", "dual", "nested")
+
+
+def _at(alone: dict[str, Any], growth: Growth, workers: int) -> dict[str, Any]:
+    """Settings of the real loop at the paper's proportions, its lookup being what it is."""
+    unit = alone["lookup_stall_s"] / growth.lookup(workers)
+    wanted = unit * growth.transfers(workers)
+    left = max(wanted - alone["crossing_s"], 0.1 * wanted)
+    return {
+        "slow": True,
+        "dense_s": unit * growth.dense,
+        "latency_s": LATENCY_SHARE * left / (2 * MICRO_BATCHES),
+        "bytes_per_second": alone["bytes"] / ((1 - LATENCY_SHARE) * left),
+    }
+
+
+def _real(
+    sizes: dict[str, Any],
+    alone: dict[str, Any],
+    links: dict[int, dict[str, Any]],
+    real: dict[tuple[int, str], dict[str, Any]],
+    freshen: float,
+) -> Iterator[Result]:
+    share = min(1.0, (os.cpu_count() or 1) / 2)
+    for workers in sizes["real_workers"]:
+        stages = stages_of(alone | {"stages_s": alone["stages_s"] | {"freshen": freshen}},
+                           links[workers], share)  # fmt: skip
+        seconds = {mode: real[workers, mode]["medians"]["seconds"] for mode in MODES}
+        simulated = {m: step_seconds(m, stages, MICRO_BATCHES, share) for m in MODES}
+        alike = {m: step_seconds(m, stages, MICRO_BATCHES, PROCESSORS) for m in MODES}
+        yield {
+            "name": f"train.scale.real.{workers}",
+            "value": 1e3 * seconds["nested"],
+            "unit": "ms",
+            "ratio_to": "the synchronous loop",
+            "ratio": seconds["nested"] / seconds["synchronous"],
+            "measured_ms": {mode: round(1e3 * each, 1) for mode, each in seconds.items()},
+            "simulated_ms": {mode: round(1e3 * each, 1) for mode, each in simulated.items()},
+            "simulated_with_processors_ms": {m: round(1e3 * each, 1) for m, each in alike.items()},
+        }
+
+
+if __name__ == "__main__":
+    for result in figures(json.loads(sys.argv[1])):
+        print(json.dumps(result), flush=True)

@@ -1,0 +1,77 @@
+"""train.shaped.<link>: the named figures over links that the kernel shapes, beside SlowLink's.
+
+Two workers, each in a network namespace of its own; between them a veth pair whose sides send so
+many bytes a second (tc tbf). SlowLink gets the same rate and no latency. A rate is named by the
+time that all transfers take at it, over the lookup's; 0.5 is that of the named figures.
+
+Run by bench.report in the environment of `make test-train`: `python -m bench.train.shaped
+'<sizes as JSON>'` prints a JSON line a result; without root it says why there is none.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+from bench.train.namespaces import Shaped, shaped, unavailable
+from bench.train.steps import Result, run, runs
+
+MODES: Final = ("synchronous", "nested")
+
+
+def inside(link: Shaped) -> list[list[str]]:
+    """What the workers' commands begin with."""
+    return [[*side, "env", f"GLOO_SOCKET_IFNAME={link.interface}"] for side in link.inside]
+
+
+def figures(sizes: dict[str, Any]) -> Iterator[Result]:
+    """A result a rate."""
+    why = unavailable()
+    if why:
+        print(f"skipped train.shaped: {why}", file=sys.stderr, flush=True)
+        return
+    alone = run(sizes, mode="synchronous")
+    dense = {"dense_s": alone["lookup_stall_s"]}
+    rates = {
+        f"{factor:g}": alone["bytes"] / (factor * alone["lookup_stall_s"])
+        for factor in sizes["shaped_factors"]
+    }
+    modes = [{"mode": mode} for mode in MODES]
+    slow = [each | {"slow": True, "bytes_per_second": r} for r in rates.values() for each in modes]
+    waiting = iter(runs(sizes, slow, **dense))
+    for name, rate in rates.items():
+        with shaped(rate) as link:
+            told = runs(sizes, modes, inside=inside(link), **dense)
+        by_kernel = dict(zip(MODES, told, strict=True))
+        by_waiting = {mode: next(waiting) for mode in MODES}
+        base, nested = (by_kernel[mode]["medians"] for mode in MODES)
+        yield {
+            "name": f"train.shaped.{name}",
+            "value": 1e3 * nested["seconds"],
+            "unit": "ms",
+            "ratio_to": "the synchronous loop over the same link",
+            "ratio": nested["seconds"] / base["seconds"],
+            "mb_per_second": rate / 1e6,
+            "shaped": _told(by_kernel),
+            "slow_link": _told(by_waiting),
+        }
+
+
+def _told(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    base, nested = (found[mode]["medians"] for mode in MODES)
+    return {
+        "synchronous_ms": 1e3 * base["seconds"],
+        "nested_ms": 1e3 * nested["seconds"],
+        "ratio": nested["seconds"] / base["seconds"],
+        "synchronous_crossing_ms": 1e3 * base["crossing"],
+        "crossing_ms": 1e3 * nested["crossing"],
+        "exposed_share": nested["exposed"] / nested["crossing"],
+        "lookup_hidden": 1 - nested["lookup_stall"] / base["lookup_stall"],
+    }
+
+
+if __name__ == "__main__":
+    for result in figures(json.loads(sys.argv[1])):
+        print(json.dumps(result), flush=True)

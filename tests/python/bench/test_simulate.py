@@ -1,0 +1,162 @@
+"""The simulation of the training loop ends where a hand computes it; needs no PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from bench.train.scale import (
+    FITTED,
+    PAPER,
+    STEP_MS,
+    WORKERS,
+    factors,
+    fitted,
+    paper_steps,
+    stages_with,
+)
+from bench.train.simulate import Stages, Task, simulate, step_seconds
+
+PLENTY = 8.0
+
+
+def _ends(tasks: Sequence[Task], processors: float) -> list[Any]:
+    simulate(tasks, processors)
+    return [pytest.approx(task.end) for task in tasks]
+
+
+def _cpu(thread: str, seconds: float, *after: Task) -> Task:
+    return Task(thread, seconds, True, after)
+
+
+def _wait(thread: str, seconds: float, *after: Task) -> Task:
+    return Task(thread, seconds, False, after)
+
+
+def test_a_thread_does_one_task_after_another() -> None:
+    assert _ends([_cpu("a", 1), _cpu("a", 2), _wait("a", 3)], PLENTY) == [1, 3, 6]
+
+
+def test_a_thread_keeps_its_order_though_a_later_task_could_begin() -> None:
+    first = _wait("b", 5)
+    assert _ends([first, _cpu("a", 1, first), _cpu("a", 1)], PLENTY) == [5, 6, 7]
+
+
+def test_a_processor_is_shared_by_those_who_want_it_and_waiting_takes_none() -> None:
+    # Two at half speed until 2; the second's other half alone until 3; the wait is undisturbed.
+    assert _ends([_cpu("a", 1), _cpu("b", 2), _wait("c", 2.5)], 1) == [2, 3, 2.5]
+    assert _ends([_cpu("a", 1), _cpu("b", 2)], 2) == [1, 2]
+    assert _ends([_cpu("a", 1), _wait("b", 1)], 0.5) == [2, 1]
+    # Three on two processors: two thirds of a second each in the first; then two alone.
+    assert _ends([_cpu("a", 1), _cpu("b", 2), _cpu("c", 2)], 2) == [1.5, 2.5, 2.5]
+
+
+def test_who_comes_later_slows_down_who_runs() -> None:
+    # "a" runs alone for one second, then beside "c", which a wait has let go.
+    let_go = _wait("b", 1)
+    assert _ends([_cpu("a", 2), let_go, _cpu("c", 1, let_go)], 1) == [3, 1, 3]
+
+
+def test_tasks_of_no_length_end_at_once() -> None:
+    first = _cpu("a", 0)
+    assert _ends([first, _wait("b", 0, first), _cpu("a", 1)], 1) == [0, 0, 1]
+
+
+def test_tasks_that_wait_for_each_other_are_told() -> None:
+    behind = _cpu("b", 1)
+    ahead = _cpu("a", 1, behind)
+    behind.after = [ahead]
+    with pytest.raises(AssertionError, match="wait for each other"):
+        simulate([ahead, behind], 1)
+
+
+def _stages(**changed: Any) -> Stages:
+    cpu = {"prefetch": 1, "route": 2, "retrieve": 3, "freshen": 0.5, "dense": 0, "reduce": 0.25,
+           "update": 0.25, "write-back": 1} | changed.pop("cpu", {})  # fmt: skip
+    given = {"cpu": cpu, "transfer_cpu": 0.0, "transfer": 0.5, "dense": 8.0} | changed
+    return Stages(**given)
+
+
+# With N = 2: lookup 3 + 3 + 1, four transfers of 0.5, dense 8, reduce and update 0.5.
+def test_the_synchronous_loop_is_the_sum() -> None:
+    assert step_seconds("synchronous", _stages(), 2, PLENTY) == pytest.approx(7 + 2 + 8 + 0.5)
+
+
+def test_with_one_thread_one_processor_is_as_good_as_many() -> None:
+    assert step_seconds("synchronous", _stages(), 2, 1) == pytest.approx(17.5)
+    # Half a processor: what computes takes twice as long, what waits does not.
+    assert step_seconds("synchronous", _stages(), 2, 0.5) == pytest.approx(2 * 7.5 + 2 + 8)
+
+
+def test_dual_hides_the_lookup_and_pays_freshening() -> None:
+    assert step_seconds("dual", _stages(), 2, PLENTY) == pytest.approx(0.5 + 2 + 8 + 0.5)
+
+
+def test_dual_is_as_slow_as_its_slowest_stage() -> None:
+    assert step_seconds("dual", _stages(cpu={"route": 19}), 2, PLENTY) == pytest.approx(20)
+    assert step_seconds("dual", _stages(cpu={"write-back": 20}), 2, PLENTY) == pytest.approx(20)
+
+
+def test_frozen_exposes_the_first_and_the_last_transfer() -> None:
+    assert step_seconds("frozen", _stages(), 2, PLENTY) == pytest.approx(7 + 0.5 + 8 + 0.5 + 0.5)
+    assert step_seconds("frozen", _stages(), 8, PLENTY) == pytest.approx(7 + 0.5 + 8 + 0.5 + 0.5)
+
+
+def test_nested_hides_both() -> None:
+    assert step_seconds("nested", _stages(), 2, PLENTY) == pytest.approx(0.5 + 1 + 8 + 0.5)
+
+
+def test_nested_on_a_slow_link_is_the_link() -> None:
+    # Four transfers of 5 in turn; computing (4 a micro-batch) fits beside them.
+    found = step_seconds("nested", _stages(transfer=5.0), 2, PLENTY)
+    assert found == pytest.approx(0.5 + 20 + 0.5)
+
+
+def test_nested_on_one_processor_computes_all_of_it() -> None:
+    # 7 of lookup, 1 of freshening, reducing and updating; only waiting can be hidden, and there is
+    # none. Behind the last steps nothing is looked up any more, as in runs that are measured.
+    found = step_seconds("nested", _stages(transfer=0.0, dense=0.0), 2, 1)
+    assert found == pytest.approx(8, rel=0.05)
+
+
+MEASURED = {"prefetch": 2, "route": 18, "retrieve": 9, "write-back": 9, "freshen": 2,
+            "reduce": 1, "update": 5}  # fmt: skip
+
+
+def test_the_fit_keeps_to_the_column_that_it_was_given() -> None:
+    growth, steps = fitted(), paper_steps()
+    assert min(growth.terms) >= 0
+    assert steps[WORKERS[-1]] == pytest.approx(STEP_MS)
+    for workers in WORKERS:
+        told = growth.dense + growth.lookup(workers) + growth.transfers(workers)
+        assert told == pytest.approx(steps[workers], rel=0.08), workers
+    # Figure 2: shares of the step at both ends.
+    assert growth.lookup(128) / steps[128] == pytest.approx(0.244, abs=0.01)
+    assert growth.transfers(1536) / steps[1536] == pytest.approx(0.205, abs=0.015)
+
+
+def test_stages_add_up_to_what_grows() -> None:
+    growth = fitted()
+    for only_routing in (False, True):
+        stages = stages_with(growth, MEASURED, 1024, 1, only_routing)
+        lookup = sum(stages.cpu[name] for name in ("prefetch", "route", "retrieve", "write-back"))
+        assert lookup == pytest.approx(growth.lookup(1024))
+        assert 16 * stages.transfer == pytest.approx(growth.transfers(1024))
+    synchronous = step_seconds("synchronous", stages, 8, PLENTY)
+    assert synchronous == pytest.approx(growth.dense + growth.beside(1024))
+
+
+def test_the_shape_of_the_papers_table() -> None:
+    growth = fitted()
+    found = {method: factors(growth, MEASURED, method) for method in PAPER}
+    for workers in WORKERS[1:]:
+        order = [found[m][workers] for m in ("synchronous", "groups", "dual", "nested")]
+        assert order == sorted(order), workers
+    for method in ("dual", "nested"):
+        for workers in WORKERS:
+            assert found[method][workers] == pytest.approx(PAPER[method][workers], rel=0.05)
+    assert found[FITTED][1536] == pytest.approx(PAPER[FITTED][1536], rel=0.05)
+    # One thread routes: were routing all that grows, nested would wait for it.
+    assert factors(growth, MEASURED, "nested", only_routing=True)[1536] < 0.8

@@ -1,0 +1,45 @@
+"""Training over a link that the kernel shapes ends bit by bit where it ends over loopback.
+
+Run by `make test-train`; skipped, with the reason, where there can be no network namespaces.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.train.namespaces import Shaped, shaped, unavailable
+from bench.train.shaped import inside
+from tests.train.train_processes import check_same, trained
+
+# A step's transfers are some kilobytes: most of them wait.
+BYTES_PER_SECOND = 200e3
+
+
+def _counted(link: Shaped, side: int) -> dict[str, Any]:
+    shown = subprocess.run(
+        [*link.inside[side], "tc", "-s", "-j", "qdisc", "show", "dev", link.interface],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    found: dict[str, Any] = json.loads(shown.stdout)[0]
+    return found
+
+
+def test_over_a_shaped_link_every_bit_is_the_same(tmp_path: Path) -> None:
+    why = unavailable()
+    if why:
+        pytest.skip(f"no shaped link: {why}")
+    reference = trained(tmp_path / "plain")
+    with shaped(BYTES_PER_SECOND) as link:
+        found = trained(tmp_path / "shaped", inside(link))
+        for side in range(2):
+            counted = _counted(link, side)
+            print(f"side {side}: {counted['bytes']} bytes, {counted['overlimits']} times late")
+            # It was this link that they used, and it was shaped.
+            assert counted["bytes"] > 100_000
+            assert counted["overlimits"] > 0
+    check_same(reference, found)
