@@ -48,7 +48,7 @@ def runs(
         full: dict[str, Any] = {
             "world": 2, "micro_batches": MICRO_BATCHES, "dense_s": 0.0, "latency_s": 0.0,
             "bytes_per_second": 1e18, "slow": False, "seed": 1, "meeting": f"{folder}/meeting",
-            "length": 1, "sessions": 0, "session_keys": 0, "clustered": False,
+            "sessions": 0, "session_keys": 0, "clustered": False,
         } | sizes | settings | {"runs": list(each)}  # fmt: skip
         workers = [
             subprocess.Popen(
