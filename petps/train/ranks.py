@@ -247,7 +247,10 @@ class RankedFeed:
         """Called once the rows are written: the log's version is committed before the store's."""
         log.try_commit()
         rank = self._link.rank
-        parts = {f"{READER}.{rank}": boundary.reader, f"{RANDOM}.{rank}": _random_state()}
+        parts = {
+            f"{READER}.{rank}": boundary.reader,
+            f"{RANDOM}.{rank}": _random_state(self._model),
+        }
         for table in self._tables:
             if table.spec.threshold > 1:
                 parts[f"{ADMISSION}.{table.name}.{rank}"] = table.admission.saved()
@@ -363,7 +366,7 @@ class RankedFeed:
             _load_dense(store.part(newest.version, DENSE), self._model, self._optimizer)
         own = {name: f"{name}.{self._link.rank}" for name in (READER, RANDOM)}
         if own[RANDOM] in newest.parts:
-            _set_random_state(store.part(newest.version, own[RANDOM]))
+            _set_random_state(store.part(newest.version, own[RANDOM]), self._model)
         reader = b""
         if own[READER] in newest.parts:
             reader = store.part(newest.version, own[READER])
@@ -521,13 +524,27 @@ def _gathered(link: Link, body: bytes) -> list[bytes]:
     return [each.numpy().tobytes()[:n] for each, n in zip(heard, lengths, strict=True)]
 
 
-def _random_state() -> bytes:
-    return bytes(torch_module().get_rng_state().numpy().tobytes())
-
-
-def _set_random_state(state: bytes) -> None:
+def _random_state(model: Any) -> bytes:
+    """The host's, then the model's GPU's if it is on one."""
     torch = torch_module()
-    torch.set_rng_state(torch.from_numpy(np.frombuffer(state, np.uint8).copy()))
+    states, gpu = [torch.get_rng_state()], _gpu_of(model)
+    if gpu is not None:
+        states.append(torch.cuda.get_rng_state(gpu))
+    return b"".join(each.numpy().tobytes() for each in states)
+
+
+def _set_random_state(state: bytes, model: Any) -> None:
+    torch = torch_module()
+    host, gpu = torch.get_rng_state().numel(), _gpu_of(model)
+    given = torch.from_numpy(np.frombuffer(state, np.uint8).copy())
+    torch.set_rng_state(given[:host])
+    if gpu is not None and len(given) > host:
+        torch.cuda.set_rng_state(given[host:], gpu)
+
+
+def _gpu_of(model: Any) -> Any:
+    devices = [] if model is None else [each.device for each in model.parameters()]
+    return next((each for each in devices if each.type == "cuda"), None)
 
 
 def _dense_state(model: Any, optimizer: Any) -> bytes:
@@ -540,7 +557,7 @@ def _dense_state(model: Any, optimizer: Any) -> bytes:
 
 
 def _load_dense(body: bytes, model: Any, optimizer: Any) -> None:
-    states = torch_module().load(io.BytesIO(body), weights_only=True)
+    states = torch_module().load(io.BytesIO(body), map_location="cpu", weights_only=True)
     model.load_state_dict(states["model"])
     if optimizer is not None:
         optimizer.load_state_dict(states["optimizer"])

@@ -186,15 +186,15 @@ class _StreamLane(Lane):
         return self._on.pinned(shape, dtype)
 
     def pinned(self, host: Any) -> Any:
+        if host.is_pinned():
+            return host
         staged = self._on.pinned(host.shape, host.dtype)
         staged.copy_(host)
         return staged
 
     def copied(self, host: Any) -> Any:
         tensor = self._torch.from_numpy(host) if isinstance(host, np.ndarray) else host
-        if not tensor.is_pinned():
-            tensor = self.pinned(tensor)
-        return tensor.to(self._device, non_blocking=True)
+        return self.pinned(tensor).to(self._device, non_blocking=True)
 
     def arrays(self, name: str, tensors: Sequence[Any]) -> list[Any]:
         del name

@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -116,6 +117,8 @@ class FakeGpu:
 
     def __init__(self) -> None:
         self.faults: list[str] = []
+        self.waits: Counter[str] = Counter()
+        """By operation: how often a thread waited for the device."""
         self.operations = 0
         self._memories: dict[int, Memory] = {}
         self._mutex = threading.RLock()
@@ -160,7 +163,7 @@ class FakeGpu:
 
     def wait_on_host(self, event: Clock) -> None:
         if not self._is("no wait"):
-            _join(self._host(), event)
+            self._host_waits(event, "event")
 
     def keep(self, tensor: Any, stream: Stream) -> None:
         with self._mutex:
@@ -191,7 +194,7 @@ class FakeGpu:
         """What is not PyTorch's: reads what is given; the host waits for the answer's size."""
         found = call(*(each.inner for each in given))
         stream = self._queued(name, given, [], tree_leaves(found))
-        _join(self._host(), stream.clock)
+        self._host_waits(stream.clock, name)
         return tree_map_only(torch.Tensor, lambda each: OnDevice(each, self), found)
 
     # ---- what the mode notes
@@ -234,8 +237,8 @@ class FakeGpu:
         to_host = target == "cpu"
         new = [] if to_host else [each for each in tree_leaves(found) if torch.is_tensor(each)]
         stream = self._queued(name, [e for e in given if isinstance(e, OnDevice)], writes, new)
-        if to_host or name in SIZED or (name == "aten::index" and _has_mask(given)):
-            _join(self._host(), stream.clock)
+        if to_host or name in SIZED or (name == "aten::index" and _has_mask(args[1])):
+            self._host_waits(stream.clock, name)
         return self._as_given(found, given, None if to_host else OnDevice)
 
     def host_reads(self, tensor: Pinned, what: str) -> None:
@@ -317,6 +320,11 @@ class FakeGpu:
             self._thread.clock = {}
         return self._thread.clock  # type: ignore[no-any-return]
 
+    def _host_waits(self, event: Clock, what: str) -> None:
+        with self._mutex:
+            _join(self._host(), event)
+            self.waits[what] += 1
+
     def _is(self, out: str) -> bool:
         return getattr(self._thread, "out", "") == out
 
@@ -348,5 +356,5 @@ def _is_copy_into(name: str, args: Any, tensor: Any) -> bool:
     return name == "aten::copy_" and args[0] is tensor
 
 
-def _has_mask(given: Sequence[Any]) -> bool:
-    return any(each.dtype == torch.bool for each in given)
+def _has_mask(indices: Any) -> bool:
+    return any(each.dtype == torch.bool for each in tree_leaves(indices) if each is not None)

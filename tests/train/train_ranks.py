@@ -20,6 +20,7 @@ from petps.delta import open_log
 from petps.errors import FailedPrecondition, InvalidArgument, IoError, Unavailable
 from petps.ingest import Ingest
 from petps.ingest.native_store import NativeStore
+from petps.train import ranks
 from petps.train.link import Links
 from petps.train.optimizer import Adam
 from petps.train.pipeline import Mode, Pipeline
@@ -301,3 +302,27 @@ def test_a_row_is_in_one_workers_partitions(tmp_path: Path) -> None:
         # Nothing of it was written, and the run goes on.
         assert publisher.counted() == {"item": int(mine.sum())}
         assert publisher.commit() == 1
+
+
+class OnGpu:
+    """A model's parameter on a GPU, which is not there."""
+
+    device = torch.device("cuda:1")
+
+    def parameters(self) -> list[OnGpu]:
+        return [self]
+
+
+def test_random_numbers_of_a_gpu_go_on_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.arange(16, dtype=torch.uint8)
+    held: dict[Any, Any] = {}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: {OnGpu.device: gpu}[device])
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, on: held.update({on: state}))
+    before = torch.get_rng_state()
+    state = ranks._random_state(OnGpu())
+    torch.manual_seed(3)
+    ranks._set_random_state(state, OnGpu())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(held[OnGpu.device], gpu)
+    ranks._set_random_state(ranks._random_state(None), OnGpu())  # of a worker that had none
+    assert len(held) == 1

@@ -45,6 +45,53 @@ def _gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     return gpu
 
 
+def test_what_the_fake_gpu_sees(gpu: FakeGpu) -> None:
+    one, other = gpu.stream(), gpu.stream()
+
+    def faults() -> list[str]:
+        found, gpu.faults = gpu.faults, []
+        return found
+
+    with gpu.use(one):
+        tensor = torch.zeros(4, device=DEVICE)
+    with gpu.use(other):
+        tensor.sum()
+        assert len(faults()) == 1, "read while it is written"
+        gpu.wait(other, gpu.record(one))
+        tensor.sum()
+        assert faults() == []
+    with gpu.use(one):
+        tensor[:2].add_(1)
+        assert len(faults()) == 1, "written while it is read"
+        gpu.wait(one, gpu.record(other))
+        tensor[2:].add_(1)
+        assert faults() == []
+        host = gpu.pinned((4,), tensor.dtype)
+        host.copy_(tensor, non_blocking=True)
+        host.numpy()
+        assert len(faults()) == 1, "read by the host before it is there"
+        gpu.wait_on_host(gpu.record(one))
+        assert host.numpy().tolist() == [1, 1, 1, 1]
+        assert tensor.cpu().tolist() == [1, 1, 1, 1]
+        assert faults() == []
+        torch.ones(2).to(DEVICE)
+        assert len(faults()) == 1, "not pinned"
+    with gpu.use(other):
+        gpu.wait(other, gpu.record(one))
+        tensor.sum()
+    del tensor
+    assert len(faults()) == 1, "freed while it is used"
+    with gpu.use(one):
+        tensor = torch.zeros(4, device=DEVICE)
+        made = gpu.record(one)
+    with gpu.use(other):
+        gpu.wait(other, made)
+        gpu.keep(tensor, other)
+        tensor.sum()
+    del tensor
+    assert faults() == []
+
+
 class DeviceLink:
     """A collective of device tensors: on each worker's current stream, after the others' too."""
 
@@ -113,8 +160,11 @@ def test_everything_that_streams_share_is_ordered(
     specs = [TableSpec(each.name, each.dim, each.capacity, threshold=threshold) for each in SPECS]
     run: dict[str, Any] = {"steps": STEPS, "micro_batches": micro_batches, "specs": specs}
     found = trained(mode, world, on=OnFake(gpu), **run)
-    print(f"{mode}: {gpu.operations} operations")
+    print(f"{mode}: {gpu.operations} operations, {dict(gpu.waits)}")
     assert gpu.faults == []
+    # The host waits for what it reads: rows and totals, and how many keys are common.
+    assert gpu.waits.pop("event") <= 2 * STEPS * world
+    assert set(gpu.waits) <= {"intersect", "aten::index"}
     assert gpu.operations > 100 * STEPS
     if mode != "stale":  # whether its rows are older than the last write-back is left to chance
         assert same(found, trained(mode, world, **run), specs), "not what it is on the host"
