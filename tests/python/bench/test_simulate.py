@@ -12,6 +12,7 @@ from bench.train.scale import (
     PAPER,
     STEP_MS,
     WORKERS,
+    balanced,
     factors,
     fitted,
     paper_steps,
@@ -158,5 +159,10 @@ def test_the_shape_of_the_papers_table() -> None:
         for workers in WORKERS:
             assert found[method][workers] == pytest.approx(PAPER[method][workers], rel=0.05)
     assert found[FITTED][1536] == pytest.approx(PAPER[FITTED][1536], rel=0.05)
-    # One thread routes: were routing all that grows, nested would wait for it.
+    # One thread routes: were most of a lookup routing, or routing all that grows, nested would
+    # wait for it.
     assert factors(growth, MEASURED, "nested", only_routing=True)[1536] < 0.8
+    routing = MEASURED | {"route": 90}
+    assert factors(growth, routing, "nested")[1536] < 0.8
+    divided = routing | balanced(routing)
+    assert factors(growth, divided, "nested")[1536] == pytest.approx(0.94, rel=0.02)
