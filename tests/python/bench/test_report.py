@@ -38,7 +38,7 @@ def test_a_missed_target_is_seen() -> None:
     assert missed(_result("something.else", 1.0)) is None
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_every_promised_name_is_measured(tmp_path: Path) -> None:
     command = [
         sys.executable,
