@@ -1,5 +1,6 @@
 // Small facts of the build: processor features, versions, the checksum of rows.
 #include "base/base.h"
+#include "base/turns.h"
 #include "bindings/bindings.h"
 #include "pool/layout.h"
 #include "wire/wire.h"
@@ -33,6 +34,10 @@ uint32_t crc32c(const py::buffer& data, uint32_t seed) {
 }  // namespace
 
 void bind_base(py::module_& module) {
+  module.def(
+      "take_turns", [](bool are_short) { base::take_turns(are_short ? base::kShortTurnNs : 0); },
+      py::arg("short"),
+      "How long this thread's turns on a busy processor are, and those of threads it starts.");
   module.def("cpu_features", cpu_features, "What this processor can do, by name.");
   module.def(
       "formats",

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
+from petps import _native
 from petps.errors import DeadlineExceeded, Unavailable
 from petps.train.pytorch import torch_module
 
@@ -184,9 +185,12 @@ class Links:
         """Of torch.distributed, which is initialised; all workers call this together.
 
         Keys go over gloo; rows and dense gradients too, on a GPU over NCCL. device: as PyTorch
-        names it, this worker's own ("cuda:1").
+        names it, this worker's own ("cuda:1"). The calling thread takes short turns from then on
+        (native/base/turns.h).
         """
         distributed = torch_module().distributed
+        # A step waits for the calling thread, and for gloo's, which are its heirs.
+        _native.take_turns(short=True)
         timeout = timedelta(seconds=timeout_s)
 
         def link(on: str) -> GroupLink:

@@ -24,7 +24,7 @@ from petps.train.link import Links
 from petps.train.pytorch import torch_module
 from petps.train.routing import Asked, Layout, Owned, ask, exchange
 from petps.train.sharded import ShardedTables
-from petps.train.stages import Chain
+from petps.train.stages import Chain, works_ahead
 from petps.train.streams import Handed, Lane, Lanes
 from petps.train.timeline import Timeline
 from petps.train.totals import Totals
@@ -174,7 +174,7 @@ class Pipeline:
         overlaps = mode in ("nested", "frozen", "stale")
         name = f"petps-train-{tables.rank}"
         self._wire = ThreadPoolExecutor(1, f"{name}-link") if overlaps else None
-        self._writer = ThreadPoolExecutor(1, f"{name}-write-back") if ahead else None
+        self._writer = ThreadPoolExecutor(1, f"{name}-write-back", works_ahead) if ahead else None
         self._lanes = Lanes.of(self._device, ahead=ahead, overlaps=overlaps)
         self._chain: Chain | None = None
         self._chain_name = name

@@ -1,6 +1,6 @@
 """Stages on threads of their own, each handing its batch to the next: the way from loader to rows.
 
-Owns:        Chain.
+Owns:        Chain; works_ahead().
 Never does:  know what a stage does.
 Called by:   pipeline.py.
 Invariants:  batches come out in the order in which they went in; a stage works on one at a time,
@@ -16,14 +16,20 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from petps import _native
 from petps.errors import DeadlineExceeded
 
-__all__ = ["Chain"]
+__all__ = ["Chain", "works_ahead"]
 
 _END: Final = object()
 _POLL_SECONDS: Final = 0.05  # how soon a stage sees that all was given up
 # A stage's work ends by the links' own limits; this is beyond all of them together.
 CLOSE_SECONDS: Final = 300.0
+
+
+def works_ahead() -> None:
+    """The calling thread gives way to those that a step waits for (link.py)."""
+    _native.take_turns(short=False)
 
 
 class _Failed:
@@ -87,6 +93,7 @@ class Chain:
                 raise DeadlineExceeded(f"stage {thread.name} does not end")
 
     def _first(self, source: Callable[[Any], Any | None], out: queue.Queue[Any]) -> None:
+        works_ahead()
         while not self._stopped.is_set():
             item = self._tried(source, None)
             self._hand(out, item)
@@ -96,6 +103,7 @@ class Chain:
     def _work(
         self, work: Callable[[Any], Any | None], into: queue.Queue[Any], out: queue.Queue[Any]
     ) -> None:
+        works_ahead()
         ended = False
         while not self._stopped.is_set():
             try:

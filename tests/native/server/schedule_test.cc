@@ -35,7 +35,7 @@ bool kernel_keeps_slices() {
   bool kept = false;
   std::thread([&] {
     Words wanted = attributes_of(0);
-    wanted[kRuntime] = 2 * kWorkerSliceNs;
+    wanted[kRuntime] = 2 * base::kShortTurnNs;
     syscall(SYS_sched_setattr, 0, wanted.data(), 0);
     kept = attributes_of(0)[kRuntime] == wanted[kRuntime];
   }).join();
@@ -66,7 +66,7 @@ class ScheduleTest : public testing::Test {
         ++workers;
         found = words;
       } else {
-        EXPECT_NE(words[kRuntime], kWorkerSliceNs) << name;
+        EXPECT_NE(words[kRuntime], base::kShortTurnNs) << name;
         EXPECT_EQ(policy_of(words), policy_of(attributes_of(0))) << name;
       }
     }
@@ -80,7 +80,7 @@ class ScheduleTest : public testing::Test {
 
 TEST_F(ScheduleTest, WorkersTakeShortTurnsAndNobodyElseDoes) {
   if (!kernel_keeps_slices()) GTEST_SKIP() << "no slices of threads before Linux 6.12";
-  EXPECT_EQ(worker_of(0)[kRuntime], kWorkerSliceNs);
+  EXPECT_EQ(worker_of(0)[kRuntime], base::kShortTurnNs);
 }
 
 TEST_F(ScheduleTest, WorkersRunInRealTimeWhereThatIsPermitted) {
