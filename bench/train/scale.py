@@ -244,7 +244,7 @@ def _real(
 ) -> Iterator[Result]:
     share = min(1.0, (os.cpu_count() or 1) / 2)
     for workers in sizes["real_workers"]:
-        stages = stages_of(alone | {"stages_s": alone["stages_s"] | {"freshen": freshen}},
+        stages = stages_of(alone | {"processor_s": alone["processor_s"] | {"freshen": freshen}},
                            links[workers], share)  # fmt: skip
         seconds = {mode: real[workers, mode]["medians"]["seconds"] for mode in MODES}
         simulated = {m: step_seconds(m, stages, MICRO_BATCHES, share) for m in MODES}

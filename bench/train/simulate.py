@@ -23,15 +23,16 @@ WARM_UP: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Seconds of a step on one worker. cpu: by stage, of a processor; rows and gradients a
-    micro-batch: ``transfer_cpu`` of a processor, then ``transfer`` on the link; ``dense``: waited
-    for in all.
+    """Seconds of a step on one worker. cpu: by stage, of a processor; wait: by stage, of the clock
+    (for peers); rows and gradients a micro-batch: ``transfer_cpu`` of a processor, then
+    ``transfer`` on the link; ``dense``: waited for in all.
     """
 
     cpu: Mapping[str, float]
     transfer_cpu: float
     transfer: float
     dense: float
+    wait: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)
@@ -108,7 +109,8 @@ def step_seconds(mode: str, stages: Stages, micro_batches: int, processors: floa
         came = _lookup(task, stages, ahead, written, ends, step)
         ready = task("caller", stages.cpu.get("freshen", 0.0) if ahead else 0.0, *came)
         gone = _window(task, stages, micro_batches, overlaps, ready)
-        done = task("caller", stages.cpu["reduce"] + stages.cpu["update"], *gone)
+        told = task("caller", stages.wait.get("reduce", 0.0), *gone, cpu=False)
+        done = task("caller", stages.cpu["reduce"] + stages.cpu["update"], told)
         thread = "write-back" if ahead else "caller"
         written.append(task(thread, stages.cpu["write-back"], done))
         ends.append(done if ahead else written[-1])
@@ -126,7 +128,8 @@ def _lookup(
     begun = [ends[step - 3]] if ahead and step >= 3 else []
     if not ahead and ends:
         begun = [ends[-1]]
-    keys = make(route, stages.cpu["prefetch"] + stages.cpu["route"], *begun)
+    asked = make(route, stages.cpu["prefetch"] + stages.cpu["route"], *begun)
+    keys = make(route, stages.wait.get("route", 0.0), asked, cpu=False)
     behind = [written[step - 2]] if ahead and step >= 2 else []
     return [make(retrieve, stages.cpu["retrieve"], keys, *behind)]
 
