@@ -14,6 +14,7 @@
 #include <string>
 #include <thread>
 
+#include "base/turns.h"
 #include "raw_client.h"
 #include "server/server.h"
 
