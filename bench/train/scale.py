@@ -35,6 +35,7 @@ from bench.train.steps import (
     LATENCY_SHARE,
     MICRO_BATCHES,
     Result,
+    moving_of,
     run,
     runs,
     stages_of,
@@ -226,7 +227,7 @@ def _at(alone: dict[str, Any], growth: Growth, workers: int) -> dict[str, Any]:
     """Settings of the real loop at the paper's proportions, its lookup being what it is."""
     unit = alone["lookup_stall_s"] / growth.lookup(workers)
     wanted = unit * growth.transfers(workers)
-    left = max(wanted - alone["crossing_s"], 0.1 * wanted)
+    left = max(wanted - moving_of(alone), 0.1 * wanted)
     return {
         "slow": True,
         "dense_s": unit * growth.dense,

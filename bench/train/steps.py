@@ -95,11 +95,17 @@ def _by_mode(
     }
 
 
+def moving_of(alone: dict[str, Any]) -> float:
+    """What of all transfers is no link's: rows are gathered and added."""
+    used = alone["processor_s"]
+    return float(used["send_rows"] + used["take_gradients"])
+
+
 def link_of(alone: dict[str, Any], world: int) -> dict[str, Any]:
     """The same, of what a synchronous run without a slow link took."""
     lookup = alone["lookup_stall_s"]
-    # What a transfer takes without the slow link (gathering, gloo) is a part of it.
-    left = max(ALL_TO_ALL * lookup - alone["crossing_s"], 0.1 * ALL_TO_ALL * lookup)
+    wanted = ALL_TO_ALL * lookup
+    left = max(wanted - moving_of(alone), 0.1 * wanted)
     return {
         "world": world,
         "slow": True,
@@ -155,13 +161,16 @@ def stages_of(alone: dict[str, Any], link: dict[str, Any], share: float = 1.0) -
     used = {stage: each for stage, each in alone["processor_s"].items() if stage != "wait"}
     call = max(0.0, alone["process_s"] - sum(used.values())) / (transfers + sum(CALLS.values()))
     cpu = used | {stage: used[stage] + calls * call for stage, calls in CALLS.items()}
-    crossing = (used["send_rows"] + used["take_gradients"]) / transfers + call
+    moving = moving_of(alone) / transfers
+    # gloo's own transfer goes on during the slow link's.
+    on_link = max(
+        link["latency_s"] + alone["bytes"] / transfers / link["bytes_per_second"],
+        alone["crossing_s"] / transfers - moving / share,
+    )
     return Stages(
         cpu=cpu,
-        transfer_cpu=crossing,
-        transfer=link["latency_s"]
-        + alone["bytes"] / transfers / link["bytes_per_second"]
-        + max(0.0, alone["crossing_s"] / transfers - crossing / share),
+        transfer_cpu=moving + call,
+        transfer=max(0.0, on_link - call / share),
         dense=link["dense_s"],
         wait={stage: max(0.0, alone["stages_s"][stage] - cpu[stage] / share) for stage in CALLS},
     )

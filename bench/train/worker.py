@@ -11,7 +11,6 @@ import functools
 import json
 import statistics
 import sys
-import threading
 import time
 from typing import Any, Final
 
@@ -31,7 +30,7 @@ from petps.train import (
     TableSpec,
 )
 from petps.train.clustering import dedup_ratio
-from petps.train.link import SlowLink
+from petps.train.link import SlowLink, Turns
 from petps.train.timeline import Timeline
 
 FILL_ROWS: Final = 1 << 16
@@ -126,13 +125,15 @@ def trained(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
     """One worker's run: what it prints."""
     world = settings["world"]
     links = Links.of_processes()
-    turn = threading.Lock()
+    turns = Turns()
     slow = {"latency_s": settings["latency_s"], "bytes_per_second": settings["bytes_per_second"]}
-    rows = SlowLink(links.rows, turn, **slow)
+    rows = SlowLink(links.rows, turns, **slow)
     if settings["slow"]:
-        links = Links(SlowLink(links.keys, turn, **slow), rows, SlowLink(links.dense, turn, **slow))
+        links = Links(
+            SlowLink(links.keys, turns, **slow), rows, SlowLink(links.dense, turns, **slow)
+        )
     else:
-        links = Links(links.keys, SlowLink(links.rows, turn, latency_s=0, bytes_per_second=1e18),
+        links = Links(links.keys, SlowLink(links.rows, turns, latency_s=0, bytes_per_second=1e18),
                       links.dense)  # fmt: skip
         rows = links.rows  # type: ignore[assignment]
     model = Waiting(settings["dense_s"], settings["samples"])

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Protocol
@@ -22,7 +23,7 @@ from petps import _native
 from petps.errors import DeadlineExceeded, Unavailable
 from petps.train.pytorch import torch_module
 
-__all__ = ["GroupLink", "Link", "Links", "LoneLink", "SlowLink"]
+__all__ = ["GroupLink", "Link", "Links", "LoneLink", "SlowLink", "Turns"]
 
 TIMEOUT_SECONDS: Final = 60.0
 
@@ -120,17 +121,33 @@ class GroupLink:
             ) from error
 
 
+class Turns:
+    """Of one worker's network, which has one transfer at a time."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._free = 0.0
+
+    def taken(self, seconds: float) -> float:
+        """When a transfer of so many seconds ends, that is asked for now."""
+        with self._mutex:
+            self._free = max(self._free, time.monotonic()) + seconds
+            return self._free
+
+
 class SlowLink:
     """Completes one transfer at a time, after latency + bytes / bandwidth: a network to measure by.
 
-    turn: one for all links of a worker.
+    That is reckoned from when this worker asks for it, and the real transfer goes on meanwhile; one
+    that takes longer, as for a peer that is late, completes when it does. turns: one for all links
+    of a worker.
     """
 
     def __init__(
-        self, link: Link, turn: threading.Lock, *, latency_s: float, bytes_per_second: float
+        self, link: Link, turns: Turns, *, latency_s: float, bytes_per_second: float
     ) -> None:
         self._link = link
-        self._turn = turn
+        self._turns = turns
         self._latency_s = latency_s
         self._bytes_per_second = bytes_per_second
         self.rank = link.rank
@@ -143,28 +160,27 @@ class SlowLink:
         """See Link."""
         out = sum(count for peer, count in enumerate(sends) if peer != self.rank)
         come = sum(count for peer, count in enumerate(receives) if peer != self.rank)
-        received = self._link.all_to_all(send, sends, receives)
-        self._wait(max(out, come) * send.element_size())
-        return received
+        with self._transfer(max(out, come) * send.element_size()):
+            return self._link.all_to_all(send, sends, receives)
 
     def all_gather(self, values: Any) -> list[Any]:
         """See Link."""
-        gathered = self._link.all_gather(values)
-        self._wait(values.numel() * values.element_size())
-        return gathered
+        with self._transfer(values.numel() * values.element_size()):
+            return self._link.all_gather(values)
 
     def all_reduce(self, values: Any) -> Any:
         """See Link."""
-        summed = self._link.all_reduce(values)
-        self._wait(values.numel() * values.element_size())
-        return summed
+        with self._transfer(values.numel() * values.element_size()):
+            return self._link.all_reduce(values)
 
-    def _wait(self, size: int) -> None:
-        """Not around the transfer itself: two workers would wait for each other's turns."""
+    @contextmanager
+    def _transfer(self, size: int) -> Iterator[None]:
+        """Holds nothing meanwhile: two workers would wait for each other's turns."""
         self.bytes += size
         self.transfers += 1
-        with self._turn:
-            time.sleep(self._latency_s + size / self._bytes_per_second)
+        end = self._turns.taken(self._latency_s + size / self._bytes_per_second)
+        yield
+        time.sleep(max(0.0, end - time.monotonic()))
 
 
 @dataclass(frozen=True, slots=True)
