@@ -207,7 +207,7 @@ def _check_options(context: typer.Context, train: bool) -> None:
 
 @contextmanager
 def _work_folder(parent: Path | None, keep: bool) -> Iterator[Path]:
-    work = Path(tempfile.mkdtemp(prefix="petps-demo-", dir=parent))
+    work = Path(tempfile.mkdtemp(prefix="petps-demo-", dir=parent)).absolute()
     try:
         yield work
     finally:

@@ -85,6 +85,11 @@ class Child:
         with self._words.open(errors="replace") as words:
             return "".join(deque(words, LAST_WORDS_LINES)).rstrip()
 
+    def note(self, words: str) -> None:
+        """Words of its own that came by another way."""
+        with self._words.open("a") as kept:
+            kept.write(words)
+
     def kill(self) -> None:
         """SIGKILL; returns when it is gone."""
         process = self.running()

@@ -37,6 +37,7 @@ from petps.train.pipeline import Boundary
 from petps.train.pytorch import torch_module
 from petps.train.sharded import ShardedTables
 from petps.train.source import TrackedSource
+from petps.train.stages import works_ahead
 from petps.train.table import Floats, Keys
 
 __all__ = ["Every", "RankedFeed", "Restored", "publisher_of", "store_tables"]
@@ -149,7 +150,7 @@ class RankedFeed:
         self.publisher = publisher
         self._model, self._optimizer, self._dense = model, optimizer, dense
         self._patience, self._failures = patience, 0
-        self._behind = ThreadPoolExecutor(1, "petps-train-arrange")
+        self._behind = ThreadPoolExecutor(1, "petps-train-arrange", works_ahead)
         self._arranging: Future[None] | None = None
         self._source: TrackedSource | None = None
         self._checkpointer: Checkpointer | None = None

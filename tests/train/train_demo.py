@@ -91,6 +91,7 @@ def test_from_nothing_to_equal_scores(tmp_path: Path) -> None:
     assert final["log_loss"] < 0.68
     assert final["auc_served"] > 0.6
     assert all(each["equal"] is not False for each in report["scored"])
+    assert any(each["equal"] for each in report["scored"])
     assert report["stages"]["steps"] >= report["steps"]
     assert {"route", "retrieve", "dense", "send_rows"} <= set(report["stages"]["stages_ms"])
     assert 0 < report["stages"]["exposed_share"] <= 1

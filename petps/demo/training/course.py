@@ -183,11 +183,11 @@ class Course:
                 return said
         raise InternalError(ENDED)
 
-    def _served(self, version: int) -> float:
-        """Hears until the client is served the version. When it was."""
+    def _served(self, version: int, since: int = 0) -> float:
+        """Hears until the client is served the version. When it was, by samples[since:]."""
         while self._traffic.version_seen() < version and self._hear() is not None:
             pass
-        return self._traffic.wait_for_version(version, SERVABLE_SECONDS).end
+        return self._traffic.wait_for_version(version, SERVABLE_SECONDS, since).end
 
     def _follow(self, until: Callable[[Said], bool] | None) -> None:
         """Until that says so of something that was said; None: to the end."""
@@ -245,7 +245,9 @@ class Course:
             field, keys = next(iter(self._keys.items()))
             first = first_pull(self._server, lambda client: client.pull(field, keys[:100]))
             facts = self._server.wait_ready()
-            served = self._served(self._heard.versions[-1].version)
+            while self._workers.has_said() and self._hear() is not None:
+                pass  # what was published while the server was away
+            served = self._served(self._heard.versions[-1].version, seen)
         self._outages.append(Outage("server killed", step, killed, served))
         waited = max(each.end - each.begin for each in samples[max(0, seen - 1) :])
         self._report.server_back = ServerBack(

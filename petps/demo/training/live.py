@@ -23,6 +23,7 @@ from petps.demo.training import scoring
 from petps.demo.training.measures import Version
 from petps.demo.training.report import Scored
 from petps.demo.training.task import Task
+from petps.errors import DeadlineExceeded
 
 __all__ = ["Live", "same"]
 
@@ -85,11 +86,15 @@ class Live:
             self._wake.notify()
 
     def finish(self, seconds: float) -> None:
-        """Returns once what was asked for is scored, or ``seconds`` have passed."""
+        """Until what was asked for is scored. Raises what scoring raised, DeadlineExceeded."""
         with self._wake:
             self._finishing = True
             self._wake.notify()
         self._thread.join(seconds)
+        if self._thread.is_alive():
+            raise DeadlineExceeded(f"held-out samples are not scored within {seconds:.0f} s")
+        if self.failed is not None:
+            raise self.failed
 
     def _main(self) -> None:
         try:

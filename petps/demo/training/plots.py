@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,8 @@ def make_folder(folder: Path) -> None:
     """Before anything takes time. Raises IoError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass  # it can be written to
     except OSError as error:
         raise IoError(f"{folder}: {error.strerror}: give another folder by --plots") from error
 

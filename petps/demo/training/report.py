@@ -174,6 +174,8 @@ class TrainingReport:
         for each in self.scored:
             if each.equal is False:
                 found.append(f"version {each.version}: served rows score otherwise than trained")
+        if self.compared == 0:
+            found.append("no version was compared while training went on")
         if self.final is None or self.comparison is None:
             found.append("nothing was compared")
             return found

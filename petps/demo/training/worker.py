@@ -102,7 +102,7 @@ class Worker:
         settings = self._settings
         distributed.init_process_group(
             "gloo",
-            init_method=f"file://{settings.path(f'meeting-{self._life}')}",
+            store=distributed.FileStore(str(settings.path(f"meeting-{self._life}")), WORLD),
             rank=self._rank,
             world_size=WORLD,
         )

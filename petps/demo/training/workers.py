@@ -19,6 +19,8 @@ from petps.errors import DeadlineExceeded
 
 __all__ = ["Said", "Workers"]
 
+GRACE_SECONDS: Final = 1.0
+PEER_GONE: Final = "a peer is gone"  # petps.train.link's words
 SILENCE_SECONDS: Final = 180.0  # PyTorch's import on a machine that does much else, and no step
 
 
@@ -51,19 +53,23 @@ class WorkerProcess(Child):
         self._ear.start()
 
     def _hear(self, life: int, heard: queue.Queue[Said]) -> None:
-        lines = self.running().stdout
+        assert self._process is not None
+        lines = self._process.stdout
         assert lines is not None
         with suppress(ValueError):  # closed: nobody listens any more
             for line in lines:
                 if not line.endswith("\n"):
                     return  # killed within its last line
-                said = json.loads(line)
+                try:
+                    said = json.loads(line)
+                except ValueError:  # a library's own words
+                    self.note(line)
+                    continue
                 heard.put(Said(self.rank, life, said.pop("is"), said.pop("at"), said))
 
-    def check(self) -> None:
-        """Raises Unavailable, with its last words, when it ended by an error."""
-        if self._process is None or self._process.poll() != 0:
-            self.running()
+    def has_failed(self) -> bool:
+        """Whether it ended by an error."""
+        return self._process is None or self._process.poll() not in (None, 0)
 
     def bury(self) -> None:
         """After SIGKILL: returns when it is gone, and all that it said was heard."""
@@ -119,14 +125,24 @@ class Workers:
         self._processes.clear()
         return sent
 
+    def _raise_first_cause(self) -> None:
+        """Raises Unavailable with the last words of one that failed, and not by its peer's end."""
+        time.sleep(GRACE_SECONDS)  # a peer's end is noticed before whoever ended is seen to be gone
+        failed = [each for each in self._processes if each.has_failed()]
+        min(failed, key=lambda each: PEER_GONE in each.last_words()).running()
+
+    def has_said(self) -> bool:
+        """Whether next() would return at once."""
+        return not self._heard.empty()
+
     def next(self) -> Said:
         """What one of them says next. Raises Unavailable when one has ended by an error."""
         deadline = time.monotonic() + SILENCE_SECONDS
         while True:
             with suppress(queue.Empty):
                 return self._heard.get(timeout=0.2)
-            for each in self._processes:
-                each.check()
+            if any(each.has_failed() for each in self._processes):
+                self._raise_first_cause()
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(
                     f"the trainer's workers say nothing for {SILENCE_SECONDS:.0f} s"

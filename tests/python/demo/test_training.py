@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from petps.demo import command
 from petps.demo.ratings import Samples
 from petps.demo.report import Comparison
 from petps.demo.traffic import Latency, Sample
@@ -29,7 +30,8 @@ from petps.demo.training.report import (
 )
 from petps.demo.training.screen import TrainingLines, TrainingScreen
 from petps.demo.training.task import HELD_OUT, WORLD, Settings, Task
-from petps.demo.training.workers import Said
+from petps.demo.training.workers import Said, WorkerProcess, Workers
+from petps.errors import IoError, Unavailable
 
 
 def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -186,6 +188,7 @@ def test_passed_is_everything_equal_and_both_killed() -> None:
         ("the trainer was not killed", {"trainer_back": None}),
         ("the server was not killed", {"server_back": None}),
         ("nothing was compared", {"final": None}),
+        ("no version was compared while training went on", {"scored": []}),
         ("no row was compared", {"comparison": Comparison(2, 0, 2)}),
         ("1 rows differ", {"comparison": Comparison(30, 27, 2, rows_different=1)}),
         ("1 are lost", {"comparison": Comparison(30, 27, 2, rows_lost=1)}),
@@ -267,6 +270,47 @@ def test_little_is_drawn_too(points: list[tuple[float, float]], logarithmic: boo
     ElementTree.fromstring(text)
     assert text.count("<circle") == len(points)
     ElementTree.fromstring(plots.bars("t", "ms", {"a & b": 0.0} if points else {}))
+
+
+def test_a_folder_for_plots_that_cannot_be_written_to() -> None:
+    with pytest.raises(IoError, match=r"^/proc: .*: give another folder by --plots"):
+        plots.make_folder(Path("/proc"))  # where root may not either
+
+
+def test_the_work_folder_is_known_wherever_one_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with command._work_folder(Path(), keep=False) as work:
+        assert work.parent == tmp_path
+
+
+SAYS = """
+import sys, time
+rank = int(sys.argv[1])
+print("a library's own words", flush=True)
+print('{"is": "step", "at": 1.5, "number": 7}', flush=True)
+if rank == 0:
+    sys.exit("Unavailable: worker 0 of 2: a peer is gone (closed)")
+time.sleep(0.3)  # it is still there when its peer's end is seen
+sys.exit("ResourceExhausted: table t is full")
+"""
+
+
+def test_the_worker_that_failed_first_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spawn(self: WorkerProcess, arguments: list[str], pipes: bool) -> None:
+        spawned(self, ["-c", SAYS, *arguments[2:]], pipes)
+
+    spawned = WorkerProcess.spawn
+    monkeypatch.setattr(WorkerProcess, "spawn", spawn)
+    with Workers(Settings(folder=str(tmp_path), log="")) as workers:
+        workers.start()
+        assert [workers.next().more for _ in range(WORLD)] == [{"number": 7}] * WORLD
+        with pytest.raises(Unavailable, match="table t is full"):
+            workers.next()
+    assert "a library's own words" in (tmp_path / "worker-0.txt").read_text()
 
 
 def test_a_folder_for_plots_that_is_none(tmp_path: Path) -> None:
