@@ -109,7 +109,8 @@ class HpsSource:
         self._state = state
         self._key_bytes = key_bytes
         self._version_seconds = version_seconds
-        self._options = options
+        # These messages have no checksum of their own.
+        self._options = {"check.crcs": True, **(options or {})}
         self.counts = HpsCounts()
 
     def run(self, stopped: Callable[[], bool], *, once: bool = False) -> HpsCounts:

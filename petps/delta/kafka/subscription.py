@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -10,9 +12,10 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from petps.delta.headers import Message
-from petps.delta.kafka.client import Trouble, made
+from petps.delta.kafka.client import Trouble, kafka_logger, made
 from petps.delta.kafka.errors import DENIED, as_petps
 from petps.delta.log import Damage, Delivery, Event, Lost
+from petps.errors import PetpsError
 
 __all__ = ["KafkaSubscription", "message_of"]
 
@@ -20,13 +23,9 @@ __all__ = ["KafkaSubscription", "message_of"]
 BUFFER_BYTES_MIN: Final = 4 << 20
 FIRST_SIZE_GUESS: Final = 1 << 20
 COMMIT_SECONDS: Final = 1.0  # between two commits for observers
-_LOST: Final = frozenset(
-    {
-        KafkaError._AUTO_OFFSET_RESET,
-        KafkaError.OFFSET_OUT_OF_RANGE,
-        KafkaError._LOG_TRUNCATION,
-    }
-)
+STILL_SECONDS: float = 30.0  # without a message, though there are some: worth a word
+_BEYOND: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
+_LOST: Final = _BEYOND | {KafkaError._LOG_TRUNCATION}
 _DAMAGED: Final = frozenset(
     {KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError.INVALID_MSG}
 )
@@ -62,6 +61,9 @@ class KafkaSubscription:
         # the room of the others), nor the lost.
         self._assigned = set(positions)
         self._turn = 0
+        # By partition: the tail when last looked at, and since when it has been that.
+        self._stood: dict[int, tuple[int, float]] = {}
+        self._look_at = time.monotonic() + STILL_SECONDS
         self._consumer.assign([self._at(p, offset) for p, offset in positions.items()])
 
     def _at(self, partition: int, offset: int) -> TopicPartition:
@@ -75,6 +77,7 @@ class KafkaSubscription:
             events = self._deal(max_bytes)
             left = deadline - time.monotonic()
             if events or left <= 0:
+                self._look()
                 self._trouble.raise_denied(self._name)
                 return events
             message = self._consumer.poll(left)
@@ -90,18 +93,22 @@ class KafkaSubscription:
             if not messages:
                 return
             before = self._buffered
+            moved: set[int | None] = (
+                set()
+            )  # reading on elsewhere: what comes of them here was read before
             for message in messages:
-                self._add(message)
+                if message.partition() not in moved and self._add(message):
+                    moved.add(message.partition())
             self._size_guess = max(100, (self._buffered - before) // len(messages))
 
-    def _add(self, message: Any) -> None:
+    def _add(self, message: Any) -> bool:
+        """Whether its partition is now read on from elsewhere."""
         error = message.error()
         partition = message.partition()
         if error is not None:
-            self._add_error(error, partition)
-            return
+            return self._add_error(error, partition)
         if partition not in self._assigned:
-            return
+            return False
         offset = message.offset()
         self._tail[partition] = offset + 1
         event: Event
@@ -111,26 +118,56 @@ class KafkaSubscription:
             event = Damage(partition, offset, offset + 1, "a header's name is not UTF-8")
         self._buffered += _size(event)
         self._buffers[partition].append(event)
+        return False
 
-    def _add_error(self, error: KafkaError, partition: int | None) -> None:
+    def _add_error(self, error: KafkaError, partition: int | None) -> bool:
         code = error.code()
-        if code in _LOST and partition in self._buffers:
-            if partition in self._assigned:
+        if code in _LOST | _DAMAGED and partition in self._buffers:
+            if partition not in self._assigned:
+                return False
+            offset = self._tail[partition]
+            if code in _LOST:
                 self._unassign(partition)
                 start, end = self._bounds(partition)
-                self._buffers[partition].append(Lost(partition, self._tail[partition], start, end))
-        elif code in _DAMAGED and partition in self._buffers:
-            if partition not in self._assigned:
-                return
+                if code not in _BEYOND or not start <= offset < end:
+                    self._buffers[partition].append(Lost(partition, offset, start, end))
+                    return True
             # How many messages the damaged batch held is not known: one is passed at a time.
-            offset = self._tail[partition]
+            # librdkafka tells of the same batch until it is passed, and of offsets made up from
+            # its bytes, which no broker has.
             self._buffers[partition].append(Damage(partition, offset, offset + 1, error.str()))
             self._tail[partition] = offset + 1
             self._assign(partition, offset + 1)
-        elif code == KafkaError.GROUP_AUTHORIZATION_FAILED and not self._commits:
-            return  # no group is used
-        elif code in DENIED or not error.retriable():
+            return True
+        if code == KafkaError.GROUP_AUTHORIZATION_FAILED and not self._commits:
+            return False  # no group is used
+        if code in DENIED or not error.retriable():
             raise as_petps(error, self._name)
+        return False
+
+    def _look(self) -> None:
+        """Says which partitions stand still: librdkafka says nothing of records that it cannot read
+        in a batch that it can."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + STILL_SECONDS / 3
+        for partition in self._assigned:
+            tail = self._tail[partition]
+            stood, since = self._stood.get(partition, (None, now))
+            if tail != stood or self._buffers[partition]:
+                self._stood[partition] = tail, now
+            elif now - since >= STILL_SECONDS:
+                self._stood[partition] = tail, math.inf  # said once
+                with contextlib.suppress(PetpsError):  # brokers that are away are told elsewhere
+                    start, end = self._bounds(partition)
+                    if start <= tail < end:
+                        kafka_logger.warning(
+                            "%s, partition %d: nothing came from offset %d for %.0f s, and the log "
+                            "ends at %d: brokers or network are slow, or what is stored there is "
+                            "damaged; kafka-delete-records.sh to offset %d passes it",
+                            self._name, partition, tail, now - since, end, tail + 1,
+                        )  # fmt: skip
 
     def _deal(self, max_bytes: int) -> list[Event]:
         """Each partition may fill its share; another one begins each time."""

@@ -1,4 +1,4 @@
-"""The Kafka log's own promises: topic, options, errors, back-pressure, retention, damage."""
+"""The Kafka log's own promises: topic, options, errors, back-pressure, retention."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -14,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import TopicPartition
 
-from petps.delta import MAX_MESSAGE_BYTES, Damage, Delivery, Event, Lost, Message, Subscription
+from petps.delta import MAX_MESSAGE_BYTES, Delivery, Event, Lost, Message
 from petps.delta.kafka import KafkaLog, client, parse_address
 from petps.delta.kafka.subscription import BUFFER_BYTES_MIN, KafkaSubscription
 from petps.errors import (
@@ -26,52 +25,12 @@ from petps.errors import (
     Unavailable,
 )
 from tests.kafka.broker import PASSWORD, USER, Broker
+from tests.python.delta.kafka_events import message, numbers, read, take, topic_of, until
 
 
 @pytest.fixture
 def place(kafka: Broker, topic: Callable[[], str]) -> str:
     return f"kafka://{kafka.address}/{topic()}"
-
-
-def message(number: int, size: int = 100) -> Message:
-    return Message([("n", str(number).encode())], number.to_bytes(8, "little") * (size // 8))
-
-
-def numbers(events: list[Event]) -> list[int | str]:
-    return [
-        int(event.message.headers[0][1]) if isinstance(event, Delivery) else type(event).__name__
-        for event in events
-    ]
-
-
-def read(log: KafkaLog, count: int, *, partition: int = 0, start: int = 0) -> list[Event]:
-    """``count`` events, or what came in 20 s."""
-    subscription = log.subscribe({partition: start})
-    events: list[Event] = []
-    deadline = time.monotonic() + 20
-    while len(events) < count and time.monotonic() < deadline:
-        events += subscription.poll(max_bytes=1 << 20, timeout=0.2)
-    subscription.close()
-    return events
-
-
-def until(what: Callable[[], Any], seconds: float = 30) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found
-
-
-def take(subscription: Subscription, events: list[Event], count: int) -> None:
-    deadline = time.monotonic() + 30
-    while len(events) < count:
-        assert time.monotonic() < deadline, numbers(events)
-        events += subscription.poll(max_bytes=1 << 20, timeout=0.2)
-
-
-def topic_of(log: KafkaLog) -> str:
-    return parse_address(log.name.removeprefix("Kafka log ")).topic
 
 
 # ---- address and options
@@ -381,25 +340,6 @@ def test_a_topic_made_again_is_lost(kafka: Broker, place: str) -> None:
         (lost,) = read(again, 1, start=10)
         assert isinstance(lost, Lost)
         assert "the log was replaced or lost its end" in lost.reason
-
-
-def test_a_batch_damaged_on_the_brokers_disk_is_damage(kafka: Broker, place: str) -> None:
-    with KafkaLog(place, partitions=1, options={"compression.type": "none"}) as log:
-        for number in range(6):
-            log.publish(0, message(number, 400))
-            log.flush()
-        kafka.stop()
-        (segment,) = (kafka.data / f"{topic_of(log)}-0").glob("*.log")
-        data = bytearray(segment.read_bytes())
-        at = data.index((3).to_bytes(8, "little") * 50)
-        data[at + 17] ^= 0x40
-        segment.write_bytes(data)
-        kafka.start()
-        events = read(log, 6)
-        assert numbers(events) == [0, 1, 2, "Damage", 4, 5]
-        damage = events[3]
-        assert isinstance(damage, Damage)
-        assert (damage.offset, damage.next_offset) == (3, 4)
 
 
 def test_offsets_with_gaps(kafka: Broker, place: str) -> None:

@@ -1,0 +1,121 @@
+"""Batches that are damaged on a broker's disk: what the Kafka log makes of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import KafkaError
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import TopicPartition
+
+from petps.delta import Delivery, Event
+from petps.delta.kafka import KafkaLog
+from petps.delta.kafka import subscription as kafka_subscription
+from petps.delta.kafka.subscription import KafkaSubscription
+from tests.kafka.broker import Broker
+from tests.python.delta.kafka_events import message, numbers, read, take, topic_of
+
+
+@pytest.fixture
+def place(kafka: Broker, topic: Callable[[], str]) -> str:
+    return f"kafka://{kafka.address}/{topic()}"
+
+
+class Damaged:
+    """A log of eight messages, of which those from 3 on are one batch, with a bit of it turned."""
+
+    def __init__(
+        self, kafka: Broker, place: str, where: str, codec: str, together: int = 3
+    ) -> None:
+        options = {"linger.ms": "200", "compression.type": codec}
+        self.log = KafkaLog(place, partitions=1, options=options)
+        for number in range(8):
+            self.log.publish(0, message(number, 400))
+            if not 3 <= number < 2 + together:
+                self.log.flush()
+        kafka.stop()
+        (segment,) = (kafka.data / f"{topic_of(self.log)}-0").glob("*.log")
+        data = bytearray(segment.read_bytes())
+        at = 0
+        while int.from_bytes(data[at : at + 8]) < 3:
+            at += 12 + int.from_bytes(data[at + 8 : at + 12])
+        assert int.from_bytes(data[at : at + 8]) == 3
+        assert (
+            int.from_bytes(data[at + 23 : at + 27]) == together - 1
+        )  # the last offset, from the first
+        data[at + 61 if where == "record" else data.index((4).to_bytes(8, "little"), at)] ^= 0x40
+        segment.write_bytes(data)
+        kafka.start()
+
+    def __enter__(self) -> KafkaLog:
+        return self.log
+
+    def __exit__(self, *exc: object) -> None:
+        self.log.close()
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_a_batch_that_cannot_be_decompressed_is_damage(
+    kafka: Broker, place: str, together: int
+) -> None:
+    """However often librdkafka tells of it: who reads late hears of it many times at once."""
+    with Damaged(kafka, place, "record", "lz4", together) as log:
+        for seconds in (0, 2):
+            subscription = log.subscribe({0: 0})
+            time.sleep(seconds)
+            events: list[Event] = []
+            take(subscription, events, 8)
+            assert subscription.poll(max_bytes=1 << 20, timeout=1) == []
+            subscription.close()
+            whole = [n if not 3 <= n < 3 + together else "Damage" for n in range(8)]
+            assert numbers(events) == whole
+            assert [event.offset for event in events] == list(range(8))
+
+
+def test_a_damaged_body_comes_and_fails_its_checksum(kafka: Broker, place: str) -> None:
+    """Kafka's CRC does not fit either: librdkafka would end the process over it."""
+    with Damaged(kafka, place, "body", "none") as log:
+        events = read(log, 8)
+        assert numbers(events) == list(range(8))
+        bodies = [event.message.body for event in events if isinstance(event, Delivery)]
+        assert [n for n in range(8) if bodies[n] != message(n, 400).body] == [4]
+
+
+def test_to_be_sent_elsewhere_from_within_the_log_is_damage(kafka: Broker, place: str) -> None:
+    """As librdkafka does where it took a batch's bytes for an offset."""
+    with KafkaLog(place, partitions=1) as log:
+        for number in range(3):
+            log.publish(0, message(number))
+        log.flush()
+        subscription = log.subscribe({0: 0})
+        assert isinstance(subscription, KafkaSubscription)
+        subscription._add_error(KafkaError(KafkaError._AUTO_OFFSET_RESET), 0)
+        events: list[Event] = []
+        take(subscription, events, 3)
+        subscription.close()
+        assert numbers(events) == ["Damage", 1, 2]
+
+
+def test_who_stands_before_damaged_lengths_says_so_and_goes_on_as_after_retention(
+    kafka: Broker, place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kafka_subscription, "STILL_SECONDS", 1.5)
+    with Damaged(kafka, place, "record", "none") as log:
+        subscription = log.subscribe({0: 0})
+        events: list[Event] = []
+        take(subscription, events, 4)
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            assert subscription.poll(max_bytes=1 << 20, timeout=0.2) == []
+        (said,) = [text for text in caplog.messages if "nothing came from offset" in text]
+        assert "partition 0: nothing came from offset 4" in said
+        assert "the log ends at 8" in said
+        assert "kafka-delete-records.sh to offset 5" in said
+        at = TopicPartition(topic_of(log), 0, 6)
+        admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
+        admin.delete_records([at])[at].result(30)
+        take(subscription, events, 5)
+        subscription.close()
+        assert numbers(events) == [0, 1, 2, 3, "Lost"]
