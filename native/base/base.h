@@ -1,7 +1,7 @@
 // Front door of room base: what every native room stands on.
 //
 // Owns:        Status/Result, checked asserts, clocks, the two hashes of a key, checksums,
-//              cpu features found at run time.
+//              cpu features found at run time, how long a thread's turns are (turns.h).
 // Never does:  allocate on the data path, log, read configuration, keep mutable global state
 //              (cpu features and the checksum's code path are found once and never change).
 // Called by:   every other room.

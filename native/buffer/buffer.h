@@ -3,7 +3,7 @@
 //
 // Owns:        gather, add, copy, common (positions of the keys that two lists share).
 // Never does:  know tables, keys' owners or transfers; allocate rows.
-// Called by:   bindings (petps.train.buffer, petps.train.window).
+// Called by:   bindings (petps.train.rows, petps.train.kernels).
 // Invariants:  a position beyond its rows is refused before anything is written; sums are made in
 //              the order given.
 // Threads:     pure functions.

@@ -3,7 +3,7 @@
 // Owns:        jagged_unique: bits for ids that lie close together, else partitioned hashing and
 //              radix sort of what is left; inverse and counts.
 // Never does:  know tables by name, rows or trackers; change its input.
-// Called by:   bindings (petps.tracker).
+// Called by:   bindings (petps.tracker), route.
 // Invariants:  each table's part of the answer holds its ids once each, in ascending order if asked,
 //              else in an order that depends on the ids alone; beside the answer, memory is bounded
 //              by one more copy of the largest table (two with inverse or counts) and the set of

@@ -1,7 +1,7 @@
 """Exchanges between workers: the contract, torch.distributed, one worker alone, a link that is slow
 on purpose.
 
-Owns:        Link, GroupLink, LoneLink, SlowLink, Links.
+Owns:        Link, GroupLink, LoneLink, SlowLink, Turns, Links.
 Never does:  know keys or rows.
 Called by:   routing.py, pipeline.py; bench (SlowLink).
 Invariants:  all workers make the same calls on a link in the same order; a call ends within the

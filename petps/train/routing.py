@@ -49,10 +49,22 @@ class Layout:
         """By table."""
         self.counts = any(tables[name].spec.threshold > 1 for name in self.names)
         """Whether owners want to know how often a key stands in a batch."""
+        self._first_of = np.searchsorted(self.block_of, np.arange(len(self.dims) + 1))
         self._features = dict(features or {})
         unknown = set(self._features.values()) - set(self.names)
         if unknown:
             raise InvalidArgument(f"features name a table {min(unknown)!r} that there is not")
+
+    def begins(self, ends: Ints) -> Ints:
+        """int64[tables]: where each table begins in its block, where it begins among all."""
+        return ends - ends[self._first_of[self.block_of]]
+
+    def by_block(self, counts: Ints) -> list[list[list[int]]]:
+        """[world, micro-batches, tables] of rows -> [micro-batch][block][rank]."""
+        # Tables of a block are neighbours.
+        sums = np.add.reduceat(counts, self._first_of[:-1], axis=2)
+        found: list[list[list[int]]] = sums.transpose(1, 2, 0).tolist()
+        return found
 
     def table_of(self, feature: str) -> int:
         """Its number. Raises InvalidArgument."""
@@ -70,19 +82,16 @@ class Asked:
     """What this worker wants of a batch.
 
     keys: uint64[n], seen: uint64[n] or [0], in the order (owner, micro-batch, table, key);
-    counts: int64[world, micro-batches, tables]; inverse[m][feature]: int64, positions among the
-    rows of micro-batch m and the feature's block, which come from rank 0, then 1, ...
+    counts: int64[world, micro-batches, tables]; rows[m][b]: how many rows of block b come from each
+    rank for micro-batch m; inverse[m][feature]: int64, positions among the rows of micro-batch m
+    and the feature's block, which come from rank 0, then 1, ...
     """
 
     keys: Keys
     seen: Keys
     counts: Ints
+    rows: list[list[list[int]]]
     inverse: list[dict[str, Ints]]
-
-    def rows(self, micro: int, block_of: Ints, block: int) -> list[int]:
-        """How many rows of a block come from each rank."""
-        chosen = self.counts[:, micro, block_of == block].sum(axis=1)
-        return [int(each) for each in chosen]
 
 
 def ask(parts: Sequence[Batch], tables: ShardedTables, layout: Layout) -> Asked:
@@ -113,7 +122,8 @@ def ask(parts: Sequence[Batch], tables: ShardedTables, layout: Layout) -> Asked:
         length = len(parts[part].keys[feature].keys)
         inverse[part][feature] = position[at[number] : at[number] + length]
         at[number] += length
-    return Asked(keys, seen, counts.view(np.int64), inverse)
+    asked = counts.view(np.int64)
+    return Asked(keys, seen, asked, layout.by_block(asked), inverse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,23 +178,17 @@ def _owned(keys: Keys, seen: Keys, wanted: Ints, said: Ints, layout: Layout) -> 
         micros=micros,
     )
     ends = offsets.view(np.int64)
-    first_of = np.searchsorted(layout.block_of, np.arange(len(layout.dims) + 1))
-    begins = ends[:-1] - ends[first_of[layout.block_of]]
     if not layout.counts:
         total = np.ones(len(distinct), np.uint64)
-    # [micro-batches, blocks, ranks]: tables of a block are neighbours.
-    lengths = np.add.reduceat(wanted, first_of[:-1], axis=2).transpose(1, 2, 0)
-    bounds = _ends(lengths.sum(axis=2).ravel()).reshape(-1)
-    blocks = range(len(layout.dims))
-    cuts = [position[a:b] for a, b in pairwise(bounds)]
+    lengths = layout.by_block(wanted)
+    bounds = _ends([sum(ranks) for blocks in lengths for ranks in blocks])
+    cuts = iter([position[a:b] for a, b in pairwise(bounds)])
     return Owned(
         keys=[distinct[ends[each] : ends[each + 1]] for each in range(count)],
         seen=[total[ends[each] : ends[each + 1]].view(np.int64) for each in range(count)],
-        begins=begins,
-        positions=[
-            [cuts[micro * len(blocks) + block] for block in blocks] for micro in range(micros)
-        ],
-        counts=lengths.tolist(),
+        begins=layout.begins(ends[:-1]),
+        positions=[[next(cuts) for _ in blocks] for blocks in lengths],
+        counts=lengths,
         samples=[int(each) for each in said[:, 0]],
         ended=bool(said[:, 1].all()),
     )

@@ -2,7 +2,7 @@
 
 Owns:        Chain; works_ahead().
 Never does:  know what a stage does.
-Called by:   pipeline.py.
+Called by:   pipeline.py; ranks.py (works_ahead).
 Invariants:  batches come out in the order in which they went in; a stage works on one at a time,
              and is at most one ahead of the next; an error comes out in its batch's place, and ends
              all.

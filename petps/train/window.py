@@ -86,7 +86,7 @@ class Window:
                 self._buffer.slots, self._positions[micro], self._layout.dims, strict=True
             )
         ]
-        return self._exchanged(rows, self._owned.counts[micro], self._asked_rows(micro))
+        return self._exchanged(rows, self._owned.counts[micro], self._asked.rows[micro])
 
     def take_gradients(self, micro: int, gradients: Sequence[Any]) -> list[Any]:
         """gradients: by block float32[u, dim] of send_rows()'s rows; each goes to its owner.
@@ -94,17 +94,13 @@ class Window:
         Returns the sums so far.
         """
         come = self._owned.counts[micro]
-        received = self._exchanged(list(gradients), self._asked_rows(micro), come)
+        received = self._exchanged(list(gradients), self._asked.rows[micro], come)
         for block, at in enumerate(self._positions[micro]):
             total = self.gradients[block]
             pieces = received[block].split(come[block])
             for to, piece in zip(at.split(come[block]), pieces, strict=True):
                 add(total, to, piece)  # each row once in a rank's piece
         return self.gradients
-
-    def _asked_rows(self, micro: int) -> list[list[int]]:
-        blocks = range(len(self._layout.dims))
-        return [self._asked.rows(micro, self._layout.block_of, block) for block in blocks]
 
     def _exchanged(
         self, blocks: list[Any], sends: list[list[int]], receives: list[list[int]]

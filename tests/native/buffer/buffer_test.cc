@@ -4,26 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <random>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "tests/native/seed.h"
+
 namespace petps::buffer {
 namespace {
-
-uint64_t seed() {
-  static const uint64_t value = [] {
-    const char* given = std::getenv("PETPS_TEST_SEED");
-    const uint64_t chosen =
-        given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-    std::printf("[buffer] PETPS_TEST_SEED=%llu\n", static_cast<unsigned long long>(chosen));
-    return chosen;
-  }();
-  return value;
-}
 
 std::vector<float> values(std::mt19937_64& random, size_t count) {
   std::normal_distribution<float> normal;
@@ -46,7 +35,7 @@ Block<const float> block(const std::vector<float>& of, size_t width) {
 }
 
 TEST(Buffer, MovesRowsAsPlainLoopsDo) {
-  std::mt19937_64 random(seed());
+  std::mt19937_64 random(tests::seed());
   for (int round = 0; round < 200; ++round) {
     const size_t width = 1 + random() % 40;
     const size_t dim = 1 + random() % width;
@@ -79,7 +68,7 @@ TEST(Buffer, MovesRowsAsPlainLoopsDo) {
 }
 
 TEST(Buffer, FindsWhatTwoListsShare) {
-  std::mt19937_64 random(seed() + 1);
+  std::mt19937_64 random(tests::seed() + 1);
   for (int round = 0; round < 200; ++round) {
     const uint64_t range = 1 + random() % 200;
     std::set<uint64_t> sides[2];

@@ -15,11 +15,12 @@
 #include "petps_client/client.h"
 #include "server/server.h"
 #include "table/table.h"
+#include "tests/native/seed.h"
 #include "wire/wire.h"
 
 namespace petps::client::testing {
 
-uint64_t seed();  // printed once; PETPS_TEST_SEED chooses it
+using tests::seed;
 
 // Row of a key: small multiples of 1/4, exact in every dtype but int8.
 std::vector<float> row_of(uint64_t key, uint32_t dim, uint64_t version = 0);

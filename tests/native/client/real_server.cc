@@ -1,21 +1,8 @@
-#include <cstdio>
-#include <cstdlib>
 #include <numeric>
 
 #include "fixtures.h"
 
 namespace petps::client::testing {
-
-uint64_t seed() {
-  static const uint64_t value = [] {
-    const char* given = std::getenv("PETPS_TEST_SEED");
-    const uint64_t chosen =
-        given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-    std::printf("[client] PETPS_TEST_SEED=%llu\n", static_cast<unsigned long long>(chosen));
-    return chosen;
-  }();
-  return value;
-}
 
 std::vector<float> row_of(uint64_t key, uint32_t dim, uint64_t version) {
   std::vector<float> row(dim);

@@ -3,24 +3,15 @@
 
 #include <bit>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <limits>
 #include <random>
 #include <vector>
 
+#include "tests/native/seed.h"
+
 namespace petps::codec::testing {
 
-inline uint64_t seed() {
-  static const uint64_t value = [] {
-    const char* given = std::getenv("PETPS_TEST_SEED");
-    const uint64_t chosen =
-        given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-    std::printf("[codec] PETPS_TEST_SEED=%llu\n", static_cast<unsigned long long>(chosen));
-    return chosen;
-  }();
-  return value;
-}
+using tests::seed;
 
 enum class Kind { kNormal, kWide, kTiny, kConstant, kExtreme, kNotFinite, kAnyBits, kTies };
 inline constexpr Kind kKinds[] = {Kind::kNormal,  Kind::kWide,      Kind::kTiny,    Kind::kConstant,

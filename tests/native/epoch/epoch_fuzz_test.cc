@@ -2,12 +2,12 @@
 // were live when it was retired. Not covered here: threads (epoch_threads_test.cc).
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <map>
 #include <random>
 #include <set>
 
 #include "epoch/epoch.h"
+#include "tests/native/seed.h"
 
 namespace petps::epoch {
 namespace {
@@ -150,9 +150,7 @@ class Story {
 };
 
 TEST(EpochFuzz, ReclaimsExactlyWhatTheModelDoes) {
-  const char* given = std::getenv("PETPS_TEST_SEED");
-  const uint64_t first =
-      given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
+  const uint64_t first = tests::seed();
   for (uint64_t seed = first; seed < first + 8; ++seed) {
     std::printf("[epoch] seed %lu (PETPS_TEST_SEED repeats it)\n",
                 static_cast<unsigned long>(seed));

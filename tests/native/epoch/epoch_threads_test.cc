@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "epoch/epoch.h"
+#include "tests/native/seed.h"
 
 namespace petps::epoch {
 namespace {
@@ -201,17 +202,9 @@ Outcome run_threads(Domain& domain, uint64_t seed, uint64_t reads_per_reader) {
   return outcome;
 }
 
-uint64_t printed_seed() {
-  const char* given = std::getenv("PETPS_TEST_SEED");
-  const uint64_t seed =
-      given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-  std::printf("[epoch] seed %lu (PETPS_TEST_SEED repeats it)\n", static_cast<unsigned long>(seed));
-  return seed;
-}
-
 TEST(EpochThreads, NoReaderSeesAReclaimedRow) {
   Domain domain;
-  const Outcome outcome = run_threads(domain, printed_seed(), kReadsPerReader);
+  const Outcome outcome = run_threads(domain, tests::seed(), kReadsPerReader);
   EXPECT_EQ(outcome.faults, 0u);
   EXPECT_GT(outcome.updates, 10u);  // a writer without a core gets little done
   std::printf(
@@ -258,7 +251,7 @@ TEST(EpochThreads, APinAndAReclaimAtTheSameInstantAgree) {
   std::atomic<uint64_t> published{1};  // the index: one entry
   uint64_t seen = 0;
   Reader* reader = domain.lease();
-  const uint64_t seed = printed_seed();
+  const uint64_t seed = tests::seed();
 
   std::thread reading([&] {
     std::mt19937_64 random(seed);
@@ -298,7 +291,7 @@ TEST(EpochThreads, WithoutPinsReadersDoSeeReclaimedRows) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the fault is a data race: TSan would stop here, rightly";
 #else
-  const uint64_t seed = printed_seed();
+  const uint64_t seed = tests::seed();
   uint64_t faults = 0;
   for (int attempt = 0; attempt < 20 && faults == 0; ++attempt) {
     Domain domain;

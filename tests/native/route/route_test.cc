@@ -4,29 +4,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <random>
 #include <set>
 #include <tuple>
 #include <vector>
 
+#include "tests/native/seed.h"
 #include "wire/wire.h"
 
 namespace petps::route {
 namespace {
-
-uint64_t seed() {
-  static const uint64_t value = [] {
-    const char* given = std::getenv("PETPS_TEST_SEED");
-    const uint64_t chosen =
-        given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-    std::printf("[route] PETPS_TEST_SEED=%llu\n", static_cast<unsigned long long>(chosen));
-    return chosen;
-  }();
-  return value;
-}
 
 struct Batch {
   uint32_t world = 1, micros = 1, partitions = 8;
@@ -56,7 +44,7 @@ Batch drawn(std::mt19937_64& random) {
 using Cell = std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>;  // in the order of the tuple
 
 TEST(Route, AsksAsTheModelDoes) {
-  std::mt19937_64 random(seed());
+  std::mt19937_64 random(tests::seed());
   for (int round = 0; round < 300; ++round) {
     const Batch batch = drawn(random);
     std::map<Cell, uint64_t> sent;  // (owner, micro-batch, table, key): seen
@@ -104,7 +92,7 @@ TEST(Route, AsksAsTheModelDoes) {
 }
 
 TEST(Route, MergesAsTheModelDoes) {
-  std::mt19937_64 random(seed() + 1);
+  std::mt19937_64 random(tests::seed() + 1);
   for (int round = 0; round < 300; ++round) {
     Batch batch = drawn(random);
     const size_t tables = batch.tables();

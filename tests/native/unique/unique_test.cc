@@ -5,28 +5,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "tests/native/seed.h"
 #include "unique/id_set.h"
 
 namespace petps::unique {
 namespace {
-
-uint64_t seed() {
-  static const uint64_t value = [] {
-    const char* given = std::getenv("PETPS_TEST_SEED");
-    const uint64_t chosen =
-        given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-    std::printf("[unique] PETPS_TEST_SEED=%llu\n", static_cast<unsigned long long>(chosen));
-    return chosen;
-  }();
-  return value;
-}
 
 struct Input {
   std::vector<uint64_t> values;
@@ -73,17 +61,17 @@ void expect_right(const Input& input, const Model& models, const Wanted& wanted)
     std::vector<uint64_t> ids(found.ids.begin() + found.offsets[t],
                               found.ids.begin() + found.offsets[t + 1]);
     for (size_t i = 0; wanted.counts && i < ids.size(); ++i) {
-      ASSERT_EQ(1u, model.count(ids[i])) << "seed " << seed();
-      ASSERT_EQ(model.at(ids[i]), found.counts[found.offsets[t] + i]) << "seed " << seed();
+      ASSERT_EQ(1u, model.count(ids[i])) << "seed " << tests::seed();
+      ASSERT_EQ(model.at(ids[i]), found.counts[found.offsets[t] + i]) << "seed " << tests::seed();
     }
     for (size_t i = input.offsets[t]; wanted.inverse && i < input.offsets[t + 1]; ++i) {
       ASSERT_LT(found.inverse[i], ids.size());
-      ASSERT_EQ(input.values[i], ids[found.inverse[i]]) << "seed " << seed();
+      ASSERT_EQ(input.values[i], ids[found.inverse[i]]) << "seed " << tests::seed();
     }
     if (wanted.order == Order::kAny) std::sort(ids.begin(), ids.end());
     std::vector<uint64_t> expected;
     for (const auto& [id, count] : model) expected.push_back(id);
-    ASSERT_EQ(expected, ids) << "table " << t << " seed " << seed();
+    ASSERT_EQ(expected, ids) << "table " << t << " seed " << tests::seed();
   }
 }
 
@@ -104,7 +92,7 @@ void expect_right_in_every_way(const Input& input) {
 }
 
 TEST(JaggedUnique, ManySmallTables) {
-  std::mt19937_64 random(seed());
+  std::mt19937_64 random(tests::seed());
   for (int round = 0; round < 30; ++round) {
     Input input;
     const size_t tables = random() % 60;
@@ -118,7 +106,7 @@ TEST(JaggedUnique, ManySmallTables) {
 }
 
 TEST(JaggedUnique, TablesThatAreDividedAmongSmallOnes) {
-  std::mt19937_64 random(seed());
+  std::mt19937_64 random(tests::seed());
   for (const Kind kind : kKinds) {
     Input input;
     add_table(Kind::kFew, 100, random, &input);
@@ -132,7 +120,7 @@ TEST(JaggedUnique, TablesThatAreDividedAmongSmallOnes) {
 }
 
 TEST(JaggedUnique, APartWithManyMoreIdsThanOthers) {
-  std::mt19937_64 random(seed());
+  std::mt19937_64 random(tests::seed());
   Input input;  // one id is half of the table, so its part is as large as all others
   add_table(Kind::kDistinct, 60'000, random, &input);
   for (size_t i = 0; i < input.values.size(); i += 2) input.values[i] = 77;
@@ -141,7 +129,7 @@ TEST(JaggedUnique, APartWithManyMoreIdsThanOthers) {
 
 // A part of more ids than a set has room for at first.
 TEST(IdSet, NumbersIdsWhileItGrows) {
-  std::mt19937_64 random(seed());
+  std::mt19937_64 random(tests::seed());
   IdSet set;
   for (int round = 0; round < 2; ++round) {  // the second meets what the first left behind
     constexpr size_t kIds = 400'000;
@@ -154,7 +142,7 @@ TEST(IdSet, NumbersIdsWhileItGrows) {
       if (i % kPiece == 0) set.make_room<true>({out.data(), count}, kPiece);
       const uint64_t id = random() % 1000 == 0 ? ~uint64_t{0} : random() % 300'000;
       const auto [place, is_new] = model.emplace(id, model.size());
-      ASSERT_EQ(place->second, set.add<true>(id, out.data(), &count)) << "seed " << seed();
+      ASSERT_EQ(place->second, set.add<true>(id, out.data(), &count)) << "seed " << tests::seed();
       ASSERT_EQ(model.size(), count);
       ASSERT_EQ(id, out[place->second]);
     }
