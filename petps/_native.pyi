@@ -427,8 +427,7 @@ def jagged_unique(
     """
 
 def route_ask(
-    values: Keys,
-    offsets: Keys,
+    values: list[Keys],
     block_of: Keys,
     *,
     world: int,
@@ -438,7 +437,7 @@ def route_ask(
 ) -> tuple[Keys, Keys, Keys, npt.NDArray[np.int64]]:
     """What a worker wants of all: keys uint64[n] in the order (owner, micro-batch, table, key).
 
-    values: by (micro-batch, table), as offsets say. Also how often each key was seen in its part
+    values: of each (micro-batch, table). Also how often each key was seen in its part
     (uint64[n], or [0]), counts uint64[world, micros, tables], and of each value its row among those
     of its micro-batch and block (int64). InvalidArgument: shapes that do not fit.
     """

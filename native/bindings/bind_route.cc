@@ -10,15 +10,17 @@ namespace petps::bindings {
 
 namespace {
 
-py::tuple route_ask(const py::object& values, const py::object& offsets, const py::object& block_of,
-                    uint32_t world, uint32_t micros, uint32_t partitions, bool seen) {
-  const std::span<const uint64_t> ids = keys_of(values, "values");
-  const std::span<const uint64_t> ends = keys_of(offsets, "offsets");
+py::tuple route_ask(const py::list& values, const py::object& block_of, uint32_t world,
+                    uint32_t micros, uint32_t partitions, bool seen) {
+  std::vector<std::span<const uint64_t>> parts;
+  for (const py::handle part : values) {
+    parts.push_back(keys_of(py::reinterpret_borrow<py::object>(part), "values"));
+  }
   const route::Shape shape{world, micros, keys_of(block_of, "block_of")};
   route::Asked asked;
   {
     const Released released_gil;
-    asked = unwrap(route::ask(ids, ends, shape, partitions, seen));
+    asked = unwrap(route::ask(parts, shape, partitions, seen));
   }
   const std::vector<py::ssize_t> cells{world, micros, static_cast<py::ssize_t>(shape.tables())};
   return py::make_tuple(array_of(std::move(asked.keys)), array_of(std::move(asked.seen)),
@@ -44,11 +46,10 @@ py::tuple route_merge(const py::object& keys, const py::object& seen, const py::
 }  // namespace
 
 void bind_route(py::module_& module) {
-  module.def("route_ask", route_ask, py::arg("values"), py::arg("offsets"), py::arg("block_of"),
-             py::kw_only(), py::arg("world"), py::arg("micros"), py::arg("partitions"),
-             py::arg("seen"),
+  module.def("route_ask", route_ask, py::arg("values"), py::arg("block_of"), py::kw_only(),
+             py::arg("world"), py::arg("micros"), py::arg("partitions"), py::arg("seen"),
              "-> (keys uint64[n], seen uint64[n or 0], counts uint64[world, micros, tables], "
-             "position int64[values]); see native/route/route.h.");
+             "position int64[all values]); see native/route/route.h.");
   module.def("route_merge", route_merge, py::arg("keys"), py::arg("seen"), py::arg("wanted"),
              py::arg("block_of"), py::kw_only(), py::arg("world"), py::arg("micros"),
              "-> (keys uint64[n], offsets uint64[tables + 1], seen uint64[n or 0], position "

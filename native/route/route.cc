@@ -57,17 +57,17 @@ Starts by_block(std::span<const uint64_t> counts, const Shape& shape) {
 
 }  // namespace
 
-base::Result<Asked> ask(std::span<const uint64_t> values, std::span<const uint64_t> offsets,
-                        const Shape& shape, uint32_t partitions, bool seen) {
+base::Result<Asked> ask(std::span<const std::span<const uint64_t>> values, const Shape& shape,
+                        uint32_t partitions, bool seen) {
   PETPS_RETURN_IF_ERROR(check(shape));
   const size_t parts = shape.micros * shape.tables();
-  if (offsets.size() != parts + 1 || partitions < shape.world) {
-    return invalid(std::to_string(offsets.size()) + " offsets and " + std::to_string(partitions) +
-                   " partitions for " + std::to_string(parts) + " parts and " +
-                   std::to_string(shape.world) + " workers");
+  if (values.size() != parts || partitions < shape.world) {
+    return invalid(std::to_string(values.size()) + " parts of keys and " +
+                   std::to_string(partitions) + " partitions for " + std::to_string(parts) +
+                   " parts and " + std::to_string(shape.world) + " workers");
   }
   base::Result<unique::Distinct> distinct =
-      unique::jagged_unique(values, offsets, {unique::Order::kAscending, true, seen});
+      unique::jagged_unique(values, {unique::Order::kAscending, true, seen});
   if (!distinct.ok()) return distinct.status();
   const unique::Distinct found = std::move(distinct).value();
   const size_t n = found.ids.size();
@@ -96,11 +96,12 @@ base::Result<Asked> ask(std::span<const uint64_t> values, std::span<const uint64
       place[i] = static_cast<int64_t>(come.at[cell]++ - come.of_block[part]);
     }
   }
-  out.position.resize(values.size());
+  out.position.resize(found.inverse.size());
+  size_t next = 0;
   for (size_t part = 0; part < parts; ++part) {
     const int64_t* const of_part = place.data() + found.offsets[part];
-    for (uint64_t v = offsets[part]; v < offsets[part + 1]; ++v)
-      out.position[v] = of_part[found.inverse[v]];
+    for (const size_t end = next + values[part].size(); next < end; ++next)
+      out.position[next] = of_part[found.inverse[next]];
   }
   return out;
 }

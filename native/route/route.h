@@ -39,11 +39,11 @@ struct Asked {
   Block<int64_t> position;
 };
 
-// values: uint64[n] in parts by (micro-batch, table), offsets: uint64[micros * tables + 1].
-// owner: partition * world / partitions, partition as wire says.
-// INVALID_ARGUMENT: a shape that is none, offsets that do not fit.
-base::Result<Asked> ask(std::span<const uint64_t> values, std::span<const uint64_t> offsets,
-                        const Shape& shape, uint32_t partitions, bool seen);
+// values: the keys of each (micro-batch, table), micros * tables parts; they are numbered through
+// all of them. owner: partition * world / partitions, partition as wire says.
+// INVALID_ARGUMENT: a shape that is none, another number of parts.
+base::Result<Asked> ask(std::span<const std::span<const uint64_t>> values, const Shape& shape,
+                        uint32_t partitions, bool seen);
 
 struct Owned {
   Block<uint64_t> keys;     // of table 0, ascending, each once; then of table 1, ...

@@ -1,9 +1,7 @@
-// Memory for many ids: large blocks ask for huge pages, and nothing is written that the caller does
-// not write. A new page costs the kernel more than an id costs the search, and dividing a table
-// jumps between a thousand places.
+// Memory for many ids: large blocks have huge pages, nothing is written that the caller does not
+// write, and what is given back is kept for the next block of its size. A new page costs the kernel
+// more than an id costs the search, and a routed batch has hundreds of megabytes of them at a time.
 #pragma once
-
-#include <sys/mman.h>
 
 #include <cstddef>
 #include <cstdlib>
@@ -13,6 +11,17 @@
 
 namespace petps::unique {
 
+inline constexpr size_t kLargeBytes = size_t{2} << 20;  // a huge page; from here on blocks are kept
+inline constexpr size_t kKeptBytesMax = size_t{512} << 20;  // of the process
+inline constexpr size_t kTakesKept = 64;  // a block that so many takes did not want is freed
+
+// At least `bytes` >= kLargeBytes of memory; null if there is none. Any thread may give it back,
+// with the same `bytes`.
+void* take_large(size_t bytes);
+void give_back_large(void* at, size_t bytes);
+// What is kept now.
+size_t kept_bytes();
+
 template <typename T>
 struct Pages {
   using value_type = T;
@@ -21,16 +30,15 @@ struct Pages {
   explicit Pages(const Pages<U>&) {}
 
   T* allocate(size_t n) {
-    constexpr size_t kHuge = size_t{2} << 20;
-    const bool large = n * sizeof(T) >= kHuge;
-    const size_t align = large ? kHuge : alignof(std::max_align_t);
-    const size_t bytes = (n * sizeof(T) + align - 1) / align * align;
-    void* at = std::aligned_alloc(align, bytes);
-    if (at == nullptr) throw std::bad_alloc();
-    if (large) ::madvise(at, bytes, MADV_HUGEPAGE);  // small pages are as right, only slower
+    const size_t bytes = n * sizeof(T);
+    void* at = bytes >= kLargeBytes ? take_large(bytes) : std::malloc(bytes);
+    if (at == nullptr && bytes > 0) throw std::bad_alloc();
     return static_cast<T*>(at);
   }
-  void deallocate(T* at, size_t) { std::free(at); }
+  void deallocate(T* at, size_t n) {
+    if (n * sizeof(T) >= kLargeBytes) return give_back_large(at, n * sizeof(T));
+    std::free(at);
+  }
 
   template <typename U>
   void construct(U* at) {

@@ -28,60 +28,59 @@ uint32_t part_bits(size_t ids) {
 
 class Pass {
  public:
-  // largest: ids of the largest table.
-  Pass(std::span<const uint64_t> values, const Wanted& wanted, size_t largest)
-      : values_(values), wanted_(wanted), places_(wanted.inverse || wanted.counts) {
+  // all, largest: ids of all tables, of the largest.
+  Pass(size_t all, size_t largest, const Wanted& wanted)
+      : wanted_(wanted), places_(wanted.inverse || wanted.counts) {
     const bool ascending = wanted.order == Order::kAscending;
     if (ascending || largest > kPartIdsMax) {
       buffer_.resize(largest);
       if (places_) positions_.resize(largest);
       if (places_ && ascending) moved_.resize(largest);
     }
-    found_.ids.reserve(values.size() + 1);  // pages that are not written cost nothing
+    found_.ids.reserve(all + 1);  // pages that are not written cost nothing
     found_.offsets.push_back(0);
-    if (wanted.inverse) found_.inverse.resize(values.size());
+    if (wanted.inverse) found_.inverse.resize(all);
   }
 
-  void table(size_t first, size_t ids) {
-    first_ = first;
+  // values: of the next table.
+  void table(std::span<const uint64_t> values) {
     begin_ = found_.ids.size();
-    if (range_.hold(values_.subspan(first, ids))) {
-      add_range(ids);
+    if (range_.hold(values)) {
+      add_range(values);
     } else {
-      if (ids <= kPartIdsMax) {
-        add_part(values_.data() + first, nullptr, ids);
+      if (values.size() <= kPartIdsMax) {
+        add_part(values.data(), nullptr, values.size());
       } else {
-        add_by_parts(ids);
+        add_by_parts(values);
       }
-      if (wanted_.order == Order::kAscending) sort(ids);
+      if (wanted_.order == Order::kAscending) sort(values.size());
     }
     found_.offsets.push_back(found_.ids.size());
+    first_ += values.size();
   }
 
   Distinct take() { return std::move(found_); }
 
  private:
-  void add_range(size_t ids) {
-    found_.ids.resize(begin_ + ids);
+  void add_range(std::span<const uint64_t> values) {
+    found_.ids.resize(begin_ + values.size());
     const size_t count = range_.list(found_.ids.data() + begin_);
     found_.ids.resize(begin_ + count);
     if (!places_) return;
     if (wanted_.counts) found_.counts.resize(begin_ + count, 0);
-    const uint64_t* values = values_.data() + first_;
-    for (size_t i = 0; i < ids; ++i) {
+    for (size_t i = 0; i < values.size(); ++i) {
       const uint32_t place = range_.place_of(values[i]);
       if (wanted_.inverse) found_.inverse[first_ + i] = place;
       if (wanted_.counts) found_.counts[begin_ + place] += 1;
     }
   }
 
-  void add_by_parts(size_t ids) {
-    const uint64_t* values = values_.data() + first_;
-    const uint32_t shift = 64 - part_bits(ids);
+  void add_by_parts(std::span<const uint64_t> values) {
+    const uint32_t shift = 64 - part_bits(values.size());
     std::vector<size_t> ends((size_t{1} << (64 - shift)) + 1, 0);
-    for (size_t i = 0; i < ids; ++i) ends[(hash_of(values[i]) >> shift) + 1] += 1;
+    for (const uint64_t id : values) ends[(hash_of(id) >> shift) + 1] += 1;
     for (size_t part = 1; part < ends.size(); ++part) ends[part] += ends[part - 1];
-    for (size_t i = 0; i < ids; ++i) {  // ends[part] is where the part's next id goes
+    for (size_t i = 0; i < values.size(); ++i) {  // ends[part] is where the part's next id goes
       const size_t to = ends[hash_of(values[i]) >> shift]++;
       buffer_[to] = values[i];
       if (places_) positions_[to] = static_cast<uint32_t>(i);
@@ -145,7 +144,6 @@ class Pass {
     }
   }
 
-  const std::span<const uint64_t> values_;
   const Wanted wanted_;
   const bool places_;          // whether anybody asks where an id stands
   Block<uint64_t> buffer_;     // ids by part, then the sort's other half
@@ -154,7 +152,7 @@ class Pass {
   IdSet set_;
   IdRange range_;
   Distinct found_;
-  size_t first_ = 0;  // of the table's values
+  size_t first_ = 0;  // values of the tables before
   size_t begin_ = 0;  // of the table's part of found_.ids
 };
 
@@ -162,42 +160,51 @@ base::Status invalid(std::string message) {
   return base::Status(base::Code::kInvalidArgument, std::move(message));
 }
 
-// The ids of the largest table.
-base::Result<size_t> check(uint64_t values, std::span<const uint64_t> offsets) {
+base::Status check(uint64_t values, std::span<const uint64_t> offsets) {
   const auto entry = [&](size_t i) {
     return "offsets[" + std::to_string(i) + "] is " + std::to_string(offsets[i]);
   };
   if (offsets.empty()) return invalid("offsets: none given; tables + 1 are needed, the first 0");
   if (offsets[0] != 0) return invalid(entry(0) + ", but the first table begins at 0");
-  uint64_t largest = 0;
   for (size_t i = 1; i < offsets.size(); ++i) {
     if (offsets[i] < offsets[i - 1]) {
       return invalid(entry(i) + ", below the " + std::to_string(offsets[i - 1]) + " before it");
-    }
-    largest = std::max(largest, offsets[i] - offsets[i - 1]);
-    if (largest > kTableIdsMax) {
-      return invalid("table " + std::to_string(i - 1) + " has " + std::to_string(largest) +
-                     " ids; at most " + std::to_string(kTableIdsMax) +
-                     " in a call: compact more often");
     }
   }
   if (offsets.back() != values) {
     return invalid(entry(offsets.size() - 1) + ", but the last table ends with the " +
                    std::to_string(values) + " values");
   }
-  return static_cast<size_t>(largest);
+  return {};
 }
 
 }  // namespace
 
 base::Result<Distinct> jagged_unique(std::span<const uint64_t> values,
                                      std::span<const uint64_t> offsets, const Wanted& wanted) {
-  const base::Result<size_t> largest = check(values.size(), offsets);
-  if (!largest.ok()) return largest.status();
-  Pass pass(values, wanted, largest.value());
-  for (size_t t = 0; t + 1 < offsets.size(); ++t) {
-    pass.table(offsets[t], offsets[t + 1] - offsets[t]);
+  PETPS_RETURN_IF_ERROR(check(values.size(), offsets));
+  std::vector<std::span<const uint64_t>> tables(offsets.size() - 1);
+  for (size_t t = 0; t < tables.size(); ++t) {
+    tables[t] = values.subspan(offsets[t], offsets[t + 1] - offsets[t]);
   }
+  return jagged_unique(tables, wanted);
+}
+
+base::Result<Distinct> jagged_unique(std::span<const std::span<const uint64_t>> tables,
+                                     const Wanted& wanted) {
+  size_t all = 0;
+  size_t largest = 0;
+  for (size_t t = 0; t < tables.size(); ++t) {
+    all += tables[t].size();
+    largest = std::max(largest, tables[t].size());
+    if (largest > kTableIdsMax) {
+      return invalid("table " + std::to_string(t) + " has " + std::to_string(largest) +
+                     " ids; at most " + std::to_string(kTableIdsMax) +
+                     " in a call: compact more often");
+    }
+  }
+  Pass pass(all, largest, wanted);
+  for (const std::span<const uint64_t> table : tables) pass.table(table);
   return pass.take();
 }
 

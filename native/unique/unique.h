@@ -1,14 +1,15 @@
 // Room unique: the distinct ids of many tables in one pass (DECK 4.1).
 //
 // Owns:        jagged_unique: bits for ids that lie close together, else partitioned hashing and
-//              radix sort of what is left; inverse and counts.
+//              radix sort of what is left; inverse and counts. Blocks of memory for many ids.
 // Never does:  know tables by name, rows or trackers; change its input.
 // Called by:   bindings (petps.tracker), route.
 // Invariants:  each table's part of the answer holds its ids once each, in ascending order if asked,
 //              else in an order that depends on the ids alone; beside the answer, memory is bounded
 //              by one more copy of the largest table (two with inverse or counts) and the set of
-//              one of its parts (1 to 2 MiB for a table of 40 M ids) or its bits (up to 6 MiB).
-// Threads:     pure functions.
+//              one of its parts (1 to 2 MiB for a table of 40 M ids) or its bits (up to 6 MiB), and
+//              by what the process keeps of earlier calls' blocks (pages.h).
+// Threads:     pure functions; blocks may be given back by any thread.
 #pragma once
 
 #include <cstdint>
@@ -46,5 +47,8 @@ inline constexpr uint64_t kTableIdsMax = (uint64_t{1} << 32) - 1;
 // INVALID_ARGUMENT names the offset that breaks this, or the table with too many ids.
 base::Result<Distinct> jagged_unique(std::span<const uint64_t> values,
                                      std::span<const uint64_t> offsets, const Wanted& wanted);
+// The same of tables that do not stand behind each other; `values` above is all of them in order.
+base::Result<Distinct> jagged_unique(std::span<const std::span<const uint64_t>> tables,
+                                     const Wanted& wanted);
 
 }  // namespace petps::unique

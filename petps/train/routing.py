@@ -104,12 +104,13 @@ def ask(parts: Sequence[Batch], tables: ShardedTables, layout: Layout) -> Asked:
             place = number * count + layout.table_of(feature)
             groups[place].append(ragged.keys)
             places.append((number, feature, place))
-    lengths = [sum(map(len, group)) for group in groups]
-    offsets = _ends(lengths)
     none = np.empty(0, np.uint64)
+    values = [
+        np.ascontiguousarray(group[0]) if len(group) == 1 else np.concatenate([none, *group])
+        for group in groups
+    ]
     keys, seen, counts, position = _native.route_ask(
-        np.concatenate([none, *(each for group in groups for each in group)]),
-        offsets.view(np.uint64),
+        values,
         layout.block_of.view(np.uint64),
         world=world,
         micros=micros,
@@ -117,7 +118,7 @@ def ask(parts: Sequence[Batch], tables: ShardedTables, layout: Layout) -> Asked:
         seen=layout.counts,
     )
     inverse: list[dict[str, Ints]] = [{} for _ in parts]
-    at = offsets[:-1].copy()
+    at = _ends([len(each) for each in values])
     for part, feature, number in places:
         length = len(parts[part].keys[feature].keys)
         inverse[part][feature] = position[at[number] : at[number] + length]

@@ -91,6 +91,26 @@ void expect_right_in_every_way(const Input& input) {
   }
 }
 
+TEST(JaggedUnique, TablesThatStandApart) {
+  std::mt19937_64 random(tests::seed());
+  Input input;
+  for (const size_t ids : {500, 0, 20'000, 1})
+    add_table(kKinds[random() % std::size(kKinds)], ids, random, &input);
+  std::vector<std::vector<uint64_t>> apart;
+  for (size_t t = input.offsets.size() - 1; t-- > 0;) {  // in another order in memory
+    apart.emplace_back(input.values.begin() + static_cast<ptrdiff_t>(input.offsets[t]),
+                       input.values.begin() + static_cast<ptrdiff_t>(input.offsets[t + 1]));
+  }
+  const std::vector<std::span<const uint64_t>> tables(apart.rbegin(), apart.rend());
+  const Wanted all{Order::kAscending, true, true};
+  const Distinct one = jagged_unique(input.values, input.offsets, all).value();
+  const Distinct other = jagged_unique(tables, all).value();
+  EXPECT_EQ(one.ids, other.ids);
+  EXPECT_EQ(one.offsets, other.offsets);
+  EXPECT_EQ(one.inverse, other.inverse);
+  EXPECT_EQ(one.counts, other.counts);
+}
+
 TEST(JaggedUnique, ManySmallTables) {
   std::mt19937_64 random(tests::seed());
   for (int round = 0; round < 30; ++round) {
@@ -165,8 +185,11 @@ TEST(JaggedUnique, BadOffsetsAreNamed) {
   EXPECT_EQ("offsets[2] is 3, below the 4 before it", message({0, 4, 3, 9}));
   EXPECT_EQ("offsets[1] is 8, but the last table ends with the 9 values", message({0, 8}));
   EXPECT_EQ("offsets[1] is 10, but the last table ends with the 9 values", message({0, 10}));
-  EXPECT_NE(std::string::npos,
-            message({0, 5'000'000'000}).find("table 0 has 5000000000 ids; at most 4294967295"));
+  const uint64_t one = 1;
+  const std::span<const uint64_t> many(&one, 5'000'000'000);  // refused unread
+  const std::string refused = jagged_unique(std::vector{many}, {}).status().to_string();
+  EXPECT_NE(std::string::npos, refused.find("table 0 has 5000000000 ids; at most 4294967295"))
+      << refused;
 }
 
 }  // namespace

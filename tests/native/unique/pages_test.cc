@@ -1,0 +1,77 @@
+// What is kept of large blocks: they come again as they were, within bounds, and are freed when no
+// longer wanted. Not covered: whether the kernel gives huge pages.
+#include "unique/pages.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "tests/native/seed.h"
+
+namespace petps::unique {
+namespace {
+
+// What other tests left is freed by takes that do not want it.
+void forget() {
+  for (size_t i = 0; i <= kTakesKept + 1; ++i) {
+    void* const at = take_large(kLargeBytes);
+    give_back_large(at, kLargeBytes);
+  }
+  ASSERT_EQ(kept_bytes(), kLargeBytes);
+}
+
+TEST(Pages, ABlockComesAgain) {
+  forget();
+  void* const first = take_large(5 * kLargeBytes);
+  std::memset(first, 7, 5 * kLargeBytes);
+  give_back_large(first, 5 * kLargeBytes);
+  EXPECT_EQ(kept_bytes(), 6 * kLargeBytes);
+  void* const other = take_large(9 * kLargeBytes);  // of another size
+  EXPECT_NE(other, first);
+  void* const again = take_large(5 * kLargeBytes - 100);
+  EXPECT_EQ(again, first);
+  EXPECT_EQ(static_cast<unsigned char*>(again)[5 * kLargeBytes - 101], 7);
+  EXPECT_EQ(kept_bytes(), kLargeBytes);
+  give_back_large(again, 5 * kLargeBytes - 100);
+  give_back_large(other, 9 * kLargeBytes);
+}
+
+TEST(Pages, KeepsNoMoreThanItMayAndNothingThatNobodyWants) {
+  forget();
+  const size_t bytes = kKeptBytesMax / 4;
+  std::vector<void*> blocks(6);
+  for (void*& block : blocks) block = take_large(bytes);
+  for (void* block : blocks) give_back_large(block, bytes);
+  EXPECT_LE(kept_bytes(), kKeptBytesMax);
+  EXPECT_GE(kept_bytes(), kKeptBytesMax - bytes);
+  forget();
+}
+
+TEST(Pages, AVectorOfThemHoldsWhatWasWritten) {
+  std::mt19937_64 random(tests::seed());
+  std::vector<std::vector<Block<uint64_t>>> kept(2);
+  const auto work = [](std::vector<Block<uint64_t>>& mine, uint64_t seed) {
+    std::mt19937_64 draw(seed);
+    for (int round = 0; round < 60; ++round) {
+      Block<uint64_t> block(draw() % (2 << 20));
+      for (size_t i = 0; i < block.size(); i += 511) block[i] = block.size() + i;
+      mine.push_back(std::move(block));
+      if (mine.size() < 4) continue;
+      const Block<uint64_t> old = std::move(mine[draw() % mine.size()]);
+      std::erase_if(mine, [](const auto& each) { return each.empty(); });
+      for (size_t i = 0; i < old.size(); i += 511) ASSERT_EQ(old[i], old.size() + i);
+    }
+  };
+  const uint64_t seed = random();
+  std::thread other(work, std::ref(kept[0]), seed);
+  work(kept[1], seed + 1);
+  other.join();
+  std::swap(kept[0], kept[1]);  // given back by another thread than took them
+  EXPECT_LE(kept_bytes(), kKeptBytesMax);
+}
+
+}  // namespace
+}  // namespace petps::unique
