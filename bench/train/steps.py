@@ -24,6 +24,7 @@ from bench.train.simulate import Stages, step_seconds
 ROOT: Final = Path(__file__).resolve().parents[2]
 MODES: Final = ("synchronous", "dual", "frozen", "nested", "stale")
 SIMULATED: Final = ("synchronous", "dual", "frozen", "nested")
+ALONE: Final[dict[str, Any]] = {"mode": "synchronous", "slow": False, "dense_s": 0.0}
 ROUNDS: Final = 3
 CALLS: Final = {"route": 2, "reduce": 1}  # collective calls of a step beside its transfers
 MICRO_BATCHES: Final = 4
@@ -80,19 +81,18 @@ def calibrated(sizes: dict[str, Any], world: int = 2) -> dict[str, Any]:
 
 def _alone(sizes: dict[str, Any], world: int) -> dict[str, Any]:
     """A synchronous run without a slow link, in processes that have run once."""
-    return runs(sizes, [{"mode": "synchronous"}] * 2, world=world)[-1]
+    return runs(sizes, [ALONE] * 2, world=world)[-1]
 
 
-def _by_mode(
-    sizes: dict[str, Any], modes: Sequence[str], link: dict[str, Any], **settings: Any
-) -> dict[str, dict[str, Any]]:
-    """Of each mode, the run with the median step of ROUNDS, all in the same processes in turn."""
-    each = [{"mode": mode} for mode in modes] * ROUNDS
-    found = runs(sizes, each, **link, **settings)
-    return {
-        mode: sorted(found[n :: len(modes)], key=lambda told: told["step_s"])[ROUNDS // 2]
-        for n, mode in enumerate(modes)
-    }
+def _medians(
+    sizes: dict[str, Any], each: Sequence[dict[str, Any]], **settings: Any
+) -> list[dict[str, Any]]:
+    """Of each, the run with the median step of ROUNDS, all in the same processes in turn."""
+    found = runs(sizes, [*each] * ROUNDS, **settings)
+    return [
+        sorted(found[n :: len(each)], key=lambda told: told["step_s"])[ROUNDS // 2]
+        for n in range(len(each))
+    ]
 
 
 def moving_of(alone: dict[str, Any]) -> float:
@@ -118,7 +118,7 @@ def link_of(alone: dict[str, Any], world: int) -> dict[str, Any]:
 def figures(sizes: dict[str, Any]) -> Iterator[Result]:
     """One result a name, and what the calibration found in each."""
     link = calibrated(sizes)
-    found = _by_mode(sizes, MODES, link)
+    found = dict(zip(MODES, _medians(sizes, [{"mode": m} for m in MODES], **link), strict=True))
     base = found["synchronous"]
     for mode in MODES:
         yield {
@@ -139,7 +139,7 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
         told = (
             found["nested"]
             if count == MICRO_BATCHES
-            else _by_mode(sizes, ("nested",), link, micro_batches=count)["nested"]
+            else _medians(sizes, [{"mode": "nested"}], **link, micro_batches=count)[0]
         )
         share = told["exposed_s"] / told["crossing_s"]
         covered = link["dense_s"] >= told["crossing_s"]
@@ -177,18 +177,19 @@ def stages_of(alone: dict[str, Any], link: dict[str, Any], share: float = 1.0) -
 
 
 def simulated(sizes: dict[str, Any]) -> Iterator[Result]:
-    """The simulation, fed with stage times of the synchronous loop alone, beside real runs."""
+    """The simulation, fed with stage times of the synchronous loop alone, beside real runs: in turn
+    with them, for the machine is now quicker, now slower."""
     errors = {}
     beside = {}
     for world in sizes["simulated_workers"]:
-        alone = _alone(sizes, world)
-        link = link_of(alone, world)
+        link = calibrated(sizes, world)
+        each = [ALONE, *({"mode": mode} for mode in SIMULATED)]
+        alone, *real = _medians(sizes, each, **link)
         # The workers have the processors in turn while all of them look up.
         share = min(1.0, (os.cpu_count() or 1) / world)
         stages = stages_of(alone, link, share)
-        real = _by_mode(sizes, SIMULATED, link)
-        for mode in SIMULATED:
-            told, seconds = step_seconds(mode, stages, MICRO_BATCHES, share), real[mode]["step_s"]
+        for mode, measured in zip(SIMULATED, real, strict=True):
+            told, seconds = step_seconds(mode, stages, MICRO_BATCHES, share), measured["step_s"]
             errors[f"{mode}.{world}"] = abs(told - seconds) / seconds
             beside[f"{mode}.{world}"] = [round(1e3 * told, 1), round(1e3 * seconds, 1)]
     if not errors:
