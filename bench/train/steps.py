@@ -1,7 +1,8 @@
 """train.step.<mode>, train.exposed_communication.<N>, train.lookup_hidden, train.simulator_error.
 
 Named figures: 2 workers, `nested`, 4 micro-batches, lookup : all-to-all : dense = 1 : 0.5 : 1. The
-lookup is real; it is measured first, alone, and the dense wait and the link are set by it.
+lookup is real; it is measured alone first, in each round, and the dense wait and the link are set
+by it.
 
 Run by bench.report in the environment of `make test-train`: `python -m bench.train.steps
 '<sizes as JSON>'` prints a JSON line a result.
@@ -24,8 +25,13 @@ from bench.train.simulate import Stages, step_seconds
 ROOT: Final = Path(__file__).resolve().parents[2]
 MODES: Final = ("synchronous", "dual", "frozen", "nested", "stale")
 SIMULATED: Final = ("synchronous", "dual", "frozen", "nested")
-ALONE: Final[dict[str, Any]] = {"mode": "synchronous", "slow": False, "dense_s": 0.0}
-ROUNDS: Final = 3
+ALONE: Final[dict[str, Any]] = {
+    "mode": "synchronous",
+    "slow": False,
+    "dense_s": 0.0,
+    "calibrates": True,
+}
+ROUNDS: Final = 5
 CALLS: Final = {"route": 2, "reduce": 1}  # collective calls of a step beside its transfers
 MICRO_BATCHES: Final = 4
 ALL_TO_ALL: Final = 0.5  # of the lookup
@@ -65,34 +71,28 @@ def runs(
         said = [worker.communicate()[0] for worker in workers]
     if any(worker.returncode for worker in workers):
         raise SystemExit(f"a worker of {settings | each[0]} failed")
-    found = []
-    for lines in zip(*(each.splitlines()[-len(full["runs"]) :] for each in said), strict=True):
-        told = [json.loads(line) for line in lines]
-        found.append(told[0])
-        for name in ("step_s", "lookup_stall_s"):
-            found[-1][name] = max(worker[name] for worker in told)
-    return found
-
-
-def calibrated(sizes: dict[str, Any], world: int = 2) -> dict[str, Any]:
-    """Settings at which lookup : all-to-all : dense = 1 : 0.5 : 1."""
-    return link_of(_alone(sizes, world), world)
-
-
-def _alone(sizes: dict[str, Any], world: int) -> dict[str, Any]:
-    """A synchronous run without a slow link, in processes that have run once."""
-    return runs(sizes, [ALONE] * 2, world=world)[-1]
-
-
-def _medians(
-    sizes: dict[str, Any], each: Sequence[dict[str, Any]], **settings: Any
-) -> list[dict[str, Any]]:
-    """Of each, the run with the median step of ROUNDS, all in the same processes in turn."""
-    found = runs(sizes, [*each] * ROUNDS, **settings)
     return [
-        sorted(found[n :: len(each)], key=lambda told: told["step_s"])[ROUNDS // 2]
-        for n in range(len(each))
+        slowest([json.loads(line) for line in lines])
+        for lines in zip(*(each.splitlines()[-len(full["runs"]) :] for each in said), strict=True)
     ]
+
+
+def slowest(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the workers say of a run -> worker 0's means, seconds of the slowest."""
+    return told[0] | {
+        name: max(worker[name] for worker in told) for name in ("step_s", "lookup_stall_s")
+    }
+
+
+def rounds(
+    sizes: dict[str, Any], each: Sequence[dict[str, Any]], **settings: Any
+) -> list[list[dict[str, Any]]]:
+    """ROUNDS times a run ALONE and, with the link that it says (link_of), each of ``each``, all in
+    the same processes: the machine is now quicker, now slower, and figures are of one round.
+    """
+    turn = [ALONE, *({"calibrated": True} | one for one in each)]
+    found = runs(sizes, [ALONE, *turn * ROUNDS], **settings)[1:]
+    return [found[n : n + len(turn)] for n in range(0, len(found), len(turn))]
 
 
 def moving_of(alone: dict[str, Any]) -> float:
@@ -101,13 +101,13 @@ def moving_of(alone: dict[str, Any]) -> float:
     return float(used["send_rows"] + used["take_gradients"])
 
 
-def link_of(alone: dict[str, Any], world: int) -> dict[str, Any]:
-    """The same, of what a synchronous run without a slow link took."""
+def link_of(alone: dict[str, Any]) -> dict[str, Any]:
+    """Settings at which lookup : all-to-all : dense = 1 : 0.5 : 1, by a synchronous run without a
+    slow link."""
     lookup = alone["lookup_stall_s"]
     wanted = ALL_TO_ALL * lookup
     left = max(wanted - moving_of(alone), 0.1 * wanted)
     return {
-        "world": world,
         "slow": True,
         "dense_s": lookup,
         "latency_s": LATENCY_SHARE * left / (2 * MICRO_BATCHES),
@@ -116,38 +116,50 @@ def link_of(alone: dict[str, Any], world: int) -> dict[str, Any]:
 
 
 def figures(sizes: dict[str, Any]) -> Iterator[Result]:
-    """One result a name, and what the calibration found in each."""
-    link = calibrated(sizes)
-    found = dict(zip(MODES, _medians(sizes, [{"mode": m} for m in MODES], **link), strict=True))
-    base = found["synchronous"]
-    for mode in MODES:
+    """One result a name, each of the round that is the median by it."""
+    counts = [count for count in sizes["micro_batch_counts"] if count != MICRO_BATCHES]
+    each = [{"mode": mode} for mode in MODES]
+    each += [{"mode": "nested", "micro_batches": count} for count in counts]
+    found = rounds(sizes, each)
+    for place, mode in enumerate(MODES, 1):
+        ratios = [turn[place]["step_s"] / turn[1]["step_s"] for turn in found]
+        ratio, turn = _median(ratios, found)
+        told = turn[place]
         yield {
             "name": f"train.step.{mode}",
-            "value": 1e3 * found[mode]["step_s"],
+            "value": 1e3 * told["step_s"],
             "unit": "ms",
             "ratio_to": "the synchronous loop",
-            "ratio": found[mode]["step_s"] / base["step_s"],
-            "lookup_stall_ms": 1e3 * found[mode]["lookup_stall_s"],
-            "exposed_ms": 1e3 * found[mode]["exposed_s"],
-            "crossing_ms": 1e3 * found[mode]["crossing_s"],
-            "dense_ms": 1e3 * link["dense_s"],
-            "stages_ms": {k: round(1e3 * v, 2) for k, v in found[mode]["stages_s"].items()},
+            "ratio": ratio,
+            "lookup_stall_ms": 1e3 * told["lookup_stall_s"],
+            "exposed_ms": 1e3 * told["exposed_s"],
+            "crossing_ms": 1e3 * told["crossing_s"],
+            "dense_ms": 1e3 * told["dense_s"],
+            "page_faults": told["page_faults"],
+            "stages_ms": {k: round(1e3 * v, 2) for k, v in told["stages_s"].items()},
         }
-    hidden = 1 - found["nested"]["lookup_stall_s"] / base["lookup_stall_s"]
-    yield _share("train.lookup_hidden", hidden, "the synchronous loop's lookup stall")
+    nested = 1 + MODES.index("nested")
+    hidden = [1 - turn[nested]["lookup_stall_s"] / turn[1]["lookup_stall_s"] for turn in found]
+    yield _share(
+        "train.lookup_hidden", _median(hidden, found)[0], "the synchronous loop's lookup stall"
+    )
+    places = {MICRO_BATCHES: nested} | {n: 1 + len(MODES) + at for at, n in enumerate(counts)}
     for count in sizes["micro_batch_counts"]:
-        told = (
-            found["nested"]
-            if count == MICRO_BATCHES
-            else _medians(sizes, [{"mode": "nested"}], **link, micro_batches=count)[0]
-        )
-        share = told["exposed_s"] / told["crossing_s"]
-        covered = link["dense_s"] >= told["crossing_s"]
+        shares = [turn[places[count]]["exposed_s"] / turn[places[count]]["crossing_s"]
+                  for turn in found]  # fmt: skip
+        share, turn = _median(shares, found)
+        told = turn[places[count]]
         yield _share(f"train.exposed_communication.{count}", share, "all transfers") | {
             "step_ms": 1e3 * told["step_s"],
             "crossing_ms": 1e3 * told["crossing_s"],
-            "dense_covers_transfers": covered,
+            "dense_covers_transfers": told["dense_s"] >= told["crossing_s"],
         }
+
+
+def _median(values: Sequence[float], found: Sequence[Any]) -> tuple[float, Any]:
+    """The median, and the round that has it."""
+    at = sorted(range(len(values)), key=values.__getitem__)[len(values) // 2]
+    return values[at], found[at]
 
 
 def stages_of(alone: dict[str, Any], link: dict[str, Any], share: float = 1.0) -> Stages:
@@ -177,21 +189,23 @@ def stages_of(alone: dict[str, Any], link: dict[str, Any], share: float = 1.0) -
 
 
 def simulated(sizes: dict[str, Any]) -> Iterator[Result]:
-    """The simulation, fed with stage times of the synchronous loop alone, beside real runs: in turn
-    with them, for the machine is now quicker, now slower."""
+    """The simulation, fed with stage times of the synchronous loop alone, beside real runs."""
     errors = {}
     beside = {}
     for world in sizes["simulated_workers"]:
-        link = calibrated(sizes, world)
-        each = [ALONE, *({"mode": mode} for mode in SIMULATED)]
-        alone, *real = _medians(sizes, each, **link)
         # The workers have the processors in turn while all of them look up.
         share = min(1.0, (os.cpu_count() or 1) / world)
-        stages = stages_of(alone, link, share)
-        for mode, measured in zip(SIMULATED, real, strict=True):
-            told, seconds = step_seconds(mode, stages, MICRO_BATCHES, share), measured["step_s"]
-            errors[f"{mode}.{world}"] = abs(told - seconds) / seconds
-            beside[f"{mode}.{world}"] = [round(1e3 * told, 1), round(1e3 * seconds, 1)]
+        pairs: dict[str, list[tuple[float, float]]] = {mode: [] for mode in SIMULATED}
+        for alone, *real in rounds(sizes, [{"mode": mode} for mode in SIMULATED], world=world):
+            stages = stages_of(alone, link_of(alone), share)
+            for mode, told in zip(SIMULATED, real, strict=True):
+                reckoned = step_seconds(mode, stages, MICRO_BATCHES, share)
+                pairs[mode].append((reckoned, told["step_s"]))
+        for mode in SIMULATED:
+            ordered = sorted(pairs[mode], key=lambda pair: abs(pair[0] - pair[1]) / pair[1])
+            told_s, seconds = ordered[len(ordered) // 2]
+            errors[f"{mode}.{world}"] = abs(told_s - seconds) / seconds
+            beside[f"{mode}.{world}"] = [round(1e3 * told_s, 1), round(1e3 * seconds, 1)]
     if not errors:
         return
     worst = max(errors.values())

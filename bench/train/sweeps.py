@@ -57,7 +57,7 @@ def points(
 def figures(sizes: dict[str, Any]) -> Iterator[Result]:
     """A result a point."""
     # The second run of a process, as those that follow are: the first looks up in new memory.
-    link = link_of(runs(sizes, [{"mode": "synchronous"}] * 2)[1], 2)
+    link = link_of(runs(sizes, [{"mode": "synchronous"}] * 2)[1])
     chosen = list(points(sizes, link))
     wanted = [more | {"mode": mode} for _, modes, more in chosen for mode in MODES[:modes]]
     told = iter(runs(sizes, wanted, **link))

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import distributed
 
+from bench.train.steps import link_of, slowest
 from petps.demo.trace import load_trace
 from petps.train import (
     Batch,
@@ -182,6 +183,7 @@ def trained(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
         "crossing_s": sum(each.crossing for each in steps) / count,
         "bytes": rows.bytes / count,
         "stages_s": {name: total / count for name, total in timeline.totals().items()},
+        "dense_s": settings["dense_s"],
         "process_s": used / count,
         "page_faults": faults / count,
         "processor_s": {name: each / count for name, each in timeline.processor_totals().items()},
@@ -207,9 +209,14 @@ def main(rank: int, settings: dict[str, Any]) -> None:
         rank=rank,
         world_size=settings["world"],
     )
+    link: dict[str, Any] = {}  # what the last run that calibrates says
     for each in settings.get("runs", [{}]):
-        print(json.dumps(trained(rank, settings | each)), flush=True)
-        distributed.barrier()
+        told = trained(rank, settings | each | (link if each.get("calibrated") else {}))
+        print(json.dumps(told), flush=True)
+        everyone: list[Any] = [None] * settings["world"]
+        distributed.all_gather_object(everyone, told)
+        if each.get("calibrates"):
+            link = link_of(slowest(everyone))
     distributed.destroy_process_group()
 
 
