@@ -60,16 +60,21 @@ def runs(
             "bytes_per_second": 1e18, "slow": False, "seed": 1, "meeting": f"{folder}/meeting",
             "sessions": 0, "session_keys": 0, "clustered": False,
         } | sizes | settings | {"runs": list(each)}  # fmt: skip
+        # Files: a pipe that nobody reads would stop its worker, and with it all.
+        files = [open(f"{folder}/{rank}.out", "w+") for rank in range(full["world"])]  # noqa: SIM115
         workers = [
             subprocess.Popen(
                 [*(inside[rank] if inside else ()),
                  sys.executable, "-m", "bench.train.worker", str(rank), json.dumps(full)],
-                cwd=ROOT, stdout=subprocess.PIPE, text=True,
+                cwd=ROOT, stdout=file,
             )
-            for rank in range(full["world"])
+            for rank, file in enumerate(files)
         ]  # fmt: skip
-        said = [worker.communicate()[0] for worker in workers]
-    if any(worker.returncode for worker in workers):
+        codes = [worker.wait() for worker in workers]
+        said = [Path(file.name).read_text() for file in files]
+        for file in files:
+            file.close()
+    if any(codes):
         raise SystemExit(f"a worker of {settings | each[0]} failed")
     return [
         slowest([json.loads(line) for line in lines])
@@ -122,9 +127,10 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
     each += [{"mode": "nested", "micro_batches": count} for count in counts]
     found = rounds(sizes, each)
     for place, mode in enumerate(MODES, 1):
-        ratios = [turn[place]["step_s"] / turn[1]["step_s"] for turn in found]
-        ratio, turn = _median(ratios, found)
-        told = turn[place]
+        steps = [turn[place]["step_s"] for turn in found]
+        ratios = [step / turn[1]["step_s"] for step, turn in zip(steps, found, strict=True)]
+        _, turn = _median(steps if place == 1 else ratios, found)
+        told, ratio = turn[place], turn[place]["step_s"] / turn[1]["step_s"]
         yield {
             "name": f"train.step.{mode}",
             "value": 1e3 * told["step_s"],

@@ -26,31 +26,56 @@ size_t rounded(size_t bytes) {
 
 class Kept {
  public:
+  // Null if there is none of that size, or somebody else is here: nobody waits, so that a process
+  // forked meanwhile does not wait for ever.
   void* take(size_t bytes) {
-    const std::lock_guard lock(mutex_);
-    ++takes_;
+    std::list<Block> unwanted;
     void* found = nullptr;
-    for (auto at = blocks_.begin(); at != blocks_.end();) {
-      const bool fits = found == nullptr && at->bytes == bytes;
-      if (fits) found = at->at;
-      if (!fits && takes_ - at->since > kTakesKept) std::free(at->at);
-      if (fits || takes_ - at->since > kTakesKept) {
-        bytes_ -= at->bytes;
-        at = blocks_.erase(at);
-      } else {
-        ++at;
+    {
+      const std::unique_lock lock(mutex_, std::try_to_lock);
+      if (!lock) return nullptr;
+      ++takes_;
+      for (auto next = blocks_.begin(); next != blocks_.end();) {
+        const auto at = next++;
+        if (found == nullptr && at->bytes == bytes) {
+          found = at->at;
+          bytes_ -= at->bytes;
+          blocks_.erase(at);
+        } else if (takes_ - at->since > kTakesKept) {
+          bytes_ -= at->bytes;
+          unwanted.splice(unwanted.end(), blocks_, at);
+        }
       }
     }
+    for (const Block& each : unwanted) std::free(each.at);
     return found;
   }
 
   // Whether it is kept.
   bool keep(void* at, size_t bytes) {
-    const std::lock_guard lock(mutex_);
-    if (bytes > kKeptBytesMax - bytes_) return false;
-    blocks_.push_front({at, bytes, takes_});  // the next to be taken: it may still be in a cache
+    std::list<Block> one;
+    try {
+      one.push_back({at, bytes, 0});
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock || bytes > kKeptBytesMax - bytes_) return false;
+    one.front().since = takes_;
+    blocks_.splice(blocks_.begin(), one);  // the next to be taken: it may still be in a cache
     bytes_ += bytes;
     return true;
+  }
+
+  void free_all() {
+    std::list<Block> all;
+    {
+      const std::unique_lock lock(mutex_, std::try_to_lock);
+      if (!lock) return;
+      all.swap(blocks_);
+      bytes_ = 0;
+    }
+    for (const Block& each : all) std::free(each.at);
   }
 
   size_t bytes() {
@@ -87,6 +112,10 @@ void* take_large(size_t bytes) {
     return at;
   }
   at = std::aligned_alloc(kLargeBytes, size);
+  if (at == nullptr) {
+    kept().free_all();
+    at = std::aligned_alloc(kLargeBytes, size);
+  }
   if (at != nullptr) ::madvise(at, size, MADV_HUGEPAGE);  // small pages are as right, only slower
   return at;
 }

@@ -106,7 +106,9 @@ def ask(parts: Sequence[Batch], tables: ShardedTables, layout: Layout) -> Asked:
             places.append((number, feature, place))
     none = np.empty(0, np.uint64)
     values = [
-        np.ascontiguousarray(group[0]) if len(group) == 1 else np.concatenate([none, *group])
+        np.require(group[0], requirements=["C", "A"])
+        if len(group) == 1
+        else np.concatenate([none, *group])
         for group in groups
     ]
     keys, seen, counts, position = _native.route_ask(

@@ -260,7 +260,8 @@ class KafkaLog:
                 partition, error = message.partition(), message.error()
                 assert partition is not None
                 if error is None:
-                    found[partition] = message_of(message)
+                    with contextlib.suppress(UnicodeDecodeError):  # damaged: none of ours
+                        found[partition] = message_of(message)
                     if (message.offset() or 0) >= ends[partition] - 1:
                         unread.discard(partition)
                 elif error.code() in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections import deque
@@ -15,7 +14,6 @@ from petps.delta.headers import Message
 from petps.delta.kafka.client import Trouble, kafka_logger, made
 from petps.delta.kafka.errors import DENIED, as_petps
 from petps.delta.log import Damage, Delivery, Event, Lost
-from petps.errors import PetpsError
 
 __all__ = ["KafkaSubscription", "message_of"]
 
@@ -26,8 +24,16 @@ COMMIT_SECONDS: Final = 1.0  # between two commits for observers
 STILL_SECONDS: float = 30.0  # without a message, though there are some: worth a word
 _BEYOND: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 _LOST: Final = _BEYOND | {KafkaError._LOG_TRUNCATION}
+# What librdkafka says of a batch whose bytes are not as they were: a codec or a format that there
+# is not, and, of one whose length is wrong, that no fetch is large enough.
 _DAMAGED: Final = frozenset(
-    {KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError.INVALID_MSG}
+    {
+        KafkaError._BAD_MSG,
+        KafkaError._BAD_COMPRESSION,
+        KafkaError._NOT_IMPLEMENTED,
+        KafkaError.INVALID_MSG,
+        KafkaError.MSG_SIZE_TOO_LARGE,
+    }
 )
 
 
@@ -61,9 +67,11 @@ class KafkaSubscription:
         # the room of the others), nor the lost.
         self._assigned = set(positions)
         self._turn = 0
-        # By partition: the tail when last looked at, and since when it has been that.
+        self._astray: dict[int, int] = {}  # by partition: the offset that was asked for once more
+        # By partition: its tail, and since when all that librdkafka had has been taken from it and
+        # the tail has been that.
         self._stood: dict[int, tuple[int, float]] = {}
-        self._look_at = time.monotonic() + STILL_SECONDS
+        self._polled = time.monotonic()
         self._consumer.assign([self._at(p, offset) for p, offset in positions.items()])
 
     def _at(self, partition: int, offset: int) -> TopicPartition:
@@ -73,11 +81,11 @@ class KafkaSubscription:
         """See Subscription. Raises what waiting does not mend: no rights, no such topic."""
         deadline = time.monotonic() + timeout
         while True:
-            self._take_over(max_bytes)
+            emptied = self._take_over(max_bytes)
             events = self._deal(max_bytes)
             left = deadline - time.monotonic()
             if events or left <= 0:
-                self._look()
+                self._look(emptied)
                 self._trouble.raise_denied(self._name)
                 return events
             message = self._consumer.poll(left)
@@ -85,13 +93,14 @@ class KafkaSubscription:
                 self._add(message)
             self._trouble.raise_denied(self._name)
 
-    def _take_over(self, max_bytes: int) -> None:
+    def _take_over(self, max_bytes: int) -> bool:
+        """Whether librdkafka has no more."""
         limit = max(max_bytes, BUFFER_BYTES_MIN)
         while self._buffered < limit:
             wanted = 1 + (limit - self._buffered) // self._size_guess
             messages = self._consumer.consume(min(wanted, 10_000), 0)
             if not messages:
-                return
+                return True
             before = self._buffered
             moved: set[int | None] = (
                 set()
@@ -100,6 +109,7 @@ class KafkaSubscription:
                 if message.partition() not in moved and self._add(message):
                     moved.add(message.partition())
             self._size_guess = max(100, (self._buffered - before) // len(messages))
+        return False
 
     def _add(self, message: Any) -> bool:
         """Whether its partition is now read on from elsewhere."""
@@ -129,7 +139,13 @@ class KafkaSubscription:
             if code in _LOST:
                 self._unassign(partition)
                 start, end = self._bounds(partition)
-                if code not in _BEYOND or not start <= offset < end:
+                inside = code in _BEYOND and start <= offset <= end
+                if inside and self._astray.get(partition) != offset:
+                    # A damaged batch named another offset, or this was said of an earlier position.
+                    self._astray[partition] = offset
+                    self._assign(partition, offset)
+                    return True
+                if not inside or offset == end:
                     self._buffers[partition].append(Lost(partition, offset, start, end))
                     return True
             # How many messages the damaged batch held is not known: one is passed at a time.
@@ -145,29 +161,32 @@ class KafkaSubscription:
             raise as_petps(error, self._name)
         return False
 
-    def _look(self) -> None:
+    def _look(self, emptied: bool) -> None:
         """Says which partitions stand still: librdkafka says nothing of records that it cannot read
-        in a batch that it can."""
+        in a batch that it can. Asks nobody: a fetch brings the log's end, whatever it brings else.
+        """
         now = time.monotonic()
-        if now < self._look_at:
+        away, self._polled = now - self._polled, now
+        if not emptied or away > STILL_SECONDS / 3:
+            self._stood.clear()
             return
-        self._look_at = now + STILL_SECONDS / 3
         for partition in self._assigned:
             tail = self._tail[partition]
             stood, since = self._stood.get(partition, (None, now))
-            if tail != stood or self._buffers[partition]:
+            if tail != stood:
                 self._stood[partition] = tail, now
             elif now - since >= STILL_SECONDS:
-                self._stood[partition] = tail, math.inf  # said once
-                with contextlib.suppress(PetpsError):  # brokers that are away are told elsewhere
-                    start, end = self._bounds(partition)
-                    if start <= tail < end:
-                        kafka_logger.warning(
-                            "%s, partition %d: nothing came from offset %d for %.0f s, and the log "
-                            "ends at %d: brokers or network are slow, or what is stored there is "
-                            "damaged; kafka-delete-records.sh to offset %d passes it",
-                            self._name, partition, tail, now - since, end, tail + 1,
-                        )  # fmt: skip
+                _, end = self._consumer.get_watermark_offsets(self._at(partition, 0), cached=True)
+                self._stood[partition] = tail, now
+                if tail < end:
+                    self._stood[partition] = tail, math.inf  # said once
+                    kafka_logger.warning(
+                        "%s, partition %d: nothing came from offset %d for %.0f s, and the log ends"
+                        " at %d: brokers or network are slow, the rest are a transaction's markers,"
+                        ' or what is stored there is damaged ("Damage" in petps/delta/kafka/'
+                        "FORMAT.md)",
+                        self._name, partition, tail, now - since, end,
+                    )  # fmt: skip
 
     def _deal(self, max_bytes: int) -> list[Event]:
         """Each partition may fill its share; another one begins each time."""
@@ -197,6 +216,7 @@ class KafkaSubscription:
 
     def _unassign(self, partition: int) -> None:
         if partition in self._assigned:
+            self._stood.pop(partition, None)
             self._consumer.incremental_unassign([self._at(partition, 0)])
             self._assigned.discard(partition)
 

@@ -10,12 +10,12 @@ from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import TopicPartition
 
-from petps.delta import Delivery, Event
+from petps.delta import Delivery, Event, Lost
 from petps.delta.kafka import KafkaLog
 from petps.delta.kafka import subscription as kafka_subscription
 from petps.delta.kafka.subscription import KafkaSubscription
 from tests.kafka.broker import Broker
-from tests.python.delta.kafka_events import message, numbers, read, take, topic_of
+from tests.python.delta.kafka_events import message, numbers, read, take, topic_of, until
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ class Damaged:
     def __init__(
         self, kafka: Broker, place: str, where: str, codec: str, together: int = 3
     ) -> None:
-        options = {"linger.ms": "200", "compression.type": codec}
+        options = {"linger.ms": "10000", "compression.type": codec}
         self.log = KafkaLog(place, partitions=1, options=options)
         for number in range(8):
             self.log.publish(0, message(number, 400))
@@ -42,10 +42,9 @@ class Damaged:
         while int.from_bytes(data[at : at + 8]) < 3:
             at += 12 + int.from_bytes(data[at + 8 : at + 12])
         assert int.from_bytes(data[at : at + 8]) == 3
-        assert (
-            int.from_bytes(data[at + 23 : at + 27]) == together - 1
-        )  # the last offset, from the first
-        data[at + 61 if where == "record" else data.index((4).to_bytes(8, "little"), at)] ^= 0x40
+        assert int.from_bytes(data[at + 23 : at + 27]) == together - 1  # the last one's offset
+        body = data.find((4).to_bytes(8, "little"), at + 61)
+        data[at + 61 if where == "record" else body] ^= 0x40
         segment.write_bytes(data)
         kafka.start()
 
@@ -83,39 +82,59 @@ def test_a_damaged_body_comes_and_fails_its_checksum(kafka: Broker, place: str) 
         assert [n for n in range(8) if bodies[n] != message(n, 400).body] == [4]
 
 
-def test_to_be_sent_elsewhere_from_within_the_log_is_damage(kafka: Broker, place: str) -> None:
-    """As librdkafka does where it took a batch's bytes for an offset."""
+def test_to_be_sent_elsewhere_from_within_the_log_costs_nothing_once(
+    kafka: Broker, place: str
+) -> None:
+    """As librdkafka is where it took a batch's bytes for an offset; again, the batch is damaged."""
     with KafkaLog(place, partitions=1) as log:
         for number in range(3):
             log.publish(0, message(number))
         log.flush()
         subscription = log.subscribe({0: 0})
         assert isinstance(subscription, KafkaSubscription)
-        subscription._add_error(KafkaError(KafkaError._AUTO_OFFSET_RESET), 0)
         events: list[Event] = []
+        for _ in range(2):
+            subscription._add_error(KafkaError(KafkaError._AUTO_OFFSET_RESET), 0)
         take(subscription, events, 3)
-        subscription.close()
         assert numbers(events) == ["Damage", 1, 2]
+        subscription.seek(0, 1)
+        subscription._add_error(KafkaError(KafkaError.OFFSET_OUT_OF_RANGE), 0)
+        take(subscription, events, 5)
+        assert numbers(events[3:]) == [1, 2]
+        for _ in range(2):  # at the end: what stood there is gone
+            subscription._add_error(KafkaError(KafkaError.OFFSET_OUT_OF_RANGE), 0)
+        take(subscription, events, 6)
+        subscription.close()
+        assert numbers(events[5:]) == ["Lost"]
 
 
 def test_who_stands_before_damaged_lengths_says_so_and_goes_on_as_after_retention(
     kafka: Broker, place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kafka_subscription, "STILL_SECONDS", 1.5)
+    monkeypatch.setattr(kafka_subscription, "STILL_SECONDS", 3.0)
     with Damaged(kafka, place, "record", "none") as log:
         subscription = log.subscribe({0: 0})
         events: list[Event] = []
         take(subscription, events, 4)
-        deadline = time.monotonic() + 5
-        while time.monotonic() < deadline:
+
+        def said() -> list[str]:
             assert subscription.poll(max_bytes=1 << 20, timeout=0.2) == []
-        (said,) = [text for text in caplog.messages if "nothing came from offset" in text]
-        assert "partition 0: nothing came from offset 4" in said
-        assert "the log ends at 8" in said
-        assert "kafka-delete-records.sh to offset 5" in said
-        at = TopicPartition(topic_of(log), 0, 6)
+            return [text for text in caplog.messages if "nothing came from offset 4" in text]
+
+        (text,) = until(said)
+        assert "partition 0: nothing came from offset 4" in text
+        assert "the log ends at 8" in text
+        at = TopicPartition(topic_of(log), 0, 6)  # behind the batch
         admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
         admin.delete_records([at])[at].result(30)
         take(subscription, events, 5)
+        assert isinstance(events[4], Lost)
+        subscription.seek(0, events[4].start)
+        take(subscription, events, 7)
+        caplog.clear()
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:  # all there is has been read: nothing to say
+            assert subscription.poll(max_bytes=1 << 20, timeout=0.2) == []
         subscription.close()
-        assert numbers(events) == [0, 1, 2, 3, "Lost"]
+        assert not [text for text in caplog.messages if "nothing came" in text]
+        assert numbers(events) == [0, 1, 2, 3, "Lost", 6, 7]
