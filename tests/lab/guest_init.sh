@@ -21,7 +21,6 @@ $B mount -t proc proc /new/proc
 $B mount -t sysfs sysfs /new/sys
 $B mount -t devtmpfs devtmpfs /new/dev
 $B mount -t tmpfs run /new/run
-$B mount -t tmpfs tmp /new/tmp
 $B mkdir -p /new/dev/pts /new/dev/shm /new/run/share
 $B mount -t devpts devpts /new/dev/pts
 $B mount -t tmpfs shm /new/dev/shm
@@ -30,6 +29,10 @@ for name in fd:/proc/self/fd stdin:/proc/self/fd/0 stdout:/proc/self/fd/1 stderr
 done
 $B mount -t 9p -o $OPTIONS,cache=mmap share /new/run/share || fail "mount of the shared folder"
 . /new/run/share/guest.env
+case "$TREE" in
+  /tmp/*) ;; # the repository itself is there: the host's /tmp, as it is
+  *) $B mount -t tmpfs tmp /new/tmp ;;
+esac
 $B mkdir -p "/new/usr/lib/modules/$KERNEL" "/new$SHARE"
 $B mount --bind "/new$MODULES" "/new/usr/lib/modules/$KERNEL" || fail "mount of the modules"
 $B mount --bind /new/run/share "/new$SHARE" || fail "mount of $SHARE"
