@@ -60,8 +60,8 @@ GROUPS: Final = 4
 PAPER_MICRO_BATCHES: Final = 8
 # Threads of a worker; none of them waits for a processor there.
 PROCESSORS: Final = 5.0
-STAGES: Final = ("prefetch", "to-device", "route", "retrieve", "write-back")
-ROUTING: Final = ("prefetch", "route")
+STAGES: Final = ("prefetch", "to-device", "route", "exchange", "retrieve", "write-back")
+ROUTING: Final = ("prefetch", "route", "exchange")
 
 
 @dataclass(frozen=True, slots=True)

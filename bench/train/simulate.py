@@ -1,9 +1,10 @@
 """A discrete-event simulation of the training loop, fed with measured stage times.
 
 Every worker does the same at the same time, so one is simulated: its threads (caller, link, route,
-retrieve, write-back), each serial, and the processors that they share with the other workers of the
-machine. A task waits for the tasks before it, then takes its seconds: of a processor's time
-(shared when more want one than there are), or of the clock (the dense wait, the link's own time).
+exchange, retrieve, write-back), each serial, and the processors that they share with the other
+workers of the machine. A task waits for the tasks before it, then takes its seconds: of a
+processor's time (shared when more want one than there are), or of the clock (the dense wait, the
+link's own time).
 
 What it leaves out: workers that drift apart, memory bandwidth, the page cache.
 """
@@ -17,8 +18,9 @@ from typing import Final
 
 __all__ = ["Stages", "Task", "simulate", "step_seconds"]
 
-STEPS: Final = 24
 WARM_UP: Final = 8
+STEPS: Final = 16  # that are counted
+AHEAD: Final = 6  # behind them: looked up meanwhile, as in a long run
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def step_seconds(mode: str, stages: Stages, micro_batches: int, processors: floa
 
     ahead, overlaps = mode in ("dual", "nested", "stale"), mode in ("frozen", "nested", "stale")
     written: list[Task] = []
-    for step in range(STEPS):
+    for step in range(WARM_UP + STEPS + AHEAD):
         came = _lookup(task, stages, ahead, written, ends, step)
         ready = task("caller", stages.cpu.get("freshen", 0.0) if ahead else 0.0, *came)
         gone = _window(task, stages, micro_batches, overlaps, ready)
@@ -115,7 +117,7 @@ def step_seconds(mode: str, stages: Stages, micro_batches: int, processors: floa
         written.append(task(thread, stages.cpu["write-back"], done))
         ends.append(done if ahead else written[-1])
     simulate(tasks, processors)
-    return (ends[-1].end - ends[WARM_UP].end) / (STEPS - 1 - WARM_UP)
+    return (ends[WARM_UP + STEPS - 1].end - ends[WARM_UP - 1].end) / STEPS
 
 
 def _lookup(
@@ -123,13 +125,14 @@ def _lookup(
 ) -> list[Task]:
     make = task
     assert callable(make)
-    route, retrieve = ("route", "retrieve") if ahead else ("caller", "caller")
+    route, exchange, retrieve = ("route", "exchange", "retrieve") if ahead else ["caller"] * 3
     # Keys of at most two batches ahead are exchanged; rows wait for the write-back before the last.
     begun = [ends[step - 3]] if ahead and step >= 3 else []
     if not ahead and ends:
         begun = [ends[-1]]
     asked = make(route, stages.cpu["prefetch"] + stages.cpu["route"], *begun)
-    keys = make(route, stages.wait.get("route", 0.0), asked, cpu=False)
+    come = make(exchange, stages.wait.get("exchange", 0.0), asked, cpu=False)
+    keys = make(exchange, stages.cpu["exchange"], come)
     behind = [written[step - 2]] if ahead and step >= 2 else []
     return [make(retrieve, stages.cpu["retrieve"], keys, *behind)]
 

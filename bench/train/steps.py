@@ -32,7 +32,7 @@ ALONE: Final[dict[str, Any]] = {
     "calibrates": True,
 }
 ROUNDS: Final = 5
-CALLS: Final = {"route": 2, "reduce": 1}  # collective calls of a step beside its transfers
+CALLS: Final = {"exchange": 2, "reduce": 1}  # collective calls of a step beside its transfers
 MICRO_BATCHES: Final = 4
 ALL_TO_ALL: Final = 0.5  # of the lookup
 LATENCY_SHARE: Final = 0.1  # of a transfer

@@ -8,6 +8,7 @@ all settings, but for those that it has itself in ``runs``; without ``runs`` the
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import resource
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from torch import distributed
 
+from bench.train.simulate import AHEAD
 from bench.train.steps import link_of, slowest
 from petps.demo.trace import load_trace
 from petps.train import (
@@ -44,7 +46,7 @@ FIELDS: Final = {"author": 20_011, "tag": 1_009, "hour": 24}
 
 
 class Waiting(torch.nn.Module):  # type: ignore[misc]
-    """Takes as long as dense layers would; its gradients are those of a sum."""
+    """Takes as long as dense layers would, and computes nothing: a row's gradient is the row."""
 
     def __init__(self, seconds: float, samples: int) -> None:
         super().__init__()
@@ -52,10 +54,21 @@ class Waiting(torch.nn.Module):  # type: ignore[misc]
         self._seconds_per_sample = seconds / samples
 
     def forward(self, lookups: Any, batch: Batch) -> Any:
-        """The sum of all rows, which the features share."""
+        """Of the rows that the features share; any number does for the loss."""
         time.sleep(self._seconds_per_sample * batch.samples)
-        rows = next(iter(lookups.values())).rows
-        return rows.sum() * 1e-6 + self.weight.sum()
+        return _Shrinking.apply(next(iter(lookups.values())).rows, self.weight)
+
+
+class _Shrinking(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, rows: Any, weight: Any) -> Any:
+        ctx.save_for_backward(rows, weight)
+        return weight.sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        rows, weight = ctx.saved_tensors
+        return rows.detach(), gradient * torch.ones_like(weight)
 
 
 class Descent:
@@ -81,7 +94,7 @@ def batches(settings: dict[str, Any], rank: int) -> list[Batch]:
     at = len(trace.accesses) * rank // settings["world"]
     random = np.random.default_rng((settings["seed"], rank))
     made = []
-    for _ in range(settings["warm_up"] + settings["steps"]):
+    for _ in range(settings["warm_up"] + settings["steps"] + AHEAD):
         if settings["sessions"]:
             these = _of_sessions(random, len(trace.keys), settings).ravel()
         else:
@@ -169,7 +182,7 @@ def trained(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
             timeline.reset()
             rows.bytes = rows.transfers = 0
             began, used, faults = time.monotonic(), time.process_time(), _faults()
-            steps = list(pipeline)
+            steps = list(itertools.islice(pipeline, settings["steps"]))
             seconds, used = time.monotonic() - began, time.process_time() - used
             faults = _faults() - faults
         if settings.get("trace") and rank == 0:
@@ -199,8 +212,8 @@ def trained(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(rank: int, settings: dict[str, Any]) -> None:
-    """One worker's runs, on a processor of its own: with the machine's two for both, a stage of one
-    stands in the way of the other's step."""
+    """One worker's runs, on one processor: two workers have one each, of four two share one. With
+    both for all, a stage of one stands in the way of the other's step."""
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % len(os.sched_getaffinity(0))]})
     torch.set_num_threads(1)
     distributed.init_process_group(

@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 
 from petps import _native
 from petps.errors import DeadlineExceeded, Unavailable
+from petps.train.memory import empty
 from petps.train.pytorch import torch_module
 
 __all__ = ["GroupLink", "Link", "Links", "LoneLink", "SlowLink", "Turns"]
@@ -84,7 +85,7 @@ class GroupLink:
 
     def all_to_all(self, send: Any, sends: Sequence[int], receives: Sequence[int]) -> Any:
         """See Link."""
-        received = self._torch.empty(sum(receives), dtype=send.dtype, device=send.device)
+        received = empty([sum(receives)], send.dtype, send.device)
         self._call(
             self._distributed.all_to_all_single,
             received, send, list(receives), list(sends), group=self._group,

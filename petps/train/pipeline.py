@@ -251,6 +251,7 @@ class Pipeline:
                 stages = [
                     ("to-device", self._to_device),
                     ("route", self._route),
+                    ("exchange", self._exchange),
                     ("retrieve", self._retrieve),
                 ]
                 self._reading = self._next_number
@@ -262,7 +263,7 @@ class Pipeline:
         else:
             self._reading = self._next_number
             work = self._prefetch()
-            for stage in (self._to_device, self._route, self._retrieve):
+            for stage in (self._to_device, self._route, self._exchange, self._retrieve):
                 if work is not None:
                     work = stage(work)
         if work is not None:
@@ -474,9 +475,14 @@ class Pipeline:
             self._allowed.acquire()
             if self._broken or (self._last is not None and work.number > self._last):
                 return None
-        lane = self._lanes.route
-        with self.timeline.span("route", "route", work.number), lane.use():
+        with self.timeline.span("route", "route", work.number):
             work.asked = ask(work.parts, self._tables, self._layout)
+        return work
+
+    def _exchange(self, work: _Work) -> _Work | None:
+        assert work.asked is not None
+        lane = self._lanes.exchange
+        with self.timeline.span("exchange", "exchange", work.number), lane.use():
             samples = sum(part.samples for part in work.parts)
             work.owned = exchange(work.asked, samples, work.ended, self._layout, self._links.keys)
             if work.owned.ended:

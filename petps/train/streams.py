@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from petps.train.memory import empty
 from petps.train.pytorch import torch_module
 
 __all__ = ["Device", "Handed", "Lane", "Lanes", "device_of"]
@@ -131,7 +132,7 @@ class Lane:
 
     def staged(self, shape: Sequence[int], dtype: Any) -> Any:
         """A host tensor of anything, to be filled and given to copied()."""
-        return self._torch.empty(tuple(shape), dtype=dtype)
+        return empty(shape, dtype)
 
     def pinned(self, host: Any) -> Any:
         """A host tensor's copy that copied() need not stage; in any thread. On a CPU itself."""
@@ -222,7 +223,7 @@ class Lanes:
 
     compute: Lane
     to_device: Lane
-    route: Lane
+    exchange: Lane
     retrieve: Lane
     link: Lane
     write_back: Lane

@@ -249,8 +249,8 @@ def test_the_time_line(tmp_path: Path) -> None:
     assert len(steps) == 6
     timeline.write(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    stages = {"prefetch", "to-device", "route", "retrieve", "freshen", "dense", "write-back"}
-    stages |= {"send_rows", "take_gradients", "update", "reduce", "wait"}
+    stages = {"prefetch", "to-device", "route", "exchange", "retrieve", "freshen", "dense"}
+    stages |= {"write-back", "send_rows", "take_gradients", "update", "reduce", "wait"}
     assert {each["name"] for each in events if each["ph"] == "X"} == stages
     dense = [each for each in events if each["name"] == "dense"]
     assert sorted((each["args"]["batch"], each["args"]["micro"]) for each in dense) == [

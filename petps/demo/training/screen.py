@@ -190,7 +190,7 @@ def _numbers(report: TrainingReport) -> Table:
         f"{stages.samples_per_second:,.0f} samples/s; waited for rows {stages.lookup_stall_ms:.2f} "
         "ms of it",
     )
-    ahead = ("prefetch", "route", "retrieve", "write-back")
+    ahead = ("prefetch", "route", "exchange", "retrieve", "write-back")
     for label, names, said in (
         ("  ahead", ahead, "on threads of their own"),
         ("  computed", ("freshen", "dense", "reduce", "update"), "on the caller's"),
