@@ -440,12 +440,12 @@ def route_ask(
     micros: int,
     partitions: int,
     seen: bool,
-) -> tuple[Keys, Keys, Keys, npt.NDArray[np.int64]]:
+) -> tuple[Keys, Keys, Keys, npt.NDArray[np.uint32]]:
     """What a worker wants of all: keys uint64[n] in the order (owner, micro-batch, table, key).
 
     values: of each (micro-batch, table). Also how often each key was seen in its part
     (uint64[n], or [0]), counts uint64[world, micros, tables], and of each value its row among those
-    of its micro-batch and block (int64). InvalidArgument: shapes that do not fit.
+    of its micro-batch and block (uint32, below 2^31). InvalidArgument: shapes that do not fit.
     """
 
 def route_merge(

@@ -12,12 +12,17 @@ import pytest
 from hypothesis import settings
 
 from tests.kafka.broker import Broker, NotAvailable
+from tests.seed import SEED
 
 KAFKA_GROUP = "kafka"
 
 # No test fails on a clock; a failure prints what repeats it.
 settings.register_profile("petps", deadline=None, print_blob=True)
 settings.load_profile("petps")
+
+
+def pytest_report_header() -> str:
+    return f"PETPS_SEED={SEED}"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -40,7 +40,7 @@ Result = dict[str, Any]
 
 
 def run(sizes: dict[str, Any], **settings: Any) -> dict[str, Any]:
-    """All workers with these settings; worker 0's means, seconds of the slowest."""
+    """All workers with these settings; what slowest() says of them."""
     return runs(sizes, [settings])[0]
 
 
@@ -83,8 +83,8 @@ def runs(
 
 
 def slowest(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the workers say of a run -> worker 0's means, seconds of the slowest."""
-    return told[0] | {
+    """What the workers say of a run -> the means of whoever computed most, for whom all wait."""
+    return max(told, key=lambda worker: worker["process_s"]) | {
         name: max(worker[name] for worker in told) for name in ("step_s", "lookup_stall_s")
     }
 

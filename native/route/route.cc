@@ -69,8 +69,12 @@ base::Result<Asked> ask(std::span<const std::span<const uint64_t>> values, const
   base::Result<unique::Distinct> distinct =
       unique::jagged_unique(values, {unique::Order::kAscending, true, seen});
   if (!distinct.ok()) return distinct.status();
-  const unique::Distinct found = std::move(distinct).value();
+  unique::Distinct found = std::move(distinct).value();
   const size_t n = found.ids.size();
+  if (n > kBatchKeysMax) {
+    return invalid(std::to_string(n) + " distinct keys in a batch; at most " +
+                   std::to_string(kBatchKeysMax) + ": train smaller batches");
+  }
   Block<uint32_t> owner(n);
   Asked out;
   out.counts.assign(shape.world * parts, 0);
@@ -86,23 +90,23 @@ base::Result<Asked> ask(std::span<const std::span<const uint64_t>> values, const
   Starts come = by_block(out.counts, shape);
   out.keys.resize(n);
   out.seen.resize(seen ? n : 0);
-  Block<int64_t> place(n);
+  Block<uint32_t> place(n);
   for (size_t part = 0; part < parts; ++part) {
     for (uint64_t i = found.offsets[part]; i < found.offsets[part + 1]; ++i) {
       const size_t cell = owner[i] * parts + part;
       const uint64_t to = sent[cell]++;
       out.keys[to] = found.ids[i];
       if (seen) out.seen[to] = found.counts[i];
-      place[i] = static_cast<int64_t>(come.at[cell]++ - come.of_block[part]);
+      place[i] = static_cast<uint32_t>(come.at[cell]++ - come.of_block[part]);
     }
   }
-  out.position.resize(found.inverse.size());
-  size_t next = 0;
+  uint32_t* next = found.inverse.data();
   for (size_t part = 0; part < parts; ++part) {
-    const int64_t* const of_part = place.data() + found.offsets[part];
-    for (const size_t end = next + values[part].size(); next < end; ++next)
-      out.position[next] = of_part[found.inverse[next]];
+    const uint32_t* const of_part = place.data() + found.offsets[part];
+    for (uint32_t* const end = next + values[part].size(); next < end; ++next)
+      *next = of_part[*next];
   }
+  out.position = std::move(found.inverse);
   return out;
 }
 

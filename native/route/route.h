@@ -21,6 +21,10 @@ namespace petps::route {
 
 using unique::Block;
 
+// Distinct keys of the batches that one call asks for: PyTorch takes a position as int32 or int64,
+// and one of half the size is routed faster, and held and copied to a device at half the cost.
+inline constexpr size_t kBatchKeysMax = (size_t{1} << 31) - 1;
+
 // Tables in an order in which those of one block (their rows share a buffer) are neighbours.
 struct Shape {
   uint32_t world = 1;
@@ -36,12 +40,12 @@ struct Asked {
   std::vector<uint64_t> counts;  // [world][micro-batches][tables] of keys
   // Of each value, its row among those of its micro-batch and block, which come from rank 0, then
   // 1, ..., from each by table and key.
-  Block<int64_t> position;
+  Block<uint32_t> position;
 };
 
 // values: the keys of each (micro-batch, table), micros * tables parts; they are numbered through
 // all of them. owner: partition * world / partitions, partition as wire says.
-// INVALID_ARGUMENT: a shape that is none, another number of parts.
+// INVALID_ARGUMENT: a shape that is none, another number of parts, more than kBatchKeysMax.
 base::Result<Asked> ask(std::span<const std::span<const uint64_t>> values, const Shape& shape,
                         uint32_t partitions, bool seen);
 

@@ -83,7 +83,7 @@ class Asked:
 
     keys: uint64[n], seen: uint64[n] or [0], in the order (owner, micro-batch, table, key);
     counts: int64[world, micro-batches, tables]; rows[m][b]: how many rows of block b come from each
-    rank for micro-batch m; inverse[m][feature]: int64, positions among the rows of micro-batch m
+    rank for micro-batch m; inverse[m][feature]: int32, positions among the rows of micro-batch m
     and the feature's block, which come from rank 0, then 1, ...
     """
 
@@ -91,7 +91,7 @@ class Asked:
     seen: Keys
     counts: Ints
     rows: list[list[list[int]]]
-    inverse: list[dict[str, Ints]]
+    inverse: list[dict[str, npt.NDArray[np.int32]]]
 
 
 def ask(parts: Sequence[Batch], tables: ShardedTables, layout: Layout) -> Asked:
@@ -111,7 +111,7 @@ def ask(parts: Sequence[Batch], tables: ShardedTables, layout: Layout) -> Asked:
         else np.concatenate([none, *group])
         for group in groups
     ]
-    keys, seen, counts, position = _native.route_ask(
+    keys, seen, counts, found = _native.route_ask(
         values,
         layout.block_of.view(np.uint64),
         world=world,
@@ -119,8 +119,8 @@ def ask(parts: Sequence[Batch], tables: ShardedTables, layout: Layout) -> Asked:
         partitions=tables.partitions,
         seen=layout.counts,
     )
-    inverse: list[dict[str, Ints]] = [{} for _ in parts]
-    at = _ends([len(each) for each in values])
+    inverse: list[dict[str, npt.NDArray[np.int32]]] = [{} for _ in parts]
+    position, at = found.view(np.int32), _ends([len(each) for each in values])
     for part, feature, number in places:
         length = len(parts[part].keys[feature].keys)
         inverse[part][feature] = position[at[number] : at[number] + length]

@@ -31,7 +31,7 @@ class Lookup:
     """A feature's rows in a micro-batch, as a model sees them.
 
     rows: float32[u, dim], each distinct row once, shared by the features of one dim, requires_grad;
-    inverse: int64[n], the row of each key; offsets: int64[samples + 1].
+    inverse: int32[n], the row of each key; offsets: int64[samples + 1].
     """
 
     rows: Any
@@ -47,7 +47,7 @@ class Lookup:
         return torch_module().nn.functional.embedding_bag(
             self.inverse,
             self.rows,
-            self.offsets,
+            self.offsets.to(self.inverse.dtype),  # else all of inverse would be copied
             mode=mode,
             per_sample_weights=weights,
             include_last_offset=True,

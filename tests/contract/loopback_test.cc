@@ -6,6 +6,7 @@
 
 #include <random>
 
+#include "tests/seed.h"
 #include "transport_echo.h"
 
 namespace petps::transport {
@@ -129,8 +130,7 @@ TEST_F(LoopbackCompletions, AFullEpochListIsBackPressure) {
 }
 
 TEST_F(LoopbackCompletions, ShuffledCompletionsLoseNothing) {
-  const uint64_t seed = std::random_device()();
-  std::printf("[ seed     ] %llu\n", static_cast<unsigned long long>(seed));
+  const uint64_t seed = tests::seed();
   transport_->set_completions(Completions::kShuffled, seed);
   echo_->start();
   for (uint32_t number = 0; number < 300; ++number) request(number);

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "rdma_peer.h"
+#include "tests/seed.h"
 #include "transport/rdma/peer.h"
 #include "transport_echo.h"
 
@@ -210,8 +211,7 @@ TEST_F(Rdma, ALostPeerShowsWhenItIsWrittenTo) {
 }
 
 TEST_F(Rdma, ShuffledCompletionsLoseNothing) {
-  const uint64_t seed = std::random_device()();
-  std::printf("[ seed     ] %llu\n", static_cast<unsigned long long>(seed));
+  const uint64_t seed = tests::seed();
   make();
   rdma_->device().set_work(Work::kShuffled, seed);
   std::array<std::unique_ptr<Client>, 3> clients;

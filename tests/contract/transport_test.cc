@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "rdma_peer.h"
+#include "tests/seed.h"
 #include "transport_echo.h"
 
 namespace petps::transport {
@@ -50,8 +51,7 @@ TEST_P(TransportContract, FramesArriveWholeHoweverTheyAreCut) {
   make();
   Echo echo(*transport_, 0, domain_);
   echo.start();
-  const uint64_t seed = std::random_device()();
-  std::printf("[ seed     ] %llu\n", static_cast<unsigned long long>(seed));
+  const uint64_t seed = tests::seed();
   std::mt19937_64 random(seed);
   auto client = connect();
   std::vector<std::byte> stream;

@@ -2,10 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <iostream>
 
 #include "explorer.h"
 #include "scale.h"
 #include "scenarios.h"
+#include "tests/seed.h"
 
 namespace petps::crash {
 namespace {
@@ -24,13 +26,13 @@ uint64_t count_steps(const Scenario& scenario, uint64_t seed) {
   driver.listener = &counter;
   scenario.run(driver, [&] { counter.begin(); });
   EXPECT_EQ(driver.problem, "") << scenario.name
-                                << " without any crash, PETPS_SEED=" << suite_seed();
+                                << " without any crash, PETPS_SEED=" << tests::seed();
   return counter.steps();
 }
 
 TEST_P(Crash, EveryStateReopensWhole) {
   const Scenario& scenario = GetParam();
-  const uint64_t seed = suite_seed();
+  const uint64_t seed = tests::seed();
   const uint64_t steps = count_steps(scenario, seed);
   ASSERT_GT(steps, 0u);
   const uint64_t promised = scaled(kStatesPerScenario, kLeastStates);

@@ -2,9 +2,12 @@
 // and reopening must find every acknowledged row.
 #include <gtest/gtest.h>
 
+#include <iostream>
+
 #include "explorer.h"
 #include "scale.h"
 #include "scenarios.h"
+#include "tests/seed.h"
 
 namespace petps::crash {
 namespace {
@@ -121,7 +124,7 @@ class FailedDrain : public testing::TestWithParam<Scenario> {};
 
 TEST_P(FailedDrain, StopsWritingAndLosesNothing) {
   const Scenario& scenario = GetParam();
-  const uint64_t seed = suite_seed();
+  const uint64_t seed = tests::seed();
   size_t failures = 0;
   size_t states = 0;
   const size_t last_step = scaled(60, 3);

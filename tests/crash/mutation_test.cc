@@ -6,11 +6,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <iostream>
 #include <map>
 
 #include "explorer.h"
 #include "scale.h"
 #include "scenarios.h"
+#include "tests/seed.h"
 
 namespace petps::crash {
 namespace {
@@ -34,7 +36,7 @@ const std::map<std::string, std::bitset<kSites>>& reached() {
   static const auto all = [] {
     std::map<std::string, std::bitset<kSites>> sites;
     for (const Scenario& scenario : scenarios())
-      sites[scenario.name] = sites_reached(scenario, suite_seed());
+      sites[scenario.name] = sites_reached(scenario, tests::seed());
     return sites;
   }();
   return all;
@@ -91,7 +93,7 @@ TEST_P(Mutation, IsKilled) {
   for (const Scenario& scenario : scenarios()) {
     if (!reached().at(scenario.name).test(static_cast<size_t>(site))) continue;
     heard = true;
-    const std::string how = kill(scenario, site, suite_seed());
+    const std::string how = kill(scenario, site, tests::seed());
     if (!how.empty()) {
       std::cout << "[mutant] " << site_name(site) << " killed by " << scenario.name << " " << how
                 << std::endl;
@@ -104,7 +106,7 @@ TEST_P(Mutation, IsKilled) {
   EXPECT_TRUE(heard) << "no scenario reaches " << site_name(site)
                      << ": nothing tests it, or no code names it any more";
   EXPECT_TRUE(killed) << "nothing fails without " << site_name(site)
-                      << ", PETPS_SEED=" << suite_seed()
+                      << ", PETPS_SEED=" << tests::seed()
                       << ": a scenario is too weak, or the persist call is not needed";
 }
 

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "tests/native/table/model.h"
+#include "tests/seed.h"
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define PETPS_SANITIZED 1
@@ -33,17 +34,6 @@ constexpr uint32_t kRowBytes = 256;
 double scale() {
   const char* given = std::getenv("PETPS_TEST_SCALE");
   return given != nullptr ? std::strtod(given, nullptr) : 1.0;
-}
-
-uint64_t seed() {
-  static const uint64_t value = [] {
-    const char* given = std::getenv("PETPS_SEED");
-    const uint64_t chosen =
-        given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-    std::cout << "PETPS_SEED=" << chosen << std::endl;
-    return chosen;
-  }();
-  return value;
 }
 
 struct Memory {
@@ -237,7 +227,7 @@ TEST(Stress, EverythingTogetherAndAcrossCrashes) {
   value += 1;
   const double seconds = PETPS_SANITIZED != 0 ? 3.0 : std::max(0.3, 2.0 * scale());
   for (uint64_t life = 0; life < 4; ++life) {
-    run_threads(&world, seed() + 1000 * life, seconds, &models, &value);
+    run_threads(&world, tests::seed() + 1000 * life, seconds, &models, &value);
     ASSERT_EQ(world.violations, 0u) << world.first;
     compare_all(&world, models);
     crash_and_reopen(&world);
@@ -262,7 +252,8 @@ TEST(Stress, SeesTheFaultWhenPinsAreDisabled) {
   ASSERT_TRUE(testing::apply(*world.table, first).ok());
   for (const Change& change : first) models[change.key % kWriters][change.key] = change.value;
   for (int round = 0; round < 20 && world.violations == 0; ++round) {
-    run_threads(&world, seed() + 50'000 + static_cast<uint64_t>(round), 0.5, &models, &value);
+    run_threads(&world, tests::seed() + 50'000 + static_cast<uint64_t>(round), 0.5, &models,
+                &value);
   }
   EXPECT_GT(world.violations, 0u) << "rows were reused under readers and nobody noticed";
 }

@@ -5,7 +5,6 @@ Run by `make test-train`, in an environment that has PyTorch.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,9 +16,7 @@ from petps_client.torch import EmbeddingBag, EmbeddingBagCollection
 
 from petps import _native
 from tests.python.petps_client.served import Served
-
-SEED = int(os.environ.get("PETPS_TEST_SEED", "0")) or int.from_bytes(os.urandom(4), "little")
-print(f"[bags] PETPS_TEST_SEED={SEED}")
+from tests.seed import SEED
 
 TABLES, ROWS, DEFAULT = 26, 400, 0.125
 CACHED = {"cache_bytes": 1 << 20, "staleness_ms": 60_000}

@@ -20,13 +20,12 @@ import torch
 
 from petps.errors import InvalidArgument
 from petps.train.kernels import intersection, jagged_unique, pooled_lookup
+from tests.seed import SEED
 
 GPU = torch.cuda.is_available()
 if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # before the first call, which imports triton
 
-SEED = int(os.environ.get("PETPS_TEST_SEED", "0")) or int.from_bytes(os.urandom(4), "little")
-print(f"[kernels] PETPS_TEST_SEED={SEED}")
 DEVICE = "cuda" if GPU else "cpu"
 PATHS = ["cpu", "triton"]
 

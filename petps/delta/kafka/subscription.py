@@ -102,9 +102,7 @@ class KafkaSubscription:
             if not messages:
                 return True
             before = self._buffered
-            moved: set[int | None] = (
-                set()
-            )  # reading on elsewhere: what comes of them here was read before
+            moved: set[int | None] = set()  # read on elsewhere: the rest of them here came before
             for message in messages:
                 if message.partition() not in moved and self._add(message):
                     moved.add(message.partition())

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/native/seed.h"
+#include "tests/seed.h"
 
 namespace petps::buffer {
 namespace {

@@ -15,7 +15,7 @@
 #include "petps_client/client.h"
 #include "server/server.h"
 #include "table/table.h"
-#include "tests/native/seed.h"
+#include "tests/seed.h"
 #include "wire/wire.h"
 
 namespace petps::client::testing {

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "tests/native/seed.h"
+#include "tests/seed.h"
 
 namespace petps::codec::testing {
 

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "epoch/epoch.h"
-#include "tests/native/seed.h"
+#include "tests/seed.h"
 
 namespace petps::epoch {
 namespace {
@@ -152,8 +152,7 @@ class Story {
 TEST(EpochFuzz, ReclaimsExactlyWhatTheModelDoes) {
   const uint64_t first = tests::seed();
   for (uint64_t seed = first; seed < first + 8; ++seed) {
-    std::printf("[epoch] seed %lu (PETPS_TEST_SEED repeats it)\n",
-                static_cast<unsigned long>(seed));
+    std::printf("[epoch] seed %lu (PETPS_SEED repeats it)\n", static_cast<unsigned long>(seed));
     Story run(seed);
     for (int i = 0; i < kSteps; ++i) {
       run.step();

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "epoch/epoch.h"
-#include "tests/native/seed.h"
+#include "tests/seed.h"
 
 namespace petps::epoch {
 namespace {

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <random>
 
+#include "tests/seed.h"
+
 namespace petps::gather {
 namespace {
 
@@ -91,8 +93,7 @@ TEST(Gather, AppendedBytesComeBetweenHeaderAndPieces) {
 }
 
 TEST(Gather, EqualsTheModel) {
-  const uint64_t seed = std::random_device()();
-  std::printf("[ seed     ] %llu\n", static_cast<unsigned long long>(seed));
+  const uint64_t seed = tests::seed();
   std::mt19937_64 random(seed);
   std::vector<std::byte> memory(1 << 16);
   for (std::byte& b : memory) b = static_cast<std::byte>(random());

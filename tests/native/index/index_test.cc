@@ -4,12 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <iostream>
 #include <map>
 #include <random>
 
 #include "tests/native/media/simulated_medium.h"
 #include "tests/native/pool/memory_pool.h"
+#include "tests/seed.h"
 
 namespace petps::index {
 namespace {
@@ -17,17 +17,6 @@ namespace {
 using base::Code;
 using pool::testing_support::Memory;
 using pool::testing_support::spec;
-
-uint64_t suite_seed() {
-  static const uint64_t value = [] {
-    const char* given = std::getenv("PETPS_SEED");
-    const uint64_t chosen =
-        given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-    std::cout << "PETPS_SEED=" << chosen << std::endl;
-    return chosen;
-  }();
-  return value;
-}
 
 // An index alone: refs are numbers that nobody reads behind.
 struct Rig {
@@ -128,13 +117,13 @@ void fuzz(uint64_t capacity, size_t crowd, size_t others, int rounds, uint64_t s
 }
 
 TEST(IndexFuzz, TwoBuckets) {
-  for (uint64_t i = 0; i < 10; ++i) fuzz(22, 12, 16, 2000, suite_seed() + i);
+  for (uint64_t i = 0; i < 10; ++i) fuzz(22, 12, 16, 2000, tests::seed() + i);
 }
 TEST(IndexFuzz, OneCrowdedHome) {
-  for (uint64_t i = 0; i < 5; ++i) fuzz(120, 80, 60, 3000, suite_seed() + 100 + i);
+  for (uint64_t i = 0; i < 5; ++i) fuzz(120, 80, 60, 3000, tests::seed() + 100 + i);
 }
 TEST(IndexFuzz, NearlyFull) {
-  for (uint64_t i = 0; i < 3; ++i) fuzz(300, 0, 330, 6000, suite_seed() + 200 + i);
+  for (uint64_t i = 0; i < 3; ++i) fuzz(300, 0, 330, 6000, tests::seed() + 200 + i);
 }
 
 TEST(Index, EraseOfAChangedRefIsRefused) {
@@ -165,7 +154,7 @@ TEST(Index, ASaturatedCounterStays) {
   EXPECT_EQ(rig.index->bucket(kHome).overflow, kSaturated);
   rig.expect_equal(model, keys);
   std::vector<uint64_t> order = keys;
-  std::shuffle(order.begin(), order.end(), std::mt19937_64(suite_seed()));
+  std::shuffle(order.begin(), order.end(), std::mt19937_64(tests::seed()));
   for (size_t i = 0; i < 290; ++i) {
     ASSERT_TRUE(rig.index->erase(order[i], model[order[i]]).ok());
     model.erase(order[i]);

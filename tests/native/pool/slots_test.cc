@@ -4,28 +4,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <iostream>
 #include <random>
 #include <set>
 
 #include "memory_pool.h"
+#include "tests/seed.h"
 
 namespace petps::pool {
 namespace {
 
 using testing_support::Memory;
 using testing_support::spec;
-
-uint64_t suite_seed() {
-  static const uint64_t value = [] {
-    const char* given = std::getenv("PETPS_SEED");
-    const uint64_t chosen =
-        given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-    std::cout << "PETPS_SEED=" << chosen << std::endl;
-    return chosen;
-  }();
-  return value;
-}
 
 class Fuzz {
  public:
@@ -134,8 +123,8 @@ TEST(Slots, AgainstAModel) {
   for (const uint32_t row_bytes : {8u, 72u, 512u, 1000u}) {
     for (uint64_t i = 0; i < 5; ++i) {
       SCOPED_TRACE("row bytes " + std::to_string(row_bytes) + ", seed " +
-                   std::to_string(suite_seed() + i));
-      Fuzz(row_bytes, suite_seed() + i).run(150);
+                   std::to_string(tests::seed() + i));
+      Fuzz(row_bytes, tests::seed() + i).run(150);
       if (HasFailure()) return;
     }
   }
@@ -191,7 +180,7 @@ TEST(Slots, AWrittenTableKeepsAShareOfItsSlotsFree) {
   bool wait = false;
   std::vector<SlotRef> live(20'000);
   ASSERT_TRUE(slots.allocate(live, &wait).ok());
-  std::mt19937_64 random(suite_seed());
+  std::mt19937_64 random(tests::seed());
   std::vector<SlotRef> taken(50);
   std::vector<SlotHeader*> headers(taken.size());
   for (int round = 0; round < 4000; ++round) {

@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "tests/native/seed.h"
+#include "tests/seed.h"
 #include "wire/wire.h"
 
 namespace petps::route {
@@ -90,7 +90,7 @@ TEST(Route, AsksAsTheModelDoes) {
         const uint64_t key = batch.values[v];
         const Cell wanted{owner_of(key), part % batch.tables(), key, 0};
         const auto found = std::lower_bound(rows.begin(), rows.end(), wanted);
-        EXPECT_EQ(asked.position[v], found - rows.begin());
+        EXPECT_EQ(asked.position[v], static_cast<uint32_t>(found - rows.begin()));
       }
     }
   }

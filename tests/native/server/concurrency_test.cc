@@ -8,6 +8,7 @@
 
 #include "raw_client.h"
 #include "server/server.h"
+#include "tests/seed.h"
 
 namespace petps::server {
 namespace {
@@ -172,8 +173,7 @@ class Storm {
 
 void run_storm(TestPool& pool, table::Table& table,
                const std::function<std::unique_ptr<RawClient>()>& connect) {
-  const uint64_t seed = std::random_device()();
-  std::printf("[ seed     ] %llu\n", static_cast<unsigned long long>(seed));
+  const uint64_t seed = tests::seed();
   fill(table, Storm::kKeys, 1);
   Storm storm(table, seed);
   std::vector<std::thread> threads;

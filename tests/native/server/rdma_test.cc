@@ -14,6 +14,7 @@
 #include "rdma_client.h"
 #include "server/server.h"
 #include "tests/contract/fake_verbs.h"
+#include "tests/seed.h"
 
 namespace petps::server {
 namespace {
@@ -209,8 +210,7 @@ TEST_F(RdmaServer, APoolInAFileInMemoryIsServed) {
 class RdmaUnderUpdates : public RdmaServer {
  protected:
   uint64_t run(double seconds) {
-    const uint64_t seed = std::random_device()();
-    std::printf("[ seed     ] %llu\n", static_cast<unsigned long long>(seed));
+    const uint64_t seed = tests::seed();
     start();
     std::vector<std::unique_ptr<RdmaClient>> clients;
     for (int i = 0; i < 3; ++i) clients.push_back(connect());

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "raw_client.h"
+#include "tests/seed.h"
 
 namespace petps::server {
 namespace {
@@ -532,8 +533,7 @@ TEST_F(ServerTest, BadOptionsAreNamed) {
 TEST_F(ServerTest, MutatedFramesNeverStopTheServer) {
   options_.transport.frame_ms = 1000;
   start();
-  const uint64_t seed = std::random_device()();
-  std::printf("[ seed     ] %llu\n", static_cast<unsigned long long>(seed));
+  const uint64_t seed = tests::seed();
   std::mt19937_64 random(seed);
   std::vector<wire::Frame> samples = {pull_frame(1, {{users_.id(), {1, 2, 3}}, {items_.id(), {4}}}),
                                       push_frame(2, users_, {1, 2}, 1)};

@@ -21,6 +21,7 @@
 #include "base/clock.h"
 #include "rdma_client.h"
 #include "server/server.h"
+#include "tests/seed.h"
 #include "transport/gather_choice.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -240,19 +241,10 @@ class Soak {
   std::mutex mutex_;
 };
 
-class Soaked : public testing::TestWithParam<Way> {
- protected:
-  uint64_t seed() {
-    const char* given = std::getenv("PETPS_SEED");
-    const uint64_t seed =
-        given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device()();
-    std::printf("[ seed     ] %llu\n", static_cast<unsigned long long>(seed));
-    return seed;
-  }
-};
+class Soaked : public testing::TestWithParam<Way> {};
 
 TEST_P(Soaked, NoRowIsTornWrongOrMissing) {
-  Soak soak(GetParam(), seed());
+  Soak soak(GetParam(), tests::seed());
   soak.run(soak_seconds());
   EXPECT_EQ(soak.violations, 0u) << soak.first;
   EXPECT_GT(soak.rows_read, 10'000u);
@@ -284,7 +276,7 @@ TEST_P(Soaked, SeesTheFaultWhenPinsAreDisabled) {
     if (GetParam().rdma || GetParam().gather == GatherMode::kZerocopy)
       GTEST_SKIP() << "the kernel reads the rows, and knows of no poison; release sees the fault";
     GTEST_FLAG_SET(death_test_style, "threadsafe");
-    const uint64_t given = seed();
+    const uint64_t given = tests::seed();
     EXPECT_DEATH(
         {
           Soak soak(GetParam(), given);
@@ -295,7 +287,7 @@ TEST_P(Soaked, SeesTheFaultWhenPinsAreDisabled) {
         "use-after-poison|unknown-crash");
     return;
   }
-  Soak soak(GetParam(), seed());
+  Soak soak(GetParam(), tests::seed());
   soak.disable_pins();
   soak.run(60);
   EXPECT_GT(soak.violations, 0u) << "rows were used again under readers and nobody noticed";

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "server/json.h"
+#include "tests/seed.h"
 
 namespace petps::server {
 namespace {
@@ -27,8 +28,7 @@ TEST(Histogram, BucketsHoldTheirValues) {
 }
 
 TEST(Histogram, QuantilesAreCloseToTheSortedValues) {
-  const uint64_t seed = std::random_device()();
-  std::printf("[ seed     ] %llu\n", static_cast<unsigned long long>(seed));
+  const uint64_t seed = tests::seed();
   std::mt19937_64 random(seed);
   Histogram histogram;
   std::vector<uint64_t> values(10'000);

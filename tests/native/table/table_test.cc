@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "model.h"
+#include "tests/seed.h"
 
 namespace petps::table {
 namespace {
@@ -56,17 +57,6 @@ pool::TableSpec spec(const std::string& name, uint64_t capacity, uint32_t row_by
   s.row_bytes = row_bytes;
   s.capacity = capacity;
   return s;
-}
-
-uint64_t seed() {
-  static const uint64_t value = [] {
-    const char* given = std::getenv("PETPS_SEED");
-    const uint64_t chosen =
-        given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-    std::cout << "PETPS_SEED=" << chosen << std::endl;
-    return chosen;
-  }();
-  return value;
 }
 
 void expect_clean(const Tables& tables) {
@@ -201,12 +191,12 @@ void fuzz(uint64_t rounds, uint64_t capacity, uint64_t key_space, uint64_t s) {
 }
 
 TEST(TableFuzz, SmallTableNearlyFull) {
-  for (uint64_t i = 0; i < 5; ++i) fuzz(400, 200, 220, seed() + i);
+  for (uint64_t i = 0; i < 5; ++i) fuzz(400, 200, 220, tests::seed() + i);
 }
 TEST(TableFuzz, TinyTableOfTwoBuckets) {
-  for (uint64_t i = 0; i < 5; ++i) fuzz(400, 22, 40, seed() + 100 + i);
+  for (uint64_t i = 0; i < 5; ++i) fuzz(400, 22, 40, tests::seed() + 100 + i);
 }
-TEST(TableFuzz, LargerTable) { fuzz(600, 5000, 6000, seed() + 200); }
+TEST(TableFuzz, LargerTable) { fuzz(600, 5000, 6000, tests::seed() + 200); }
 
 TEST(Table, ReadsOfBucketsPerHitAsThePaperSays) {
   auto pool_options = TablesOptions{};

@@ -12,6 +12,7 @@
 
 #include "index/index.h"
 #include "model.h"
+#include "tests/seed.h"
 
 namespace petps::table {
 namespace {
@@ -172,8 +173,7 @@ TEST(Scan, ABatchGoesOnBesideAMoveThatWantsItsTurn) {
 TEST(ParallelApply, ComesOutAsOneWriterAfterAnother) {
   constexpr uint64_t kWriters = 3;
   constexpr uint64_t kKeys = 9000;
-  const uint64_t s = std::random_device()();
-  std::cout << "seed " << s << "\n";
+  const uint64_t s = tests::seed();
   World world = make_world(kKeys);
   std::array<Model, kWriters> models;
   std::vector<std::thread> writers;
@@ -206,8 +206,7 @@ TEST(ParallelApply, ComesOutAsOneWriterAfterAnother) {
 // One batch that several threads work on: counts and rows are those of one thread, and of a key that stands twice the last counts.
 TEST(ParallelApply, SeveralThreadsOfOneBatchDoWhatOneDoes) {
   constexpr uint64_t kKeys = 60'000;
-  const uint64_t s = std::random_device()();
-  std::cout << "seed " << s << "\n";
+  const uint64_t s = tests::seed();
   std::array<World, 2> worlds = {make_world(kKeys), make_world(kKeys)};
   std::mt19937_64 rng(s);
   Model model;

@@ -8,6 +8,8 @@
 #include <random>
 #include <set>
 
+#include "tests/seed.h"
+
 namespace petps::transport {
 namespace {
 
@@ -70,8 +72,7 @@ TEST_F(FlightsTest, AnOverdueListIsTakenOnce) {
 }
 
 TEST_F(FlightsTest, AsASlowModelDoes) {
-  const uint64_t seed = std::random_device()();
-  std::printf("[ seed     ] %llu\n", static_cast<unsigned long long>(seed));
+  const uint64_t seed = tests::seed();
   std::mt19937_64 random(seed);
   uint32_t next = 0xffffff00;
   std::vector<std::set<uint32_t>> model;

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "tests/native/seed.h"
+#include "tests/seed.h"
 
 namespace petps::unique {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/native/seed.h"
+#include "tests/seed.h"
 #include "unique/id_set.h"
 
 namespace petps::unique {

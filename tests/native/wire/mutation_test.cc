@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "frames.h"
+#include "tests/seed.h"
 
 namespace petps::wire {
 namespace {
@@ -73,9 +74,8 @@ class Mutator {
 };
 
 TEST(Mutation, NeverACrashAlwaysAMessage) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = tests::seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
-  std::printf("[ seed     ] %llu\n", static_cast<unsigned long long>(seed));
   Mutator mutator(seed);
   const uint64_t start = base::monotonic_ns();
   size_t refused = 0;

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "frames.h"
+#include "tests/seed.h"
 
 namespace petps::wire {
 namespace {
@@ -98,8 +99,7 @@ TEST(ShardMap, PartitionsAsText) {
 // Any split of the partitions over servers and their replicas comes back from the wire as it was,
 // and every key has an owner.
 TEST(ShardMap, AnyMapComesBack) {
-  const uint64_t seed = std::random_device()();
-  std::printf("[ seed     ] %llu\n", static_cast<unsigned long long>(seed));
+  const uint64_t seed = tests::seed();
   std::mt19937_64 random(seed);
   for (int round = 0; round < 200; ++round) {
     ShardMap map{"m", 1 + random(), static_cast<uint32_t>(1 + random() % kMaxPartitions), {}};

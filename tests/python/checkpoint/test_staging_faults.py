@@ -30,6 +30,7 @@ from tests.python.checkpoint.test_staging import (
     steps,
     whole,
 )
+from tests.seed import SEED
 
 
 @pytest.mark.parametrize("every", [3, 5])
@@ -198,19 +199,17 @@ def test_whatever_fails_or_is_cancelled_each_listed_version_is_whole(
     tmp_path: Path, policy: str
 ) -> None:
     """Versions over each other in random order of success, error and cancel, from two threads."""
-    seed = int(os.environ.get("PETPS_SEED", random.SystemRandom().randrange(1 << 32)))
-    print(f"PETPS_SEED={seed}")
-    chance = random.Random(seed)
+    chance = random.Random(SEED)
     count = 30
-    replay = Replay(TABLES, steps(seed, count), deletes=0.1)
-    files = FailsByChance(random.Random(seed + 1))
+    replay = Replay(TABLES, steps(SEED, count), deletes=0.1)
+    files = FailsByChance(random.Random(SEED + 1))
     store = Store.create(files, "m", list(TABLES.values()))
     outcomes: Counter[str] = Counter()
     over = threading.Event()
     with staged(store, replay, tmp_path / "ssd", policy) as writer:
 
         def cancels() -> None:
-            mine = random.Random(seed + 2)
+            mine = random.Random(SEED + 2)
             while not over.wait(mine.uniform(0, 0.2)):
                 writer.cancel()
 

@@ -7,7 +7,6 @@ cover: disks that lie about fsync.
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import signal
 import subprocess
@@ -25,6 +24,7 @@ from petps.checkpoint.policy import Merged, TwoD
 from petps.errors import IoError
 from tests.python.checkpoint.memory import Crash, MemoryFiles
 from tests.python.checkpoint.replay import Replay, assert_same
+from tests.seed import SEED
 
 TABLES = {"items": Table.of("items", 2)}
 VERSIONS = 8
@@ -185,15 +185,13 @@ for version in range(versions[-1].version + 1 if versions else 1, 1000):
 
 @pytest.mark.parametrize("name", ["2d", "intermittent", "merged"])
 def test_kills_lose_no_committed_version(tmp_path: Path, name: str) -> None:
-    seed = int(os.environ.get("PETPS_SEED", random.SystemRandom().randrange(1 << 32)))
-    print(f"PETPS_SEED={seed}")
-    chance = random.Random(seed)
-    replay = Replay(TABLES, steps(seed, 1000), deletes=0.1)
+    chance = random.Random(SEED)
+    replay = Replay(TABLES, steps(SEED, 1000), deletes=0.1)
     Store.create(tmp_path / "store", "m", list(TABLES.values()))
     newest = 0
     for _ in range(KILLS):
         process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path / "store"), name, str(seed)],
+            [sys.executable, "-c", WRITER, str(tmp_path / "store"), name, str(SEED)],
             stdout=subprocess.PIPE,
             text=True,
         )

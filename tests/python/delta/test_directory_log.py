@@ -29,17 +29,7 @@ from petps.errors import (
     Unimplemented,
 )
 from tests.python.delta import writer_process
-
-
-def message(number: int, size: int = 100) -> Message:
-    return Message([("n", str(number).encode())], number.to_bytes(8, "little") * (size // 8))
-
-
-def numbers(events: list[Event]) -> list[int | str]:
-    return [
-        int(event.message.headers[0][1]) if isinstance(event, Delivery) else type(event).__name__
-        for event in events
-    ]
+from tests.python.delta.events import message, numbers
 
 
 def fill(path: Path, count: int, *, size: int = 100, segment_bytes: int = 64 << 20) -> DirectoryLog:

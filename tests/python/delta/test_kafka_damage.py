@@ -15,7 +15,7 @@ from petps.delta.kafka import KafkaLog
 from petps.delta.kafka import subscription as kafka_subscription
 from petps.delta.kafka.subscription import KafkaSubscription
 from tests.kafka.broker import Broker
-from tests.python.delta.kafka_events import message, numbers, read, take, topic_of, until
+from tests.python.delta.events import message, numbers, read, take, topic_of, until
 
 
 @pytest.fixture

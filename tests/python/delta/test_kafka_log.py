@@ -25,7 +25,7 @@ from petps.errors import (
     Unavailable,
 )
 from tests.kafka.broker import PASSWORD, USER, Broker
-from tests.python.delta.kafka_events import message, numbers, read, take, topic_of, until
+from tests.python.delta.events import message, numbers, read, take, topic_of, until
 
 
 @pytest.fixture

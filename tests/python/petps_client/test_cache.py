@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,8 +9,7 @@ from hypothesis import strategies as some
 from petps_client.cache import ENTRY_BYTES, WAYS, RowCache
 from petps_client.errors import InvalidArgument
 
-SEED = int(os.environ.get("PETPS_TEST_SEED", "0")) or int.from_bytes(os.urandom(4), "little")
-print(f"[cache] PETPS_TEST_SEED={SEED}")
+from tests.seed import SEED
 
 DIMS = {"users": 4, "items": 4, "words": 2}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +15,7 @@ import pytest
 
 from petps import _native
 from tests.python.petps_client.served import DIM, DTYPES, ROWS, Served, shown_rows
-
-SEED = int(os.environ.get("PETPS_TEST_SEED", "0")) or int.from_bytes(os.urandom(4), "little")
-print(f"[client] PETPS_TEST_SEED={SEED}")
+from tests.seed import SEED
 
 
 def random_keys(n: int, salt: int = 0) -> npt.NDArray[np.uint64]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -16,9 +15,7 @@ from petps_client.client import ManyAnswer
 
 from petps import _native
 from tests.python.petps_client.served import DIM, ROWS, Served, rows_of, shown_rows
-
-SEED = int(os.environ.get("PETPS_TEST_SEED", "0")) or int.from_bytes(os.urandom(4), "little")
-print(f"[puller] PETPS_TEST_SEED={SEED}")
+from tests.seed import SEED
 
 
 class Clock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,7 @@ from hypothesis import strategies as some
 from petps.errors import InvalidArgument
 from petps.train import Batch, Ragged
 from petps.train.clustering import ByKeys, cluster, dedup_ratio
-
-SEED = int(os.environ.get("PETPS_TEST_SEED", "0")) or int.from_bytes(os.urandom(4), "little")
-print(f"[clustering] PETPS_TEST_SEED={SEED}")
+from tests.seed import SEED
 
 
 def ragged(samples: list[list[int]]) -> Ragged:

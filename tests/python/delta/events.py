@@ -1,4 +1,4 @@
-"""What tests of the Kafka log write into it, and how they read it."""
+"""What tests of the logs write into them, and how they read it."""
 
 from __future__ import annotations
 

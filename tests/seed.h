@@ -1,4 +1,4 @@
-// The seed of a test program: PETPS_TEST_SEED, or drawn; printed, so that a failure can be repeated.
+// The seed of a test program: PETPS_SEED, or drawn; printed, so that a failure can be repeated.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@ namespace petps::tests {
 // The same at every call.
 inline uint64_t seed() {
   static const uint64_t value = [] {
-    const char* given = std::getenv("PETPS_TEST_SEED");
+    const char* given = std::getenv("PETPS_SEED");
     const uint64_t chosen =
         given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-    std::printf("PETPS_TEST_SEED=%llu\n", static_cast<unsigned long long>(chosen));
+    std::printf("PETPS_SEED=%llu\n", static_cast<unsigned long long>(chosen));
     return chosen;
   }();
   return value;
