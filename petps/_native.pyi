@@ -426,12 +426,6 @@ def jagged_unique(
     that falls or does not end with the values.
     """
 
-def host_memory(bytes: int) -> npt.NDArray[np.uint8]:
-    """uint8[bytes] of anything; what large ones give back is kept for the next.
-
-    Raises MemoryError.
-    """
-
 def route_ask(
     values: list[Keys],
     block_of: Keys,

@@ -25,6 +25,14 @@ def pytest_report_header() -> str:
     return f"PETPS_SEED={SEED}"
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    """What failed says the seed too."""
+    report = (yield).get_result()  # type: ignore[attr-defined]
+    if report.failed:
+        report.sections.append(("seed", f"PETPS_SEED={SEED}"))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All tests that use the broker run in one process, so that one broker serves them all."""
@@ -46,6 +54,12 @@ def kafka() -> Iterator[Broker]:
     finally:
         broker.kill()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def seed() -> int:
+    """Of this run."""
+    return SEED
 
 
 @pytest.fixture

@@ -215,7 +215,8 @@ Line::Line(const std::string& name) { text("name", name); }
 Line& Line::number(const char* field, double value) {
   char text[64];
   std::snprintf(text, sizeof text, "%.10g", value);
-  line_ += (line_.empty() ? "{\"" : ", \"") + std::string(field) + "\": " + text;
+  line_ += (line_.empty() ? "{\"" : ", \"") + std::string(field) + "\": ";
+  line_ += std::isfinite(value) ? text : "null";
   return *this;
 }
 

@@ -76,6 +76,7 @@ inline void keep(const T& value) {
 class Line {
  public:
   explicit Line(const std::string& name);
+  // Null where it is not finite: over a time that the kernel's clock did not see.
   Line& number(const char* field, double value);
   Line& text(const char* field, const std::string& value);
   Line& compared(const Compared& compared);

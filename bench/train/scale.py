@@ -59,7 +59,7 @@ GROUPS: Final = 4
 # Of the paper's runs: 13 % of the transfers are exposed with 1,536 workers.
 PAPER_MICRO_BATCHES: Final = 8
 # Threads of a worker; none of them waits for a processor there.
-PROCESSORS: Final = 5.0
+PROCESSORS: Final = 6.0
 STAGES: Final = ("prefetch", "to-device", "route", "exchange", "retrieve", "write-back")
 ROUTING: Final = ("prefetch", "route", "exchange")
 

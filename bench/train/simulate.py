@@ -6,7 +6,8 @@ workers of the machine. A task waits for the tasks before it, then takes its sec
 processor's time (shared when more want one than there are), or of the clock (the dense wait, the
 link's own time).
 
-What it leaves out: workers that drift apart, memory bandwidth, the page cache.
+What it leaves out: workers that drift apart, memory bandwidth, the page cache, keys that wait for
+rows on the link.
 """
 
 from __future__ import annotations

@@ -180,17 +180,25 @@ def stages_of(alone: dict[str, Any], link: dict[str, Any], share: float = 1.0) -
     call = max(0.0, alone["process_s"] - sum(used.values())) / (transfers + sum(CALLS.values()))
     cpu = used | {stage: used[stage] + calls * call for stage, calls in CALLS.items()}
     moving = moving_of(alone) / transfers
-    # gloo's own transfer goes on during the slow link's.
+    # gloo's own transfer goes on during the slow link's; so does waiting for a peer.
     on_link = max(
         link["latency_s"] + alone["bytes"] / transfers / link["bytes_per_second"],
         alone["crossing_s"] / transfers - moving / share,
     )
+    sent = {"exchange": alone["key_bytes"], "reduce": 0.0}  # one weight's gradient
+    wait = {
+        stage: max(
+            calls * link["latency_s"] + sent[stage] / link["bytes_per_second"],
+            alone["stages_s"][stage] - cpu[stage] / share,
+        )
+        for stage, calls in CALLS.items()
+    }
     return Stages(
         cpu=cpu,
         transfer_cpu=moving + call,
         transfer=max(0.0, on_link - call / share),
         dense=link["dense_s"],
-        wait={stage: max(0.0, alone["stages_s"][stage] - cpu[stage] / share) for stage in CALLS},
+        wait=wait,
     )
 
 

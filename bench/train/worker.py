@@ -148,15 +148,12 @@ def trained(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
     links = Links.of_processes()
     turns = Turns()
     slow = {"latency_s": settings["latency_s"], "bytes_per_second": settings["bytes_per_second"]}
-    rows = SlowLink(links.rows, turns, **slow)
-    if settings["slow"]:
-        links = Links(
-            SlowLink(links.keys, turns, **slow), rows, SlowLink(links.dense, turns, **slow)
-        )
-    else:
-        links = Links(links.keys, SlowLink(links.rows, turns, latency_s=0, bytes_per_second=1e18),
-                      links.dense)  # fmt: skip
-        rows = links.rows  # type: ignore[assignment]
+    if not settings["slow"]:
+        slow = {"latency_s": 0.0, "bytes_per_second": 1e18}
+    keys, rows, dense = (
+        SlowLink(each, turns, **slow) for each in (links.keys, links.rows, links.dense)
+    )
+    links = Links(keys, rows, dense)
     model = Waiting(settings["dense_s"], settings["samples"])
     rows_of = {FEATURE: settings["rows"], **FIELDS}
     specs = [
@@ -180,11 +177,12 @@ def trained(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
             for _ in range(settings["warm_up"]):
                 pipeline.step()
             timeline.reset()
-            rows.bytes = rows.transfers = 0
+            rows.bytes = keys.bytes = 0
             began, used, faults = time.monotonic(), time.process_time(), _faults()
             steps = list(itertools.islice(pipeline, settings["steps"]))
             seconds, used = time.monotonic() - began, time.process_time() - used
             faults = _faults() - faults
+            stages, processor = timeline.totals(), timeline.processor_totals()
         if settings.get("trace") and rank == 0:
             timeline.write(settings["trace"] + ".json")
             timeline.draw(settings["trace"] + ".svg")
@@ -195,11 +193,12 @@ def trained(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
         "exposed_s": sum(each.exposed for each in steps) / count,
         "crossing_s": sum(each.crossing for each in steps) / count,
         "bytes": rows.bytes / count,
-        "stages_s": {name: total / count for name, total in timeline.totals().items()},
+        "key_bytes": keys.bytes / count,
+        "stages_s": {name: total / count for name, total in stages.items()},
         "dense_s": settings["dense_s"],
         "process_s": used / count,
         "page_faults": faults / count,
-        "processor_s": {name: each / count for name, each in timeline.processor_totals().items()},
+        "processor_s": {name: each / count for name, each in processor.items()},
         "medians": {
             name: statistics.median(getattr(each, name) for each in steps)
             for name in ("seconds", "lookup_stall", "exposed", "crossing")

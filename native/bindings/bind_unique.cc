@@ -26,8 +26,6 @@ py::tuple jagged_unique(const py::object& values, const py::object& offsets, boo
                         counts ? py::object(array_of(std::move(found.counts))) : no_counts);
 }
 
-py::array_t<uint8_t> host_memory(size_t bytes) { return array_of(unique::Block<uint8_t>(bytes)); }
-
 }  // namespace
 
 void bind_unique(py::module_& module) {
@@ -35,8 +33,6 @@ void bind_unique(py::module_& module) {
              py::arg("ascending") = false, py::arg("inverse") = false, py::arg("counts") = false,
              "values: uint64[n], offsets: uint64[tables + 1] -> (ids uint64[m], offsets "
              "uint64[tables + 1], inverse uint32[n] or None, counts uint64[m] or None).");
-  module.def("host_memory", host_memory, py::arg("bytes"),
-             "-> uint8[bytes] of anything; large ones are kept for the next (unique/pages.h).");
 }
 
 }  // namespace petps::bindings

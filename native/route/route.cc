@@ -66,15 +66,17 @@ base::Result<Asked> ask(std::span<const std::span<const uint64_t>> values, const
                    std::to_string(partitions) + " partitions for " + std::to_string(parts) +
                    " parts and " + std::to_string(shape.world) + " workers");
   }
+  size_t ids = 0;
+  for (const std::span<const uint64_t> part : values) ids += part.size();
+  if (ids > kBatchIdsMax) {
+    return invalid(std::to_string(ids) + " ids in a batch; at most " +
+                   std::to_string(kBatchIdsMax) + ": train smaller batches");
+  }
   base::Result<unique::Distinct> distinct =
       unique::jagged_unique(values, {unique::Order::kAscending, true, seen});
   if (!distinct.ok()) return distinct.status();
   unique::Distinct found = std::move(distinct).value();
   const size_t n = found.ids.size();
-  if (n > kBatchKeysMax) {
-    return invalid(std::to_string(n) + " distinct keys in a batch; at most " +
-                   std::to_string(kBatchKeysMax) + ": train smaller batches");
-  }
   Block<uint32_t> owner(n);
   Asked out;
   out.counts.assign(shape.world * parts, 0);

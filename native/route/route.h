@@ -21,9 +21,9 @@ namespace petps::route {
 
 using unique::Block;
 
-// Distinct keys of the batches that one call asks for: PyTorch takes a position as int32 or int64,
-// and one of half the size is routed faster, and held and copied to a device at half the cost.
-inline constexpr size_t kBatchKeysMax = (size_t{1} << 31) - 1;
+// Ids of a batch, each with its position as int32: half of what int64 would take to write, hold and
+// copy to a device. PyTorch takes either.
+inline constexpr size_t kBatchIdsMax = (size_t{1} << 31) - 1;
 
 // Tables in an order in which those of one block (their rows share a buffer) are neighbours.
 struct Shape {
@@ -45,7 +45,7 @@ struct Asked {
 
 // values: the keys of each (micro-batch, table), micros * tables parts; they are numbered through
 // all of them. owner: partition * world / partitions, partition as wire says.
-// INVALID_ARGUMENT: a shape that is none, another number of parts, more than kBatchKeysMax.
+// INVALID_ARGUMENT: a shape that is none, another number of parts, more than kBatchIdsMax.
 base::Result<Asked> ask(std::span<const std::span<const uint64_t>> values, const Shape& shape,
                         uint32_t partitions, bool seen);
 

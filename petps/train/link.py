@@ -21,7 +21,6 @@ from typing import Any, Final, Protocol
 
 from petps import _native
 from petps.errors import DeadlineExceeded, Unavailable
-from petps.train.memory import empty
 from petps.train.pytorch import torch_module
 
 __all__ = ["GroupLink", "Link", "Links", "LoneLink", "SlowLink", "Turns"]
@@ -85,7 +84,7 @@ class GroupLink:
 
     def all_to_all(self, send: Any, sends: Sequence[int], receives: Sequence[int]) -> Any:
         """See Link."""
-        received = empty([sum(receives)], send.dtype, send.device)
+        received = self._torch.empty(sum(receives), dtype=send.dtype, device=send.device)
         self._call(
             self._distributed.all_to_all_single,
             received, send, list(receives), list(sends), group=self._group,
@@ -155,7 +154,6 @@ class SlowLink:
         self.world = link.world
         self.bytes = 0
         """That went to others, or came from them, whichever is more."""
-        self.transfers = 0
 
     def all_to_all(self, send: Any, sends: Sequence[int], receives: Sequence[int]) -> Any:
         """See Link."""
@@ -178,7 +176,6 @@ class SlowLink:
     def _transfer(self, size: int) -> Iterator[None]:
         """Holds nothing meanwhile: two workers would wait for each other's turns."""
         self.bytes += size
-        self.transfers += 1
         end = self._turns.taken(self._latency_s + size / self._bytes_per_second)
         yield
         time.sleep(max(0.0, end - time.monotonic()))

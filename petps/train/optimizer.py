@@ -1,7 +1,7 @@
 """How a sparse gradient changes a training slot: the row, then the optimizer's state of that row.
 
 Owns:        Optimizer, Sgd, RowwiseAdagrad, Adam.
-Never does:  dense parameters (a torch optimizer has them).
+Never does:  dense parameters (a torch optimizer has them); import torch.
 Called by:   sharded.py (how wide a slot is), pipeline.py (apply).
 Invariants:  a row's next value depends on its slot and its gradient alone, so that whoever restores
              slots goes on bit by bit.
@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from petps.errors import InvalidArgument
-from petps.train.memory import empty
-from petps.train.pytorch import torch_module
 
 __all__ = ["Adam", "Optimizer", "RowwiseAdagrad", "Sgd"]
 
@@ -83,11 +81,8 @@ class RowwiseAdagrad:
         """See Optimizer."""
         dim = gradients.shape[1]
         total = slots[:, dim:]
-        torch = torch_module()
-        held = empty(gradients.shape, gradients.dtype, gradients.device)
-        total.add_(torch.square(gradients, out=held).mean(dim=1, keepdim=True))
-        torch.div(gradients, total.sqrt() + self.eps, out=held)
-        slots[:, :dim].sub_(held, alpha=self.lr)
+        total.add_(gradients.square().mean(dim=1, keepdim=True))
+        slots[:, :dim].sub_(gradients / (total.sqrt() + self.eps), alpha=self.lr)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from math import isfinite
 from typing import Any
 
 from petps import _native
-from petps.train.memory import empty
 from petps.train.pytorch import torch_module
 
 __all__ = ["add", "copy", "finite", "gather"]
@@ -23,7 +22,7 @@ def gather(rows: Any, at: Any, dim: int) -> Any:
     """float32[n, width], int64[m] -> float32[m, dim]: the first values of each row."""
     if not _in_memory(rows):
         return rows[:, :dim].index_select(0, at)
-    out = empty((len(at), dim), rows.dtype)
+    out = torch_module().empty((len(at), dim), dtype=rows.dtype)
     _native.gather_rows(rows.numpy(), at.numpy(), out.numpy())
     return out
 

@@ -19,7 +19,6 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from petps.train.memory import empty
 from petps.train.pytorch import torch_module
 
 __all__ = ["Device", "Handed", "Lane", "Lanes", "device_of"]
@@ -132,7 +131,7 @@ class Lane:
 
     def staged(self, shape: Sequence[int], dtype: Any) -> Any:
         """A host tensor of anything, to be filled and given to copied()."""
-        return empty(shape, dtype)
+        return self._torch.empty(tuple(shape), dtype=dtype)
 
     def pinned(self, host: Any) -> Any:
         """A host tensor's copy that copied() need not stage; in any thread. On a CPU itself."""

@@ -18,7 +18,6 @@ import numpy as np
 
 from petps.train.buffer import Buffer
 from petps.train.link import Link
-from petps.train.memory import empty
 from petps.train.pytorch import torch_module
 from petps.train.routing import Asked, Layout
 from petps.train.rows import add, gather
@@ -31,7 +30,8 @@ class Lookup:
     """A feature's rows in a micro-batch, as a model sees them.
 
     rows: float32[u, dim], each distinct row once, shared by the features of one dim, requires_grad;
-    inverse: int32[n], the row of each key; offsets: int64[samples + 1].
+    inverse: int32[n], the row of each key (.long() for what takes int64 only); offsets:
+    int64[samples + 1].
     """
 
     rows: Any
@@ -68,7 +68,7 @@ class Window:
         self._layout = layout
         self._link = link
         self.gradients = [
-            empty((len(slots), dim), slots.dtype, slots.device).zero_()
+            self._torch.zeros((len(slots), dim), dtype=slots.dtype, device=slots.device)
             for slots, dim in zip(buffer.slots, layout.dims, strict=True)
         ]
         """By block float32[n, dim]: the sums so far."""
@@ -115,16 +115,11 @@ class Window:
             return [received.view(-1, int(dims[0]))]
         pieces = [block.split(counts) for block, counts in zip(blocks, sends, strict=True)]
         ranks = range(self._link.world)
-        flat = self._joined([each[rank].reshape(-1) for rank in ranks for each in pieces])
+        flat = self._torch.cat([each[rank].reshape(-1) for rank in ranks for each in pieces])
         parts = iter(
             self._link.all_to_all(flat, out, come).split(
                 [receives[b][rank] * int(dims[b]) for rank in ranks for b in range(len(blocks))]
             )
         )
         found = [[next(parts).view(-1, int(dim)) for dim in dims] for _ in ranks]
-        return [self._joined([each[b] for each in found]) for b in range(len(blocks))]
-
-    def _joined(self, parts: Sequence[Any]) -> Any:
-        first = parts[0]
-        shape = [sum(len(each) for each in parts), *first.shape[1:]]
-        return self._torch.cat(parts, out=empty(shape, first.dtype, first.device))
+        return [self._torch.cat([each[b] for each in found]) for b in range(len(blocks))]

@@ -4,8 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <random>
-
 #include "tests/seed.h"
 #include "transport_echo.h"
 

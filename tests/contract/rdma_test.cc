@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <random>
 
 #include "rdma_peer.h"
 #include "tests/seed.h"

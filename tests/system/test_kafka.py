@@ -9,7 +9,6 @@ no version is missing and the counters add up. The seed is printed; PETPS_SEED r
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -173,13 +172,6 @@ class Puller:
     def stop(self) -> None:
         self._stop.set()
         self._thread.join(WAIT_SECONDS)
-
-
-@pytest.fixture
-def seed() -> int:
-    chosen = int(os.environ.get("PETPS_SEED", random.SystemRandom().randrange(1 << 32)))
-    print(f"PETPS_SEED={chosen}")
-    return chosen
 
 
 @pytest.fixture

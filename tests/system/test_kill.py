@@ -164,13 +164,6 @@ def wait_for_version(client: petps_client.Client, version: int) -> None:
 
 
 @pytest.fixture
-def seed() -> int:
-    chosen = int(os.environ.get("PETPS_SEED", random.SystemRandom().randrange(1 << 32)))
-    print(f"PETPS_SEED={chosen}")
-    return chosen
-
-
-@pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     pool = Path(os.environ.get("PETPS_TEST_POOL", tmp_path / "pool"))
     create = [PETPS, "create", str(pool), "--feed", "delta"]

@@ -7,7 +7,6 @@ Does not cover: every instant of a catch-up (tests/python/ingest/test_catch_up_s
 from __future__ import annotations
 
 import json
-import os
 import random
 import time
 import urllib.request
@@ -26,6 +25,7 @@ from petps.delta.directory import DirectoryLog
 from petps.publish import Publisher
 from petps.tracker import Tracker
 from petps.train import ArrayTable, Feed
+from tests.seed import SEED
 from tests.system.test_serve import Process
 
 pytestmark = pytest.mark.system
@@ -127,13 +127,11 @@ def end(process: Process) -> None:
 
 
 def test_killed_while_it_catches_up(tmp_path: Path) -> None:
-    seed = int(os.environ.get("PETPS_SEED", random.SystemRandom().randrange(1 << 32)))
-    print(f"PETPS_SEED={seed}")
-    chance = random.Random(seed)
+    chance = random.Random(SEED)
     pool = tmp_path / "pool"
     with petps.create(pool, durability="process") as opened:
         opened.create_table("items", dim=DIM, capacity=2 * ROWS, feed="delta")
-    trainer = Trainer(tmp_path, seed)
+    trainer = Trainer(tmp_path, SEED)
     trainer.train(20_000)
     trainer.checkpoint()
     config = tmp_path / "petps.toml"

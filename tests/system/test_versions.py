@@ -26,9 +26,7 @@ from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.publish import Publisher
 from tests.system.patience import connect_when_up
-from tests.system.test_kill import PETPS, WAIT_SECONDS, Server, connect, seed
-
-__all__ = ["seed"]
+from tests.system.test_kill import PETPS, WAIT_SECONDS, Server, connect
 
 KEYS = 3_000
 TABLES = [TableSchema("items", "f32", 8), TableSchema("users", "f32", 16)]

@@ -139,6 +139,13 @@ def test_pooled_rows(path: Any, mode: str, dim: int) -> None:
         weights=None if given is None else on(path, given.to(DEVICE))[0],
         path=path,
     ).cpu()
+    narrow = pooled_lookup(
+        *on(path, rows.to(DEVICE), tensor(places).int(), tensor(offsets)),
+        mode=how,
+        weights=None if given is None else on(path, given.to(DEVICE))[0],
+        path=path,
+    ).cpu()
+    assert torch.equal(narrow, found), SEED
     wanted = np.zeros((20, dim))
     for bag in range(20):
         for at in range(offsets[bag], offsets[bag + 1]):

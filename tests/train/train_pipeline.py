@@ -5,9 +5,10 @@ Run by `make test-train`, in an environment that has PyTorch. Workers are thread
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ import pytest
 import torch
 
 from petps.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from petps.train import pipeline
 from petps.train.batch import Batch, Ragged
-from petps.train.link import Links
+from petps.train.link import Links, LoneLink
 from petps.train.optimizer import Adam, RowwiseAdagrad, Sgd
 from petps.train.pipeline import Boundary, Mode, Pipeline
+from petps.train.routing import ask
 from petps.train.sharded import ShardedTables, TableSpec
 from petps.train.timeline import Timeline
 from tests.train.workers import FEATURES, SPECS, Loader, Ranker, in_threads, same, trained
@@ -234,6 +237,40 @@ def test_what_is_asked_for_wrongly(options: dict[str, Any], message: str) -> Non
         pytest.raises(InvalidArgument, match=message),
     ):
         Pipeline(Ranker(), tables, iter(Loader(1, 0, 5)), **given).run()
+
+
+class Held(LoneLink):
+    """Keys of the second batch cross once the third is routed."""
+
+    def __init__(self, routed: threading.Event) -> None:
+        self.routed = routed
+        self.calls = 0
+
+    def all_to_all(self, send: Any, sends: Sequence[int], receives: Sequence[int]) -> Any:
+        self.calls += 1  # two a batch: how many keys, and the keys
+        assert self.calls < 3 or self.routed.wait(20), "routing waits for keys to cross"
+        return super().all_to_all(send, sends, receives)
+
+
+def test_a_batch_is_routed_while_keys_of_the_one_before_cross(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    routed = threading.Event()
+    numbers = itertools.count(1)
+
+    def counted(*arguments: Any) -> Any:
+        asked = ask(*arguments)
+        if next(numbers) == 3:
+            routed.set()
+        return asked
+
+    monkeypatch.setattr(pipeline, "ask", counted)
+    links = Links(Held(routed), LoneLink(), LoneLink())
+    with (
+        ShardedTables(None, SPECS, Sgd(0.1)) as tables,
+        Pipeline(Ranker(), tables, iter(Loader(1, 0, 6)), features=FEATURES, links=links) as loop,
+    ):
+        assert len(loop.run()) == 6
 
 
 def test_the_time_line(tmp_path: Path) -> None:

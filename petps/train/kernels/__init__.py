@@ -98,10 +98,13 @@ def pooled_lookup(
 ) -> Any:
     """Rows of each bag, added up: float32[bags, dim].
 
-    rows: float32[r, dim]; places: int64[n], which rows; offsets: int64[bags + 1] into places; an
-    empty bag gives zeros. weights: float32[n], for "sum". The paths may differ by rounding.
+    rows: float32[r, dim]; places: int64[n] or int32[n], which rows; offsets: int64[bags + 1] into
+    places; an empty bag gives zeros. weights: float32[n], for "sum". The paths may differ by
+    rounding.
     """
     torch = torch_module()
+    if isinstance(places, torch.Tensor) and places.dtype == torch.int32:
+        places = places.long()
     _check_integers(places=places, offsets=offsets)
     _check_offsets(offsets, len(places))
     if rows.ndim != 2 or rows.dtype != torch.float32:

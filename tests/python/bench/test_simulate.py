@@ -101,6 +101,13 @@ def test_dual_is_as_slow_as_its_slowest_stage() -> None:
     assert step_seconds("dual", _stages(cpu={"write-back": 20}), 2, PLENTY) == pytest.approx(20)
 
 
+def test_waiting_for_peers_holds_up_no_routing() -> None:
+    # Routing 6 of the processor, exchanging 4 of the clock: on one thread they would take 10.
+    given = _stages(cpu={"route": 5, "exchange": 0}, wait={"exchange": 4.0}, dense=1.0)
+    assert step_seconds("dual", given, 2, PLENTY) == pytest.approx(6)
+    assert step_seconds("synchronous", given, 2, PLENTY) == pytest.approx(10 + 3 + 1 + 2 + 1 + 0.5)
+
+
 def test_frozen_exposes_the_first_and_the_last_transfer() -> None:
     assert step_seconds("frozen", _stages(), 2, PLENTY) == pytest.approx(7 + 0.5 + 8 + 0.5 + 0.5)
     assert step_seconds("frozen", _stages(), 8, PLENTY) == pytest.approx(7 + 0.5 + 8 + 0.5 + 0.5)
