@@ -217,7 +217,7 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
         "terms_ms": dict(zip(("bytes", "peer", "slowest"), growth.terms, strict=True)),
         "stages_ms": {name: round(1e3 * each, 2) for name, each in measured.items()},
     }
-    yield from _real(sizes, alone, links, real, freshen)
+    yield from _real(sizes, alone, links, real)
 
 
 MODES: Final = ("synchronous", "dual", "nested")
@@ -241,12 +241,10 @@ def _real(
     alone: dict[str, Any],
     links: dict[int, dict[str, Any]],
     real: dict[tuple[int, str], dict[str, Any]],
-    freshen: float,
 ) -> Iterator[Result]:
     share = min(1.0, (os.cpu_count() or 1) / 2)
     for workers in sizes["real_workers"]:
-        stages = stages_of(alone | {"processor_s": alone["processor_s"] | {"freshen": freshen}},
-                           links[workers], share)  # fmt: skip
+        stages = stages_of(alone, links[workers], share, real[workers, "dual"])
         seconds = {mode: real[workers, mode]["medians"]["seconds"] for mode in MODES}
         simulated = {m: step_seconds(m, stages, MICRO_BATCHES, share) for m in MODES}
         alike = {m: step_seconds(m, stages, MICRO_BATCHES, PROCESSORS) for m in MODES}

@@ -135,7 +135,8 @@ def _lookup(
     come = make(exchange, stages.wait.get("exchange", 0.0), asked, cpu=False)
     keys = make(exchange, stages.cpu["exchange"], come)
     behind = [written[step - 2]] if ahead and step >= 2 else []
-    return [make(retrieve, stages.cpu["retrieve"], keys, *behind)]
+    rows = make(retrieve, stages.cpu["retrieve"], keys, *behind)
+    return [make(retrieve, stages.cpu.get("intersect", 0.0), rows)] if ahead else [rows]
 
 
 def _window(

@@ -31,6 +31,7 @@ ALONE: Final[dict[str, Any]] = {
     "dense_s": 0.0,
     "calibrates": True,
 }
+ALONE_AHEAD: Final[dict[str, Any]] = {"mode": "dual", "calibrated": False}
 ROUNDS: Final = 5
 CALLS: Final = {"exchange": 2, "reduce": 1}  # collective calls of a step beside its transfers
 MICRO_BATCHES: Final = 4
@@ -168,8 +169,12 @@ def _median(values: Sequence[float], found: Sequence[Any]) -> tuple[float, Any]:
     return values[at], found[at]
 
 
-def stages_of(alone: dict[str, Any], link: dict[str, Any], share: float = 1.0) -> Stages:
+def stages_of(
+    alone: dict[str, Any], link: dict[str, Any], share: float, ahead: dict[str, Any]
+) -> Stages:
     """What the simulation takes, of the synchronous loop alone; share: of a processor, a worker.
+    ahead: a dual loop without dense part and slow link, for what the synchronous one has not:
+    common keys of two buffers are found and copied.
 
     A stage's time is what it had of a processor, and what it waited for peers: the rest of the
     clock's, less what it waited for a processor. What the process used beside its stages is
@@ -179,6 +184,8 @@ def stages_of(alone: dict[str, Any], link: dict[str, Any], share: float = 1.0) -
     used = {stage: each for stage, each in alone["processor_s"].items() if stage != "wait"}
     call = max(0.0, alone["process_s"] - sum(used.values())) / (transfers + sum(CALLS.values()))
     cpu = used | {stage: used[stage] + calls * call for stage, calls in CALLS.items()}
+    cpu["freshen"] = ahead["processor_s"]["freshen"]
+    cpu["intersect"] = max(0.0, ahead["processor_s"]["retrieve"] - used["retrieve"])
     moving = moving_of(alone) / transfers
     # gloo's own transfer goes on during the slow link's; so does waiting for a peer.
     on_link = max(
@@ -210,8 +217,9 @@ def simulated(sizes: dict[str, Any]) -> Iterator[Result]:
         # The workers have the processors in turn while all of them look up.
         share = min(1.0, (os.cpu_count() or 1) / world)
         pairs: dict[str, list[tuple[float, float]]] = {mode: [] for mode in SIMULATED}
-        for alone, *real in rounds(sizes, [{"mode": mode} for mode in SIMULATED], world=world):
-            stages = stages_of(alone, link_of(alone), share)
+        each = [ALONE_AHEAD, *({"mode": mode} for mode in SIMULATED)]
+        for alone, ahead, *real in rounds(sizes, each, world=world):
+            stages = stages_of(alone, link_of(alone), share, ahead)
             for mode, told in zip(SIMULATED, real, strict=True):
                 reckoned = step_seconds(mode, stages, MICRO_BATCHES, share)
                 pairs[mode].append((reckoned, told["step_s"]))
