@@ -61,10 +61,10 @@ Worker::Outcome Worker::pull(transport::ConnectionId connection, const wire::Fra
   const size_t rows_bytes = list_.bytes() - head_bytes;
   wire::finish_pull_reply(header.request_id, applied.version, request.sections.size(), rows_bytes,
                           head);
-  endpoint_.post(connection, std::move(list_), std::move(pin));
-  stats_.pulls.add(1);
+  stats_.pulls.add(1);  // before its reply: whoever has that sees it counted
   stats_.keys.add(request.keys.size());
   stats_.rows_found.add(found);
+  endpoint_.post(connection, std::move(list_), std::move(pin));
   return Outcome::kDone;
 }
 

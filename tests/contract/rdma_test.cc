@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-
 #include "rdma_peer.h"
 #include "tests/seed.h"
 #include "transport/rdma/peer.h"

@@ -165,9 +165,11 @@ def test_brokers_that_are_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_undelivered_message_reaches_the_caller(kafka: Broker, place: str) -> None:
-    log = KafkaLog(place, partitions=2, options={"message.timeout.ms": 1000})
-    log.publish(0, message(0))
-    log.flush()
+    with KafkaLog(place, partitions=2) as patient:
+        patient.publish(0, message(0))
+        patient.flush()
+    log = KafkaLog(place, options={"message.timeout.ms": 1000})
+    assert log.partitions == 2
     kafka.kill()
     try:
         log.publish(0, message(1))
