@@ -68,7 +68,8 @@ Result<std::unique_ptr<Tables>> Tables::attach(std::unique_ptr<pool::Pool> pool,
   auto impl = std::make_unique<Impl>(std::move(pool));
   if (readers != nullptr) {
     impl->epochs.share(std::move(readers));
-    impl->pool->hold_free_extents(true);  // until the walk: processes may still read them
+    // Until the walk, where processes may still read them.
+    impl->pool->hold_free_extents(!impl->pool->was_clean() && impl->epochs.earlier_pins());
   }
   if (background && !impl->pool->read_only()) impl->start_background();
   return std::unique_ptr<Tables>(new Tables(std::move(impl)));

@@ -1,8 +1,12 @@
 #include "table/table.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <iostream>
 #include <numeric>
 
@@ -278,6 +282,60 @@ TEST(Drop, ADroppedTableIsReadUnderItsPinsAndThenItsSpaceIsUsedAgain) {
   EXPECT_EQ(testing::compare(*third, model, keys), "");
   expect_clean(*tables);
   tables->epochs().release(reader);
+}
+
+// Killed once the first of two instances was dropped, and its space free.
+void leave_free_space(const TablesOptions& options, int told) {
+  auto tables = Tables::create(options).value();
+  const bool made = tables->pool().create_instance("model", "model@1", 1).ok() &&
+                    testing::apply(*tables->create_table(spec("t", 1000)).value(), rows_of(1)).ok();
+  add_instance(*tables, 2);
+  const bool dropped = tables->pool().set_alias("model", 2).ok() && tables->drop_instance(1).ok();
+  for (int i = 0; i < 3; ++i) tables->reclaim();
+  const char free = made && dropped && tables->pool().free_bytes() > 0 ? 'y' : 'n';
+  if (::write(told, &free, 1) == 1) ::pause();
+  ::_exit(1);
+}
+
+// A server that is killed again and again would take new space each time.
+TEST(Drop, AfterAKillFreeSpaceIsTakenAtOnceUnlessAProcessMayReadIt) {
+  for (const bool read : {false, true}) {
+    char folder[] = "/tmp/petps-drop-XXXXXX";
+    ASSERT_NE(::mkdtemp(folder), nullptr);
+    TablesOptions options;
+    options.background = false;
+    options.pool.media.path = std::string(folder) + "/pool";
+    options.pool.media.durability = media::Durability::kProcess;
+    int pipe[2];
+    ASSERT_EQ(::pipe(pipe), 0);
+    const pid_t child = ::fork();
+    if (child == 0) leave_free_space(options, pipe[1]);
+    char free = 0;
+    ASSERT_EQ(::read(pipe[0], &free, 1), 1);
+    EXPECT_EQ(free, 'y');
+    epoch::Domain outside;
+    epoch::Pin pin;
+    if (read) {
+      outside.share(epoch::ReadersFile::join(options.pool.media.path).value());
+      pin = outside.lease()->pin();
+    }
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    auto tables = Tables::open(options).value();
+    const auto size = [&] { return tables->pool().medium().size(); };
+    const uint64_t before = size();
+    add_instance(*tables, 3);
+    EXPECT_EQ(size() > before, read);
+    pin.drop();
+    tables->walk();
+    const uint64_t walked = size();
+    add_instance(*tables, 4);
+    EXPECT_EQ(size(), walked) << "what is free was not taken";
+    tables.reset();
+    std::filesystem::remove_all(folder);
+    ::close(pipe[0]);
+    ::close(pipe[1]);
+  }
 }
 
 TEST(Drop, WhoKeepsATableReadsItOnAndItsSpaceStays) {
