@@ -41,6 +41,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(KAFKA_GROUP))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Some versions of pytest-xdist lose the groups without a word."""
+    if item.config.getoption("loadgroup", False) and item.get_closest_marker("xdist_group"):
+        assert item.nodeid.endswith(f"@{KAFKA_GROUP}"), "pytest-xdist does not see its group"
+
+
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[Broker]:
     """A running broker; a test that kills it starts it again."""

@@ -85,6 +85,9 @@ struct Tables::Impl final : epoch::Reclaimer {
   void start_background();
   void stop_background();
   void background();
+  // Whether a process that pinned before a kill may still read rows that no index has. What a clean close left free was free for
+  // every pin.
+  bool read_since_a_kill() { return !pool->was_clean() && epochs.earlier_pins(); }
   void walk();
   void wait_for_walk();
   void wake();

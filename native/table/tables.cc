@@ -69,7 +69,7 @@ Result<std::unique_ptr<Tables>> Tables::attach(std::unique_ptr<pool::Pool> pool,
   if (readers != nullptr) {
     impl->epochs.share(std::move(readers));
     // Until the walk, where processes may still read them.
-    impl->pool->hold_free_extents(!impl->pool->was_clean() && impl->epochs.earlier_pins());
+    impl->pool->hold_free_extents(impl->read_since_a_kill());
   }
   if (background && !impl->pool->read_only()) impl->start_background();
   return std::unique_ptr<Tables>(new Tables(std::move(impl)));
@@ -354,11 +354,10 @@ uint64_t Tables::applied_version(uint32_t instance) const {
 void Tables::Impl::walk() {
   std::lock_guard lock(walk_mutex);
   if (walked.load(std::memory_order_acquire)) return;
-  // After a kill, a process that pinned before may read rows that no index has: nothing is freed before it is done. What a clean
-  // close left free was free for every pin.
+  // Nothing that it finds is freed before they are done.
   const auto give_up =
       std::chrono::steady_clock::now() + std::chrono::milliseconds(kReclaimPatienceMs);
-  while (!pool->was_clean() && epochs.earlier_pins()) {
+  while (read_since_a_kill()) {
     if (stopping.load() || std::chrono::steady_clock::now() > give_up) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -6,11 +6,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <iostream>
 #include <numeric>
 
 #include "model.h"
+#include "tests/native/media/temporary_folder.h"
 #include "tests/seed.h"
 
 namespace petps::table {
@@ -300,11 +300,10 @@ void leave_free_space(const TablesOptions& options, int told) {
 // A server that is killed again and again would take new space each time.
 TEST(Drop, AfterAKillFreeSpaceIsTakenAtOnceUnlessAProcessMayReadIt) {
   for (const bool read : {false, true}) {
-    char folder[] = "/tmp/petps-drop-XXXXXX";
-    ASSERT_NE(::mkdtemp(folder), nullptr);
+    testing_support::TemporaryFolder folder;
     TablesOptions options;
     options.background = false;
-    options.pool.media.path = std::string(folder) + "/pool";
+    options.pool.media.path = folder.path("pool");
     options.pool.media.durability = media::Durability::kProcess;
     int pipe[2];
     ASSERT_EQ(::pipe(pipe), 0);
@@ -331,8 +330,6 @@ TEST(Drop, AfterAKillFreeSpaceIsTakenAtOnceUnlessAProcessMayReadIt) {
     const uint64_t walked = size();
     add_instance(*tables, 4);
     EXPECT_EQ(size(), walked) << "what is free was not taken";
-    tables.reset();
-    std::filesystem::remove_all(folder);
     ::close(pipe[0]);
     ::close(pipe[1]);
   }
