@@ -28,7 +28,8 @@ AHEAD: Final = 6  # behind them: looked up meanwhile, as in a long run
 class Stages:
     """Seconds of a step on one worker. cpu: by stage, of a processor; wait: by stage, of the clock
     (for peers); rows and gradients a micro-batch: ``transfer_cpu`` of a processor, then
-    ``transfer`` on the link; ``dense``: waited for in all.
+    ``transfer`` on the link; ``dense``: waited for in all. samples, rows: of each micro-batch, over
+    the mean; none: all alike.
     """
 
     cpu: Mapping[str, float]
@@ -36,6 +37,8 @@ class Stages:
     transfer: float
     dense: float
     wait: Mapping[str, float] = field(default_factory=dict)
+    samples: Sequence[float] = ()
+    rows: Sequence[float] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -146,17 +149,21 @@ def _window(
     assert callable(make)
     thread = "link" if overlaps else "caller"
 
-    def cross(*after: Task) -> Task:
-        gathered = make(thread, stages.transfer_cpu, *after)
-        made: Task = make(thread, stages.transfer, gathered, cpu=False)
+    alike = [1.0] * micro_batches
+    sizes, samples = stages.rows or alike, stages.samples or alike
+
+    def cross(micro: int, *after: Task) -> Task:
+        gathered = make(thread, stages.transfer_cpu * sizes[micro], *after)
+        made: Task = make(thread, stages.transfer * sizes[micro], gathered, cpu=False)
         return made
 
     micros = range(micro_batches)
-    rows = [cross(ready) for _ in micros] if overlaps else []
+    rows = [cross(micro, ready) for micro in micros] if overlaps else []
     gone: list[Task] = []
     for micro in micros:
-        come = rows[micro] if overlaps else cross(ready)
-        computed = make("caller", stages.cpu["dense"] / micro_batches, come)
-        waited = make("caller", stages.dense / micro_batches, computed, cpu=False)
-        gone.append(cross(waited))
+        come = rows[micro] if overlaps else cross(micro, ready)
+        share = samples[micro] / micro_batches
+        computed = make("caller", stages.cpu["dense"] * share, come)
+        waited = make("caller", stages.dense * share, computed, cpu=False)
+        gone.append(cross(micro, waited))
     return gone

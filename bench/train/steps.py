@@ -206,6 +206,8 @@ def stages_of(
         transfer=max(0.0, on_link - call / share),
         dense=link["dense_s"],
         wait=wait,
+        samples=alone["samples"],
+        rows=alone["rows"],
     )
 
 

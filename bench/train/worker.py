@@ -24,6 +24,7 @@ from torch import distributed
 from bench.train.simulate import AHEAD
 from bench.train.steps import link_of, slowest
 from petps.demo.trace import load_trace
+from petps.tracker import jagged_unique
 from petps.train import (
     Batch,
     ByKeys,
@@ -142,6 +143,14 @@ def _faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
+def _distinct(ragged: Ragged) -> int:
+    return len(jagged_unique(ragged.keys, np.array([0, len(ragged.keys)])).ids)
+
+
+def _over_mean(counts: list[int]) -> list[float]:
+    return [each * len(counts) / sum(counts) for each in counts]
+
+
 def trained(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
     """One worker's run: what it prints."""
     world = settings["world"]
@@ -187,6 +196,7 @@ def trained(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
             timeline.write(settings["trace"] + ".json")
             timeline.draw(settings["trace"] + ".svg")
     count = len(steps)
+    parts = list(made[0].parts(settings["micro_batches"]))
     return {
         "step_s": seconds / count,
         "lookup_stall_s": sum(each.lookup_stall for each in steps) / count,
@@ -203,6 +213,8 @@ def trained(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
             name: statistics.median(getattr(each, name) for each in steps)
             for name in ("seconds", "lookup_stall", "exposed", "crossing")
         },
+        "samples": _over_mean([part.samples for part in parts]),
+        "rows": _over_mean([sum(map(_distinct, part.keys.values())) for part in parts]),
         "arranged_s": arranged / len(made),
         "dedup_ratio": statistics.mean(
             dedup_ratio(each.keys, settings["micro_batches"]) for each in made[:RATIOS]

@@ -1,8 +1,8 @@
 """Samples as a loader gives them, and their micro-batches.
 
-Owns:        Ragged, Batch.
+Owns:        Ragged, Batch, cuts().
 Never does:  read data; import torch (dense values are whatever tensor the loader gives).
-Called by:   loaders, pipeline.py, routing.py.
+Called by:   loaders, pipeline.py, routing.py, clustering.py.
 Threads:     values; the arrays belong to the pipeline once a batch was given to it.
 """
 
@@ -18,10 +18,24 @@ import numpy.typing as npt
 
 from petps.errors import InvalidArgument
 
-__all__ = ["Batch", "Ragged"]
+__all__ = ["Batch", "Ragged", "cuts"]
 
 Keys = npt.NDArray[np.uint64]
 Offsets = npt.NDArray[np.int64]
+
+
+def cuts(samples: int, micro_batches: int) -> list[int]:
+    """int[micro_batches + 1]: micro-batch m has samples cuts[m] up to and without cuts[m + 1].
+
+    All have as many but the first and the last of three or more, which have half: nothing is
+    computed while the first's rows and the last's gradients cross (PIPELINE.md). Raises
+    InvalidArgument (fewer than one micro-batch).
+    """
+    if micro_batches < 1:
+        raise InvalidArgument(f"micro_batches {micro_batches} is below 1")
+    whole = max(1, 2 * micro_batches - 2)
+    halves = [0, *range(1, whole, 2), whole]
+    return [samples * each // whole for each in halves]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +117,8 @@ class Batch:
         )
 
     def parts(self, count: int) -> Iterator[Batch]:
-        """``count`` micro-batches of neighbouring samples, sizes differing by at most one."""
-        bounds = [self.samples * part // count for part in range(count + 1)]
-        for begin, end in itertools.pairwise(bounds):
+        """``count`` micro-batches of neighbouring samples, as cuts() says."""
+        for begin, end in itertools.pairwise(cuts(self.samples, count)):
             yield Batch(
                 {name: ragged.part(begin, end) for name, ragged in self.keys.items()},
                 {name: values[begin:end] for name, values in self.dense.items()},

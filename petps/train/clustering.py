@@ -6,9 +6,9 @@ because keys are told apart within a micro-batch only.
 Owns:        cluster(), dedup_ratio(), ByKeys (for Pipeline's ``arrange``).
 Never does:  drop, repeat or change a sample.
 Called by:   the prefetch stage of Pipeline, or offline.
-Invariants:  the order is a permutation, micro-batches differ by one sample at most, and together
-             they have no more distinct keys than those of the given order; all of it depends on the
-             keys and the seed alone.
+Invariants:  the order is a permutation; micro-batches as cuts() makes them of it have together no
+             more distinct keys than those of the given order; all of it depends on the keys and the
+             seed alone.
 Threads:     functions; a ByKeys belongs to one.
 """
 
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from petps.errors import InvalidArgument
 from petps.tracker import jagged_unique
-from petps.train.batch import Batch, Ragged
+from petps.train.batch import Batch, Ragged, cuts
 
 __all__ = ["ByKeys", "Clustering", "cluster", "dedup_ratio"]
 
@@ -66,7 +66,7 @@ def cluster(
     Errors: InvalidArgument (micro_batches below 1; features that differ in samples).
     """
     sample, number, count, samples = _numbered(keys, features or {})
-    batch = _Counted(sample, number, count, samples, _bounds(samples, micro_batches))
+    batch = _Counted(sample, number, count, samples, np.array(cuts(samples, micro_batches)))
     given = np.arange(samples)
     before = batch.distinct_keys(batch.assigned(given))
     best, found = before, batch.assigned(given)
@@ -97,7 +97,7 @@ def dedup_ratio(
     order: of the samples, as they are cut; None: as they are. 1 for a batch without keys.
     """
     sample, number, count, samples = _numbered(keys, features or {})
-    batch = _Counted(sample, number, count, samples, _bounds(samples, micro_batches))
+    batch = _Counted(sample, number, count, samples, np.array(cuts(samples, micro_batches)))
     if order is None:
         order = np.arange(samples)
     elif not np.array_equal(np.sort(order), np.arange(samples)):
@@ -128,12 +128,6 @@ class ByKeys:
     def ratios(self) -> tuple[float, float]:
         """The dedup ratio of all batches so far: (in the order given, clustered)."""
         return self._before / max(1, self._distinct), self._after / max(1, self._distinct)
-
-
-def _bounds(samples: int, micro_batches: int) -> Ints:
-    if micro_batches < 1:
-        raise InvalidArgument(f"micro_batches {micro_batches} is below 1")
-    return np.array([samples * part // micro_batches for part in range(micro_batches + 1)])
 
 
 def _numbered(
@@ -210,7 +204,7 @@ class _Counted:
         return found
 
     def _by_least_hash(self, random: np.random.Generator) -> Ints:
-        size = -(-self.samples // (len(self.bounds) - 1))
+        size = np.diff(self.bounds).max()
         shared = (self.count > 1) & (self.count <= size)
         pairs = shared[self.number]
         hashes = random.permutation(len(self.count))

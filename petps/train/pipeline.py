@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
 from petps.errors import FailedPrecondition, InvalidArgument
-from petps.train.batch import Batch
+from petps.train.batch import Batch, cuts
 from petps.train.buffer import Buffer, Shared, shared_rows
 from petps.train.link import Links
 from petps.train.pytorch import torch_module
@@ -35,7 +35,8 @@ __all__ = ["MODES", "Boundary", "Hook", "Mode", "Pipeline", "Step"]
 Mode = Literal["nested", "dual", "frozen", "synchronous", "stale"]
 MODES: Final = ("nested", "dual", "frozen", "synchronous", "stale")
 # How many batches beyond the one that is trained have their keys exchanged: the same on all
-# workers, so that all can end together (Pipeline.close).
+# workers, so that all can end together (Pipeline.close). No more: the third is retrieved behind the
+# write-back of the first, which close() does not train.
 ROUTED_AHEAD: Final = 2
 
 
@@ -134,8 +135,7 @@ class Pipeline:
     ) -> None:
         if mode not in MODES:
             raise InvalidArgument(f"mode {mode!r} is unknown; there are: {', '.join(MODES)}")
-        if micro_batches < 1:
-            raise InvalidArgument(f"micro_batches {micro_batches} is below 1")
+        cuts(0, micro_batches)  # says so of none
         self._torch = torch_module()
         self._model = model
         self._parameters = [each for each in model.parameters() if each.requires_grad]

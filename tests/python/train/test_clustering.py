@@ -12,6 +12,7 @@ from hypothesis import strategies as some
 
 from petps.errors import InvalidArgument
 from petps.train import Batch, Ragged
+from petps.train.batch import cuts
 from petps.train.clustering import ByKeys, cluster, dedup_ratio
 from tests.seed import SEED
 
@@ -48,6 +49,26 @@ def sessions(random: Any, hot: int) -> dict[str, Ragged]:
     return {"clicked": ragged(clicked), "user": Ragged.single(session.astype(np.uint64))}
 
 
+@pytest.mark.parametrize(
+    ("samples", "micro_batches", "sizes"),
+    [
+        (7, 1, [7]),
+        (7, 2, [3, 4]),
+        (8, 3, [2, 4, 2]),
+        (600, 4, [100, 200, 200, 100]),
+        (1, 4, [0, 0, 0, 1]),
+        (0, 3, [0, 0, 0]),
+    ],
+)
+def test_the_first_and_the_last_micro_batch_are_half_as_large(
+    samples: int, micro_batches: int, sizes: list[int]
+) -> None:
+    found = cuts(samples, micro_batches)
+    assert [end - begin for begin, end in itertools.pairwise(found)] == sizes
+    batch = Batch({"a": Ragged.single(np.arange(samples, dtype=np.uint64))})
+    assert [part.samples for part in batch.parts(micro_batches)] == sizes
+
+
 samples_of_keys = some.lists(
     some.tuples(*[some.lists(some.integers(0, 12), max_size=4)] * 2), max_size=30
 )
@@ -64,10 +85,7 @@ def test_a_permutation_that_is_never_worse(
     sizes = np.diff(found.bounds)
     assert len(sizes) == micro_batches
     assert sizes.sum() == len(batch)
-    assert sizes.max() - sizes.min() <= 1
-    assert found.bounds.tolist() == [
-        len(batch) * part // micro_batches for part in range(micro_batches + 1)
-    ]
+    assert found.bounds.tolist() == cuts(len(batch), micro_batches)
     for begin, end in itertools.pairwise(found.bounds):
         assert (np.diff(found.order[begin:end]) > 0).all()
     assert found.after <= found.before
@@ -96,9 +114,9 @@ def test_sessions_find_together(micro_batches: int, hot: int) -> None:
 
 
 def test_what_is_grouped_already_stays() -> None:
-    keys = {"a": ragged([[part] for part in range(4) for _ in range(8)])}
+    keys = {"a": ragged([[part] for part, size in enumerate([4, 8, 8, 4]) for _ in range(size)])}
     found = cluster(keys, 4)
-    assert found.order.tolist() == list(range(32))
+    assert found.order.tolist() == list(range(24))
     assert (found.before, found.after, found.distinct) == (4, 4, 4)
 
 
