@@ -101,14 +101,14 @@ class Pipeline:
     """Trains ``model`` on the batches of ``loader``; iterate over it, or call run().
 
     model(lookups, batch) -> the mean loss of the batch's samples: lookups are Lookup by feature,
-    batch a micro-batch. ``optimizer``: torch's, of the dense parameters. mode: 'synchronous'
-    overlaps nothing; 'dual' the way to the rows with training (NestPipe IV); 'frozen' transfers
-    with computation inside a batch (V); 'nested' both; 'stale' as 'nested' without freshening: the
-    baseline that is wrong. steps: train so many, else all that the loaders have. first_step: of the
-    next batch, behind a restored version. arrange: puts a batch's samples in the order in which
-    micro-batches are cut (clustering). deterministic: sums in a fixed order (bit-equal runs).
-    device: where the model is and rows are trained; on a GPU on the stream that is current where
-    the pipeline is called.
+    batch a micro-batch; ``micro_batches`` a batch, cut as batch.py's cuts() says. ``optimizer``:
+    torch's, of the dense parameters. mode: 'synchronous' overlaps nothing; 'dual' the way to the
+    rows with training (NestPipe IV); 'frozen' transfers with computation inside a batch (V);
+    'nested' both; 'stale' as 'nested' without freshening: the baseline that is wrong. steps: train
+    so many, else all that the loaders have. first_step: of the next batch, behind a restored
+    version. arrange: puts a batch's samples in the order in which micro-batches are cut
+    (clustering). deterministic: sums in a fixed order (bit-equal runs). device: where the model is
+    and rows are trained; on a GPU on the stream that is current where the pipeline is called.
 
     Errors: InvalidArgument (a gradient that is not finite: nothing of that step was applied),
     Unavailable, DeadlineExceeded (a peer); then the pipeline has ended.
