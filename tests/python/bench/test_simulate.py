@@ -114,10 +114,9 @@ def test_frozen_exposes_the_first_and_the_last_transfer() -> None:
 
 
 def test_smaller_ends_expose_less() -> None:
-    # Half of what others have at both ends, of which rows shrink less: 2 x 0.5 x 2/3 is exposed.
-    uneven = _stages(samples=(0.5, 1.25, 1.25, 0.5), rows=(2 / 3, 4 / 3, 4 / 3, 2 / 3))
-    dense = 8 * 3.5 / 4
-    assert step_seconds("frozen", uneven, 4, PLENTY) == pytest.approx(7 + 2 / 3 + dense + 0.5)
+    # Half as many samples at both ends have 0.8 of the mean rows: 2 x 0.5 x 0.8 is exposed.
+    uneven = _stages(samples=(2 / 3, 4 / 3, 4 / 3, 2 / 3), rows=(0.8, 1.2, 1.2, 0.8))
+    assert step_seconds("frozen", uneven, 4, PLENTY) == pytest.approx(7 + 0.8 + 8 + 0.5)
 
 
 def test_nested_hides_both() -> None:

@@ -49,26 +49,6 @@ def sessions(random: Any, hot: int) -> dict[str, Ragged]:
     return {"clicked": ragged(clicked), "user": Ragged.single(session.astype(np.uint64))}
 
 
-@pytest.mark.parametrize(
-    ("samples", "micro_batches", "sizes"),
-    [
-        (7, 1, [7]),
-        (7, 2, [3, 4]),
-        (8, 3, [2, 4, 2]),
-        (600, 4, [100, 200, 200, 100]),
-        (1, 4, [0, 0, 0, 1]),
-        (0, 3, [0, 0, 0]),
-    ],
-)
-def test_the_first_and_the_last_micro_batch_are_half_as_large(
-    samples: int, micro_batches: int, sizes: list[int]
-) -> None:
-    found = cuts(samples, micro_batches)
-    assert [end - begin for begin, end in itertools.pairwise(found)] == sizes
-    batch = Batch({"a": Ragged.single(np.arange(samples, dtype=np.uint64))})
-    assert [part.samples for part in batch.parts(micro_batches)] == sizes
-
-
 samples_of_keys = some.lists(
     some.tuples(*[some.lists(some.integers(0, 12), max_size=4)] * 2), max_size=30
 )
