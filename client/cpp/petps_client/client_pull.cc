@@ -127,36 +127,45 @@ PullCall::PullCall(Client::Impl& client, std::span<const TablePull> pulls,
 PullCall::~PullCall() = default;
 
 Status PullCall::run(const Routing& by, PullReport& report) {
+  std::vector<std::shared_ptr<const Catalogue>> before;
+  if (options_.min_version != 0) {
+    for (const auto& endpoint : by.all) before.push_back(endpoint->last_catalogue());
+  }
   bool was_stale = false;
   for (;;) {
     const Status status = run_once(by, report);
     // The instance that was asked for has been dropped somewhere, or is frozen at an older version: the alias may mean another one
     // by now.
     const bool dropped = status.code() == Code::kNotFound && !instance_.empty();
-    const bool stale = status.code() == Code::kStale && !std::exchange(was_stale, true);
+    const bool stale = status.code() == Code::kStale && options_.min_version != 0 &&
+                       !std::exchange(was_stale, true);
     if (!dropped && !stale) return status;
-    const std::string before = instance_;
-    const bool switched = read_catalogues(by);
-    if (stale && !switched) return status;
+    const std::string asked = instance_;
+    read_catalogues(by);
+    if (stale && !is_switched(by, before)) return status;
     PETPS_RETURN_IF_ERROR(plan(by));
-    if (dropped && instance_ == before) return status;
+    if (dropped && instance_ == asked) return status;
   }
 }
 
-// Of all servers that answer. Whether the alias means another instance at one of them than when its catalogue was read last.
-bool PullCall::read_catalogues(const Routing& by) const {
-  bool switched = false;
+// Of all servers that answer.
+void PullCall::read_catalogues(const Routing& by) const {
   for (const auto& endpoint : by.all) {
     if (endpoint->rests_until_ns() > base::monotonic_ns()) continue;
     auto leased = endpoint->lease(deadline_);
-    if (!leased.ok()) continue;
-    const auto before = endpoint->last_catalogue();
-    const auto fresh = endpoint->read_catalogue(**leased, deadline_);
-    if (!fresh.ok()) continue;
-    switched =
-        switched || before == nullptr || fresh.value()->instance_name() != before->instance_name();
+    if (leased.ok()) (void)endpoint->read_catalogue(**leased, deadline_);
   }
-  return switched;
+}
+
+// Whether the alias means another instance at one of them by now, whoever read that.
+bool PullCall::is_switched(const Routing& by,
+                           const std::vector<std::shared_ptr<const Catalogue>>& before) {
+  for (size_t i = 0; i < by.all.size(); ++i) {
+    const auto last = by.all[i]->last_catalogue();
+    if (last == nullptr) continue;
+    if (before[i] == nullptr || before[i]->instance_name() != last->instance_name()) return true;
+  }
+  return false;
 }
 
 Status PullCall::run_once(const Routing& by, PullReport& report) {

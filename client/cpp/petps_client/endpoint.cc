@@ -90,7 +90,7 @@ Result<Lease> Endpoint::lease(const Deadline& deadline) {
     return opened.status();
   }
   // Another pool behind the same address: its tables have other ids.
-  if (greeted_ && hello.pool_uuid != hello_.pool_uuid) catalogue_ = nullptr;
+  if (greeted_ && hello.pool_uuid != hello_.pool_uuid) catalogue_ = {nullptr, 0, ++clock_};
   hello_ = hello;
   greeted_ = true;
   return Lease(this, std::move(opened).value(), hello);
@@ -105,7 +105,7 @@ void Endpoint::take_back(std::unique_ptr<Connection> connection) {
 
 std::shared_ptr<const Catalogue> Endpoint::last_catalogue() const {
   const std::lock_guard lock(mutex_);
-  return catalogue_;
+  return catalogue_.value;
 }
 
 Result<std::shared_ptr<const Catalogue>> Endpoint::catalogue(Connection& connection,
@@ -117,6 +117,27 @@ Result<std::shared_ptr<const Catalogue>> Endpoint::catalogue(Connection& connect
 
 Result<std::shared_ptr<const Catalogue>> Endpoint::read_catalogue(Connection& connection,
                                                                   const Deadline& deadline) {
+  uint64_t called_at = 0;
+  for (;;) {
+    uint64_t asked_at = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      asked_at = ++clock_;
+    }
+    if (called_at == 0) called_at = asked_at;
+    auto built = ask_catalogue(connection, deadline);
+    if (!built.ok()) return built;
+    const std::lock_guard lock(mutex_);
+    if (asked_at > catalogue_.read_at) {
+      catalogue_ = {built.value(), asked_at, ++clock_};
+      return built;
+    }
+    if (catalogue_.asked_at > called_at) return catalogue_.value;
+  }
+}
+
+Result<std::shared_ptr<const Catalogue>> Endpoint::ask_catalogue(Connection& connection,
+                                                                 const Deadline& deadline) const {
   wire::encode_tables(connection.next_request_id(), connection.frame());
   wire::FrameHeader header;
   const auto body = connection.ask(connection.frame(), header, deadline);
@@ -124,11 +145,7 @@ Result<std::shared_ptr<const Catalogue>> Endpoint::read_catalogue(Connection& co
   wire::TablesReply reply;
   const Status decoded = wire::decode_tables_reply(header, body.value(), reply);
   if (!decoded.ok()) return connection.distrust(decoded.message());
-  auto built = Catalogue::build(reply, model_, name_);
-  if (!built.ok()) return built;
-  const std::lock_guard lock(mutex_);
-  catalogue_ = built.value();
-  return built;
+  return Catalogue::build(reply, model_, name_);
 }
 
 Result<wire::ShardMap> Endpoint::read_shard_map(const Deadline& deadline) {

@@ -61,6 +61,7 @@ class Endpoint {
   // As last read; read now, over the caller's connection, when there is none yet. Lease first: that may find another pool.
   base::Result<std::shared_ptr<const Catalogue>> catalogue(Connection& connection,
                                                            const Deadline& deadline);
+  // As the server had it at some time during this call; what was read last never goes back to an earlier state of the server.
   base::Result<std::shared_ptr<const Catalogue>> read_catalogue(Connection& connection,
                                                                 const Deadline& deadline);
   std::shared_ptr<const Catalogue> last_catalogue() const;  // null: none yet
@@ -78,6 +79,16 @@ class Endpoint {
   friend class Lease;
   void take_back(std::unique_ptr<Connection> connection);
   base::Result<std::unique_ptr<Connection>> open(const Deadline& deadline, wire::HelloReply& hello);
+  base::Result<std::shared_ptr<const Catalogue>> ask_catalogue(Connection& connection,
+                                                               const Deadline& deadline) const;
+
+  // Of two answers whose times overlap nobody knows which is the newer state: the one that came first stays, and who waited for
+  // the other asks again, unless the one that stays was asked for later.
+  struct LastCatalogue {
+    std::shared_ptr<const Catalogue> value;  // null: none of this pool yet
+    uint64_t asked_at = 0;                   // by clock_
+    uint64_t read_at = 0;
+  };
 
   const Address address_;
   const std::string name_;
@@ -90,7 +101,8 @@ class Endpoint {
   uint32_t leased_ = 0;
   wire::HelloReply hello_;
   bool greeted_ = false;
-  std::shared_ptr<const Catalogue> catalogue_;
+  LastCatalogue catalogue_;
+  uint64_t clock_ = 0;  // ticks as catalogues are asked for and read
   uint64_t rests_until_ns_ = 0;
   uint64_t rest_ns_ = 0;
 };

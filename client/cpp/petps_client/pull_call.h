@@ -25,7 +25,9 @@ class PullCall {
 
   base::Status run_once(const Routing& by, PullReport& report);
   base::Status plan(const Routing& by);
-  bool read_catalogues(const Routing& by) const;
+  void read_catalogues(const Routing& by) const;
+  static bool is_switched(const Routing& by,
+                          const std::vector<std::shared_ptr<const Catalogue>>& before);
   std::string oldest_meant(const Routing& by, const Catalogue& catalogue) const;
   std::vector<Share> share_out(const Routing& by) const;
   uint32_t wait_ms(const Flight& flight, bool wait) const;

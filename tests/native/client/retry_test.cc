@@ -150,6 +150,40 @@ TEST(Retry, DroppedTableIsLookedForOnce) {
   EXPECT_GE(server.count(Opcode::kTables), before + 1);
 }
 
+TEST(Retry, StaleIsAskedAgainWhenTheBackgroundSawTheSwitch) {
+  FakeServer server([&](Opcode opcode, uint64_t count, wire::Frame& reply) {
+    wire::FrameHeader header;
+    std::memcpy(&header, reply.data(), sizeof(header));
+    if (opcode == Opcode::kTables && count > 0) {
+      wire::TablesReply switched = server.tables();
+      switched.aliases[0].instance = 2;
+      EXPECT_TRUE(wire::encode_tables_reply(header.request_id, switched, reply).ok());
+    }
+    if (opcode == Opcode::kPull && count == 0) {
+      while (server.count(Opcode::kTables) < 3) std::this_thread::yield();  // so one was kept
+      wire::encode_error(3, header.request_id, Status(Code::kStale, "ranking@1 is at 4"), reply);
+    }
+    return Answer::kSend;
+  });
+  wire::TablesReply& tables = server.tables();
+  tables.instances.push_back({2, "ranking", "ranking@2", 1, 5});
+  tables.tables.push_back(tables.tables[0]);
+  tables.tables[1].instance = 2;
+  tables.aliases.push_back({"ranking", 1});
+  Options options;
+  options.catalogue_ms = 1;
+  auto client = Client::connect(server.url(), options);
+  ASSERT_TRUE(client.ok()) << client.status().to_string();
+  const std::vector<uint64_t> keys = {2};
+  std::vector<float> rows(FakeServer::kDim);
+  PullOptions fresh;
+  fresh.min_version = FakeServer::kVersion;
+  const auto report = (*client)->pull("users", keys, rows, {}, fresh);
+  ASSERT_TRUE(report.ok()) << report.status().to_string();
+  EXPECT_EQ(report.value().instance, "ranking@2");
+  EXPECT_EQ(2u, server.count(Opcode::kPull));
+}
+
 TEST(Retry, TooFewConnectionsAreNotTheServersFault) {
   std::atomic<bool> silent{true};
   FakeServer server([&](Opcode opcode, uint64_t, wire::Frame&) {
