@@ -61,23 +61,19 @@ class Echo {
         case Event::Kind::kOpened:
           ++opened;
           break;
-        case Event::Kind::kClosed: {
-          ++closed;
-          const std::lock_guard lock(mutex_);
-          reasons_.push_back(event.reason.to_string());
+        case Event::Kind::kClosed:
+          keep_reason(event.reason);
+          ++closed;  // who sees the count finds the reason
           break;
-        }
-        case Event::Kind::kOverdue: {
-          ++overdue;
+        case Event::Kind::kOverdue:
           if (!event.reason.ok()) {  // it is closed already
-            const std::lock_guard lock(mutex_);
-            reasons_.push_back(event.reason.to_string());
-            break;
+            keep_reason(event.reason);
+          } else {
+            endpoint_.close(event.connection,
+                            base::Status(base::Code::kDeadlineExceeded, "rows held too long"));
           }
-          endpoint_.close(event.connection,
-                          base::Status(base::Code::kDeadlineExceeded, "rows held too long"));
+          ++overdue;
           break;
-        }
         case Event::Kind::kFrames:
           frames_of(event.connection);
           break;
@@ -120,6 +116,11 @@ class Echo {
  private:
   const std::byte* row(uint32_t number, size_t i) const {
     return rows_.data() + (number * 13 + i * 3) % kRows * row_bytes_;
+  }
+
+  void keep_reason(const base::Status& reason) {
+    const std::lock_guard lock(mutex_);
+    reasons_.push_back(reason.to_string());
   }
 
   void frames_of(ConnectionId connection) {
