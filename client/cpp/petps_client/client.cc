@@ -147,13 +147,39 @@ Result<const CatalogueTable*> find_table(Endpoint& endpoint, Connection& connect
   return catalogue->find(table, instance);
 }
 
+// Servers switch an alias one after another, each once it has loaded its part of the new instance. Until the last one has, the old
+// instance is asked for, which those that have switched keep. Of two instances the one made later has the higher number.
+std::string Client::Impl::common_instance(const Routing& by, const Catalogue& catalogue,
+                                          const Deadline& deadline) {
+  if (by.groups.size() < 2) return {};
+  std::string oldest = catalogue.instance_name();
+  for (const auto& endpoint : by.all) {
+    auto other = endpoint->last_catalogue();
+    if (other == nullptr && endpoint->rests_until_ns() <= base::monotonic_ns()) {
+      const Deadline until = deadline.share(by.all.size() + 1);
+      auto leased = endpoint->lease(until);
+      if (leased.ok()) {
+        auto read = endpoint->catalogue(**leased, until);
+        if (read.ok()) other = read.value();
+      } else if (leased.status().code() == Code::kUnavailable) {
+        endpoint->failed();
+      }
+    }
+    if (other == nullptr || other->instance_name().empty()) continue;
+    const uint32_t number = catalogue.instance(other->instance_name());
+    if (number != 0 && number < catalogue.instance(oldest)) oldest = other->instance_name();
+  }
+  return oldest;
+}
+
 Result<Table> Client::describe(std::string_view table) {
   PETPS_RETURN_IF_ERROR(impl_->check_process());
   const auto by = impl_->current_routing();
+  const Deadline until = impl_->deadline(0);
   for (const auto& endpoint : by->all) {
     const auto catalogue = endpoint->last_catalogue();
     if (catalogue == nullptr) continue;
-    const auto found = catalogue->find(table);
+    const auto found = catalogue->find(table, impl_->common_instance(*by, *catalogue, until));
     if (found.ok()) return found.value()->table;
   }
   Table out;
@@ -165,7 +191,7 @@ Result<Table> Client::describe(std::string_view table) {
     if (found.ok()) out = found.value()->table;
     return found.status();
   };
-  PETPS_RETURN_IF_ERROR(impl_->try_any("describe", impl_->deadline(0), attempt));
+  PETPS_RETURN_IF_ERROR(impl_->try_any("describe", until, attempt));
   return out;
 }
 

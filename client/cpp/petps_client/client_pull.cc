@@ -191,29 +191,6 @@ Status PullCall::run_once(const Routing& by, PullReport& report) {
   return {};
 }
 
-// Servers switch an alias one after another, each once it has loaded its part of the new instance. Until the last one has, the old
-// instance is asked for, which those that have switched keep. Of two instances the one made later has the higher number.
-std::string PullCall::oldest_meant(const Routing& by, const Catalogue& catalogue) const {
-  std::string oldest = catalogue.instance_name();
-  for (const auto& endpoint : by.all) {
-    auto other = endpoint->last_catalogue();
-    if (other == nullptr && endpoint->rests_until_ns() <= base::monotonic_ns()) {
-      const Deadline until = deadline_.share(by.all.size() + 1);
-      auto leased = endpoint->lease(until);
-      if (leased.ok()) {
-        auto read = endpoint->catalogue(**leased, until);
-        if (read.ok()) other = read.value();
-      } else if (leased.status().code() == Code::kUnavailable) {
-        endpoint->failed();
-      }
-    }
-    if (other == nullptr || other->instance_name().empty()) continue;
-    const uint32_t number = catalogue.instance(other->instance_name());
-    if (number != 0 && number < catalogue.instance(oldest)) oldest = other->instance_name();
-  }
-  return oldest;
-}
-
 // The shapes of the tables, from any server that was read before or that answers now. With several groups also the instance,
 // which all of them are then asked for by name, so that no answer mixes two.
 Status PullCall::plan(const Routing& by) {
@@ -239,11 +216,11 @@ Status PullCall::plan(const Routing& by) {
     };
     PETPS_RETURN_IF_ERROR(client_.try_endpoints("pull", by, by.all, deadline_, attempt));
   }
-  instance_ = by.groups.size() > 1 ? oldest_meant(by, *catalogue) : std::string();
+  instance_ = client_.common_instance(by, *catalogue, deadline_);
   plans_ = std::vector<Plan>(pulls_.size());
   row_bytes_.assign(pulls_.size(), 0);
   for (size_t i = 0; i < pulls_.size(); ++i) {
-    const auto found = catalogue->find(pulls_[i].table);
+    const auto found = catalogue->find(pulls_[i].table, instance_);
     if (!found.ok()) return found.status();
     PullPart part;
     part.table = found.value();

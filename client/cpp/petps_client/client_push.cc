@@ -23,6 +23,16 @@ Status check_shape(const PushWork& work, const Table& table) {
                       "': the table is fed by deltas, and takes no pushes: publish a delta");
   }
   if (work.deletes) return {};
+  if (work.encoded_as.has_value() &&
+      (work.encoded_as->dtype != table.dtype || work.encoded_as->dim != table.dim)) {
+    const auto form = [](const Table& of) {
+      return std::string(codec::dtype_name(of.dtype)) + " of dim " + std::to_string(of.dim);
+    };
+    return Status(Code::kFailedPrecondition,
+                  "push to '" + table.name + "': it is " + form(*work.encoded_as) +
+                      " at one server and " + form(table) +
+                      " at another: create it alike at all servers of the shard map");
+  }
   if (work.stored.data() == nullptr && work.dim != table.dim) {
     return wrong(work, "rows have dim " + std::to_string(work.dim) + ", the table has " +
                            std::to_string(table.dim));
@@ -112,7 +122,8 @@ Status Client::Impl::push_to(Endpoint& endpoint, const Deadline& until, const Pu
   if (!leased.ok()) return leased.status();
   Connection& connection = **leased;
   std::shared_ptr<const Catalogue> catalogue;
-  const auto found = find_table(endpoint, connection, work.table, until, catalogue);
+  const std::string instance = work.encoded_as.has_value() ? work.encoded_as->instance : "";
+  const auto found = find_table(endpoint, connection, work.table, until, catalogue, instance);
   if (!found.ok()) return found.status();
   const Table& table = found.value()->table;
   PETPS_RETURN_IF_ERROR(check_shape(work, table));
@@ -121,7 +132,7 @@ Status Client::Impl::push_to(Endpoint& endpoint, const Deadline& until, const Pu
   if (!work.deletes) PETPS_RETURN_IF_ERROR(encode_rows(work, table, encoded, rows));
   wire::PushRequest request;
   request.table = found.value()->id;
-  request.instance = catalogue->instance();
+  request.instance = catalogue->instance(instance);
   request.dim = table.dim;
   request.dtype = static_cast<uint32_t>(table.dtype);
   request.row_bytes = work.deletes ? 0 : table.row_bytes;
@@ -206,19 +217,22 @@ Status Client::Impl::push_to_group(const Endpoints& replicas, const Deadline& un
   return {};
 }
 
-// All rows are checked and encoded before the first is sent.
-Status Client::Impl::encode_push(const Deadline& until, PushWork& work,
+// All rows are checked and encoded before the first is sent; the instance is chosen for all groups.
+Status Client::Impl::encode_push(const Routing& by, const Deadline& until, PushWork& work,
                                  std::vector<std::byte>& encoded) {
   return try_any("push", until, [&](Endpoint& endpoint, const Deadline& share) -> Status {
     auto leased = endpoint.lease(share);
     if (!leased.ok()) return leased.status();
     std::shared_ptr<const Catalogue> catalogue;
-    const auto found = find_table(endpoint, **leased, work.table, share, catalogue);
+    auto found = find_table(endpoint, **leased, work.table, share, catalogue);
+    if (found.ok()) found = catalogue->find(work.table, common_instance(by, *catalogue, share));
     if (!found.ok()) return found.status();
-    PETPS_RETURN_IF_ERROR(check_shape(work, found.value()->table));
-    if (work.deletes) return {};
+    const Table& table = found.value()->table;
+    PETPS_RETURN_IF_ERROR(check_shape(work, table));
     std::span<const std::byte> rows;
-    PETPS_RETURN_IF_ERROR(encode_rows(work, found.value()->table, encoded, rows));
+    if (!work.deletes) PETPS_RETURN_IF_ERROR(encode_rows(work, table, encoded, rows));
+    work.encoded_as = table;
+    if (work.deletes) return {};
     work.floats = {};
     work.stored = rows;
     work.options.allow_not_finite = true;  // checked
@@ -267,7 +281,7 @@ Result<PushReport> Client::Impl::push(const PushWork& given) {
       left.erase(left.begin(), left.begin() + static_cast<ptrdiff_t>(rows));
       return pushed;
     }
-    if (!is_encoded) PETPS_RETURN_IF_ERROR(encode_push(until, work, encoded));
+    if (!is_encoded) PETPS_RETURN_IF_ERROR(encode_push(by, until, work, encoded));
     is_encoded = true;
     return push_by(by, until, work, report, left);
   });

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <string>
 #include <thread>
@@ -38,6 +39,8 @@ struct PushWork {
   std::span<const std::byte> stored;  // as given, or
   bool deletes = false;               // neither
   uint32_t dim = 0;                   // of floats
+  std::optional<Table>
+      encoded_as;  // for several groups: all of them take it so, by the name of its instance
   PushOptions options;
 };
 
@@ -91,12 +94,17 @@ struct Client::Impl {
   // From the one whose turn it is. The groups of one call share a turn, or with two of each the same ones would always be first.
   static std::vector<Endpoint*> awake_endpoints(const Endpoints& of, size_t turn);
 
+  // The instance that every group is asked for by name, of those that this server knows; empty with one group, where each server's
+  // own meaning counts.
+  static std::string common_instance(const Routing& by, const Catalogue& catalogue,
+                                     const Deadline& deadline);
+
   base::Result<PushReport> push(const PushWork& work);
   base::Status push_to(Endpoint& endpoint, const Deadline& deadline, const PushWork& work,
                        PushReport& report, size_t& acknowledged);
   base::Status push_to_group(const Endpoints& replicas, const Deadline& deadline,
                              const PushWork& work, PushReport& report, size_t& acknowledged);
-  base::Status encode_push(const Deadline& deadline, PushWork& work,
+  base::Status encode_push(const Routing& by, const Deadline& deadline, PushWork& work,
                            std::vector<std::byte>& encoded);
   base::Status push_by(const Routing& by, const Deadline& deadline, const PushWork& work,
                        PushReport& report, std::vector<uint32_t>& left);

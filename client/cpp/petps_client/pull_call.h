@@ -28,7 +28,6 @@ class PullCall {
   void read_catalogues(const Routing& by) const;
   static bool is_switched(const Routing& by,
                           const std::vector<std::shared_ptr<const Catalogue>>& before);
-  std::string oldest_meant(const Routing& by, const Catalogue& catalogue) const;
   std::vector<Share> share_out(const Routing& by) const;
   uint32_t wait_ms(const Flight& flight, bool wait) const;
   base::Status start(Flight& flight, bool wait);

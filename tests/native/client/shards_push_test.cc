@@ -59,6 +59,22 @@ TEST_F(ShardsPushTest, PushesGoToEveryServerThatOwnsTheKey) {
   EXPECT_EQ(pull(*client, keys).value().found, 0u);
 }
 
+TEST_F(ShardsPushTest, RowsEncodedForOneServerAreNotStoredByAnotherThatStoresThemOtherwise) {
+  add_server(0b00001111).add_table("mixed", Dtype::kF16, kDim, 4 * kKeys, 0);
+  add_server(0b11110000).add_table("mixed", Dtype::kBf16, kDim, 4 * kKeys, 0);
+  publish();
+  auto client = connect();
+  const std::vector<uint64_t> keys = keys_of(0xFF);
+  const std::vector<float> rows(keys.size() * kDim, 1.0f);
+  const base::Status status = client->push("mixed", keys, rows, kDim).status();
+  expect_error(status, Code::kFailedPrecondition, "f16 of dim 8");
+  expect_error(status, Code::kFailedPrecondition, "bf16 of dim 8");
+  uint64_t stored = 0;
+  for (const auto& server : servers_)
+    stored += server->tables().find("ranking@1", "mixed")->status().rows;
+  EXPECT_LE(stored, std::max(keys_of(0b00001111).size(), keys_of(0b11110000).size()));
+}
+
 TEST_F(ShardsPushTest, APushThatIsWrongAnywhereReachesNoShard) {
   add_server(0b00001111);
   add_server(0b11110000);

@@ -416,6 +416,49 @@ TEST_F(ShardVersionsTest, TheOldInstanceIsAskedForUntilTheLastServerHasSwitched)
   }
 }
 
+// The new instance's rows are longer: arrays are measured by the instance that is asked for.
+TEST_F(ShardVersionsTest, UntilTheLastServerHasSwitchedRowsHaveTheOldLength) {
+  for (size_t i = 0; i < 2; ++i) {
+    const auto made =
+        servers_[i]->tables().pool().create_instance("ranking", "ranking@7", kPartitions);
+    ASSERT_TRUE(made.ok()) << made.status().to_string();
+    instances_[i].push_back(made.value().id);
+    servers_[i]->add_table("rows", Dtype::kF32, 2 * kDim, 10, 0, {}, pool::Feed::kPush,
+                           made.value().id);
+  }
+  const auto switch_to = [&](size_t server, size_t instance) {
+    ASSERT_TRUE(
+        servers_[server]->tables().pool().set_alias("live", instances_[server][instance]).ok());
+  };
+  for (const size_t first : {size_t{0}, size_t{1}}) {
+    switch_to(first, 2);
+    auto client = connect_to_live(quiet());
+    EXPECT_EQ(client->describe("rows").value().dim, kDim) << first;
+    EXPECT_EQ(pulled_version(*client), 5u) << first;
+    switch_to(1 - first, 2);
+    EXPECT_EQ(connect_to_live(quiet())->describe("rows").value().dim, 2 * kDim);
+    for (const size_t i : {size_t{0}, size_t{1}}) switch_to(i, 0);
+  }
+}
+
+TEST_F(ShardVersionsTest, APushIsOfOneInstanceOnAllServers) {
+  ASSERT_TRUE(servers_[0]->tables().pool().set_alias("live", instances_[0][1]).ok());
+  auto client = connect_to_live(quiet());
+  const std::vector<uint64_t> keys = keys_of(0xFF);
+  const std::vector<float> rows(keys.size() * kDim, 1.125f);
+  const auto report = client->push("rows", keys, rows, kDim);
+  ASSERT_TRUE(report.ok()) << report.status().to_string();
+  const auto all_of = [&](const std::string& instance) {
+    auto pinned = Client::connect("petps://" + servers_[0]->address() + "/" + instance, quiet());
+    EXPECT_TRUE(pinned.ok()) << pinned.status().to_string();
+    std::vector<float> out(rows.size());
+    EXPECT_TRUE(pinned.value()->pull("rows", keys, out).ok());
+    return std::count(out.begin(), out.end(), 1.125f);
+  };
+  EXPECT_EQ(all_of("ranking@5"), static_cast<ptrdiff_t>(rows.size()));
+  EXPECT_EQ(all_of("ranking@6"), 0);
+}
+
 TEST_F(ShardVersionsTest, ADroppedInstanceIsFollowedToItsSuccessor) {
   auto client = connect_to_live(quiet());
   EXPECT_EQ(pulled_version(*client), 5u);
