@@ -5,12 +5,14 @@ Never does:  pull; decide how old a row may be (its caller says so with each loo
 Called by:   petps_client.puller.
 Invariants:  never more than the bytes it was made with; rows of one instance only; a row is stored
              under the moment before it was asked for, so it is never taken for younger than it is;
-             an older row never takes the place of a newer one.
+             an older row never takes the place of a newer one, nor its instance that of an
+             answer that was asked for later.
 Threads:     any.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,7 +66,8 @@ class RowCache:
     def __init__(self, bytes_max: int, dims: Mapping[str, int]) -> None:
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self.begin("", dims)
+        self._begun = -math.inf
+        self.begin("", dims, -math.inf, -math.inf)
 
     @property
     def instance(self) -> str:
@@ -78,10 +81,12 @@ class RowCache:
         with self._lock:
             return sum(places.nbytes for places in self._places.values())
 
-    def begin(self, instance: str, dims: Mapping[str, int]) -> None:
+    def begin(self, instance: str, dims: Mapping[str, int], asked: float, now: float) -> bool:
         """Forgets all rows, and takes those of another instance, whose tables have these dims.
 
-        Errors as when it is made; then all stays as it was.
+        asked: the moment before the answer was asked for that told of the instance. False, and all
+        stays as it was, if the cache has begun with another since then: which of the two answers
+        is the newer nobody knows, and the cache never goes back. Errors as when it is made.
         """
         places = {}
         entry_bytes = sum(ENTRY_BYTES + 4 * dim for dim in dims.values())
@@ -95,9 +100,13 @@ class RowCache:
                 )
             places[dim] = _Places(sets, dim)
         with self._lock:
+            if asked < self._begun:
+                return False
+            self._begun = now
             self._instance, self._places = instance, places
             self._dims = {name: int(dim) for name, dim in dims.items()}
             self._numbers = {name: number for number, name in enumerate(dims, 1)}
+            return True
 
     def take(
         self, wanted: Mapping[str, Keys], now: float, oldest: float, min_version: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -25,6 +25,8 @@ Rows = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 Form = Literal["f32", "stored"]
 T = TypeVar("T")
+_Wanted = tuple[str, npt.NDArray[np.uint64], Any, Mask | None]
+"""(table, keys, rows, mask) of a pull; rows are None where the caller gave none."""
 
 
 @dataclass(frozen=True)
@@ -232,16 +234,8 @@ class Client:
                 dedup=dedup,
             )
             return answer.rows, answer.mask
-        checked = as_keys(keys)
-        rows = self._rows_for(table, checked, dtype) if out is None else out
-        self._native.pull(
-            [(table, checked, rows, mask)],
-            dtype,
-            _deadline(deadline_ms),
-            _version(min_version),
-            _wait(wait_ms),
-            dedup,
-        )
+        wanted = [(table, as_keys(keys), out, mask)]
+        (rows,), *_ = self._pull(wanted, dtype, deadline_ms, min_version, wait_ms, dedup)
         return (rows, mask) if return_mask and mask is not None else rows
 
     def pull_answer(
@@ -258,15 +252,9 @@ class Client:
     ) -> Answer:
         """As :meth:`pull`, and returns all that the answer says, the applied version included."""
         checked = as_keys(keys)
-        rows = self._rows_for(table, checked, dtype) if out is None else out
         mask = np.empty(checked.shape[0], np.bool_)
-        found, version, instance = self._native.pull(
-            [(table, checked, rows, mask)],
-            dtype,
-            _deadline(deadline_ms),
-            _version(min_version),
-            _wait(wait_ms),
-            dedup,
+        (rows,), found, version, instance = self._pull(
+            [(table, checked, out, mask)], dtype, deadline_ms, min_version, wait_ms, dedup
         )
         return Answer(rows, mask, found, version, instance)
 
@@ -342,24 +330,52 @@ class Client:
         unknown = set(given) - set(keys)
         if unknown:
             raise InvalidArgument(f"out names tables that keys does not: {sorted(unknown)}")
-        pulls = []
-        for table, wanted in keys.items():
-            checked = as_keys(wanted)
-            rows = given[table] if table in given else self._rows_for(table, checked, dtype)
-            pulls.append((table, checked, rows, np.empty(checked.shape[0], np.bool_)))
-        found, version, instance = self._native.pull(
-            pulls, dtype, _deadline(deadline_ms), _version(min_version), _wait(wait_ms), dedup
+        checked = {table: as_keys(each) for table, each in keys.items()}
+        masks = {table: np.empty(len(each), np.bool_) for table, each in checked.items()}
+        wanted = [(table, each, given.get(table), masks[table]) for table, each in checked.items()]
+        rows, found, version, instance = self._pull(
+            wanted, dtype, deadline_ms, min_version, wait_ms, dedup
         )
-        rows_of = {table: rows for table, _, rows, _ in pulls}
-        return ManyAnswer(
-            rows_of, {table: mask for table, _, _, mask in pulls}, found, version, instance
-        )
+        return ManyAnswer(dict(zip(keys, rows, strict=True)), masks, found, version, instance)
 
-    def _rows_for(self, table: str, keys: npt.NDArray[np.uint64], dtype: Form) -> Rows:
-        about = self._native.describe(table)
-        if dtype == "stored":
-            return np.empty((keys.shape[0], about["row_bytes"]), np.uint8)
-        return np.empty((keys.shape[0], about["dim"]), np.float32)
+    def _pull(
+        self,
+        wanted: Sequence[_Wanted],
+        dtype: Form,
+        deadline_ms: int | None,
+        min_version: int,
+        wait_ms: int,
+        dedup: bool | None,
+    ) -> tuple[list[Rows], int, int, str]:
+        """(rows, found, applied version, instance); rows that are not given are made."""
+        options = (dtype, _deadline(deadline_ms), _version(min_version), _wait(wait_ms), dedup)
+        pulls = self._with_rows(wanted, dtype)
+        while True:
+            try:
+                found, version, instance = self._native.pull(pulls, *options)
+            except InvalidArgument:
+                # The pull may have found the model switched to an instance whose rows are longer.
+                before, pulls = pulls, self._with_rows(wanted, dtype)
+                if all(
+                    np.shape(a[2]) == np.shape(b[2]) for a, b in zip(before, pulls, strict=True)
+                ):
+                    raise
+            else:
+                return [rows for _, _, rows, _ in pulls], found, version, instance
+
+    def _with_rows(self, wanted: Sequence[_Wanted], dtype: Form) -> list[_Wanted]:
+        pulls = []
+        for table, keys, out, mask in wanted:
+            rows = out
+            if rows is None:
+                about = self._native.describe(table)
+                rows = (
+                    np.empty((keys.shape[0], about["row_bytes"]), np.uint8)
+                    if dtype == "stored"
+                    else np.empty((keys.shape[0], about["dim"]), np.float32)
+                )
+            pulls.append((table, keys, rows, mask))
+        return pulls
 
     # ---- push
 

@@ -188,11 +188,12 @@ class Puller:
         if cache.instance != fresh.instance:
             dims = {table: self._client.describe(table).dim for table in self.dims}
             # What is described may be older than what answered.
-            self.dims = dims | {table: rows.shape[1] for table, rows in fresh.rows.items()}
+            dims |= {table: rows.shape[1] for table, rows in fresh.rows.items()}
             try:
-                cache.begin(fresh.instance, self.dims)
+                if cache.begin(fresh.instance, dims, fresh.asked, self._clock()):
+                    self.dims = dims
             except InvalidArgument:  # its rows are longer: it goes on without a cache
-                self._cache = None
+                self._cache, self.dims = None, dims
         cache.keep(fresh.instance, left, fresh.rows, fresh.asked, fresh.applied_version)
         if switched:
             return replace(fresh, rows=taken.rows | fresh.rows)  # where no key was asked for too

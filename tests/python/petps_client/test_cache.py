@@ -42,7 +42,7 @@ def test_it_agrees_with_a_dict(places: int) -> None:
     random = np.random.default_rng((SEED, places))
     entry = sum(ENTRY_BYTES + 4 * dim for dim in DIMS.values())
     cache = RowCache(places * WAYS * entry, DIMS)
-    cache.begin("a", DIMS)
+    assert cache.begin("a", DIMS, 0, 0)
     model: dict[tuple[str, int], list[tuple[float, int, tuple[float, ...]]]] = {}
     hits = asked_for = 0
     for step in range(600):
@@ -108,14 +108,16 @@ def test_the_least_recently_used_row_goes() -> None:
 def test_another_instance_begins_empty() -> None:
     cache = RowCache(1 << 16, DIMS)
     rows = np.ones((2, 4), np.float32)
-    cache.begin("a", DIMS)
+    assert cache.begin("a", DIMS, 0, 0)
     cache.keep("a", {"users": keys_of(1, 2)}, {"users": rows}, 1.0, 1)
     cache.keep("b", {"users": keys_of(3, 4)}, {"users": rows}, 1.0, 1)
     taken = cache.take({"users": keys_of(1, 2, 3, 4), "items": keys_of(1)}, 1.0, 0.0, 0)
     assert taken.instance == "a"
     assert taken.hits["users"].tolist() == [True, True, False, False]
     assert not taken.hits["items"].any()  # a key of one table is no key of another
-    cache.begin("b", DIMS | {"users": 3})
+    assert cache.begin("b", DIMS | {"users": 3}, 0, 1)
+    assert not cache.begin("a", DIMS, 0.5, 2)  # asked for before b was known
+    assert cache.instance == "b"
     assert not cache.take({"users": keys_of(1, 2)}, 1.0, 0.0, 0).hits["users"].any()
     cache.keep("b", {"users": keys_of(1, 2)}, {"users": rows}, 1.0, 1)  # of another dim: not taken
     assert not cache.take({"users": keys_of(1, 2)}, 1.0, 0.0, 0).hits["users"].any()

@@ -143,6 +143,27 @@ def test_pull_many(client: petps_client.Client) -> None:
         client.pull_many({"f32": [1]}, out={"users": out})
 
 
+def test_arrays_are_made_anew_when_the_pull_finds_longer_rows(
+    client: petps_client.Client, served: Served
+) -> None:
+    """The instance that was described is gone; its successor's rows have another length."""
+    client.pull("f32", [1])
+    new = served.tables.create_instance("ranking", "ranking@2", 2).id
+    for table, dim in (("f32", 2 * DIM), ("int8", 3)):
+        served.tables.create_table(
+            table, instance=new, dim=dim, dtype="f32", capacity=100, feed="push"
+        )
+    with petps_client.connect(f"petps://{served.address}/ranking@2") as operator:
+        operator.switch_alias("ranking", "ranking@2")
+        operator.drop_instance("ranking@1")
+    answer = client.pull_many_answer({"f32": [1, 2], "int8": [3]})
+    assert answer.instance == "ranking@2"
+    assert answer.rows["f32"].shape == (2, 2 * DIM)
+    assert answer.rows["int8"].shape == (1, 3)
+    with pytest.raises(petps_client.InvalidArgument, match="the array has"):
+        client.pull("f32", [1], np.empty((1, DIM), np.float32))
+
+
 def test_unknown_table_lists_the_known(client: petps_client.Client) -> None:
     with pytest.raises(petps_client.NotFound, match=r"'nope'.*known: bf16, clicks, f16, f32, int8"):
         client.pull("nope", [1])

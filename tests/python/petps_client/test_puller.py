@@ -140,6 +140,32 @@ def test_rows_of_two_instances_never_stand_together() -> None:
     assert len(server.calls) == 3
 
 
+def test_a_late_prefetch_does_not_take_the_cache_back_to_the_instance_before() -> None:
+    clock = Clock()
+    let_go, held = threading.Event(), threading.Event()
+
+    class Late(Server):
+        def pull_many_answer(self, keys: Mapping[str, Any], **options: Any) -> ManyAnswer:
+            answer = super().pull_many_answer(keys, **options)
+            if threading.current_thread() is not threading.main_thread():
+                held.set()
+                assert let_go.wait(60)
+            return answer
+
+    server = Late(clock)
+    puller = puller_of(server, cache_bytes=100_000, staleness_ms=60_000)
+    puller.prefetch({"a": [1, 3]})
+    assert held.wait(60)
+    clock.now, server.number = 2.0, 2
+    assert puller.pull({"a": [2]}).instance == "m@2"
+    let_go.set()
+    assert puller._ahead[0].pulled.result().instance == "m@1"  # it was asked for before
+    clock.now = 3.0
+    assert puller.pull({"a": [2]}).instance == "m@2"
+    assert len(server.calls) == 2  # still cached
+    assert puller.pull({"a": [1]}).instance == "m@2"
+
+
 def test_an_instance_of_another_dim_that_describe_does_not_know_yet() -> None:
     """A server that is down keeps its last catalogue: what is pulled is of the instance after."""
     server = Server(Clock())
