@@ -63,7 +63,7 @@ LoadedTable::LoadedTable(const TableShape& shape) : shape_(shape) {
   spec.dim = shape.dim;
   spec.row_bytes = row_bytes();
   spec.capacity = std::max(shape.capacity, shape.rows);
-  table_ = value_of(tables_->create_table(spec));
+  table_ = value_of(tables_->create_table(spec)).get();
   apply(0, shape.rows, 0);
 }
 

@@ -69,8 +69,7 @@ pool::TableSpec spec_of(const NewTable& wanted) {
 TableHandle create_table(const SessionPointer& session, const NewTable& wanted) {
   const pool::TableSpec spec = spec_of(wanted);
   return released(session, [&](table::Tables& tables) {
-    const uint32_t id = unwrap(tables.create_table(spec))->id();
-    return handle_of(session, tables.find(id));
+    return handle_of(session, unwrap(tables.create_table(spec)));
   });
 }
 

@@ -81,7 +81,7 @@ struct Tables::Impl final : epoch::Reclaimer {
   explicit Impl(std::unique_ptr<pool::Pool> opened);
   ~Impl() override;
   void reclaim(std::span<const uint64_t> items) override;  // ids of dropped tables
-  void add(const pool::TableRecord& record);
+  TablePointer add(const pool::TableRecord& record);
   void start_background();
   void stop_background();
   void background();
@@ -98,6 +98,8 @@ struct Tables::Impl final : epoch::Reclaimer {
 
   std::unique_ptr<pool::Pool> pool;
   epoch::Domain epochs;
+  std::mutex
+      catalogue_mutex;  // one creation or drop at a time: what the pool has and what stands below change together
   mutable std::mutex mutex;  // guards the next two
   std::vector<TablePointer> tables;
   std::vector<TablePointer> dropped;  // until no pin can read them

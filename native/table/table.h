@@ -174,7 +174,7 @@ class Tables {
   pool::Pool& pool();
   epoch::Domain& epochs();
 
-  base::Result<Table*> create_table(const pool::TableSpec& spec);  // good until it is dropped
+  base::Result<TablePointer> create_table(const pool::TableSpec& spec);
   TablePointer find(uint32_t id) const;                            // null: unknown
   TablePointer find(const std::string& instance, const std::string& table) const;  // likewise
   std::vector<TablePointer> tables() const;

@@ -29,10 +29,11 @@ Tables::Impl::Impl(std::unique_ptr<pool::Pool> opened) : pool(std::move(opened))
 
 Tables::Impl::~Impl() { stop_background(); }
 
-void Tables::Impl::add(const pool::TableRecord& record) {
+TablePointer Tables::Impl::add(const pool::TableRecord& record) {
   auto table = std::make_shared<Table>(std::make_unique<Table::Impl>(*this, record));
   std::lock_guard lock(mutex);
-  tables.push_back(std::move(table));
+  tables.push_back(table);
+  return table;
 }
 
 Result<std::unique_ptr<Tables>> Tables::create(const TablesOptions& options) {
@@ -122,13 +123,13 @@ bool Tables::Impl::reclaimed() {
   }
 }
 
-Result<Table*> Tables::create_table(const pool::TableSpec& spec) {
+Result<TablePointer> Tables::create_table(const pool::TableSpec& spec) {
+  const std::lock_guard lock(impl_->catalogue_mutex);
   auto record = impl_->pool->create_table(spec);
   if (!record.ok()) return record.status();
-  impl_->add(record.value());
-  const TablePointer table = find(record.value().id);
+  TablePointer table = impl_->add(record.value());
   table->impl().index.set_walked(0, 0);  // fresh buckets are empty
-  return table.get();
+  return table;
 }
 
 Status Tables::switch_alias(const std::string& alias, uint32_t instance, bool unless_frozen) {
@@ -187,6 +188,7 @@ Status Tables::Impl::pass_over(uint32_t instance) {
 }
 
 Status Tables::drop_instance(uint32_t instance) {
+  const std::lock_guard one_change(impl_->catalogue_mutex);
   PETPS_RETURN_IF_ERROR(impl_->pool->droppable(instance));
   PETPS_RETURN_IF_ERROR(impl_->pass_over(instance));
   PETPS_RETURN_IF_ERROR(impl_->pool->drop_instance(instance));

@@ -76,7 +76,7 @@ void start(World* world) {
   spec.dim = kRowBytes / 4;
   spec.row_bytes = kRowBytes;
   spec.capacity = kCapacity;
-  world->table = world->tables->create_table(spec).value();
+  world->table = world->tables->create_table(spec).value().get();
 }
 
 // Like a kill: the process forgets, the memory stays. The walk of the new open runs beside what follows.

@@ -95,8 +95,8 @@ std::unique_ptr<Tables> make(media::SimulatedMedium& disk, Model* items, Model* 
   with_default.dtype = 1;
   with_default.feed = pool::Feed::kDelta;
   with_default.default_row.assign(72, std::byte{0x5A});
-  Table* a = tables->create_table(spec("items", 100, 64)).value();
-  Table* b = tables->create_table(with_default).value();
+  Table* a = tables->create_table(spec("items", 100, 64)).value().get();
+  Table* b = tables->create_table(with_default).value().get();
   const auto apply_both = [](Table* table, Model* model, const std::vector<Change>& changes) {
     EXPECT_TRUE(testing::apply(*table, changes).ok());
     testing::apply(model, changes);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <iostream>
 #include <numeric>
+#include <thread>
 
 #include "model.h"
 #include "tests/native/media/temporary_folder.h"
@@ -72,7 +73,7 @@ void expect_clean(const Tables& tables) {
 TEST(Table, AnswersWhatWasApplied) {
   Memory memory;
   auto tables = format(memory);
-  Table* table = tables->create_table(spec("t", 1000)).value();
+  Table* table = tables->create_table(spec("t", 1000)).value().get();
   ASSERT_TRUE(testing::apply(*table, {{1, 10, false}, {2, 20, false}, {1, 11, false}}).ok());
   EXPECT_EQ(testing::compare(*table, {{1, 11}, {2, 20}}, {1, 2, 3}), "");
   auto report = testing::apply(*table, {{1, 0, true}, {7, 0, true}, {2, 21, false}});
@@ -89,7 +90,7 @@ TEST(Table, AnswersWhatWasApplied) {
 TEST(Table, OfAKeyThatStandsTwiceTheLastCounts) {
   Memory memory;
   auto tables = format(memory);
-  Table* table = tables->create_table(spec("t", 1000)).value();
+  Table* table = tables->create_table(spec("t", 1000)).value().get();
   auto report = testing::apply(*table, {{1, 10, false}, {2, 20, false}, {1, 11, false}});
   ASSERT_TRUE(report.ok());
   EXPECT_EQ(report.value().inserted, 2u);
@@ -114,7 +115,7 @@ TEST(Table, OfAKeyThatStandsTwiceTheLastCounts) {
 TEST(Table, FullTableRefusesNewKeysAndUpdatesOldOnes) {
   Memory memory;
   auto tables = format(memory);
-  Table* table = tables->create_table(spec("t", 100)).value();
+  Table* table = tables->create_table(spec("t", 100)).value().get();
   std::vector<Change> changes;
   for (uint64_t k = 0; k < 150; ++k) changes.push_back({k, k, false});
   auto report = testing::apply(*table, changes);
@@ -138,7 +139,7 @@ void fuzz(uint64_t rounds, uint64_t capacity, uint64_t key_space, uint64_t s) {
   std::mt19937_64 rng(s);
   Memory memory;
   auto tables = format(memory);
-  Table* table = tables->create_table(spec("t", capacity)).value();
+  Table* table = tables->create_table(spec("t", capacity)).value().get();
   Model model;
   std::vector<uint64_t> all(key_space);
   std::iota(all.begin(), all.end(), 0);
@@ -209,7 +210,7 @@ TEST(Table, ReadsOfBucketsPerHitAsThePaperSays) {
   ASSERT_TRUE(tables.ok()) << tables.status().to_string();
   ASSERT_TRUE(tables.value()->pool().create_instance("m", "m@1", 1).ok());
   const uint64_t rows = 200'000;
-  Table* table = tables.value()->create_table(spec("t", rows, 8)).value();
+  Table* table = tables.value()->create_table(spec("t", rows, 8)).value().get();
   std::vector<Change> changes;
   std::vector<uint64_t> keys;
   for (uint64_t k = 0; k < rows; ++k) {
@@ -235,7 +236,7 @@ Table* add_instance(Tables& tables, uint32_t number) {
   EXPECT_TRUE(instance.ok()) << instance.status().to_string();
   auto wanted = spec("t", 1000);
   wanted.instance = instance.value().id;
-  return tables.create_table(wanted).value();
+  return tables.create_table(wanted).value().get();
 }
 
 std::vector<Change> rows_of(uint64_t value) {
@@ -247,7 +248,7 @@ std::vector<Change> rows_of(uint64_t value) {
 TEST(Drop, ADroppedTableIsReadUnderItsPinsAndThenItsSpaceIsUsedAgain) {
   Memory memory;
   auto tables = format(memory);
-  Table* old = tables->create_table(spec("t", 1000)).value();
+  Table* old = tables->create_table(spec("t", 1000)).value().get();
   ASSERT_TRUE(testing::apply(*old, rows_of(1)).ok());
   Table* fresh = add_instance(*tables, 2);
   ASSERT_TRUE(testing::apply(*fresh, rows_of(2)).ok());
@@ -338,7 +339,7 @@ TEST(Drop, AfterAKillFreeSpaceIsTakenAtOnceUnlessAProcessMayReadIt) {
 TEST(Drop, WhoKeepsATableReadsItOnAndItsSpaceStays) {
   Memory memory;
   auto tables = format(memory);
-  Table* old = tables->create_table(spec("t", 1000)).value();
+  Table* old = tables->create_table(spec("t", 1000)).value().get();
   ASSERT_TRUE(testing::apply(*old, rows_of(1)).ok());
   ASSERT_TRUE(testing::apply(*old, rows_of(2)).ok());  // retired slots wait
   add_instance(*tables, 2);
@@ -353,6 +354,29 @@ TEST(Drop, WhoKeepsATableReadsItOnAndItsSpaceStays) {
   held.reset();
   EXPECT_GT(tables->pool().free_bytes(), 0u);
   EXPECT_EQ(tables->applied_version(1), 0u);
+}
+
+// The drop begins as soon as the pool has the new table.
+TEST(Drop, ATableThatIsJustMadeIsDroppedToo) {
+  Memory memory;
+  auto tables = format(memory);
+  for (uint32_t round = 2; round < 200; ++round) {
+    const auto instance = tables->pool().create_instance("model", "m@" + std::to_string(round), 1);
+    ASSERT_TRUE(instance.ok()) << instance.status().to_string();
+    auto wanted = spec("t", 20'000);  // takes a while to set up
+    wanted.instance = instance.value().id;
+    std::thread dropper([&] {
+      while (tables->pool().tables().empty()) {
+      }
+      EXPECT_TRUE(tables->drop_instance(wanted.instance).ok());
+    });
+    const auto table = tables->create_table(wanted);
+    dropper.join();
+    ASSERT_TRUE(table.ok()) << table.status().to_string();
+    EXPECT_EQ(table.value()->record().spec.name, "t");
+    ASSERT_TRUE(tables->tables().empty()) << "round " << round;
+    tables->reclaim();
+  }
 }
 
 // Instances come and go for longer than there are places for them.
