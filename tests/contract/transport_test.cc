@@ -151,10 +151,10 @@ TEST_P(TransportContract, RefusesConnectionsAboveTheLimit) {
   clients.pop_back();
   EXPECT_TRUE(echo.waits_until([&] { return echo.closed == 1; }));
   refused.reset();
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the refused socket's own end
-  auto again = connect();
-  ASSERT_TRUE(again->send(test_frame(4, 0)));
-  EXPECT_EQ(again->receive_frame(), echo.expected_reply(4));
+  EXPECT_TRUE(echo.waits_until([&] {  // until the refused one's socket has ended
+    auto again = connect();
+    return again->send(test_frame(4, 0)) && again->receive_frame() == echo.expected_reply(4);
+  }));
 }
 
 TEST_P(TransportContract, AdmissionMayRefuse) {

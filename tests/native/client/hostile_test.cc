@@ -27,6 +27,13 @@ Options quick() {
   return options;
 }
 
+// Where the call must go well, however busy the machine is.
+Options patient() {
+  Options options = quick();
+  options.deadline_ms = 20'000;
+  return options;
+}
+
 Status pull_once(Client& client, uint32_t deadline_ms = 0) {
   std::vector<uint64_t> keys(kKeys);
   for (size_t i = 0; i < kKeys; ++i) keys[i] = i;
@@ -84,7 +91,7 @@ void expect_distrust(const Status& status, const char* part) {
 
 TEST(Hostile, AnHonestServerIsServed) {
   FakeServer server(nullptr);
-  auto client = Client::connect(server.url(), quick());
+  auto client = Client::connect(server.url(), patient());
   ASSERT_TRUE(client.ok()) << client.status().to_string();
   EXPECT_TRUE(pull_once(**client).ok());
 }
@@ -153,7 +160,7 @@ TEST(Hostile, SilenceEndsAtTheDeadline) {
     const uint64_t ms = (base::monotonic_ns() - before) / 1'000'000;
     EXPECT_EQ(Code::kDeadlineExceeded, status.code()) << status.to_string();
     EXPECT_NE(std::string_view::npos, status.message().find("127.0.0.1:")) << status.to_string();
-    EXPECT_NE(std::string_view::npos, status.message().find("no complete reply within 2"))
+    EXPECT_NE(std::string_view::npos, status.message().find("no complete reply within "))
         << status.to_string();
     EXPECT_GE(ms, 200u);
     EXPECT_LE(ms, 2000u);
@@ -232,7 +239,7 @@ TEST(Hostile, EndlessWrongShardEndsAtTheDeadline) {
   server.hello().features = wire::kFeatureShardMap;
   server.hello().shard.map_version = 1;
   server.shard_map() = {"ranking", 1, 1, {{server.address(), {1}}}};
-  auto client = Client::connect(server.url(), quick());
+  auto client = Client::connect(server.url(), patient());
   ASSERT_TRUE(client.ok()) << client.status().to_string();
   const std::vector<uint64_t> keys = {2};
   std::vector<float> out(FakeServer::kDim);
@@ -250,7 +257,7 @@ TEST(Hostile, LowLimitsAreKept) {
   server.hello().limits.keys_per_pull = 7;
   server.hello().limits.in_flight = 2;
   server.hello().limits.body_bytes = 200;
-  auto client = Client::connect(server.url(), quick());
+  auto client = Client::connect(server.url(), patient());
   ASSERT_TRUE(client.ok());
   EXPECT_TRUE(pull_once(**client, 5000).ok());
   EXPECT_GE(server.count(Opcode::kPull), kKeys / 7);
@@ -268,7 +275,7 @@ TEST(Hostile, ErrorRepliesKeepTheConnection) {
     }
     return Answer::kSend;
   });
-  auto client = Client::connect(server.url(), quick());
+  auto client = Client::connect(server.url(), patient());
   ASSERT_TRUE(client.ok());
   const Status status = pull_once(**client);
   EXPECT_EQ(Code::kStale, status.code()) << status.to_string();
@@ -291,7 +298,7 @@ TEST(Hostile, RepliesInAnotherOrder) {
     held.clear();
     return Answer::kSend;
   });
-  auto client = Client::connect(server.url(), quick());
+  auto client = Client::connect(server.url(), patient());
   ASSERT_TRUE(client.ok());
   std::vector<uint64_t> keys(kKeys);
   for (size_t i = 0; i < kKeys; ++i) keys[i] = i;
@@ -355,10 +362,11 @@ TEST(Hostile, RandomDamageNeverCrashesNorHangs) {
 
 TEST(Hostile, DamagedRowsAreBeyondTheClientsKnowledge) {
   // A row has no checksum on the wire (TCP has): damage there is the one kind that passes.
-  EXPECT_TRUE(run(of(Opcode::kPull, [](wire::Frame& reply) {
-                reply.back() ^= std::byte{0x40};
-                return Answer::kSend;
-              })).ok());
+  const auto damage = [](wire::Frame& reply) {
+    reply.back() ^= std::byte{0x40};
+    return Answer::kSend;
+  };
+  EXPECT_TRUE(run(of(Opcode::kPull, damage), patient()).ok());
 }
 
 TEST(Hostile, PureGarbage) {
@@ -382,7 +390,7 @@ TEST(Hostile, PureGarbage) {
 
 TEST(Hostile, ForkedChildIsToldToConnectItself) {
   FakeServer server(nullptr);
-  auto client = Client::connect(server.url(), quick());
+  auto client = Client::connect(server.url(), patient());
   ASSERT_TRUE(client.ok());
   const pid_t child = fork();
   if (child == 0) {

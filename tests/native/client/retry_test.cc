@@ -63,7 +63,7 @@ TEST(Retry, SilentReplicaLeavesTimeForTheOther) {
   auto client = Client::connect("petps://" + silent.address() + "," + good.address() + "/ranking");
   ASSERT_TRUE(client.ok()) << client.status().to_string();
   for (int i = 0; i < 6; ++i) {
-    const Status status = pull_users(**client, 400);
+    const Status status = pull_users(**client, 1500);
     EXPECT_TRUE(status.ok()) << status.to_string();
   }
   EXPECT_LT(silent.count(Opcode::kPull), 5u) << "it rests after a failure";

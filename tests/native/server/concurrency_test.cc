@@ -143,10 +143,12 @@ class Storm {
       if (!client.call(push_frame(version, table_, keys, version)).error().ok()) ++failed;
       acknowledged_ = version;
     }
+    while (pulls <= kPullsLeast && failed == 0) std::this_thread::yield();
     done_ = true;
   }
 
   static constexpr uint64_t kKeys = 200;
+  static constexpr int kPullsLeast = 10;
   std::atomic<int> torn{0};
   std::atomic<int> missing{0};
   std::atomic<int> old{0};
@@ -186,7 +188,7 @@ void run_storm(TestPool& pool, table::Table& table,
   EXPECT_EQ(storm.missing, 0);
   EXPECT_EQ(storm.old, 0);
   EXPECT_EQ(storm.failed, 0);
-  EXPECT_GT(storm.pulls, 10);
+  EXPECT_GT(storm.pulls, Storm::kPullsLeast);
   const table::VerifyReport report = pool.tables->verify();
   EXPECT_TRUE(report.clean()) << report.problems.front();
 }

@@ -11,6 +11,7 @@ import pytest
 from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.publish import Publisher
+from tests.python.ingest.test_follow import wait_until
 from tests.python.ingest.world import P, World, write_rows
 
 SCHEMAS = [TableSchema("user", "f32", 16), TableSchema("item", "int8", 8)]
@@ -108,8 +109,8 @@ def test_a_base_of_a_new_run_and_a_gap(tmp_path: Path, served: list[World]) -> N
     # It loses messages; the next base makes good.
     other.publisher._seqs = [seq + 2 for seq in other.publisher._seqs]
     version = other.version()
+    wait_until(lambda: {p.state for p in served[0].ingest.status().partitions} == {"stale"})
     assert not served[0].ingest.wait_for(version, 0.3)
-    assert {p.state for p in served[0].ingest.status().partitions} == {"stale"}
     position = other.publisher.position()
     positions = {p: (position.run, position.seqs[p]) for p in range(P)}
     write_base(tmp_path / "bases" / "mend", other, positions, version)
