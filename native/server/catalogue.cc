@@ -23,16 +23,24 @@ Status Worker::hello(const wire::FrameHeader& header, std::span<const std::byte>
   return {};
 }
 
+// Of one moment: names and tables are read again when an instance was dropped between.
 wire::TablesReply describe_tables(table::Tables& tables) {
   wire::TablesReply out;
-  const auto [instances, aliases] = tables.pool().names();
-  for (const pool::InstanceRecord& record : instances) {
+  uint64_t generation = 0;
+  pool::Names names;
+  std::vector<table::TablePointer> found;
+  do {
+    generation = tables.generation();
+    names = tables.pool().names();
+    found = tables.tables();
+  } while (tables.generation() != generation);
+  for (const pool::InstanceRecord& record : names.instances) {
     out.instances.push_back({record.id, record.model, record.name, record.partitions,
                              tables.applied_version(record.id)});
   }
-  for (const pool::AliasRecord& alias : aliases)
+  for (const pool::AliasRecord& alias : names.aliases)
     out.aliases.push_back({alias.name, alias.instance});
-  for (const table::TablePointer& table : tables.tables()) {
+  for (const table::TablePointer& table : found) {
     const pool::TableRecord& record = table->record();
     wire::TableInfo info;
     info.id = record.id;

@@ -107,6 +107,8 @@ class Stale(PetpsError):
 
     code = "STALE"
     number = 10
+    applied_version: int = 0
+    """Of the instance that was asked for, where the server adds it."""
 
 
 class WrongShard(PetpsError):

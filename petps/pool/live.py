@@ -94,6 +94,7 @@ class LivePool:
         checked = as_keys(keys)
         rows = out
         if rows is None:
+            meant = self._native.resolve(meant).name  # what follows is of one instance
             rows = empty_rows(self._native.find(meant, table), checked.shape[0], dtype)
         if mask is None and return_mask:
             mask = np.empty(checked.shape[0], np.bool_)

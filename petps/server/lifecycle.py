@@ -48,6 +48,7 @@ class Serving:
         self._log = log
         self._draining = False
         self._ingest: Any = None
+        self._ingest_lock = threading.Lock()  # over whose state is in the status
         self._http: Any = None
         self._grpc: Any = None
         self._metrics: Any = None
@@ -104,7 +105,10 @@ class Serving:
             return
         error = ""
         try:
-            self._server.set_status_member("ingest", json.dumps(ingest.status()))
+            state = json.dumps(ingest.status())
+            with self._ingest_lock:
+                if self._ingest is ingest:
+                    self._server.set_status_member("ingest", state)
         except Exception as failure:  # whatever it is must be seen, and must not end the serving
             error = (
                 "ingest's state is not in the status, serving goes on: "
@@ -225,10 +229,12 @@ class Serving:
         return None if self._map is None else self._map.ingested_by(self._server.address)
 
     def _stop_ingest(self) -> None:
-        ingest, self._ingest = self._ingest, None
+        with self._ingest_lock:
+            ingest, self._ingest = self._ingest, None
+            if ingest is not None:
+                self._server.set_status_member("ingest", "null")
         self._ingested = []
         if ingest is not None:
-            self._server.set_status_member("ingest", "null")
             ingest.stop()
 
     def _fault(self) -> str | None:

@@ -91,8 +91,7 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
 
     def _details(self, error: PetpsError, request: Any) -> Metadata:
         if isinstance(error, Stale):
-            applied = self._tables.applied_version(self._instance(request.model).id)
-            return (("petps-applied-version", str(applied)),)
+            return (("petps-applied-version", str(error.applied_version)),)
         if isinstance(error, WrongShard):
             return (("petps-map-version", str(self._map_version())),)
         if isinstance(error, ResourceExhausted) and isinstance(error.report, messages.PushReply):
@@ -198,7 +197,11 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
             min_version=request.min_version,
             wait_ms=wait_ms,
         )
-        version, found = (await self._calls.reply(ticket)).pulled()
+        try:
+            version, found = (await self._calls.reply(ticket)).pulled()
+        except Stale as stale:
+            stale.applied_version = self._tables.applied_version(instance.id)
+            raise
         rows = []
         total = 0
         for table, (code, row_bytes, rows_found, present, stored) in zip(

@@ -6,6 +6,7 @@ import socket
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,6 +121,23 @@ def test_a_status_that_cannot_be_had_does_not_end_the_serving(
         assert "ingest" in serving.status()
         monkeypatch.setattr(serving._ingest, "status", working)
         assert serving.status()["ingest"]["running"]
+
+
+def test_the_state_of_an_ingest_that_has_been_stopped_is_not_shown(
+    pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the shard map takes its partitions away while another thread asks for the status."""
+    with Serving(settings(pool, ingest={"log": tmp_path / "log"}), log=print) as serving:
+        working = serving._ingest.status
+
+        def stopped_meanwhile() -> Any:
+            state = working()
+            serving._stop_ingest()
+            return state
+
+        monkeypatch.setattr(serving._ingest, "status", stopped_meanwhile)
+        serving.report()
+        assert serving.status()["ingest"] is None
 
 
 def test_ingest_that_cannot_start(pool: Path, tmp_path: Path) -> None:
