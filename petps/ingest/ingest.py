@@ -95,6 +95,7 @@ class Ingest:
         self._refused_before: dict[str, int] = {}
         self._applier: Applier = InlineApplier()
         self._held: set[int] = set()  # not read, because they catch up
+        self._troubles_lock = threading.Lock()  # over the next two: several threads report
         self._troubles: dict[str, str] = {}  # not overcome yet, by where
         self._errors = 0
         self._not_before = 0.0  # the rate limit's clock
@@ -369,12 +370,14 @@ class Ingest:
             wait = min(2 * wait, RETRY_LAST_SECONDS)
 
     def _report(self, where: str, error: str) -> None:
-        self._troubles = {**self._troubles, where: error}
-        self._errors += 1
+        with self._troubles_lock:
+            self._troubles = {**self._troubles, where: error}  # a new one: status() reads without
+            self._errors += 1
 
     def _overcome(self, where: str) -> None:
-        if where in self._troubles:
-            self._troubles = {w: text for w, text in self._troubles.items() if w != where}
+        with self._troubles_lock:
+            if where in self._troubles:
+                self._troubles = {w: text for w, text in self._troubles.items() if w != where}
 
     def _pace(self, rows: int) -> None:
         """Waits as the rate limit asks after ``rows``. Raises _Stopped when stop() comes first."""

@@ -148,12 +148,14 @@ Status PullCall::run(const Routing& by, PullReport& report) {
   }
 }
 
-// Of all servers that answer.
+// Of all servers that answer; a silent one leaves time for the others, and for the pull after it.
 void PullCall::read_catalogues(const Routing& by) const {
-  for (const auto& endpoint : by.all) {
-    if (endpoint->rests_until_ns() > base::monotonic_ns()) continue;
-    auto leased = endpoint->lease(deadline_);
-    if (leased.ok()) (void)endpoint->read_catalogue(**leased, deadline_);
+  for (size_t i = 0; i < by.all.size(); ++i) {
+    Endpoint& endpoint = *by.all[i];
+    if (endpoint.rests_until_ns() > base::monotonic_ns()) continue;
+    const Deadline until = deadline_.share(by.all.size() - i + 1);
+    auto leased = endpoint.lease(until);
+    if (leased.ok()) (void)endpoint.read_catalogue(**leased, until);
   }
 }
 
