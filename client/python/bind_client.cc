@@ -142,12 +142,12 @@ class Session {
                     [&](Client& client) { return client.erase(table, key_view, options); });
   }
 
-  py::dict describe(const std::string& table) {
+  py::dict describe(const std::string& table, uint32_t deadline_ms) {
     const std::shared_ptr<Client> held = client();
     Table found;
     {
       const py::gil_scoped_release released;
-      auto answer = held->describe(table);
+      auto answer = held->describe(table, deadline_ms);
       check(answer.status());
       found = std::move(answer).value();
     }
@@ -246,7 +246,7 @@ void bind_client(py::module_& module) {
       .def("push", &Session::push, py::arg("table"), py::arg("keys"), py::arg("rows"),
            py::arg("stored"), py::arg("allow_not_finite"), py::arg("deadline_ms"))
       .def("erase", &Session::erase, py::arg("table"), py::arg("keys"), py::arg("deadline_ms"))
-      .def("describe", &Session::describe, py::arg("table"))
+      .def("describe", &Session::describe, py::arg("table"), py::arg("deadline_ms"))
       .def("tables", &Session::tables, py::arg("deadline_ms"))
       .def("status", &Session::status, py::arg("server"), py::arg("deadline_ms"))
       .def("switch_alias", &Session::switch_alias, py::arg("alias"), py::arg("instance"),

@@ -23,7 +23,7 @@ Status Worker::hello(const wire::FrameHeader& header, std::span<const std::byte>
   return {};
 }
 
-// Of one moment: names and tables are read again when an instance was dropped between.
+// An instance that is listed has its tables: both are read again when one was dropped between.
 wire::TablesReply describe_tables(table::Tables& tables) {
   wire::TablesReply out;
   uint64_t generation = 0;
@@ -42,6 +42,10 @@ wire::TablesReply describe_tables(table::Tables& tables) {
     out.aliases.push_back({alias.name, alias.instance});
   for (const table::TablePointer& table : found) {
     const pool::TableRecord& record = table->record();
+    const bool is_listed = std::any_of(
+        names.instances.begin(), names.instances.end(),
+        [&](const pool::InstanceRecord& instance) { return instance.id == record.spec.instance; });
+    if (!is_listed) continue;  // being dropped, or made since
     wire::TableInfo info;
     info.id = record.id;
     info.instance = record.spec.instance;

@@ -175,7 +175,7 @@ class Tables {
   epoch::Domain& epochs();
 
   base::Result<TablePointer> create_table(const pool::TableSpec& spec);
-  TablePointer find(uint32_t id) const;                            // null: unknown
+  TablePointer find(uint32_t id) const;                                            // null: unknown
   TablePointer find(const std::string& instance, const std::string& table) const;  // likewise
   std::vector<TablePointer> tables() const;
   // See Pool::set_alias. kFailedPrecondition for an instance whose base is not loaded in all partitions that count.

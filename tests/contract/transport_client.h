@@ -40,9 +40,9 @@ class Client {
   virtual void close() = 0;
 
   // One whole frame, or empty.
-  std::vector<std::byte> receive_frame(int timeout_ms = 5000);
+  std::vector<std::byte> receive_frame(int timeout_ms = 60'000);
   // Reads until the server has closed; the last error frame's message, or "".
-  std::string read_to_end(int timeout_ms = 5000);
+  std::string read_to_end(int timeout_ms = 60'000);
 
  private:
   bool receive_exactly(std::byte* out, size_t n, int timeout_ms);

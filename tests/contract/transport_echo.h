@@ -95,7 +95,7 @@ class Echo {
     const std::lock_guard lock(mutex_);
     return reasons_;
   }
-  bool waits_until(const std::function<bool()>& condition, int timeout_ms = 5000) {
+  bool waits_until(const std::function<bool()>& condition, int timeout_ms = 60'000) {
     const uint64_t until = base::monotonic_ns() + static_cast<uint64_t>(timeout_ms) * kMs;
     while (!condition()) {
       if (base::monotonic_ns() > until) return false;

@@ -200,7 +200,7 @@ TEST_P(TransportContract, OversizedFrameIsRefusedByItsHeader) {
   const TestHeader header{static_cast<uint32_t>(kTestFrameBytesMax + 8), 0};
   ASSERT_TRUE(client->send(
       std::as_bytes(std::span(&header, 1))));  // its body never comes, and nobody waits for it
-  EXPECT_NE(client->read_to_end(1000).find("RESOURCE_EXHAUSTED: frame of 4194312 bytes"),
+  EXPECT_NE(client->read_to_end(10'000).find("RESOURCE_EXHAUSTED: frame of 4194312 bytes"),
             std::string::npos);
 }
 
@@ -283,7 +283,7 @@ TEST_P(TransportContract, NeverReadingPeerIsClosedAndHoldsNothing) {
 
 TEST_P(TransportContract, APeerThatStopsReadingHoldsNoRows) {
   Limits limits;
-  limits.pin_ms = 200;
+  limits.pin_ms = 2'000;
   limits.output_pause_bytes = 256 << 10;
   make(limits);
   Echo echo(*transport_, 0, domain_);

@@ -89,7 +89,7 @@ TEST_F(Zerocopy, SmallListsAreCopied) {
 
 TEST_F(Zerocopy, APeerThatStopsReadingIsClosedAndItsRowsReleased) {
   Limits limits;
-  limits.pin_ms = 200;
+  limits.pin_ms = 2'000;
   limits.output_stall_ms = 600'000;  // so that only the pin's limit acts
   limits.output_pause_bytes = limits.output_close_bytes;
   make(limits);

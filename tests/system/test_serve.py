@@ -183,7 +183,10 @@ def test_kill_and_restart_loses_nothing_acknowledged(pool: Path, started: list[P
         started.append(process)
         facts = process.wait_ready()
         pusher = Pusher(facts["port"], 2 + round_number, int(random.integers(1 << 30)))
-        time.sleep(0.3 + random.random() * 0.3)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not pusher.pushed and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(random.random() * 0.3)
         process.kill()
         pusher.stop()
         assert pusher.pushed

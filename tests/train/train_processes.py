@@ -134,7 +134,7 @@ def test_killed_workers_go_on_bit_by_bit(tmp_path: Path) -> None:
 
 def test_a_peer_that_hangs_is_told_within_the_limit(tmp_path: Path) -> None:
     create(tmp_path)
-    with workers(tmp_path, 0, timeout_s=4.0) as running:
+    with workers(tmp_path, 0, timeout_s=15.0) as running:
         running[0].wait_step(3)
         running[0].process.send_signal(signal.SIGSTOP)
         began = time.monotonic()
@@ -142,5 +142,5 @@ def test_a_peer_that_hangs_is_told_within_the_limit(tmp_path: Path) -> None:
         waited = time.monotonic() - began
         running[0].process.send_signal(signal.SIGCONT)
     assert code == 3, said
-    assert "DeadlineExceeded: worker 1 of 2: a peer did not answer within 4 s" in said
+    assert "DeadlineExceeded: worker 1 of 2: a peer did not answer within 15 s" in said
     print(f"told after {waited:.1f} s")

@@ -158,12 +158,13 @@ std::string Client::Impl::common_instance(const Routing& by, const Catalogue& ca
     if (other == nullptr && endpoint->rests_until_ns() <= base::monotonic_ns()) {
       const Deadline until = deadline.share(by.all.size() + 1);
       auto leased = endpoint->lease(until);
+      Status status = leased.status();
       if (leased.ok()) {
         auto read = endpoint->catalogue(**leased, until);
+        status = read.status();
         if (read.ok()) other = read.value();
-      } else if (leased.status().code() == Code::kUnavailable) {
-        endpoint->failed();
       }
+      if (is_unreachable(status.code())) endpoint->failed();
     }
     if (other == nullptr || other->instance_name().empty()) continue;
     const uint32_t number = catalogue.instance(other->instance_name());
@@ -172,10 +173,18 @@ std::string Client::Impl::common_instance(const Routing& by, const Catalogue& ca
   return oldest;
 }
 
-Result<Table> Client::describe(std::string_view table) {
+Result<const CatalogueTable*> Client::Impl::find_common_table(
+    const Routing& by, Endpoint& endpoint, Connection& connection, std::string_view table,
+    const Deadline& deadline, std::shared_ptr<const Catalogue>& catalogue) {
+  auto found = find_table(endpoint, connection, table, deadline, catalogue);
+  if (!found.ok()) return found;
+  return catalogue->find(table, common_instance(by, *catalogue, deadline));
+}
+
+Result<Table> Client::describe(std::string_view table, uint32_t deadline_ms) {
   PETPS_RETURN_IF_ERROR(impl_->check_process());
   const auto by = impl_->current_routing();
-  const Deadline until = impl_->deadline(0);
+  const Deadline until = impl_->deadline(deadline_ms);
   for (const auto& endpoint : by->all) {
     const auto catalogue = endpoint->last_catalogue();
     if (catalogue == nullptr) continue;
@@ -187,7 +196,8 @@ Result<Table> Client::describe(std::string_view table) {
     auto leased = endpoint.lease(deadline);
     if (!leased.ok()) return leased.status();
     std::shared_ptr<const Catalogue> catalogue;
-    const auto found = find_table(endpoint, **leased, table, deadline, catalogue);
+    const auto found =
+        impl_->find_common_table(*by, endpoint, **leased, table, deadline, catalogue);
     if (found.ok()) out = found.value()->table;
     return found.status();
   };

@@ -150,8 +150,8 @@ class [[nodiscard]] Client {
   base::Result<PushReport> erase(std::string_view table, std::span<const uint64_t> keys,
                                  const PushOptions& options = {});
 
-  // As last read from a server; no request is sent unless the table is unknown.
-  base::Result<Table> describe(std::string_view table);
+  // As last read from the servers; a request is sent only where the table, or what a server means by the model, is unknown.
+  base::Result<Table> describe(std::string_view table, uint32_t deadline_ms = 0);
   // Read from a server now; rows and capacity are those of that server.
   base::Result<std::vector<Table>> tables(uint32_t deadline_ms = 0);
   // The status text (JSON) of the first server of the URL that answers; `server` is its number there, or -1 for any.

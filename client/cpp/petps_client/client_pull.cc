@@ -198,9 +198,11 @@ Status PullCall::run_once(const Routing& by, PullReport& report) {
 Status PullCall::plan(const Routing& by) {
   std::shared_ptr<const Catalogue> catalogue;
   const auto knows_all = [&] {
-    return catalogue != nullptr &&
-           std::all_of(pulls_.begin(), pulls_.end(),
-                       [&](const TablePull& pull) { return catalogue->find(pull.table).ok(); });
+    if (catalogue == nullptr) return false;
+    instance_ = client_.common_instance(by, *catalogue, deadline_);
+    return std::all_of(pulls_.begin(), pulls_.end(), [&](const TablePull& pull) {
+      return catalogue->find(pull.table, instance_).ok();
+    });
   };
   for (const auto& endpoint : by.all) {
     catalogue = endpoint->last_catalogue();
@@ -217,8 +219,8 @@ Status PullCall::plan(const Routing& by) {
       return {};
     };
     PETPS_RETURN_IF_ERROR(client_.try_endpoints("pull", by, by.all, deadline_, attempt));
+    instance_ = client_.common_instance(by, *catalogue, deadline_);
   }
-  instance_ = client_.common_instance(by, *catalogue, deadline_);
   plans_ = std::vector<Plan>(pulls_.size());
   row_bytes_.assign(pulls_.size(), 0);
   for (size_t i = 0; i < pulls_.size(); ++i) {

@@ -224,8 +224,7 @@ Status Client::Impl::encode_push(const Routing& by, const Deadline& until, PushW
     auto leased = endpoint.lease(share);
     if (!leased.ok()) return leased.status();
     std::shared_ptr<const Catalogue> catalogue;
-    auto found = find_table(endpoint, **leased, work.table, share, catalogue);
-    if (found.ok()) found = catalogue->find(work.table, common_instance(by, *catalogue, share));
+    const auto found = find_common_table(by, endpoint, **leased, work.table, share, catalogue);
     if (!found.ok()) return found.status();
     const Table& table = found.value()->table;
     PETPS_RETURN_IF_ERROR(check_shape(work, table));

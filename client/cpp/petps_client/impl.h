@@ -99,6 +99,11 @@ struct Client::Impl {
   static std::string common_instance(const Routing& by, const Catalogue& catalogue,
                                      const Deadline& deadline);
 
+  // The table of that instance; it has to be in what the server itself means too.
+  static base::Result<const CatalogueTable*> find_common_table(
+      const Routing& by, Endpoint& endpoint, Connection& connection, std::string_view table,
+      const Deadline& deadline, std::shared_ptr<const Catalogue>& catalogue);
+
   base::Result<PushReport> push(const PushWork& work);
   base::Status push_to(Endpoint& endpoint, const Deadline& deadline, const PushWork& work,
                        PushReport& report, size_t& acknowledged);

@@ -88,6 +88,9 @@ class RowCache:
         stays as it was, if the cache has begun with another since then: which of the two answers
         is the newer nobody knows, and the cache never goes back. Errors as when it is made.
         """
+        with self._lock:
+            if asked < self._begun:
+                return False
         places = {}
         entry_bytes = sum(ENTRY_BYTES + 4 * dim for dim in dims.values())
         sets_a_table = self._bytes_max // max(1, entry_bytes * WAYS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -348,14 +349,20 @@ class Client:
         dedup: bool | None,
     ) -> tuple[list[Rows], int, int, str]:
         """(rows, found, applied version, instance); rows that are not given are made."""
-        options = (dtype, _deadline(deadline_ms), _version(min_version), _wait(wait_ms), dedup)
-        pulls = self._with_rows(wanted, dtype)
+        given_ms = _deadline(deadline_ms)
+        options = (_version(min_version), _wait(wait_ms), dedup)
+        end = time.monotonic() + given_ms / 1e3
+
+        def left_ms() -> int:
+            return given_ms and max(1, int(1e3 * (end - time.monotonic())))
+
+        pulls = self._with_rows(wanted, dtype, given_ms)
         while True:
             try:
-                found, version, instance = self._native.pull(pulls, *options)
+                found, version, instance = self._native.pull(pulls, dtype, left_ms(), *options)
             except InvalidArgument:
                 # The pull may have found the model switched to an instance whose rows are longer.
-                before, pulls = pulls, self._with_rows(wanted, dtype)
+                before, pulls = pulls, self._with_rows(wanted, dtype, left_ms())
                 if all(
                     np.shape(a[2]) == np.shape(b[2]) for a, b in zip(before, pulls, strict=True)
                 ):
@@ -363,12 +370,12 @@ class Client:
             else:
                 return [rows for _, _, rows, _ in pulls], found, version, instance
 
-    def _with_rows(self, wanted: Sequence[_Wanted], dtype: Form) -> list[_Wanted]:
+    def _with_rows(self, wanted: Sequence[_Wanted], dtype: Form, deadline_ms: int) -> list[_Wanted]:
         pulls = []
         for table, keys, out, mask in wanted:
             rows = out
             if rows is None:
-                about = self._native.describe(table)
+                about = self._native.describe(table, deadline_ms)
                 rows = (
                     np.empty((keys.shape[0], about["row_bytes"]), np.uint8)
                     if dtype == "stored"
@@ -417,7 +424,7 @@ class Client:
 
     def describe(self, table: str) -> Table:
         """The table as last read from a server. NotFound lists the tables."""
-        return Table(**self._native.describe(table))
+        return Table(**self._native.describe(table, 0))
 
     def tables(self, *, deadline_ms: int | None = None) -> list[Table]:
         """The tables of the URL's model, read now; rows and capacity are those of one server."""

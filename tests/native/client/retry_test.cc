@@ -180,6 +180,7 @@ TEST(Retry, StaleIsAskedAgainWhenTheBackgroundSawTheSwitch) {
   std::vector<float> rows(FakeServer::kDim);
   PullOptions fresh;
   fresh.min_version = FakeServer::kVersion;
+  fresh.deadline_ms = 20'000;
   const auto report = (*client)->pull("users", keys, rows, {}, fresh);
   ASSERT_TRUE(report.ok()) << report.status().to_string();
   EXPECT_EQ(report.value().instance, "ranking@2");

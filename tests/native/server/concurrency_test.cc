@@ -36,7 +36,7 @@ class HeldCompletions : public testing::Test {
     server_ = std::move(started.value());
   }
   bool waits_until(const std::function<bool()>& condition) {
-    for (int i = 0; i < 5000; ++i) {
+    for (int i = 0; i < 60'000; ++i) {
       if (condition()) return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

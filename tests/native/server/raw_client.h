@@ -30,13 +30,13 @@ class RawClient {
 
   bool send(std::span<const std::byte> bytes);
   void end_sending();
-  Reply receive(int timeout_ms = 5000);
+  Reply receive(int timeout_ms = 60'000);
   Reply call(const wire::Frame& frame) {
     send(frame);
     return receive();
   }
   // Reads until the connection is closed; the last error.
-  base::Status last_error(int timeout_ms = 5000);
+  base::Status last_error(int timeout_ms = 60'000);
 
  private:
   bool receive_exactly(std::byte* out, size_t n, int timeout_ms);

@@ -55,6 +55,7 @@ class RdmaServer : public testing::Test {
     if (!made.ok()) return made.status();
     const Status status = Server::start(*made.value(), options_).status();
     ::unlink(path.c_str());
+    ::unlink((path + ".readers").c_str());
     return status;
   }
   bool waits_until(const std::function<bool()>& condition) {

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <iostream>
 #include <numeric>
 #include <thread>
@@ -365,12 +366,14 @@ TEST(Drop, ATableThatIsJustMadeIsDroppedToo) {
     ASSERT_TRUE(instance.ok()) << instance.status().to_string();
     auto wanted = spec("t", 20'000);  // takes a while to set up
     wanted.instance = instance.value().id;
+    std::atomic<bool> made{false};
     std::thread dropper([&] {
-      while (tables->pool().tables().empty()) {
+      while (tables->pool().tables().empty() && !made) {
       }
       EXPECT_TRUE(tables->drop_instance(wanted.instance).ok());
     });
     const auto table = tables->create_table(wanted);
+    made = true;
     dropper.join();
     ASSERT_TRUE(table.ok()) << table.status().to_string();
     EXPECT_EQ(table.value()->record().spec.name, "t");

@@ -286,12 +286,16 @@ def test_the_work_folder_is_known_wherever_one_stands(
 
 
 SAYS = """
-import sys, time
+import pathlib, sys, time
 rank = int(sys.argv[1])
+spoken = pathlib.Path(sys.argv[2])
 print("a library's own words", flush=True)
 print('{"is": "step", "at": 1.5, "number": 7}', flush=True)
 if rank == 0:
+    while not spoken.exists():
+        time.sleep(0.01)
     sys.exit("Unavailable: worker 0 of 2: a peer is gone (closed)")
+spoken.touch()
 time.sleep(0.3)  # it is still there when its peer's end is seen
 sys.exit("ResourceExhausted: table t is full")
 """
@@ -301,7 +305,7 @@ def test_the_worker_that_failed_first_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def spawn(self: WorkerProcess, arguments: list[str], pipes: bool) -> None:
-        spawned(self, ["-c", SAYS, *arguments[2:]], pipes)
+        spawned(self, ["-c", SAYS, arguments[2], str(tmp_path / "spoken")], pipes)
 
     spawned = WorkerProcess.spawn
     monkeypatch.setattr(WorkerProcess, "spawn", spawn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,25 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "not in time"
         time.sleep(0.005)
+
+
+def paused(ingest: Ingest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses an ingest that runs, and returns when its thread waits.
+
+    A poll that had begun takes what it finds.
+    """
+    waits = threading.Event()
+    run = ingest._run
+    go_on = run.wait
+
+    def wait(seconds: float) -> bool:
+        if not run.is_set():
+            waits.set()
+        return go_on(seconds)
+
+    monkeypatch.setattr(run, "wait", wait)
+    ingest.pause()
+    assert waits.wait(60)
 
 
 def test_follows_versions(tmp_path: Path) -> None:

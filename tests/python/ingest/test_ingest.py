@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from petps.ingest import DirectoryDeadLetters, Ingest
 from petps.publish import Publisher
 from tests.python.ingest.driver import SCHEMAS, P
 from tests.python.ingest.model import ALWAYS, Letters, MemoryStore
-from tests.python.ingest.test_follow import wait_until
+from tests.python.ingest.test_follow import paused, wait_until
 
 
 class Bench:
@@ -82,19 +81,8 @@ def test_a_full_table_is_named_and_keeps_updating(bench: Bench) -> None:
 
 def test_pause_and_resume(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.ingest.wait_for(bench.publish(), 10)
-    waits = threading.Event()
-    run = bench.ingest._run
-    go_on = run.wait
-
-    def wait(seconds: float) -> bool:
-        if not run.is_set():
-            waits.set()
-        return go_on(seconds)
-
-    monkeypatch.setattr(run, "wait", wait)
-    bench.ingest.pause()
+    paused(bench.ingest, monkeypatch)
     assert bench.ingest.status().paused
-    assert waits.wait(10)  # a poll that had begun takes what it finds
     version = bench.publish()
     assert not bench.ingest.wait_for(version, 0.3)
     status = bench.ingest.status()

@@ -35,6 +35,7 @@ from tests.python.ingest.driver import (
     write_base,
 )
 from tests.python.ingest.model import MemoryStore
+from tests.python.ingest.test_follow import paused
 
 VERSIONS = 12
 
@@ -303,8 +304,8 @@ def test_retention_removed_what_was_needed(site: Site, stream: Stream) -> None:
     assert rows_by_partition(site.store) == stream.final()
 
 
-def test_pause_resume_and_rate(site: Site, stream: Stream) -> None:
-    site.ingest.pause()
+def test_pause_resume_and_rate(site: Site, stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    paused(site.ingest, monkeypatch)
     site.inject_all(stream.messages)
     ends = {p: len(messages) for p, messages in stream.messages.items()}
     found = site.until(

@@ -116,7 +116,8 @@ def test_another_instance_begins_empty() -> None:
     assert taken.hits["users"].tolist() == [True, True, False, False]
     assert not taken.hits["items"].any()  # a key of one table is no key of another
     assert cache.begin("b", DIMS | {"users": 3}, 0, 1)
-    assert not cache.begin("a", DIMS, 0.5, 2)  # asked for before b was known
+    too_long = DIMS | {"users": 1 << 20}
+    assert not cache.begin("a", too_long, 0.5, 2)  # asked for before b was known
     assert cache.instance == "b"
     assert not cache.take({"users": keys_of(1, 2)}, 1.0, 0.0, 0).hits["users"].any()
     cache.keep("b", {"users": keys_of(1, 2)}, {"users": rows}, 1.0, 1)  # of another dim: not taken

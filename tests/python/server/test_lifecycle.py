@@ -83,13 +83,11 @@ def test_ingest_in_the_server(start: Start, tmp_path: Path) -> None:
         publisher.publish("fed", keys, np.full((50, 4), 2.5, np.float32))
         version = publisher.commit()
     deadline = time.monotonic() + 30
-    while serving.status()["instances"][0]["applied_version"] < version:
+    while (status := serving.status())["ingest"]["rows"] != 50:  # counted after they are served
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    serving.report()
-    status = serving.status()
+    assert status["instances"][0]["applied_version"] == version
     assert status["ingest"]["version"] == version
-    assert status["ingest"]["rows"] == 50
     assert {entry["state"] for entry in status["ingest"]["partitions"]} == {"following"}
     url = f"http://127.0.0.1:{serving.http_port}/metrics"
     with urllib.request.urlopen(url, timeout=10) as reply:
