@@ -236,8 +236,18 @@ class Client:
             )
             return answer.rows, answer.mask
         wanted = [(table, as_keys(keys), out, mask)]
-        (rows,), *_ = self._pull(wanted, dtype, deadline_ms, min_version, wait_ms, dedup)
-        return (rows, mask) if return_mask and mask is not None else rows
+        if out is None:
+            (out,), *_ = self._pull(wanted, dtype, deadline_ms, min_version, wait_ms, dedup)
+        else:  # the quick way: nothing is made
+            self._native.pull(
+                wanted,
+                dtype,
+                _deadline(deadline_ms),
+                _version(min_version),
+                _wait(wait_ms),
+                dedup,
+            )
+        return (out, mask) if return_mask and mask is not None else out
 
     def pull_answer(
         self,
@@ -349,20 +359,18 @@ class Client:
         dedup: bool | None,
     ) -> tuple[list[Rows], int, int, str]:
         """(rows, found, applied version, instance); rows that are not given are made."""
-        given_ms = _deadline(deadline_ms)
+        left_ms = _deadline(deadline_ms)
         options = (_version(min_version), _wait(wait_ms), dedup)
-        end = time.monotonic() + given_ms / 1e3
-
-        def left_ms() -> int:
-            return given_ms and max(1, int(1e3 * (end - time.monotonic())))
-
-        pulls = self._with_rows(wanted, dtype, given_ms)
+        end = time.monotonic() + left_ms / 1e3
+        pulls = self._with_rows(wanted, dtype, left_ms)
         while True:
             try:
-                found, version, instance = self._native.pull(pulls, dtype, left_ms(), *options)
+                found, version, instance = self._native.pull(pulls, dtype, left_ms, *options)
             except InvalidArgument:
                 # The pull may have found the model switched to an instance whose rows are longer.
-                before, pulls = pulls, self._with_rows(wanted, dtype, left_ms())
+                if left_ms:
+                    left_ms = max(1, int(1e3 * (end - time.monotonic())))
+                before, pulls = pulls, self._with_rows(wanted, dtype, left_ms)
                 if all(
                     np.shape(a[2]) == np.shape(b[2]) for a, b in zip(before, pulls, strict=True)
                 ):
