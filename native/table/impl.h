@@ -98,8 +98,8 @@ struct Tables::Impl final : epoch::Reclaimer {
 
   std::unique_ptr<pool::Pool> pool;
   epoch::Domain epochs;
-  std::mutex
-      catalogue_mutex;  // one creation or drop at a time: what the pool has and what stands below change together
+  // One creation or drop at a time: what the pool has and what stands below change together. Taken before all others.
+  std::mutex catalogue_mutex;
   mutable std::mutex mutex;  // guards the next two
   std::vector<TablePointer> tables;
   std::vector<TablePointer> dropped;  // until no pin can read them

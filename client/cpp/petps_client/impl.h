@@ -39,8 +39,8 @@ struct PushWork {
   std::span<const std::byte> stored;  // as given, or
   bool deletes = false;               // neither
   uint32_t dim = 0;                   // of floats
-  std::optional<Table>
-      encoded_as;  // for several groups: all of them take it so, by the name of its instance
+  // For several groups: all of them take it so, by the name of its instance.
+  std::optional<Table> encoded_as;
   PushOptions options;
 };
 

@@ -88,25 +88,22 @@ class RowCache:
         stays as it was, if the cache has begun with another since then: which of the two answers
         is the newer nobody knows, and the cache never goes back. Errors as when it is made.
         """
+        entry_bytes = sum(ENTRY_BYTES + 4 * dim for dim in dims.values())
+        sets_a_table = self._bytes_max // max(1, entry_bytes * WAYS)
         with self._lock:
             if asked < self._begun:
                 return False
-        places = {}
-        entry_bytes = sum(ENTRY_BYTES + 4 * dim for dim in dims.values())
-        sets_a_table = self._bytes_max // max(1, entry_bytes * WAYS)
-        for dim in set(dims.values()):
-            sets = sets_a_table * sum(other == dim for other in dims.values())
-            if sets == 0:
+            if sets_a_table == 0:
                 raise InvalidArgument(
                     f"a cache of {self._bytes_max} bytes is too small for {len(dims)} tables: "
                     f"it takes {entry_bytes * WAYS} at least"
                 )
-            places[dim] = _Places(sets, dim)
-        with self._lock:
-            if asked < self._begun:
-                return False
             self._begun = now
-            self._instance, self._places = instance, places
+            self._instance = instance
+            self._places = {
+                dim: _Places(sets_a_table * sum(other == dim for other in dims.values()), dim)
+                for dim in set(dims.values())
+            }
             self._dims = {name: int(dim) for name, dim in dims.items()}
             self._numbers = {name: number for number, name in enumerate(dims, 1)}
             return True

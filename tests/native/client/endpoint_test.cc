@@ -13,20 +13,19 @@ namespace {
 
 constexpr uint32_t kDeadlineMs = 20'000;
 
-// Its alias means ranking@2 from the answer of number `switched_at` on; the first `held` answers are made at once, and sent when
+// Its alias means ranking@2 from the second answer on; the first `held` answers are made at once, and sent when
 // they are let go.
 class SwitchingServer {
  public:
-  SwitchingServer(uint64_t switched_at, uint64_t held)
-      : held_(held),
-        server_([this, switched_at](wire::Opcode opcode, uint64_t count, wire::Frame& reply) {
+  explicit SwitchingServer(uint64_t held)
+      : held_(held), server_([this](wire::Opcode opcode, uint64_t count, wire::Frame& reply) {
           if (opcode != wire::Opcode::kTables) return Answer::kSend;
           wire::FrameHeader header;
           std::memcpy(&header, reply.data(), sizeof(header));
           wire::TablesReply tables;
           tables.instances.push_back({1, "ranking", "ranking@1", 1, 5});
           tables.instances.push_back({2, "ranking", "ranking@2", 1, 5});
-          tables.aliases.push_back({"ranking", count < switched_at ? 1u : 2u});
+          tables.aliases.push_back({"ranking", count == 0 ? 1u : 2u});
           EXPECT_TRUE(wire::encode_tables_reply(header.request_id, tables, reply).ok());
           if (count < held_.size()) {
             held_[count].asked.set_value();
@@ -64,7 +63,7 @@ std::unique_ptr<Endpoint> endpoint_of(const SwitchingServer& server) {
 }
 
 TEST(Endpoint, AnOlderAnswerThatComesLateIsNotKept) {
-  SwitchingServer server(1, 1);
+  SwitchingServer server(1);
   const auto endpoint = endpoint_of(server);
   auto late = std::async(std::launch::async, [&] { return read_instance(*endpoint); });
   server.wait_until_asked(0);
@@ -76,7 +75,7 @@ TEST(Endpoint, AnOlderAnswerThatComesLateIsNotKept) {
 }
 
 TEST(Endpoint, AnAnswerThatWasAskedForEarlierDoesNotServeALaterCall) {
-  SwitchingServer server(1, 2);
+  SwitchingServer server(2);
   const auto endpoint = endpoint_of(server);
   auto first = std::async(std::launch::async, [&] { return read_instance(*endpoint); });
   server.wait_until_asked(0);

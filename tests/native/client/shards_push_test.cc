@@ -67,8 +67,8 @@ TEST_F(ShardsPushTest, RowsEncodedForOneServerAreNotStoredByAnotherThatStoresThe
   const std::vector<uint64_t> keys = keys_of(0xFF);
   const std::vector<float> rows(keys.size() * kDim, 1.0f);
   const base::Status status = client->push("mixed", keys, rows, kDim).status();
-  expect_error(status, Code::kFailedPrecondition, "f16 of dim 8");
-  expect_error(status, Code::kFailedPrecondition, "bf16 of dim 8");
+  expect_error(status, Code::kFailedPrecondition, " f16 of dim 8");
+  expect_error(status, Code::kFailedPrecondition, " bf16 of dim 8");
   uint64_t stored = 0;
   for (const auto& server : servers_)
     stored += server->tables().find("ranking@1", "mixed")->status().rows;

@@ -138,7 +138,7 @@ def test_poll_waits_for_the_first_message_and_not_longer(opener: Opener) -> None
     subscription = log.subscribe({0: 0})
     began = time.monotonic()
     assert subscription.poll(max_bytes=1 << 20, timeout=0.2) == []
-    assert time.monotonic() - began > 0.15
+    assert 0.15 < time.monotonic() - began < 20
 
     def publish() -> None:
         time.sleep(0.1)

@@ -233,7 +233,9 @@ def test_ingest_follows_the_partitions_that_are_ours(start: Start, tmp_path: Pat
     wait_for_version()
     assert followed(serving) == [0, 1, 2, 3]
     ours = int(np.count_nonzero(_native.partition_of(keys, 8) < 4))
-    while serving.status()["ingest"]["rows"] != ours:  # counted after they are served
+    until = time.monotonic() + 30
+    while (rows := serving.status()["ingest"]["rows"]) != ours:  # counted after they are served
+        assert time.monotonic() < until, (rows, ours)
         time.sleep(0.01)
     write(path, **owning([1, 6], 2))
     serving.follow_shard_map()
