@@ -98,7 +98,7 @@ const InstanceRecord* Pool::Catalogue::newest_of(const std::string& model) {
 std::vector<std::byte> Pool::Catalogue::serialise(const Pool& pool) const {
   layout::Superblock header{};
   header.signature = layout::kSignature;
-  header.format_version = layout::kFormatVersion;
+  header.format_version = pool.map_->format_version;
   header.sequence = sequence;
   std::copy(pool.uuid_.begin(), pool.uuid_.end(), header.uuid);
   const auto boot = current_boot_id();
@@ -231,9 +231,14 @@ Status Pool::validate(const TableSpec& spec) const {
                     what + "exists already in this instance; choose another name");
     }
   }
-  if (catalogue_->tables.size() >= kMaxTables) {
+  if (catalogue_->tables.size() >= map_->max_tables) {
+    const std::string remedy =
+        map_->max_tables < kMaxTables
+            ? "; export it into a new pool, which holds up to " + std::to_string(kMaxTables)
+            : "; drop an instance that is not served (petps drop)";
     return Status(Code::kResourceExhausted,
-                  what + "a pool holds at most " + std::to_string(kMaxTables) + " tables");
+                  what + "a pool of format version " + std::to_string(map_->format_version) +
+                      " holds at most " + std::to_string(map_->max_tables) + " tables" + remedy);
   }
   return Status();
 }

@@ -11,16 +11,34 @@
 namespace petps::pool::layout {
 
 inline constexpr uint64_t kSignature = 0x31305F5350544550;  // "PETPS_01"
-inline constexpr uint32_t kFormatVersion = 2;
-inline constexpr uint32_t kOldestFormatVersion = 1;  // read as it is; written as kFormatVersion
+inline constexpr uint32_t kFormatVersion = 3;
+inline constexpr uint32_t kOldestFormatVersion = 1;
 
-inline constexpr uint64_t kSuperblockBytes = 128 << 10;  // room of one copy
-inline constexpr uint64_t kSuperblockOffset[2] = {0, kSuperblockBytes};
-inline constexpr uint64_t kJournalOffset = 2 * kSuperblockBytes;
-inline constexpr uint64_t kProgressOffset = kJournalOffset + 4096;
-inline constexpr uint64_t kExtentsOffset = kProgressOffset + kMaxProgress * 128;
-inline constexpr uint64_t kMetadataBytes = uint64_t{1} << 20;
-inline constexpr uint64_t kMaxExtents = (kMetadataBytes - kExtentsOffset) / 8;
+inline constexpr uint64_t kJournalBytes = 4096;
+inline constexpr uint64_t kProgressBytes = uint64_t{kMaxProgress} * 128;
+
+// Where a format version keeps what. Extents follow the metadata.
+struct Map {
+  uint32_t format_version;    // what a pool of this map is written as
+  uint64_t superblock_bytes;  // room of one copy
+  uint64_t metadata_bytes;
+  uint32_t max_tables;
+
+  constexpr uint64_t superblock(int copy) const {
+    return static_cast<uint64_t>(copy) * superblock_bytes;
+  }
+  constexpr uint64_t journal() const { return 2 * superblock_bytes; }
+  constexpr uint64_t progress() const { return journal() + kJournalBytes; }
+  constexpr uint64_t extents() const { return progress() + kProgressBytes; }
+  constexpr uint64_t max_extents() const { return (metadata_bytes - extents()) / 8; }
+};
+inline constexpr Map kMap = {kFormatVersion, 640 << 10, uint64_t{2} << 20, kMaxTables};
+// Versions 1 and 2. A pool keeps its map for life; version 1 becomes 2 at its first write.
+inline constexpr Map kMapBefore3 = {2, 128 << 10, uint64_t{1} << 20, kMaxTablesBefore3};
+
+inline constexpr const Map& map_of(uint32_t format_version) {
+  return format_version < 3 ? kMapBefore3 : kMap;
+}
 
 struct Superblock {
   uint64_t signature;
@@ -78,10 +96,13 @@ struct AliasEntry {
 };
 static_assert(sizeof(AliasEntry) == 72, "pinned by FORMAT.md");
 static_assert(kMaxInstances <= 64, "the superblock has 64 frozen bits");
-static_assert(sizeof(Superblock) + kMaxTables * sizeof(TableEntry) +
-                      kMaxInstances * sizeof(InstanceEntry) + kMaxAliases * sizeof(AliasEntry) <=
-                  kSuperblockBytes,
-              "a full catalogue fits one copy");
+constexpr bool full_catalogue_fits(const Map& map) {
+  return sizeof(Superblock) + map.max_tables * sizeof(TableEntry) +
+             kMaxInstances * sizeof(InstanceEntry) + kMaxAliases * sizeof(AliasEntry) <=
+         map.superblock_bytes;
+}
+static_assert(full_catalogue_fits(kMap) && full_catalogue_fits(kMapBefore3),
+              "a full catalogue must fit one copy");
 
 // One of the two records of a partition's progress; each in a line of its own.
 struct ProgressEntry {

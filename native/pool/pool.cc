@@ -25,6 +25,13 @@ Status not_a_pool(const std::string& path, const std::string& why) {
                                             "; name a file that `petps create` made");
 }
 
+Status cut_short(const std::string& path, uint64_t needed, uint64_t there) {
+  return Status(Code::kDataLoss, "pool '" + path + "' is cut short: its extents need " +
+                                     std::to_string(needed) + " bytes and it has " +
+                                     std::to_string(there) +
+                                     "; copy it again while no server has it open");
+}
+
 uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
 // Of the header without its checksum, then of the records behind it.
@@ -37,12 +44,59 @@ uint64_t superblock_checksum(const std::byte* copy, uint32_t length) {
   return base::checksum64(parts, sizeof parts);
 }
 
-// The header of a copy if it is whole.
-bool read_copy(const std::byte* copy, layout::Superblock* header) {
-  std::memcpy(header, copy, sizeof *header);
-  return header->signature == layout::kSignature && header->length >= sizeof *header &&
-         header->length <= layout::kSuperblockBytes &&
-         superblock_checksum(copy, header->length) == header->checksum;
+// A superblock copy as it was read: its own bytes, because a writer may be changing the medium's.
+struct Copy {
+  layout::Superblock header;
+  const layout::Map* map = nullptr;  // null: the copy is not whole
+  int number = 0;
+  std::vector<std::byte> bytes;
+};
+
+Copy read_copy(const media::Media& medium, const layout::Map& map, int number) {
+  Copy copy;
+  const uint64_t offset = map.superblock(number);
+  layout::Superblock& header = copy.header;
+  if (offset + sizeof header > medium.size()) return copy;
+  std::memcpy(&header, medium.base() + offset, sizeof header);
+  if (header.signature != layout::kSignature || header.length < sizeof header ||
+      header.length > map.superblock_bytes || offset + header.length > medium.size())
+    return copy;
+  copy.bytes.assign(medium.base() + offset, medium.base() + offset + header.length);
+  std::memcpy(&header, copy.bytes.data(), sizeof header);
+  if (superblock_checksum(copy.bytes.data(), static_cast<uint32_t>(copy.bytes.size())) !=
+          header.checksum ||
+      header.length != copy.bytes.size() || &layout::map_of(header.format_version) != &map)
+    return copy;
+  copy.map = &map;
+  copy.number = number;
+  return copy;
+}
+
+// The newest whole copy. Copy 0 stands at the same place in every map, copy 1 does not.
+Copy newest_copy(const media::Media& medium) {
+  Copy newest;
+  for (const layout::Map* map : {&layout::kMap, &layout::kMapBefore3}) {
+    for (const int number : {0, 1}) {
+      Copy copy = read_copy(medium, *map, number);
+      if (copy.map == nullptr) continue;
+      if (newest.map == nullptr || copy.header.sequence > newest.header.sequence)
+        newest = std::move(copy);
+    }
+  }
+  return newest;
+}
+
+bool is_signed(const media::Media& medium) {
+  for (const layout::Map* map : {&layout::kMap, &layout::kMapBefore3}) {
+    for (const int number : {0, 1}) {
+      const uint64_t offset = map->superblock(number);
+      uint64_t signature = 0;
+      if (offset + sizeof signature <= medium.size())
+        std::memcpy(&signature, medium.base() + offset, sizeof signature);
+      if (signature == layout::kSignature) return true;
+    }
+  }
+  return false;
 }
 
 // A writer changes one copy at a time, so one of them is whole unless it changed both meanwhile.
@@ -79,15 +133,17 @@ std::array<uint8_t, 16> current_boot_id() {
   return id;
 }
 
-Pool::Pool() : catalogue_(std::make_unique<Catalogue>()) {}
+Pool::Pool() : map_(&layout::kMap), catalogue_(std::make_unique<Catalogue>()) {}
 Pool::~Pool() = default;
+
+uint64_t Pool::first_extent() const { return round_up(map_->metadata_bytes, unit_bytes_); }
 
 Result<std::unique_ptr<Pool>> Pool::create(const Options& options) {
   if (!unit_is_sane(options.unit_bytes)) {
     return Status(Code::kInvalidArgument, "pool unit must be a power of two from 64 KiB to 64 MiB");
   }
-  auto medium =
-      media::Media::create(options.media, round_up(layout::kMetadataBytes, options.unit_bytes));
+  auto medium = media::Media::create(options.media,
+                                     round_up(layout::kMap.metadata_bytes, options.unit_bytes));
   if (!medium.ok()) return medium.status();
   return format(std::move(medium).value(), options.unit_bytes);
 }
@@ -107,7 +163,7 @@ Result<std::unique_ptr<Pool>> Pool::format(std::unique_ptr<media::Media> medium,
   pool->uuid_ = random_uuid();
   pool->generation_ = 1;
   pool->was_clean_ = true;
-  pool->end_ = round_up(layout::kMetadataBytes, unit_bytes);
+  pool->end_ = pool->first_extent();
   if (pool->media_->size() < pool->end_) PETPS_RETURN_IF_ERROR(pool->media_->grow(pool->end_));
   Catalogue& catalogue = *pool->catalogue_;
   catalogue.durability = pool->media_->durability();
@@ -133,37 +189,20 @@ Result<std::unique_ptr<Pool>> Pool::attach(std::unique_ptr<media::Media> medium)
 
 Status Pool::load_superblock() {
   const std::string& path = media_->path();
-  if (media_->size() < layout::kMetadataBytes) {
+  if (media_->size() < layout::kMapBefore3.metadata_bytes) {
     return not_a_pool(path, "it is shorter than a pool's metadata (" +
                                 std::to_string(media_->size()) + " bytes)");
   }
-  layout::Superblock copies[2];
-  bool whole[2];
-  bool signed_once = false;
-  const std::byte* at = base_;
-  std::vector<std::byte> image;  // what a writer may be changing is copied first, then judged
-  for (int tries = media_->beside() ? kTornTries : 1; tries > 0; --tries) {
-    if (media_->beside()) {
-      image.assign(base_, base_ + 2 * layout::kSuperblockBytes);
-      at = image.data();
-    }
-    for (int i = 0; i < 2; ++i) {
-      whole[i] = read_copy(at + layout::kSuperblockOffset[i], &copies[i]);
-      signed_once = signed_once || copies[i].signature == layout::kSignature;
-    }
-    if (whole[0] || whole[1]) break;
-  }
-  if (!whole[0] && !whole[1]) {
-    if (!signed_once) return not_a_pool(path, "its signature is missing");
+  Copy copy = newest_copy(*media_);
+  for (int tries = media_->beside() ? kTornTries : 0; copy.map == nullptr && tries > 0; --tries)
+    copy = newest_copy(*media_);
+  if (copy.map == nullptr) {
+    if (!is_signed(*media_)) return not_a_pool(path, "its signature is missing");
     return Status(Code::kDataLoss,
                   "both superblock copies of pool '" + path +
                       "' fail their checksum; restore the pool from a base (petps load)");
   }
-  const int newest = !whole[0]                                 ? 1
-                     : !whole[1]                               ? 0
-                     : copies[1].sequence > copies[0].sequence ? 1
-                                                               : 0;
-  const layout::Superblock& header = copies[newest];
+  const layout::Superblock& header = copy.header;
   if (header.format_version < layout::kOldestFormatVersion ||
       header.format_version > layout::kFormatVersion) {
     return Status(
@@ -173,6 +212,7 @@ Status Pool::load_superblock() {
             std::to_string(layout::kFormatVersion) +
             "; open it with the petps that wrote it, export it, and load the export here");
   }
+  map_ = copy.map;
   if (!unit_is_sane(header.unit_bytes)) {
     return Status(Code::kDataLoss, "pool '" + path + "' has an impossible unit of " +
                                        std::to_string(header.unit_bytes) +
@@ -191,25 +231,26 @@ Status Pool::load_superblock() {
   media_->set_durability(durability);
   lost_power_ = !was_clean_ && durability == media::Durability::kProcess && !same_boot &&
                 !media_->is_volatile();
-  return catalogue_->parse(at + layout::kSuperblockOffset[newest], header, newest, path);
+  return catalogue_->parse(copy.bytes.data(), header, copy.number, path);
 }
 
 uint64_t Pool::sequence() const { return catalogue_->sequence; }
 
 uint64_t Pool::newest_sequence() const {
   uint64_t newest = 0;
-  for (const uint64_t offset : layout::kSuperblockOffset) {
-    auto* word =
-        reinterpret_cast<uint64_t*>(base_ + offset + offsetof(layout::Superblock, sequence));
+  for (const int copy : {0, 1}) {
+    auto* word = reinterpret_cast<uint64_t*>(base_ + map_->superblock(copy) +
+                                             offsetof(layout::Superblock, sequence));
     newest = std::max(newest, std::atomic_ref<uint64_t>(*word).load(std::memory_order_acquire));
   }
   return newest;
 }
 
 Status Pool::load_extents() {
-  end_ = round_up(layout::kMetadataBytes, unit_bytes_);
-  const auto* words = reinterpret_cast<const uint64_t*>(base_ + layout::kExtentsOffset);
-  for (uint64_t i = 0; i < layout::kMaxExtents && words[i] != 0; ++i) {
+  end_ = first_extent();
+  if (end_ > media_->size()) return cut_short(media_->path(), end_, media_->size());
+  const auto* words = reinterpret_cast<const uint64_t*>(base_ + map_->extents());
+  for (uint64_t i = 0; i < map_->max_extents() && words[i] != 0; ++i) {
     layout::ExtentWord extent;
     if (!layout::unpack_extent(words[i], i, &extent)) {
       return Status(Code::kDataLoss, "extent record " + std::to_string(i) + " of pool '" +
@@ -218,13 +259,8 @@ Status Pool::load_extents() {
     }
     const uint64_t bytes = extent.units * unit_bytes_;
     if (end_ + bytes > media_->size() && media_->beside()) media_->look_again();
-    if (end_ + bytes > media_->size()) {
-      return Status(Code::kDataLoss, "pool '" + media_->path() +
-                                         "' is cut short: its extents need " +
-                                         std::to_string(end_ + bytes) + " bytes and it has " +
-                                         std::to_string(media_->size()) +
-                                         "; copy it again while no server has it open");
-    }
+    if (end_ + bytes > media_->size())
+      return cut_short(media_->path(), end_ + bytes, media_->size());
     catalogue_->extents.push_back({extent.table, extent.kind, end_, bytes});
     catalogue_->next_table = std::max(catalogue_->next_table, extent.table + 1);
     end_ += bytes;
@@ -237,22 +273,21 @@ Status Pool::load_slots() {
     catalogue_->slots[record.id] =
         std::make_unique<Slots>(*this, record.id, record.spec.row_bytes, record.spec.capacity);
   }
+  std::unordered_map<uint64_t, const ExtentPlace*> buckets;  // by offset
   for (ExtentPlace& place : catalogue_->extents) {
     const auto slots = catalogue_->slots.find(place.table);
     if (slots == catalogue_->slots.end()) {
       place.table = 0;
     } else if (place.kind == static_cast<uint32_t>(layout::ExtentKind::kSlots)) {
       slots->second->add(place.offset, place.bytes, /*old=*/true);
+    } else {
+      buckets.emplace(place.offset, &place);
     }
   }
   for (TableRecord& record : catalogue_->tables) {
-    const bool owned = std::any_of(
-        catalogue_->extents.begin(), catalogue_->extents.end(), [&](const ExtentPlace& place) {
-          return place.table == record.id &&
-                 place.kind == static_cast<uint32_t>(layout::ExtentKind::kBuckets) &&
-                 place.offset == record.bucket_offset &&
-                 record.bucket_count <= place.bytes / layout::kBucketBytes;
-        });
+    const auto place = buckets.find(record.bucket_offset);
+    const bool owned = place != buckets.end() && place->second->table == record.id &&
+                       record.bucket_count <= place->second->bytes / layout::kBucketBytes;
     const Slots& slots = *catalogue_->slots.at(record.id);
     if (owned && (record.default_row == 0 || slots.valid(record.default_row))) {
       if (record.default_row != 0) {
@@ -290,7 +325,7 @@ Status Pool::write_superblock() {
   header.checksum = superblock_checksum(image.data(), header.length);
   std::memcpy(image.data(), &header, sizeof header);
   Flusher flusher(*media_);
-  flusher.copy(base_ + layout::kSuperblockOffset[catalogue.newest], image.data(), image.size(),
+  flusher.copy(base_ + map_->superblock(catalogue.newest), image.data(), image.size(),
                Site::kSuperblock);
   return flusher.drain(Site::kSuperblockDrain);
 }
@@ -302,15 +337,14 @@ Status Pool::begin_writing() {
   Flusher flusher(*media_);
   // A process that was killed may have left what it wrote in caches: seen now, gone after a power cut. What this open builds on is made
   // durable first; even of a clean pool the copy that was read, before the other one is overwritten.
-  flusher.flush(base_ + layout::kSuperblockOffset[catalogue_->newest], layout::kSuperblockBytes,
+  flusher.flush(base_ + map_->superblock(catalogue_->newest), map_->superblock_bytes,
                 Site::kAdoptedMetadata);
   if (!was_clean_) {
     if (!catalogue_->extents.empty())
-      flusher.flush(base_ + layout::kExtentsOffset, catalogue_->extents.size() * 8,
+      flusher.flush(base_ + map_->extents(), catalogue_->extents.size() * 8,
                     Site::kAdoptedMetadata);
     const uint64_t progress = catalogue_->progress_pairs * uint64_t{128};
-    if (progress > 0)
-      flusher.flush(base_ + layout::kProgressOffset, progress, Site::kAdoptedMetadata);
+    if (progress > 0) flusher.flush(base_ + map_->progress(), progress, Site::kAdoptedMetadata);
   }
   PETPS_RETURN_IF_ERROR(flusher.drain(Site::kAdoptedDrain));
   return write_superblock();
@@ -334,7 +368,7 @@ Status Pool::set_durability(media::Durability durability) {
   return write_superblock();
 }
 
-std::byte* Pool::journal() const { return base_ + layout::kJournalOffset; }
+std::byte* Pool::journal() const { return base_ + map_->journal(); }
 
 uint64_t Pool::free_bytes() const {
   std::lock_guard lock(extents_mutex_);
@@ -394,7 +428,7 @@ Result<Pool::Extent> Pool::add_extent(uint32_t kind, uint32_t table, uint64_t un
 
 // The space behind the last extent; zero, because nothing was ever there.
 Result<Pool::Extent> Pool::append_extent(uint32_t kind, uint32_t table, uint64_t units) {
-  if (catalogue_->extents.size() >= layout::kMaxExtents) {
+  if (catalogue_->extents.size() >= map_->max_extents()) {
     return Status(Code::kResourceExhausted,
                   "pool '" + media_->path() + "' has no extent record left");
   }
@@ -412,7 +446,7 @@ Result<Pool::Extent> Pool::append_extent(uint32_t kind, uint32_t table, uint64_t
 Status Pool::store_extent_record(uint64_t position, uint32_t kind, uint32_t table, uint64_t units,
                                  Flusher& flusher) {
   const uint64_t word = layout::pack_extent({kind, table, static_cast<uint32_t>(units)}, position);
-  auto* record = reinterpret_cast<uint64_t*>(base_ + layout::kExtentsOffset) + position;
+  auto* record = reinterpret_cast<uint64_t*>(base_ + map_->extents()) + position;
   std::atomic_ref<uint64_t>(*record).store(word, std::memory_order_release);
   media_->stored(record, sizeof *record);
   flusher.flush(record, sizeof *record, Site::kExtentRecord);
@@ -420,15 +454,12 @@ Status Pool::store_extent_record(uint64_t position, uint32_t kind, uint32_t tabl
 }
 
 void Pool::verify_metadata(std::vector<std::string>* problems) const {
-  layout::Superblock header;
-  int whole = 0;
-  for (const uint64_t offset : layout::kSuperblockOffset)
-    whole += read_copy(base_ + offset, &header) ? 1 : 0;
-  if (whole == 0) problems->push_back("no superblock copy passes its checksum");
-  const auto* words = reinterpret_cast<const uint64_t*>(base_ + layout::kExtentsOffset);
-  uint64_t end = round_up(layout::kMetadataBytes, unit_bytes_);
+  if (newest_copy(*media_).map == nullptr)
+    problems->push_back("no superblock copy passes its checksum");
+  const auto* words = reinterpret_cast<const uint64_t*>(base_ + map_->extents());
+  uint64_t end = first_extent();
   uint64_t i = 0;
-  for (; i < layout::kMaxExtents && words[i] != 0; ++i) {
+  for (; i < map_->max_extents() && words[i] != 0; ++i) {
     layout::ExtentWord extent;
     if (!layout::unpack_extent(words[i], i, &extent)) {
       problems->push_back("extent record " + std::to_string(i) + " is corrupt");
@@ -437,7 +468,7 @@ void Pool::verify_metadata(std::vector<std::string>* problems) const {
     end += extent.units * unit_bytes_;
   }
   // Records follow one another: a line of them cannot come after a missing one.
-  for (uint64_t after = i + 1; after < std::min(i + 1 + media::kLineBytes / 8, layout::kMaxExtents);
+  for (uint64_t after = i + 1; after < std::min(i + 1 + media::kLineBytes / 8, map_->max_extents());
        ++after) {
     if (words[i] == 0 && words[after] != 0)
       problems->push_back("extent record " + std::to_string(i) + " is missing before later ones");

@@ -38,7 +38,8 @@ struct SlotHeader {
 };
 static_assert(sizeof(SlotHeader) == 16, "four headers fill a cache line; none straddles one");
 
-inline constexpr uint32_t kMaxTables = 512;
+inline constexpr uint32_t kMaxTables = 4096;
+inline constexpr uint32_t kMaxTablesBefore3 = 512;  // of a pool of format version 1 or 2
 inline constexpr uint32_t kMaxInstances = 64;
 inline constexpr uint32_t kMaxAliases = 64;
 inline constexpr uint32_t kMaxNameBytes = 63;
@@ -127,6 +128,9 @@ struct Options {
 };
 
 class Slots;
+namespace layout {
+struct Map;
+}
 
 class Pool {
  public:
@@ -209,6 +213,7 @@ class Pool {
   struct Catalogue;
   Pool();
   base::Status load_superblock();
+  uint64_t first_extent() const;
   base::Status load_extents();
   base::Status load_slots();
   void load_progress();
@@ -231,6 +236,7 @@ class Pool {
 
   std::unique_ptr<media::Media> media_;
   std::byte* base_ = nullptr;
+  const layout::Map* map_;
   std::array<uint8_t, 16> uuid_{};
   uint32_t generation_ = 0;
   uint64_t unit_bytes_ = 0;

@@ -51,7 +51,7 @@ bool blank(const std::byte* pair) {
 }  // namespace
 
 void Pool::load_progress() {
-  const std::byte* area = base_ + layout::kProgressOffset;
+  const std::byte* area = base_ + map_->progress();
   for (uint32_t pair = 0; pair < kMaxProgress && !blank(area + pair * 128); ++pair) {
     const ProgressEntry entry = read_pair(area + pair * 128);
     catalogue_->progress_pairs = pair + 1;
@@ -69,7 +69,7 @@ void Pool::load_progress() {
 void Pool::verify_progress(std::vector<std::string>* problems) const {
   std::lock_guard lock(mutex_);
   for (const auto& [key, place] : catalogue_->progress) {
-    const ProgressEntry entry = read_pair(base_ + layout::kProgressOffset + place.pair * 128);
+    const ProgressEntry entry = read_pair(base_ + map_->progress() + place.pair * 128);
     if (entry.turn != place.turn || entry.instance != key.first || entry.partition != key.second) {
       problems->push_back("progress of instance " + std::to_string(key.first) + " partition " +
                           std::to_string(key.second) + " reads back differently");
@@ -118,7 +118,7 @@ Status Pool::write_progress(const Progress& progress, media::Flusher& flusher) {
   entry.turn = place.turn;
   entry.state = static_cast<uint32_t>(progress.state) | progress.publisher << 8;
   entry.checksum = entry_checksum(entry);
-  std::byte* to = base_ + layout::kProgressOffset + place.pair * 128 + (place.turn % 2) * 64;
+  std::byte* to = base_ + map_->progress() + place.pair * 128 + (place.turn % 2) * 64;
   flusher.copy(to, &entry, sizeof entry, media::Site::kProgress);
   // Reopening stops at the first blank pair, so a pair is durable before the next one can be claimed.
   return claims_pair ? flusher.drain(media::Site::kProgressed) : Status();

@@ -45,19 +45,25 @@ Slots::Slots(Pool& pool, uint32_t table, uint32_t row_bytes, uint64_t capacity)
 
 Slots::ByUnit::ByUnit(uint64_t reserved, uint64_t unit_bytes)
     : units_(reserved / unit_bytes + 1),
-      shift_(static_cast<uint32_t>(std::countr_zero(unit_bytes))) {
-  void* const zeros = mmap(nullptr, units_ * sizeof *places_, PROT_READ | PROT_WRITE,
-                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  PETPS_CHECK(zeros != MAP_FAILED, "no address space for a table's map of its extents");
-  places_ = static_cast<std::atomic<Extent*>*>(zeros);
+      shift_(static_cast<uint32_t>(std::countr_zero(unit_bytes))) {}
+
+Slots::ByUnit::~ByUnit() {
+  if (made()) munmap(places_.load(), units_ * sizeof(std::atomic<Extent*>));
 }
 
-Slots::ByUnit::~ByUnit() { munmap(places_, units_ * sizeof *places_); }
+void Slots::ByUnit::make(const std::vector<std::unique_ptr<Extent>>& extents) {
+  void* const zeros = mmap(nullptr, units_ * sizeof(std::atomic<Extent*>), PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  PETPS_CHECK(zeros != MAP_FAILED, "no address space for a table's map of its extents");
+  auto* const places = static_cast<std::atomic<Extent*>*>(zeros);
+  for (const auto& extent : extents) set(places, extent.get());
+  places_.store(places, std::memory_order_release);
+}
 
-void Slots::ByUnit::set(Extent* extent) {
+void Slots::ByUnit::set(std::atomic<Extent*>* places, Extent* extent) const {
   for (uint64_t at = extent->offset; at < extent->offset + extent->bytes;
        at += uint64_t{1} << shift_)
-    places_[at >> shift_].store(extent, std::memory_order_release);
+    places[at >> shift_].store(extent, std::memory_order_release);
 }
 
 Slots::~Slots() {
@@ -65,8 +71,9 @@ Slots::~Slots() {
     PETPS_UNPOISON(pool_->at(extent->offset), extent->bytes);
 }
 
-Slots::Extent Slots::shape(uint64_t offset, uint64_t bytes) const {
-  Extent extent;
+std::unique_ptr<Slots::Extent> Slots::shape(uint64_t offset, uint64_t bytes) const {
+  auto shaped = std::make_unique<Extent>();
+  Extent& extent = *shaped;
   extent.offset = offset;
   extent.bytes = bytes;
   // Largest count whose map, headers and rows fit.
@@ -79,18 +86,16 @@ Slots::Extent Slots::shape(uint64_t offset, uint64_t bytes) const {
     if (extent.rows + count * row_bytes_ <= offset + bytes) break;
   }
   extent.count = count;
-  return extent;
+  return shaped;
 }
 
 void Slots::add(uint64_t offset, uint64_t bytes, bool old) {
-  auto extent = std::make_unique<Extent>(shape(offset, bytes));
+  std::unique_ptr<Extent> extent = shape(offset, bytes);
   extent->old = old;
-  const uint64_t words = words_for(extent->count);
-  extent->free_bits.assign(words, 0);
   if (old) {
-    extent->marks = std::make_unique<std::atomic<uint64_t>[]>(words);
     walked_.store(false, std::memory_order_release);
   } else {
+    extent->free_bits.assign(words_for(extent->count), 0);
     for (uint64_t i = 0; i < extent->count; ++i)
       extent->free_bits[i / 64] |= uint64_t{1} << (i % 64);
     extent->free = extent->count;
@@ -98,14 +103,30 @@ void Slots::add(uint64_t offset, uint64_t bytes, bool old) {
     PETPS_POISON(pool_->at(extent->rows), extent->count * row_bytes_);
   }
   total_.fetch_add(extent->count, std::memory_order_relaxed);
-  by_unit_.set(extent.get());
+  const std::lock_guard lock(by_unit_mutex_);
   extents_.push_back(std::move(extent));
+  if (by_unit_.made()) by_unit_.set(extents_.back().get());
 }
 
-Slots::Extent* Slots::extent_of(SlotRef ref) const { return by_unit_.at(ref); }
+Slots::Extent* Slots::extent_of(SlotRef ref) const {
+  if (!by_unit_.made()) [[unlikely]] {
+    const std::lock_guard lock(by_unit_mutex_);
+    if (!by_unit_.made()) by_unit_.make(extents_);
+  }
+  return by_unit_.at(ref);
+}
+
+const Slots::Extent* Slots::find_extent(SlotRef ref) const {
+  if (by_unit_.made()) return by_unit_.at(ref);
+  const std::lock_guard lock(by_unit_mutex_);
+  for (const auto& extent : extents_) {
+    if (ref >= extent->offset && ref < extent->offset + extent->bytes) return extent.get();
+  }
+  return nullptr;
+}
 
 bool Slots::valid(SlotRef ref) const {
-  const Extent* extent = extent_of(ref);
+  const Extent* extent = find_extent(ref);
   return extent != nullptr && ref >= extent->rows &&
          ref < extent->rows + extent->count * row_bytes_ && (ref - extent->rows) % row_bytes_ == 0;
 }
@@ -216,11 +237,21 @@ void Slots::release(std::span<const SlotRef> refs) {
   free_.fetch_add(freed, std::memory_order_relaxed);
 }
 
+// Any number of threads may bring the first mark; one of their arrays stays.
+std::atomic<uint64_t>* Slots::marks_of(Extent* extent) const {
+  std::atomic<uint64_t>* marks = extent->marks.load(std::memory_order_acquire);
+  if (marks != nullptr) return marks;
+  auto fresh = std::make_unique<std::atomic<uint64_t>[]>(words_for(extent->count));
+  if (!extent->marks.compare_exchange_strong(marks, fresh.get(), std::memory_order_acq_rel))
+    return marks;
+  return fresh.release();
+}
+
 void Slots::mark(SlotRef ref) {
   Extent* extent = extent_of(ref);
   if (extent == nullptr || !extent->old || !valid(ref)) return;  // verify reports the others
   const uint64_t slot = slot_of(*extent, ref);
-  extent->marks[slot / 64].fetch_or(uint64_t{1} << (slot % 64), std::memory_order_relaxed);
+  marks_of(extent)[slot / 64].fetch_or(uint64_t{1} << (slot % 64), std::memory_order_relaxed);
 }
 
 // The free bits of an old extent are known now.
@@ -230,7 +261,7 @@ void Slots::adopt_free_bits(Extent* extent, std::vector<uint64_t> bits) {
   for (const uint64_t word : extent->free_bits)
     extent->free += static_cast<uint64_t>(std::popcount(word));
   free_.fetch_add(extent->free, std::memory_order_relaxed);
-  extent->marks.reset();
+  delete[] extent->marks.exchange(nullptr, std::memory_order_acq_rel);
 #if defined(__SANITIZE_ADDRESS__)
   for (uint64_t slot = 0; slot < extent->count; ++slot) {
     if ((extent->free_bits[slot / 64] >> (slot % 64)) & 1)
@@ -253,9 +284,10 @@ void Slots::finish_walk() {
   for (const auto& each : extents_) {
     Extent& extent = *each;
     if (!extent.old) continue;
-    std::vector<uint64_t> bits(extent.free_bits.size());
-    for (size_t w = 0; w < bits.size(); ++w)
-      bits[w] = ~extent.marks[w].load(std::memory_order_relaxed);
+    std::vector<uint64_t> bits(words_for(extent.count), ~uint64_t{0});
+    const std::atomic<uint64_t>* const marks = extent.marks.load(std::memory_order_acquire);
+    for (size_t w = 0; marks != nullptr && w < bits.size(); ++w)
+      bits[w] = ~marks[w].load(std::memory_order_relaxed);
     if (extent.count % 64 != 0) bits.back() &= (uint64_t{1} << (extent.count % 64)) - 1;
     adopt_free_bits(&extent, std::move(bits));
   }
@@ -270,12 +302,12 @@ void Slots::load_free_maps() {
     uint64_t stored;
     const std::byte* map = pool_->at(extent.offset);
     std::memcpy(&stored, map, sizeof stored);
-    if (stored != base::checksum64(map + kMapHeaderBytes, extent.free_bits.size() * 8)) return;
+    if (stored != base::checksum64(map + kMapHeaderBytes, words_for(extent.count) * 8)) return;
   }
   for (const auto& each : extents_) {
     Extent& extent = *each;
     if (!extent.old) continue;
-    std::vector<uint64_t> bits(extent.free_bits.size());
+    std::vector<uint64_t> bits(words_for(extent.count));
     std::memcpy(bits.data(), pool_->at(extent.offset) + kMapHeaderBytes, bits.size() * 8);
     adopt_free_bits(&extent, std::move(bits));
   }
@@ -296,6 +328,7 @@ void Slots::store_free_maps(media::Flusher& flusher) {
 bool Slots::is_free(SlotRef ref) const {
   std::lock_guard lock(mutex_);
   const Extent* extent = extent_of(ref);
+  if (extent->free_bits.empty()) return false;  // not known before the walk
   const uint64_t slot = slot_of(*extent, ref);
   return (extent->free_bits[slot / 64] >> (slot % 64)) & 1;
 }
@@ -306,7 +339,8 @@ uint64_t Slots::allocator_bytes() const {
   for (const auto& each : extents_) {
     const Extent& extent = *each;
     bytes += extent.free_bits.size() * 8 + (extent.headers - extent.offset);
-    if (extent.marks != nullptr) bytes += extent.free_bits.size() * 8;
+    if (extent.marks.load(std::memory_order_acquire) != nullptr)
+      bytes += words_for(extent.count) * 8;
   }
   return bytes;
 }

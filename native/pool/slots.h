@@ -64,17 +64,22 @@ class Slots {
     uint64_t rows = 0;     // pool offset
     bool old = false;      // existed at open
     uint64_t free = 0;
+    // One bit a slot. Of an old extent: empty until the walk ends, so that opening costs nothing.
     std::vector<uint64_t> free_bits;
-    std::unique_ptr<std::atomic<uint64_t>[]> marks;  // old extents until finish_walk
+    // Of an old extent, from its first mark until the walk ends. One bit a slot, owned.
+    std::atomic<std::atomic<uint64_t>*> marks{nullptr};
+    ~Extent() { delete[] marks.load(std::memory_order_relaxed); }
   };
-  Extent shape(uint64_t offset, uint64_t bytes) const;
+  std::unique_ptr<Extent> shape(uint64_t offset, uint64_t bytes) const;
   void add(uint64_t offset, uint64_t bytes,
-           bool old);                    // an extent from the catalogue, or a new one
-  Extent* extent_of(SlotRef ref) const;  // null: the ref is in no extent of this table
+           bool old);                            // an extent from the catalogue, or a new one
+  Extent* extent_of(SlotRef ref) const;          // null: the ref is in no extent of this table
+  const Extent* find_extent(SlotRef ref) const;  // the same, without making by_unit_
   uint64_t slot_of(const Extent& extent, SlotRef ref) const;
   base::Status grow();
   void grow_spare();
   void free_locked(SlotRef ref);
+  std::atomic<uint64_t>* marks_of(Extent* extent) const;
   void adopt_free_bits(Extent* extent, std::vector<uint64_t> bits);
   void end_walk_locked();
   uint64_t take_locked(std::span<SlotRef> out, SlotHeader** headers);
@@ -86,27 +91,34 @@ class Slots {
   uint64_t capacity_;
   uint64_t max_slots_;
   mutable std::mutex mutex_;
-  std::vector<std::unique_ptr<Extent>> extents_;  // by ordinal; under mutex_
-  // The same by unit of the pool, for extent_of without a lock: one place for each unit of the address range. Refs are random, and
-  // a search among the extents would guess wrong at every step. Zero pages until an extent is there.
+  std::vector<std::unique_ptr<Extent>> extents_;  // by ordinal; under mutex_ and by_unit_mutex_
+  // The same by unit of the pool, for extent_of without a lock: one place for each unit of the
+  // address range. Refs are random, and a search among the extents would guess wrong at every step.
+  // Made at its first use, which no pull is: zero pages until an extent is there.
   class ByUnit {
    public:
     ByUnit(uint64_t reserved, uint64_t unit_bytes);
     ~ByUnit();
     ByUnit(const ByUnit&) = delete;
     ByUnit& operator=(const ByUnit&) = delete;
+    bool made() const { return places_.load(std::memory_order_acquire) != nullptr; }
     Extent* at(SlotRef ref) const {
-      return ref >> shift_ < units_ ? places_[ref >> shift_].load(std::memory_order_acquire)
+      return ref >> shift_ < units_ ? places_.load(std::memory_order_acquire)[ref >> shift_].load(
+                                          std::memory_order_acquire)
                                     : nullptr;
     }
-    void set(Extent* extent);
+    // The caller orders these two.
+    void make(const std::vector<std::unique_ptr<Extent>>& extents);
+    void set(Extent* extent) { set(places_.load(std::memory_order_relaxed), extent); }
 
    private:
-    std::atomic<Extent*>* places_;
+    void set(std::atomic<Extent*>* places, Extent* extent) const;
+    std::atomic<std::atomic<Extent*>*> places_{nullptr};
     uint64_t units_;
     uint32_t shift_;
   };
-  ByUnit by_unit_;
+  mutable ByUnit by_unit_;
+  mutable std::mutex by_unit_mutex_;  // making it, and adding an extent; taken after mutex_
   size_t cursor_extent_ = 0;
   uint64_t cursor_word_ = 0;
   std::vector<SlotRef> deferred_;

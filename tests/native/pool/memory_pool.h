@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "pool/layout.h"
 #include "pool/pool.h"
 
 namespace petps::pool::testing_support {
@@ -15,13 +16,15 @@ class Memory {
  public:
   static constexpr uint64_t kReserve = uint64_t{16} << 20;
 
+  explicit Memory(uint64_t reserve = kReserve) : reserve_(reserve), bytes_(reserve + 4096) {}
+
   std::byte* base() {
     const auto address = reinterpret_cast<uintptr_t>(bytes_.data());
     return bytes_.data() + (4096 - address % 4096) % 4096;
   }
   // A new pool of 64 KiB units with one instance of two partitions.
   std::unique_ptr<Pool> format() {
-    used = uint64_t{1} << 20;
+    used = layout::kMap.metadata_bytes;
     auto pool = Pool::format(medium(), kTestUnitBytes);
     EXPECT_TRUE(pool.ok()) << pool.status().to_string();
     EXPECT_TRUE(pool.value()->create_instance("model", "model@1", 2).ok());
@@ -31,7 +34,7 @@ class Memory {
   // Takes what the pool uses now as the length to open next.
   void keep(const Pool& pool) { used = pool.medium().size(); }
   std::unique_ptr<media::Media> medium() {
-    return media::Media::borrow(base(), used, kReserve, nullptr);
+    return media::Media::borrow(base(), used, reserve_, nullptr);
   }
 
   template <typename T>
@@ -48,7 +51,8 @@ class Memory {
   uint64_t used = 0;
 
  private:
-  std::vector<std::byte> bytes_ = std::vector<std::byte>(kReserve + 4096);
+  uint64_t reserve_;
+  std::vector<std::byte> bytes_;
 };
 
 inline TableSpec spec(const std::string& name, uint64_t capacity, uint32_t row_bytes = 64) {

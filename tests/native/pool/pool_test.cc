@@ -19,6 +19,9 @@ using testing_support::contains;
 using testing_support::Memory;
 using testing_support::spec;
 
+// Where the two superblock copies stand.
+constexpr uint64_t kCopies[2] = {layout::kMap.superblock(0), layout::kMap.superblock(1)};
+
 TEST(Pool, ComesBackAsItWasLeft) {
   Memory memory;
   {
@@ -67,7 +70,7 @@ TEST(Pool, ComesBackAsItWasLeft) {
 
 TEST(Pool, BytesThatAreNoPool) {
   Memory memory;
-  memory.used = uint64_t{1} << 20;
+  memory.used = layout::kMap.metadata_bytes;
   auto pool = memory.attach();
   EXPECT_EQ(pool.status().code(), Code::kInvalidArgument);
   EXPECT_TRUE(contains(pool.status(), "not a petps pool")) << pool.status().to_string();
@@ -95,11 +98,11 @@ void set_format_version(Memory& memory, uint64_t copy, uint32_t version) {
 TEST(Pool, OfAnotherFormatVersion) {
   Memory memory;
   memory.format();
-  for (const uint64_t copy : layout::kSuperblockOffset) set_format_version(memory, copy, 3);
+  for (const uint64_t copy : kCopies) set_format_version(memory, copy, layout::kFormatVersion + 1);
   const auto pool = memory.attach();
   EXPECT_EQ(pool.status().code(), Code::kUnimplemented);
-  EXPECT_TRUE(contains(pool.status(), "format version 3")) << pool.status().to_string();
-  EXPECT_TRUE(contains(pool.status(), "reads versions 1 to 2")) << pool.status().to_string();
+  EXPECT_TRUE(contains(pool.status(), "format version 4")) << pool.status().to_string();
+  EXPECT_TRUE(contains(pool.status(), "reads versions 1 to 3")) << pool.status().to_string();
   EXPECT_TRUE(contains(pool.status(), "export")) << pool.status().to_string();
 }
 
@@ -126,7 +129,7 @@ TEST(Pool, OneSpoiledSuperblockCopyIsPassedOver) {
     ASSERT_TRUE(pool->create_table(spec("t", 100)).ok());
     memory.keep(*pool);
   }
-  for (const uint64_t copy : layout::kSuperblockOffset) {
+  for (const uint64_t copy : kCopies) {
     const auto length = memory.read<layout::Superblock>(copy).length;
     for (uint64_t at = 0; at < length; ++at) {
       memory.base()[copy + at] ^= std::byte{0x10};
@@ -145,10 +148,10 @@ TEST(Pool, TheNewerCopyCounts) {
     memory.keep(*pool);
   }
   EXPECT_EQ(std::move(memory.attach()).value()->aliases().size(), 1u);
-  const auto a = memory.read<layout::Superblock>(layout::kSuperblockOffset[0]);
-  const auto b = memory.read<layout::Superblock>(layout::kSuperblockOffset[1]);
+  const auto a = memory.read<layout::Superblock>(kCopies[0]);
+  const auto b = memory.read<layout::Superblock>(kCopies[1]);
   ASSERT_EQ(std::max(a.sequence, b.sequence), std::min(a.sequence, b.sequence) + 1);
-  memory.base()[layout::kSuperblockOffset[a.sequence > b.sequence ? 0 : 1]] ^= std::byte{1};
+  memory.base()[kCopies[a.sequence > b.sequence ? 0 : 1]] ^= std::byte{1};
   EXPECT_EQ(std::move(memory.attach()).value()->aliases().size(), 0u)
       << "the older one, for want of the newer";
 }
@@ -156,7 +159,7 @@ TEST(Pool, TheNewerCopyCounts) {
 TEST(Pool, BothSuperblockCopiesSpoiled) {
   Memory memory;
   memory.format();
-  for (const uint64_t copy : layout::kSuperblockOffset) memory.base()[copy + 40] ^= std::byte{1};
+  for (const uint64_t copy : kCopies) memory.base()[copy + 40] ^= std::byte{1};
   const auto pool = memory.attach();
   EXPECT_EQ(pool.status().code(), Code::kDataLoss);
   EXPECT_TRUE(contains(pool.status(), "both superblock copies")) << pool.status().to_string();
@@ -171,13 +174,13 @@ TEST(Pool, SpoiledExtentRecord) {
     memory.keep(*pool);
   }
   for (int bit = 0; bit < 64; ++bit) {
-    const auto word = memory.read<uint64_t>(layout::kExtentsOffset);
-    memory.write(layout::kExtentsOffset, word ^ (uint64_t{1} << bit));
+    const auto word = memory.read<uint64_t>(layout::kMap.extents());
+    memory.write(layout::kMap.extents(), word ^ (uint64_t{1} << bit));
     const auto pool = memory.attach();
     EXPECT_FALSE(pool.ok()) << "bit " << bit;
     EXPECT_EQ(pool.status().code(), Code::kDataLoss);
     EXPECT_TRUE(contains(pool.status(), "extent record 0")) << pool.status().to_string();
-    memory.write(layout::kExtentsOffset, word);
+    memory.write(layout::kMap.extents(), word);
   }
   EXPECT_TRUE(memory.attach().ok());
 }
@@ -190,7 +193,7 @@ TEST(Pool, ATableWithoutItsExtents) {
     ASSERT_TRUE(pool->create_table(spec("t", 100)).ok());
     memory.keep(*pool);
   }
-  memory.write(layout::kExtentsOffset, uint64_t{0});
+  memory.write(layout::kMap.extents(), uint64_t{0});
   const auto pool = memory.attach();
   EXPECT_EQ(pool.status().code(), Code::kDataLoss);
   EXPECT_TRUE(contains(pool.status(), "table 't'")) << pool.status().to_string();
@@ -206,7 +209,7 @@ TEST(Pool, VerifySeesAHoleInTheExtentRecords) {
   std::vector<std::string> problems;
   pool->verify_metadata(&problems);
   EXPECT_TRUE(problems.empty());
-  memory.write(layout::kExtentsOffset, uint64_t{0});
+  memory.write(layout::kMap.extents(), uint64_t{0});
   pool->verify_metadata(&problems);
   ASSERT_EQ(problems.size(), 1u);
   EXPECT_EQ(problems[0], "extent record 0 is missing before later ones");
@@ -223,7 +226,7 @@ TEST(Pool, ProgressSurvivesASpoiledRecord) {
     memory.keep(*pool);
   }
   ASSERT_EQ(std::move(memory.attach()).value()->read_progress(1, 0)->seq, 2u);
-  memory.base()[layout::kProgressOffset + 8] ^= std::byte{1};  // turn 2 stands in the first line
+  memory.base()[layout::kMap.progress() + 8] ^= std::byte{1};  // turn 2 stands in the first line
   EXPECT_EQ(std::move(memory.attach()).value()->read_progress(1, 0)->seq, 1u);
 }
 
@@ -283,6 +286,53 @@ TEST(Pool, ALargeTableThatDoesNotFitLeavesThePoolAsItWas) {
   EXPECT_EQ(result.status().code(), Code::kResourceExhausted) << result.status().to_string();
   EXPECT_TRUE(pool->tables().empty());
   EXPECT_TRUE(pool->create_table(spec("t", 100)).ok());
+}
+
+// Bits of its slots are made by the walk and by writers; opening reads a record of each extent and nothing more.
+TEST(Pool, OpeningMakesNothingThatGrowsWithSlots) {
+  Memory memory;
+  std::vector<SlotRef> refs(5000);
+  {
+    auto pool = memory.format();
+    ASSERT_TRUE(pool->create_table(spec("t", 100'000, 4)).ok());
+    bool wait = false;
+    ASSERT_TRUE(pool->slots(1).allocate(refs, &wait).ok());
+    memory.keep(*pool);
+  }
+  auto pool = std::move(memory.attach()).value();
+  Slots& slots = pool->slots(1);
+  ASSERT_TRUE(slots.needs_walk());
+  const uint64_t opened = slots.allocator_bytes();
+  slots.mark(refs[17]);
+  slots.mark(refs[4999]);
+  EXPECT_GT(slots.allocator_bytes(), opened);
+  slots.finish_walk();
+  EXPECT_GE(slots.allocator_bytes(), opened + slots.total() / 8) << "now there is a bit a slot";
+  EXPECT_FALSE(slots.is_free(refs[17]));
+  EXPECT_FALSE(slots.is_free(refs[4999]));
+  EXPECT_TRUE(slots.is_free(refs[18]));
+  EXPECT_EQ(slots.free_count(), slots.total() - 2);
+}
+
+TEST(Pool, LimitOfTables) {
+  Memory memory((kMaxTables + 64) * kTestUnitBytes);
+  {
+    auto pool = memory.format();
+    ASSERT_TRUE(pool->create_instance("other", "other@1", 1).ok());
+    for (uint32_t i = 0; i < kMaxTables; ++i) {
+      TableSpec table = spec("t" + std::to_string(i / 2), 1, 4);
+      table.instance = 1 + i % 2;
+      ASSERT_TRUE(pool->create_table(table).ok()) << i;
+    }
+    const auto too_many = pool->create_table(spec("more", 1, 4));
+    EXPECT_EQ(too_many.status().code(), Code::kResourceExhausted);
+    EXPECT_TRUE(contains(too_many.status(), "at most 4096 tables"))
+        << too_many.status().to_string();
+    memory.keep(*pool);
+  }
+  const auto again = std::move(memory.attach()).value();
+  EXPECT_EQ(again->tables().size(), kMaxTables);
+  EXPECT_EQ(again->tables().back().spec.name, "t2047");
 }
 
 TEST(Pool, LimitsOfTheCatalogue) {
@@ -448,7 +498,7 @@ TEST(Versions, SpaceAndProgressOfTheDroppedAreUsedAgain) {
     EXPECT_GT(pool->free_bytes(), 0u);
     ASSERT_EQ(pool->medium().size(), bytes) << "round " << round << " took fresh space";
   }
-  EXPECT_TRUE(memory.read<uint64_t>(layout::kProgressOffset + 4 * 128) == 0)
+  EXPECT_TRUE(memory.read<uint64_t>(layout::kMap.progress() + 4 * 128) == 0)
       << "two instances never needed more than four pairs";
   std::vector<std::string> problems;
   pool->verify_metadata(&problems);

@@ -21,7 +21,7 @@ namespace {
 using testing::Change;
 using testing::Model;
 
-constexpr size_t kCapacity = size_t{2} << 20;
+constexpr size_t kCapacity = size_t{3} << 20;
 constexpr uint64_t kMetadata = uint64_t{1} << 20;
 
 std::string path_of(const std::string& name) {
@@ -207,14 +207,27 @@ T at(const std::byte* bytes, uint64_t offset) {
 }
 
 // Offsets are written out here and not taken from layout.h, which is what they pin. FORMAT.md is the same in prose.
-TEST(GoldenPoolBytes, Superblock) {
-  std::vector<std::byte> memory(kCapacity);
-  read_lines("clean-2", memory.data());
-  const std::byte* copies[2] = {memory.data(), memory.data() + 131072};
+struct Offsets {
+  uint32_t version;
+  uint64_t second_copy;
+  uint64_t progress;
+  uint64_t extents;
+};
+
+class GoldenPoolBytes : public ::testing::TestWithParam<Offsets> {
+ protected:
+  void SetUp() override {
+    read_lines("clean-" + std::to_string(GetParam().version), memory.data());
+  }
+  std::vector<std::byte> memory = std::vector<std::byte>(kCapacity);
+};
+
+TEST_P(GoldenPoolBytes, Superblock) {
+  const std::byte* copies[2] = {memory.data(), memory.data() + GetParam().second_copy};
   const std::byte* copy =
       at<uint64_t>(copies[0], 24) > at<uint64_t>(copies[1], 24) ? copies[0] : copies[1];
   EXPECT_EQ(std::memcmp(copy, "PETPS_01", 8), 0);
-  EXPECT_EQ(at<uint32_t>(copy, 8), 2u);  // format version
+  EXPECT_EQ(at<uint32_t>(copy, 8), GetParam().version);
   EXPECT_EQ(at<uint32_t>(copy, 12), 144u + 2 * 136 + 2 * 136 + 2 * 72);
   EXPECT_EQ(at<uint64_t>(copy, 64), 65536u);  // unit
   EXPECT_EQ(at<uint32_t>(copy, 72), 1u);      // generation
@@ -248,11 +261,9 @@ TEST(GoldenPoolBytes, Superblock) {
   EXPECT_EQ(std::memcmp(alias + 72 + 8, "live", 5), 0);
 }
 
-TEST(GoldenPoolBytes, ProgressAndExtents) {
-  std::vector<std::byte> memory(kCapacity);
-  read_lines("clean-2", memory.data());
+TEST_P(GoldenPoolBytes, ProgressAndExtents) {
   const std::byte* first =
-      memory.data() + 266240;               // turn 2 in the first line, turn 1 in the second
+      memory.data() + GetParam().progress;  // turn 2 in the first line, turn 1 in the second
   EXPECT_EQ(at<uint32_t>(first, 0), 1u);    // instance
   EXPECT_EQ(at<uint32_t>(first, 4), 0u);    // partition
   EXPECT_EQ(at<uint64_t>(first, 8), 11u);   // run
@@ -273,7 +284,7 @@ TEST(GoldenPoolBytes, ProgressAndExtents) {
   EXPECT_EQ(at<uint64_t>(fourth, 40), 45u);      // target
   EXPECT_EQ(at<uint32_t>(fourth, 56), 0x0103u);  // publisher's mark, incomplete
   // Buckets of table 1; buckets of 2 and slots of 2 for its default row; slots of 1. Kind, check, table, units.
-  const std::byte* extents = memory.data() + 528384;
+  const std::byte* extents = memory.data() + GetParam().extents;
   const uint64_t expected[4][2] = {{1, 1}, {1, 2}, {2, 2}, {2, 1}};
   for (uint64_t i = 0; i < 4; ++i) {
     const auto word = at<uint64_t>(extents, i * 8);
@@ -288,11 +299,16 @@ TEST(GoldenPoolBytes, ProgressAndExtents) {
 
 INSTANTIATE_TEST_SUITE_P(Pools, GoldenPool,
                          ::testing::Values(Golden{true, 1}, Golden{false, 1}, Golden{true, 2},
-                                           Golden{false, 2}),
+                                           Golden{false, 2}, Golden{true, 3}, Golden{false, 3}),
                          [](const auto& pool) {
                            return (pool.param.clean ? "clean_" : "killed_") +
                                   std::to_string(pool.param.version);
                          });
+
+INSTANTIATE_TEST_SUITE_P(Versions, GoldenPoolBytes,
+                         ::testing::Values(Offsets{2, 131072, 266240, 528384},
+                                           Offsets{3, 655360, 1314816, 1576960}),
+                         [](const auto& of) { return std::to_string(of.param.version); });
 
 }  // namespace
 }  // namespace petps::table
