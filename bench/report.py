@@ -46,6 +46,7 @@ TARGETS: Final[dict[str, tuple[str, float, bool]]] = {
     "reopen.ms.100k": ("value", 50.0, False),
     "reopen.ms.1m": ("value", 50.0, False),
     "reopen.ms.10m": ("value", 50.0, False),
+    "reopen.ms.small_rows": ("ratio", 2.0, False),  # and below 50 ms
     "ingest.kafka": ("ratio", 0.7, True),
     "ingest.kafka_vs_apply": ("ratio", 0.8, True),
     "pull.p99_during_ingest": ("ratio", 1.3, False),
@@ -197,11 +198,17 @@ def _memory(work: Workload) -> Iterator[Result]:
 
 
 def _reopen(work: Workload) -> Iterator[Result]:
-    dim = work["reopen"]["dim"]
+    size = work["reopen"]
+    cases = [
+        (label, rows, size["dim"], "f32")
+        for label, rows in zip(("100k", "1m", "10m"), size["rows"], strict=True)
+    ]
+    cases.append(("small_rows", size["small_rows"], 1, "f16"))
     with tempfile.TemporaryDirectory(dir=OUTPUT) as folder:
-        for label, rows in zip(("100k", "1m", "10m"), work["reopen"]["rows"], strict=True):
+        ten_million = 0.0
+        for label, rows, dim, dtype in cases:
             pool = Path(folder) / f"{label}.pool"
-            arguments = [str(pool), str(rows), str(dim)]
+            arguments = [str(pool), str(rows), str(dim), dtype]
             command = [sys.executable, "-m", "bench.recovery.reopen"]
             made = subprocess.run([*command, "make", *arguments], cwd=ROOT, check=False)
             if made.returncode != -9:
@@ -224,14 +231,19 @@ def _reopen(work: Workload) -> Iterator[Result]:
                 found = json.loads(done.stdout)
                 replies.append(found["first_reply_ms"])
                 starts.append((found["called"] - started) * 1e3)
+            median = statistics.median(replies)
+            beside = label == "small_rows"
             yield {
                 "name": f"reopen.ms.{label}",
-                "value": statistics.median(replies),
+                "value": median,
                 "unit": "ms",
+                "ratio_to": "reopen.ms.10m" if beside else None,
+                "ratio": median / ten_million if beside else None,
                 "rows": rows,
                 "highest": max(replies),
                 "process_start_and_imports_ms": statistics.median(starts),
             }
+            ten_million = median
             pool.unlink()
 
 
@@ -444,11 +456,27 @@ def _show(results: list[Result], config: dict[str, Any]) -> None:
     Console().print(table)
 
 
+def parts_named(only: str) -> set[str]:
+    """Return the names of the parts that a list such as ``pull,reopen`` means; all if empty."""
+    chosen: set[str] = set()
+    for word in only.split(","):
+        found = {name for name, _ in PARTS if name.startswith(word)}
+        found = found or {name for name, _ in PARTS if word.startswith(name)}
+        if not found:
+            raise SystemExit(
+                f"--only {word}: no such part; parts: {', '.join(name for name, _ in PARTS)}"
+            )
+        chosen |= found
+    return chosen
+
+
 def main() -> None:
-    """Runs the parts whose name begins with --only (all without it)."""
+    """Runs the parts that --only names (all without it)."""
     parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__)
     parser.add_argument(
-        "--only", default="", help="a part: the beginning of a name, such as pull or reopen"
+        "--only",
+        default="",
+        help="parts, by comma: the beginnings of names, such as pull,reopen",
     )
     parser.add_argument(
         "--workload", default="full", help="a file of bench/workloads: full or smoke"
@@ -456,12 +484,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args()
     work = tomllib.loads((ROOT / "bench" / "workloads" / f"{options.workload}.toml").read_text())
-    chosen = [part for part in PARTS if part[0].startswith(options.only)]
-    chosen = chosen or [part for part in PARTS if options.only.startswith(part[0])]
-    if not chosen:
-        raise SystemExit(
-            f"--only {options.only}: no such part; parts: {', '.join(name for name, _ in PARTS)}"
-        )
+    chosen = [part for part in PARTS if part[0] in parts_named(options.only)]
     OUTPUT.mkdir(parents=True, exist_ok=True)
     options.output.mkdir(parents=True, exist_ok=True)
     config = configuration(options.workload, work)

@@ -7,6 +7,7 @@ summary is counted from those files, never from what a suite printed.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import shutil
 import subprocess
@@ -165,7 +166,8 @@ def ctest(preset: str, jobs: int, labels: str = "", scale: str = "1") -> Outcome
     """Builds one preset's test programs and runs them under ctest."""
     outcome = Outcome(f"ctest {preset}")
     configure = run(["cmake", "--preset", preset, "--log-level=WARNING"])
-    build = ["cmake", "--build", f"build/{preset}", "-j", str(jobs), "--target", "petps_tests"]
+    compilers = min(jobs, os.cpu_count() or jobs)
+    build = ["cmake", "--build", f"build/{preset}", "-j", str(compilers), "--target", "petps_tests"]
     built = run(build) if configure.status == 0 else configure
     if built.status != 0:
         outcome.failed = 1
@@ -296,6 +298,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="", help="suites, by comma; all but lab, train if empty")
+    parser.add_argument("--rounds", type=int, default=1, help="how often to run the suites")
     arguments = parser.parse_args()
     jobs: int = arguments.jobs
     suites: dict[str, Callable[[], Outcome]] = {
@@ -316,10 +319,12 @@ def main() -> int:
     for stale in RESULTS.glob("*.xml"):
         stale.unlink()
     outcomes = []
-    for name in wanted:
-        print(f"\n==== {name} ====", flush=True)
+    for number, name in itertools.product(range(1, arguments.rounds + 1), wanted):
+        title = name if arguments.rounds == 1 else f"{name}, round {number}"
+        print(f"\n==== {title} ====", flush=True)
         start = time.monotonic()
         outcome = suites[name]()
+        outcome.name = title
         outcome.seconds = time.monotonic() - start
         outcomes.append(outcome)
     return summarise(outcomes)

@@ -1,9 +1,10 @@
 """Time from the call that opens a killed pool to the first correct reply over TCP.
 
 Runs as a child of bench.report, since a pool is killed with its process:
-``python -m bench.recovery.reopen make POOL ROWS DIM`` loads the pool and dies by kill -9;
-``python -m bench.recovery.reopen open POOL ROWS DIM`` opens it, serves, pulls 500 keys, checks
-them, prints one line of JSON and dies by kill -9, so that the next open finds it unclean again.
+``python -m bench.recovery.reopen make POOL ROWS DIM DTYPE`` loads the pool and dies by kill -9;
+``python -m bench.recovery.reopen open POOL ROWS DIM DTYPE`` opens it, serves, pulls 500 keys,
+checks them, prints one line of JSON and dies by kill -9, so that the next open finds it unclean
+again. DTYPE is f32 or f16.
 """
 
 from __future__ import annotations
@@ -22,8 +23,13 @@ PULL = 500
 
 
 def rows_of(keys: npt.NDArray[np.uint64], dim: int) -> npt.NDArray[np.float32]:
-    """float32[n, dim] that says whose it is."""
-    return (keys[:, None] % 99_991 + np.arange(dim, dtype=np.uint64)).astype(np.float32)
+    """Return float32[n, dim] that says whose it is; f16 holds it exactly."""
+    return (keys[:, None] % 1_999 + np.arange(dim, dtype=np.uint64)).astype(np.float32)
+
+
+def stored(rows: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[np.uint8]:
+    """Return the rows' bytes as the pool stores them."""
+    return rows.astype({"f32": np.float32, "f16": np.float16}[dtype]).view(np.uint8)
 
 
 def _die() -> None:
@@ -31,28 +37,29 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def make(pool: str, rows: int, dim: int) -> None:
+def make(pool: str, rows: int, dim: int, dtype: str) -> None:
     """Loads fast, then makes all of it durable, then changes some rows and dies."""
     from petps import _native
 
     tables = _native.Tables.create(pool, durability="process")
     instance = tables.create_instance("default", "default@0", 1)
-    table = tables.create_table("t", instance=instance.id, dim=dim, dtype="f32", capacity=rows)
+    table = tables.create_table("t", instance=instance.id, dim=dim, dtype=dtype, capacity=rows)
     for begin in range(0, rows, BATCH):
         keys = np.arange(begin, min(rows, begin + BATCH), dtype=np.uint64)
-        table.apply(keys, rows_of(keys, dim).view(np.uint8))
+        table.apply(keys, stored(rows_of(keys, dim), dtype))
     tables.set_durability("power")
     keys = np.arange(min(rows, BATCH), dtype=np.uint64)
-    table.apply(keys, rows_of(keys, dim).view(np.uint8))
+    table.apply(keys, stored(rows_of(keys, dim), dtype))
     _die()
 
 
-def open_and_pull(pool: str, rows: int, dim: int) -> None:
+def open_and_pull(pool: str, rows: int, dim: int, dtype: str) -> None:
     """Prints {open_ms, first_reply_ms, clean}."""
     import petps_client
 
     from petps import _native
 
+    del dtype  # the client widens rows
     keys = np.random.default_rng(rows).integers(0, rows, PULL).astype(np.uint64)
     expected = rows_of(keys, dim)
     start = time.perf_counter()
@@ -70,5 +77,5 @@ def open_and_pull(pool: str, rows: int, dim: int) -> None:
 
 
 if __name__ == "__main__":
-    _, what, path, count, width = sys.argv
-    {"make": make, "open": open_and_pull}[what](path, int(count), int(width))
+    _, what, path, count, width, kind = sys.argv
+    {"make": make, "open": open_and_pull}[what](path, int(count), int(width), kind)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from bench.report import PARTS, TARGETS, missed, worst
+from bench.compare import configuration_of, ratio_of
+from bench.report import PARTS, TARGETS, missed, parts_named, worst
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -36,6 +37,26 @@ def test_a_missed_target_is_seen() -> None:
     assert not missed(_result("apply", 0.6))
     assert missed(_result("pull.p99_during_apply", 1.4, "us"))
     assert missed(_result("something.else", 1.0)) is None
+
+
+def test_only_takes_a_list_of_parts() -> None:
+    assert parts_named("pull.tcp,index") == {
+        "pull.tcp",
+        "pull.tcp.connections",
+        "index.search",
+        "index.bucket_reads",
+    }
+    assert parts_named("") == {name for name, _ in PARTS}
+    assert parts_named("checkpoint.loss.2.1") == {"checkpoint", "checkpoint.loss"}
+    with pytest.raises(SystemExit, match="no such part"):
+        parts_named("pull,nothing")
+
+
+def test_two_builds_are_compared_by_configuration() -> None:
+    rate = {"name": "apply", "value": 2.0, "unit": "rows/s", "medium": "file", "disturbed": 3}
+    assert configuration_of(rate) == "apply medium=file"
+    assert ratio_of((2.0, True), (1.0, True)) == 0.5
+    assert ratio_of((2.0, False), (1.0, False)) == 2.0
 
 
 @pytest.mark.timeout(900)

@@ -1,0 +1,99 @@
+"""Compare two builds: their benchmark programs alternate in one run.
+
+``make bench ONLY=pull,apply,index BEFORE=FOLDER`` runs the programs of FOLDER, the
+``build/release/bench`` of another checkout, and those of this one in turn, and prints for each
+configuration the median over the rounds of (this build / the other one). What is compared is each
+build's ratio to the limit that its program measures in the same windows, so that a machine that
+is busy for a while disturbs both alike. Above 1 is faster here, whatever the unit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tomllib
+from pathlib import Path
+from typing import Final
+
+from bench import report
+
+# The parts whose programs hold all that is measured: the Python package is not compared.
+COMPARED: Final = ("pull.inprocess", "pull.tcp", "apply", "index.search")
+TARGET: Final = 0.97
+SETTINGS: Final = (
+    "medium", "access", "durability", "connections", "in_flight", "request_keys", "senders",
+    "threads", "batch", "cores",
+)  # fmt: skip
+Figures = dict[str, tuple[float, bool]]  # configuration -> ratio to the limit, is higher better
+
+
+def configuration_of(result: report.Result) -> str:
+    """Return the name and the settings of a result: what both builds are asked alike."""
+    words = [f"{key}={result[key]}" for key in SETTINGS if key in result]
+    return " ".join([str(result["name"]), *words])
+
+
+def measure(folder: Path, parts: list[str], work: report.Workload) -> Figures:
+    """Run the parts once with the programs of `folder`."""
+    os.environ["PETPS_BENCH_FOLDER"] = str(folder)
+    figures: Figures = {}
+    for name, part in report.PARTS:
+        if name not in parts:
+            continue
+        for result in part(work):
+            higher = str(result["unit"]).endswith("/s")
+            figures[configuration_of(result)] = (float(result["ratio"]), higher)
+    return figures
+
+
+def ratio_of(before: tuple[float, bool], after: tuple[float, bool]) -> float:
+    """Return how much faster `after` is than `before`."""
+    return after[0] / before[0] if after[1] else before[0] / after[0]
+
+
+def main() -> None:
+    """Run both builds in turn and print the median ratio of each configuration."""
+    parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
+    parser.add_argument("before", type=Path, help="build/release/bench of the other checkout")
+    parser.add_argument("--only", default="", help=f"parts, by comma: {', '.join(COMPARED)}")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--workload", default="full")
+    options = parser.parse_args()
+    wanted = options.only.split(",") if options.only else [""]
+    parts = [name for name in COMPARED if any(name.startswith(word) for word in wanted)]
+    if not parts:
+        parser.error(f"--only {options.only}: choose among {', '.join(COMPARED)}")
+    if not options.before.is_dir():
+        parser.error(f"{options.before} is no folder; build the other checkout with `make bench`")
+    work = tomllib.loads(
+        (report.ROOT / "bench" / "workloads" / f"{options.workload}.toml").read_text()
+    )
+    work["rounds"] = 1
+    report.OUTPUT.mkdir(parents=True, exist_ok=True)
+    here = report.ROOT / "build" / "release" / "bench"
+    ratios: dict[str, list[float]] = {}
+    for number in range(options.rounds):
+        # Whoever goes first meets a colder machine: the builds take turns at that too.
+        order = [options.before, here] if number % 2 == 0 else [here, options.before]
+        found = {folder: measure(folder.resolve(), parts, work) for folder in order}
+        for name, after in found[here].items():
+            if name in found[options.before]:
+                ratio = ratio_of(found[options.before][name], after)
+                ratios.setdefault(name, []).append(ratio)
+        print(f"round {number + 1} of {options.rounds}", flush=True)
+    rows = [
+        {"name": name, "ratio": statistics.median(found), "lowest": min(found), "target": TARGET}
+        for name, found in ratios.items()
+    ]
+    (report.OUTPUT / "compare.json").write_text(json.dumps(rows, indent=1) + "\n")
+    if not rows:
+        raise SystemExit("no configuration was measured with both builds: ask for more rounds")
+    for row in rows:
+        mark = "met" if float(str(row["ratio"])) >= TARGET else "MISSED"
+        print(f"{row['ratio']:.3f}  {mark:6}  {row['name']}")
+
+
+if __name__ == "__main__":
+    main()
