@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <mutex>
 
 #include "base/clock.h"
 
@@ -51,7 +52,7 @@ Pin Reader::claim(size_t place) {
   // pin's index reads, which come after the fence, see every removal made before theirs, so it
   // cannot find what that scan lets go. An epoch that was already old when stored only delays
   // reclaiming.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  base::fence_seq_cst();
   return Pin(&places_->epochs[place]);
 }
 
@@ -65,7 +66,7 @@ size_t Reader::live() const {
 }
 
 void Domain::share(std::unique_ptr<ReadersFile> file) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<base::Mutex> lock(mutex_);
   file_ = std::move(file);
   if (!file_->refused().empty()) return;
   global_ = &file_->global();
@@ -73,10 +74,10 @@ void Domain::share(std::unique_ptr<ReadersFile> file) {
 }
 
 uint64_t Domain::oldest_outside() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<base::Mutex> lock(mutex_);
   if (file_ == nullptr) return std::numeric_limits<uint64_t>::max();
   file_->drop_dead();
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // as in oldest_locked
+  base::fence_seq_cst();  // as in oldest_locked
   return file_->oldest();
 }
 
@@ -84,7 +85,7 @@ Domain::Domain() = default;
 Domain::~Domain() = default;
 
 Reader* Domain::lease() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<base::Mutex> lock(mutex_);
   for (const std::unique_ptr<Reader>& reader : readers_) {
     if (reader->leased_ || reader->live() != 0) continue;
     reader->leased_ = true;
@@ -108,7 +109,7 @@ Reader* Domain::lease() {
 
 void Domain::release(Reader* reader) {
   if (reader == nullptr) return;
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<base::Mutex> lock(mutex_);
   reader->leased_ = false;
 }
 
@@ -117,7 +118,7 @@ void Domain::retire(Reclaimer& owner, std::span<const uint64_t> items) {
   Batch batch{
       0, &owner,
       std::vector<uint64_t>(items.begin(), items.end())};  // copied before the lock is taken
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<base::Mutex> lock(mutex_);
   // The step stands under the lock so that queue_ is ordered. release: whoever reads the new epoch,
   // or a later one (every step is a read-modify-write, so the release sequence goes on), sees the
   // removals this thread made.
@@ -128,7 +129,7 @@ void Domain::retire(Reclaimer& owner, std::span<const uint64_t> items) {
 size_t Domain::reclaim() {
   std::vector<Batch> ready;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<base::Mutex> lock(mutex_);
     if (queue_.empty()) return 0;
     // Everything queued was removed from the index before this thread took the lock, so before the
     // scan's fence.
@@ -154,8 +155,7 @@ size_t Domain::reclaim() {
 }
 
 uint64_t Domain::oldest_locked() const {
-  std::atomic_thread_fence(
-      std::memory_order_seq_cst);  // the other half of Dekker: see Reader::claim()
+  base::fence_seq_cst();  // the other half of Dekker: see Reader::claim()
   // No retire() can step the epoch meanwhile: it takes mutex_.
   uint64_t oldest = global_->load(std::memory_order_relaxed) + 1;
   for (const std::unique_ptr<Reader>& reader : readers_) {
@@ -172,12 +172,12 @@ uint64_t Domain::oldest_locked() const {
 }
 
 uint64_t Domain::oldest() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<base::Mutex> lock(mutex_);
   return oldest_locked();
 }
 
 uint64_t Domain::retired_items() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<base::Mutex> lock(mutex_);
   uint64_t count = 0;
   for (const Batch& batch : queue_) count += batch.items.size();
   return count;

@@ -17,16 +17,15 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "base/atomics.h"
 #include "epoch/readers_file.h"
 
 namespace petps::epoch {
@@ -37,7 +36,7 @@ inline constexpr size_t kMaxReaders = 1024;  // worker threads and in-process ca
 class Pin {
  public:
   Pin() = default;
-  explicit Pin(std::atomic<uint64_t>* place) : place_(place) {}
+  explicit Pin(base::Atomic<uint64_t>* place) : place_(place) {}
   Pin(Pin&& other) noexcept : place_(std::exchange(other.place_, nullptr)) {}
   Pin& operator=(Pin&& other) noexcept {
     if (this != &other) {
@@ -55,7 +54,7 @@ class Pin {
   }
 
  private:
-  std::atomic<uint64_t>* place_ = nullptr;
+  base::Atomic<uint64_t>* place_ = nullptr;
 };
 
 class Domain;
@@ -135,12 +134,12 @@ class Domain {
   uint64_t oldest_outside();
 
   std::unique_ptr<ReadersFile> file_;  // null: no other process
-  std::atomic<uint64_t> own_global_{1};
-  std::atomic<uint64_t>* global_ = &own_global_;
+  base::Atomic<uint64_t> own_global_{1};
+  base::Atomic<uint64_t>* global_ = &own_global_;
   uint64_t shared_at_ = 0;       // the epoch of share()
   uint64_t dead_looked_ns_ = 0;  // guarded by mutex_
-  std::atomic<bool> pins_disabled_{false};
-  mutable std::mutex mutex_;  // guards queue_ (ordered by epoch), readers_ and their leases
+  base::Atomic<bool> pins_disabled_{false};
+  mutable base::Mutex mutex_;  // guards queue_ (ordered by epoch), readers_ and their leases
   std::deque<Batch> queue_;
   std::vector<std::unique_ptr<Reader>> readers_;
 };

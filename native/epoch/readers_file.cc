@@ -121,12 +121,12 @@ std::string readers_path(const std::string& pool) {
 }
 
 struct ReadersFile::Header {
-  std::atomic<uint64_t> signature;  // stored last
+  base::Atomic<uint64_t> signature;  // stored last
   uint32_t format_version;
   uint32_t records;
   uint8_t pool[16];
-  alignas(64) std::atomic<uint64_t> global;
-  alignas(64) std::atomic<uint64_t> used;  // records [0, used) were ever claimed
+  alignas(64) base::Atomic<uint64_t> global;
+  alignas(64) base::Atomic<uint64_t> used;  // records [0, used) were ever claimed
 };
 
 struct ReadersFile::Record {
@@ -138,7 +138,7 @@ ReadersFile::Header& ReadersFile::header() const { return *reinterpret_cast<Head
 ReadersFile::Record& ReadersFile::record(size_t i) const {
   return *reinterpret_cast<Record*>(at_ + (1 + i) * kPageBytes);
 }
-std::atomic<uint64_t>& ReadersFile::global() const { return header().global; }
+base::Atomic<uint64_t>& ReadersFile::global() const { return header().global; }
 
 ReadersFile::ReadersFile(const std::string& pool_path, int pool_file, bool serves)
     : pool_path_(pool_path),
@@ -314,7 +314,7 @@ Places* ReadersFile::claim() {
     held_[i] = true;
     Places& places = record(i).places;
     // What stands there was a dead process's: its lock is gone, and it reads no more.
-    for (std::atomic<uint64_t>& epoch : places.epochs) epoch.store(0, std::memory_order_relaxed);
+    for (base::Atomic<uint64_t>& epoch : places.epochs) epoch.store(0, std::memory_order_relaxed);
     places.window.store(0, std::memory_order_relaxed);
     uint64_t used = header().used.load(std::memory_order_relaxed);
     // Made visible to scans by the fence of the first pin, as the window is.
@@ -352,7 +352,7 @@ void ReadersFile::drop_dead() {
     if (places.window.load(std::memory_order_relaxed) == 0) continue;
     // Who has the lock lives. Taken here, nobody claims the record meanwhile.
     if (!locked(file_, F_WRLCK, byte)) continue;
-    for (std::atomic<uint64_t>& epoch : places.epochs) epoch.store(0, std::memory_order_release);
+    for (base::Atomic<uint64_t>& epoch : places.epochs) epoch.store(0, std::memory_order_release);
     places.window.store(0, std::memory_order_relaxed);
     unlock(file_, byte);
   }

@@ -3,12 +3,12 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 
+#include "base/atomics.h"
 #include "base/status.h"
 
 namespace petps::epoch {
@@ -19,12 +19,12 @@ inline constexpr size_t kPinsPerReader =
 // One reader's epoch list: in its process, or in the readers file.
 struct Places {
   // Places [0, window) were ever used since the lease; a scan reads no further. Grows by doubling.
-  std::atomic<size_t> window{0};
+  base::Atomic<size_t> window{0};
   // On lines of their own: written by the reader, by whoever drops, and read by every scan. 0 =
   // free.
-  alignas(64) std::array<std::atomic<uint64_t>, kPinsPerReader> epochs{};
+  alignas(64) std::array<base::Atomic<uint64_t>, kPinsPerReader> epochs{};
 };
-static_assert(std::atomic<uint64_t>::is_always_lock_free, "epochs are shared between processes");
+static_assert(base::Atomic<uint64_t>::is_always_lock_free, "epochs are shared between processes");
 
 // Callers of other processes that read at once, over all of them.
 inline constexpr size_t kMaxOutsideReaders = 128;
@@ -51,7 +51,7 @@ class ReadersFile {
   ReadersFile(const ReadersFile&) = delete;
   ReadersFile& operator=(const ReadersFile&) = delete;
 
-  std::atomic<uint64_t>& global() const;
+  base::Atomic<uint64_t>& global() const;
   bool serves() const { return serves_; }
   const std::string& refused() const { return refused_; }
   // kFailedPrecondition: the file is another pool's, or the pool's path names another file by now.
@@ -91,7 +91,7 @@ class ReadersFile {
   int file_ = -1;
   std::byte* at_ = nullptr;
   std::string refused_;
-  std::atomic<bool> forked_{false};
+  base::Atomic<bool> forked_{false};
   std::array<bool, kMaxOutsideReaders> held_{};  // records that this object has locked
 };
 

@@ -2,10 +2,10 @@
 // and to table's walk and verify.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
+#include "base/atomics.h"
 #include "pool/pool.h"
 
 namespace petps::index {
@@ -51,18 +51,10 @@ inline uint64_t next_count(uint64_t word) {
 }
 
 // Shared memory is touched through these only.
-inline uint64_t load64(const uint64_t& at) {
-  return std::atomic_ref<uint64_t>(const_cast<uint64_t&>(at)).load(std::memory_order_acquire);
-}
-inline void store64(uint64_t& at, uint64_t value) {
-  std::atomic_ref<uint64_t>(at).store(value, std::memory_order_release);
-}
-inline uint8_t load8(const uint8_t& at) {
-  return std::atomic_ref<uint8_t>(const_cast<uint8_t&>(at)).load(std::memory_order_acquire);
-}
-inline void store8(uint8_t& at, uint8_t value) {
-  std::atomic_ref<uint8_t>(at).store(value, std::memory_order_release);
-}
+using base::load64;
+using base::load8;
+using base::store64;
+using base::store8;
 
 // Entries whose tag equals `tag`, as bits.
 uint32_t match_tags(const Bucket& bucket, uint8_t tag);

@@ -1,6 +1,6 @@
 // The read side: lock-free, never writes. Memory orders: every load of shared bytes is an acquire, so a later load (the check of
-// the word) cannot be taken before an earlier one (tags, entries); writers change the count before they write a key, and publish
-// with a release store of the ref.
+// the word) cannot be taken before an earlier one (tags, entries); writers change the count before they write a key and after its ref,
+// which a release store publishes. The proof for every writer stands at Index::fill_entry.
 #include <emmintrin.h>
 
 #include <array>
@@ -176,6 +176,20 @@ Place Index::search(uint64_t key, const Path& path) const {
       changed = !same_count(load64(s.bucket->word), s.word);
     }
     if (!changed) return Place{};
+  }
+}
+
+Index::LiveEntries Index::read_bucket(uint64_t number) const {
+  const Bucket& bucket = buckets_[number];
+  for (;;) {
+    LiveEntries live;
+    const uint64_t word = load64(bucket.word);
+    for (const Entry& entry : bucket.entries) {
+      const uint64_t ref = load64(entry.ref);
+      if (ref != 0) live.entries[live.count++] = {load64(entry.key), ref};
+    }
+    // No key came meanwhile: each ref is of the key that stands beside it, and a key that was there all the time is there.
+    if (same_count(word, load64(bucket.word))) return live;
   }
 }
 

@@ -6,14 +6,14 @@
 // Called by:   table.
 // Invariants:  1. A key's entries change only under the lock of its home bucket, but for the ref of an entry that stays where it is
 //                 (replace); an empty entry of a bucket is claimed only under that bucket's lock. 2. Every bucket that a displaced entry passed has overflow > 0, durably, before the entry is.
-//              3. The count in a bucket's word changes before a key is written into it; readers believe a miss only if no probed
-//              bucket's count changed meanwhile. 4. Readers never write.
+//              3. The count in a bucket's word changes before a key is written into it and again after its ref is visible; readers
+//              believe a miss only if no probed bucket's count changed meanwhile (proof: fill_entry). 4. Readers never write.
 // Threads:     find* from any thread without locks; the writer calls from any thread, one writer per key until its drain; moves are
 //              serialised by the caller.
 // Source:      PetPS section 3.2.
 #pragma once
 
-#include <atomic>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -83,6 +83,12 @@ class Index {
   // The same search with values instead of rows: refs[i] = ref or 0.
   void find_refs(std::span<const uint64_t> keys, SlotRef* refs) const;
   Place find_one(uint64_t key) const;
+  // The live entries of a bucket, all of one instant. Moves between buckets are the caller's to hold off.
+  struct LiveEntries {
+    std::array<Entry, kEntries> entries;
+    size_t count = 0;
+  };
+  LiveEntries read_bucket(uint64_t number) const;
 
   // ---- a batch: locate, then replace, or plan, raise, [drain], publish, [drain], settle ----
   // entries[i] and refs[i] = where keys[i] is and what it points to, null and 0 if it is not there. Returns how many are there. step
@@ -160,6 +166,7 @@ class Index {
   Held lock(Bucket& bucket);                  // waits; heals
   bool try_lock(Bucket& bucket, Held* held);  // does not wait
   void unlock(const Held& held);
+  void store_word(const Held& held);
   bool claim(Bucket& bucket, Held* held);
   void heal(Bucket& bucket);
   static bool has_room(const Bucket& bucket);
@@ -189,9 +196,9 @@ class Index {
   uint64_t count_;
   uint32_t table_;
   uint32_t generation_;
-  std::atomic<uint64_t> walked_until_{0};
-  std::atomic<uint64_t> rows_{0};
-  std::atomic<uint64_t> displaced_{0};
+  base::Atomic<uint64_t> walked_until_{0};
+  base::Atomic<uint64_t> rows_{0};
+  base::Atomic<uint64_t> displaced_{0};
 };
 
 // Finishes a move that a crash interrupted: if both copies of the entry are there, the old one goes. Before the first pull.

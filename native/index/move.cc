@@ -86,6 +86,9 @@ Status Index::move_locked(uint64_t key, const Path& path, const Place& at, uint6
     return status;
   }
 
+  // The count's second change, before the key leaves its old place: a reader that sees it gone sees this (fill_entry). The failure
+  // above needs none: the old place was the key's all the time.
+  store_word(*target);
   store64(from.ref, 0);
   media_->stored(&from.ref, sizeof from.ref);
   flusher.flush(&from, sizeof from, Site::kVacatedEntry);
@@ -157,6 +160,10 @@ Result<uint64_t> Index::rehome_bucket(uint64_t number) {
 
 namespace {
 
+uint64_t offset_of(const pool::Pool& pool, const Entry* entry) {
+  return static_cast<uint64_t>(reinterpret_cast<const std::byte*>(entry) - pool.at(0));
+}
+
 // The places that the journal names, whether or not the move got as far as to change them.
 InterruptedMove journaled_move(const pool::Pool& pool, uint64_t* key) {
   JournalRecord record;
@@ -194,6 +201,12 @@ Status replay_journal(pool::Pool& pool) {
   flusher.flush(from, sizeof *from, Site::kVacatedEntry);
   PETPS_RETURN_IF_ERROR(flusher.drain(Site::kMovedDrain));
   if (interrupted_move(pool).from == nullptr) return Status();
+  // The process that died may have stored the ref at `to` without the count's second change. A reader in another process that loaded
+  // the word before that ref must not find the old place empty beside an unchanged word. Nobody else writes yet.
+  Bucket& bucket =
+      *reinterpret_cast<Bucket*>(pool.at(offset_of(pool, to) / sizeof(Bucket) * sizeof(Bucket)));
+  store64(bucket.word, next_count(load64(bucket.word)));
+  pool.medium().stored(&bucket.word, sizeof bucket.word);
   store64(from->ref, 0);
   pool.medium().stored(&from->ref, sizeof from->ref);
   flusher.flush(from, sizeof *from, Site::kVacatedEntry);

@@ -1,8 +1,5 @@
 // The write side. A writer of a key holds the lock of the key's home bucket; it takes further locks only by try_lock and lets go of
 // everything when one is taken, so writers never wait for one another in a circle.
-#include <immintrin.h>
-#include <sched.h>
-
 #include <algorithm>
 
 #include "base/check.h"
@@ -31,20 +28,19 @@ Index::Index(pool::Pool& pool, uint32_t table, uint64_t bucket_offset, uint64_t 
 
 // One attempt. In an older generation the lock bit means nothing (its holder died): claiming the bucket also claims its healing.
 bool Index::claim(Bucket& bucket, Held* held) {
-  std::atomic_ref<uint64_t> word(bucket.word);
-  uint64_t seen = word.load(std::memory_order_acquire);
+  uint64_t seen = load64(bucket.word);
   if (generation_of(seen) != generation_) {
     const uint64_t healing =
         (uint64_t{generation_} << 32) | (next_count(seen) & kCountMask) | kHealing;
-    if (!word.compare_exchange_strong(seen, healing, std::memory_order_acq_rel)) return false;
+    if (!base::exchange64(bucket.word, seen, healing)) return false;
     media_->stored(&bucket.word, sizeof bucket.word);
     heal(bucket);
     held->word = (healing & ~kStateMask) | kLocked;
-    store64(bucket.word, held->word);
+    store64(bucket.word, held->word);  // after the tags
   } else {
     if ((seen & kStateMask) != kFree) return false;
     held->word = seen | kLocked;
-    if (!word.compare_exchange_strong(seen, held->word, std::memory_order_acq_rel)) return false;
+    if (!base::exchange64(bucket.word, seen, held->word)) return false;
   }
   media_->stored(&bucket.word, sizeof bucket.word);
   held->bucket = &bucket;
@@ -55,9 +51,9 @@ Index::Held Index::lock(Bucket& bucket) {
   Held held;
   for (uint32_t spins = 1; !claim(bucket, &held); ++spins) {
     if (spins % kSpinsBeforeYield == 0) {
-      sched_yield();
+      base::yield();
     } else {
-      _mm_pause();
+      base::pause();
     }
   }
   return held;
@@ -89,10 +85,9 @@ uint32_t Index::empty_entry(const Bucket& bucket) {
 bool Index::has_room(const Bucket& bucket) { return empty_entry(bucket) < kEntries; }
 
 void Index::raise_counter(Bucket& bucket, Flusher& flusher) {
-  std::atomic_ref<uint8_t> counter(bucket.overflow);
-  uint8_t seen = counter.load(std::memory_order_relaxed);
+  uint8_t seen = load8(bucket.overflow);
   while (seen != kSaturated &&
-         !counter.compare_exchange_weak(seen, static_cast<uint8_t>(seen + 1))) {
+         !base::exchange8(bucket.overflow, seen, static_cast<uint8_t>(seen + 1))) {
   }
   media_->stored(&bucket.overflow, 1);
   flusher.flush(&bucket.overflow, 1, Site::kRaisedCounter);
@@ -102,10 +97,9 @@ void Index::raise_counter(Bucket& bucket, Flusher& flusher) {
 void Index::lower_counters(const Path& path, uint64_t from, uint64_t to) {
   for (uint64_t distance = from; distance < to; ++distance) {
     Bucket& bucket = buckets_[bucket_at(path, distance)];
-    std::atomic_ref<uint8_t> counter(bucket.overflow);
-    uint8_t seen = counter.load(std::memory_order_relaxed);
+    uint8_t seen = load8(bucket.overflow);
     while (seen != kSaturated && seen != 0 &&
-           !counter.compare_exchange_weak(seen, static_cast<uint8_t>(seen - 1))) {
+           !base::exchange8(bucket.overflow, seen, static_cast<uint8_t>(seen - 1))) {
     }
     media_->stored(&bucket.overflow, 1);
   }
@@ -118,13 +112,31 @@ void Index::count_change(const Bucket& bucket, bool displaced, int64_t by) {
   if (displaced) displaced_.fetch_add(static_cast<uint64_t>(by), std::memory_order_relaxed);
 }
 
+// Why no reader believes a false miss, and none takes a ref for another key's. A reader loads a bucket's word, then tags, keys and
+// refs, then the overflow counter, and last each probed bucket's word again; every load acquires, every store releases.
+//
+// The entry is empty and stays so for others: this thread has the bucket's lock. The count changes twice, before the key is stored
+// and after the ref is; the second change is visible at the latest when the lock is free, and before the key leaves another place
+// (move_locked).
+//   No false miss: let a key be in the table throughout a search, in places P0, P1, ... one after the other. The search missed P0, so
+// it saw P0 emptied (or overwritten, which is later still), and with that both changes of P1's bucket. If it read P1's bucket before
+// the ref was visible there, the word it had loaded lacks the second change, and the last look at the word tells. Else it saw P1
+// emptied, and so on to the last place, which was never emptied. A probe that ends before P(i+1) read a counter of 0: the key's claim
+// on it was raised before P(i+1) was filled, so the 0 is a later one, and who stored it did so after a nearer P(i+2) was filled.
+//   With one change only, a reader that loads the word between it and the ref sees neither place and an unchanged word.
+//   No foreign ref: the ref of an earlier key was cleared before this key is stored, under the same lock. A reader that matched the
+// earlier key and loads this ref sees this key when it looks at the key again, or, if the earlier key has come back by then, a changed
+// count.
+// The other writers of these words: replace and try_publish exchange the ref of an entry that stays; a reader gets one or the other.
+// erase_at clears a ref: from then on a miss is true, and a hit is of before. heal stores tags while the word says kHealing, and
+// readers that see it, or an older generation, compare keys instead. unlock and claim change the state, which readers ignore.
+// raise_counter comes before the fill, lower_counters after the removal. replay_journal: see there.
 void Index::fill_entry(Held* held, uint32_t entry, uint64_t key, uint8_t tag, SlotRef ref,
                        Flusher& flusher, Site site) {
   Bucket& bucket = *held->bucket;
   Entry& place = bucket.entries[entry];
   held->word = next_count(held->word);
-  store64(bucket.word, held->word);
-  media_->stored(&bucket.word, sizeof bucket.word);
+  store_word(*held);
   store64(place.key, key);
   media_->stored(&place.key, sizeof place.key);
   store8(bucket.tags[entry], tag);
@@ -132,6 +144,12 @@ void Index::fill_entry(Held* held, uint32_t entry, uint64_t key, uint8_t tag, Sl
   store64(place.ref, ref);
   media_->stored(&place.ref, sizeof place.ref);
   flusher.flush(&place, sizeof place, site);
+  held->word = next_count(held->word);  // stored by unlock, or by move_locked before
+}
+
+void Index::store_word(const Held& held) {
+  store64(held.bucket->word, held.word);
+  media_->stored(&held.bucket->word, sizeof held.bucket->word);
 }
 
 Place Index::search_locked(uint64_t key, const Path& path) const {
@@ -225,7 +243,7 @@ void Index::publish_one(Op& op, Flusher& flusher) {
     const bool finished = try_publish(op, path, &home, flusher);
     unlock(home);
     if (finished) return;
-    _mm_pause();  // a second lock was taken by another writer
+    base::pause();  // a second lock was taken by another writer
   }
 }
 

@@ -83,19 +83,10 @@ ScanPage Table::scan(uint64_t from_bucket, uint64_t buckets) const {
   const uint64_t end = std::min(index.bucket_count(), from_bucket + buckets);
   for (uint64_t number = from_bucket; number < end; ++number) {
     impl_->read_ahead(number);
-    const index::Bucket& bucket = index.bucket(number);
-    const size_t kept = page.keys.size();
-    for (;;) {  // until the bucket took no key while it was read
-      const uint64_t word = index::load64(bucket.word);
-      for (const index::Entry& entry : bucket.entries) {
-        const uint64_t ref = index::load64(entry.ref);
-        if (ref == 0) continue;
-        page.keys.push_back(index::load64(entry.key));
-        page.rows.push_back(impl_->slots.row(ref));
-      }
-      if (index::same_count(word, index::load64(bucket.word))) break;
-      page.keys.resize(kept);
-      page.rows.resize(kept);
+    const index::Index::LiveEntries live = index.read_bucket(number);
+    for (size_t i = 0; i < live.count; ++i) {
+      page.keys.push_back(live.entries[i].key);
+      page.rows.push_back(impl_->slots.row(live.entries[i].ref));
     }
   }
   page.next_bucket = end;
