@@ -328,6 +328,7 @@ Status Pool::drop_instance(uint32_t instance) {
     catalogue.aliases = aliases;
     return status;
   }
+  const std::lock_guard state(state_mutex_);
   std::erase_if(catalogue.progress, [&](const auto& known) {
     if (known.first.first != instance) return false;
     catalogue.free_progress.push_back(known.second);
@@ -378,6 +379,7 @@ Status Pool::make_table(const TableSpec& spec, TableRecord* made) {
     catalogue_->tables.pop_back();
     return status;
   }
+  const std::lock_guard state(state_mutex_);
   catalogue_->slots[record.id] = std::move(slots);
   return Status();
 }
@@ -447,28 +449,13 @@ Status Pool::switch_alias(AliasRecord* alias, uint32_t instance) {
   return status;
 }
 
-std::vector<TableRecord> Pool::tables() const {
-  std::lock_guard lock(mutex_);
-  return catalogue_->tables;
-}
-
-std::vector<InstanceRecord> Pool::instances() const {
-  std::lock_guard lock(mutex_);
-  return catalogue_->instances;
-}
-
-std::vector<AliasRecord> Pool::aliases() const {
-  std::lock_guard lock(mutex_);
-  return catalogue_->aliases;
-}
-
-Names Pool::names() const {
-  std::lock_guard lock(mutex_);
-  return {catalogue_->instances, catalogue_->aliases};
-}
+std::vector<TableRecord> Pool::tables() const { return shown()->tables; }
+std::vector<InstanceRecord> Pool::instances() const { return shown()->names.instances; }
+std::vector<AliasRecord> Pool::aliases() const { return shown()->names.aliases; }
+Names Pool::names() const { return shown()->names; }
 
 Slots& Pool::slots(uint32_t table) {
-  std::lock_guard lock(mutex_);
+  const std::lock_guard state(state_mutex_);
   const auto slots = catalogue_->slots.find(table);
   PETPS_CHECK(slots != catalogue_->slots.end(), "slots of a table that does not exist");
   return *slots->second;

@@ -37,7 +37,7 @@ struct Pool::Catalogue {
   std::vector<TableRecord> tables;
   std::vector<InstanceRecord> instances;
   std::vector<AliasRecord> aliases;
-  std::vector<ExtentPlace> extents;  // by record number; guarded by extents_mutex_
+  std::vector<ExtentPlace> extents;  // by record number; see Pool::state_mutex_
   std::unordered_map<uint32_t, std::unique_ptr<Slots>> slots;
   std::map<std::pair<uint32_t, uint32_t>, ProgressPlace> progress;
   std::vector<ProgressPlace> free_progress;  // pairs of dropped instances

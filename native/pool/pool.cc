@@ -184,6 +184,7 @@ Result<std::unique_ptr<Pool>> Pool::attach(std::unique_ptr<media::Media> medium)
   pool->media_->forget_beyond(pool->end_);
   PETPS_RETURN_IF_ERROR(pool->load_slots());
   pool->load_progress();
+  pool->show();
   return pool;
 }
 
@@ -327,7 +328,23 @@ Status Pool::write_superblock() {
   Flusher flusher(*media_);
   flusher.copy(base_ + map_->superblock(catalogue.newest), image.data(), image.size(),
                Site::kSuperblock);
-  return flusher.drain(Site::kSuperblockDrain);
+  PETPS_RETURN_IF_ERROR(flusher.drain(Site::kSuperblockDrain));
+  show();
+  return Status();
+}
+
+// A copy, so that no reader waits for the next change to become durable.
+void Pool::show() {
+  auto next = std::make_shared<Shown>();
+  next->tables = catalogue_->tables;
+  next->names = {catalogue_->instances, catalogue_->aliases};
+  const std::lock_guard state(state_mutex_);
+  shown_ = std::move(next);
+}
+
+std::shared_ptr<const Pool::Shown> Pool::shown() const {
+  const std::lock_guard state(state_mutex_);
+  return shown_;
 }
 
 Status Pool::begin_writing() {
@@ -371,39 +388,43 @@ Status Pool::set_durability(media::Durability durability) {
 std::byte* Pool::journal() const { return base_ + map_->journal(); }
 
 uint64_t Pool::free_bytes() const {
-  std::lock_guard lock(extents_mutex_);
+  const std::lock_guard state(state_mutex_);
   uint64_t bytes = 0;
   for (const ExtentPlace& place : catalogue_->extents) bytes += place.table == 0 ? place.bytes : 0;
   return bytes;
 }
 
 void Pool::free_table(uint32_t table) {
-  {
-    std::lock_guard lock(mutex_);
-    catalogue_->slots.erase(table);
-  }
-  std::lock_guard lock(extents_mutex_);
+  decltype(catalogue_->slots)::node_type gone;  // ends after the lock
+  const std::lock_guard state(state_mutex_);
+  gone = catalogue_->slots.extract(table);
   for (ExtentPlace& place : catalogue_->extents) {
     if (place.table == table) place.table = 0;
   }
+}
+
+// The smallest free extent that is large enough, and at most twice as large; of those the first. It
+// becomes the table's. The number of extents: there is none.
+size_t Pool::claim_free_extent(uint32_t table, uint64_t wanted) {
+  const std::lock_guard state(state_mutex_);
+  std::vector<ExtentPlace>& extents = catalogue_->extents;
+  size_t chosen = extents.size();
+  for (size_t i = 0; i < extents.size(); ++i) {
+    const ExtentPlace& place = extents[i];
+    if (place.table != 0 || extents_held_.load(std::memory_order_acquire)) continue;
+    if (place.bytes < wanted || place.bytes > 2 * wanted) continue;
+    if (chosen == extents.size() || place.bytes < extents[chosen].bytes) chosen = i;
+  }
+  if (chosen < extents.size()) extents[chosen].table = table;
+  return chosen;
 }
 
 // The record of a free extent still names the table that had it, or a table that never came to be: neither is in the superblock.
 Result<Pool::Extent> Pool::add_extent(uint32_t kind, uint32_t table, uint64_t units) {
   std::unique_lock lock(extents_mutex_);
   PETPS_RETURN_IF_ERROR(writable());
-  const uint64_t wanted = units * unit_bytes_;
-  // The smallest that is large enough, and at most twice as large; of those the first.
-  size_t chosen = catalogue_->extents.size();
-  for (size_t i = 0; i < catalogue_->extents.size(); ++i) {
-    const ExtentPlace& place = catalogue_->extents[i];
-    if (place.table != 0 || extents_held_.load(std::memory_order_acquire)) continue;
-    if (place.bytes < wanted || place.bytes > 2 * wanted) continue;
-    if (chosen == catalogue_->extents.size() || place.bytes < catalogue_->extents[chosen].bytes)
-      chosen = i;
-  }
+  const size_t chosen = claim_free_extent(table, units * unit_bytes_);
   if (chosen == catalogue_->extents.size()) return append_extent(kind, table, units);
-  catalogue_->extents[chosen].table = table;
   const Extent extent{catalogue_->extents[chosen].offset, catalogue_->extents[chosen].bytes};
   lock.unlock();
   // It is this table's alone now; the superblock takes the table up only after the drain below.
@@ -418,6 +439,7 @@ Result<Pool::Extent> Pool::add_extent(uint32_t kind, uint32_t table, uint64_t un
   lock.lock();
   if (status.ok())
     status = store_extent_record(chosen, kind, table, extent.bytes / unit_bytes_, flusher);
+  const std::lock_guard state(state_mutex_);
   if (!status.ok()) {
     catalogue_->extents[chosen].table = 0;
     return status;
@@ -438,8 +460,9 @@ Result<Pool::Extent> Pool::append_extent(uint32_t kind, uint32_t table, uint64_t
   Flusher flusher(*media_);
   PETPS_RETURN_IF_ERROR(
       store_extent_record(catalogue_->extents.size(), kind, table, units, flusher));
-  catalogue_->extents.push_back({table, kind, extent.offset, extent.bytes});
   end_ = extent.offset + extent.bytes;
+  const std::lock_guard state(state_mutex_);
+  catalogue_->extents.push_back({table, kind, extent.offset, extent.bytes});
   return extent;
 }
 

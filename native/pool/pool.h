@@ -8,7 +8,8 @@
 //              other one is whole and newer; a slot is either free, allocated to a writer, reachable from the index, or
 //              retired - and in DRAM only "free" is known.
 // Threads:     catalogue calls (create_table, set_alias, ...) are serialised inside; Slots of one table may be used by several
-//              writers; row() and header() are safe from any thread.
+//              writers; row() and header() are safe from any thread. What reads (names, tables, progress, slot counts) and
+//              what frees (slots, a dropped table) waits for no disk operation.
 #pragma once
 
 #include <array>
@@ -230,6 +231,7 @@ class Pool {
   };
   // A free extent or a new one, of at least `units`; its record is durable, and buckets are zero, when it returns.
   base::Result<Extent> add_extent(uint32_t kind, uint32_t table, uint64_t units);
+  size_t claim_free_extent(uint32_t table, uint64_t wanted);
   base::Result<Extent> append_extent(uint32_t kind, uint32_t table, uint64_t units);
   base::Status store_extent_record(uint64_t position, uint32_t kind, uint32_t table, uint64_t units,
                                    media::Flusher& flusher);
@@ -244,9 +246,23 @@ class Pool {
   bool lost_power_ = false;
   bool read_only_ = false;
   std::atomic<bool> extents_held_{false};
-  uint64_t end_ = 0;                  // where the next extent begins
-  mutable std::mutex mutex_;          // catalogue and progress
-  mutable std::mutex extents_mutex_;  // extent records and the medium's growth; taken after mutex_
+  uint64_t end_ = 0;  // where the next extent begins
+  // What readers see of the catalogue: of one moment, durable, never changed.
+  struct Shown {
+    std::vector<TableRecord> tables;
+    Names names;
+  };
+  void show();
+  std::shared_ptr<const Shown> shown() const;
+
+  // Order: mutex_, extents_mutex_, state_mutex_. The first two are held while the disk works, so
+  // requests never take them: a reader takes state_mutex_ alone, which no disk operation holds.
+  mutable std::mutex mutex_;  // one change of the catalogue, or new pair of progress, at a time
+  mutable std::mutex extents_mutex_;  // extent records and the medium's growth
+  // Guards shown_, and of the catalogue: extents, slots, progress. They change under it and the one
+  // above that is theirs; whoever has that one reads them without it.
+  mutable std::mutex state_mutex_;
+  std::shared_ptr<const Shown> shown_;
   std::unique_ptr<Catalogue> catalogue_;
 };
 

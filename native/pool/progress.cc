@@ -86,6 +86,7 @@ Status Pool::write_progress(const Progress& progress, media::Flusher& flusher) {
                                               std::to_string(progress.publisher));
   }
   const auto key = std::make_pair(progress.instance, progress.partition);
+  std::unique_lock state(state_mutex_);
   if (catalogue_->instance(progress.instance) == nullptr) {
     return Status(Code::kNotFound,
                   "instance " + std::to_string(progress.instance) + " does not exist");
@@ -107,6 +108,7 @@ Status Pool::write_progress(const Progress& progress, media::Flusher& flusher) {
   ProgressPlace& place = known->second;
   place.turn += 1;
   place.value = progress;
+  state.unlock();  // the place itself changes under mutex_ only
   ProgressEntry entry{};
   entry.instance = progress.instance;
   entry.partition = progress.partition;
@@ -125,14 +127,14 @@ Status Pool::write_progress(const Progress& progress, media::Flusher& flusher) {
 }
 
 std::optional<Progress> Pool::read_progress(uint32_t instance, uint32_t partition) const {
-  std::lock_guard lock(mutex_);
+  const std::lock_guard state(state_mutex_);
   const auto known = catalogue_->progress.find({instance, partition});
   if (known == catalogue_->progress.end()) return std::nullopt;
   return known->second.value;
 }
 
 std::vector<Progress> Pool::all_progress() const {
-  std::lock_guard lock(mutex_);
+  const std::lock_guard state(state_mutex_);
   std::vector<Progress> all;
   for (const auto& [key, place] : catalogue_->progress) all.push_back(place.value);
   return all;

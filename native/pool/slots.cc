@@ -102,6 +102,8 @@ void Slots::add(uint64_t offset, uint64_t bytes, bool old) {
     free_.fetch_add(extent->count, std::memory_order_relaxed);
     PETPS_POISON(pool_->at(extent->rows), extent->count * row_bytes_);
   }
+  allocator_bytes_.fetch_add(extent->headers - extent->offset + extent->free_bits.size() * 8,
+                             std::memory_order_relaxed);
   total_.fetch_add(extent->count, std::memory_order_relaxed);
   const std::lock_guard lock(by_unit_mutex_);
   extents_.push_back(std::move(extent));
@@ -141,11 +143,20 @@ SlotHeader* Slots::header(SlotRef ref) const {
   return reinterpret_cast<SlotHeader*>(pool_->at(extent.headers)) + slot_of(extent, ref);
 }
 
-Status Slots::grow() {
-  uint64_t units = std::min<uint64_t>(uint64_t{1} << std::min<size_t>(extents_.size(), 30),
-                                      kSlotsExtentMaxUnits);
+// Adds an extent, unless another thread has while this one waited to. Lets go of `lock` meanwhile: the disk
+// may take its time, and what reads or frees slots must not wait for it.
+Status Slots::grow(std::unique_lock<std::mutex>& lock) {
+  const size_t seen = extents_.size();
+  lock.unlock();
+  const std::lock_guard growing(growth_mutex_);
+  lock.lock();
+  if (extents_.size() != seen) return Status();
+  uint64_t units =
+      std::min<uint64_t>(uint64_t{1} << std::min<size_t>(seen, 30), kSlotsExtentMaxUnits);
   while (units * pool_->unit_bytes() < row_bytes_ * 4) units *= 2;
+  lock.unlock();
   auto extent = pool_->add_extent(static_cast<uint32_t>(layout::ExtentKind::kSlots), table_, units);
+  lock.lock();
   if (!extent.ok()) return extent.status();
   add(extent.value().offset, extent.value().bytes, /*old=*/false);
   return Status();
@@ -153,16 +164,16 @@ Status Slots::grow() {
 
 // Once a round of the cursor. Where few slots are free they lie far apart, and so do the rows that come one after another: writing
 // them costs a page's address and a header's line each. Spare slots buy nearness; when there is no room for them it goes on without.
-void Slots::grow_spare() {
+void Slots::grow_spare(std::unique_lock<std::mutex>& lock) {
   const uint64_t total = total_.load(std::memory_order_relaxed);
   if (free_.load(std::memory_order_relaxed) < total / kSpareShare && total < max_slots_)
-    static_cast<void>(grow());
+    static_cast<void>(grow(lock));
 }
 
 // Takes up to out.size() free slots in address order from the cursor on.
-uint64_t Slots::take_locked(std::span<SlotRef> out, SlotHeader** headers) {
+uint64_t Slots::take_locked(std::span<SlotRef> out, SlotHeader** headers, bool* round_ended) {
   uint64_t taken = 0;
-  const size_t extents = extents_.size();  // one that is added meanwhile comes next round
+  const size_t extents = extents_.size();
   for (size_t visited = 0; visited <= extents && taken < out.size(); ++visited) {
     Extent& extent = *extents_[cursor_extent_];
     if (extent.free > 0) {
@@ -184,27 +195,29 @@ uint64_t Slots::take_locked(std::span<SlotRef> out, SlotHeader** headers) {
     }
     cursor_word_ = 0;
     cursor_extent_ = (cursor_extent_ + 1) % extents;
-    if (cursor_extent_ == 0) grow_spare();
+    if (cursor_extent_ == 0) *round_ended = true;
   }
   free_.fetch_sub(taken, std::memory_order_relaxed);
   return taken;
 }
 
 Status Slots::allocate(std::span<SlotRef> out, bool* wait_for_walk, SlotHeader** headers) {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   *wait_for_walk = false;
   while (free_.load(std::memory_order_relaxed) < out.size()) {
     const bool at_limit = total_.load(std::memory_order_relaxed) >= max_slots_ + out.size();
     Status status =
         at_limit ? Status(Code::kResourceExhausted, "every spare slot waits for readers to finish")
-                 : grow();
+                 : grow(lock);
     if (status.ok()) continue;
     *wait_for_walk = needs_walk();
     return status;
   }
-  const uint64_t taken = take_locked(out, headers);
+  bool round_ended = false;
+  const uint64_t taken = take_locked(out, headers, &round_ended);
   PETPS_CHECK(taken == out.size(), "the free count and the free bits disagree");
   for (const SlotRef ref : out) PETPS_UNPOISON(row(ref), row_bytes_);
+  if (round_ended) grow_spare(lock);
   return Status();
 }
 
@@ -224,6 +237,7 @@ void Slots::free_locked(SlotRef ref) {
 void Slots::release(std::span<const SlotRef> refs) {
   std::lock_guard lock(mutex_);
   const bool walking = needs_walk();
+  const size_t kept = deferred_.capacity();
   uint64_t freed = 0;
   for (const SlotRef ref : refs) {
     if (walking && !valid(ref)) continue;  // of a damaged entry; verify reports it
@@ -235,15 +249,18 @@ void Slots::release(std::span<const SlotRef> refs) {
     }
   }
   free_.fetch_add(freed, std::memory_order_relaxed);
+  allocator_bytes_.fetch_add((deferred_.capacity() - kept) * sizeof(SlotRef),
+                             std::memory_order_relaxed);
 }
 
 // Any number of threads may bring the first mark; one of their arrays stays.
-std::atomic<uint64_t>* Slots::marks_of(Extent* extent) const {
+std::atomic<uint64_t>* Slots::marks_of(Extent* extent) {
   std::atomic<uint64_t>* marks = extent->marks.load(std::memory_order_acquire);
   if (marks != nullptr) return marks;
   auto fresh = std::make_unique<std::atomic<uint64_t>[]>(words_for(extent->count));
   if (!extent->marks.compare_exchange_strong(marks, fresh.get(), std::memory_order_acq_rel))
     return marks;
+  allocator_bytes_.fetch_add(words_for(extent->count) * 8, std::memory_order_relaxed);
   return fresh.release();
 }
 
@@ -261,7 +278,11 @@ void Slots::adopt_free_bits(Extent* extent, std::vector<uint64_t> bits) {
   for (const uint64_t word : extent->free_bits)
     extent->free += static_cast<uint64_t>(std::popcount(word));
   free_.fetch_add(extent->free, std::memory_order_relaxed);
-  delete[] extent->marks.exchange(nullptr, std::memory_order_acq_rel);
+  const std::atomic<uint64_t>* const marks =
+      extent->marks.exchange(nullptr, std::memory_order_acq_rel);
+  if (marks == nullptr)  // else the free bits take their place
+    allocator_bytes_.fetch_add(extent->free_bits.size() * 8, std::memory_order_relaxed);
+  delete[] marks;
 #if defined(__SANITIZE_ADDRESS__)
   for (uint64_t slot = 0; slot < extent->count; ++slot) {
     if ((extent->free_bits[slot / 64] >> (slot % 64)) & 1)
@@ -274,8 +295,8 @@ void Slots::end_walk_locked() {
   walked_.store(true, std::memory_order_release);
   for (const SlotRef ref : deferred_) free_locked(ref);
   free_.fetch_add(deferred_.size(), std::memory_order_relaxed);
-  deferred_.clear();
-  deferred_.shrink_to_fit();
+  allocator_bytes_.fetch_sub(deferred_.capacity() * sizeof(SlotRef), std::memory_order_relaxed);
+  deferred_ = {};
 }
 
 void Slots::finish_walk() {
@@ -331,18 +352,6 @@ bool Slots::is_free(SlotRef ref) const {
   if (extent->free_bits.empty()) return false;  // not known before the walk
   const uint64_t slot = slot_of(*extent, ref);
   return (extent->free_bits[slot / 64] >> (slot % 64)) & 1;
-}
-
-uint64_t Slots::allocator_bytes() const {
-  std::lock_guard lock(mutex_);
-  uint64_t bytes = deferred_.capacity() * sizeof(SlotRef);
-  for (const auto& each : extents_) {
-    const Extent& extent = *each;
-    bytes += extent.free_bits.size() * 8 + (extent.headers - extent.offset);
-    if (extent.marks.load(std::memory_order_acquire) != nullptr)
-      bytes += words_for(extent.count) * 8;
-  }
-  return bytes;
 }
 
 }  // namespace petps::pool

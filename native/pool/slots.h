@@ -51,7 +51,7 @@ class Slots {
   uint64_t total() const { return total_.load(std::memory_order_relaxed); }
   uint64_t free_count() const { return free_.load(std::memory_order_relaxed); }
   uint64_t max_slots() const { return max_slots_; }
-  uint64_t allocator_bytes() const;
+  uint64_t allocator_bytes() const { return allocator_bytes_.load(std::memory_order_relaxed); }
   uint32_t row_bytes() const { return row_bytes_; }
 
  private:
@@ -76,13 +76,13 @@ class Slots {
   Extent* extent_of(SlotRef ref) const;          // null: the ref is in no extent of this table
   const Extent* find_extent(SlotRef ref) const;  // the same, without making by_unit_
   uint64_t slot_of(const Extent& extent, SlotRef ref) const;
-  base::Status grow();
-  void grow_spare();
+  base::Status grow(std::unique_lock<std::mutex>& lock);
+  void grow_spare(std::unique_lock<std::mutex>& lock);
   void free_locked(SlotRef ref);
-  std::atomic<uint64_t>* marks_of(Extent* extent) const;
+  std::atomic<uint64_t>* marks_of(Extent* extent);
   void adopt_free_bits(Extent* extent, std::vector<uint64_t> bits);
   void end_walk_locked();
-  uint64_t take_locked(std::span<SlotRef> out, SlotHeader** headers);
+  uint64_t take_locked(std::span<SlotRef> out, SlotHeader** headers, bool* round_ended);
 
   Pool* pool_;
   uint32_t table_;
@@ -90,7 +90,8 @@ class Slots {
   uint64_t row_share_;  // 2**64 / row_bytes_, rounded up: multiplied with instead of divided by
   uint64_t capacity_;
   uint64_t max_slots_;
-  mutable std::mutex mutex_;
+  std::mutex growth_mutex_;   // one extent at a time, while the disk works; taken before mutex_
+  mutable std::mutex mutex_;  // the free slots; no disk operation holds it
   std::vector<std::unique_ptr<Extent>> extents_;  // by ordinal; under mutex_ and by_unit_mutex_
   // The same by unit of the pool, for extent_of without a lock: one place for each unit of the
   // address range. Refs are random, and a search among the extents would guess wrong at every step.
@@ -124,6 +125,7 @@ class Slots {
   std::vector<SlotRef> deferred_;
   std::atomic<uint64_t> total_{0};
   std::atomic<uint64_t> free_{0};
+  std::atomic<uint64_t> allocator_bytes_{0};  // the status reads it while mutex_ is held
   std::atomic<bool> walked_{true};
 };
 

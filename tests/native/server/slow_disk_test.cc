@@ -1,0 +1,295 @@
+// A disk that takes its time: whatever a writer waits for there, no request waits with it.
+//
+// The medium holds one operation of the disk (a drain of one site, or the growth of the file) until it is
+// let go. While a writer stands in it, each kind of request must be answered on the one worker of the
+// server, and pulls through the worker of calls. No clock decides: a request that waits fails the test
+// when its patience is over.
+//
+// Does not cover: page faults of the mapping, which the kernel serves without a lock of ours.
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <future>
+#include <mutex>
+#include <thread>
+
+#include "raw_client.h"
+#include "server/server.h"
+
+namespace petps::server {
+namespace {
+
+using base::Code;
+using base::Status;
+using media::Site;
+
+constexpr int kPatienceMs = 20'000;
+
+class SlowDisk final : public media::Observer {
+ public:
+  // Holds the next operation that `is_slow` names; one at a time.
+  void hold_drain(Site site) {
+    hold([site](const Site* at) { return at != nullptr && *at == site; });
+  }
+  void hold_growth() {
+    hold([](const Site* at) { return at == nullptr; });
+  }
+  bool wait_until_held() {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::milliseconds(kPatienceMs),
+                             [this] { return held_; });
+  }
+  void let_go() {
+    const std::lock_guard lock(mutex_);
+    is_slow_ = nullptr;
+    changed_.notify_all();
+  }
+
+  void on_store(const void*, size_t) override {}
+  void on_flush(const void*, size_t, Site) override {}
+  Status on_drain(Site site) override {
+    work(&site);
+    return {};
+  }
+  void on_grow(const void*, size_t) override { work(nullptr); }
+
+ private:
+  using IsSlow = std::function<bool(const Site*)>;  // null: growth
+  void hold(IsSlow is_slow) {
+    const std::lock_guard lock(mutex_);
+    is_slow_ = std::move(is_slow);
+  }
+  void work(const Site* site) {
+    std::unique_lock lock(mutex_);
+    if (is_slow_ == nullptr || !is_slow_(site)) return;
+    held_ = true;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return is_slow_ == nullptr; });
+    held_ = false;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  IsSlow is_slow_;
+  bool held_ = false;
+};
+
+class SlowDiskTest : public testing::Test {
+ protected:
+  static constexpr uint64_t kReserve = uint64_t{64} << 20;
+
+  SlowDiskTest() : memory_(kReserve + 4096) {
+    const auto address = reinterpret_cast<uintptr_t>(memory_.data());
+    std::byte* const at = memory_.data() + (4096 - address % 4096) % 4096;
+    auto pool = pool::Pool::format(media::Media::borrow(at, uint64_t{1} << 20, kReserve, &disk_),
+                                   pool::kTestUnitBytes);
+    EXPECT_TRUE(pool.ok()) << pool.status().to_string();
+    auto tables = table::Tables::attach(std::move(pool).value(), /*background=*/false);
+    EXPECT_TRUE(tables.ok()) << tables.status().to_string();
+    tables_ = std::move(tables).value();
+    first_ = tables_->pool().create_instance("ranking", "ranking@1", 2).value().id;
+    second_ = tables_->pool().create_instance("ranking", "ranking@2", 2).value().id;
+    users_ = make_table(first_, "users");
+    other_ = make_table(second_, "users");
+    fill(*users_, 100, 1);
+    EXPECT_TRUE(tables_->switch_alias("ranking", first_).ok());
+    ServerOptions options;
+    options.port = 0;
+    options.call_workers = 1;
+    options.address = "here:1";
+    options.shard_map = map_of(1);
+    auto started = Server::start(*tables_, options);
+    EXPECT_TRUE(started.ok()) << started.status().to_string();
+    server_ = std::move(started.value());
+    client_ = std::make_unique<RawClient>(server_->port());
+  }
+  ~SlowDiskTest() override { disk_.let_go(); }
+
+  table::TablePointer make_table(uint32_t instance, const std::string& name) {
+    pool::TableSpec spec;
+    spec.name = name;
+    spec.instance = instance;
+    spec.dim = 16;
+    spec.row_bytes = 64;
+    spec.capacity = 20'000;
+    const auto made = tables_->create_table(spec);
+    EXPECT_TRUE(made.ok()) << made.status().to_string();
+    return made.value();
+  }
+  static wire::ShardMap map_of(uint64_t version) {
+    return {"ranking", version, 2, {{"here:1", {0b11}}}};
+  }
+  Status record(uint32_t partition) {
+    pool::Progress progress;
+    progress.instance = first_;
+    progress.partition = partition;
+    progress.run = progress.seq = progress.version = 1;
+    return tables_->record_progress(progress);
+  }
+
+  void expect_answer(const std::string& what, const wire::Frame& request) {
+    if (HasFailure()) return;  // the worker waits already
+    ASSERT_TRUE(client_->send(request));
+    const Reply reply = client_->receive(kPatienceMs);
+    ASSERT_FALSE(reply.closed) << what << " waits for the disk";
+    EXPECT_TRUE(reply.error().ok()) << what << ": " << reply.error().to_string();
+  }
+  void expect_call_answered() {
+    if (HasFailure()) return;
+    const auto ticket = server_->calls().submit(pull_frame(1, {{users_->id(), {1}}}));
+    ASSERT_TRUE(ticket.ok()) << ticket.status().to_string();
+    for (int waited = 0; waited < kPatienceMs; ++waited) {
+      if (!server_->calls().take().empty()) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    FAIL() << "a pull of this process waits for the disk";
+  }
+  // Whatever a worker can be asked for, and what changes under it meanwhile.
+  void expect_everything_answered() {
+    wire::Frame frame;
+    expect_answer("a pull", pull_frame(1, {{users_->id(), {1, 2, 3}}}));
+    wire::encode_tables(2, frame);
+    expect_answer("the catalogue", frame);
+    wire::encode_status(3, frame);
+    expect_answer("the status", frame);
+    wire::encode_hello(4, {}, frame);
+    expect_answer("hello", frame);
+    const std::vector<uint64_t> keys = {1, 2};
+    wire::encode_hot_keys(5, {users_->id(), keys}, frame);
+    expect_answer("hot keys", frame);
+    wire::encode_shard_map(6, frame);
+    expect_answer("the shard map", frame);
+    auto changed = std::async(std::launch::async,
+                              [this] { return server_->set_shard_map(map_of(++map_version_)); });
+    expect_answer("a pull beside a change of the map", pull_frame(7, {{users_->id(), {1}}}));
+    const bool is_changed =
+        changed.wait_for(std::chrono::milliseconds(kPatienceMs)) == std::future_status::ready;
+    EXPECT_TRUE(is_changed) << "a change of the shard map waits for the disk";
+    expect_answer("a pull with the new map", pull_frame(8, {{users_->id(), {1}}}));
+    expect_call_answered();
+    if (HasFailure()) disk_.let_go();  // `changed` may wait for it
+  }
+  // `work` must come to the operation that is held.
+  void expect_no_request_waits(const std::function<Status()>& work) {
+    auto done = std::async(std::launch::async, work);
+    ASSERT_TRUE(disk_.wait_until_held()) << "the work never came to the disk";
+    expect_everything_answered();
+    disk_.let_go();
+    const Status status = done.get();
+    EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+
+  std::vector<std::byte> memory_;
+  SlowDisk disk_;
+  std::unique_ptr<table::Tables> tables_;
+  uint32_t first_ = 0;
+  uint32_t second_ = 0;
+  table::TablePointer users_;
+  table::TablePointer other_;
+  uint64_t map_version_ = 1;
+  std::unique_ptr<Server> server_;
+  std::unique_ptr<RawClient> client_;
+};
+
+TEST_F(SlowDiskTest, WhileATableTakesAnExtent) {
+  const uint64_t slots = users_->status().slots;
+  disk_.hold_growth();
+  expect_no_request_waits([&] {
+    fill(*users_, 10'000, 2);
+    return Status();
+  });
+  EXPECT_GT(users_->status().slots, slots);
+}
+
+TEST_F(SlowDiskTest, WhileAnExtentsRecordIsWritten) {
+  disk_.hold_drain(Site::kExtentRecordDrain);
+  expect_no_request_waits([&] {
+    fill(*users_, 10'000, 2);
+    return Status();
+  });
+}
+
+TEST_F(SlowDiskTest, WhileRowsAreWritten) {
+  for (const Site site : {Site::kFilled, Site::kPublished}) {
+    disk_.hold_drain(site);
+    expect_no_request_waits([&] {
+      fill(*users_, 300, 3);
+      return Status();
+    });
+  }
+}
+
+TEST_F(SlowDiskTest, WhileAnAliasIsSwitched) {
+  disk_.hold_drain(Site::kSuperblockDrain);
+  expect_no_request_waits([&] { return tables_->switch_alias("ranking", second_); });
+}
+
+TEST_F(SlowDiskTest, WhileATableIsMade) {
+  for (const Site site : {Site::kExtentRecordDrain, Site::kSuperblockDrain}) {
+    disk_.hold_drain(site);
+    expect_no_request_waits([&] {
+      make_table(first_, "table-" + std::to_string(static_cast<int>(site)));
+      return Status();
+    });
+  }
+}
+
+TEST_F(SlowDiskTest, WhileProgressIsRecorded) {
+  disk_.hold_drain(Site::kProgressed);  // the first of a partition: its pair is drained at once
+  expect_no_request_waits([&] { return record(0); });
+  disk_.hold_drain(Site::kProgressed);
+  expect_no_request_waits([&] { return record(0); });
+}
+
+TEST_F(SlowDiskTest, WhileAnInstanceIsDropped) {
+  other_.reset();
+  disk_.hold_drain(Site::kSuperblockDrain);
+  expect_no_request_waits([&] { return tables_->drop_instance(second_); });
+}
+
+// A worker that lists the tables holds them for that time; it may be the last that does.
+TEST_F(SlowDiskTest, WhoeverLetsADroppedTableGoWaitsForNoDisk) {
+  ASSERT_TRUE(tables_->drop_instance(second_).ok());
+  tables_->reclaim();
+  std::weak_ptr<table::Table> seen = other_;
+  disk_.hold_drain(Site::kSuperblockDrain);
+  auto busy =
+      std::async(std::launch::async, [&] { return tables_->switch_alias("ranking", first_); });
+  ASSERT_TRUE(disk_.wait_until_held());
+  auto gone = std::async(std::launch::async, [&] { other_.reset(); });
+  EXPECT_EQ(gone.wait_for(std::chrono::milliseconds(kPatienceMs)), std::future_status::ready);
+  EXPECT_TRUE(seen.expired());
+  disk_.let_go();
+  EXPECT_TRUE(busy.get().ok());
+}
+
+TEST_F(SlowDiskTest, WhoeverLetsADroppedTableGoWaitsForNoExtent) {
+  ASSERT_TRUE(tables_->drop_instance(second_).ok());
+  tables_->reclaim();
+  disk_.hold_growth();
+  auto busy = std::async(std::launch::async, [&] { fill(*users_, 10'000, 2); });
+  ASSERT_TRUE(disk_.wait_until_held());
+  auto gone = std::async(std::launch::async, [&] { other_.reset(); });
+  EXPECT_EQ(gone.wait_for(std::chrono::milliseconds(kPatienceMs)), std::future_status::ready);
+  disk_.let_go();
+  busy.get();
+}
+
+// Two writers that need slots at once: one grows, the other takes what it brought or grows again.
+TEST_F(SlowDiskTest, ASecondTableGrowsNothingTwice) {
+  disk_.hold_growth();
+  auto one = std::async(std::launch::async, [&] { fill(*users_, 10'000, 2); });
+  ASSERT_TRUE(disk_.wait_until_held());
+  auto two = std::async(std::launch::async, [&] { fill(*users_, 10'000, 3); });
+  auto three = std::async(std::launch::async, [&] { fill(*other_, 10'000, 3); });
+  expect_everything_answered();
+  disk_.let_go();
+  one.get();
+  two.get();
+  three.get();
+  const table::VerifyReport report = tables_->verify();
+  EXPECT_TRUE(report.clean()) << report.problems.front();
+}
+
+}  // namespace
+}  // namespace petps::server
