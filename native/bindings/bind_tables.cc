@@ -224,6 +224,12 @@ void bind_progress_and_upkeep(TablesClass& tables) {
       },
       py::arg("progress"));
   tables.def(
+      "record_all_progress",
+      [](const SessionPointer& session, const std::vector<pool::Progress>& all) {
+        released(session, [&](table::Tables& open) { check(open.record_progress(all)); });
+      },
+      py::arg("all"), "Progress of several partitions, each at most once; one drain for all.");
+  tables.def(
       "progress",
       [](const SessionPointer& session, uint32_t instance, uint32_t partition) {
         return released(session, [&](table::Tables& open) {

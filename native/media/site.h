@@ -15,6 +15,7 @@ enum class Site : uint8_t {
   kEntry,            // index: an entry published or its ref exchanged
   kErasedEntry,      // index: an entry's ref set to 0
   kProgress,         // pool: one progress record
+  kProgressMark,     // pool: a pair that gets its first record together with others
   kSuperblock,       // pool: one superblock copy
   kExtentRecord,     // pool: ownership of an extent
   kReusedExtent,     // pool: the zeros over the buckets of a dropped table
@@ -27,9 +28,10 @@ enum class Site : uint8_t {
   kAdoptedBucket,    // index: what the walk found in a bucket, before it frees what no bucket names
   kAdoptedPath,  // index: the absence of a key that a dead process may have erased, before it comes anew
   // drains
-  kFilled,      // table: first drain of a batch
-  kPublished,   // table: second drain of a batch
-  kProgressed,  // table: third drain of a batch
+  kFilled,          // table: first drain of a batch
+  kPublished,       // table: second drain of a batch
+  kProgressed,      // table: third drain of a batch
+  kProgressMarked,  // pool: marks of pairs, before the first record in any of them
   kSuperblockDrain,
   kExtentRecordDrain,
   kJournalDrain,

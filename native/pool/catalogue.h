@@ -40,7 +40,7 @@ struct Pool::Catalogue {
   std::vector<ExtentPlace> extents;  // by record number; see Pool::state_mutex_
   std::unordered_map<uint32_t, std::unique_ptr<Slots>> slots;
   std::map<std::pair<uint32_t, uint32_t>, ProgressPlace> progress;
-  std::vector<ProgressPlace> free_progress;  // pairs of dropped instances
+  std::vector<ProgressPlace> free_progress;  // pairs of dropped instances, and torn ones
   uint32_t progress_pairs = 0;
 
   InstanceRecord* instance(uint32_t id);  // null: unknown

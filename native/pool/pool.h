@@ -196,9 +196,13 @@ class Pool {
   Names names() const;
   Slots& slots(uint32_t table);
 
-  // Progress of a partition: two records written alternately. Durable after the flusher's drain.
-  // kNotFound for an instance that is not there (any more).
-  base::Status write_progress(const Progress& progress, media::Flusher& flusher);
+  // Progress of partitions, each at most once: two records written alternately. Durable after the
+  // flusher's drain; after an error nothing is written. kNotFound: an instance is not there (any
+  // more). A batch that claims several new pairs drains once by itself.
+  base::Status write_progress(std::span<const Progress> all, media::Flusher& flusher);
+  base::Status write_progress(const Progress& progress, media::Flusher& flusher) {
+    return write_progress({&progress, 1}, flusher);
+  }
   std::optional<Progress> read_progress(uint32_t instance, uint32_t partition) const;
   std::vector<Progress> all_progress() const;
 
@@ -218,6 +222,8 @@ class Pool {
   base::Status load_extents();
   base::Status load_slots();
   void load_progress();
+  base::Status check_progress(std::span<const Progress> all) const;
+  base::Status claim_progress(std::span<const Progress> all, media::Flusher& flusher);
   void verify_progress(std::vector<std::string>* problems) const;
   base::Status write_superblock();
   base::Status validate(const TableSpec& spec) const;

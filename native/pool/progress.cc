@@ -1,5 +1,6 @@
 // Progress records: two 64-byte lines a partition, written alternately, so that a torn write leaves the other one whole.
 #include <cstring>
+#include <set>
 
 #include "pool/catalogue.h"
 #include "pool/layout.h"
@@ -55,10 +56,9 @@ void Pool::load_progress() {
   for (uint32_t pair = 0; pair < kMaxProgress && !blank(area + pair * 128); ++pair) {
     const ProgressEntry entry = read_pair(area + pair * 128);
     catalogue_->progress_pairs = pair + 1;
-    // A first record torn by a crash was never acknowledged: the pair stays unused, so that pairs need no owner of their own.
-    if (entry.turn == 0) continue;
     const ProgressPlace place{entry.turn, value_of(entry), pair};
-    if (catalogue_->instance(entry.instance) == nullptr) {
+    // Turn 0: the crash came before its first record was whole, so nobody was told of it.
+    if (entry.turn == 0 || catalogue_->instance(entry.instance) == nullptr) {
       catalogue_->free_progress.push_back(place);
     } else {
       catalogue_->progress[{entry.instance, entry.partition}] = place;
@@ -75,55 +75,111 @@ void Pool::verify_progress(std::vector<std::string>* problems) const {
                           std::to_string(key.second) + " reads back differently");
     }
   }
+  for (uint32_t pair = catalogue_->progress_pairs; pair < kMaxProgress; ++pair) {
+    if (read_pair(base_ + map_->progress() + pair * 128).turn != 0) {
+      problems->push_back("progress record " + std::to_string(pair) +
+                          " stands behind the end of the list");
+    }
+  }
 }
 
-Status Pool::write_progress(const Progress& progress, media::Flusher& flusher) {
+Status Pool::check_progress(std::span<const Progress> all) const {
+  std::set<std::pair<uint32_t, uint32_t>> keys;
+  size_t claims = 0;
+  for (const Progress& progress : all) {
+    if (progress.publisher > kMaxPublisherMark) {
+      return Status(Code::kInvalidArgument, "a publisher's mark is at most " +
+                                                std::to_string(kMaxPublisherMark) + ", not " +
+                                                std::to_string(progress.publisher));
+    }
+    if (catalogue_->instance(progress.instance) == nullptr) {
+      return Status(Code::kNotFound,
+                    "instance " + std::to_string(progress.instance) + " does not exist");
+    }
+    const auto key = std::make_pair(progress.instance, progress.partition);
+    // Two records of one pair without a drain between them could both be torn.
+    if (!keys.insert(key).second) {
+      return Status(Code::kInvalidArgument,
+                    "progress of instance " + std::to_string(progress.instance) + " partition " +
+                        std::to_string(progress.partition) + " stands twice in one batch");
+    }
+    if (!catalogue_->progress.contains(key)) ++claims;
+  }
+  const size_t left = catalogue_->free_progress.size() + kMaxProgress - catalogue_->progress_pairs;
+  if (claims > left) {
+    return Status(Code::kResourceExhausted, "a pool keeps progress of at most " +
+                                                std::to_string(kMaxProgress) + " partitions");
+  }
+  return Status();
+}
+
+// Gives a pair to each {instance, partition} that has none: first those that were freed, then fresh ones. The list of pairs ends
+// at the first blank one, so no record may become whole behind a blank pair: what a crash hides there would come back when
+// later claims fill the gap. One fresh pair needs no care, because the caller drains its record before the next claim. Several
+// get a mark first, which is no whole record, and one drain covers the marks of all.
+Status Pool::claim_progress(std::span<const Progress> all, media::Flusher& flusher) {
+  std::vector<Progress> fresh;
+  std::unique_lock state(state_mutex_);
+  for (const Progress& progress : all) {
+    const auto key = std::make_pair(progress.instance, progress.partition);
+    if (catalogue_->progress.contains(key)) continue;
+    if (catalogue_->free_progress.empty()) {
+      fresh.push_back(progress);
+    } else {
+      const ProgressPlace& freed = catalogue_->free_progress.back();
+      catalogue_->progress.emplace(key, ProgressPlace{freed.turn, progress, freed.pair});
+      catalogue_->free_progress.pop_back();
+    }
+  }
+  state.unlock();
+  if (fresh.size() > 1) {
+    for (size_t i = 0; i < fresh.size(); ++i) {
+      ProgressEntry mark{};  // turn 0
+      mark.instance = fresh[i].instance;
+      mark.partition = fresh[i].partition;
+      flusher.copy(base_ + map_->progress() + (catalogue_->progress_pairs + i) * 128, &mark,
+                   sizeof mark, media::Site::kProgressMark);
+    }
+    PETPS_RETURN_IF_ERROR(flusher.drain(media::Site::kProgressMarked));
+  }
+  state.lock();
+  for (const Progress& progress : fresh) {
+    catalogue_->progress.emplace(std::make_pair(progress.instance, progress.partition),
+                                 ProgressPlace{0, progress, catalogue_->progress_pairs++});
+  }
+  return Status();
+}
+
+Status Pool::write_progress(std::span<const Progress> all, media::Flusher& flusher) {
   std::lock_guard lock(mutex_);
   PETPS_RETURN_IF_ERROR(writable());
-  if (progress.publisher > kMaxPublisherMark) {
-    return Status(Code::kInvalidArgument, "a publisher's mark is at most " +
-                                              std::to_string(kMaxPublisherMark) + ", not " +
-                                              std::to_string(progress.publisher));
-  }
-  const auto key = std::make_pair(progress.instance, progress.partition);
-  std::unique_lock state(state_mutex_);
-  if (catalogue_->instance(progress.instance) == nullptr) {
-    return Status(Code::kNotFound,
-                  "instance " + std::to_string(progress.instance) + " does not exist");
-  }
-  auto known = catalogue_->progress.find(key);
-  bool claims_pair = false;
-  if (known == catalogue_->progress.end() && !catalogue_->free_progress.empty()) {
-    known = catalogue_->progress.emplace(key, catalogue_->free_progress.back()).first;
-    catalogue_->free_progress.pop_back();
-  } else if (known == catalogue_->progress.end()) {
-    claims_pair = true;
-    if (catalogue_->progress_pairs >= kMaxProgress) {
-      return Status(Code::kResourceExhausted, "a pool keeps progress of at most " +
-                                                  std::to_string(kMaxProgress) + " partitions");
+  PETPS_RETURN_IF_ERROR(check_progress(all));
+  const uint32_t pairs_before = catalogue_->progress_pairs;
+  PETPS_RETURN_IF_ERROR(claim_progress(all, flusher));
+  for (const Progress& progress : all) {
+    ProgressPlace& place = catalogue_->progress.at({progress.instance, progress.partition});
+    place.turn += 1;
+    {
+      const std::lock_guard state(state_mutex_);
+      place.value = progress;
     }
-    known =
-        catalogue_->progress.emplace(key, ProgressPlace{0, {}, catalogue_->progress_pairs++}).first;
+    ProgressEntry entry{};
+    entry.instance = progress.instance;
+    entry.partition = progress.partition;
+    entry.run = progress.run;
+    entry.seq = progress.seq;
+    entry.offset = progress.offset;
+    entry.version = progress.version;
+    entry.target = progress.target;
+    entry.turn = place.turn;
+    entry.state = static_cast<uint32_t>(progress.state) | progress.publisher << 8;
+    entry.checksum = entry_checksum(entry);
+    std::byte* to = base_ + map_->progress() + place.pair * 128 + (place.turn % 2) * 64;
+    flusher.copy(to, &entry, sizeof entry, media::Site::kProgress);
   }
-  ProgressPlace& place = known->second;
-  place.turn += 1;
-  place.value = progress;
-  state.unlock();  // the place itself changes under mutex_ only
-  ProgressEntry entry{};
-  entry.instance = progress.instance;
-  entry.partition = progress.partition;
-  entry.run = progress.run;
-  entry.seq = progress.seq;
-  entry.offset = progress.offset;
-  entry.version = progress.version;
-  entry.target = progress.target;
-  entry.turn = place.turn;
-  entry.state = static_cast<uint32_t>(progress.state) | progress.publisher << 8;
-  entry.checksum = entry_checksum(entry);
-  std::byte* to = base_ + map_->progress() + place.pair * 128 + (place.turn % 2) * 64;
-  flusher.copy(to, &entry, sizeof entry, media::Site::kProgress);
-  // Reopening stops at the first blank pair, so a pair is durable before the next one can be claimed.
-  return claims_pair ? flusher.drain(media::Site::kProgressed) : Status();
+  // Another thread may claim the next pair before the caller drains.
+  return catalogue_->progress_pairs == pairs_before + 1 ? flusher.drain(media::Site::kProgressed)
+                                                        : Status();
 }
 
 std::optional<Progress> Pool::read_progress(uint32_t instance, uint32_t partition) const {

@@ -189,8 +189,12 @@ class Tables {
   // Instance an alias (or a model or instance name) stands for; kNotFound names what exists.
   base::Result<pool::InstanceRecord> resolve(const std::string& model) const;
 
-  // Progress of a partition after its rows were applied; durable when it returns. Raises applied_version.
-  base::Status record_progress(const pool::Progress& progress);
+  // Progress of partitions, each at most once, after their rows were applied; durable when it returns. One drain for all of
+  // them, and one more when several are recorded for the first time. Raises applied_version.
+  base::Status record_progress(std::span<const pool::Progress> all);
+  base::Status record_progress(const pool::Progress& progress) {
+    return record_progress({&progress, 1});
+  }
   // Highest version committed in all counted partitions of the instance; 0 while one of them has recorded none.
   uint64_t applied_version(uint32_t instance) const;
   // The partitions that applied versions count, of every instance: bit p of word p / 64. Until it is called, all.

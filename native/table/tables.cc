@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <set>
 
 #include "base/check.h"
 #include "table/impl.h"
@@ -168,7 +169,7 @@ Status Tables::Impl::pass_over(uint32_t instance) {
   for (const auto& record : pool->instances()) {
     if (record.id == instance) model = record.model;
   }
-  Flusher flusher(pool->medium());
+  std::vector<pool::Progress> heirs;
   for (const pool::Progress& read : pool->all_progress()) {
     if (read.instance != instance) continue;
     for (const auto& heir : pool->instances()) {
@@ -181,9 +182,11 @@ Status Tables::Impl::pass_over(uint32_t instance) {
       own.state = pool::ProgressState::kPassing;
       own.target = fence(read);
       own.offset = read.offset;
-      PETPS_RETURN_IF_ERROR(pool->write_progress(own, flusher));
+      heirs.push_back(own);
     }
   }
+  Flusher flusher(pool->medium());
+  PETPS_RETURN_IF_ERROR(pool->write_progress(heirs, flusher));
   return flusher.drain(Site::kProgressed);
 }
 
@@ -333,11 +336,13 @@ void Tables::count_partitions(std::span<const uint64_t> partitions) {
     impl_->refresh_applied(instance.id);
 }
 
-Status Tables::record_progress(const pool::Progress& progress) {
+Status Tables::record_progress(std::span<const pool::Progress> all) {
   Flusher flusher(impl_->pool->medium());
-  PETPS_RETURN_IF_ERROR(impl_->pool->write_progress(progress, flusher));
+  PETPS_RETURN_IF_ERROR(impl_->pool->write_progress(all, flusher));
   PETPS_RETURN_IF_ERROR(flusher.drain(Site::kProgressed));
-  impl_->refresh_applied(progress.instance);
+  std::set<uint32_t> instances;
+  for (const pool::Progress& progress : all) instances.insert(progress.instance);
+  for (const uint32_t instance : instances) impl_->refresh_applied(instance);
   return Status();
 }
 

@@ -25,6 +25,8 @@ const char* site_name(Site site) {
       return "kErasedEntry";
     case Site::kProgress:
       return "kProgress";
+    case Site::kProgressMark:
+      return "kProgressMark";
     case Site::kSuperblock:
       return "kSuperblock";
     case Site::kExtentRecord:
@@ -47,6 +49,8 @@ const char* site_name(Site site) {
       return "kPublished";
     case Site::kProgressed:
       return "kProgressed";
+    case Site::kProgressMarked:
+      return "kProgressMarked";
     case Site::kSuperblockDrain:
       return "kSuperblockDrain";
     case Site::kExtentRecordDrain:
@@ -205,11 +209,12 @@ void Driver::set_durability(media::Durability durability) {
       "set_durability", [&] { return tables->pool().set_durability(durability); }, [](World*) {});
 }
 
-void Driver::record_progress(pool::Progress progress) {
+void Driver::record_progress(const std::vector<pool::Progress>& all) {
   step(
-      "record_progress", [&] { return tables->record_progress(progress); },
+      "record_progress of " + std::to_string(all.size()),
+      [&] { return tables->record_progress(all); },
       [&](World* w) {
-        w->progress[{progress.instance, progress.partition}] = progress;
+        for (const pool::Progress& each : all) w->progress[{each.instance, each.partition}] = each;
       });
 }
 

@@ -71,7 +71,8 @@ class Driver {
   // Of an instance whose progress is not ahead of another's: nothing of theirs changes.
   void drop_instance(const std::string& name);
   void set_durability(media::Durability durability);
-  void record_progress(pool::Progress progress);
+  void record_progress(const std::vector<pool::Progress>& all);
+  void record_progress(const pool::Progress& progress) { record_progress(std::vector{progress}); }
   void apply(const std::string& table, const std::vector<Change>& changes);
   void migrate(const std::string& table, const std::vector<uint64_t>& hot);
   void rehome(const std::string& table);

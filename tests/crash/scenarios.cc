@@ -263,26 +263,17 @@ void progress(Driver& d, const Begin& begin) {
   d.record_progress({1, 1, 8, 1, 1, 3, pool::ProgressState::kCatchingUp, 9});
 }
 
-// Several partitions written for the first time, one drain for all of them at the end.
+// Several partitions written for the first time, one drain for the records of all. The second window claims more pairs behind
+// them, and the third one takes pairs of both.
 void progress_together(Driver& d, const Begin& begin) {
   d.format();
   begin();
-  const auto written = [](uint32_t partition, uint64_t seq) {
-    return pool::Progress{1, partition, 7, seq, seq * 10, seq, pool::ProgressState::kFollowing, 0};
-  };
-  for (uint64_t seq = 1; seq <= 3; ++seq) {
-    d.step(
-        "write_progress of three partitions",
-        [&]() -> Status {
-          media::Flusher flusher(d.tables->pool().medium());
-          for (uint32_t p = 0; p < 3; ++p) {
-            PETPS_RETURN_IF_ERROR(d.tables->pool().write_progress(written(p, seq), flusher));
-          }
-          return flusher.drain(Site::kProgressed);
-        },
-        [&](World* w) {
-          for (uint32_t p = 0; p < 3; ++p) w->progress[{1, p}] = written(p, seq);
-        });
+  const std::vector<std::vector<uint32_t>> windows = {{0, 1, 2}, {3, 1, 4, 5}, {0, 2, 3, 5}};
+  for (uint64_t seq = 1; seq <= windows.size(); ++seq) {
+    std::vector<pool::Progress> all;
+    for (const uint32_t partition : windows[seq - 1])
+      all.push_back({1, partition, 7, seq, seq * 10, seq, pool::ProgressState::kFollowing, 0});
+    d.record_progress(all);
   }
 }
 

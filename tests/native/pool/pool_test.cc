@@ -230,6 +230,83 @@ TEST(Pool, ProgressSurvivesASpoiledRecord) {
   EXPECT_EQ(std::move(memory.attach()).value()->read_progress(1, 0)->seq, 1u);
 }
 
+struct CountsDrains : media::Observer {
+  void on_store(const void*, size_t) override {}
+  void on_flush(const void*, size_t, media::Site) override {}
+  base::Status on_drain(media::Site) override {
+    ++drains;
+    return base::Status();
+  }
+  int drains = 0;
+};
+
+std::vector<Progress> window_of(uint32_t partitions, uint64_t seq) {
+  std::vector<Progress> all;
+  for (uint32_t p = 0; p < partitions; ++p) all.push_back({1, p, 7, seq, seq, seq, {}, 0});
+  return all;
+}
+
+// Two drains when pairs are claimed, one each time after, however many partitions a window touched.
+TEST(Pool, ProgressOfAWindowCostsOneDrain) {
+  Memory memory;
+  { memory.keep(*memory.format()); }
+  CountsDrains counted;
+  auto pool = std::move(Pool::attach(media::Media::borrow(memory.base(), memory.used,
+                                                          Memory::kReserve, &counted)))
+                  .value();
+  for (uint64_t seq = 1; seq <= 3; ++seq) {
+    counted.drains = 0;
+    media::Flusher flusher(pool->medium());
+    ASSERT_TRUE(pool->write_progress(window_of(1024, seq), flusher).ok());
+    ASSERT_TRUE(flusher.drain(media::Site::kProgressed).ok());
+    EXPECT_EQ(counted.drains, seq == 1 ? 2 : 1);
+  }
+  pool.reset();
+  pool = std::move(memory.attach()).value();
+  EXPECT_EQ(pool->all_progress().size(), 1024u);
+  for (const Progress& progress : pool->all_progress()) ASSERT_EQ(progress.seq, 3u);
+}
+
+TEST(Pool, AWindowOfProgressThatCannotBeWrittenLeavesEverythingAsItWas) {
+  Memory memory;
+  auto pool = memory.format();
+  media::Flusher flusher(pool->medium());
+  ASSERT_TRUE(pool->write_progress(window_of(3, 1), flusher).ok());
+  std::vector<Progress> twice = window_of(4, 2);
+  twice.push_back(twice.front());
+  const base::Status refused = pool->write_progress(twice, flusher);
+  EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+  EXPECT_TRUE(contains(refused, "partition 0 stands twice")) << refused.message();
+  EXPECT_EQ(pool->write_progress(window_of(kMaxProgress + 1, 2), flusher).code(),
+            Code::kResourceExhausted);
+  std::vector<Progress> unknown = window_of(4, 2);
+  unknown.back().instance = 9;
+  EXPECT_EQ(pool->write_progress(unknown, flusher).code(), Code::kNotFound);
+  memory.keep(*pool);
+  pool = std::move(memory.attach()).value();
+  ASSERT_EQ(pool->all_progress().size(), 3u);
+  for (const Progress& progress : pool->all_progress()) EXPECT_EQ(progress.seq, 1u);
+}
+
+// A crash between the marks of a window and its records: the pairs are taken again, none is lost.
+TEST(Pool, PairsThatACrashLeftWithoutARecordAreUsedAgain) {
+  Memory memory;
+  auto pool = memory.format();
+  for (uint64_t round = 1; round <= 3; ++round) {
+    {
+      media::Flusher flusher(pool->medium());
+      ASSERT_TRUE(pool->write_progress(window_of(kMaxProgress, round), flusher).ok());
+    }
+    for (uint32_t pair = 0; pair < kMaxProgress; ++pair) {  // torn: no record is whole
+      for (const uint64_t record : {0, 64})
+        memory.base()[layout::kMap.progress() + pair * 128 + record + 60] ^= std::byte{1};
+    }
+    memory.keep(*pool);
+    pool = std::move(memory.attach()).value();
+    EXPECT_TRUE(pool->all_progress().empty());
+  }
+}
+
 TEST(Pool, GenerationRisesOnlyAfterAnUncleanStop) {
   Memory memory;
   memory.format();
