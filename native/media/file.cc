@@ -1,17 +1,20 @@
 #include "media/file.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/file.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
+#include <sys/mman.h>
 #include <sys/sysmacros.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 #include <vector>
+
+#include "media/blocks.h"
 
 namespace petps::media {
 namespace {
@@ -21,31 +24,8 @@ using base::errno_status;
 using base::Result;
 using base::Status;
 
-// File systems without fallocate (NFS 4.1, some FUSE): writing zeros is the only way to own the
-// blocks.
-int allocate_by_writing(int file, uint64_t from, uint64_t bytes) {
-  constexpr size_t kPieceBytes = size_t{1}
-                                 << 20;  // large enough that the call's cost does not show
-  const std::vector<std::byte> zeros(static_cast<size_t>(std::min<uint64_t>(bytes, kPieceBytes)));
-  for (uint64_t done = 0; done < bytes;) {
-    const size_t piece = static_cast<size_t>(std::min<uint64_t>(bytes - done, zeros.size()));
-    const ssize_t wrote = pwrite(file, zeros.data(), piece, static_cast<off_t>(from + done));
-    if (wrote < 0 && errno != EINTR) return errno;
-    if (wrote > 0) done += static_cast<uint64_t>(wrote);
-  }
-  return 0;
-}
-
-int allocate_by_call(int file, uint64_t from, uint64_t bytes) {
-  while (fallocate(file, 0, static_cast<off_t>(from), static_cast<off_t>(bytes)) != 0) {
-    if (errno == EOPNOTSUPP) return allocate_by_writing(file, from, bytes);
-    if (errno != EINTR) return errno;
-  }
-  return 0;
-}
-
 int sync_data_by_call(int file) {
-  while (fdatasync(file) != 0) {
+  while (calls::fdatasync(file) != 0) {
     if (errno != EINTR) return errno;
   }
   return 0;
@@ -54,7 +34,7 @@ int sync_data_by_call(int file) {
 // By the kernel's Documentation/ABI/testing/sysfs-bus-dax: /sys/dev/char/MAJOR:MINOR is the device.
 std::optional<Device> device_of_sysfs(const std::string& path) {
   struct stat about = {};
-  if (stat(path.c_str(), &about) != 0 || !S_ISCHR(about.st_mode)) return std::nullopt;
+  if (calls::stat(path.c_str(), &about) != 0 || !S_ISCHR(about.st_mode)) return std::nullopt;
   const std::filesystem::path folder = "/sys/dev/char/" + std::to_string(major(about.st_rdev)) +
                                        ":" + std::to_string(minor(about.st_rdev));
   std::error_code none;
@@ -75,23 +55,23 @@ std::string folder_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-Status full_disk(int file, const std::string& path, uint64_t wanted, int error_number) {
-  struct statvfs room = {};
-  std::string free_text = "an unknown number of";
-  if (fstatvfs(file, &room) == 0)
-    free_text = std::to_string(uint64_t{room.f_bavail} * room.f_frsize);
-  const std::string reason = error_number == EDQUOT ? "disk quota reached" : "disk full";
-  return Status(Code::kResourceExhausted,
-                path + ": " + reason + ": wanted " + std::to_string(wanted) + " bytes, " +
-                    free_text +
-                    " bytes free on its file system; free some space or place "
-                    "the pool on a larger disk");
+Status no_folder(const std::string& path) {
+  return Status(Code::kNotFound,
+                path + ": folder " + folder_of(path) + " does not exist; create it first");
+}
+
+int open_again(const std::string& path, int how, mode_t mode = 0) {
+  int file = -1;
+  do {
+    file = calls::open(path.c_str(), how, mode);
+  } while (file < 0 && errno == EINTR);
+  return file;
 }
 
 Status lock_file(int file, const std::string& path, Access access) {
   if (access == Access::kReadBeside) return Status();
   const int how = access == Access::kReadWrite ? LOCK_EX : LOCK_SH;
-  while (flock(file, how | LOCK_NB) != 0) {
+  while (calls::flock(file, how | LOCK_NB) != 0) {
     if (errno == EINTR) continue;
     if (errno != EWOULDBLOCK) return errno_status(Code::kIoError, "lock " + path, errno);
     return access == Access::kReadWrite
@@ -115,7 +95,7 @@ class Descriptor {
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   ~Descriptor() {
-    if (file_ >= 0) close(file_);
+    if (file_ >= 0) calls::close(file_);
   }
   int get() const { return file_; }
   int release() { return std::exchange(file_, -1); }
@@ -124,10 +104,32 @@ class Descriptor {
   int file_;
 };
 
+constexpr const char* kFailedSyncMark = "user.petps.failed_sync";
+
+// How many of the file's pages are in the page cache.
+Result<uint64_t> resident_pages(int file, const std::string& path, uint64_t bytes) {
+  constexpr uint64_t kPageBytes = 4096;
+  constexpr uint64_t kPieceBytes = uint64_t{1} << 30;
+  std::vector<unsigned char> pages(std::min(bytes, kPieceBytes) / kPageBytes + 1);
+  uint64_t resident = 0;
+  for (uint64_t at = 0; at < bytes; at += kPieceBytes) {
+    const uint64_t piece = std::min(bytes - at, kPieceBytes);
+    void* const map = calls::mmap(nullptr, piece, PROT_READ, MAP_SHARED, file, at);
+    if (map == MAP_FAILED) return errno_status(Code::kIoError, "map " + path, errno);
+    const int done = calls::mincore(map, piece, pages.data());
+    const int error_number = errno;
+    calls::munmap(map, piece);
+    if (done != 0)
+      return errno_status(Code::kIoError, "find the cached pages of " + path, error_number);
+    for (uint64_t i = 0; i < (piece + kPageBytes - 1) / kPageBytes; ++i) resident += pages[i] & 1;
+  }
+  return resident;
+}
+
 }  // namespace
 
 FileCalls system_file_calls() {
-  return FileCalls{allocate_by_call, sync_data_by_call, device_of_sysfs};
+  return FileCalls{nullptr, allocate_at_end, sync_data_by_call, device_of_sysfs};
 }
 
 FileCalls& file_calls() {
@@ -138,28 +140,27 @@ FileCalls& file_calls() {
 std::optional<Device> device_at(const std::string& path) { return file_calls().device(path); }
 
 Result<int> create_file(const std::string& path) {
-  Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  Descriptor file(open_again(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
   if (file.get() < 0) {
     if (errno == EEXIST) {
       return Status(Code::kAlreadyExists,
                     path + " already exists: open it, or create the pool under another name");
     }
-    if (errno == ENOENT) {
-      return Status(Code::kNotFound,
-                    path + ": folder " + folder_of(path) + " does not exist; create it first");
-    }
+    if (errno == ENOENT) return no_folder(path);
     const Code code = errno == EACCES || errno == EPERM ? Code::kPermissionDenied : Code::kIoError;
     return errno_status(code, "create " + path, errno);
   }
-  if (Status status = lock_file(file.get(), path, Access::kReadWrite); !status.ok()) return status;
-  return file.release();
+  Status status = lock_file(file.get(), path, Access::kReadWrite);
+  if (status.ok()) status = forbid_copy_on_write(file.get(), path);
+  if (status.ok()) return file.release();
+  return remove_file(path, status);
 }
 
 Result<int> open_file(const std::string& path, Access access) {
   // O_NONBLOCK: opening a named pipe must answer, not wait for its other end. Regular files ignore
   // it.
   const int how = (access == Access::kReadWrite ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK;
-  Descriptor file(::open(path.c_str(), how));
+  Descriptor file(open_again(path, how));
   if (file.get() < 0) {
     if (errno == ENOENT)
       return Status(Code::kNotFound, path + " does not exist: create the pool first");
@@ -170,7 +171,8 @@ Result<int> open_file(const std::string& path, Access access) {
     return errno_status(code, "open " + path, errno);
   }
   struct stat about = {};
-  if (fstat(file.get(), &about) != 0) return errno_status(Code::kIoError, "stat " + path, errno);
+  if (calls::fstat(file.get(), &about) != 0)
+    return errno_status(Code::kIoError, "stat " + path, errno);
   if (S_ISDIR(about.st_mode))
     return Status(Code::kInvalidArgument, path + " is a folder, not a pool file");
   if (!S_ISREG(about.st_mode) && !device_at(path)) {
@@ -185,41 +187,81 @@ Result<int> open_file(const std::string& path, Access access) {
 
 Result<uint64_t> file_bytes(int file, const std::string& path) {
   struct stat about = {};
-  if (fstat(file, &about) != 0) return errno_status(Code::kIoError, "stat " + path, errno);
+  if (calls::fstat(file, &about) != 0) return errno_status(Code::kIoError, "stat " + path, errno);
   return static_cast<uint64_t>(about.st_size);
 }
 
-Status allocate_range(int file, const std::string& path, uint64_t from, uint64_t to) {
-  const int error_number = file_calls().allocate(file, from, to - from);
-  if (error_number == 0) return Status();
-  Status status = error_number == ENOSPC || error_number == EDQUOT
-                      ? full_disk(file, path, to - from, error_number)
-                      : errno_status(Code::kIoError,
-                                     "allocate " + std::to_string(to - from) + " bytes for " + path,
-                                     error_number);
-  // Part of the range may have been given: hand it back. If even that fails the file is longer than
-  // it says, which costs space and nothing else.
-  [[maybe_unused]] const int ignored = ftruncate(file, static_cast<off_t>(from));
-  return status;
+Status remove_file(const std::string& path, const Status& reason) {
+  if (calls::unlink(path.c_str()) == 0) return reason;
+  return Status(reason.code(),
+                std::string(reason.message()) +
+                    "; the unfinished file is left behind and could not be removed (" +
+                    std::strerror(errno) + "): remove it");
 }
 
-Result<bool> has_holes(int file, const std::string& path) {
-  struct stat about = {};
-  if (fstat(file, &about) != 0) return errno_status(Code::kIoError, "stat " + path, errno);
-  constexpr uint64_t kStatBlockBytes = 512;  // st_blocks' unit on Linux, whatever the file system's
-  return static_cast<uint64_t>(about.st_blocks) * kStatBlockBytes <
-         static_cast<uint64_t>(about.st_size);
+Folder::Folder(Folder&& other) noexcept
+    : file_(std::exchange(other.file_, -1)), name_(std::move(other.name_)) {}
+
+Folder::~Folder() {
+  if (file_ >= 0) calls::close(file_);
 }
 
-Status sync_folder_of(const std::string& path) {
-  const std::string folder = folder_of(path);
-  Descriptor handle(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (handle.get() < 0) return errno_status(Code::kIoError, "open folder " + folder, errno);
+Result<Folder> Folder::open_of(const std::string& path) {
+  const std::string name = folder_of(path);
+  const int file = open_again(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (file >= 0) return Folder(file, name);
+  if (errno == ENOENT) return no_folder(path);
+  const Code code = errno == EACCES || errno == EPERM ? Code::kPermissionDenied : Code::kIoError;
+  return errno_status(code, "open folder " + name, errno);
+}
+
+Status Folder::sync() const {
   // Some network file systems do not sync folders; their servers do.
-  while (fsync(handle.get()) != 0) {
+  while (calls::fsync(file_) != 0) {
     if (errno == EINVAL) break;
-    if (errno != EINTR) return errno_status(Code::kIoError, "fsync folder " + folder, errno);
+    if (errno != EINTR) return errno_status(Code::kIoError, "fsync folder " + name_, errno);
   }
+  return Status();
+}
+
+void mark_failed_sync(int file) {
+  struct statfs about = {};
+  const bool known = calls::fstatfs(file, &about) == 0;
+  // These have no disk that could lose a page, and cannot drop one.
+  if (known && (about.f_type == TMPFS_MAGIC || about.f_type == RAMFS_MAGIC)) return;
+  // Where there are no attributes Media::~Media drops the pages that nobody else maps.
+  [[maybe_unused]] const int ignored = calls::fsetxattr(file, kFailedSyncMark, "1", 1);
+}
+
+Status drop_lost_pages(int file, const std::string& path, uint64_t bytes) {
+  char value = 0;
+  if (calls::fgetxattr(file, kFailedSyncMark, &value, sizeof value) < 0) {
+    if (errno != EIO) return Status();  // no mark, or no attributes
+    return errno_status(Code::kIoError, "read the attributes of " + path, errno);
+  }
+  // Dirty pages are not dropped: they are newer than the failure, or the disk lost them again.
+  if (const int error_number = file_calls().sync_data(file); error_number != 0) {
+    return errno_status(Code::kIoError,
+                        "fdatasync " + path + " (a write-back of it failed before; check the disk)",
+                        error_number);
+  }
+  constexpr int kTries = 3;  // a page may be in use for a moment
+  uint64_t left = 1;
+  for (int i = 0; i < kTries && left > 0; ++i) {
+    calls::fadvise(file, POSIX_FADV_DONTNEED);
+    const Result<uint64_t> resident = resident_pages(file, path, bytes);
+    if (!resident.ok()) return resident.status();
+    left = resident.value();
+  }
+  if (left > 0) {
+    return Status(Code::kFailedPrecondition,
+                  "a write-back of " + path + " failed while it was open, and " +
+                      std::to_string(left) +
+                      " pages that the disk may have lost are still shown to other processes: stop "
+                      "what reads the pool (`fuser " +
+                      path + "` names it), then open it again");
+  }
+  [[maybe_unused]] const int ignored = calls::fremovexattr(file, kFailedSyncMark);
   return Status();
 }
 

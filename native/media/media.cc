@@ -2,13 +2,14 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 
+#include "media/blocks.h"
+#include "media/calls.h"
 #include "media/file.h"
 #include "media/writeback.h"
 
@@ -49,9 +50,9 @@ std::string name_of(const std::string& path) { return path.empty() ? "anonymous 
 // included. Asked with a page of its own, because a refused MAP_FIXED leaves a hole in the range on
 // kernels before 6.12.
 bool is_dax(int file) {
-  void* page = mmap(nullptr, kPageBytes, PROT_READ, MAP_SHARED_VALIDATE | MAP_SYNC, file, 0);
+  void* page = calls::mmap(nullptr, kPageBytes, PROT_READ, MAP_SHARED_VALIDATE | MAP_SYNC, file, 0);
   if (page == MAP_FAILED) return false;
-  munmap(page, kPageBytes);
+  calls::munmap(page, kPageBytes);
   return true;
 }
 
@@ -66,7 +67,7 @@ Status too_small(const std::string& path, uint64_t wanted, uint64_t there) {
 void write_zeros(int file, uint64_t from, uint64_t to) {
   static const std::array<std::byte, kFolioBytes> zeros = {};
   for (uint64_t at = round_up(from, kFolioBytes); at + kFolioBytes <= to; at += kFolioBytes) {
-    if (pwrite(file, zeros.data(), kFolioBytes, static_cast<off_t>(at)) < 0) return;
+    if (calls::pwrite(file, zeros.data(), kFolioBytes, at) < 0) return;
   }
 }
 
@@ -74,7 +75,7 @@ void write_zeros(int file, uint64_t from, uint64_t to) {
 void prefault(std::byte* base, uint64_t from, uint64_t to, int file) {
   if (to - from > kPrefaultMaxBytes) return;
   if (file >= 0) write_zeros(file, from, to);
-  madvise(base + from, to - from, MADV_POPULATE_WRITE);
+  calls::madvise(base + from, to - from, MADV_POPULATE_WRITE);
 }
 
 }  // namespace
@@ -109,16 +110,16 @@ Result<std::unique_ptr<Media>> Media::create(const Options& options, uint64_t by
     return media;
   }
   if (device_at(options.path)) return create_on_device(options, bytes);
+  const Result<Folder> folder = Folder::open_of(options.path);
+  if (!folder.ok()) return folder.status();
   Result<int> file = create_file(options.path);
   if (!file.ok()) return file.status();
   media->adopt(file.value());
   Status status = media->reserve(options, bytes);
   if (status.ok()) status = media->grow(bytes);
-  if (status.ok()) status = sync_folder_of(options.path);
-  if (!status.ok()) {
-    unlink(options.path.c_str());  // still locked: nobody else can have made it theirs
-    return status;
-  }
+  if (status.ok()) status = folder.value().sync();
+  // Still locked: nobody else can have made it theirs.
+  if (!status.ok()) return remove_file(options.path, status);
   return media;
 }
 
@@ -142,7 +143,7 @@ Result<std::unique_ptr<Media>> Media::create_on_device(const Options& options, u
 
 Status Media::discard(const std::string& path) {
   if (!device_at(path)) {
-    if (unlink(path.c_str()) == 0) return Status();
+    if (calls::unlink(path.c_str()) == 0) return Status();
     return errno_status(Code::kIoError, "remove " + path, errno);
   }
   Options options;
@@ -171,12 +172,10 @@ Result<std::unique_ptr<Media>> Media::open(const Options& options) {
     return Status(Code::kInvalidArgument,
                   options.path + " is empty (0 bytes): it is no pool; remove it and create one");
   }
-  if (!media->read_only_ && !media->is_device()) {
-    Result<bool> holes = has_holes(media->file_, options.path);
-    if (!holes.ok()) return holes.status();
-    if (holes.value())
-      PETPS_RETURN_IF_ERROR(allocate_range(media->file_, options.path, 0, bytes.value()));
-  }
+  if (!media->is_device() && !media->beside_)
+    PETPS_RETURN_IF_ERROR(drop_lost_pages(media->file_, options.path, bytes.value()));
+  if (!media->is_device() && !media->read_only_)
+    PETPS_RETURN_IF_ERROR(own_blocks(media->file_, options.path, bytes.value()));
   PETPS_RETURN_IF_ERROR(media->reserve(options, bytes.value()));
   PETPS_RETURN_IF_ERROR(
       media->map(0, media->beside_ && !media->is_device() ? media->reserved_ : bytes.value()));
@@ -202,12 +201,18 @@ Media::~Media() {
   // the same addresses.
   if (base_ != nullptr) ASAN_UNPOISON_MEMORY_REGION(base_, size());
 #endif
-  if (!borrowed_ && base_ != nullptr) munmap(base_, reserved_);
+  if (!borrowed_ && base_ != nullptr && calls::munmap(base_, reserved_) != 0) {
+    // A mapping would keep the file open, and with it the lock. Address space is all that is lost.
+    calls::mmap(base_, reserved_, PROT_NONE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  }
+  mapped_.reset();
   if (file_ < 0) return;
   // After a failed sync Linux calls the lost pages clean and keeps showing them. Dropping them
-  // makes the next open see what the disk has, which is what recovery must start from.
-  if (failed()) posix_fadvise(file_, 0, 0, POSIX_FADV_DONTNEED);
-  close(file_);
+  // makes the next open see what the disk has, which is what recovery must start from. The next
+  // open checks that they are gone, where the mark of the failure could be made.
+  if (failed()) calls::fadvise(file_, POSIX_FADV_DONTNEED);
+  calls::close(file_);
 }
 
 void Media::adopt(int file) {
@@ -226,8 +231,8 @@ Status Media::reserve(const Options& options, uint64_t bytes) {
   const uint64_t alignment = std::max(kHugePageBytes, device_alignment_);
   reserved_ = round_up(std::max(wanted, bytes), alignment);
   const uint64_t with_slack = reserved_ + alignment;
-  void* range =
-      mmap(nullptr, with_slack, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* range = calls::mmap(nullptr, with_slack, PROT_NONE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (range == MAP_FAILED) {
     return errno_status(Code::kResourceExhausted,
                         "reserve " + std::to_string(reserved_) + " bytes of address space for " +
@@ -237,10 +242,11 @@ Status Media::reserve(const Options& options, uint64_t bytes) {
   const auto start = reinterpret_cast<uintptr_t>(range);
   const uintptr_t aligned = round_up(start, alignment);
   const uintptr_t end = start + with_slack;
-  if (aligned > start) munmap(range, aligned - start);
+  if (aligned > start) calls::munmap(range, aligned - start);
   if (end > aligned + reserved_)
-    munmap(reinterpret_cast<void*>(aligned + reserved_), end - aligned - reserved_);
+    calls::munmap(reinterpret_cast<void*>(aligned + reserved_), end - aligned - reserved_);
   base_ = reinterpret_cast<std::byte*>(aligned);
+  if (file_ >= 0) mapped_.emplace(base_, reserved_, file_, path_);
   return Status();
 }
 
@@ -251,13 +257,13 @@ Status Media::map(uint64_t from, uint64_t to) {
   std::byte* at = base_ + first;
   void* mapped = MAP_FAILED;
   if (file_ < 0) {
-    mapped = mmap(at, length, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    mapped = calls::mmap(at, length, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     if (mapped != MAP_FAILED && huge_pages_)
-      madvise(at, length, MADV_HUGEPAGE);  // refused: small pages
+      calls::madvise(at, length, MADV_HUGEPAGE);  // refused: small pages
   } else {
     const bool on_fsdax = kind_ == Kind::kDax && !is_device();
     const int sharing = on_fsdax ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED;
-    mapped = mmap(at, length, access, sharing | MAP_FIXED, file_, static_cast<off_t>(first));
+    mapped = calls::mmap(at, length, access, sharing | MAP_FIXED, file_, first);
   }
   if (mapped == MAP_FAILED) {
     return errno_status(errno == ENOMEM ? Code::kResourceExhausted : Code::kIoError,
@@ -265,7 +271,7 @@ Status Media::map(uint64_t from, uint64_t to) {
   }
   // A pull of cold rows reads single pages. With read-around it would drag 128 KiB of strangers through
   // the page cache per row: 300 us instead of 60 and 30 pages evicted. Scans ask with expect_scan().
-  if (kind_ == Kind::kFile) madvise(at, length, MADV_RANDOM);
+  if (kind_ == Kind::kFile) calls::madvise(at, length, MADV_RANDOM);
   return Status();
 }
 
@@ -294,8 +300,11 @@ Status Media::grow(uint64_t bytes) {
     size_.store(new_bytes, std::memory_order_release);
     return Status();
   }
-  if (file_ >= 0) PETPS_RETURN_IF_ERROR(allocate_range(file_, path_, old_bytes, new_bytes));
-  PETPS_RETURN_IF_ERROR(map(old_bytes, new_bytes));
+  if (file_ >= 0) PETPS_RETURN_IF_ERROR(append_blocks(file_, path_, old_bytes, new_bytes));
+  if (Status status = map(old_bytes, new_bytes); !status.ok()) {
+    if (file_ >= 0) cut_back(file_, old_bytes);
+    return status;
+  }
   // Not for a file that is synced: the sync writes the zeros out and protects every page again, so
   // that the space is written twice and no fault is saved.
   const bool synced_file = kind_ == Kind::kFile && durability_ == Durability::kPower;
@@ -329,7 +338,7 @@ void Media::expect_scan(uint64_t offset, uint64_t bytes) const {
   if (kind_ != Kind::kFile || borrowed_ || offset >= size()) return;
   const uint64_t first = round_down(offset, kPageBytes);
   const uint64_t end = std::min(offset + bytes, size());
-  madvise(base_ + first, end - first, MADV_WILLNEED);  // a hint: nothing depends on it
+  calls::madvise(base_ + first, end - first, MADV_WILLNEED);  // a hint: nothing depends on it
 }
 
 void Media::set_durability(Durability durability) {
@@ -341,13 +350,56 @@ void Media::set_durability(Durability durability) {
     const Status remembered = sync();  // failed() keeps it
 }
 
+// One sync at a time, because the kernel reports a failed write-back once per open file: whoever asked
+// first would hear of pages that another thread lost. Sync and failure flag change under one mutex.
+//
+// What sync number s covers: every store that happens before `syncs_begun_` becomes s. fdatasync
+// writes each page that is dirty when it begins, waits for those in flight, and reports any error
+// since the last report to this open file. This object makes every sync of the file's descriptor, so
+// an error that was not reported to sync s was reported to an earlier one, and that one set
+// failed_. Hence: sync s returned 0 and failed_ is false => all that s covers is on the disk.
+//
+// A caller that finds `syncs_begun_` == n under the mutex has made its stores already, so sync n + 1
+// covers them, whichever thread makes it. Sync n, which may be running, may have passed their pages:
+// it is not enough. Callers that wait meanwhile share sync n + 1 (group commit).
 Status Media::sync() {
-  const int error_number = file_calls().sync_data(file_);
-  if (error_number == 0) return Status();
+  std::unique_lock lock(sync_mutex_);
+  const uint64_t needed = syncs_begun_ + 1;
+  while (newest_good_sync_ < needed && !failed()) {
+    if (sync_runs_) {
+      if (file_calls().before != nullptr) file_calls().before(Call::kAwaitSync);
+      sync_ended_.wait(lock);
+      continue;
+    }
+    sync_runs_ = true;
+    const uint64_t number = ++syncs_begun_;
+    lock.unlock();
+    const int error_number = file_calls().sync_data(file_);
+    lock.lock();
+    sync_runs_ = false;
+    if (error_number == 0) {
+      newest_good_sync_ = number;
+    } else {
+      remember_failed_sync(error_number);
+    }
+    sync_ended_.notify_all();
+  }
+  return failed() ? sticky_failure() : Status();
+}
+
+void Media::remember_failed_sync(int error_number) {
   int expected = 0;
   failed_errno_.compare_exchange_strong(expected, error_number);
   failed_.store(true, std::memory_order_release);
-  return sticky_failure();
+  mark_failed_sync(file_);
+}
+
+uint64_t Media::largest_size() const {
+  if (borrowed_) return ~uint64_t{0};
+  if (is_device()) return device_bytes_;
+  if (file_ < 0) return reserved_;
+  const uint64_t disk = file_system_bytes(file_);
+  return disk == 0 ? ~uint64_t{0} : disk;
 }
 
 Status Media::sticky_failure() const {

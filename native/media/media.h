@@ -19,13 +19,17 @@
 #include <emmintrin.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 
 #include "base/crc32c.h"
 #include "base/status.h"
+#include "media/bus_error.h"
 #include "media/site.h"
 
 namespace petps::media {
@@ -76,13 +80,15 @@ inline constexpr uint64_t kDefaultReserveBytes = uint64_t{4} << 40;
 class Media {
  public:
   // A new, zeroed medium of `bytes`. kAlreadyExists when the path is there; kResourceExhausted when
-  // the disk is full (the file is removed again). Parent folder is fsynced, so that the file itself
+  // the disk is full (the file is removed again). The parent folder is fsynced, so that the file itself
   // survives power loss. A device-DAX device is always there: kAlreadyExists when its first MiB holds
   // anything but zeros (unless options.replace), kResourceExhausted when it is too small.
   static base::Result<std::unique_ptr<Media>> create(const Options& options, uint64_t bytes);
   // An existing one. kNotFound; kFailedPrecondition when another process holds it for writing
   // (exclusive lock for kReadWrite, shared for kReadOnly; released by the kernel when the process
-  // dies). Probes dax by MAP_SYNC. A device's size() is the whole device until forget_beyond().
+  // dies), when the file cannot be given blocks of its own, or when another process still shows pages
+  // that a failed sync lost; kResourceExhausted when a sparse copy does not fit the disk. An error
+  // leaves every byte of the file, and its length, as they were. Probes dax by MAP_SYNC. A device's size() is the whole device until forget_beyond().
   static base::Result<std::unique_ptr<Media>> open(const Options& options);
   // Undoes create(): removes the file; a device's first MiB is zero again.
   static base::Status discard(const std::string& path);
@@ -125,6 +131,10 @@ class Media {
   // piece of a few MiB. Any thread.
   void expect_scan(uint64_t offset, uint64_t bytes) const;
 
+  // The most that size() could become if everything beside the pool were deleted: the bytes of its
+  // file system or device, or of the reserved range of anonymous memory. Unknown: 2^64 - 1.
+  uint64_t largest_size() const;
+
   // True after any drain failed: what was flushed since the last good one may be lost.
   bool failed() const { return failed_.load(std::memory_order_acquire); }
 
@@ -150,7 +160,8 @@ class Media {
   base::Status reserve(const Options& options, uint64_t bytes);
   base::Status map(uint64_t from,
                    uint64_t to);  // [from, to) of the file or of fresh memory, at base_ + from
-  base::Status sync();            // file: fdatasync; remembers failure
+  base::Status sync();            // file: fdatasync, shared with other threads; remembers failure
+  void remember_failed_sync(int error_number);
   base::Status sticky_failure() const;  // what a drain answers once failed() is true
 
   std::byte* base_ = nullptr;
@@ -165,6 +176,12 @@ class Media {
   bool borrowed_ = false;
   bool huge_pages_ = false;
   int file_ = -1;
+  std::optional<Mapped> mapped_;  // base_ and reserved_, of a file
+  std::mutex sync_mutex_;         // of the next three
+  std::condition_variable sync_ended_;
+  uint64_t syncs_begun_ = 0;
+  uint64_t newest_good_sync_ = 0;  // its number
+  bool sync_runs_ = false;
   std::atomic<bool> failed_{false};
   std::atomic<int> failed_errno_{
       0};  // of the first failed sync; 0 when an observer failed the drain

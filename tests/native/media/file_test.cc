@@ -114,19 +114,6 @@ TEST_F(FileMedium, AnOddLengthIsOpenedAsItIs) {
   EXPECT_EQ(media.value()->base()[5000], std::byte{0});
 }
 
-TEST_F(FileMedium, ASparseCopyGetsItsBlocksBackAtOpen) {
-  const int file = ::open(path_.c_str(), O_RDWR | O_CREAT, 0600);
-  ASSERT_GE(file, 0);
-  ASSERT_EQ(ftruncate(file, 1 << 20), 0);
-  ASSERT_TRUE(has_holes(file, path_).value());
-  {
-    auto media = Media::open(options());
-    ASSERT_TRUE(media.ok());
-  }
-  EXPECT_FALSE(has_holes(file, path_).value());
-  close(file);
-}
-
 TEST_F(FileMedium, OneWriterAtATimeAcrossProcesses) {
   auto writer = make();
   const pid_t child = fork();

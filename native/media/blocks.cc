@@ -1,0 +1,310 @@
+#include "media/blocks.h"
+
+#include <linux/falloc.h>
+#include <linux/fiemap.h>
+#include <linux/fs.h>
+#include <linux/magic.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <vector>
+
+#include "media/calls.h"
+
+namespace petps::media {
+namespace {
+
+using base::Code;
+using base::errno_status;
+using base::Result;
+using base::Status;
+
+// Large enough that the cost of the calls does not show.
+constexpr size_t kPieceBytes = size_t{1} << 20;
+constexpr uint32_t kExtentsPerCall = 256;
+constexpr uint64_t kStatBlockBytes = 512;  // st_blocks' unit on Linux, whatever the file system's
+
+struct Range {
+  uint64_t from;
+  uint64_t to;
+};
+
+// Where a store would need a new block.
+struct Blocks {
+  std::vector<Range> holes;
+  std::vector<Range> shared;
+};
+
+bool is_unsupported(int error_number) {
+  return error_number == EOPNOTSUPP || error_number == ENOTTY || error_number == ENOSYS ||
+         error_number == EINVAL;
+}
+
+bool is_full(int error_number) { return error_number == ENOSPC || error_number == EDQUOT; }
+
+Status full_disk(int file, const std::string& path, uint64_t wanted, int error_number) {
+  struct statfs room = {};
+  std::string free_text = "an unknown number of";
+  if (calls::fstatfs(file, &room) == 0)
+    free_text = std::to_string(uint64_t{room.f_bavail} * static_cast<uint64_t>(room.f_bsize));
+  const std::string reason = error_number == EDQUOT ? "disk quota reached" : "disk full";
+  return Status(Code::kResourceExhausted,
+                path + ": " + reason + ": wanted " + std::to_string(wanted) + " bytes, " +
+                    free_text +
+                    " bytes free on its file system; free some space or place the pool on a "
+                    "larger disk");
+}
+
+// 0 or an errno.
+int fallocate_all(int file, int mode, uint64_t from, uint64_t bytes) {
+  while (calls::fallocate(file, mode, from, bytes) != 0) {
+    if (errno != EINTR) return errno;
+  }
+  return 0;
+}
+
+// 0 or an errno.
+int write_zeros(int file, uint64_t from, uint64_t bytes) {
+  static const std::vector<std::byte> zeros(kPieceBytes);
+  for (uint64_t done = 0; done < bytes;) {
+    const size_t piece = static_cast<size_t>(std::min<uint64_t>(bytes - done, zeros.size()));
+    const ssize_t wrote = calls::pwrite(file, zeros.data(), piece, from + done);
+    if (wrote == 0) return ENOSPC;  // no progress
+    if (wrote < 0 && errno != EINTR) return errno;
+    if (wrote > 0) done += static_cast<uint64_t>(wrote);
+  }
+  return 0;
+}
+
+void add(std::vector<Range>* ranges, uint64_t from, uint64_t to) {
+  if (from >= to) return;
+  if (!ranges->empty() && ranges->back().to == from) {
+    ranges->back().to = to;
+  } else {
+    ranges->push_back({from, to});
+  }
+}
+
+// FIEMAP: ext4, xfs, btrfs, ext2 and overlayfs above one of them. It tells preallocated blocks from
+// holes, which SEEK_HOLE does not. False: this file system does not have it.
+Result<bool> read_extents(int file, const std::string& path, uint64_t bytes, Blocks* blocks) {
+  std::vector<std::byte> reply(sizeof(struct fiemap) +
+                               kExtentsPerCall * sizeof(struct fiemap_extent));
+  auto& head = *reinterpret_cast<struct fiemap*>(reply.data());
+  for (uint64_t at = 0; at < bytes;) {
+    std::fill(reply.begin(), reply.end(), std::byte{0});
+    head.fm_start = at;
+    head.fm_length = bytes - at;
+    head.fm_extent_count = kExtentsPerCall;
+    if (calls::ioctl(file, FS_IOC_FIEMAP, &head) != 0) {
+      if (errno == EINTR) continue;
+      if (is_unsupported(errno)) return false;
+      return errno_status(Code::kIoError, "read the extents of " + path, errno);
+    }
+    const struct fiemap_extent* const extents = head.fm_extents;
+    const uint64_t before = at;
+    for (uint32_t i = 0; i < head.fm_mapped_extents; ++i) {
+      const uint64_t from = std::clamp(uint64_t{extents[i].fe_logical}, at, bytes);
+      const uint64_t to = std::min<uint64_t>(extents[i].fe_logical + extents[i].fe_length, bytes);
+      add(&blocks->holes, at, from);
+      if ((extents[i].fe_flags & FIEMAP_EXTENT_SHARED) != 0) add(&blocks->shared, from, to);
+      at = std::max(at, to);
+    }
+    if (head.fm_mapped_extents < kExtentsPerCall || at == before) {  // these were the last
+      add(&blocks->holes, at, bytes);
+      break;
+    }
+  }
+  return true;
+}
+
+// SEEK_HOLE: tmpfs, NFS 4.2, some FUSE. A file system without it reports the whole file as data.
+Status seek_holes(int file, const std::string& path, uint64_t bytes, Blocks* blocks) {
+  struct stat about = {};
+  if (calls::fstat(file, &about) != 0) return errno_status(Code::kIoError, "stat " + path, errno);
+  if (static_cast<uint64_t>(about.st_blocks) * kStatBlockBytes >= bytes) return Status();
+  for (uint64_t at = 0; at < bytes;) {
+    const off_t hole = calls::lseek(file, at, SEEK_HOLE);
+    if (hole < 0 && errno == EINTR) continue;
+    if (hole < 0 && (is_unsupported(errno) || errno == ENXIO)) return Status();
+    if (hole < 0) return errno_status(Code::kIoError, "find the holes of " + path, errno);
+    if (static_cast<uint64_t>(hole) >= bytes) return Status();
+    off_t data = 0;
+    do {
+      data = calls::lseek(file, static_cast<uint64_t>(hole), SEEK_DATA);
+    } while (data < 0 && errno == EINTR);
+    if (data < 0 && errno != ENXIO)  // ENXIO: a hole up to the end
+      return errno_status(Code::kIoError, "find the data of " + path, errno);
+    const uint64_t end = data < 0 ? bytes : std::min(static_cast<uint64_t>(data), bytes);
+    add(&blocks->holes, static_cast<uint64_t>(hole), end);
+    at = end;
+  }
+  return Status();
+}
+
+Result<Blocks> read_blocks(int file, const std::string& path, uint64_t bytes) {
+  Blocks blocks;
+  const Result<bool> found = read_extents(file, path, bytes, &blocks);
+  if (!found.ok()) return found.status();
+  if (!found.value()) PETPS_RETURN_IF_ERROR(seek_holes(file, path, bytes, &blocks));
+  return blocks;
+}
+
+uint64_t total(const std::vector<Range>& ranges) {
+  uint64_t bytes = 0;
+  for (const Range& range : ranges) bytes += range.to - range.from;
+  return bytes;
+}
+
+Status not_filled(int file, const std::string& path, uint64_t wanted, int error_number) {
+  if (is_full(error_number)) return full_disk(file, path, wanted, error_number);
+  return errno_status(
+      Code::kIoError,
+      "give the holes of " + path + " (" + std::to_string(wanted) + " bytes) blocks of their own",
+      error_number);
+}
+
+// Zeros over zeros. A piece that holds anything else is no hole, whatever the file system said.
+// 0 or an errno.
+int fill_piece(int file, uint64_t from, size_t bytes, std::vector<std::byte>* held) {
+  held->resize(bytes);
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t got = calls::pread(file, held->data() + done, bytes - done, from + done);
+    if (got == 0) return EIO;  // the file became shorter
+    if (got < 0 && errno != EINTR) return errno;
+    if (got > 0) done += static_cast<size_t>(got);
+  }
+  const auto is_zero = [](std::byte byte) { return byte == std::byte{0}; };
+  if (!std::all_of(held->begin(), held->end(), is_zero)) return 0;
+  return write_zeros(file, from, bytes);
+}
+
+// For file systems without fallocate.
+Status fill_by_writing(int file, const std::string& path, uint64_t bytes) {
+  // A killed process may have left pages that have no block yet; they are data.
+  if (const int error_number = file_calls().sync_data(file); error_number != 0)
+    return errno_status(Code::kIoError, "fdatasync " + path, error_number);
+  const Result<Blocks> blocks = read_blocks(file, path, bytes);
+  if (!blocks.ok()) return blocks.status();
+  const uint64_t wanted = total(blocks.value().holes);
+  std::vector<std::byte> held;
+  int error_number = 0;
+  for (const Range& hole : blocks.value().holes) {
+    for (uint64_t at = hole.from; at < hole.to && error_number == 0; at += kPieceBytes) {
+      const size_t piece = static_cast<size_t>(std::min<uint64_t>(hole.to - at, kPieceBytes));
+      error_number = fill_piece(file, at, piece, &held);
+    }
+    if (error_number != 0) return not_filled(file, path, wanted, error_number);
+  }
+  // Some file systems take blocks only now.
+  error_number = file_calls().sync_data(file);
+  return error_number == 0 ? Status() : not_filled(file, path, wanted, error_number);
+}
+
+Status fill_holes(int file, const std::string& path, uint64_t bytes,
+                  const std::vector<Range>& holes) {
+  for (const Range& hole : holes) {
+    const int error_number = fallocate_all(file, 0, hole.from, hole.to - hole.from);
+    if (error_number == EOPNOTSUPP) return fill_by_writing(file, path, bytes);
+    if (error_number != 0) return not_filled(file, path, total(holes), error_number);
+  }
+  return Status();
+}
+
+Status unshare(int file, const std::string& path, const std::vector<Range>& shared) {
+  for (const Range& range : shared) {
+    const int error_number =
+        fallocate_all(file, FALLOC_FL_UNSHARE_RANGE, range.from, range.to - range.from);
+    if (error_number == 0) continue;
+    if (is_full(error_number)) return full_disk(file, path, total(shared), error_number);
+    const std::string what = path + " shares " + std::to_string(total(shared)) +
+                             " bytes with another file (cp --reflink, a snapshot)";
+    if (!is_unsupported(error_number))
+      return errno_status(Code::kIoError, what + " and cannot get a copy of its own", error_number);
+    return Status(Code::kFailedPrecondition,
+                  what +
+                      ", and its file system cannot unshare them: a store could find the disk "
+                      "full. Copy the pool with `cp --reflink=never` and open the copy");
+  }
+  return Status();
+}
+
+Result<bool> is_btrfs(int file, const std::string& path) {
+  struct statfs about = {};
+  if (calls::fstatfs(file, &about) != 0)
+    return errno_status(Code::kIoError, "fstatfs " + path, errno);
+  return static_cast<uint64_t>(about.f_type) == BTRFS_SUPER_MAGIC;
+}
+
+Status copies_on_write(const std::string& path) {
+  return Status(Code::kFailedPrecondition,
+                path +
+                    " lies on btrfs and is copied on write: every store could find the disk full. "
+                    "Make a new file, `chattr +C` it while it is empty, `cat` the pool into it and "
+                    "open that; or place the pool on ext4 or xfs");
+}
+
+// btrfs copies a block whenever it is written, unless the file was made without that.
+Status check_written_in_place(int file, const std::string& path) {
+  const Result<bool> btrfs = is_btrfs(file, path);
+  if (!btrfs.ok()) return btrfs.status();
+  if (!btrfs.value()) return Status();
+  int flags = 0;
+  if (calls::ioctl(file, FS_IOC_GETFLAGS, &flags) != 0)
+    return errno_status(Code::kIoError, "read the flags of " + path, errno);
+  return (flags & FS_NOCOW_FL) != 0 ? Status() : copies_on_write(path);
+}
+
+}  // namespace
+
+int allocate_at_end(int file, uint64_t from, uint64_t bytes) {
+  const int error_number = fallocate_all(file, 0, from, bytes);
+  // File systems without fallocate (ext2, NFS before 4.2, some FUSE): writing is the only way.
+  return error_number == EOPNOTSUPP ? write_zeros(file, from, bytes) : error_number;
+}
+
+Status append_blocks(int file, const std::string& path, uint64_t from, uint64_t to) {
+  const int error_number = file_calls().allocate(file, from, to - from);
+  if (error_number == 0) return Status();
+  Status status = is_full(error_number)
+                      ? full_disk(file, path, to - from, error_number)
+                      : errno_status(Code::kIoError,
+                                     "allocate " + std::to_string(to - from) + " bytes for " + path,
+                                     error_number);
+  cut_back(file, from);
+  return status;
+}
+
+void cut_back(int file, uint64_t bytes) {
+  // If this fails the file stays longer than it says, which costs space and nothing else.
+  while (calls::ftruncate(file, bytes) != 0 && errno == EINTR) {
+  }
+}
+
+Status own_blocks(int file, const std::string& path, uint64_t bytes) {
+  PETPS_RETURN_IF_ERROR(check_written_in_place(file, path));
+  const Result<Blocks> blocks = read_blocks(file, path, bytes);
+  if (!blocks.ok()) return blocks.status();
+  PETPS_RETURN_IF_ERROR(unshare(file, path, blocks.value().shared));
+  return fill_holes(file, path, bytes, blocks.value().holes);
+}
+
+Status forbid_copy_on_write(int file, const std::string& path) {
+  int flags = 0;
+  if (calls::ioctl(file, FS_IOC_GETFLAGS, &flags) == 0) {
+    flags = (flags | FS_NOCOW_FL) & ~FS_COMPR_FL;  // btrfs refuses both at once
+    // Every other file system refuses the flag and writes in place.
+    [[maybe_unused]] const int ignored = calls::ioctl(file, FS_IOC_SETFLAGS, &flags);
+  }
+  return check_written_in_place(file, path);
+}
+
+uint64_t file_system_bytes(int file) {
+  struct statfs about = {};
+  if (calls::fstatfs(file, &about) != 0) return 0;
+  return uint64_t{about.f_blocks} * static_cast<uint64_t>(about.f_bsize);
+}
+
+}  // namespace petps::media

@@ -1,0 +1,141 @@
+#include "media/calls.h"
+
+#include <sys/file.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace petps::media {
+
+const char* call_name(Call call) {
+  static constexpr const char* kNames[] = {
+      "open",    "close",     "stat",      "fstatfs",      "flock",       "fallocate",
+      "pread",   "pwrite",    "ftruncate", "mmap",         "munmap",      "madvise",
+      "fadvise", "mincore",   "fdatasync", "fsync",        "lseek",       "ioctl",
+      "unlink",  "fgetxattr", "fsetxattr", "fremovexattr", "await a sync"};
+  static_assert(sizeof kNames / sizeof *kNames == static_cast<size_t>(Call::kCount),
+                "every call has a name");
+  return kNames[static_cast<size_t>(call)];
+}
+
+namespace calls {
+namespace {
+
+// 0 or kHalf: go on. Else errno is set and the call fails.
+int asked(Call call) {
+  int (*const before)(Call) = file_calls().before;
+  const int answer = before == nullptr ? 0 : before(call);
+  if (answer > 0) errno = answer;
+  return answer;
+}
+
+size_t half(size_t bytes) { return std::max<size_t>(bytes / 2, 1); }
+
+}  // namespace
+
+int open(const char* path, int flags, mode_t mode) {
+  return asked(Call::kOpen) > 0 ? -1 : ::open(path, flags, mode);
+}
+
+// A close that fails has closed all the same (Linux): a second one could hit another file.
+int close(int file) {
+  const int answer = asked(Call::kClose);
+  const int done = ::close(file);
+  if (answer <= 0) return done;
+  errno = answer;
+  return -1;
+}
+
+int stat(const char* path, struct stat* about) {
+  return asked(Call::kStat) > 0 ? -1 : ::stat(path, about);
+}
+
+int fstat(int file, struct stat* about) {
+  return asked(Call::kStat) > 0 ? -1 : ::fstat(file, about);
+}
+
+int fstatfs(int file, struct statfs* about) {
+  return asked(Call::kStatFileSystem) > 0 ? -1 : ::fstatfs(file, about);
+}
+
+int flock(int file, int how) { return asked(Call::kFlock) > 0 ? -1 : ::flock(file, how); }
+
+int fallocate(int file, int mode, uint64_t from, uint64_t bytes) {
+  const int answer = asked(Call::kAllocate);
+  if (answer > 0) return -1;
+  const uint64_t part = answer == kHalf ? half(bytes) : bytes;
+  const int done = ::fallocate(file, mode, static_cast<off_t>(from), static_cast<off_t>(part));
+  if (done != 0 || part == bytes) return done;
+  errno = ENOSPC;
+  return -1;
+}
+
+ssize_t pread(int file, void* to, size_t bytes, uint64_t from) {
+  const int answer = asked(Call::kRead);
+  if (answer > 0) return -1;
+  return ::pread(file, to, answer == kHalf ? half(bytes) : bytes, static_cast<off_t>(from));
+}
+
+ssize_t pwrite(int file, const void* from, size_t bytes, uint64_t to) {
+  const int answer = asked(Call::kWrite);
+  if (answer > 0) return -1;
+  return ::pwrite(file, from, answer == kHalf ? half(bytes) : bytes, static_cast<off_t>(to));
+}
+
+int ftruncate(int file, uint64_t bytes) {
+  return asked(Call::kTruncate) > 0 ? -1 : ::ftruncate(file, static_cast<off_t>(bytes));
+}
+
+void* mmap(void* at, size_t bytes, int access, int flags, int file, uint64_t from) {
+  if (asked(Call::kMap) > 0) return MAP_FAILED;
+  return ::mmap(at, bytes, access, flags, file, static_cast<off_t>(from));
+}
+
+int munmap(void* at, size_t bytes) { return asked(Call::kUnmap) > 0 ? -1 : ::munmap(at, bytes); }
+
+int madvise(void* at, size_t bytes, int advice) {
+  return asked(Call::kAdviseMemory) > 0 ? -1 : ::madvise(at, bytes, advice);
+}
+
+int mincore(void* at, size_t bytes, unsigned char* pages) {
+  return asked(Call::kResident) > 0 ? -1 : ::mincore(at, bytes, pages);
+}
+
+int fadvise(int file, int advice) {
+  if (asked(Call::kAdviseFile) > 0) return -1;
+  errno = ::posix_fadvise(file, 0, 0, advice);  // returns the error
+  return errno == 0 ? 0 : -1;
+}
+
+int fdatasync(int file) { return asked(Call::kSyncData) > 0 ? -1 : ::fdatasync(file); }
+
+int fsync(int file) { return asked(Call::kSync) > 0 ? -1 : ::fsync(file); }
+
+off_t lseek(int file, uint64_t from, int whence) {
+  return asked(Call::kSeek) > 0 ? -1 : ::lseek(file, static_cast<off_t>(from), whence);
+}
+
+int ioctl(int file, unsigned long request, void* argument) {
+  return asked(Call::kControl) > 0 ? -1 : ::ioctl(file, request, argument);
+}
+
+int unlink(const char* path) { return asked(Call::kUnlink) > 0 ? -1 : ::unlink(path); }
+
+ssize_t fgetxattr(int file, const char* name, void* value, size_t bytes) {
+  return asked(Call::kReadAttribute) > 0 ? -1 : ::fgetxattr(file, name, value, bytes);
+}
+
+int fsetxattr(int file, const char* name, const void* value, size_t bytes) {
+  return asked(Call::kWriteAttribute) > 0 ? -1 : ::fsetxattr(file, name, value, bytes, 0);
+}
+
+int fremovexattr(int file, const char* name) {
+  return asked(Call::kRemoveAttribute) > 0 ? -1 : ::fremovexattr(file, name);
+}
+
+}  // namespace calls
+}  // namespace petps::media

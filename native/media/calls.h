@@ -1,0 +1,96 @@
+// Every system call of room media goes through this file, so that a test can count them and let one
+// of them fail. Private to room media.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/vfs.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace petps::media {
+
+// A device-DAX device: persistent memory without a file system, mapped whole.
+struct Device {
+  uint64_t bytes = 0;      // a multiple of align
+  uint64_t alignment = 0;  // of every mapping's address and length
+};
+
+enum class Call : uint8_t {
+  kOpen,
+  kClose,
+  kStat,  // stat and fstat
+  kStatFileSystem,
+  kFlock,
+  kAllocate,
+  kRead,
+  kWrite,
+  kTruncate,
+  kMap,
+  kUnmap,
+  kAdviseMemory,
+  kAdviseFile,
+  kResident,
+  kSyncData,
+  kSync,
+  kSeek,
+  kControl,
+  kUnlink,
+  kReadAttribute,
+  kWriteAttribute,
+  kRemoveAttribute,
+  // Not a system call: a flusher is about to wait for the sync that another thread runs.
+  kAwaitSync,
+  kCount
+};
+const char* call_name(Call call);
+
+// What tests replace.
+struct FileCalls {
+  // Called before each system call. 0: make the call. kHalf: do half of what a read, write or
+  // allocation asks for (an allocation then fails with ENOSPC). Any other value: make no call and
+  // fail with this errno.
+  int (*before)(Call call);
+  // The two calls that matter most as a whole: each returns 0 or an errno and repeats the call
+  // after EINTR.
+  int (*allocate)(int file, uint64_t from, uint64_t bytes);
+  int (*sync_data)(int file);
+  std::optional<Device> (*device)(const std::string& path);
+};
+inline constexpr int kHalf = -1;
+FileCalls& file_calls();        // what is used
+FileCalls system_file_calls();  // the real ones, to put back
+
+// As the calls of these names in section 2 of the manual: -1 and errno on failure.
+namespace calls {
+
+int open(const char* path, int flags, mode_t mode = 0);
+int close(int file);
+int stat(const char* path, struct stat* about);
+int fstat(int file, struct stat* about);
+int fstatfs(int file, struct statfs* about);
+int flock(int file, int how);
+int fallocate(int file, int mode, uint64_t from, uint64_t bytes);
+ssize_t pread(int file, void* to, size_t bytes, uint64_t from);
+ssize_t pwrite(int file, const void* from, size_t bytes, uint64_t to);
+int ftruncate(int file, uint64_t bytes);
+void* mmap(void* at, size_t bytes, int access, int flags, int file, uint64_t from);
+int munmap(void* at, size_t bytes);
+int madvise(void* at, size_t bytes, int advice);
+int mincore(void* at, size_t bytes, unsigned char* pages);
+int fadvise(int file, int advice);
+int fdatasync(int file);
+int fsync(int file);
+off_t lseek(int file, uint64_t from, int whence);
+int ioctl(int file, unsigned long request, void* argument);
+int unlink(const char* path);
+ssize_t fgetxattr(int file, const char* name, void* value, size_t bytes);
+int fsetxattr(int file, const char* name, const void* value, size_t bytes);
+int fremovexattr(int file, const char* name);
+
+}  // namespace calls
+}  // namespace petps::media
