@@ -337,6 +337,36 @@ Status Pool::drop_instance(uint32_t instance) {
   return Status();
 }
 
+// Refuses a table whose rows could never all be stored, instead of a row when the disk is full.
+// Compared with the whole file system and not with what is free now: other files may go, and a pool
+// grows as rows come.
+Status Pool::check_room(const TableSpec& spec, uint64_t bucket_bytes) const {
+  __extension__ typedef unsigned __int128 Wide;
+  const uint64_t largest = media_->largest_size();
+  uint64_t given = first_extent();
+  {
+    std::lock_guard lock(extents_mutex_);
+    for (const ExtentPlace& place : catalogue_->extents)
+      given += place.table == 0 ? 0 : place.bytes;
+  }
+  const Wide rows = Wide{spec.capacity} * (spec.row_bytes + sizeof(SlotHeader));
+  if (rows + bucket_bytes + given <= largest) return Status();
+  const bool is_device = media_->is_device();
+  const auto text = [](Wide bytes) {
+    const Wide gib = bytes >> 30;
+    return gib > 0 ? std::to_string(static_cast<uint64_t>(gib)) + " GiB"
+                   : std::to_string(static_cast<uint64_t>(bytes)) + " bytes";
+  };
+  return Status(
+      Code::kResourceExhausted,
+      "table '" + spec.name + "' with capacity " + std::to_string(spec.capacity) + " needs " +
+          text(rows) + " of rows and " + text(bucket_bytes) +
+          " of index; the other tables of pool '" + media_->path() + "' have " + text(given) +
+          ", and its " + (is_device ? "device" : "file system") + " has " + text(largest) +
+          " in all: give the table less capacity, or " +
+          (is_device ? "make a larger namespace (ndctl)" : "place the pool on a larger disk"));
+}
+
 Result<TableRecord> Pool::create_table(const TableSpec& spec) {
   TableRecord record;
   const Status status = make_table(spec, &record);
@@ -355,8 +385,9 @@ Status Pool::make_table(const TableSpec& spec, TableRecord* made) {
   }
   record.spec = spec;
   record.bucket_count = bucket_count_for(spec.capacity);
-  const uint64_t units =
-      (record.bucket_count * layout::kBucketBytes + unit_bytes_ - 1) / unit_bytes_;
+  const uint64_t bucket_bytes = record.bucket_count * layout::kBucketBytes;
+  PETPS_RETURN_IF_ERROR(check_room(spec, bucket_bytes));
+  const uint64_t units = (bucket_bytes + unit_bytes_ - 1) / unit_bytes_;
   // Not under the lock, which progress needs too: zeroing the buckets of a dropped table takes its time.
   auto buckets = add_extent(static_cast<uint32_t>(layout::ExtentKind::kBuckets), record.id, units);
   if (!buckets.ok()) return buckets.status();

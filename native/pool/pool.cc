@@ -145,7 +145,19 @@ Result<std::unique_ptr<Pool>> Pool::create(const Options& options) {
   auto medium = media::Media::create(options.media,
                                      round_up(layout::kMap.metadata_bytes, options.unit_bytes));
   if (!medium.ok()) return medium.status();
-  return format(std::move(medium).value(), options.unit_bytes);
+  auto pool = format(std::move(medium).value(), options.unit_bytes);
+  if (!pool.ok()) return undo_create(options, pool.status());
+  return pool;
+}
+
+Status Pool::undo_create(const Options& options, const Status& reason) {
+  const std::string& path = options.media.path;
+  if (path.empty()) return reason;
+  const Status removed = media::Media::discard(path);
+  if (removed.ok()) return reason;
+  return Status(reason.code(), std::string(reason.message()) +
+                                   "; the unfinished pool is left behind: " +
+                                   std::string(removed.message()));
 }
 
 Result<std::unique_ptr<Pool>> Pool::open(const Options& options) {

@@ -137,6 +137,8 @@ class Pool {
  public:
   // Formats a new pool. Returns kAlreadyExists, kResourceExhausted (disk full) as media does.
   static base::Result<std::unique_ptr<Pool>> create(const Options& options);
+  // What a failed create() returns: removes the unfinished pool, says so if that fails.
+  static base::Status undo_create(const Options& options, const base::Status& reason);
   // Opens one. kDataLoss / kInvalidArgument when it is no pool, of another format version, or shorter than its extents (copied half):
   // the message names the file and the remedy.
   static base::Result<std::unique_ptr<Pool>> open(const Options& options);
@@ -227,6 +229,7 @@ class Pool {
   void verify_progress(std::vector<std::string>* problems) const;
   base::Status write_superblock();
   base::Status validate(const TableSpec& spec) const;
+  base::Status check_room(const TableSpec& spec, uint64_t bucket_bytes) const;
   base::Status writable() const;
   base::Status droppable_locked(uint32_t instance) const;
   base::Status make_table(const TableSpec& spec, TableRecord* made);

@@ -40,7 +40,9 @@ TablePointer Tables::Impl::add(const pool::TableRecord& record) {
 Result<std::unique_ptr<Tables>> Tables::create(const TablesOptions& options) {
   auto pool = pool::Pool::create(options.pool);
   if (!pool.ok()) return pool.status();
-  return attach(std::move(pool).value(), options.background);
+  auto tables = attach(std::move(pool).value(), options.background);
+  if (!tables.ok()) return pool::Pool::undo_create(options.pool, tables.status());
+  return tables;
 }
 
 Result<std::unique_ptr<Tables>> Tables::open(const TablesOptions& options) {
