@@ -73,6 +73,19 @@ bool anybody_has(int file, off_t byte) {
   return fcntl(file, F_OFD_GETLK, &range) == 0 && range.l_type != F_UNLCK;
 }
 
+// Whether the lock that is in our way is the pool's own: NFS carries flock, by which the writer holds
+// the pool (media/file.cc), to its server as a write lock of all bytes. A reader's is a read lock of
+// one byte.
+bool is_lock_of_all_bytes(int file, off_t byte) {
+  struct flock range = {};
+  range.l_type = F_WRLCK;
+  range.l_whence = SEEK_SET;
+  range.l_start = byte;
+  range.l_len = 1;
+  return fcntl(file, F_OFD_GETLK, &range) == 0 && range.l_type == F_WRLCK && range.l_start == 0 &&
+         range.l_len == 0;
+}
+
 bool is_same_file(int file, const std::string& path) {
   struct stat open_one = {};
   struct stat named = {};
@@ -268,6 +281,12 @@ Result<std::unique_ptr<ReadersFile>> ReadersFile::serve(const std::string& pool_
       } else {
         made->refused_ = status.message();  // the lock stays
       }
+      return made;
+    }
+    if (is_lock_of_all_bytes(pool_file, kPresence)) {
+      made->refused_ =
+          "its file system (NFS) makes the writer's lock of the pool a lock of all bytes, which "
+          "shuts out the locks of readers";
       return made;
     }
     const Status status = made->take_over(pool);

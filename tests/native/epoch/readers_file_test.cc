@@ -2,6 +2,7 @@
 // belong to the open file.
 #include "epoch/readers_file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -180,6 +181,22 @@ TEST_F(ReadersFileTest, WhereItCannotBeMadeReadersAreKeptOut) {
 }
 
 // But not past a reader whose pins cannot be seen.
+// What NFS makes of the writer's own flock: a write lock of all bytes, by another open file.
+TEST_F(ReadersFileTest, WhereFlockLocksAllBytesAServerServesAndReadersAreKeptOut) {
+  const int writer = ::open(pool_.c_str(), O_RDWR);
+  struct flock whole = {};
+  whole.l_type = F_WRLCK;
+  whole.l_whence = SEEK_SET;
+  ASSERT_EQ(fcntl(writer, F_OFD_SETLK, &whole), 0);
+  const auto server = serve();
+  ASSERT_NE(server, nullptr);
+  EXPECT_NE(server->refused().find("NFS"), std::string::npos) << server->refused();
+  const auto reader = ReadersFile::join(pool_);
+  EXPECT_EQ(reader.status().code(), Code::kFailedPrecondition);
+  EXPECT_NE(reader.status().message().find("keeps readers out"), std::string_view::npos);
+  ::close(writer);
+}
+
 TEST_F(ReadersFileTest, WhereItCannotBeOpenedAndSomebodyReadsItIsAnError) {
   auto server = serve();
   const auto reader = join();
