@@ -12,6 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 __version__: str
+LOST_POOL_EXIT_STATUS: int
+"""Of a process that stop_on_lost_pool() ended: native/media/bus_error.h."""
+
+def stop_on_lost_pool() -> None:
+    """Ends this process with a message and LOST_POOL_EXIT_STATUS when a page of a pool is lost.
+
+    A disk that failed, a file that was truncated, a lost mount (SIGBUS). For commands that own
+    their process, never for libraries.
+    """
 
 Keys = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]

@@ -2,6 +2,7 @@
 #include "base/base.h"
 #include "base/turns.h"
 #include "bindings/bindings.h"
+#include "media/bus_error.h"
 #include "pool/layout.h"
 #include "wire/wire.h"
 
@@ -48,6 +49,11 @@ void bind_base(py::module_& module) {
         return result;
       },
       "Version of every format this build speaks, by name.");
+  module.def(
+      "stop_on_lost_pool", media::stop_on_lost_pool,
+      "From now on a page of a mapped pool that is lost ends this process with a message and "
+      "LOST_POOL_EXIT_STATUS. For commands, not for libraries.");
+  module.attr("LOST_POOL_EXIT_STATUS") = media::kLostPoolExitStatus;
   module.def("crc32c", crc32c, py::arg("data"), py::arg("seed") = 0,
              "CRC-32C of data; seed: the CRC-32C of the bytes before it.");
 }

@@ -28,11 +28,13 @@ EXIT_CODES: Final = {
     "DEADLINE_EXCEEDED": 8,
     "DATA_LOSS": 9,
 }
+LOST_POOL: Final = 74  # as native/media/bus_error.h; importing it here would slow `petps --help`
 INTERRUPTED: Final = 130
 
 _EXIT_TEXT = "Exit codes: 0 done; 1 error; " + "; ".join(
     f"{number} {code.lower().replace('_', ' ')}" for code, number in EXIT_CODES.items()
 )
+_EXIT_TEXT += f"; {LOST_POOL} a page of the pool was lost (disk, file or memory)"
 _HELP = """Serves huge embedding tables from a persistent pool.
 
 A first pool, from nothing to a pull over the network:

@@ -96,8 +96,10 @@ def open_target(target: str, *, model: str | None, read_only: bool) -> Target:
 
 class _PoolTarget:
     def __init__(self, path: str, model: str | None, read_only: bool) -> None:
+        from petps import _native
         from petps.pool import Pool
 
+        _native.stop_on_lost_pool()
         try:
             self._pool = Pool.open(path, read_only=read_only)
         except NotFound:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import numpy.typing as npt
 import pytest
 
 import petps
+from petps import _native
 from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.publish import Publisher
@@ -291,6 +293,24 @@ def test_second_server_of_a_pool(pool: Path, started: list[Process]) -> None:
     assert "Traceback" not in second.errors
     assert process.wait_ready()["pid"] == process.child.pid  # the first one's file is untouched
     process.stop()
+
+
+def test_a_server_whose_pool_is_truncated_says_so_and_ends(
+    pool: Path, started: list[Process]
+) -> None:
+    process = Process(pool)
+    started.append(process)
+    port = process.wait_ready()["port"]
+    with Connection(port) as connection:
+        table = table_ids(connection)["items"]
+        os.truncate(pool, 4096)
+        with pytest.raises(OSError):
+            connection.pull(table, DIM, np.arange(COUNT, dtype=np.uint64))
+    assert process.child.wait(WAIT_SECONDS) == _native.LOST_POOL_EXIT_STATUS
+    message = rf"petps: SIGBUS at byte \d+ of the pool {pool}: the file has only 4096 bytes"
+    assert re.search(message, process.errors), process.errors
+    assert "Look at `dmesg`" in process.errors
+    assert "Traceback" not in process.errors
 
 
 def test_ingest_that_cannot_start_ends_the_server(pool: Path, tmp_path: Path) -> None:

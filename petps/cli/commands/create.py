@@ -144,8 +144,10 @@ def create(
 
 
 def _add_instance(path: Path, name: str) -> dict[str, Any]:
+    from petps import _native
     from petps.pool import Pool
 
+    _native.stop_on_lost_pool()
     with Pool.open(path) as pool:
         pool.create_instance(name)
         return {"pool": str(path), "instance": name, "tables": [t.name for t in pool.tables(name)]}
@@ -184,8 +186,10 @@ def _make(
     add: bool,
     replace: bool,
 ) -> dict[str, Any]:
+    from petps import _native
     from petps.pool import Pool
 
+    _native.stop_on_lost_pool()
     new = not (add and path.exists())
     create = partial(Pool.create, durability=durability, replace=replace)
     try:

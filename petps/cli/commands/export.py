@@ -30,8 +30,10 @@ def export(
 
         petps load other.pool items bases/monday
     """
+    from petps import _native
     from petps.pool import Pool
 
+    _native.stop_on_lost_pool()
     begun = time.perf_counter()
     with Pool.open(pool, read_only=True) as opened:
         report = opened.export(

@@ -79,8 +79,11 @@ def serve(
     """
     import logging
 
+    from petps import _native
     from petps.delta import kafka_options
     from petps.server import serve as run
+
+    _native.stop_on_lost_pool()
 
     # Rooms report through logging ([ingest] ...): warnings and errors are the operator's.
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")

@@ -38,6 +38,7 @@ def verify(
     """
     from petps import _native
 
+    _native.stop_on_lost_pool()
     begun = time.perf_counter()
     with waiting(f"verifying {pool}", quiet=json_):
         tables = _native.Tables.open(str(pool), read_only=True, allow_lost_power=True)

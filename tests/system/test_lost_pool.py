@@ -1,0 +1,38 @@
+"""A pool whose file is lost under a process: a message and an exit status, never a restart loop."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import petps
+from petps import _native
+from petps.cli.app import LOST_POOL
+
+pytestmark = pytest.mark.system
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_library_keeps_its_own_handler(tmp_path: Path) -> None:
+    path = tmp_path / "pool"
+    with petps.create(path) as made:
+        made.create_table("items", dim=4, capacity=1000)
+    program = (
+        "import os, sys, petps\n"
+        "with petps.open(sys.argv[1]) as pool:\n"
+        "    os.truncate(sys.argv[1], 0)\n"
+        "    pool.pull('items', [1])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, check=False
+    )
+    assert done.returncode == -7, done.stderr  # SIGBUS, as if petps were not there
+
+
+def test_the_unit_does_not_restart_on_that_status() -> None:
+    unit = (ROOT / "deploy/systemd/petps.service").read_text()
+    assert f"RestartPreventExitStatus={_native.LOST_POOL_EXIT_STATUS}\n" in unit
+    assert LOST_POOL == _native.LOST_POOL_EXIT_STATUS
