@@ -133,6 +133,8 @@ class Index {
   void flush_words(media::Flusher& flusher);
   // A clean open: nothing to walk; `rows` live entries.
   void set_walked(uint64_t rows, uint64_t displaced);
+  // Live entries when the pool was opened; known once the walk has visited every bucket.
+  uint64_t rows_at_open() const { return found_ - changed_before_walk_.load(); }
   bool walked() const { return walked_until_.load(std::memory_order_acquire) >= count_; }
 
   // Live entries: of the buckets walked so far.
@@ -198,6 +200,9 @@ class Index {
   uint32_t generation_;
   base::Atomic<uint64_t> walked_until_{0};
   base::Atomic<uint64_t> rows_{0};
+  uint64_t found_ = 0;  // by the walk
+  base::Atomic<uint64_t> changed_before_walk_{
+      0};  // entries that came, less those that went, ahead of it
   base::Atomic<uint64_t> displaced_{0};
 };
 
@@ -211,6 +216,7 @@ struct InterruptedMove {
 InterruptedMove interrupted_move(const pool::Pool& pool);
 
 inline constexpr uint32_t kSpinsBeforeYield = 64;
+inline constexpr uint32_t kFullLooks = 1000;  // passes over full buckets until they count as full
 inline constexpr size_t kPublishAhead = 12;  // ops whose lines are under way while one is published
 
 }  // namespace petps::index

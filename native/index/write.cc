@@ -107,7 +107,10 @@ void Index::lower_counters(const Path& path, uint64_t from, uint64_t to) {
 
 // The caller holds the bucket's lock. Keeps rows() exact while the walk goes on: what it has not reached it will count itself.
 void Index::count_change(const Bucket& bucket, bool displaced, int64_t by) {
-  if (number_of(bucket) >= walked_until_.load(std::memory_order_acquire)) return;
+  if (number_of(bucket) >= walked_until_.load(std::memory_order_acquire)) {
+    changed_before_walk_.fetch_add(static_cast<uint64_t>(by), std::memory_order_relaxed);
+    return;
+  }
   rows_.fetch_add(static_cast<uint64_t>(by), std::memory_order_relaxed);
   if (displaced) displaced_.fetch_add(static_cast<uint64_t>(by), std::memory_order_relaxed);
 }
@@ -188,11 +191,20 @@ void Index::raise(Op& op, Flusher& flusher) {
   const bool was_full = op.state == OpState::kAgain;
   op.state = OpState::kNew;
   Bucket* bucket = &buckets_[bucket_at(path, op.passed)];
+  uint32_t looks = 0;
   for (bool full = was_full || !has_room(*bucket); full; full = !has_room(*bucket)) {
-    if (op.passed + 1 >= count_) {  // every bucket is full: more keys than the table was made for
-      op.lower = op.passed;
-      op.state = OpState::kSkipped;
-      return;
+    if (op.passed + 1 >= count_) {
+      // Each bucket was full when it was looked at. Others may have moved room from one to another meanwhile: a table within its
+      // capacity has room somewhere.
+      lower_counters(path, 0, op.passed);  // nothing was published that counts on them
+      op.passed = 0;
+      if (rows() >= count_ * kEntries || ++looks == kFullLooks) {
+        op.state = OpState::kSkipped;
+        return;
+      }
+      base::yield();
+      bucket = &buckets_[path.home];
+      continue;
     }
     raise_counter(*bucket, flusher);
     op.passed += 1;
@@ -362,6 +374,7 @@ Status Index::erase(uint64_t key, SlotRef expected) {
     }
     finished = erase_at(op, at, home, flusher);
     unlock(home);
+    if (!finished) base::pause();
   }
   PETPS_RETURN_IF_ERROR(flusher.drain(Site::kPublished));
   settle(op);
@@ -386,6 +399,7 @@ void Index::walk_bucket(uint64_t number, Flusher& flusher,
   }
   flusher.flush(&bucket, sizeof bucket, Site::kAdoptedBucket);
   if (number >= walked_until_.load(std::memory_order_relaxed)) {  // else counted already
+    found_ += live;
     rows_.fetch_add(live, std::memory_order_relaxed);
     displaced_.fetch_add(displaced, std::memory_order_relaxed);
     walked_until_.store(number + 1, std::memory_order_release);
@@ -394,6 +408,7 @@ void Index::walk_bucket(uint64_t number, Flusher& flusher,
 }
 
 void Index::set_walked(uint64_t rows, uint64_t displaced) {
+  found_ = rows;
   rows_.store(rows, std::memory_order_relaxed);
   displaced_.store(displaced, std::memory_order_relaxed);
   walked_until_.store(count_, std::memory_order_release);

@@ -35,6 +35,7 @@ class Apply {
         rows_(chunk.rows),
         places_(chunk.places),
         deleted_(chunk.deleted),
+        refused_(chunk.refused),
         stamp_(stamp),
         flusher_(table.pool.medium()),
         scratch_(scratch) {
@@ -53,8 +54,8 @@ class Apply {
     const bool replaces_all = filled && upserts == keys_.size() && present == keys_.size();
     const Status status = replaces_all ? replace(report) : publish_ops(filled, report);
     still.unlock();
+    settle_room();
     if (status.ok()) retire();
-    table_.pending_new.fetch_sub(reserved_);
     return status;
   }
 
@@ -70,7 +71,9 @@ class Apply {
   void make_ops(bool filled);
   void drop(Op* op);
   void drop_superseded(ApplyReport* report);
-  void refuse(ApplyReport* report);
+  Status refuse(ApplyReport* report);
+  base::Result<bool> has_room();
+  void settle_room();
   Status allocate_and_fill();
   Status persist_and_publish();
   bool raise();
@@ -84,13 +87,15 @@ class Apply {
   const std::byte* rows_;
   const uint32_t* places_;
   const uint8_t* deleted_;
+  std::vector<uint32_t>* refused_;
   uint32_t stamp_;
   Flusher flusher_;
   Table::Impl::Scratch& scratch_;
   size_t next_ = 0;  // slot taken for this chunk that is filled next
   std::vector<Op> ops_;
   std::vector<SlotRef> unused_;
-  uint64_t reserved_ = 0;
+  uint64_t reserved_ = 0;       // of table_.occupied, until settle_room()
+  bool deletes_first_ = false;  // new keys take the room of deleted ones
 };
 
 size_t Apply::count_upserts() const {
@@ -149,7 +154,10 @@ Status Apply::replace(ApplyReport* report) {
 Status Apply::publish_ops(bool filled, ApplyReport* report) {
   make_ops(filled);
   drop_superseded(report);
-  refuse(report);
+  if (Status status = refuse(report); !status.ok()) {
+    if (filled) table_.slots.release(scratch_.taken);
+    return status;
+  }
   if (!filled) PETPS_RETURN_IF_ERROR(allocate_and_fill());
   PETPS_RETURN_IF_ERROR(persist_and_publish());
   count(report);
@@ -189,20 +197,53 @@ void Apply::drop_superseded(ApplyReport* report) {
   }
 }
 
-// New keys beyond capacity. Keys that this chunk deletes make room for keys that it brings.
-void Apply::refuse(ApplyReport* report) {
-  const auto leaving = std::count_if(ops_.begin(), ops_.end(), [](const Op& op) {
+// New keys beyond capacity. One that this chunk deletes makes room for one that it brings.
+Status Apply::refuse(ApplyReport* report) {
+  auto leaving = std::count_if(ops_.begin(), ops_.end(), [](const Op& op) {
     return op.state == OpState::kPresent && op.ref == 0;
   });
   for (Op& op : ops_) {
     if (op.state != OpState::kNew) continue;
-    if (table_.reserve_new(static_cast<uint64_t>(leaving))) {
+    if (leaving > 0) {
+      leaving -= 1;
+      deletes_first_ = true;
+      continue;
+    }
+    const auto room = has_room();
+    if (!room.ok()) return room.status();
+    if (room.value()) {
       reserved_ += 1;
     } else {
+      if (refused_ != nullptr) refused_->push_back(places_[&op - ops_.data()]);
       drop(&op);
       report->refused += 1;
     }
   }
+  return Status();
+}
+
+// Refusing takes a walk: until then the rows of an unclean open count as more than they are.
+Result<bool> Apply::has_room() {
+  if (table_.reserve_row()) return true;
+  if (table_.walked()) return false;
+  table_.owner.wait_for_walk();
+  if (!table_.walked() && !table_.pool.medium().failed()) {
+    return Status(Code::kUnavailable,
+                  "a process that reads the pool since before it was opened holds up what new keys "
+                  "need: end it, or try again");
+  }
+  return table_.reserve_row();
+}
+
+// Also after a failure: what was published counts, what was only reserved does not.
+void Apply::settle_room() {
+  uint64_t change = 0 - reserved_;
+  for (const Op& op : ops_) {
+    if (op.state != OpState::kDone) continue;
+    if (op.ref != 0 && op.old == 0) change += 1;
+    if (op.ref == 0 && op.old != 0) change -= 1;
+  }
+  if (change != 0) table_.occupied.fetch_add(change);
 }
 
 Status Apply::allocate_and_fill() {
@@ -233,11 +274,20 @@ Status Apply::persist_and_publish() {
     if (op.state == OpState::kNew || op.state == OpState::kDone)
       table_.index.adopt_absence(op, flusher_);
   }
+  std::span<Op> rest = ops_;
+  if (deletes_first_) {  // a full table's buckets have no entries for both
+    const auto deleted = std::stable_partition(ops_.begin(), ops_.end(), [](const Op& op) {
+      return op.state == OpState::kPresent && op.ref == 0;
+    });
+    rest = {deleted, ops_.end()};
+    if (table_.slots.needs_walk()) gate.lock();
+    table_.index.publish({ops_.begin(), deleted}, flusher_);
+  }
   raise();
   do {
     PETPS_RETURN_IF_ERROR(flusher_.drain(Site::kFilled));  // rows, headers, raised counters
     if (table_.slots.needs_walk() && !gate.owns_lock()) gate.lock();
-    table_.index.publish(ops_, flusher_);
+    table_.index.publish(rest, flusher_);
     // A bucket that was to take a key filled up meanwhile: that key goes further, which takes another drain.
   } while (std::any_of(ops_.begin(), ops_.end(),
                        [](const Op& op) { return op.state == OpState::kAgain; }) &&
@@ -274,7 +324,6 @@ void Apply::count(ApplyReport* report) {
   }
   report->deleted += erased;
   table_.erased.fetch_add(erased, std::memory_order_relaxed);
-  if (!table_.walked()) table_.new_unwalked.fetch_add(reserved_, std::memory_order_relaxed);
   if (!unused_.empty()) table_.slots.release(unused_);
 }
 
@@ -305,10 +354,11 @@ Status Table::Impl::writable() const {
                             : "read-only since a write-back failed; check the disk, then restart"));
 }
 
-bool Table::Impl::reserve_new(uint64_t leaving) {
-  const uint64_t pending = pending_new.fetch_add(1) + 1;
-  if (index.rows() + pending <= record.spec.capacity + leaving) return true;
-  pending_new.fetch_sub(1);
+bool Table::Impl::reserve_row() {
+  uint64_t now = occupied.load();
+  while (now < record.spec.capacity) {
+    if (occupied.compare_exchange_weak(now, now + 1)) return true;
+  }
   return false;
 }
 

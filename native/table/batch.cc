@@ -4,6 +4,7 @@
 #include <array>
 #include <system_error>
 #include <thread>
+#include <unordered_map>
 
 #include "table/chunk.h"
 
@@ -56,22 +57,13 @@ class Writer {
       }
       at += n;
     }
+    PETPS_RETURN_IF_ERROR(retry_refused());
     return report_;
   }
 
  private:
   bool must_make_room() const {
-    return deletes_ && table_.index.rows() + batch_.keys.size() > table_.record.spec.capacity;
-  }
-  Status wait_for_walk(size_t n) const {
-    if (table_.walked() ||
-        table_.new_unwalked.load() + n <= table_.record.spec.capacity / kUnwalkedShare)
-      return Status();
-    table_.owner.wait_for_walk();
-    if (table_.walked() || table_.pool.medium().failed()) return Status();
-    return Status(Code::kUnavailable,
-                  "a process that reads the pool since before it was opened holds up what new keys "
-                  "need: end it, or try again");
+    return deletes_ && table_.occupied.load() + batch_.keys.size() > table_.record.spec.capacity;
   }
   // The caller holds the chunk's ranges.
   Status apply(const Chunk& chunk, Table::Impl::Scratch& scratch, ApplyReport* report) {
@@ -82,7 +74,6 @@ class Writer {
   }
 
   Status apply_whole(size_t at, size_t n) {
-    PETPS_RETURN_IF_ERROR(wait_for_walk(n));
     const uint64_t row_bytes = table_.record.spec.row_bytes;
     table_.turns.take_all();
     const Status status =
@@ -96,7 +87,6 @@ class Writer {
 
   // Each thread takes the ranges whose number leaves its own when divided by `threads`.
   Status apply_by_range(size_t at, size_t n, size_t threads) {
-    PETPS_RETURN_IF_ERROR(wait_for_walk(n));
     divide(at, n);
     std::vector<ApplyReport> reports(threads);
     std::vector<Status> results(threads);
@@ -110,6 +100,8 @@ class Writer {
     for (size_t t = others.size() + 1; t < threads; ++t) work(t);
     for (std::thread& other : others) other.join();
     for (const ApplyReport& report : reports) report_ += report;
+    for (const Share& share : shares_)
+      refused_.insert(refused_.end(), share.refused.begin(), share.refused.end());
     for (const Status& status : results) PETPS_RETURN_IF_ERROR(status);
     return Status();
   }
@@ -150,13 +142,41 @@ class Writer {
     }
   }
 
+  // New keys that found no room before another range's deletions had made it: once more, in one piece. A key that stands again later
+  // in the batch is not the last word.
+  Status retry_refused() {
+    if (refused_.empty()) return Status();
+    std::unordered_map<uint64_t, uint32_t> last;
+    for (const uint32_t place : refused_) last[batch_.keys[place]] = 0;
+    for (size_t i = 0; i < batch_.keys.size(); ++i) {
+      const auto known = last.find(batch_.keys[i]);
+      if (known != last.end()) known->second = static_cast<uint32_t>(i);
+    }
+    std::erase_if(refused_, [&](uint32_t place) { return last.at(batch_.keys[place]) != place; });
+    std::vector<uint64_t> keys;
+    for (const uint32_t place : refused_) keys.push_back(batch_.keys[place]);
+    report_.refused -= keys.size();
+    for (size_t at = 0; at < keys.size(); at += kApplyChunk) {
+      const size_t n = std::min(kApplyChunk, keys.size() - at);
+      table_.turns.take_all();
+      const Status status =
+          apply({std::span(keys).subspan(at, n), batch_.rows, refused_.data() + at, nullptr},
+                table_.scratch.front(), &report_);
+      table_.turns.give(kAllRanges);
+      PETPS_RETURN_IF_ERROR(status);
+    }
+    return Status();
+  }
+
   struct Share {
     std::vector<uint64_t> keys;
     std::vector<uint32_t> places;
     std::vector<uint8_t> deleted;
+    std::vector<uint32_t> refused;
     size_t applied = 0;  // of the keys
     void clear() {
       applied = 0;
+      refused.clear();
       keys.clear();
       places.clear();
       deleted.clear();
@@ -168,6 +188,7 @@ class Writer {
   uint32_t number_;
   ApplyReport report_;
   std::array<Share, kRanges> shares_;
+  std::vector<uint32_t> refused_;  // rows of the batch whose keys found no room
 };
 
 }  // namespace

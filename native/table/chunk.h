@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "table/impl.h"
 
@@ -15,6 +16,8 @@ struct Chunk {
   const std::byte* rows;   // of the batch, or from the chunk's first on
   const uint32_t* places;  // keys[i] has row places[i]; null: row i
   const uint8_t* deleted;  // one a key, or null
+  std::vector<uint32_t>* refused =
+      nullptr;  // if any: takes the rows of new keys that found no room
 };
 
 // Allocate, fill, persist, publish, retire. The caller holds the turns of the keys' ranges.

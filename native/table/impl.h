@@ -31,9 +31,9 @@ struct Table::Impl final : epoch::Reclaimer {
            pool.medium().durability() == media::Durability::kPower;
   }
   base::Status writable() const;  // an error that says why not
-  bool reserve_new(
-      uint64_t
-          leaving);  // one more key, if capacity allows when `leaving` keys go at the same time
+  // One row more, if capacity allows it now. What batches under way may bring counts, so no two of them take the same room.
+  bool reserve_row();
+  void set_counts(uint64_t rows, uint64_t displaced);  // known without a walk
   // Waits for the walk or for readers where that helps. headers: see Slots::allocate.
   base::Status allocate(std::span<pool::SlotRef> refs, pool::SlotHeader** headers = nullptr);
   void walk();
@@ -47,11 +47,13 @@ struct Table::Impl final : epoch::Reclaimer {
   pool::TableRecord record;
   pool::Slots& slots;
   index::Index index;
-  uint32_t row_lines;                     // cache lines of a row that lookup prefetches
-  std::atomic<uint64_t> pending_new{0};   // keys reserved by batches that are under way
-  std::atomic<uint64_t> new_unwalked{0};  // keys added before the walk had counted the old ones
-  std::atomic<uint64_t> erased{0};        // since the last re-homing
-  std::atomic<uint64_t> retired{0};       // slots handed to epoch and not back yet
+  uint32_t row_lines;  // cache lines of a row that lookup prefetches
+  // Rows, and new keys of batches under way: a reservation becomes a row without a change here, a deletion leaves when it is durable.
+  // Until the walk has counted the rows of an unclean open, it takes them to be as many as they can be.
+  std::atomic<uint64_t> occupied{0};
+  uint64_t assumed_rows = 0;         // in `occupied`, for those that the walk will count
+  std::atomic<uint64_t> erased{0};   // since the last re-homing
+  std::atomic<uint64_t> retired{0};  // slots handed to epoch and not back yet
   // Batches that began and that ended, for verify to see that nothing moved.
   std::atomic<uint64_t> begun{0};
   std::atomic<uint64_t> ended{0};
@@ -122,8 +124,6 @@ struct Tables::Impl final : epoch::Reclaimer {
 inline constexpr size_t kApplyChunk =
     512;  // keys of one round of the five verbs where a drain is cheap
 inline constexpr size_t kApplyChunkSynced = 65536;  // where a drain is a disk's flush
-inline constexpr uint64_t kUnwalkedShare =
-    16;  // before the walk, new keys up to capacity / 16 are taken uncounted
 // A hot move is three drains; where a drain is a disk's flush, a hot set may not keep the disk from the deltas. The next one goes on.
 inline constexpr uint64_t kMaxMovesSynced = 200;
 inline constexpr uint64_t kRehomePasses = 6;

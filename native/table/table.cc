@@ -27,7 +27,18 @@ Table::Impl::Impl(Tables::Impl& tables, const pool::TableRecord& table)
       slots(pool.slots(table.id)),
       index(pool, table.id, table.bucket_offset, table.bucket_count),
       row_lines(lines_of(table.spec.row_bytes)) {
-  if (pool.was_clean()) index.set_walked(record.rows, record.displaced);
+  if (pool.was_clean()) {
+    set_counts(record.rows, record.displaced);
+  } else {  // no two rows share a slot or an entry
+    assumed_rows = std::min(slots.total(), index.bucket_count() * index::kEntries);
+    occupied.store(assumed_rows);
+  }
+}
+
+void Table::Impl::set_counts(uint64_t rows, uint64_t displaced) {
+  index.set_walked(rows, displaced);
+  assumed_rows = rows;
+  occupied.store(rows);
 }
 
 Table::Impl::~Impl() {
@@ -203,6 +214,8 @@ void Table::Impl::walk() {
       read_ahead(number);
       index.walk_bucket(number, flusher, mark);
     }
+    occupied.fetch_sub(assumed_rows - index.rows_at_open());
+    assumed_rows = index.rows_at_open();
     // An entry that a killed process published or erased without draining may revert at a power cut: nothing that it replaced
     // may be free before it is durable. A failed drain has made the pool read-only; its slots then stay as they are.
     if (!flusher.drain(media::Site::kAdoptedDrain).ok()) return;

@@ -131,7 +131,7 @@ Result<TablePointer> Tables::create_table(const pool::TableSpec& spec) {
   auto record = impl_->pool->create_table(spec);
   if (!record.ok()) return record.status();
   TablePointer table = impl_->add(record.value());
-  table->impl().index.set_walked(0, 0);  // fresh buckets are empty
+  table->impl().set_counts(0, 0);  // fresh buckets are empty
   return table;
 }
 

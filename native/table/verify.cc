@@ -38,6 +38,10 @@ class Verifier {
       problem("counts " + std::to_string(table_.index.rows()) + " rows, its buckets hold " +
               std::to_string(rows_));
     }
+    if (quiet && table_.walked() && table_.occupied.load() != rows_) {
+      problem("holds room for " + std::to_string(table_.occupied.load()) +
+              " rows, its buckets hold " + std::to_string(rows_));
+    }
     if (const SlotRef ref = table_.record.default_row; ref != 0)
       check_row(ref, nullptr, "the default row");
     report_->rows += rows_;

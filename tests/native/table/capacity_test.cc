@@ -1,0 +1,166 @@
+// A table takes exactly `capacity` keys: none fewer is refused, none more is taken, whoever writes beside whom.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <random>
+#include <thread>
+
+#include "model.h"
+#include "table/impl.h"
+#include "tests/native/pool/memory_pool.h"
+#include "tests/seed.h"
+
+namespace petps::table {
+namespace {
+
+using pool::testing_support::Memory;
+using pool::testing_support::spec;
+using testing::Change;
+
+struct Rig {
+  explicit Rig(uint64_t capacity) {
+    auto opened = Tables::attach(memory.format(), false);
+    tables = std::move(opened).value();
+    table = tables->create_table(spec("t", capacity)).value();
+  }
+  // Forgets the process, as a kill does.
+  void reopen() {
+    memory.keep(tables->pool());
+    table.reset();
+    tables.reset();
+    tables = Tables::attach(memory.attach().value(), false).value();
+    table = tables->find("model@1", "t");
+  }
+  void expect_clean() {
+    const VerifyReport report = tables->verify();
+    EXPECT_TRUE(report.clean()) << report.problem_count << " problems, first: "
+                                << (report.problems.empty() ? "" : report.problems.front());
+  }
+
+  Memory memory;
+  std::unique_ptr<Tables> tables;
+  TablePointer table;
+};
+
+std::vector<Change> puts(uint64_t from, uint64_t to) {
+  std::vector<Change> changes;
+  for (uint64_t key = from; key < to; ++key) changes.push_back({key, 1, false});
+  return changes;
+}
+
+TEST(Capacity, NoKeyIsRefusedBelowIt) {
+  for (const uint32_t threads : {1u, 4u}) {
+    for (int round = 0; round < 20; ++round) {
+      Rig rig(20480);
+      const auto report = testing::apply(*rig.table, puts(0, 20480), threads);
+      ASSERT_TRUE(report.ok()) << report.status().to_string();
+      ASSERT_EQ(report.value().refused, 0u) << threads << " threads, round " << round;
+      ASSERT_EQ(rig.table->status().rows, 20480u);
+    }
+  }
+}
+
+TEST(Capacity, SeveralWritersTakeItTogether) {
+  constexpr uint64_t kCapacity = 8000;
+  constexpr uint64_t kEach = 3000;  // four of them bring more than there is room for
+  Rig rig(kCapacity);
+  std::vector<ApplyReport> reports(4);
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (uint64_t at = 0; at < kEach; at += 100)
+        reports[t] +=
+            testing::apply(*rig.table, puts(t * kEach + at, t * kEach + at + 100)).value();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  ApplyReport sum;
+  for (const ApplyReport& report : reports) sum += report;
+  EXPECT_EQ(sum.inserted, kCapacity);
+  EXPECT_EQ(sum.refused, 4 * kEach - kCapacity);
+  EXPECT_EQ(rig.table->status().rows, kCapacity);
+  rig.expect_clean();
+}
+
+// Every writer deletes keys of its own and brings as many others: all together never need more than there is.
+TEST(Capacity, WritersThatKeepWithinItAreNeverRefused) {
+  for (const uint64_t capacity : {22, 200, 2000}) {
+    Rig rig(capacity);
+    std::atomic<uint64_t> refused{0};
+    std::vector<std::thread> threads;
+    const uint64_t share = capacity / 4;
+    for (uint64_t t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] {
+        std::mt19937_64 random(tests::seed() + t);
+        const uint64_t base = t << 32;
+        std::vector<bool> there(4 * share, false);
+        uint64_t rows = 0;
+        for (int round = 0; round < 200; ++round) {
+          std::vector<Change> changes;
+          for (uint64_t i = 0; i < share; ++i) {
+            const uint64_t key = random() % there.size();
+            const bool erase = there[key] ? random() % 2 == 0 : false;
+            if (!there[key] && rows == share) continue;
+            changes.push_back({base + key, 1, erase});
+            rows += (erase ? 0 : 1) - (there[key] ? 1 : 0);
+            there[key] = !erase;
+          }
+          refused += testing::apply(*rig.table, changes).value().refused;
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(refused.load(), 0u) << "capacity " << capacity;
+    rig.expect_clean();
+  }
+}
+
+// New keys first, then the deletions that make room for them, in two buckets that cannot hold both.
+TEST(Capacity, ABatchMayReplaceEveryKey) {
+  Rig rig(22);
+  ASSERT_EQ(testing::apply(*rig.table, puts(0, 22)).value().inserted, 22u);
+  for (uint64_t round = 1; round < 20; ++round) {
+    std::vector<Change> changes = puts(22 * round, 22 * round + 22);
+    for (uint64_t key = 22 * round - 22; key < 22 * round; ++key) changes.push_back({key, 0, true});
+    const ApplyReport report = testing::apply(*rig.table, changes).value();
+    ASSERT_EQ(report.inserted, 22u) << "round " << round;
+    ASSERT_EQ(report.refused, 0u) << "round " << round;
+  }
+  EXPECT_EQ(testing::apply(*rig.table, puts(9999, 10000)).value().refused, 1u);
+  rig.expect_clean();
+}
+
+TEST(Capacity, ItIsExactBeforeTheWalkToo) {
+  constexpr uint64_t kCapacity = 3000;
+  for (const uint64_t rows : {kCapacity, kCapacity - 10, kCapacity / 2, uint64_t{0}}) {
+    Rig rig(kCapacity);
+    ASSERT_EQ(testing::apply(*rig.table, puts(0, rows)).value().inserted, rows);
+    rig.reopen();
+    ASSERT_FALSE(rig.tables->walked());
+    ASSERT_EQ(testing::apply(*rig.table, {{0, 0, true}, {1, 0, true}}).value().deleted,
+              rows == 0 ? 0u : 2u);
+    const uint64_t left = kCapacity - (rows == 0 ? 0 : rows - 2);
+    const ApplyReport report =
+        testing::apply(*rig.table, puts(kCapacity, kCapacity + left + 5)).value();
+    EXPECT_EQ(report.inserted, left) << rows << " rows";
+    EXPECT_EQ(report.refused, 5u) << rows << " rows";
+    rig.tables->walk();
+    EXPECT_EQ(rig.table->status().rows, kCapacity);
+    rig.expect_clean();
+  }
+}
+
+// Where the slots of an unclean open leave room, nothing waits.
+TEST(Capacity, ATableWithRoomTakesKeysBeforeTheWalk) {
+  Rig rig(100'000);
+  ASSERT_EQ(testing::apply(*rig.table, puts(0, 20'000)).value().inserted, 20'000u);
+  rig.reopen();
+  EXPECT_EQ(testing::apply(*rig.table, puts(20'000, 60'000)).value().inserted, 40'000u);
+  EXPECT_FALSE(rig.tables->walked());
+  rig.tables->walk();
+  EXPECT_EQ(rig.table->impl().occupied.load(), 60'000u);
+  rig.expect_clean();
+}
+
+}  // namespace
+}  // namespace petps::table
