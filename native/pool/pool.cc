@@ -349,7 +349,7 @@ Status Pool::write_superblock() {
 void Pool::show() {
   auto next = std::make_shared<Shown>();
   next->tables = catalogue_->tables;
-  next->names = {catalogue_->instances, catalogue_->aliases};
+  next->names = {catalogue_->instances, catalogue_->aliases, catalogue_->sequence};
   const std::lock_guard state(state_mutex_);
   shown_ = std::move(next);
 }

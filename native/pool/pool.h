@@ -95,6 +95,7 @@ struct AliasRecord {
 struct Names {
   std::vector<InstanceRecord> instances;
   std::vector<AliasRecord> aliases;
+  uint64_t sequence = 0;  // of the superblock that says so: of two Names the higher is the newer
 };
 
 enum class ProgressState : uint32_t {  // never renumber
@@ -194,7 +195,7 @@ class Pool {
   std::vector<TableRecord> tables() const;
   std::vector<InstanceRecord> instances() const;
   std::vector<AliasRecord> aliases() const;
-  // Both, of one moment: every alias means an instance that is there.
+  // All of one moment: every alias means an instance that is there.
   Names names() const;
   Slots& slots(uint32_t table);
 

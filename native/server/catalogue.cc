@@ -16,7 +16,7 @@ Status Worker::hello(const wire::FrameHeader& header, std::span<const std::byte>
   std::copy(uuid.begin(), uuid.end(), out.pool_uuid.begin());
   out.limits = shared_.options.limits;
   out.shard = ownership_->shard;
-  out.features = wire::kFeatureShardMap | wire::kFeaturePullWait;
+  out.features = wire::kFeatureShardMap | wire::kFeaturePullWait | wire::kFeatureCatalogueState;
   if (shared_.rdma != nullptr) out.features |= wire::kFeatureRdma;
   out.hot_set_seconds = shared_.options.hot_set_seconds;
   wire::encode_hello_reply(header.request_id, out, reply_);
@@ -24,7 +24,7 @@ Status Worker::hello(const wire::FrameHeader& header, std::span<const std::byte>
 }
 
 // An instance that is listed has its tables: both are read again when one was dropped between.
-wire::TablesReply describe_tables(table::Tables& tables) {
+wire::TablesReply describe_tables(table::Tables& tables, const wire::TablesRequest& request) {
   wire::TablesReply out;
   uint64_t generation = 0;
   pool::Names names;
@@ -39,7 +39,8 @@ wire::TablesReply describe_tables(table::Tables& tables) {
                              tables.applied_version(record.id)});
   }
   for (const pool::AliasRecord& alias : names.aliases)
-    out.aliases.push_back({alias.name, alias.instance});
+    out.aliases.push_back({alias.name, alias.instance, alias.previous});
+  if (request.with_state) out.state = {tables.pool().uuid(), names.sequence};
   for (const table::TablePointer& table : found) {
     const pool::TableRecord& record = table->record();
     const bool is_listed = std::any_of(
@@ -63,8 +64,10 @@ wire::TablesReply describe_tables(table::Tables& tables) {
 }
 
 Status Worker::list_tables(const wire::FrameHeader& header, std::span<const std::byte> body) {
-  PETPS_RETURN_IF_ERROR(wire::decode_tables(header, body));
-  return wire::encode_tables_reply(header.request_id, describe_tables(shared_.tables), reply_);
+  wire::TablesRequest request;
+  PETPS_RETURN_IF_ERROR(wire::decode_tables(header, body, request));
+  return wire::encode_tables_reply(header.request_id, describe_tables(shared_.tables, request),
+                                   reply_);
 }
 
 Status Worker::show_status(const wire::FrameHeader& header, std::span<const std::byte> body) {

@@ -45,6 +45,7 @@ Status Shared::set_shard_map(const wire::ShardMap& map) {
   next->map = map;
   next->shard = wire::shard_of(map, address);
   next->owns_all = next->shard.owns_all();
+  next->replicas = wire::replicas_of(map, address);
   ownership = next;
   ownership_generation.fetch_add(1, std::memory_order_release);
   tables.count_partitions(next->shard.owned);

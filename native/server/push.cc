@@ -29,6 +29,8 @@ Status Worker::check_push(const wire::PushRequest& push, const table::Table& tab
                       " is fed by deltas: a push to it is refused; publish a delta, or "
                       "make a table that takes pushes");
   }
+  if (ownership_->replicas.size() > 1)
+    return wire::refuse_replicated_push(spec.name, ownership_->replicas);
   if (push.row_bytes == 0 && push.rows.empty())
     return {};  // deletions only: no rows whose shape could be wrong
   if (push.dim != spec.dim) {

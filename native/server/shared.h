@@ -29,6 +29,8 @@ struct Ownership {
   wire::ShardMap map;
   wire::Shard shard;
   bool owns_all = true;
+  // This server and those that own the same partitions; at most one of them: pushes are taken.
+  std::vector<std::string> replicas;
 };
 
 struct Shared {
@@ -86,7 +88,7 @@ struct Shared {
 void start_measuring(Shared& shared);
 
 // What a client is told about the catalogue.
-wire::TablesReply describe_tables(table::Tables& tables);
+wire::TablesReply describe_tables(table::Tables& tables, const wire::TablesRequest& request);
 
 struct Server::Impl {
   explicit Impl(table::Tables& tables, const ServerOptions& options) : shared(tables, options) {}

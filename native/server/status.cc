@@ -119,7 +119,8 @@ void write_shard(const Ownership& ownership, const std::string& address, JsonWri
 
 void write_catalogue(table::Tables& tables, JsonWriter& json) {
   const std::vector<pool::Progress> progresses = tables.pool().all_progress();
-  const auto [instances, aliases] = tables.pool().names();
+  const auto [instances, aliases, sequence] = tables.pool().names();
+  json.member("catalogue_counter", sequence);
   json.begin_array("instances");
   for (const pool::InstanceRecord& record : instances) {
     json.begin_object();

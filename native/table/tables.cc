@@ -275,7 +275,7 @@ std::vector<TablePointer> Tables::tables() const {
 }
 
 Result<pool::InstanceRecord> Tables::resolve(const std::string& model) const {
-  const auto [instances, aliases] = impl_->pool->names();
+  const auto [instances, aliases, sequence] = impl_->pool->names();
   for (const auto& alias : aliases) {
     if (alias.name != model) continue;
     for (const auto& instance : instances) {

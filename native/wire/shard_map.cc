@@ -19,6 +19,9 @@ struct ShardMapHead {
 };
 static_assert(sizeof(ShardMapHead) == 16, "copied whole: see FORMAT.md, shard_map");
 
+// More addresses than this make an error unreadable.
+constexpr size_t kServersNamed = 8;
+
 Status wrong_map(std::string what) {
   return Status(Code::kInvalidArgument, "shard map: " + std::move(what));
 }
@@ -131,6 +134,32 @@ Shard shard_of(const ShardMap& map, std::string_view address) {
     shard.owned = map.servers[i].partitions;
   }
   return shard;
+}
+
+std::vector<std::string> replicas_of(const ShardMap& map, std::string_view address) {
+  std::vector<std::string> replicas;
+  for (const ShardServer& own : map.servers) {
+    if (own.address != address) continue;
+    for (const ShardServer& server : map.servers) {
+      if (server.partitions == own.partitions) replicas.push_back(server.address);
+    }
+  }
+  return replicas;
+}
+
+Status refuse_replicated_push(std::string_view table, std::span<const std::string> servers) {
+  std::string names;
+  for (size_t i = 0; i < std::min(servers.size(), kServersNamed); ++i)
+    names.append(names.empty() ? "" : ", ").append(servers[i]);
+  if (servers.size() > kServersNamed)
+    names += " and " + std::to_string(servers.size() - kServersNamed) + " more";
+  return Status(
+      Code::kFailedPrecondition,
+      "push to '" + std::string(table) + "': servers " + names +
+          " are replicas, and pushes have no order across servers: two clients could "
+          "leave replicas different for ever. No row of it was written. Publish deltas through "
+          "a log (petps publish) to a table of feed 'delta', or push to partitions "
+          "that have one server");
 }
 
 // ---- Frames

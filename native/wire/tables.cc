@@ -35,6 +35,32 @@ struct TableHead {
 };
 static_assert(sizeof(TableHead) == 40, "copied whole: see FORMAT.md, tables reply");
 
+constexpr uint32_t kAsksForState = 1;  // flag of the request
+
+struct TablesAsk {
+  uint32_t flags;
+  uint32_t reserved;
+};
+static_assert(sizeof(TablesAsk) == 8, "copied whole: see FORMAT.md, tables");
+
+struct StateHead {
+  std::array<uint8_t, 16> pool_uuid;
+  uint64_t counter;
+};
+static_assert(sizeof(StateHead) == 24, "copied whole: see FORMAT.md, tables reply");
+
+Status take_state(Cursor& cursor, size_t body_bytes, TablesReply& reply) {
+  StateHead head{};
+  if (!cursor.take(head)) return truncated("tables reply", "state", body_bytes);
+  if (head.counter == 0) return bad_frame("tables reply: the counter of a pool is at least 1");
+  reply.state = {head.pool_uuid, head.counter};
+  for (AliasInfo& alias : reply.aliases) {
+    if (!cursor.take(alias.previous))
+      return truncated("tables reply", "previous instances", body_bytes);
+  }
+  return {};
+}
+
 Status take_instance(Cursor& cursor, size_t body_bytes, InstanceInfo& out) {
   InstanceHead head{};
   std::string_view model;
@@ -72,13 +98,24 @@ Status take_table(Cursor& cursor, size_t body_bytes, TableInfo& out) {
 
 }  // namespace
 
-void encode_tables(uint64_t request_id, Frame& frame) {
+void encode_tables(uint64_t request_id, const TablesRequest& request, Frame& frame) {
   start_frame(Opcode::kTables, request_id, frame);
+  if (!request.with_state) return;
+  append(TablesAsk{kAsksForState, 0}, frame);
+  finish_frame(frame);
 }
 
-Status decode_tables(const FrameHeader& header, std::span<const std::byte> body) {
+Status decode_tables(const FrameHeader& header, std::span<const std::byte> body,
+                     TablesRequest& request) {
   PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kTables), body));
-  if (!body.empty()) return bad_frame("a tables request has no body");
+  request = {};
+  if (body.empty()) return {};
+  Cursor cursor(body);
+  TablesAsk ask{};
+  if (!cursor.take(ask) || cursor.left() != 0 || ask.flags != kAsksForState || ask.reserved != 0) {
+    return bad_frame("a tables request has no body, or 8 bytes with flag 1 alone");
+  }
+  request.with_state = true;
   return {};
 }
 
@@ -111,6 +148,10 @@ Status encode_tables_reply(uint64_t request_id, const TablesReply& reply, Frame&
     append(head, frame);
     append_name(table.name, frame);
     append_bytes(table.default_row.data(), table.default_row.size(), frame);
+  }
+  if (reply.state.counter != 0) {
+    append(StateHead{reply.state.pool_uuid, reply.state.counter}, frame);
+    for (const AliasInfo& alias : reply.aliases) append(alias.previous, frame);
   }
   if (frame.size() - kHeaderBytes > kMaxBodyBytes) {
     return Status(Code::kResourceExhausted, "the list of " + std::to_string(reply.tables.size()) +
@@ -148,7 +189,8 @@ Status decode_tables_reply(const FrameHeader& header, std::span<const std::byte>
     PETPS_RETURN_IF_ERROR(take_table(cursor, body.size(), table));
     reply.tables.push_back(std::move(table));
   }
-  if (cursor.left() != 0) return bad_frame("tables reply: bytes are left after the tables");
+  if (cursor.left() != 0) PETPS_RETURN_IF_ERROR(take_state(cursor, body.size(), reply));
+  if (cursor.left() != 0) return bad_frame("tables reply: bytes are left after its end");
   return {};
 }
 

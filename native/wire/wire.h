@@ -160,6 +160,8 @@ struct Shard {
 inline constexpr uint64_t kFeatureShardMap = 1;  // answers kShardMap
 inline constexpr uint64_t kFeaturePullWait = 2;  // heeds PullRequest::wait_ms; else it must be 0
 inline constexpr uint64_t kFeatureRdma = 4;      // answers kRdma
+inline constexpr uint64_t kFeatureCatalogueState =
+    8;  // tables: TablesRequest::with_state may be set
 
 struct HelloRequest {
   uint16_t version_min = kProtocolVersionMin;
@@ -210,17 +212,31 @@ struct InstanceInfo {
 struct AliasInfo {
   std::string name;
   uint32_t instance = 0;
+  uint32_t previous = 0;  // what it meant before the last switch; 0: nothing, or not told
   bool operator==(const AliasInfo&) const = default;
+};
+// Which state of which pool a list of names is. Of two states of one pool the higher counter is the
+// newer one; the counters of two pools say nothing about each other.
+struct CatalogueState {
+  std::array<uint8_t, 16> pool_uuid{};
+  uint64_t counter = 0;  // of a pool at least 1; grows with every change of names
+  bool operator==(const CatalogueState&) const = default;
 };
 struct TablesReply {
   std::vector<InstanceInfo> instances;
   std::vector<AliasInfo> aliases;
   std::vector<TableInfo> tables;
+  CatalogueState state;  // counter 0: not told
   bool operator==(const TablesReply&) const = default;
 };
+struct TablesRequest {
+  bool with_state = false;  // only to a server of kFeatureCatalogueState
+};
 
-void encode_tables(uint64_t request_id, Frame& frame);
-base::Status decode_tables(const FrameHeader& header, std::span<const std::byte> body);
+void encode_tables(uint64_t request_id, const TablesRequest& request, Frame& frame);
+base::Status decode_tables(const FrameHeader& header, std::span<const std::byte> body,
+                           TablesRequest& request);
+// With the state and what aliases meant before when reply.state.counter is not 0.
 // kResourceExhausted when the catalogue does not fit in one frame.
 base::Status encode_tables_reply(uint64_t request_id, const TablesReply& reply, Frame& frame);
 base::Status decode_tables_reply(const FrameHeader& header, std::span<const std::byte> body,
@@ -378,6 +394,13 @@ struct ShardMap {
 base::Status check_shard_map(const ShardMap& map);
 // What the server of this address owns: nothing, when the map does not name it.
 Shard shard_of(const ShardMap& map, std::string_view address);
+// Return the addresses of all servers that own the same partitions as `address`, itself included:
+// one, or the replicas. Empty when the map does not name the address.
+std::vector<std::string> replicas_of(const ShardMap& map, std::string_view address);
+// Refuse a push (or deletions) that would reach `servers`, which are replicas of each other.
+// Pushes have no order across servers, so two clients could leave replicas different for ever.
+// Client and server refuse with this text. Errors: kFailedPrecondition, always.
+base::Status refuse_replicated_push(std::string_view table, std::span<const std::string> servers);
 
 void encode_shard_map(uint64_t request_id, Frame& frame);
 base::Status decode_shard_map(const FrameHeader& header, std::span<const std::byte> body);

@@ -237,12 +237,13 @@ def test_a_replica_stands_in(make_fleet: Any) -> None:
     version = fleet.publish()
     with petps_client.connect(fleet.url(0)) as client:
         fleet.check(*pull(client, version), version)
-        client.push("items", ALL, rows_of(ALL, 1), deadline_ms=30_000)
+        with pytest.raises(petps_client.FailedPrecondition, match="are replicas"):
+            client.push("items", ALL, rows_of(ALL, 1), deadline_ms=30_000)
+        assert not client.pull("items", ALL, return_mask=True)[1].any()
         for server in (1, 2):
             fleet.kill(server)
             version = fleet.publish()
             fleet.check(*pull(client, version), version)
-            assert client.pull("items", ALL, return_mask=True)[1].all()
             fleet.restart(server)
 
 

@@ -12,6 +12,8 @@ namespace {
 
 // More names than this make an error unreadable.
 constexpr size_t kMaxNamesShown = 20;
+// Instances that a pool has left: more than a pool has, and switches are hours apart.
+constexpr size_t kMaxLeft = 64;
 
 std::string list_of(std::vector<std::string> names) {
   if (names.empty()) return "none";
@@ -81,6 +83,8 @@ Status Catalogue::choose_instance(const wire::TablesReply& reply, const std::str
     if (alias.name != wanted) continue;
     for (const wire::InstanceInfo& info : reply.instances) {
       if (info.id == alias.instance) instance_name_ = info.name;
+      if (info.id == alias.previous && alias.previous != alias.instance)
+        left_.push_back({info.name, info.id, state_.counter});
     }
     return {};
   }
@@ -102,10 +106,11 @@ Status Catalogue::choose_instance(const wire::TablesReply& reply, const std::str
                 "model '" + wanted + "' is unknown at " + peer + "; known: " + list_of(models));
 }
 
-Result<std::shared_ptr<const Catalogue>> Catalogue::build(const wire::TablesReply& reply,
-                                                          const std::string& model,
-                                                          const std::string& peer) {
+Result<std::shared_ptr<Catalogue>> Catalogue::build(const wire::TablesReply& reply,
+                                                    const std::string& model,
+                                                    const std::string& peer) {
   auto catalogue = std::make_shared<Catalogue>();
+  catalogue->state_ = reply.state;
   catalogue->peer_ = peer;
   catalogue->model_ = model;
   catalogue->model_status_ = catalogue->choose_instance(reply, model, peer);
@@ -131,7 +136,67 @@ Result<std::shared_ptr<const Catalogue>> Catalogue::build(const wire::TablesRepl
     if (instance == catalogue->instances_.end()) continue;
     instance->second.tables.insert_or_assign(info.name, entry_of(info, std::move(table)));
   }
-  return std::shared_ptr<const Catalogue>(std::move(catalogue));
+  return catalogue;
+}
+
+void Catalogue::leave(LeftInstance left) {
+  if (left.id == 0 || left.name == instance_name_) return;
+  const auto at = std::find_if(left_.begin(), left_.end(),
+                               [&](const LeftInstance& known) { return known.name == left.name; });
+  if (at != left_.end()) {
+    at->counter = std::min(at->counter, left.counter);
+  } else if (left_.size() < kMaxLeft) {
+    left_.push_back(std::move(left));
+  }
+}
+
+void Catalogue::follow(const Catalogue& before) {
+  const std::string& meant = before.instance_name_;
+  // It means again what it had left, so leaving it counts anew.
+  if (meant != instance_name_) leave({meant, before.instance(meant), state_.counter});
+  for (const LeftInstance& left : before.left_) leave(left);
+}
+
+uint32_t Catalogue::number_of(std::string_view name) const {
+  const auto at = instances_.find(name);
+  if (at != instances_.end()) return at->second.id;
+  for (const LeftInstance& left : left_) {
+    if (left.name == name) return left.id;
+  }
+  return 0;
+}
+
+bool Catalogue::reaches(std::string_view name) const {
+  const auto at = instances_.find(name);
+  if (at == instances_.end()) return false;
+  const uint32_t meant = instance();
+  return meant == 0 || at->second.id <= meant;
+}
+
+uint64_t Catalogue::left_at(std::string_view name) const {
+  for (const LeftInstance& left : left_) {
+    if (left.name == name) return left.counter;
+  }
+  return 0;
+}
+
+int Catalogue::order(std::string_view a, std::string_view b) const {
+  const uint32_t first = number_of(a);
+  const uint32_t second = number_of(b);
+  if (first == 0 || second == 0 || first == second) return 0;
+  return first < second ? 1 : -1;
+}
+
+std::vector<std::string> Catalogue::older_than(std::string_view name) const {
+  std::vector<std::string> older;
+  const uint32_t number = number_of(name);
+  for (const auto& [other, instance] : instances_) {
+    if (instance.id < number) older.push_back(other);
+  }
+  for (const LeftInstance& left : left_) {
+    if (left.id < number) older.push_back(left.name);
+  }
+  return older;
 }
 
 uint32_t Catalogue::instance(std::string_view name) const {

@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <system_error>
+#include <thread>
 
 #include "base/clock.h"
 #include "petps_client/impl.h"
@@ -19,6 +21,9 @@ namespace {
 // The background thread's own requests: nobody waits for them.
 constexpr uint32_t kBackgroundDeadlineMs = 1'000;
 constexpr uint32_t kShortestPeriodMs = 10;
+// Between looks whether a server has come back or switched, while all that answer are too old.
+constexpr uint64_t kFirstLookNs = 2'000'000;
+constexpr uint64_t kLongestLookNs = 100'000'000;
 
 Status check_options(const Options& options) {
   const auto wrong = [](std::string_view name, std::string_view range) {
@@ -64,7 +69,7 @@ Status first_contact(Client::Impl& impl, const Deadline& deadline) {
     const Deadline until = deadline.share(impl.seeds.size() - i);
     const Status status = greet(impl, endpoint, until);
     if (status.ok()) return {};
-    if (is_unreachable(status.code())) endpoint.failed();
+    if (status.code() == Code::kUnavailable) endpoint.failed();
     reasons.append(reasons.empty() ? "" : "; ").append(status.message());
     if (failure.ok() || is_unreachable(failure.code())) failure = status;
   }
@@ -147,48 +152,85 @@ Result<const CatalogueTable*> find_table(Endpoint& endpoint, Connection& connect
   return catalogue->find(table, instance);
 }
 
-// Servers switch an alias one after another, each once it has loaded its part of the new instance. Until the last one has, the old
-// instance is asked for, which those that have switched keep. Of two instances the one made later has the higher number.
-std::string Client::Impl::common_instance(const Routing& by, const Catalogue& catalogue,
-                                          const Deadline& deadline) {
-  if (by.groups.size() < 2) return {};
-  std::string oldest = catalogue.instance_name();
+void Client::Impl::read_missing_catalogues(const Routing& by, const Deadline& deadline) {
   for (const auto& endpoint : by.all) {
-    auto other = endpoint->last_catalogue();
-    if (other == nullptr && endpoint->rests_until_ns() <= base::monotonic_ns()) {
-      const Deadline until = deadline.share(by.all.size() + 1);
-      auto leased = endpoint->lease(until);
-      Status status = leased.status();
-      if (leased.ok()) {
-        auto read = endpoint->catalogue(**leased, until);
-        status = read.status();
-        if (read.ok()) other = read.value();
-      }
-      if (is_unreachable(status.code())) endpoint->failed();
-    }
-    if (other == nullptr || other->instance_name().empty()) continue;
-    const uint32_t number = catalogue.instance(other->instance_name());
-    if (number != 0 && number < catalogue.instance(oldest)) oldest = other->instance_name();
+    if (endpoint->last_catalogue() != nullptr || endpoint->rests_until_ns() > base::monotonic_ns())
+      continue;
+    const Deadline until = deadline.share(by.all.size() + 1);
+    auto leased = endpoint->lease(until);
+    Status status = leased.status();
+    if (leased.ok()) status = endpoint->catalogue(**leased, until).status();
+    if (status.code() == Code::kUnavailable) endpoint->failed();
   }
-  return oldest;
 }
 
-Result<const CatalogueTable*> Client::Impl::find_common_table(
-    const Routing& by, Endpoint& endpoint, Connection& connection, std::string_view table,
-    const Deadline& deadline, std::shared_ptr<const Catalogue>& catalogue) {
-  auto found = find_table(endpoint, connection, table, deadline, catalogue);
-  if (!found.ok()) return found;
-  return catalogue->find(table, common_instance(by, *catalogue, deadline));
+void Client::Impl::read_catalogues(const Routing& by, const Deadline& deadline, size_t spare) {
+  for (size_t i = 0; i < by.all.size(); ++i) {
+    Endpoint& endpoint = *by.all[i];
+    if (endpoint.rests_until_ns() > base::monotonic_ns()) continue;
+    const Deadline until = deadline.share(by.all.size() - i + spare);
+    auto leased = endpoint.lease(until);
+    Status status = leased.status();
+    if (leased.ok()) status = endpoint.read_catalogue(**leased, until).status();
+    if (status.ok()) endpoint.answered();
+    if (status.code() == Code::kUnavailable) endpoint.failed();
+  }
+}
+
+Choice Client::Impl::choose_now(const Routing& by) const {
+  std::vector<GroupView> groups(by.groups.size());
+  for (size_t group = 0; group < groups.size(); ++group) {
+    for (const auto& endpoint : by.groups[group])
+      groups[group].push_back({endpoint->last_catalogue(), endpoint->answers()});
+  }
+  return choose(groups, answered);
+}
+
+Status Client::Impl::choose_instance(const Routing& by, const Deadline& deadline, Choice& choice) {
+  choice = {};
+  if (by.all.size() == 1) return {};
+  if (by.groups.size() > 1) read_missing_catalogues(by, deadline);
+  for (uint64_t pause_ns = kFirstLookNs;; pause_ns = std::min(pause_ns * 2, kLongestLookNs)) {
+    choice = choose_now(by);
+    if (choice.too_old.empty()) return {};
+    if (deadline.left_ns() <= pause_ns) break;
+    std::this_thread::sleep_for(std::chrono::nanoseconds(pause_ns));
+    read_catalogues(by, deadline, 1);
+  }
+  return Status(Code::kStale, "the servers that answer mean " + choice.too_old +
+                                  ", which is older than '" + answered.instance() +
+                                  "', of which this client has answered already: the servers of "
+                                  "that are gone. Start one of them, or switch the others");
+}
+
+void Client::Impl::note_answer(const Routing& by, const std::string& instance) {
+  std::vector<CataloguePointer> known;
+  if (answered.is(instance)) return;
+  for (const auto& endpoint : by.all) known.push_back(endpoint->last_catalogue());
+  answered.note(instance, known);
+}
+
+const Endpoints& Client::Impl::replicas_with(const Endpoints& replicas, const Choice& choice,
+                                             Endpoints& some) {
+  if (choice.all_agree || choice.instance.empty()) return replicas;
+  some.clear();
+  for (const auto& endpoint : replicas) {
+    const auto catalogue = endpoint->last_catalogue();
+    if (catalogue == nullptr || catalogue->reaches(choice.instance)) some.push_back(endpoint);
+  }
+  return some.empty() ? replicas : some;
 }
 
 Result<Table> Client::describe(std::string_view table, uint32_t deadline_ms) {
   PETPS_RETURN_IF_ERROR(impl_->check_process());
   const auto by = impl_->current_routing();
   const Deadline until = impl_->deadline(deadline_ms);
+  Choice choice;
+  PETPS_RETURN_IF_ERROR(impl_->choose_instance(*by, until, choice));
   for (const auto& endpoint : by->all) {
     const auto catalogue = endpoint->last_catalogue();
     if (catalogue == nullptr) continue;
-    const auto found = catalogue->find(table, impl_->common_instance(*by, *catalogue, until));
+    const auto found = catalogue->find(table, choice.instance);
     if (found.ok()) return found.value()->table;
   }
   Table out;
@@ -196,8 +238,7 @@ Result<Table> Client::describe(std::string_view table, uint32_t deadline_ms) {
     auto leased = endpoint.lease(deadline);
     if (!leased.ok()) return leased.status();
     std::shared_ptr<const Catalogue> catalogue;
-    const auto found =
-        impl_->find_common_table(*by, endpoint, **leased, table, deadline, catalogue);
+    const auto found = find_table(endpoint, **leased, table, deadline, catalogue, choice.instance);
     if (found.ok()) out = found.value()->table;
     return found.status();
   };
@@ -261,20 +302,17 @@ Status Client::Impl::control(const wire::ControlRequest& request, uint32_t deadl
   const Deadline until = deadline(deadline_ms);
   const auto by = current_routing();
   for (const auto& endpoint : by->all) {
-    const auto failed = [&](const Status& status) {
-      return Status(status.code(), endpoint->name() + ": " + std::string(status.message()));
-    };
-    auto leased = endpoint->lease(until);
-    if (!leased.ok()) return failed(leased.status());
+    auto leased = endpoint->lease(until, Use::kWrite);
+    if (!leased.ok()) return leased.status();
     Connection& connection = **leased;
     wire::encode_control(connection.next_request_id(), request, connection.frame());
     wire::FrameHeader header;
     const auto body = connection.ask(connection.frame(), header, until);
-    if (!body.ok()) return failed(body.status());
+    if (!body.ok()) return body.status();
     if (const Status decoded = wire::decode_control_reply(header, body.value()); !decoded.ok())
       return connection.distrust(decoded.message());
     const auto fresh = endpoint->read_catalogue(connection, until);
-    if (!fresh.ok()) return failed(fresh.status());
+    if (!fresh.ok()) return fresh.status();
   }
   return {};
 }
@@ -341,24 +379,40 @@ void Client::Impl::run_background() {
     }
     if (options.catalogue_ms != 0 && now >= catalogue_at) {
       for (const auto& endpoint : by->all) {
-        const Deadline deadline = Deadline::in_ms(kBackgroundDeadlineMs);
-        if (endpoint->rests_until_ns() > base::monotonic_ns()) continue;
-        auto leased = endpoint->lease(deadline);
-        if (leased.ok())
-          (void)endpoint->read_catalogue(**leased,
-                                         deadline);  // a call that needs it reads it itself
+        if (!read_catalogue_in_background(*endpoint)) return;
       }
       if (by->version != 0) (void)find_newer_map(*by, {}, Deadline::in_ms(kBackgroundDeadlineMs));
       catalogue_at = base::monotonic_ns() +
                      uint64_t{std::max(options.catalogue_ms, kShortestPeriodMs)} * 1'000'000;
     }
     const uint64_t next = options.catalogue_ms != 0 ? std::min(hot_at, catalogue_at) : hot_at;
-    std::unique_lock lock(background_mutex);
-    const uint64_t pause = next - std::min(next, base::monotonic_ns());
-    if (background_wakes.wait_for(lock, std::chrono::nanoseconds(pause),
-                                  [this] { return stopping; }))
-      return;
+    if (!pause_background(next)) return;
   }
+}
+
+bool Client::Impl::pause_background(uint64_t until_ns) {
+  std::unique_lock lock(background_mutex);
+  const uint64_t pause = until_ns - std::min(until_ns, base::monotonic_ns());
+  return !background_wakes.wait_for(lock, std::chrono::nanoseconds(pause),
+                                    [this] { return stopping; });
+}
+
+// A server that was there is asked until it answers or counts as gone, so that one round is enough
+// to find that out. One that is gone already is asked once, when its rest is over.
+bool Client::Impl::read_catalogue_in_background(Endpoint& endpoint) {
+  do {
+    if (!endpoint.answers() && endpoint.rests_until_ns() > base::monotonic_ns()) return true;
+    if (!pause_background(endpoint.rests_until_ns())) return false;
+    const Deadline deadline = Deadline::in_ms(kBackgroundDeadlineMs);
+    auto leased = endpoint.lease(deadline);
+    Status status = leased.status();
+    if (leased.ok()) status = endpoint.read_catalogue(**leased, deadline).status();
+    if (status.code() == Code::kUnavailable) endpoint.failed();
+    if (is_unreachable(status.code())) continue;
+    if (status.ok()) endpoint.answered();
+    return true;
+  } while (endpoint.answers());
+  return true;
 }
 
 }  // namespace petps::client

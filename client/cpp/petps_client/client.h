@@ -136,10 +136,13 @@ class [[nodiscard]] Client {
   base::Result<PullReport> pull_many(std::span<const TablePull> pulls,
                                      const PullOptions& options = {});
 
-  // rows: float32[n, dim], encoded to the table's dtype; durable on every server that has the key's partition when it returns OK. Of a repeated key
-  // the last row wins. Not retried: an error names the server, and whether it may have taken rows.
-  // Errors: kResourceExhausted (table full: the message counts refused keys; the others are applied), kFailedPrecondition (delta-fed),
-  // kInvalidArgument (dim, not finite: names the row).
+  // rows: float32[n, dim], encoded to the table's dtype; durable on the server that has the key's
+  // partition when it returns OK. Of a repeated key the last row wins. Not retried: an error names
+  // the server, and whether it may have taken rows.
+  // Errors: kResourceExhausted (table full: the message counts refused keys; the others are
+  // applied), kFailedPrecondition (the table is delta-fed; or any key has several servers, the
+  // addresses of a URL without a shard map included: nothing was sent), kInvalidArgument (dim, not
+  // finite: names the row).
   base::Result<PushReport> push(std::string_view table, std::span<const uint64_t> keys,
                                 std::span<const float> rows, uint32_t dim,
                                 const PushOptions& options = {});

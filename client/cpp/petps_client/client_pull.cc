@@ -15,6 +15,10 @@ using base::Status;
 
 namespace {
 
+// A call plans again when servers have switched, died or come back meanwhile; more often than this
+// within one call, something else is wrong.
+constexpr int kMostPlans = 8;
+
 Status check_arguments(std::span<const TablePull> pulls) {
   for (const TablePull& pull : pulls) {
     const std::string name = "pull from '" + std::string(pull.table) + "': ";
@@ -132,31 +136,26 @@ Status PullCall::run(const Routing& by, PullReport& report) {
     for (const auto& endpoint : by.all) before.push_back(endpoint->last_catalogue());
   }
   bool was_stale = false;
-  for (;;) {
+  for (int plans = 1;; ++plans) {
     const Status status = run_once(by, report);
+    const std::string asked = choice_.instance;
     // The instance that was asked for has been dropped somewhere, or is frozen at an older version: the alias may mean another one
     // by now.
-    const bool dropped = status.code() == Code::kNotFound && !instance_.empty();
+    const bool dropped = status.code() == Code::kNotFound && !asked.empty();
     const bool stale = status.code() == Code::kStale && options_.min_version != 0 &&
                        !std::exchange(was_stale, true);
-    if (!dropped && !stale) return status;
-    const std::string asked = instance_;
-    read_catalogues(by);
-    if (stale && !is_switched(by, before)) return status;
-    PETPS_RETURN_IF_ERROR(plan(by));
-    if (dropped && instance_ == asked) return status;
+    if (dropped || stale) Client::Impl::read_catalogues(by, deadline_, 1);
+    if (stale && is_switched(by, before)) continue;
+    // Or servers have switched, died or come back since it was chosen.
+    const bool may_be_outdated =
+        dropped || status.code() == Code::kStale || is_unreachable(status.code());
+    if (!may_be_outdated || plans == kMostPlans || deadline_.passed() || !is_outdated(by))
+      return status;
   }
 }
 
-// Of all servers that answer; a silent one leaves time for the others, and for the pull after it.
-void PullCall::read_catalogues(const Routing& by) const {
-  for (size_t i = 0; i < by.all.size(); ++i) {
-    Endpoint& endpoint = *by.all[i];
-    if (endpoint.rests_until_ns() > base::monotonic_ns()) continue;
-    const Deadline until = deadline_.share(by.all.size() - i + 1);
-    auto leased = endpoint.lease(until);
-    if (leased.ok()) (void)endpoint.read_catalogue(**leased, until);
-  }
+bool PullCall::is_outdated(const Routing& by) const {
+  return !choice_.instance.empty() && client_.choose_now(by).instance != choice_.instance;
 }
 
 // Whether the alias means another instance at one of them by now, whoever read that.
@@ -190,41 +189,55 @@ Status PullCall::run_once(const Routing& by, PullReport& report) {
     first = false;
     if (report.instance.empty()) report.instance = std::move(share.instance);
   }
+  client_.note_answer(by, report.instance);
   return {};
 }
 
-// The shapes of the tables, from any server that was read before or that answers now. With several groups also the instance,
-// which all of them are then asked for by name, so that no answer mixes two.
-Status PullCall::plan(const Routing& by) {
-  std::shared_ptr<const Catalogue> catalogue;
-  const auto knows_all = [&] {
-    if (catalogue == nullptr) return false;
-    instance_ = client_.common_instance(by, *catalogue, deadline_);
-    return std::all_of(pulls_.begin(), pulls_.end(), [&](const TablePull& pull) {
-      return catalogue->find(pull.table, instance_).ok();
-    });
+// The shapes of the tables in the chosen instance, from any server that was read before or that answers now.
+Status PullCall::find_shapes(const Routing& by, CataloguePointer& catalogue, bool& was_known) {
+  const auto lists_all = [&] {
+    return catalogue != nullptr &&
+           std::all_of(pulls_.begin(), pulls_.end(), [&](const TablePull& pull) {
+             return catalogue->find(pull.table, choice_.instance).ok();
+           });
   };
   for (const auto& endpoint : by.all) {
     catalogue = endpoint->last_catalogue();
-    if (knows_all()) break;
+    if (lists_all()) return {};
   }
-  if (!knows_all()) {
-    const auto attempt = [&](Endpoint& endpoint, const Deadline& until) -> Status {
-      auto leased = endpoint.lease(until);
-      if (!leased.ok()) return leased.status();
-      for (const TablePull& pull : pulls_) {
-        const auto found = find_table(endpoint, **leased, pull.table, until, catalogue);
-        if (!found.ok()) return found.status();
-      }
-      return {};
-    };
-    PETPS_RETURN_IF_ERROR(client_.try_endpoints("pull", by, by.all, deadline_, attempt));
-    instance_ = client_.common_instance(by, *catalogue, deadline_);
+  was_known = false;
+  const auto attempt = [&](Endpoint& endpoint, const Deadline& until) -> Status {
+    auto leased = endpoint.lease(until);
+    if (!leased.ok()) return leased.status();
+    for (const TablePull& pull : pulls_) {
+      const auto found =
+          find_table(endpoint, **leased, pull.table, until, catalogue, choice_.instance);
+      if (!found.ok()) return found.status();
+    }
+    return {};
+  };
+  return client_.try_endpoints("pull", by, by.all, deadline_, attempt);
+}
+
+// With several servers also the instance, which all of them are then asked for by name, so that no answer mixes two.
+Status PullCall::plan(const Routing& by) {
+  CataloguePointer catalogue;
+  for (int plans = 1;; ++plans) {
+    PETPS_RETURN_IF_ERROR(client_.choose_instance(by, deadline_, choice_));
+    bool was_known = true;
+    const Status found = find_shapes(by, catalogue, was_known);
+    if (!found.ok() && found.code() != Code::kNotFound) return found;
+    // A catalogue that was read for it may mean something else: the first one, or a newer one.
+    const bool changed =
+        !was_known && by.all.size() > 1 && client_.choose_now(by).instance != choice_.instance;
+    if (changed && plans < kMostPlans) continue;
+    PETPS_RETURN_IF_ERROR(found);
+    break;
   }
   plans_ = std::vector<Plan>(pulls_.size());
   row_bytes_.assign(pulls_.size(), 0);
   for (size_t i = 0; i < pulls_.size(); ++i) {
-    const auto found = catalogue->find(pulls_[i].table, instance_);
+    const auto found = catalogue->find(pulls_[i].table, choice_.instance);
     if (!found.ok()) return found.status();
     PullPart part;
     part.table = found.value();
@@ -269,18 +282,38 @@ uint32_t PullCall::wait_ms(const Flight& flight, bool wait) const {
   return static_cast<uint32_t>(std::min(most, wished) / 1'000'000);
 }
 
+// Whether this very server may be asked: the one that was known may have another pool by now, or one that is late.
+Status PullCall::check_meaning(Flight& flight) const {
+  if (pulls_.empty()) return {};
+  const auto fits = [&] {
+    return choice_.instance.empty() ? client_.answered.allows(*flight.catalogue)
+                                    : flight.catalogue->reaches(choice_.instance);
+  };
+  if (fits()) return {};
+  auto fresh = flight.endpoint.read_catalogue(*flight.leased, flight.until);
+  if (!fresh.ok()) return fresh.status();
+  flight.catalogue = fresh.value();
+  if (fits()) return {};
+  const std::string newer =
+      choice_.instance.empty() ? client_.answered.instance() : choice_.instance;
+  return Status(Code::kStale, flight.endpoint.name() + ": it means '" +
+                                  flight.catalogue->instance_name() + "', which is older than '" +
+                                  newer + "': it has not switched yet");
+}
+
 // Finds the tables in the server's own catalogue (their numbers differ from server to server) and sends the first requests.
 Status PullCall::start(Flight& flight, bool wait) {
   Connection& connection = *flight.leased;
   for (const TablePull& pull : pulls_) {
     const auto found = find_table(flight.endpoint, connection, pull.table, flight.until,
-                                  flight.catalogue, instance_);
+                                  flight.catalogue, choice_.instance);
     if (!found.ok()) return found.status();
   }
+  PETPS_RETURN_IF_ERROR(check_meaning(flight));
   flight.parts.assign(pulls_.size(), {});
   for (size_t i = 0; i < pulls_.size(); ++i) {  // all of one catalogue, so of one instance
     PullPart& part = flight.parts[i];
-    const auto found = flight.catalogue->find(pulls_[i].table, instance_);
+    const auto found = flight.catalogue->find(pulls_[i].table, choice_.instance);
     if (!found.ok()) return found.status();
     part.table = found.value();
     part.form = pulls_[i].form;
@@ -296,7 +329,7 @@ Status PullCall::start(Flight& flight, bool wait) {
   }
   const PullLimits limits{flight.leased.limits(), client_.options.keys_per_request,
                           client_.options.requests_in_flight};
-  const uint32_t instance = pulls_.empty() ? 0 : flight.catalogue->instance(instance_);
+  const uint32_t instance = pulls_.empty() ? 0 : flight.catalogue->instance(choice_.instance);
   flight.exchange =
       std::make_unique<PullExchange>(connection, limits, flight.parts, instance,
                                      PullVersion{options_.min_version, wait_ms(flight, wait)});
@@ -313,12 +346,16 @@ void PullCall::finish(const Flight& flight) {
 // One group, on one replica after another. A replica that lags must not use up the time of one that does not: all are asked
 // before one is waited for.
 Status PullCall::ask_alone(const Routing& by, Share& share) {
-  const Endpoints& replicas = by.groups[share.group];
+  Endpoints some;
+  const Endpoints& replicas = Client::Impl::replicas_with(by.groups[share.group], choice_, some);
+  const auto is_moot = [&] { return !choice_.all_agree && is_outdated(by); };
   const auto ask = [&](bool wait) {
-    return client_.try_endpoints("pull", by, replicas, deadline_,
-                                 [&](Endpoint& endpoint, const Deadline& until) {
-                                   return ask_one(share, endpoint, until, wait);
-                                 });
+    return client_.try_endpoints(
+        "pull", by, replicas, deadline_,
+        [&](Endpoint& endpoint, const Deadline& until) {
+          return ask_one(share, endpoint, until, wait);
+        },
+        is_moot);
   };
   Status status = ask(replicas.size() == 1);
   if (status.code() == Code::kStale && replicas.size() > 1 && options_.wait_ms != 0)
@@ -334,11 +371,11 @@ Status PullCall::ask_one(Share& share, Endpoint& endpoint, const Deadline& until
   // A table that the server no longer has may have come back under another id, and a dropped instance have a successor: read the
   // catalogue and ask again, for as long as it names another instance each time.
   for (int round = 0;; ++round) {
-    const uint32_t before = round > 0 ? flight.catalogue->instance(instance_) : 0;
+    const uint32_t before = round > 0 ? flight.catalogue->instance(choice_.instance) : 0;
     if (round > 0) {
       const auto fresh = endpoint.read_catalogue(*flight.leased, until);
       if (!fresh.ok()) return fresh.status();
-      if (round > 1 && fresh.value()->instance(instance_) == before) return status;
+      if (round > 1 && fresh.value()->instance(choice_.instance) == before) return status;
     }
     status = start(flight, wait);
     const bool asked = flight.exchange != nullptr;
@@ -360,7 +397,7 @@ Status PullCall::ask_together(const Routing& by, std::vector<Share>& shares) {
   Status refusal;
   Endpoint* wrong_shard = nullptr;
   const auto fail = [&](const Share& share, Endpoint& endpoint, const Status& status) {
-    if (is_unreachable(status.code())) endpoint.failed();
+    if (status.code() == Code::kUnavailable) endpoint.failed();
     // Where no replica can be fresher, STALE came after the wait.
     const bool stale = status.code() == Code::kStale && by.groups[share.group].size() == 1;
     if (!is_final(status.code()) && !stale) return;
@@ -368,7 +405,8 @@ Status PullCall::ask_together(const Routing& by, std::vector<Share>& shares) {
     if (status.code() == Code::kWrongShard) wrong_shard = &endpoint;
   };
   for (Share& share : shares) {
-    const Endpoints& replicas = by.groups[share.group];
+    Endpoints some;
+    const Endpoints& replicas = Client::Impl::replicas_with(by.groups[share.group], choice_, some);
     const std::vector<Endpoint*> awake = Client::Impl::awake_endpoints(replicas, turn);
     if (awake.empty()) continue;
     const Deadline until = deadline_.share(awake.size());
@@ -380,6 +418,7 @@ Status PullCall::ask_together(const Routing& by, std::vector<Share>& shares) {
     auto flight = std::make_unique<Flight>(share, *awake[0], std::move(leased).value(), until);
     const Status status = start(*flight, replicas.size() == 1);
     if (!status.ok()) {
+      if (flight->leased->was_closed_while_idle()) continue;
       fail(share, *awake[0], status);
     } else {
       flights.push_back(std::move(flight));
@@ -397,7 +436,7 @@ Status PullCall::ask_together(const Routing& by, std::vector<Share>& shares) {
       if (status.ok()) {
         flight->endpoint.answered();
         finish(*flight);
-      } else {
+      } else if (!flight->leased->was_closed_while_idle()) {  // else its share is asked for again
         fail(flight->share, flight->endpoint, status);
       }
       return true;

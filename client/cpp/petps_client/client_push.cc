@@ -1,4 +1,4 @@
-// Client::push, push_stored and erase: to every server that owns a key, in order, so that replicas stay the same.
+// Client::push, push_stored and erase: each key to the one server that owns it. Replicas take no pushes.
 #include <algorithm>
 #include <numeric>
 
@@ -118,7 +118,7 @@ Status send_rows(Connection& connection, wire::PushRequest request, const Deadli
 
 Status Client::Impl::push_to(Endpoint& endpoint, const Deadline& until, const PushWork& work,
                              PushReport& report, size_t& acknowledged) {
-  auto leased = endpoint.lease(until);
+  auto leased = endpoint.lease(until, Use::kWrite);
   if (!leased.ok()) return leased.status();
   Connection& connection = **leased;
   std::shared_ptr<const Catalogue> catalogue;
@@ -190,41 +190,48 @@ struct PushPart {
   }
 };
 
-// To all replicas of one group. `report` grows by what the first one did.
-Status Client::Impl::push_to_group(const Endpoints& replicas, const Deadline& until,
-                                   const PushWork& work, PushReport& report, size_t& acknowledged) {
-  for (size_t i = 0; i < replicas.size(); ++i) {
-    PushReport here;
-    size_t rows = 0;
-    const Status status = push_to(*replicas[i], until, work, here, rows);
-    if (i == 0 || here.refused != 0) add(here, report);
-    acknowledged = i == 0 ? rows : std::min(acknowledged, rows);
-    if (!status.ok()) {
-      if (status.code() == Code::kWrongShard) (void)read_shard_map(*replicas[i], until);
-      std::string text(status.message());
-      if (i > 0)
-        text += "; the " + std::to_string(i) + " servers before it have the rows: push again";
-      return Status(status.code(), std::move(text));
-    }
-    if (here.refused != 0) {
-      return Status(Code::kResourceExhausted,
-                    replicas[i]->name() + ": table '" + std::string(work.table) + "' is full: " +
-                        std::to_string(here.refused) + " of " + std::to_string(work.keys.size()) +
-                        " rows were refused (new keys), the others are applied: raise its capacity "
-                        "or erase rows");
-    }
+// Refuses the whole push, before anything is sent, when any of its keys has more than one server.
+Status Client::Impl::refuse_replicas(const Routing& by, const PushWork& work) {
+  std::vector<bool> is_pushed_to(by.groups.size(), by.groups.size() == 1);
+  if (by.groups.size() > 1) {
+    for (const uint64_t key : work.keys) is_pushed_to[by.group(key)] = true;
+  }
+  for (size_t group = 0; group < by.groups.size(); ++group) {
+    const Endpoints& replicas = by.groups[group];
+    if (!is_pushed_to[group] || replicas.size() < 2) continue;
+    std::vector<std::string> names;
+    for (const auto& endpoint : replicas) names.push_back(endpoint->name());
+    return wire::refuse_replicated_push(work.table, names);
   }
   return {};
+}
+
+// To the one server of a group. `report` grows by what it did.
+Status Client::Impl::push_to_owner(Endpoint& owner, const Deadline& until, const PushWork& work,
+                                   PushReport& report, size_t& acknowledged) {
+  PushReport here;
+  const Status status = push_to(owner, until, work, here, acknowledged);
+  add(here, report);
+  if (status.code() == Code::kWrongShard) (void)read_shard_map(owner, until);
+  if (!status.ok() || here.refused == 0) return status;
+  return Status(Code::kResourceExhausted,
+                owner.name() + ": table '" + std::string(work.table) + "' is full: " +
+                    std::to_string(here.refused) + " of " + std::to_string(work.keys.size()) +
+                    " rows were refused (new keys), the others are applied: raise its capacity "
+                    "or erase rows");
 }
 
 // All rows are checked and encoded before the first is sent; the instance is chosen for all groups.
 Status Client::Impl::encode_push(const Routing& by, const Deadline& until, PushWork& work,
                                  std::vector<std::byte>& encoded) {
+  Choice choice;
+  PETPS_RETURN_IF_ERROR(choose_instance(by, until, choice));
   return try_any("push", until, [&](Endpoint& endpoint, const Deadline& share) -> Status {
     auto leased = endpoint.lease(share);
     if (!leased.ok()) return leased.status();
     std::shared_ptr<const Catalogue> catalogue;
-    const auto found = find_common_table(by, endpoint, **leased, work.table, share, catalogue);
+    const auto found =
+        find_table(endpoint, **leased, work.table, share, catalogue, choice.instance);
     if (!found.ok()) return found.status();
     const Table& table = found.value()->table;
     PETPS_RETURN_IF_ERROR(check_shape(work, table));
@@ -251,7 +258,7 @@ Status Client::Impl::push_by(const Routing& by, const Deadline& until, const Pus
     if (shares[group].empty()) continue;
     const PushPart part(work, shares[group]);
     size_t rows = 0;
-    const Status pushed = push_to_group(by.groups[group], until, part.work(work), report, rows);
+    const Status pushed = push_to_owner(*by.groups[group][0], until, part.work(work), report, rows);
     if (pushed.code() == Code::kResourceExhausted) full = pushed;
     if (pushed.ok() || pushed.code() == Code::kResourceExhausted) continue;
     if (pushed.code() != Code::kWrongShard) return pushed;
@@ -273,10 +280,11 @@ Result<PushReport> Client::Impl::push(const PushWork& given) {
   std::iota(left.begin(), left.end(), 0u);
   bool is_encoded = false;
   const Status status = by_shard_map(until, [&](const Routing& by) -> Status {
+    PETPS_RETURN_IF_ERROR(refuse_replicas(by, work));
     // One group, nothing of it acknowledged: the caller's own memory is sent.
     if ((by.groups.size() == 1 && left.size() == work.keys.size()) || work.keys.empty()) {
       size_t rows = 0;
-      const Status pushed = push_to_group(by.groups[0], until, work, report, rows);
+      const Status pushed = push_to_owner(*by.groups[0][0], until, work, report, rows);
       left.erase(left.begin(), left.begin() + static_cast<ptrdiff_t>(rows));
       return pushed;
     }

@@ -15,6 +15,8 @@ namespace {
 // Between looks for a newer map: servers look at theirs every second.
 constexpr uint64_t kFirstMapPauseNs = 2'000'000;
 constexpr uint64_t kLongestMapPauseNs = 100'000'000;
+// Between two rounds over servers of which none rests.
+constexpr uint64_t kShortestPauseNs = 1'000'000;
 // Servers that are asked for a newer map in one look; each takes a share of the time that is left.
 constexpr size_t kAskedForMap = 3;
 
@@ -61,7 +63,7 @@ bool Client::Impl::find_newer_map(const Routing& than, const Endpoints& group,
     if (current_routing()->version > than.version || asked++ == kAskedForMap || deadline.passed())
       break;
     const Status status = read_shard_map(*endpoint, deadline.share(kAskedForMap + 1));
-    if (is_unreachable(status.code())) endpoint->failed();
+    if (status.code() == Code::kUnavailable) endpoint->failed();
   }
   return current_routing()->version > than.version;
 }
@@ -90,6 +92,10 @@ std::vector<Endpoint*> Client::Impl::awake_endpoints(const Endpoints& of, size_t
     Endpoint* endpoint = of[(turn + i) % of.size()].get();
     if (endpoint->rests_until_ns() <= now) awake.push_back(endpoint);
   }
+  if (awake.size() > 1) {
+    std::stable_partition(awake.begin(), awake.end(),
+                          [](const Endpoint* endpoint) { return !endpoint->is_in_doubt(); });
+  }
   return awake;
 }
 
@@ -102,7 +108,7 @@ Status Client::Impl::try_any(std::string_view what, const Deadline& deadline,
 
 Status Client::Impl::try_endpoints(std::string_view what, const Routing& by,
                                    const Endpoints& replicas, const Deadline& deadline,
-                                   const Attempt& attempt) {
+                                   const Attempt& attempt, const std::function<bool()>& is_moot) {
   Status last(Code::kUnavailable, "every server is resting after a failure");
   std::string
       before;  // the failure before the last: a last attempt cut short by the deadline tells little
@@ -113,13 +119,18 @@ Status Client::Impl::try_endpoints(std::string_view what, const Routing& by,
     size_t refused = 0;
     for (size_t i = 0; i < awake.size() && !deadline.passed(); ++i) {
       // A silent server must leave time to ask its replicas.
-      const Status status = attempt(*awake[i], deadline.share(awake.size() - i));
+      const uint64_t idle_losses = awake[i]->idle_losses();
+      Status status = attempt(*awake[i], deadline.share(awake.size() - i));
+      // Its connection was closed while nobody used it: no failure, and what was asked for is read.
+      if (status.code() == Code::kUnavailable && awake[i]->idle_losses() != idle_losses)
+        status = attempt(*awake[i], deadline.share(awake.size() - i));
       ++tried;
       if (status.ok() || !is_unreachable(status.code())) awake[i]->answered();
       if (status.code() == Code::kWrongShard) (void)read_shard_map(*awake[i], deadline);
       if (status.ok() || is_final(status.code())) return status;
       if (is_unreachable(status.code())) {
-        awake[i]->failed();
+        // Whose fault a timeout is was decided where it was waited for.
+        if (status.code() == Code::kUnavailable) awake[i]->failed();
         if (last.message() != status.message()) before = last.message();
         last = status;
       } else {
@@ -128,6 +139,7 @@ Status Client::Impl::try_endpoints(std::string_view what, const Routing& by,
       }
     }
     if (refused > 0 && refused == awake.size()) return refusal;
+    if (is_moot != nullptr && is_moot()) return refusal.ok() ? last : refusal;
     if (by.version != 0 && refused == 0 && find_newer_map(by, replicas, deadline))
       return Status(Code::kWrongShard, "the shard map has changed");
     const uint64_t wake = next_wake_ns(replicas);
@@ -140,7 +152,8 @@ Status Client::Impl::try_endpoints(std::string_view what, const Routing& by,
       return Status(last.code(), std::move(text));
     }
     const uint64_t now = base::monotonic_ns();
-    if (wake > now) std::this_thread::sleep_for(std::chrono::nanoseconds(wake - now));
+    const uint64_t pause = std::max(wake - std::min(wake, now), kShortestPauseNs);
+    std::this_thread::sleep_for(std::chrono::nanoseconds(std::min(pause, deadline.left_ns())));
   }
 }
 

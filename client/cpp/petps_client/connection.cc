@@ -1,7 +1,6 @@
 #include "petps_client/connection.h"
 
 #include <fcntl.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -26,43 +25,12 @@ namespace {
 
 constexpr uint64_t kNsPerMs = 1'000'000;
 
-// Result of getaddrinfo, freed when it goes.
-struct Resolved {
-  addrinfo* first = nullptr;
-  ~Resolved() {
-    if (first != nullptr) freeaddrinfo(first);
-  }
-};
-
 int poll_socket(int socket, short events, const Deadline& deadline, short* ready) {
   pollfd entry{socket, events, 0};
-  const uint64_t left = deadline.left_ns();
-  const timespec limit{static_cast<time_t>(left / 1'000'000'000),
-                       static_cast<long>(left % 1'000'000'000)};
+  const timespec limit = timespec_of(deadline.left_ns());
   const int count = ppoll(&entry, 1, &limit, nullptr);
   *ready = entry.revents;
   return count;
-}
-
-// A connected, non-blocking socket, or -1 with errno set (ETIMEDOUT at the deadline).
-int connect_socket(const addrinfo& to, const Deadline& deadline) {
-  const int socket =
-      ::socket(to.ai_family, to.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, to.ai_protocol);
-  if (socket < 0) return -1;
-  int error = connect(socket, to.ai_addr, to.ai_addrlen) == 0 ? 0 : errno;
-  while (error == EINPROGRESS || error == EINTR) {
-    short ready = 0;
-    const int count = poll_socket(socket, POLLOUT, deadline, &ready);
-    if (count < 0 && errno == EINTR) continue;
-    error = ETIMEDOUT;
-    socklen_t size = sizeof(error);
-    if (count > 0 && getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
-    break;
-  }
-  if (error == 0) return socket;
-  close(socket);
-  errno = error;
-  return -1;
 }
 
 }  // namespace
@@ -82,28 +50,18 @@ uint64_t Deadline::left_ns() const {
   return at_ns > now ? at_ns - now : 0;
 }
 
-Result<std::unique_ptr<Connection>> Connection::open(const Address& address,
+Result<std::unique_ptr<Connection>> Connection::open(const std::string& peer, HostLookup& host,
                                                      const Deadline& deadline) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV | AI_ADDRCONFIG;
-  Resolved resolved;
-  const std::string peer = address.text();
-  const int failure = getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(),
-                                  &hints, &resolved.first);
-  if (failure != 0) return Status(Code::kUnavailable, peer + ": " + gai_strerror(failure));
-  int error = ECONNREFUSED;
-  for (const addrinfo* to = resolved.first; to != nullptr; to = to->ai_next) {
-    const int socket = connect_socket(*to, deadline);
-    if (socket >= 0) {
-      const int on = 1;
-      setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-      return std::unique_ptr<Connection>(new Connection(socket, peer));
-    }
-    error = errno;
+  const auto addresses = host.addresses(deadline);
+  if (!addresses.ok()) return addresses.status();
+  const auto socket = connect_any(peer, addresses.value(), deadline);
+  if (!socket.ok()) {
+    host.forget();
+    return socket.status();
   }
-  return base::errno_status(Code::kUnavailable, peer + ": connect", error);
+  const int on = 1;
+  setsockopt(socket.value(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  return std::unique_ptr<Connection>(new Connection(socket.value(), peer));
 }
 
 Connection::~Connection() {
@@ -117,8 +75,30 @@ Status Connection::break_with(Code code, std::string_view what) {
   return Status(code, peer_ + ": " + std::string(what));
 }
 
+void Connection::begin_use(bool reused) {
+  reused_ = reused;
+  heard_ = false;
+  used_since_ns_ = base::monotonic_ns();
+}
+
+void Connection::end_use() { idle_since_ns_ = base::monotonic_ns(); }
+
+uint64_t Connection::idle_ns() const { return base::monotonic_ns() - idle_since_ns_; }
+
+Status Connection::closed_by_server() {
+  lost_ = true;
+  return break_with(Code::kUnavailable, "the server closed the connection");
+}
+
+Status Connection::time_out(const Deadline& deadline) {
+  timed_out_after_ns_ = std::max<uint64_t>(base::monotonic_ns() - used_since_ns_, 1);
+  return break_with(Code::kDeadlineExceeded,
+                    "no complete reply within " + std::to_string(deadline.given_ms) + " ms");
+}
+
 Status Connection::lost(std::string_view what, int error_number) {
   broken_ = true;
+  lost_ = true;
   return base::errno_status(Code::kUnavailable, peer_ + ": " + std::string(what), error_number);
 }
 
@@ -153,10 +133,7 @@ Status Connection::wait(const Deadline& deadline) {
   const int count = poll_socket(socket_, static_cast<short>(sending ? POLLIN | POLLOUT : POLLIN),
                                 deadline, &ready);
   if (count < 0 && errno != EINTR) return lost("poll", errno);
-  if (count == 0) {
-    return break_with(Code::kDeadlineExceeded,
-                      "no complete reply within " + std::to_string(deadline.given_ms) + " ms");
-  }
+  if (count == 0) return time_out(deadline);
   if (count > 0 && (ready & POLLOUT) != 0) return flush();
   return {};
 }
@@ -177,6 +154,7 @@ Status Connection::read_pieces(std::span<iovec> pieces, const Deadline& deadline
       const size_t n = rdma_->receive(
           {static_cast<std::byte*>(pieces.front().iov_base), pieces.front().iov_len});
       advance(n);
+      heard_ = heard_ || n > 0;
       if (n == 0) PETPS_RETURN_IF_ERROR(wait(deadline));
       continue;
     }
@@ -201,13 +179,14 @@ Status Connection::read_pieces(std::span<iovec> pieces, const Deadline& deadline
     message.msg_iov = parts.data();
     message.msg_iovlen = asked + (all ? 1 : 0);
     const ssize_t received = recvmsg(socket_, &message, 0);
-    if (received == 0) return break_with(Code::kUnavailable, "the server closed the connection");
+    if (received == 0) return closed_by_server();
     if (received < 0) {
       if (errno == EINTR) continue;
       if (errno != EAGAIN && errno != EWOULDBLOCK) return lost("receive", errno);
       PETPS_RETURN_IF_ERROR(wait(deadline));
       continue;
     }
+    heard_ = true;
     const size_t taken = std::min(wanted, static_cast<size_t>(received));
     advance(taken);
     inbox_begin_ = 0;

@@ -11,27 +11,18 @@
 #include <vector>
 
 #include "base/status.h"
-#include "petps_client/address.h"
+#include "petps_client/deadline.h"
+#include "petps_client/dial.h"
 #include "transport/rdma/peer.h"
 #include "wire/wire.h"
 
 namespace petps::client {
 
-// A moment of base::monotonic_ns, and how long the caller gave in all (for messages).
-struct Deadline {
-  uint64_t at_ns = 0;
-  uint64_t given_ms = 0;
-  static Deadline in_ms(uint64_t ms);
-  Deadline share(size_t parts) const;  // the first of so many equal parts of what is left
-  bool passed() const;
-  uint64_t left_ns() const;
-};
-
 // ASSUMPTIONS: one thread at a time. After any error the connection is broken: what arrives next belongs to nobody.
 // ERRORS: kUnavailable (refused, closed, reset), kDeadlineExceeded; both name the server.
 class Connection {
  public:
-  static base::Result<std::unique_ptr<Connection>> open(const Address& address,
+  static base::Result<std::unique_ptr<Connection>> open(const std::string& peer, HostLookup& host,
                                                         const Deadline& deadline);
   ~Connection();
   Connection(const Connection&) = delete;
@@ -68,8 +59,20 @@ class Connection {
   base::Result<std::span<const std::byte>> ask(const wire::Frame& request, wire::FrameHeader& reply,
                                                const Deadline& deadline);
 
+  // A call begins to use it; `reused`: another call has, before.
+  void begin_use(bool reused);
+  void end_use();
+  uint64_t idle_ns() const;  // since end_use
   // A broken connection is closed instead of reused.
   bool broken() const { return broken_; }
+  // The caller's time passed before a reply came: for how long this use waited. 0: it did not.
+  uint64_t timed_out_after_ns() const { return timed_out_after_ns_; }
+  // It was idle before this use, and ended without a byte of a reply: a server closes idle
+  // connections, which is no failure of it. Whether it took what was sent is not known.
+  bool was_closed_while_idle() const { return lost_ && reused_ && !heard_; }
+  // Of the server behind this very connection: an address may lead to another one next time.
+  wire::HelloReply hello;
+  bool has_read_catalogue = false;  // of that server
   // The server broke the protocol: kUnavailable with its name, and the connection is not used again.
   base::Status distrust(std::string_view what);
   // For waiting on several: the events of poll() that something can be done on; bytes that were read ahead need no waiting.
@@ -94,6 +97,8 @@ class Connection {
   bool is_quiet() const;  // nothing has come over the socket, not even its end
   base::Status lost(std::string_view what, int error_number);
   base::Status break_with(base::Code code, std::string_view what);
+  base::Status closed_by_server();
+  base::Status time_out(const Deadline& deadline);
 
   // Replies' heads are read ahead into it behind the rows of the reply before; 500 keys need 136 bytes.
   static constexpr size_t kInboxBytes = 4096;
@@ -107,6 +112,12 @@ class Connection {
   int either_ = -1;                            // epoll of the socket and of rdma's completions
   std::string peer_;
   bool broken_ = false;
+  bool lost_ = false;    // closed or reset by the other side
+  bool reused_ = false;  // since begin_use
+  bool heard_ = false;   // bytes have come since begin_use
+  uint64_t used_since_ns_ = 0;
+  uint64_t idle_since_ns_ = 0;
+  uint64_t timed_out_after_ns_ = 0;
   uint64_t next_request_id_ = 1;
   std::vector<std::byte> inbox_;
   size_t inbox_begin_ = 0;

@@ -73,17 +73,14 @@ Status Connection::wait_rdma(const Deadline& deadline) {
   if (rdma_->has_bytes()) return {};
   if (!status.ok()) return break_with(status.code(), status.message());
   if (rdma_->ended() || !is_quiet()) {
-    return break_with(Code::kUnavailable, "the server closed the connection");
+    return closed_by_server();
   }
   pollfd entry{either_, POLLIN, 0};
-  const uint64_t left = deadline.left_ns();
-  const timespec limit{static_cast<time_t>(left / 1'000'000'000),
-                       static_cast<long>(left % 1'000'000'000)};
+  const timespec limit = timespec_of(deadline.left_ns());
   const int count = ppoll(&entry, 1, &limit, nullptr);
   if (count < 0 && errno != EINTR) return lost("poll", errno);
   if (count != 0) return {};
-  return break_with(Code::kDeadlineExceeded,
-                    "no complete reply within " + std::to_string(deadline.given_ms) + " ms");
+  return time_out(deadline);
 }
 
 pollfd Connection::wish() {

@@ -13,9 +13,10 @@ using base::Status;
 
 namespace {
 
-// The first rest is shorter than a server's restart, the longest one costs a recovered server little.
-constexpr uint64_t kFirstRestNs = 5'000'000;
-constexpr uint64_t kLongestRestNs = 500'000'000;
+// Pools that one address led to: more than a load balancer has servers.
+constexpr size_t kMaxPools = 64;
+// Servers close connections that are idle for tens of seconds; a write takes none that comes near.
+constexpr uint64_t kIdleForWriteNs = 1'000'000'000;
 
 Status check_limits(const wire::Limits& limits, Connection& connection) {
   const bool usable = limits.body_bytes > 0 && limits.keys_per_pull > 0 &&
@@ -42,9 +43,8 @@ Lease::~Lease() {
   if (connection_ != nullptr) endpoint_->take_back(std::move(connection_));
 }
 
-Result<std::unique_ptr<Connection>> Endpoint::open(const Deadline& deadline,
-                                                   wire::HelloReply& hello) {
-  auto opened = Connection::open(address_, deadline);
+Result<std::unique_ptr<Connection>> Endpoint::open(const Deadline& deadline) {
+  auto opened = Connection::open(name_, host_, deadline);
   if (!opened.ok()) return opened;
   Connection& connection = **opened;
   wire::HelloRequest request;
@@ -53,6 +53,7 @@ Result<std::unique_ptr<Connection>> Endpoint::open(const Deadline& deadline,
   wire::FrameHeader header;
   const auto body = connection.ask(connection.frame(), header, deadline);
   if (!body.ok()) return body.status();
+  wire::HelloReply& hello = connection.hello;
   const Status decoded = wire::decode_hello_reply(header, body.value(), hello);
   if (!decoded.ok()) return connection.distrust(decoded.message());
   PETPS_RETURN_IF_ERROR(check_limits(hello.limits, connection));
@@ -64,7 +65,7 @@ Result<std::unique_ptr<Connection>> Endpoint::open(const Deadline& deadline,
   return opened;
 }
 
-Result<Lease> Endpoint::lease(const Deadline& deadline) {
+Result<Lease> Endpoint::lease(const Deadline& deadline, Use use) {
   std::unique_lock lock(mutex_);
   const std::chrono::nanoseconds left(deadline.left_ns());
   if (!returned_.wait_for(lock, left, [this] { return leased_ < options_.connections; })) {
@@ -78,73 +79,124 @@ Result<Lease> Endpoint::lease(const Deadline& deadline) {
   while (!idle_.empty()) {
     std::unique_ptr<Connection> connection = std::move(idle_.back());
     idle_.pop_back();
-    if (connection->is_reusable()) return Lease(this, std::move(connection), hello_);
+    const bool too_idle = use == Use::kWrite && connection->idle_ns() > kIdleForWriteNs;
+    if (too_idle || !connection->is_reusable()) continue;
+    connection->begin_use(true);
+    return Lease(this, std::move(connection));
   }
   lock.unlock();
-  wire::HelloReply hello;
-  auto opened = open(deadline, hello);
+  const uint64_t began_at = base::monotonic_ns();
+  auto opened = open(deadline);
   lock.lock();
   if (!opened.ok()) {
     --leased_;
     returned_.notify_one();
+    if (opened.status().code() == Code::kDeadlineExceeded)
+      timed_out(base::monotonic_ns() - began_at);
     return opened.status();
   }
-  // Another pool behind the same address: its tables have other ids.
-  if (greeted_ && hello.pool_uuid != hello_.pool_uuid) catalogue_ = {nullptr, 0, ++clock_};
-  hello_ = hello;
+  hello_ = (*opened)->hello;
   greeted_ = true;
-  return Lease(this, std::move(opened).value(), hello);
+  (*opened)->begin_use(false);
+  return Lease(this, std::move(opened).value());
 }
 
 void Endpoint::take_back(std::unique_ptr<Connection> connection) {
   const std::lock_guard lock(mutex_);
   --leased_;
-  if (!connection->broken()) idle_.push_back(std::move(connection));
+  if (connection->timed_out_after_ns() != 0) timed_out(connection->timed_out_after_ns());
+  if (connection->was_closed_while_idle()) {
+    ++idle_losses_;
+    idle_.clear();  // as old as that one, most likely
+  }
+  if (!connection->broken()) {
+    connection->end_use();
+    idle_.push_back(std::move(connection));
+  }
   returned_.notify_one();
+}
+
+Endpoint::Kept& Endpoint::kept_of(const Uuid& pool) {
+  if (kept_.size() >= kMaxPools && !kept_.contains(pool)) {
+    kept_.erase(std::min_element(kept_.begin(), kept_.end(), [](const auto& a, const auto& b) {
+      return a.second.used_at < b.second.used_at;
+    }));
+  }
+  Kept& kept = kept_[pool];
+  kept.used_at = ++clock_;
+  return kept;
 }
 
 std::shared_ptr<const Catalogue> Endpoint::last_catalogue() const {
   const std::lock_guard lock(mutex_);
-  return catalogue_.value;
+  const auto at = kept_.find(hello_.pool_uuid);
+  return at == kept_.end() ? nullptr : at->second.value;
 }
 
 Result<std::shared_ptr<const Catalogue>> Endpoint::catalogue(Connection& connection,
                                                              const Deadline& deadline) {
-  auto last = last_catalogue();
-  if (last != nullptr) return last;
+  if (connection.has_read_catalogue) {
+    const std::lock_guard lock(mutex_);
+    const auto at = kept_.find(connection.hello.pool_uuid);
+    if (at != kept_.end() && at->second.value != nullptr) return at->second.value;
+  }
   return read_catalogue(connection, deadline);
+}
+
+Status Endpoint::restored(const Catalogue& seen, const Catalogue& now) const {
+  return Status(Code::kUnavailable,
+                name_ + ": its pool is an older copy of itself: its names are at counter " +
+                    std::to_string(now.state().counter) + ", and this client has seen " +
+                    std::to_string(seen.state().counter) +
+                    ". It is not asked for rows until it has passed that. Restore a newer copy of "
+                    "the pool, or serve a new pool that is loaded from a base; or restart the "
+                    "clients to accept the older one");
 }
 
 Result<std::shared_ptr<const Catalogue>> Endpoint::read_catalogue(Connection& connection,
                                                                   const Deadline& deadline) {
-  uint64_t called_at = 0;
-  for (;;) {
-    uint64_t asked_at = 0;
-    {
-      const std::lock_guard lock(mutex_);
-      asked_at = ++clock_;
-    }
-    if (called_at == 0) called_at = asked_at;
-    auto built = ask_catalogue(connection, deadline);
-    if (!built.ok()) return built;
+  uint64_t asked_at = 0;
+  {
     const std::lock_guard lock(mutex_);
-    if (asked_at > catalogue_.read_at) {
-      catalogue_ = {built.value(), asked_at, ++clock_};
-      return built;
-    }
-    if (catalogue_.asked_at > called_at) return catalogue_.value;
+    asked_at = ++clock_;
   }
+  auto built = ask_catalogue(connection, deadline);
+  if (!built.ok()) return built.status();
+  std::shared_ptr<Catalogue>& now = built.value();
+  const std::lock_guard lock(mutex_);
+  Kept& kept = kept_of(connection.hello.pool_uuid);
+  const uint64_t counter = now->state().counter;
+  if (kept.value != nullptr) {
+    const uint64_t seen = kept.value->state().counter;
+    const bool has_counters = counter != 0 && seen != 0;
+    const bool is_older = has_counters ? counter < seen : asked_at < kept.asked_at;
+    // The kept one was read after this one was asked for, and is newer: it is of this call's time.
+    if (is_older && (!has_counters || kept.read_at > asked_at)) {
+      connection.has_read_catalogue = true;
+      return kept.value;
+    }
+    if (is_older) return restored(*kept.value, *now);
+    now->follow(*kept.value);
+  }
+  connection.has_read_catalogue = true;
+  kept = {now, asked_at, ++clock_, clock_};
+  return kept.value;
 }
 
-Result<std::shared_ptr<const Catalogue>> Endpoint::ask_catalogue(Connection& connection,
-                                                                 const Deadline& deadline) const {
-  wire::encode_tables(connection.next_request_id(), connection.frame());
+Result<std::shared_ptr<Catalogue>> Endpoint::ask_catalogue(Connection& connection,
+                                                           const Deadline& deadline) const {
+  const bool tells_state = (connection.hello.features & wire::kFeatureCatalogueState) != 0;
+  wire::encode_tables(connection.next_request_id(), {.with_state = tells_state},
+                      connection.frame());
   wire::FrameHeader header;
   const auto body = connection.ask(connection.frame(), header, deadline);
   if (!body.ok()) return body.status();
   wire::TablesReply reply;
   const Status decoded = wire::decode_tables_reply(header, body.value(), reply);
   if (!decoded.ok()) return connection.distrust(decoded.message());
+  if (tells_state && reply.state.pool_uuid != connection.hello.pool_uuid)
+    return connection.distrust("its tables are of another pool than its hello");
+  reply.state.pool_uuid = connection.hello.pool_uuid;
   return Catalogue::build(reply, model_, name_);
 }
 
@@ -163,21 +215,48 @@ Result<wire::ShardMap> Endpoint::read_shard_map(const Deadline& deadline) {
   return map;
 }
 
+void Endpoint::fail() {
+  ++failures_;
+  rests_until_ns_ = base::monotonic_ns() + rest_.next_ns();
+}
+
 void Endpoint::failed() {
   const std::lock_guard lock(mutex_);
-  rest_ns_ = std::clamp(rest_ns_ * 2, kFirstRestNs, kLongestRestNs);
-  rests_until_ns_ = base::monotonic_ns() + rest_ns_;
+  fail();
+}
+
+void Endpoint::timed_out(uint64_t waited_ns) {
+  if (waited_ns >= patience_.silence_ns) return fail();
+  doubted_until_ns_ = base::monotonic_ns() + doubt_.next_ns();
 }
 
 void Endpoint::answered() {
   const std::lock_guard lock(mutex_);
-  rest_ns_ = 0;
+  failures_ = 0;
+  rest_.reset();
+  doubt_.reset();
   rests_until_ns_ = 0;
+  doubted_until_ns_ = 0;
 }
 
 uint64_t Endpoint::rests_until_ns() const {
   const std::lock_guard lock(mutex_);
   return rests_until_ns_;
+}
+
+bool Endpoint::is_in_doubt() const {
+  const std::lock_guard lock(mutex_);
+  return doubted_until_ns_ != 0 && doubted_until_ns_ > base::monotonic_ns();
+}
+
+bool Endpoint::answers() const {
+  const std::lock_guard lock(mutex_);
+  return failures_ < kFailuresUntilGone;
+}
+
+uint64_t Endpoint::idle_losses() const {
+  const std::lock_guard lock(mutex_);
+  return idle_losses_;
 }
 
 uint32_t Endpoint::hot_set_ms() const {

@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "petps_client/choice.h"
 #include "petps_client/client.h"
 #include "petps_client/dedup.h"
 #include "petps_client/endpoint.h"
@@ -86,29 +87,43 @@ struct Client::Impl {
                             const std::function<base::Status(const Routing&)>& attempt);
 
   // Runs `attempt` on one of the replicas after another until it succeeds. Unreachable or silent ones rest and are tried again
-  // until the deadline, or until a newer map is found; other errors are final once every replica gave one.
+  // until the deadline, or until a newer map is found, or until `is_moot`: nobody should be asked for this any more. Other errors
+  // are final once every replica gave one.
   base::Status try_endpoints(std::string_view what, const Routing& by, const Endpoints& replicas,
-                             const Deadline& deadline, const Attempt& attempt);
+                             const Deadline& deadline, const Attempt& attempt,
+                             const std::function<bool()>& is_moot = nullptr);
   base::Status try_any(std::string_view what, const Deadline& deadline, const Attempt& attempt);
   size_t next_turn() { return rotation.fetch_add(1, std::memory_order_relaxed); }
-  // From the one whose turn it is. The groups of one call share a turn, or with two of each the same ones would always be first.
+  // From the one whose turn it is, those in doubt last. The groups of one call share a turn, or with two of each the same ones would always be first.
   static std::vector<Endpoint*> awake_endpoints(const Endpoints& of, size_t turn);
 
-  // The instance that every group is asked for by name, of those that this server knows; empty with one group, where each server's
-  // own meaning counts.
-  static std::string common_instance(const Routing& by, const Catalogue& catalogue,
-                                     const Deadline& deadline);
+  Answered answered;  // what pulls were answered with: no later one is of something older
 
-  // The table of that instance; it has to be in what the server itself means too.
-  static base::Result<const CatalogueTable*> find_common_table(
-      const Routing& by, Endpoint& endpoint, Connection& connection, std::string_view table,
-      const Deadline& deadline, std::shared_ptr<const Catalogue>& catalogue);
+  // The instance that all servers are asked for by name (choice.h). Empty with one server in all,
+  // where its own meaning counts, and while nothing is known of any.
+  // Errors: kStale when the servers that answer only have older rows than were answered before, and
+  // no other comes back by the deadline.
+  base::Status choose_instance(const Routing& by, const Deadline& deadline, Choice& choice);
+  Choice choose_now(const Routing& by) const;
+  void note_answer(const Routing& by, const std::string& instance);
+  // Reads a catalogue where none is known yet; asks no server that rests.
+  static void read_missing_catalogues(const Routing& by, const Deadline& deadline);
+  // Of all servers that do not rest; a silent one leaves time for the others, and for `spare` parts more.
+  static void read_catalogues(const Routing& by, const Deadline& deadline, size_t spare);
+  // In the background: also finds out which servers are gone. False: the client is stopping.
+  bool read_catalogue_in_background(Endpoint& endpoint);
+  bool pause_background(uint64_t until_ns);
+  // Those that can be asked for the instance, or of which nothing is known; all, when there are none.
+  // `some` holds them where they are not all.
+  static const Endpoints& replicas_with(const Endpoints& replicas, const Choice& choice,
+                                        Endpoints& some);
 
   base::Result<PushReport> push(const PushWork& work);
   base::Status push_to(Endpoint& endpoint, const Deadline& deadline, const PushWork& work,
                        PushReport& report, size_t& acknowledged);
-  base::Status push_to_group(const Endpoints& replicas, const Deadline& deadline,
-                             const PushWork& work, PushReport& report, size_t& acknowledged);
+  static base::Status refuse_replicas(const Routing& by, const PushWork& work);
+  base::Status push_to_owner(Endpoint& owner, const Deadline& deadline, const PushWork& work,
+                             PushReport& report, size_t& acknowledged);
   base::Status encode_push(const Routing& by, const Deadline& deadline, PushWork& work,
                            std::vector<std::byte>& encoded);
   base::Status push_by(const Routing& by, const Deadline& deadline, const PushWork& work,

@@ -25,7 +25,9 @@ class PullCall {
 
   base::Status run_once(const Routing& by, PullReport& report);
   base::Status plan(const Routing& by);
-  void read_catalogues(const Routing& by) const;
+  base::Status find_shapes(const Routing& by, CataloguePointer& catalogue, bool& was_known);
+  bool is_outdated(const Routing& by) const;
+  base::Status check_meaning(Flight& flight) const;
   static bool is_switched(const Routing& by,
                           const std::vector<std::shared_ptr<const Catalogue>>& before);
   std::vector<Share> share_out(const Routing& by) const;
@@ -42,7 +44,7 @@ class PullCall {
   const PullOptions& options_;
   const Deadline deadline_;
   const uint64_t wait_until_ns_;
-  std::string instance_;           // by name; empty: what each server's catalogue says
+  Choice choice_;                  // its instance is empty: what each server's catalogue says
   std::vector<Plan> plans_;        // by table of the call
   std::vector<size_t> row_bytes_;  // of `out`, by table of the call
 };

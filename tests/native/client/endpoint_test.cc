@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <future>
 
@@ -17,8 +18,10 @@ constexpr uint32_t kDeadlineMs = 20'000;
 // they are let go.
 class SwitchingServer {
  public:
-  explicit SwitchingServer(uint64_t held)
-      : held_(held), server_([this](wire::Opcode opcode, uint64_t count, wire::Frame& reply) {
+  explicit SwitchingServer(uint64_t held, bool has_counters = true)
+      : has_counters_(has_counters),
+        held_(held),
+        server_([this](wire::Opcode opcode, uint64_t count, wire::Frame& reply) {
           if (opcode != wire::Opcode::kTables) return Answer::kSend;
           wire::FrameHeader header;
           std::memcpy(&header, reply.data(), sizeof(header));
@@ -26,13 +29,16 @@ class SwitchingServer {
           tables.instances.push_back({1, "ranking", "ranking@1", 1, 5});
           tables.instances.push_back({2, "ranking", "ranking@2", 1, 5});
           tables.aliases.push_back({"ranking", count == 0 ? 1u : 2u});
+          if (has_counters_) tables.state.counter = count == 0 ? 10 : 11;
           EXPECT_TRUE(wire::encode_tables_reply(header.request_id, tables, reply).ok());
           if (count < held_.size()) {
             held_[count].asked.set_value();
             held_[count].let_go.get_future().wait();
           }
           return Answer::kSend;
-        }) {}
+        }) {
+    if (has_counters) server_.hello().features |= wire::kFeatureCatalogueState;
+  }
 
   void wait_until_asked(size_t number) { held_[number].asked.get_future().wait(); }
   void let_go(size_t number) { held_[number].let_go.set_value(); }
@@ -44,6 +50,7 @@ class SwitchingServer {
     std::promise<void> asked;
     std::promise<void> let_go;
   };
+  const bool has_counters_;
   std::vector<Held> held_;
   FakeServer server_;  // last: its threads end first
 };
@@ -74,7 +81,8 @@ TEST(Endpoint, AnOlderAnswerThatComesLateIsNotKept) {
   EXPECT_EQ(server.asked(), 2u);
 }
 
-TEST(Endpoint, AnAnswerThatWasAskedForEarlierDoesNotServeALaterCall) {
+// The second answer shows a newer state, though it was asked for while the first was under way.
+TEST(Endpoint, OfTwoAnswersTheHigherCounterIsKept) {
   SwitchingServer server(2);
   const auto endpoint = endpoint_of(server);
   auto first = std::async(std::launch::async, [&] { return read_instance(*endpoint); });
@@ -86,7 +94,162 @@ TEST(Endpoint, AnAnswerThatWasAskedForEarlierDoesNotServeALaterCall) {
   server.let_go(1);
   EXPECT_EQ(second.get(), "ranking@2");
   EXPECT_EQ(endpoint->last_catalogue()->instance_name(), "ranking@2");
-  EXPECT_EQ(server.asked(), 3u) << "which of the two states is newer was not known";
+  EXPECT_EQ(server.asked(), 2u);
+}
+
+// A server of an earlier release tells no counter: what was asked for later is kept.
+TEST(Endpoint, WithoutCountersTheLaterQuestionCounts) {
+  SwitchingServer server(1, false);
+  const auto endpoint = endpoint_of(server);
+  auto late = std::async(std::launch::async, [&] { return read_instance(*endpoint); });
+  server.wait_until_asked(0);
+  EXPECT_EQ(read_instance(*endpoint), "ranking@2");
+  server.let_go(0);
+  EXPECT_EQ(late.get(), "ranking@2");
+  EXPECT_EQ(endpoint->last_catalogue()->instance_name(), "ranking@2");
+}
+
+// Shows what the test says, over a connection that is new each time.
+struct ChangingServer {
+  wire::TablesReply tables;
+  FakeServer server;
+  ChangingServer()
+      : server([this](wire::Opcode opcode, uint64_t, wire::Frame& reply) {
+          wire::FrameHeader header;
+          std::memcpy(&header, reply.data(), sizeof(header));
+          if (opcode == wire::Opcode::kTables) {
+            EXPECT_TRUE(wire::encode_tables_reply(header.request_id, tables, reply).ok());
+          }
+          return Answer::kSend;
+        }) {
+    server.hello().features |= wire::kFeatureCatalogueState;
+    show(1, 10, 1);
+  }
+  void show(uint8_t pool, uint64_t counter, uint32_t instance) {
+    tables = {};
+    for (const uint32_t number : {1u, 2u}) {
+      const std::string name = "ranking@" + std::to_string(number);
+      tables.instances.push_back({number, "ranking", name, 1, 5});
+    }
+    tables.aliases.push_back({"ranking", instance});
+    tables.state.pool_uuid[0] = pool;
+    tables.state.counter = counter;
+    server.hello().pool_uuid = tables.state.pool_uuid;
+  }
+  std::unique_ptr<Endpoint> endpoint() {
+    const auto url = parse_url("petps://" + server.address());
+    return std::make_unique<Endpoint>(url.value().addresses[0], "ranking", Options());
+  }
+};
+
+TEST(Endpoint, APoolRestoredFromAnOlderCopyIsRefusedUntilItHasPassedWhatWasSeen) {
+  ChangingServer server;
+  const auto endpoint = server.endpoint();
+  server.show(1, 20, 2);
+  EXPECT_EQ(read_instance(*endpoint), "ranking@2");
+  server.show(1, 17, 1);
+  const std::string refusal = read_instance(*endpoint);
+  EXPECT_NE(refusal.find(server.server.address() + ": its pool is an older copy"),
+            std::string::npos)
+      << refusal;
+  EXPECT_NE(refusal.find("counter 17, and this client has seen 20"), std::string::npos) << refusal;
+  EXPECT_EQ(endpoint->last_catalogue()->instance_name(), "ranking@2");
+  server.show(1, 19, 2);
+  EXPECT_NE(read_instance(*endpoint).find("counter 19"), std::string::npos);
+  server.show(1, 20, 1);
+  EXPECT_EQ(read_instance(*endpoint), "ranking@1") << "it has caught up";
+  server.show(1, 17 + (uint64_t{1} << 32), 2);
+  EXPECT_EQ(read_instance(*endpoint), "ranking@2") << "verify --accept passes what anybody saw";
+}
+
+TEST(Endpoint, CountersOfTwoPoolsAreNeverCompared) {
+  ChangingServer server;
+  const auto endpoint = server.endpoint();
+  server.show(1, 20, 2);
+  EXPECT_EQ(read_instance(*endpoint), "ranking@2");
+  {
+    // The address leads to another pool; the old connection is still open.
+    const auto old = endpoint->lease(Deadline::in_ms(kDeadlineMs));
+    ASSERT_TRUE(old.ok());
+    server.show(2, 5, 1);
+    EXPECT_EQ(read_instance(*endpoint), "ranking@1");
+    EXPECT_EQ(endpoint->last_catalogue()->instance_name(), "ranking@1");
+    const auto kept = endpoint->catalogue(*old.value(), Deadline::in_ms(kDeadlineMs));
+    ASSERT_TRUE(kept.ok()) << kept.status().to_string();
+    EXPECT_EQ(kept.value()->instance_name(), "ranking@2") << "what that connection's pool means";
+    // Tables of another pool than that of the hello are nobody's.
+    const auto mixed = endpoint->read_catalogue(*old.value(), Deadline::in_ms(kDeadlineMs));
+    ASSERT_FALSE(mixed.ok());
+    EXPECT_NE(mixed.status().message().find("tables are of another pool"), std::string_view::npos)
+        << mixed.status().to_string();
+  }
+}
+
+// A caller with less time than a server is given says nothing about the server.
+TEST(Endpoint, ACallersOwnTimeoutIsNoFailureOfTheServer) {
+  FakeServer server([](wire::Opcode opcode, uint64_t, wire::Frame&) {
+    return opcode == wire::Opcode::kTables ? Answer::kSilent : Answer::kSend;
+  });
+  const auto url = parse_url("petps://" + server.address());
+  Patience patience;
+  patience.silence_ns = 60'000'000'000;
+  Endpoint endpoint(url.value().addresses[0], "ranking", Options(), patience);
+  for (int i = 0; i < 5; ++i) {
+    const Deadline deadline = Deadline::in_ms(20);
+    auto leased = endpoint.lease(deadline);
+    if (!leased.ok()) continue;  // a busy machine
+    EXPECT_EQ(endpoint.read_catalogue(*leased.value(), deadline).status().code(),
+              base::Code::kDeadlineExceeded);
+  }
+  EXPECT_EQ(endpoint.rests_until_ns(), 0u);
+  EXPECT_TRUE(endpoint.answers());
+  EXPECT_TRUE(endpoint.is_in_doubt()) << "others are asked first";
+  endpoint.answered();
+  EXPECT_FALSE(endpoint.is_in_doubt());
+}
+
+TEST(Endpoint, AServerThatIsSilentForLongerThanOurPatienceFails) {
+  FakeServer server([](wire::Opcode opcode, uint64_t, wire::Frame&) {
+    return opcode == wire::Opcode::kTables ? Answer::kSilent : Answer::kSend;
+  });
+  const auto url = parse_url("petps://" + server.address());
+  Patience patience;
+  patience.silence_ns = 1'000'000;
+  Endpoint endpoint(url.value().addresses[0], "ranking", Options(), patience);
+  for (uint32_t i = 0; i < kFailuresUntilGone; ++i) {
+    EXPECT_TRUE(endpoint.answers()) << i;
+    const Deadline deadline = Deadline::in_ms(200);
+    auto leased = endpoint.lease(deadline);
+    if (!leased.ok()) continue;  // a busy machine: not answered either
+    EXPECT_EQ(endpoint.read_catalogue(*leased.value(), deadline).status().code(),
+              base::Code::kDeadlineExceeded);
+  }
+  EXPECT_FALSE(endpoint.answers());
+  EXPECT_GT(endpoint.rests_until_ns(), 0u);
+  endpoint.answered();
+  EXPECT_TRUE(endpoint.answers()) << "its next answer";
+}
+
+TEST(Backoff, RestsGrowAndDifferFromClientToClient) {
+  Patience patience;
+  patience.seed = seed();
+  Backoff one(patience);
+  Backoff same(patience);
+  patience.seed += 1;
+  Backoff other(patience);
+  uint64_t due = patience.first_rest_ns;
+  bool differs = false;
+  for (int i = 0; i < 20; ++i) {
+    const uint64_t rest = one.next_ns();
+    EXPECT_GE(rest, due / 2) << i;
+    EXPECT_LE(rest, due) << i;
+    EXPECT_EQ(rest, same.next_ns()) << "one seed, one schedule";
+    differs = differs || rest != other.next_ns();
+    due = std::min(due * 2, patience.longest_rest_ns);
+  }
+  EXPECT_TRUE(differs);
+  one.reset();
+  EXPECT_LE(one.next_ns(), patience.first_rest_ns);
 }
 
 }  // namespace

@@ -225,31 +225,27 @@ TEST(Retry, PushIsNotRetried) {
   EXPECT_EQ(1u, server.count(Opcode::kPush));
 }
 
-TEST(Retry, PushGoesToEveryReplica) {
-  RealServer first;
-  RealServer second;
-  for (RealServer* server : {&first, &second}) {
-    server->add_table("users", Dtype::kF32, kDim, 100, 0);
-    server->start();
-  }
+TEST(Retry, APushToReplicasIsRefusedBeforeAnythingIsSent) {
+  FakeServer first(nullptr);
+  FakeServer second(nullptr);
   auto both = Client::connect("petps://" + first.address() + "," + second.address() + "/ranking");
   ASSERT_TRUE(both.ok()) << both.status().to_string();
   const std::vector<uint64_t> keys = {42};
-  ASSERT_TRUE((*both)->push("users", keys, testing::row_of(42, kDim), kDim).ok());
-  for (RealServer* server : {&first, &second}) {
-    auto one = Client::connect(server->url());
-    std::vector<float> rows(kDim);
-    ASSERT_TRUE((*one)->pull("users", keys, rows).ok());
-    EXPECT_EQ(testing::row_of(42, kDim), rows);
-  }
-  second.stop();
+  const std::vector<float> rows(FakeServer::kDim);
+  PushReport report;
   PushOptions options;
-  options.deadline_ms = 200;
-  const Status status =
-      (*both)->push("users", keys, testing::row_of(42, kDim), kDim, options).status();
-  EXPECT_EQ(Code::kUnavailable, status.code());
-  EXPECT_NE(std::string_view::npos, status.message().find("have the rows: push again"))
-      << status.to_string();
+  options.report = &report;
+  for (const Status& status :
+       {(*both)->push("users", keys, rows, FakeServer::kDim, options).status(),
+        (*both)->push_stored("users", keys, std::as_bytes(std::span(rows)), options).status(),
+        (*both)->erase("users", keys, options).status()}) {
+    EXPECT_EQ(Code::kFailedPrecondition, status.code()) << status.to_string();
+    const std::vector<std::string> names = {first.address(), second.address()};
+    EXPECT_EQ(status.message(), wire::refuse_replicated_push("users", names).message());
+    EXPECT_NE(std::string_view::npos, status.message().find("petps publish")) << status.to_string();
+  }
+  EXPECT_EQ(0u, first.count(Opcode::kPush) + second.count(Opcode::kPush));
+  EXPECT_TRUE(pull_users(**both).ok());
 }
 
 TEST(Retry, ThreadsPullThroughRestarts) {

@@ -21,9 +21,8 @@ using testing::row_of;
 
 class ShardsPushTest : public testing::Fleet {};
 
-TEST_F(ShardsPushTest, PushesGoToEveryServerThatOwnsTheKey) {
+TEST_F(ShardsPushTest, PushesGoToTheServerThatOwnsTheKey) {
   add_server(0b00001111);
-  add_server(0b11110000);
   add_server(0b11110000);
   publish();
   auto client = connect();
@@ -39,24 +38,41 @@ TEST_F(ShardsPushTest, PushesGoToEveryServerThatOwnsTheKey) {
   ASSERT_TRUE(pushed.ok()) << pushed.status().to_string();
   EXPECT_EQ(pushed.value().inserted, 100u);
   EXPECT_EQ(pushed.value().updated, kKeys + 1);
-  for (size_t replica = 0; replica < 2; ++replica) {
-    servers_[1 + replica]->stop();
-    std::vector<float> back(rows.size());
-    std::vector<uint8_t> mask(keys.size());
-    ASSERT_TRUE(client->pull("f32", keys, back, mask).ok());
-    EXPECT_EQ(std::count(mask.begin(), mask.end(), 1), static_cast<ptrdiff_t>(keys.size()));
-    for (size_t i = 0; i < keys.size(); ++i) {
-      const std::vector<float> want = row_of(keys[i], kDim, keys[i] == 7 ? 2 : 1);
-      ASSERT_TRUE(
-          std::equal(want.begin(), want.end(), back.begin() + static_cast<ptrdiff_t>(i * kDim)))
-          << keys[i];
-    }
-    servers_[1 + replica]->start();
+  std::vector<float> back(rows.size());
+  std::vector<uint8_t> mask(keys.size());
+  ASSERT_TRUE(client->pull("f32", keys, back, mask).ok());
+  EXPECT_EQ(std::count(mask.begin(), mask.end(), 1), static_cast<ptrdiff_t>(keys.size()));
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const std::vector<float> want = row_of(keys[i], kDim, keys[i] == 7 ? 2 : 1);
+    ASSERT_TRUE(
+        std::equal(want.begin(), want.end(), back.begin() + static_cast<ptrdiff_t>(i * kDim)))
+        << keys[i];
   }
   const auto erased = client->erase("f32", keys);
   ASSERT_TRUE(erased.ok()) << erased.status().to_string();
   EXPECT_EQ(erased.value().deleted, kKeys + 100);
   EXPECT_EQ(pull(*client, keys).value().found, 0u);
+}
+
+// One replicated group refuses the whole push; the keys of the others are pushed alone.
+TEST_F(ShardsPushTest, KeysOfReplicasAreRefusedAndNoOtherRowIsSent) {
+  add_server(0b00001111);
+  add_server(0b11110000);
+  add_server(0b11110000);
+  publish();
+  auto client = connect();
+  const std::vector<uint64_t> all = keys_of(0xFF);
+  const std::vector<float> rows(all.size() * kDim, 1.0f);
+  const base::Status refused = client->push("f32", all, rows, kDim).status();
+  expect_error(refused, Code::kFailedPrecondition,
+               servers_[1]->address() + ", " + servers_[2]->address() + " are replicas");
+  expect_error(client->erase("f32", keys_of(0b10000000)).status(), Code::kFailedPrecondition,
+               "are replicas");
+  for (const auto& server : servers_) EXPECT_EQ(server->server().stats().pushes, 0u);
+  const std::vector<uint64_t> owned = keys_of(0b00001111);
+  const auto pushed = client->push("f32", owned, std::span(rows).first(owned.size() * kDim), kDim);
+  ASSERT_TRUE(pushed.ok()) << pushed.status().to_string();
+  EXPECT_EQ(pushed.value().updated, owned.size());
 }
 
 TEST_F(ShardsPushTest, RowsEncodedForOneServerAreNotStoredByAnotherThatStoresThemOtherwise) {

@@ -77,14 +77,50 @@ TEST_F(ServerTest, HelloOfANewerClient) {
   expect_error(connect()->call(frame).error(), Code::kUnimplemented, "protocol versions 7 to 9");
 }
 
+TEST_F(ServerTest, TheStateOfTheNamesIsToldToWhoAsks) {
+  start();
+  const auto ask = [&] {
+    wire::Frame frame;
+    wire::encode_tables(6, {.with_state = true}, frame);
+    const Reply reply = connect()->call(frame);
+    wire::TablesReply list;
+    EXPECT_TRUE(wire::decode_tables_reply(reply.header, reply.body, list).ok());
+    return list;
+  };
+  pool::Pool& pool = pool_.tables->pool();
+  uint64_t counter = ask().state.counter;
+  EXPECT_EQ(ask().state.pool_uuid, pool.uuid());
+  EXPECT_EQ(counter, pool.names().sequence);
+  const auto grows = [&] {
+    const uint64_t before = std::exchange(counter, ask().state.counter);
+    return counter > before;
+  };
+  EXPECT_FALSE(grows()) << "nothing has changed";
+  const auto second = pool.create_instance("ranking", "ranking@2", 2);
+  ASSERT_TRUE(second.ok()) << second.status().to_string();
+  EXPECT_TRUE(grows());
+  ASSERT_TRUE(pool.set_alias("live", pool_.instance).ok());
+  EXPECT_TRUE(grows());
+  ASSERT_TRUE(pool.set_alias("live", second.value().id).ok());
+  EXPECT_TRUE(grows());
+  for (const wire::AliasInfo& alias : ask().aliases)
+    EXPECT_EQ(alias.previous, alias.name == "live" ? pool_.instance : 0u) << alias.name;
+  EXPECT_TRUE(pool.drop_instance(second.value().id).code() == base::Code::kFailedPrecondition);
+  EXPECT_FALSE(grows()) << "a refusal changes no name";
+  ASSERT_TRUE(pool.set_alias("live", pool_.instance).ok());
+  ASSERT_TRUE(pool.drop_instance(second.value().id).ok());
+  EXPECT_TRUE(grows());
+}
+
 TEST_F(ServerTest, TablesAreListed) {
   start();
   ASSERT_TRUE(pool_.tables->pool().set_alias("live", pool_.instance).ok());
   wire::Frame frame;
-  wire::encode_tables(6, frame);
+  wire::encode_tables(6, {}, frame);
   const Reply reply = connect()->call(frame);
   wire::TablesReply list;
   ASSERT_TRUE(wire::decode_tables_reply(reply.header, reply.body, list).ok());
+  EXPECT_EQ(list.state, wire::CatalogueState()) << "clients of the first release cannot read it";
   ASSERT_EQ(list.tables.size(), 3u);
   EXPECT_EQ(list.tables[0].name, "users");
   EXPECT_EQ(list.tables[0].rows, 100u);
@@ -540,7 +576,7 @@ TEST_F(ServerTest, MutatedFramesNeverStopTheServer) {
   samples.emplace_back();
   wire::encode_hello(3, {1, 1, "x"}, samples.back());
   samples.emplace_back();
-  wire::encode_tables(3, samples.back());
+  wire::encode_tables(3, {.with_state = true}, samples.back());
   samples.emplace_back();
   wire::encode_hot_keys(3, {users_.id(), std::vector<uint64_t>{1, 2}}, samples.back());
   samples.emplace_back();

@@ -95,6 +95,22 @@ TEST_F(ShardsTest, AForeignKeyRefusesTheWholeRequest) {
   EXPECT_EQ(decode_pulled(pull({keys_[0][0]})).rows[0], row_of(keys_[0][0], 2, 64));
 }
 
+// Whoever writes past the client is refused too, with the client's words; and is not, once the map gives the keys one server.
+TEST_F(ShardsTest, APushToAReplicaIsRefused) {
+  start(0b11);
+  auto client = connect();
+  EXPECT_TRUE(client->call(push_frame(1, users_, keys_[0], 2)).error().ok());
+  wire::ShardMap replicated = map_of(2, 0b11);
+  replicated.servers.push_back({kOther, {0b11}});
+  ASSERT_TRUE(server_->set_shard_map(replicated).ok());
+  const std::vector<std::string> names = {kOwn, kOther};
+  expect_error(client->call(push_frame(2, users_, keys_[0], 3)).error(), Code::kFailedPrecondition,
+               std::string(wire::refuse_replicated_push("users", names).message()));
+  EXPECT_EQ(decode_pulled(pull({keys_[0][0]})).rows[0], row_of(keys_[0][0], 2, 64));
+  change_map(3, 0b01);
+  EXPECT_TRUE(client->call(push_frame(3, users_, keys_[0], 3)).error().ok());
+}
+
 TEST_F(ShardsTest, TheMapIsPublished) {
   start(0b10);
   const auto ask = [&] {
@@ -114,7 +130,8 @@ TEST_F(ShardsTest, TheMapIsPublished) {
   wire::HelloReply hello;
   ASSERT_TRUE(wire::decode_hello_reply(reply.header, reply.body, hello).ok());
   EXPECT_EQ(hello.shard, wire::shard_of(map_of(4, 0b11), kOwn));
-  EXPECT_EQ(hello.features, wire::kFeatureShardMap | wire::kFeaturePullWait);
+  EXPECT_EQ(hello.features,
+            wire::kFeatureShardMap | wire::kFeaturePullWait | wire::kFeatureCatalogueState);
   EXPECT_NE(server_->status_json().find(
                 R"("shard":{"address":"here:1","map_version":4,"partitions":2,"owned":"0-1"})"),
             std::string::npos)

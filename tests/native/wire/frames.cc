@@ -108,8 +108,10 @@ Status decode_request(const FrameHeader& header, std::span<const std::byte> body
       }
       return status;
     }
-    case Opcode::kTables:
-      return decode_tables(header, body);
+    case Opcode::kTables: {
+      TablesRequest tables;
+      return decode_tables(header, body, tables);
+    }
     case Opcode::kPull: {
       PullRequest pull;
       const Status status = decode_pull(header, body, limits, pull);
@@ -230,9 +232,16 @@ std::vector<NamedFrame> sample_frames() {
   const std::vector<PullSection> sections = {{7, 3}, {9, 1}};
   add("hello", [](Frame& f) { encode_hello(10, {1, 1, "trainer"}, f); });
   add("hello_reply", [](Frame& f) { encode_hello_reply(10, sample_hello(), f); });
-  add("tables", [](Frame& f) { encode_tables(12, f); });
+  add("tables", [](Frame& f) { encode_tables(12, {}, f); });
   add("tables_reply",
       [](Frame& f) { ASSERT_TRUE(encode_tables_reply(12, sample_tables(), f).ok()); });
+  add("tables_state", [](Frame& f) { encode_tables(12, {.with_state = true}, f); });
+  add("tables_state_reply", [](Frame& f) {
+    TablesReply reply = sample_tables();
+    reply.state = {sample_hello().pool_uuid, 0x0102030405060708};
+    reply.aliases[0].previous = 3;
+    ASSERT_TRUE(encode_tables_reply(12, reply, f).ok());
+  });
   add("pull", [&](Frame& f) { encode_pull(11, {42, 1, 0, sections, keys}, f); });
   add("pull_wait", [&](Frame& f) { encode_pull(11, {42, 1, 250, sections, keys}, f); });
   frames.push_back({"pull_reply", sample_pull_reply()});

@@ -111,6 +111,9 @@ TEST(Mutation, EveryTruncationIsRefused) {
       const auto length = static_cast<uint32_t>(n - kHeaderBytes);
       // What is appended to the hello reply later than the first release may be missing.
       if (sample.name == "hello_reply" && length == 200) continue;
+      // So may the state of the tables: the 24 bytes and the one alias's word behind them.
+      if (sample.name == "tables_state" && length == 0) continue;
+      if (sample.name == "tables_state_reply" && n + 28 == sample.bytes.size()) continue;
       std::memcpy(exact.get() + offsetof(FrameHeader, body_bytes), &length, sizeof(length));
       const base::Status status = decode_any({exact.get(), n});
       EXPECT_FALSE(status.ok()) << sample.name << " cut to " << n;

@@ -90,13 +90,17 @@ TEST(Wire, PushComesBack) {
 
 TEST(Wire, TablesAndHelloComeBack) {
   for (const NamedFrame& sample : sample_frames()) {
-    if (sample.name == "tables_reply") {
+    if (sample.name == "tables_reply" || sample.name == "tables_state_reply") {
       const Opened opened = open_frame(sample.bytes);
       TablesReply reply;
       ASSERT_TRUE(decode_tables_reply(opened.header, opened.body, reply).ok());
       ASSERT_EQ(reply.tables.size(), 2u);
       EXPECT_EQ(reply.tables[1].name, "items");
       EXPECT_EQ(reply.tables[1].default_row.size(), 9u);
+      const bool with_state = sample.name == "tables_state_reply";
+      EXPECT_EQ(reply.state.counter, with_state ? 0x0102030405060708u : 0u);
+      EXPECT_EQ(reply.state.pool_uuid[1], with_state ? 17 : 0);
+      EXPECT_EQ(reply.aliases[0].previous, with_state ? 3u : 0u);
       Frame again;
       ASSERT_TRUE(encode_tables_reply(12, reply, again).ok());
       EXPECT_EQ(again, sample.bytes);

@@ -1,0 +1,156 @@
+#include "petps_client/choice.h"
+
+#include <algorithm>
+
+namespace petps::client {
+
+namespace {
+
+// Names known to be older than the last answer. Switches are hours apart, and a pool keeps few.
+constexpr size_t kMaxOlder = 256;
+
+size_t hash_of(const std::string& name) { return std::hash<std::string>()(name); }
+
+// 1: `a` is known to be older than `b`; the pool that means `b` knows best.
+int order(std::string_view a, std::string_view b, std::span<const CataloguePointer> known) {
+  int order = 0;
+  for (const CataloguePointer& catalogue : known) {
+    if (catalogue == nullptr) continue;
+    const int here = catalogue->order(a, b);
+    if (here != 0 && (order == 0 || catalogue->instance_name() == b)) order = here;
+  }
+  return order;
+}
+
+}  // namespace
+
+std::string Answered::instance() const {
+  const std::lock_guard lock(mutex_);
+  return instance_;
+}
+
+// A pool that meant the last answer's instance, and no longer does since a state that is newer than
+// the one it had then, was switched back.
+bool Answered::allows_locked(const Catalogue& server) const {
+  const std::string& meant = server.instance_name();
+  if (instance_.empty() || meant == instance_ || !older_.contains(meant)) return true;
+  const auto at = counters_.find(server.state().pool_uuid);
+  return server.left_at(instance_) > (at == counters_.end() ? 0 : at->second);
+}
+
+bool Answered::allows(const Catalogue& server) const {
+  const size_t hash = hash_.load(std::memory_order_acquire);
+  if (hash == 0 || hash == hash_of(server.instance_name())) return true;
+  const std::lock_guard lock(mutex_);
+  return allows_locked(server);
+}
+
+bool Answered::is_older(const std::string& instance,
+                        std::span<const CataloguePointer> known) const {
+  if (!older_.contains(instance)) return false;
+  return std::none_of(known.begin(), known.end(), [&](const CataloguePointer& server) {
+    return server != nullptr && server->instance_name() == instance && allows_locked(*server);
+  });
+}
+
+void Answered::note(const std::string& instance, std::span<const CataloguePointer> known) {
+  if (instance.empty() || hash_.load(std::memory_order_acquire) == hash_of(instance)) return;
+  const std::lock_guard lock(mutex_);
+  if (instance == instance_ || is_older(instance, known)) return;
+  const bool forward = !instance_.empty() && order(instance_, instance, known) > 0;
+  std::unordered_set<std::string> older;
+  if (forward) {
+    older = std::move(older_);
+    older.insert(instance_);
+  } else {
+    for (const std::string& name : older_) {
+      if (order(name, instance, known) > 0) older.insert(name);
+    }
+  }
+  for (const CataloguePointer& catalogue : known) {
+    if (catalogue == nullptr) continue;
+    for (std::string& name : catalogue->older_than(instance)) older.insert(std::move(name));
+    counters_[catalogue->state().pool_uuid] = catalogue->state().counter;
+  }
+  older.erase(instance);
+  while (older.size() > kMaxOlder) older.erase(older.begin());
+  older_ = std::move(older);
+  instance_ = instance;
+  hash_.store(hash_of(instance), std::memory_order_release);
+}
+
+namespace {
+
+bool counts(const ServerView& server, bool also_dead) {
+  return server.catalogue != nullptr && !server.catalogue->instance_name().empty() &&
+         (server.answers || also_dead);
+}
+
+// Every group of which a server counts has one that can be asked for it.
+bool is_feasible(const std::string& instance, std::span<const GroupView> groups, bool also_dead) {
+  return std::all_of(groups.begin(), groups.end(), [&](const GroupView& group) {
+    bool any = false;
+    bool reached = false;
+    for (const ServerView& server : group) {
+      if (!counts(server, also_dead)) continue;
+      any = true;
+      reached = reached || server.catalogue->reaches(instance);
+    }
+    return reached || !any;
+  });
+}
+
+struct Candidates {
+  std::vector<std::string> allowed;
+  std::vector<std::string> too_old;
+  std::vector<CataloguePointer> known;  // of all servers: what is older than what is no news
+};
+
+void add_once(const std::string& name, std::vector<std::string>& names) {
+  if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+}
+
+Candidates candidates_of(std::span<const GroupView> groups, const Answered& answered,
+                         bool also_dead) {
+  Candidates found;
+  for (const GroupView& group : groups) {
+    for (const ServerView& server : group) {
+      if (server.catalogue != nullptr) found.known.push_back(server.catalogue);
+      if (!counts(server, also_dead)) continue;
+      const bool is_allowed = answered.allows(*server.catalogue);
+      add_once(server.catalogue->instance_name(), is_allowed ? found.allowed : found.too_old);
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+Choice choose(std::span<const GroupView> groups, const Answered& answered) {
+  bool also_dead = false;
+  Candidates found = candidates_of(groups, answered, also_dead);
+  if (found.allowed.empty() && found.too_old.empty()) {
+    // Nobody answers: the call tries again what was known.
+    also_dead = true;
+    found = candidates_of(groups, answered, also_dead);
+  }
+  Choice choice;
+  choice.all_agree = found.allowed.size() + found.too_old.size() <= 1;
+  if (found.allowed.empty()) {
+    for (const std::string& name : found.too_old)
+      choice.too_old.append(choice.too_old.empty() ? "'" : ", '").append(name).append("'");
+    return choice;
+  }
+  // Where no instance has a server in every group, the newest: the group without one says so.
+  const bool any_feasible =
+      std::any_of(found.allowed.begin(), found.allowed.end(),
+                  [&](const std::string& name) { return is_feasible(name, groups, also_dead); });
+  for (const std::string& name : found.allowed) {
+    if (any_feasible && !is_feasible(name, groups, also_dead)) continue;
+    if (choice.instance.empty() || order(choice.instance, name, found.known) > 0)
+      choice.instance = name;
+  }
+  return choice;
+}
+
+}  // namespace petps::client

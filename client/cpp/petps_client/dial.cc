@@ -1,0 +1,197 @@
+#include "petps_client/dial.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <system_error>
+#include <thread>
+
+#include "base/clock.h"
+
+namespace petps::client {
+
+using base::Code;
+using base::Result;
+using base::Status;
+
+namespace {
+
+// A name's addresses change when a server moves. Connections are opened rarely; this spares the
+// resolver when many are opened at once.
+constexpr uint64_t kFreshNs = 10'000'000'000;
+// How much later the next address of a name is begun, at most (RFC 8305 recommends 100 to 2,000 ms
+// on the internet; a data centre answers sooner).
+constexpr uint64_t kNextAddressNs = 100'000'000;
+
+int resolve_by(const Address& address, int flags, std::vector<SocketAddress>& found) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV | flags;
+  addrinfo* first = nullptr;
+  const int failure =
+      getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &first);
+  if (failure != 0) return failure;
+  for (const addrinfo* at = first; at != nullptr; at = at->ai_next) {
+    if (at->ai_addrlen > sizeof(sockaddr_storage)) continue;
+    SocketAddress next;
+    std::memcpy(&next.bytes, at->ai_addr, at->ai_addrlen);
+    next.size = at->ai_addrlen;
+    found.push_back(next);
+  }
+  freeaddrinfo(first);
+  return 0;
+}
+
+int resolve_by_system(const Address& address, std::vector<SocketAddress>& found) {
+  return resolve_by(address, AI_ADDRCONFIG, found);
+}
+
+std::vector<SocketAddress> resolve_numeric(const Address& address) {
+  std::vector<SocketAddress> found;
+  // A name fails at once: nothing is asked of any server.
+  if (resolve_by(address, AI_NUMERICHOST, found) != 0) found.clear();
+  return found;
+}
+
+// A socket that is connecting, or has. -1: it failed at once, errno says why.
+int begin_connect(const SocketAddress& to) {
+  const int socket = ::socket(to.bytes.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (socket < 0) return -1;
+  const auto* address = reinterpret_cast<const sockaddr*>(&to.bytes);
+  if (connect(socket, address, to.size) == 0 || errno == EINPROGRESS || errno == EINTR)
+    return socket;
+  const int error = errno;
+  close(socket);
+  errno = error;
+  return -1;
+}
+
+// Attempts under way; closes all that are left when it goes.
+struct Attempts {
+  std::vector<pollfd> sockets;
+  ~Attempts() {
+    for (const pollfd& entry : sockets) close(entry.fd);
+  }
+  // Takes out the first that is connected, or -1; drops those that failed.
+  int take_connected(int& error) {
+    int connected = -1;
+    std::erase_if(sockets, [&](const pollfd& entry) {
+      if (connected >= 0 || entry.revents == 0) return false;
+      int failure = 0;
+      socklen_t size = sizeof(failure);
+      if (getsockopt(entry.fd, SOL_SOCKET, SO_ERROR, &failure, &size) != 0) failure = errno;
+      if (failure == 0) {
+        connected = entry.fd;
+      } else {
+        error = failure;
+        close(entry.fd);
+      }
+      return true;
+    });
+    return connected;
+  }
+};
+
+}  // namespace
+
+HostLookup::HostLookup(Address address, Resolve resolve)
+    : address_(std::move(address)),
+      resolve_(resolve != nullptr ? resolve : resolve_by_system),
+      numeric_(resolve != nullptr ? std::vector<SocketAddress>() : resolve_numeric(address_)) {}
+
+// Under shared_->mutex.
+void HostLookup::start() {
+  shared_->is_running = true;
+  const auto run = [shared = shared_, resolve = resolve_, address = address_] {
+    std::vector<SocketAddress> found;
+    const int failure = resolve(address, found);
+    const std::lock_guard lock(shared->mutex);
+    shared->is_running = false;
+    shared->results += 1;
+    shared->failure = failure;
+    if (failure == 0) {
+      shared->found = std::move(found);
+      shared->found_at_ns = base::monotonic_ns();
+      shared->is_fresh = true;
+    }
+    shared->changed.notify_all();
+  };
+  std::thread(run).detach();
+}
+
+Result<std::vector<SocketAddress>> HostLookup::addresses(const Deadline& deadline) {
+  if (!numeric_.empty()) return numeric_;
+  const std::string peer = address_.text();
+  std::unique_lock lock(shared_->mutex);
+  if (shared_->is_fresh && base::monotonic_ns() - shared_->found_at_ns < kFreshNs)
+    return shared_->found;
+  const uint64_t before = shared_->results;
+  try {
+    if (!shared_->is_running) start();
+  } catch (const std::system_error& error) {
+    shared_->is_running = false;
+    return Status(Code::kResourceExhausted,
+                  peer + ": no thread to look its name up: " + error.what());
+  }
+  const bool ended = shared_->changed.wait_for(lock, std::chrono::nanoseconds(deadline.left_ns()),
+                                               [&] { return shared_->results != before; });
+  if (ended && shared_->failure != 0) {
+    return Status(Code::kUnavailable, peer + ": " + gai_strerror(shared_->failure));
+  }
+  if (!shared_->found.empty()) return shared_->found;
+  return Status(Code::kDeadlineExceeded, peer + ": its name was not resolved within " +
+                                             std::to_string(deadline.given_ms) + " ms");
+}
+
+void HostLookup::forget() {
+  const std::lock_guard lock(shared_->mutex);
+  shared_->is_fresh = false;
+}
+
+Result<int> connect_any(const std::string& peer, std::span<const SocketAddress> addresses,
+                        const Deadline& deadline) {
+  Attempts attempts;
+  int error = ECONNREFUSED;
+  size_t begun = 0;
+  uint64_t next_at_ns = base::monotonic_ns();
+  for (;;) {
+    const uint64_t now = base::monotonic_ns();
+    if (begun < addresses.size() && (now >= next_at_ns || attempts.sockets.empty())) {
+      const size_t left = addresses.size() - begun;
+      next_at_ns = now + std::min(kNextAddressNs, deadline.left_ns() / (left + 1));
+      const int socket = begin_connect(addresses[begun++]);
+      if (socket >= 0) {
+        attempts.sockets.push_back({socket, POLLOUT, 0});
+      } else {
+        error = errno;
+        continue;
+      }
+    }
+    if (attempts.sockets.empty())
+      return base::errno_status(Code::kUnavailable, peer + ": connect", error);
+    if (deadline.passed()) {
+      return Status(Code::kDeadlineExceeded, peer + ": connect: no answer within " +
+                                                 std::to_string(deadline.given_ms) + " ms");
+    }
+    uint64_t wait_ns = deadline.left_ns();
+    if (begun < addresses.size())
+      wait_ns = std::min(wait_ns, next_at_ns - std::min(next_at_ns, base::monotonic_ns()));
+    const timespec limit = timespec_of(wait_ns);
+    const int count = ppoll(attempts.sockets.data(), attempts.sockets.size(), &limit, nullptr);
+    if (count < 0 && errno != EINTR)
+      return base::errno_status(Code::kUnavailable, peer + ": poll", errno);
+    if (count <= 0) continue;
+    const int connected = attempts.take_connected(error);
+    if (connected >= 0) return connected;
+  }
+}
+
+}  // namespace petps::client
