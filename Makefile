@@ -19,7 +19,7 @@ help:
 	@echo "make demo-train  installs PyTorch (6 GB), then petps demo --train: trains, streams, serves, kills"
 	@echo "make test    build, then every check and test; one summary at the end"
 	@echo "make test-train  installs PyTorch and Ray (6 GB) into .venv-train, then tests what needs them"
-	@echo "make lab     persistent memory and RDMA, emulated: suites in a small guest (tests/lab)"
+	@echo "make lab     persistent memory, RDMA, power cuts: suites in a small guest (tests/lab)"
 	@echo "make soak    the C++ suites with more workers than processors, SOAK_ROUNDS=10 times"
 	@echo "make soak-pull  pulls under updates and reclaim in each gather mode; SOAK_SECONDS=600 each"
 	@echo "make bench   build, then measure; ONLY=pull,apply measures parts; BEFORE=FOLDER compares"

@@ -67,5 +67,14 @@ foreach(suite contract crash fuzz stress)
               LIBS petps_simulated_medium ${PETPS_ROOM_LIBRARIES})
 endforeach()
 
+# A pool on a file system that fails, for the guest of `make lab`; crash's model says what is right.
+add_executable(lab_pool
+  tests/lab/pool/main.cc tests/lab/pool/power.cc tests/lab/pool/rounds.cc tests/lab/pool/steps.cc
+  tests/crash/world.cc)
+target_compile_options(lab_pool PRIVATE ${PETPS_TEST_WARNINGS})
+target_include_directories(lab_pool PRIVATE "${PROJECT_SOURCE_DIR}")
+target_link_libraries(lab_pool PRIVATE petps_table)
+set_property(GLOBAL APPEND PROPERTY PETPS_TEST_PROGRAMS lab_pool)
+
 get_property(programs GLOBAL PROPERTY PETPS_TEST_PROGRAMS)
 add_custom_target(petps_tests DEPENDS ${programs})

@@ -27,8 +27,10 @@ BROKER_PACKAGES=(
 )
 # For the guest of `make lab` (tests/lab); not installed by the other targets.
 LAB_PACKAGES=(
+  btrfs-progs
   busybox-static
   cpio
+  dmsetup
   e2fsprogs
   ibverbs-providers
   iproute2
@@ -37,6 +39,7 @@ LAB_PACKAGES=(
   python3-pyverbs
   qemu-system-x86
   rdma-core
+  xfsprogs
 )
 CONSTRAINTS=deploy/requirements/constraints.txt
 # What `make test-train` needs beside .venv, in .venv-train; not installed by the other targets.

@@ -1,0 +1,133 @@
+"""Block devices and file systems of the guest whose power is cut, that fail, or that are full.
+
+Runs in the guest, as root. The devices are RAM disks: a snapshot or a copy of one costs little.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from tests.lab.guest import ROOT
+
+LAB_POOL: Final = str(ROOT / "build" / "release" / "lab_pool")
+RAM_DISKS = 4
+RAM_DISK_BYTES = 1 << 30  # pages that nobody writes take no memory
+SECTOR_BYTES = 512
+# mkfs.xfs makes nothing smaller than 300 MB, mkfs.btrfs nothing smaller than 109 MB.
+DISK_BYTES = {"ext2": 64 << 20, "ext4": 64 << 20, "xfs": 320 << 20, "btrfs": 160 << 20}
+MKFS = {
+    "ext2": ["mkfs.ext2", "-q", "-F", "-b", "4096"],
+    "ext4": ["mkfs.ext4", "-q", "-F", "-b", "4096"],
+    "xfs": ["mkfs.xfs", "-q", "-f", "-m", "reflink=1"],
+    "btrfs": ["mkfs.btrfs", "-q", "-f"],
+}
+# The file system that an overlay's folders lie on.
+BELOW_OVERLAY = "ext4"
+WAIT_SECONDS = 120
+
+
+def call(*command: str, allowed: tuple[int, ...] = (0,)) -> str:
+    """Return the output of a command. Raise RuntimeError, with it, for another exit status."""
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=WAIT_SECONDS,
+        env={**os.environ, "DM_DISABLE_UDEV": "1"},
+        check=False,
+    )
+    if done.returncode not in allowed:
+        raise RuntimeError(f"{' '.join(command)}: status {done.returncode}: {done.stdout}")
+    return done.stdout
+
+
+def load_modules(file_system: str) -> None:
+    """Make RAM disks /dev/ram0 to /dev/ram3; load device mapper and the file system."""
+    Path("/sys/kernel/rcu_expedited").write_text("1")  # mounts and devices come and go faster
+    kilobytes = RAM_DISK_BYTES >> 10
+    call("modprobe", "brd", f"rd_nr={RAM_DISKS}", f"rd_size={kilobytes}")
+    for module in ("dm-mod", "dm-log-writes", "dm-snapshot", "dm-flakey"):
+        call("modprobe", module)
+    for module in {"overlay": ["overlay", "ext4"], "tmpfs": []}.get(file_system, [file_system]):
+        call("modprobe", module)
+
+
+def on_disk(file_system: str) -> str:
+    """Return the file system that the disk gets."""
+    return BELOW_OVERLAY if file_system == "overlay" else file_system
+
+
+def make_file_system(file_system: str, device: str) -> None:
+    """Make it as large as DISK_BYTES says, whatever the device's size."""
+    name = on_disk(file_system)
+    command = [*MKFS[name]]
+    size = DISK_BYTES[name]
+    if name == "xfs":
+        call(*command, "-d", f"size={size}", device)
+    elif name == "btrfs":
+        call(*command, "-b", str(size), device)
+    else:
+        call(*command, device, str(size >> 12))
+
+
+def mount(file_system: str, device: str, at: Path) -> Path:
+    """Mount what the device holds, repaired where it has no journal. Return the pool's folder."""
+    at.mkdir(parents=True, exist_ok=True)
+    if file_system == "ext2":
+        call("e2fsck", "-fy", device, allowed=(0, 1))
+    if file_system == "btrfs":  # it remembers another device of the same id
+        call("btrfs", "device", "scan", "--forget")
+    call("mount", "-t", on_disk(file_system), device, str(at))
+    if file_system != "overlay":
+        return at
+    for folder in ("lower", "upper", "work", "merged"):
+        (at / folder).mkdir(exist_ok=True)
+    options = f"lowerdir={at}/lower,upperdir={at}/upper,workdir={at}/work"
+    call("mount", "-t", "overlay", "-o", options, "overlay", str(at / "merged"))
+    return at / "merged"
+
+
+def unmount(file_system: str, at: Path) -> None:
+    if file_system == "overlay":
+        call("umount", str(at / "merged"))
+    call("umount", str(at))
+
+
+@contextmanager
+def mapped(name: str, table: str) -> Iterator[str]:
+    """Yield the path of a device of the device mapper. After an error the device stays."""
+    call("dmsetup", "create", name, "--table", table)
+    yield f"/dev/mapper/{name}"
+    call("dmsetup", "remove", "--retry", name)
+
+
+def ask(*arguments: str) -> str:
+    """Return what lab_pool prints, or the signal that killed it."""
+    done = subprocess.run(
+        [LAB_POOL, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=WAIT_SECONDS,
+        check=False,
+    )
+    if done.returncode < 0:
+        return f"killed by {signal.Signals(-done.returncode).name} after: {done.stdout}"
+    return done.stdout.strip()
+
+
+def sectors_of(file_system: str) -> int:
+    return DISK_BYTES[on_disk(file_system)] // SECTOR_BYTES
+
+
+def pretend_another_boot() -> None:
+    """Give the kernel another boot id, as after a power cut."""
+    fake = Path("/run/boot_id")
+    fake.write_text("01234567-89ab-cdef-0123-456789abcdef\n")
+    call("mount", "--bind", str(fake), "/proc/sys/kernel/random/boot_id")

@@ -1,0 +1,208 @@
+"""Pools on a full disk: created, opened, copied sparsely or by reflink, grown. Runs in the guest.
+
+    python -m tests.lab.full_disk FILE_SYSTEM
+
+Each case says what was wrong: a row that is missing or torn, a pool that a failed open changed, a
+crash, an error that does not name the full disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.lab import disks
+from tests.lab.disks import call
+
+DISK = "/dev/ram0"
+LIVE = Path("/run/live")
+TMPFS_BYTES = 64 << 20
+ROWS = 3000
+LEFT_BYTES = 1 << 20
+CLEAR = re.compile(r"disk full|No space left on device|quota")
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def has_holes(path: Path) -> bool:
+    file = os.open(path, os.O_RDONLY)
+    os.fsync(file)
+    first = os.lseek(file, 0, os.SEEK_HOLE)
+    os.close(file)
+    return first < path.stat().st_size
+
+
+@contextmanager
+def full(folder: Path, left_bytes: int = 0) -> Iterator[None]:
+    """Leave no byte on the disk, or about `left_bytes`, while the block runs."""
+    if left_bytes > 0:
+        with (folder / "left").open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, left_bytes)
+    filler = os.open(folder / "filler", os.O_WRONLY | os.O_CREAT)
+    for piece_bytes in (1 << 20, 1 << 16, 1 << 12):
+        piece = os.urandom(piece_bytes)
+        while True:
+            try:
+                os.write(filler, piece)
+                os.fsync(filler)
+            except OSError:
+                break
+    os.close(filler)
+    (folder / "left").unlink(missing_ok=True)
+    os.sync()
+    yield
+    (folder / "filler").unlink()
+    os.sync()
+
+
+class Cases:
+    """The cases of one file system, each in a folder that is empty when it begins."""
+
+    def __init__(self, file_system: str, folder: Path) -> None:
+        self.file_system = file_system
+        self.folder = folder
+        self.pool = folder / "pool"
+        self.copy = folder / "copy"
+        self.opened = False  # by the last write
+        self.problems: list[str] = []
+
+    def run(self, case: Callable[[], None]) -> None:
+        for path in self.folder.iterdir():
+            path.unlink()
+        before = len(self.problems)
+        case()
+        verdict = "right" if len(self.problems) == before else "WRONG"
+        print(f"{self.file_system} {case.__name__}: {verdict}", flush=True)
+
+    def expect(self, holds: bool, problem: str) -> None:
+        if not holds:
+            self.problems.append(problem)
+            print(f"  {problem}", flush=True)
+
+    def ask(self, *arguments: str) -> str:
+        """Return lab_pool's answer. Expect no crash, and errors that name the full disk."""
+        answer = disks.ask(*arguments)
+        print("  " + answer.replace("\n", "\n  "))
+        self.expect("killed by" not in answer, f"{arguments[0]}: {answer}")
+        self.expect("wrong" not in answer, f"{arguments[0]}: {answer}")
+        for line in answer.splitlines():
+            if line.startswith("refused"):
+                self.expect(CLEAR.search(line) is not None, f"{arguments[0]}: not clear: {line}")
+        return answer
+
+    def make(self, durability: str = "power") -> None:
+        answer = disks.ask("make", str(self.pool), durability, "1", str(ROWS))
+        self.expect("made\nclosed" in answer, f"make: {answer}")
+
+    def write(self, path: Path, first: int, last: int) -> int:
+        """Rewrite all rows. Return the last round that was acknowledged, else `first` - 1."""
+        answer = self.ask("write", str(path), str(ROWS), str(first), str(last))
+        self.opened = "refused to open" not in answer
+        found: list[str] = re.findall(r"^acknowledged 0 (\d+)$", answer, re.MULTILINE)
+        return int(found[-1]) if found else first - 1
+
+    def has_round(self, path: Path, oldest: int) -> None:
+        self.ask("check", str(path), str(ROWS), str(oldest))
+
+    # ---- the cases ----
+
+    def created(self) -> None:
+        with full(self.folder):
+            answer = self.ask("make", str(self.pool), "power", "1", str(ROWS))
+            self.expect("refused to create" in answer, f"created: {answer}")
+            self.expect(not self.pool.exists(), "a file is left of a pool that was not created")
+
+    def grown(self) -> None:
+        for durability in ("power", "process"):
+            self.make(durability)
+            with full(self.folder, LEFT_BYTES):
+                answer = self.ask("grow", str(self.pool), str(ROWS))
+                self.expect("refused to grow" in answer, f"grown: {answer}")
+                self.expect("closed\nright" in answer, f"grown: {answer}")
+            self.has_round(self.pool, 1)
+            self.pool.unlink()
+
+    def written_and_closed(self) -> None:
+        for durability in ("power", "process"):
+            self.make(durability)
+            with full(self.folder):
+                newest = self.write(self.pool, 2, 4)
+            self.has_round(self.pool, newest)
+            self.pool.unlink()
+
+    def sparse_copy(self) -> None:
+        self.make()
+        call("cp", "--sparse=always", str(self.pool), str(self.copy))
+        self.expect(has_holes(self.copy), "the copy has no holes: the case shows nothing")
+        newest = self.write(self.copy, 2, 2)
+        self.expect(newest == 2, "a sparse copy was not opened although the disk has room")
+        self.has_round(self.copy, newest)
+
+    def sparse_copy_on_a_full_disk(self) -> None:
+        self.make()
+        call("cp", "--sparse=always", str(self.pool), str(self.copy))
+        self.expect(has_holes(self.copy), "the copy has no holes: the case shows nothing")
+        with full(self.folder):
+            newest = self.copied(2)
+        self.has_round(self.copy, newest)
+        newest = self.write(self.copy, 5, 5)
+        self.has_round(self.copy, newest)
+
+    def reflinked_copy_on_a_full_disk(self) -> None:
+        for durability in ("power", "process"):
+            self.make(durability)
+            call("cp", "--reflink=always", str(self.pool), str(self.copy))
+            with full(self.folder):
+                newest = self.copied(2)
+            self.has_round(self.copy, newest)
+            newest = self.write(self.copy, 7, 7)
+            self.has_round(self.copy, newest)
+            self.copy.unlink()
+            self.pool.unlink()
+
+    def copied(self, first: int) -> int:
+        """Write to the copy. Expect that an open that fails changes no byte of copy or original."""
+        original, copy = digest(self.pool), digest(self.copy)
+        newest = self.write(self.copy, first, first + 2)
+        if not self.opened:
+            self.expect(self.copy.stat().st_size > 0, "the copy is empty after a failed open")
+            self.expect(digest(self.copy) == copy, "a failed open changed the copy")
+        self.expect(digest(self.pool) == original, "the original changed with its copy")
+        return newest
+
+
+def main() -> int:
+    (file_system,) = sys.argv[1:]
+    disks.load_modules(file_system)
+    if file_system == "tmpfs":
+        LIVE.mkdir()
+        call("mount", "-t", "tmpfs", "-o", f"size={TMPFS_BYTES}", "tmpfs", str(LIVE))
+        folder = LIVE
+    else:
+        disks.make_file_system(file_system, DISK)
+        folder = disks.mount(file_system, DISK, LIVE)
+    cases = Cases(file_system, folder / "pools")
+    cases.folder.mkdir()
+    cases.run(cases.created)
+    cases.run(cases.grown)
+    cases.run(cases.written_and_closed)
+    cases.run(cases.sparse_copy)
+    cases.run(cases.sparse_copy_on_a_full_disk)
+    if file_system in ("xfs", "btrfs"):
+        cases.run(cases.reflinked_copy_on_a_full_disk)
+    for problem in cases.problems:
+        print(f"WRONG {problem}")
+    print(f"problems {len(cases.problems)}")
+    return 1 if cases.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

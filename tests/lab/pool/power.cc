@@ -1,0 +1,175 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <iostream>
+
+#include "commands.h"
+
+namespace petps::lab {
+
+using base::Code;
+using base::Status;
+using crash::Choices;
+using crash::World;
+using table::Tables;
+
+namespace {
+
+void say(const std::string& line) { std::cout << line << std::endl; }
+
+// Half of the pool's pages: each reaches the disk as it is now, or stays in memory.
+Status write_back(const std::string& path, uint64_t seed) {
+  const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (file < 0) return base::errno_status(Code::kIoError, "open " + path, errno);
+  struct stat about = {};
+  int error_number = fstat(file, &about) == 0 ? 0 : errno;
+  constexpr off_t kPageBytes = 4096;
+  constexpr unsigned kWriteAndWait = SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+  std::mt19937_64 random(seed);
+  for (off_t at = 0; at < about.st_size && error_number == 0; at += kPageBytes) {
+    if (random() % 2 == 0 && sync_file_range(file, at, kPageBytes, kWriteAndWait) != 0)
+      error_number = errno;
+  }
+  ::close(file);
+  if (error_number == 0) return Status();
+  return base::errno_status(Code::kIoError, "write back " + path, error_number);
+}
+
+int wrong(const std::string& reason) {
+  say("wrong: " + reason);
+  return 1;
+}
+
+// What a pool that lost power still shows must be whole and once written, or verify must see it.
+std::string check_accepted(const table::TablesOptions& options, const std::vector<World>& worlds) {
+  table::TablesOptions all_the_same = options;
+  all_the_same.allow_lost_power = true;
+  auto opened = Tables::open(all_the_same);
+  if (!opened.ok()) return "";  // an error is clear enough
+  const Tables& tables = *opened.value();
+  if (!tables.verify().clean()) return "";
+  std::vector<std::string> names;
+  for (const auto& table : tables.tables()) names.push_back(table->record().spec.name);
+  for (const World& world : worlds) {
+    std::vector<std::string> of_world;
+    for (const auto& table : world.tables) of_world.push_back(table.shape->spec.name);
+    if (of_world != names) continue;
+    World seen = world;
+    const std::string problem = crash::check_rows(tables, {world, world, worlds}, &seen);
+    return problem.empty() ? "" : "verify is clean and " + problem;
+  }
+  return "verify is clean and the tables are none that ever were";
+}
+
+// A pool that is right goes on: a write, a close, an open.
+std::string check_further(const table::TablesOptions& options, std::unique_ptr<Tables> tables,
+                          World world, uint64_t seed) {
+  tables->walk();
+  World seen;
+  std::string problem = crash::check(*tables, {world, world}, &seen);
+  if (!problem.empty()) return "after the walk: " + problem;
+  uint64_t value = uint64_t{1} << 40;
+  std::mt19937_64 random(seed);
+  for (crash::TableWorld& table : world.tables) {
+    const auto changes = random_changes(table, 20, 50, 10, &value, &random);
+    expect(&table, changes);
+    const Status status = apply(tables.get(), table.shape->spec.name, changes, 1);
+    if (!status.ok()) return "a write afterwards: " + status.to_string();
+  }
+  const Status closed = tables->close();
+  if (!closed.ok()) return "a close afterwards: " + closed.to_string();
+  tables.reset();
+  auto again = Tables::open(options);
+  if (!again.ok()) return "an open afterwards: " + again.status().to_string();
+  problem = crash::check(*again.value(), {world, world}, &seen);
+  return problem.empty() ? "" : "after a write and a close: " + problem;
+}
+
+struct Expected {
+  World before;
+  World after;
+  bool power = false;     // nothing acknowledged may be missing
+  bool is_there = false;  // its creation was acknowledged
+  bool was_closed = false;
+  std::vector<World> earlier;  // and these two
+};
+
+Expected expected_of(const std::vector<Step>& steps, size_t acknowledged) {
+  Expected expected;
+  const auto is_power = [](const Step& step) {
+    return step.durability == media::Durability::kPower;
+  };
+  const Step& next = steps[std::min(acknowledged, steps.size() - 1)];
+  expected.power = is_power(next);
+  if (acknowledged > 0) {
+    expected.before = steps[acknowledged - 1].after;
+    expected.power = expected.power && is_power(steps[acknowledged - 1]);
+    expected.is_there = true;
+  }
+  expected.after = next.after;
+  for (size_t i = 0; i < acknowledged; ++i) {
+    expected.earlier.push_back(steps[i].after);
+    expected.was_closed = expected.was_closed || steps[i].is_closed;
+  }
+  expected.earlier.push_back(next.after);
+  return expected;
+}
+
+// Whether a pool may refuse to open. With `process` it says so when the machine went down; before its
+// first close nothing of it may have reached the disk; both superblocks may be half written.
+bool may_refuse(const Expected& expected, const Status& status) {
+  if (!expected.is_there) return true;
+  if (expected.power) return false;
+  if (status.code() == Code::kFailedPrecondition)
+    return status.message().find("durability 'process'") != std::string_view::npos;
+  return status.code() == Code::kDataLoss || !expected.was_closed;
+}
+
+}  // namespace
+
+int perform_steps(const table::TablesOptions& options, uint64_t seed, Regime regime) {
+  const std::vector<Step> steps = make_steps(seed, regime);
+  say("steps " + std::to_string(steps.size()));
+  Live live;
+  live.options = options;
+  size_t next = 0;
+  for (std::string line; std::getline(std::cin, line);) {
+    if (line != "step") {
+      const Status status =
+          write_back(options.pool.media.path, std::stoull(line.substr(line.find(' '))));
+      say(status.ok() ? "done" : "failed: " + status.to_string());
+      continue;
+    }
+    const Step& step = steps.at(next++);
+    const Status status = step.perform(&live);
+    say(status.ok() ? "done " + step.name : "failed " + step.name + ": " + status.to_string());
+    if (!status.ok()) break;
+  }
+  std::cout.flush();
+  _exit(0);  // the pool is left as a killed process leaves it
+}
+
+int check_steps(const table::TablesOptions& options, uint64_t seed, Regime regime,
+                size_t acknowledged) {
+  const Expected expected = expected_of(make_steps(seed, regime), acknowledged);
+  auto opened = Tables::open(options);
+  if (!opened.ok()) {
+    const std::string error = opened.status().to_string();
+    if (!may_refuse(expected, opened.status())) return wrong("it does not open: " + error);
+    const std::string problem = check_accepted(options, expected.earlier);
+    if (!problem.empty()) return wrong(problem);
+    say("noticed: " + error);
+    return 0;
+  }
+  World seen;
+  std::string problem =
+      crash::check(*opened.value(), Choices{expected.before, expected.after}, &seen);
+  if (problem.empty())
+    problem = check_further(options, std::move(opened).value(), seen, seed + acknowledged);
+  if (!problem.empty()) return wrong(problem);
+  say("right");
+  return 0;
+}
+
+}  // namespace petps::lab

@@ -1,0 +1,163 @@
+"""Cuts the power under a pool on a real file system, at flushes and between. Runs in the guest.
+
+    python -m tests.lab.power_cut FILE_SYSTEM power|process|changing SEED FLUSHES
+
+A pool lives through the steps of tests/lab/pool/steps.cc on a disk that records its writes
+(dm-log-writes), with a mark for each step that was acknowledged. Then the disk is made again as a
+power cut leaves it: after each of FLUSHES flushes, which the seed chooses; after a write between
+two flushes; and with some writes between two flushes and without others, because a disk writes
+them in any order. Each time the file system is mounted, which replays its journal, and lab_pool
+says whether the pool is right.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from tests.lab import disks
+from tests.lab.disks import LAB_POOL, call
+from tests.lab.write_log import Entry, WriteLog
+
+DISK, LOG, REPLAYED, CHANGES = (f"/dev/ram{number}" for number in range(4))
+LIVE = Path("/run/live")
+CUT = Path("/run/cut")
+# Moments between flushes, chosen by the seed.
+BETWEEN_MAX = 15
+SUBSETS_MAX = 25
+WRITE_BACK_SHARE = 0.4  # of the steps: the kernel writes some pages of its own accord
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The power fails after entry `after`, and `also` of later entries have reached the disk."""
+
+    after: int
+    also: tuple[int, ...]
+    acknowledged: int
+    kind: str
+
+
+def perform(file_system: str, durability: str, seed: int) -> None:
+    """Perform all steps on a disk that records its writes; leave the log on LOG."""
+    chance = random.Random(seed)
+    sectors = disks.sectors_of(file_system)
+    disks.make_file_system(file_system, DISK)
+    call(
+        "dd", f"if={DISK}", f"of={REPLAYED}", "bs=1M", "conv=sparse,fsync", f"count={sectors >> 11}"
+    )
+    with disks.mapped("live", f"0 {sectors} log-writes {DISK} {LOG}") as device:
+        pool = disks.mount(file_system, device, LIVE) / "pool"
+        command = [LAB_POOL, "steps", str(pool), durability, str(seed)]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as worker:
+            assert worker.stdin is not None
+            assert worker.stdout is not None
+            steps = int(worker.stdout.readline().split()[1])
+            for number in range(1, steps + 1):
+                print("step", file=worker.stdin, flush=True)
+                answer = worker.stdout.readline().strip()
+                if not answer.startswith("done"):
+                    raise RuntimeError(f"step {number}: {answer}")
+                mark(answer)
+                if chance.random() < WRITE_BACK_SHARE:
+                    line = f"write-back {chance.randrange(1 << 32)}"
+                    print(line, file=worker.stdin, flush=True)
+                    if (answer := worker.stdout.readline().strip()) != "done":
+                        raise RuntimeError(f"after step {number}: {answer}")
+                    flush(device)
+        mark("the end")
+        disks.unmount(file_system, LIVE)
+    print(f"{steps} steps performed and recorded", flush=True)
+
+
+def mark(text: str) -> None:
+    call("dmsetup", "message", "live", "0", "mark", text.replace(" ", "-"))
+
+
+def flush(device: str) -> None:
+    """Flush the disk's cache: what was written so far enters the log."""
+    file = os.open(device, os.O_RDONLY)
+    os.fsync(file)
+    os.close(file)
+
+
+def cuts_of(entries: list[Entry], flushes_max: int, chance: random.Random) -> list[Cut]:
+    """Return the moments to look at, in the order of the log."""
+    acknowledged = [0]  # before each entry
+    for entry in entries:
+        acknowledged.append(acknowledged[-1] + entry.text.startswith("done"))
+    last = next(i for i, entry in enumerate(entries) if entry.text == "the-end")
+    durable = [i for i in range(last) if entries[i].is_durable]
+    flushes = sorted(chance.sample(durable, min(flushes_max, len(durable))))
+    cuts = [Cut(i, (), acknowledged[i + 1], "flush") for i in flushes]
+    between = [i for i in range(last) if entries[i].is_write and not entries[i].is_durable]
+    for i in chance.sample(between, min(BETWEEN_MAX, len(between))):
+        cuts.append(Cut(i, (), acknowledged[i + 1], "between"))
+    spans = [(a, b) for a, b in pairwise(durable) if b > a + 2]
+    for start, end in chance.choices(spans, k=SUBSETS_MAX):
+        also = tuple(i for i in range(start + 1, end) if chance.random() < 0.5)
+        cuts.append(Cut(start, also, acknowledged[end], "subset"))
+    print(f"{len(durable)} flushes in the log, {len(flushes)} of them looked at; {len(cuts)} cuts")
+    return sorted(cuts, key=lambda cut: cut.after)
+
+
+def check(file_system: str, arguments: list[str], log: WriteLog, cut: Cut) -> str:
+    """Return what lab_pool says of the disk as the cut leaves it."""
+    sectors = disks.sectors_of(file_system)
+    with disks.mapped("cut", f"0 {sectors} snapshot {REPLAYED} {CHANGES} N 8") as device:
+        if cut.also:
+            file = os.open(device, os.O_RDWR)
+            for i in cut.also:
+                log.replay(log.entries[i], file)
+            os.fsync(file)
+            os.close(file)
+        pool = disks.mount(file_system, device, CUT) / "pool"
+        answer = disks.ask("check-steps", str(pool), *arguments, str(cut.acknowledged))
+        disks.unmount(file_system, CUT)
+    return answer
+
+
+def main() -> int:
+    file_system, durability, *numbers = sys.argv[1:]
+    seed, flushes_max = map(int, numbers)
+    disks.load_modules(file_system)
+    perform(file_system, durability, seed)
+    disks.pretend_another_boot()
+    log = WriteLog(LOG)
+    said: Counter[str] = Counter()
+    wrong = 0
+    replayed = 0
+    started = time.monotonic()
+    cuts = cuts_of(log.entries, flushes_max, random.Random(seed + 1))
+    for cut in cuts:
+        device = os.open(REPLAYED, os.O_RDWR)
+        while replayed <= cut.after:
+            log.replay(log.entries[replayed], device)
+            replayed += 1
+        os.fsync(device)
+        os.close(device)
+        answer = check(file_system, [durability, str(seed)], log, cut)
+        said[answer[:100]] += 1
+        if not answer.startswith(("right", "noticed")):
+            wrong += 1
+            where = f"entry {cut.after}, {cut.kind}, {cut.acknowledged} acknowledged"
+            print(f"WRONG at {where}: {answer}", flush=True)
+    for text, count in said.most_common():
+        print(f"{count:5} {text}")
+    seconds: Final = time.monotonic() - started
+    print(f"cuts {len(cuts)} wrong {wrong} seconds {seconds:.0f}")
+    return 1 if wrong > 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

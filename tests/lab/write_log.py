@@ -1,0 +1,75 @@
+"""What dm-log-writes recorded, and a device as it was at any moment of it.
+
+The format is that of the kernel's dm-log-writes, version 1, little endian: a super block in the
+first sector {magic u64, version u64, entries u64, sector bytes u32}, then entries of one sector
+{sector u64, sectors u64, flags u64, data bytes u64}, each followed by its data. A mark's text lies
+in the sector of its entry. A write that no flush followed yet is recorded at the next flush, after
+the marks that were set meanwhile: so a mark comes after everything that had to be on the disk when
+it was set, and before everything else.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+MAGIC: Final = 0x6A736677736872
+VERSION: Final = 1
+FLUSH, FUA, DISCARD, MARK = 1, 2, 4, 8
+_SUPER = struct.Struct("<QQQI")
+_ENTRY = struct.Struct("<QQQQ")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A write, a flush, or a mark."""
+
+    sector: int
+    sectors: int
+    flags: int
+    text: str  # of a mark
+    data_at: int  # in the log
+
+    @property
+    def is_durable(self) -> bool:
+        """With it everything before it in the log is on the disk."""
+        return bool(self.flags & (FLUSH | FUA))
+
+    @property
+    def is_write(self) -> bool:
+        return self.sectors > 0 and not self.flags & (DISCARD | MARK)
+
+
+class WriteLog:
+    """The log on a device that records no more."""
+
+    def __init__(self, device: str) -> None:
+        self._file = os.open(device, os.O_RDONLY)
+        magic, version, count, self._sector_bytes = _SUPER.unpack(
+            os.pread(self._file, _SUPER.size, 0)
+        )
+        if magic != MAGIC or version != VERSION:
+            raise RuntimeError(f"{device} has no log: magic {magic:#x}, version {version}")
+        self.entries: list[Entry] = []
+        at = self._sector_bytes
+        for _ in range(count):
+            head = os.pread(self._file, self._sector_bytes, at)
+            sector, sectors, flags, data_bytes = _ENTRY.unpack_from(head)
+            text = head[_ENTRY.size : _ENTRY.size + data_bytes] if flags & MARK else b""
+            entry = Entry(sector, sectors, flags, text.decode(), at + self._sector_bytes)
+            self.entries.append(entry)
+            at += self._sector_bytes * (1 + (sectors if entry.is_write else 0))
+
+    def replay(self, entry: Entry, device: int) -> None:
+        """Write an entry's data to the open device. Ignore discards: a power cut may lose them."""
+        if not entry.is_write:
+            return
+        count = entry.sectors * self._sector_bytes
+        data = os.pread(self._file, count, entry.data_at)
+        if (
+            len(data) != count
+            or os.pwrite(device, data, entry.sector * self._sector_bytes) != count
+        ):
+            raise RuntimeError(f"a short read or write of {entry}")
