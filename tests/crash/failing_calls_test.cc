@@ -10,12 +10,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <iterator>
 #include <set>
 #include <thread>
 
@@ -54,7 +56,6 @@ class Injector {
     calls_ = 0;
     fired_ = Call::kCount;
     syncing_ = 0;
-    waiting_ = 0;
     writers_ = 1;
     sync_failed_ = false;
     media::file_calls().before = [](Call call) { return the().on(call); };
@@ -67,6 +68,15 @@ class Injector {
   Call fired() const { return fired_; }
   bool sync_failed() const { return sync_failed_; }
   void writers_begin() { writers_ = threads_; }
+  void is_writer(size_t number) {
+    writer() = number;
+    threads_of_[number] = gettid();
+  }
+  // Of this thread: 0 or 1.
+  static size_t& writer() {
+    static thread_local size_t number = 0;
+    return number;
+  }
   void writer_ends() { writers_ -= 1; }
   // Whether this thread's last sync overlapped one that failed, or came after it: what it says
   // cannot be believed.
@@ -81,10 +91,7 @@ class Injector {
 
  private:
   int on(Call call) {
-    if (call == Call::kAwaitSync) {
-      waiting_ += 1;
-      return 0;
-    }
+    if (call == Call::kAwaitSync) return 0;
     if (call == Call::kSyncData) {
       syncing_ += 1;
       if (sync_failed_) is_misled() = true;
@@ -100,19 +107,27 @@ class Injector {
     return fault_.error_number;
   }
 
-  // Until the other thread is in a sync of its own, waits for this one, or has ended.
+  // Until the other thread is in a sync of its own, sleeps (on this sync, or on a lock that this
+  // thread holds), or has ended.
   void await_another_writer() {
     const int syncing = syncing_;
-    const int waiting = waiting_;
-    while (writers_ > 1 && syncing_ == syncing && waiting_ == waiting) std::this_thread::yield();
+    while (writers_ > 1 && syncing_ == syncing && !sleeps(threads_of_[1 - writer()]))
+      std::this_thread::yield();
+  }
+
+  static bool sleeps(pid_t thread) {
+    std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    const size_t name_end = text.rfind(')');
+    return name_end == std::string::npos || text[name_end + 2] == 'S';
   }
 
   Fault fault_;
   int threads_ = 1;
   std::atomic<uint64_t> calls_{0};
   std::atomic<Call> fired_{Call::kCount};
-  std::atomic<int> syncing_{0};  // begun
-  std::atomic<int> waiting_{0};  // begun to wait for the sync of another
+  std::atomic<int> syncing_{0};                     // begun
+  std::array<std::atomic<pid_t>, 2> threads_of_{};  // by the kernel's number
   std::atomic<int> writers_{1};
   std::atomic<bool> sync_failed_{false};
 };
@@ -234,11 +249,16 @@ class Life {
     if (threads_ == 1) {
       for (int i = 0; i < 2; ++i) write_table(i);
     } else {
+      std::atomic<bool> is_there{false};
+      injector.is_writer(0);
       injector.writers_begin();
       std::thread other([&] {
+        injector.is_writer(1);
+        is_there = true;
         write_table(1);
         injector.writer_ends();
       });
+      while (!is_there) std::this_thread::yield();
       write_table(0);
       injector.writer_ends();
       other.join();
