@@ -17,6 +17,7 @@ from tests.lab.guest import ROOT
 
 LAB_POOL: Final = str(ROOT / "build" / "release" / "lab_pool")
 RAM_DISKS = 4
+DISK: Final = "/dev/ram0"
 RAM_DISK_BYTES = 1 << 30  # pages that nobody writes take no memory
 SECTOR_BYTES = 512
 # mkfs.xfs makes nothing smaller than 300 MB, mkfs.btrfs nothing smaller than 109 MB.
@@ -85,8 +86,11 @@ def mount(file_system: str, device: str, at: Path) -> Path:
     if file_system == "btrfs":  # it remembers another device of the same id
         call("btrfs", "device", "scan", "--forget")
     call("mount", "-t", on_disk(file_system), device, str(at))
-    if file_system != "overlay":
-        return at
+    return mount_overlay(at) if file_system == "overlay" else at
+
+
+def mount_overlay(at: Path) -> Path:
+    """Mount an overlay of folders `lower` and `upper` of `at`. Return its folder."""
     for folder in ("lower", "upper", "work", "merged"):
         (at / folder).mkdir(exist_ok=True)
     options = f"lowerdir={at}/lower,upperdir={at}/upper,workdir={at}/work"

@@ -17,9 +17,8 @@ import sys
 from pathlib import Path
 
 from tests.lab import disks
-from tests.lab.disks import LAB_POOL, call
+from tests.lab.disks import DISK, LAB_POOL, call
 
-DISK = "/dev/ram0"
 LIVE = Path("/run/live")
 ROWS = 300
 LIVES = 4

@@ -17,14 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.lab import disks
-from tests.lab.disks import call
+from tests.lab.disks import DISK, call
 
-DISK = "/dev/ram0"
 LIVE = Path("/run/live")
 TMPFS_BYTES = 64 << 20
 ROWS = 3000
 LEFT_BYTES = 1 << 20
-CLEAR = re.compile(r"disk full|No space left on device|quota")
+CLEAR = re.compile(r"disk full|No space left on device|copied on write|shares? .*blocks")
 
 
 def digest(path: Path) -> str:
@@ -91,7 +90,10 @@ class Cases:
         """Return lab_pool's answer. Expect no crash, and errors that name the full disk."""
         answer = disks.ask(*arguments)
         print("  " + answer.replace("\n", "\n  "))
-        self.expect("killed by" not in answer, f"{arguments[0]}: {answer}")
+        # Linux 6.1 reserves space of btrfs at a store to a mapped page, also without copy on write.
+        # Then the process ends there; what it acknowledged must still be right.
+        lost = "killed by SIGBUS" in answer and self.file_system == "btrfs"
+        self.expect(lost or "killed by" not in answer, f"{arguments[0]}: {answer}")
         self.expect("wrong" not in answer, f"{arguments[0]}: {answer}")
         for line in answer.splitlines():
             if line.startswith("refused"):
@@ -102,12 +104,12 @@ class Cases:
         answer = disks.ask("make", str(self.pool), durability, "1", str(ROWS))
         self.expect("made\nclosed" in answer, f"make: {answer}")
 
-    def write(self, path: Path, first: int, last: int) -> int:
-        """Rewrite all rows. Return the last round that was acknowledged, else `first` - 1."""
-        answer = self.ask("write", str(path), str(ROWS), str(first), str(last))
+    def write(self, path: Path, rounds: range, newest: int = 1) -> int:
+        """Rewrite all rows. Return the newest round acknowledged so far."""
+        answer = self.ask("write", str(path), str(ROWS), str(rounds[0]), str(rounds[-1]))
         self.opened = "refused to open" not in answer
         found: list[str] = re.findall(r"^acknowledged 0 (\d+)$", answer, re.MULTILINE)
-        return int(found[-1]) if found else first - 1
+        return int(found[-1]) if found else newest
 
     def has_round(self, path: Path, oldest: int) -> None:
         self.ask("check", str(path), str(ROWS), str(oldest))
@@ -125,8 +127,9 @@ class Cases:
             self.make(durability)
             with full(self.folder, LEFT_BYTES):
                 answer = self.ask("grow", str(self.pool), str(ROWS))
-                self.expect("refused to grow" in answer, f"grown: {answer}")
-                self.expect("closed\nright" in answer, f"grown: {answer}")
+                if "killed by" not in answer:
+                    self.expect("refused to grow" in answer, f"grown: {answer}")
+                    self.expect("closed\nright" in answer, f"grown: {answer}")
             self.has_round(self.pool, 1)
             self.pool.unlink()
 
@@ -134,26 +137,27 @@ class Cases:
         for durability in ("power", "process"):
             self.make(durability)
             with full(self.folder):
-                newest = self.write(self.pool, 2, 4)
+                newest = self.write(self.pool, range(2, 5))
             self.has_round(self.pool, newest)
             self.pool.unlink()
 
     def sparse_copy(self) -> None:
         self.make()
-        call("cp", "--sparse=always", str(self.pool), str(self.copy))
+        call("cp", "--reflink=never", "--sparse=always", str(self.pool), str(self.copy))
         self.expect(has_holes(self.copy), "the copy has no holes: the case shows nothing")
-        newest = self.write(self.copy, 2, 2)
+        newest = self.write(self.copy, range(2, 3))
         self.expect(newest == 2, "a sparse copy was not opened although the disk has room")
         self.has_round(self.copy, newest)
 
     def sparse_copy_on_a_full_disk(self) -> None:
         self.make()
-        call("cp", "--sparse=always", str(self.pool), str(self.copy))
+        call("cp", "--reflink=never", "--sparse=always", str(self.pool), str(self.copy))
         self.expect(has_holes(self.copy), "the copy has no holes: the case shows nothing")
         with full(self.folder):
-            newest = self.copied(2)
+            newest = self.write_copy()
         self.has_round(self.copy, newest)
-        newest = self.write(self.copy, 5, 5)
+        newest = self.write(self.copy, range(5, 6), newest)
+        self.expect(newest == 5, "a sparse copy was not opened although the disk has room")
         self.has_round(self.copy, newest)
 
     def reflinked_copy_on_a_full_disk(self) -> None:
@@ -161,17 +165,17 @@ class Cases:
             self.make(durability)
             call("cp", "--reflink=always", str(self.pool), str(self.copy))
             with full(self.folder):
-                newest = self.copied(2)
+                newest = self.write_copy()
             self.has_round(self.copy, newest)
-            newest = self.write(self.copy, 7, 7)
+            newest = self.write(self.copy, range(5, 6), newest)
             self.has_round(self.copy, newest)
             self.copy.unlink()
             self.pool.unlink()
 
-    def copied(self, first: int) -> int:
+    def write_copy(self) -> int:
         """Write to the copy. Expect that an open that fails changes no byte of copy or original."""
         original, copy = digest(self.pool), digest(self.copy)
-        newest = self.write(self.copy, first, first + 2)
+        newest = self.write(self.copy, range(2, 5))
         if not self.opened:
             self.expect(self.copy.stat().st_size > 0, "the copy is empty after a failed open")
             self.expect(digest(self.copy) == copy, "a failed open changed the copy")
@@ -191,6 +195,8 @@ def main() -> int:
         folder = disks.mount(file_system, DISK, LIVE)
     cases = Cases(file_system, folder / "pools")
     cases.folder.mkdir()
+    if file_system == "btrfs":  # what is made here is not copied on write, as a pool must be
+        call("chattr", "+C", str(cases.folder))
     cases.run(cases.created)
     cases.run(cases.grown)
     cases.run(cases.written_and_closed)
