@@ -31,6 +31,7 @@ MKFS = {
 # The file system that an overlay's folders lie on.
 BELOW_OVERLAY = "ext4"
 WAIT_SECONDS = 120
+LOST_POOL_STATUS = 74  # kLostPoolExitStatus of media/bus_error.h
 
 
 def call(*command: str, allowed: tuple[int, ...] = (0,)) -> str:
@@ -113,7 +114,7 @@ def mapped(name: str, table: str) -> Iterator[str]:
 
 
 def ask(*arguments: str) -> str:
-    """Return what lab_pool prints, or the signal that killed it."""
+    """Return what lab_pool prints, and how it ended where that is no answer."""
     done = subprocess.run(
         [LAB_POOL, *arguments],
         stdout=subprocess.PIPE,
@@ -123,6 +124,8 @@ def ask(*arguments: str) -> str:
     )
     if done.returncode < 0:
         return f"killed by {signal.Signals(-done.returncode).name} after: {done.stdout}"
+    if done.returncode == LOST_POOL_STATUS:
+        return f"lost the pool after: {done.stdout}"
     return done.stdout.strip()
 
 

@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "commands.h"
+#include "media/bus_error.h"
 
 namespace {
 
@@ -27,6 +28,7 @@ int usage() {
 
 int main(int count, char** arguments) {
   if (count < 4) return usage();
+  petps::media::stop_on_lost_pool();
   const std::string command = arguments[1];
   petps::table::TablesOptions options;
   options.background = false;
