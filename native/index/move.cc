@@ -164,15 +164,29 @@ uint64_t offset_of(const pool::Pool& pool, const Entry* entry) {
   return static_cast<uint64_t>(reinterpret_cast<const std::byte*>(entry) - pool.at(0));
 }
 
-// The places that the journal names, whether or not the move got as far as to change them.
+// Whether an entry of the table stands at `offset`.
+bool has_entry_at(const pool::TableRecord& table, uint64_t offset) {
+  if (offset < table.bucket_offset) return false;
+  const uint64_t within = offset - table.bucket_offset;
+  return within / sizeof(Bucket) < table.bucket_count &&
+         within % sizeof(Bucket) >= offsetof(Bucket, entries) && within % sizeof(Entry) == 0;
+}
+
+// The places that the journal names, whether or not the move got as far as to change them. The record
+// outlives its table, whose extent may hold anything by now: rows of another table, say. Both places
+// must be entries of one table that is there. If that is another one in the same place, the record says
+// nothing about it: a key of it stands in two places only during a move of its own, which wrote the
+// journal anew.
 InterruptedMove journaled_move(const pool::Pool& pool, uint64_t* key) {
   JournalRecord record;
   std::memcpy(&record, pool.journal(), sizeof record);
-  const uint64_t size = pool.medium().size();
-  if (record.checksum != checksum_of(record) || record.to == 0 ||
-      record.from + sizeof(Entry) > size || record.to + sizeof(Entry) > size) {
+  if (record.checksum != checksum_of(record) || record.to == 0)
     return {};  // nothing ever moved, or the record was torn and its move had not begun
-  }
+  const std::vector<pool::TableRecord> tables = pool.tables();
+  if (std::none_of(tables.begin(), tables.end(), [&](const pool::TableRecord& table) {
+        return has_entry_at(table, record.from) && has_entry_at(table, record.to);
+      }))
+    return {};
   *key = record.key;
   return {reinterpret_cast<Entry*>(pool.at(record.from)),
           reinterpret_cast<const Entry*>(pool.at(record.to))};

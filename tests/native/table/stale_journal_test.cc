@@ -1,0 +1,99 @@
+// The journal of hot moves outlives the table that it is about.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+#include "pool/layout.h"
+#include "table/impl.h"
+#include "tests/native/media/temporary_folder.h"
+
+namespace petps::table {
+namespace {
+
+struct Journal {
+  uint64_t key;
+  uint64_t from;
+  uint64_t to;
+};
+
+Journal journal_of(const pool::Pool& pool) {
+  Journal journal;
+  std::memcpy(&journal, pool.journal(), sizeof journal);
+  return journal;
+}
+
+// Keys that fill the buckets so that some are displaced, then some of them gone, so that those move.
+void move_some(Table& table) {
+  std::vector<uint64_t> keys;
+  for (uint64_t key = 0; key < table.record().spec.capacity; ++key) keys.push_back(key);
+  std::vector<std::byte> rows(keys.size() * table.record().spec.row_bytes);
+  ASSERT_TRUE(table.apply({.keys = keys, .rows = rows.data()}).ok());
+  std::vector<uint64_t> gone;
+  for (const uint64_t key : keys) {
+    if (key % 3 == 0) gone.push_back(key);
+  }
+  const std::vector<uint8_t> deleted(gone.size(), 1);
+  ASSERT_TRUE(table.apply({.keys = gone, .deleted = deleted}).ok());
+  const auto moved = table.rehome();
+  ASSERT_TRUE(moved.ok());
+  ASSERT_GT(moved.value(), 0u);
+}
+
+pool::TableSpec spec_of(const std::string& name, uint32_t instance, uint32_t row_bytes,
+                        uint64_t capacity) {
+  pool::TableSpec spec;
+  spec.name = name;
+  spec.instance = instance;
+  spec.dim = row_bytes / 4;
+  spec.row_bytes = row_bytes;
+  spec.capacity = capacity;
+  return spec;
+}
+
+// Rows that look like the entry of the key of the last move, wherever in the row one looks.
+TEST(StaleJournal, RowsWhereTheBucketsOfADroppedTableWereAreLeftAlone) {
+  testing_support::TemporaryFolder folder;
+  TablesOptions options;
+  options.background = false;
+  options.pool.media.path = folder.path("pool");
+  options.pool.unit_bytes = pool::kTestUnitBytes;
+  {
+    auto tables = Tables::create(options).value();
+    ASSERT_TRUE(tables->pool().create_instance("m", "m@1", 1).ok());
+    ASSERT_TRUE(tables->pool().create_instance("m", "m@2", 1).ok());
+    // Its buckets take an extent as large as the first extent of slots that comes after it is dropped.
+    const auto dropped = tables->create_table(spec_of("dropped", 1, 8, 2500)).value();
+    const uint64_t buckets = dropped->record().bucket_offset;
+    move_some(*dropped);
+    const Journal journal = journal_of(tables->pool());
+    ASSERT_GT(journal.from, buckets);
+    ASSERT_TRUE(tables->switch_alias("m", 2).ok());
+    ASSERT_TRUE(tables->drop_instance(1).ok());
+  }
+  {
+    auto tables = Tables::open(options).value();
+    tables->walk();
+    const Journal journal = journal_of(tables->pool());
+    constexpr uint32_t kRowBytes = 4096;
+    const auto rows = tables->create_table(spec_of("rows", 2, kRowBytes, 64)).value();
+    std::vector<uint64_t> row(kRowBytes / 8);
+    for (size_t i = 0; i < row.size(); ++i) row[i] = i % 2 == 0 ? journal.key : 1;
+    const auto holds = [&](uint64_t at) {  // a row that looks like the entry
+      uint64_t found[2];
+      std::memcpy(found, tables->pool().at(at), sizeof found);
+      return found[0] == journal.key && found[1] == 1;
+    };
+    for (uint64_t key = 0; key < 64; ++key) {
+      ASSERT_TRUE(
+          rows->apply({.keys = {&key, 1}, .rows = reinterpret_cast<std::byte*>(row.data())}).ok());
+    }
+    ASSERT_TRUE(holds(journal.from) && holds(journal.to)) << "the space was not used again";
+  }  // killed
+  const auto tables = Tables::open(options).value();
+  const VerifyReport report = tables->verify();
+  EXPECT_TRUE(report.clean()) << report.problems.front();
+}
+
+}  // namespace
+}  // namespace petps::table
