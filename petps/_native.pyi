@@ -111,8 +111,8 @@ class Progress:
     """What a partition of an instance has applied.
 
     ``state``: 'following', 'catching_up' (to version ``target``), 'passing' (run ``target`` feeds
-    another instance), 'incomplete' (rows of version ``target`` never came) or 'conflict' (of two
-    publishers of ``run``). ``publisher``: 24 bits that tell who wrote ``run``; 0: not known.
+    another instance), 'incomplete' (rows of version ``target`` never came), 'conflict' (of two
+    publishers of ``run``) or 'lost_power' (rows may be older than any progress). ``publisher``: 24 bits that tell who wrote ``run``; 0: not known.
     """
 
     instance: int
@@ -217,9 +217,15 @@ class Tables:
         *,
         read_only: bool = False,
         allow_lost_power: bool = False,
+        accept_lost_power: bool = False,
         background: bool = True,
     ) -> Tables:
-        """allow_lost_power: open a process-durability pool that lost power (for verify)."""
+        """Open a pool.
+
+        allow_lost_power: also one that lost power, if read_only (for verify). accept_lost_power:
+        take such a pool, which verify found clean, back into service: every recorded progress then
+        needs a base.
+        """
     def close(self) -> None: ...
     @property
     def closed(self) -> bool: ...

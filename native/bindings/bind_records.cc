@@ -36,6 +36,8 @@ const char* state_name(pool::ProgressState state) {
       return "incomplete";
     case pool::ProgressState::kConflict:
       return "conflict";
+    case pool::ProgressState::kLostPower:
+      return "lost_power";
   }
   return "unknown";
 }
@@ -43,11 +45,12 @@ const char* state_name(pool::ProgressState state) {
 pool::ProgressState parse_state(const std::string& name) {
   using State = pool::ProgressState;
   for (const State state : {State::kFollowing, State::kCatchingUp, State::kPassing,
-                            State::kIncomplete, State::kConflict}) {
+                            State::kIncomplete, State::kConflict, State::kLostPower}) {
     if (name == state_name(state)) return state;
   }
   invalid("progress state '" + name +
-          "' is unknown; write 'following', 'catching_up', 'passing', 'incomplete' or 'conflict'");
+          "' is unknown; write 'following', 'catching_up', 'passing', 'incomplete', 'conflict' or "
+          "'lost_power'");
 }
 
 void bind_pool_records(py::module_& module) {

@@ -30,9 +30,10 @@ SessionPointer create(const std::string& path, const std::string& durability, ui
 }
 
 SessionPointer open(const std::string& path, bool read_only, bool allow_lost_power,
-                    bool background) {
+                    bool accept_lost_power, bool background) {
   table::TablesOptions options = options_of(path, background);
   options.allow_lost_power = allow_lost_power;
+  options.accept_lost_power = accept_lost_power;
   options.pool.media.access = read_only ? media::Access::kReadOnly : media::Access::kReadWrite;
   const Released released_gil;
   return std::make_shared<Session>(unwrap(table::Tables::open(options)));
@@ -128,7 +129,8 @@ void bind_lifetime(TablesClass& tables) {
       "discard", [](const std::string& path) { check(media::Media::discard(path)); },
       py::arg("path"), py::call_guard<Released>());
   tables.def_static("open", open, py::arg("path"), py::kw_only(), py::arg("read_only") = false,
-                    py::arg("allow_lost_power") = false, py::arg("background") = true);
+                    py::arg("allow_lost_power") = false, py::arg("accept_lost_power") = false,
+                    py::arg("background") = true);
   tables.def("close", &Session::close, py::call_guard<Released>());
   tables.def_property_readonly("closed", &Session::closed);
   tables.def("info", [](const SessionPointer& session) { return released(session, pool_info); });

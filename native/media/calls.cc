@@ -13,10 +13,10 @@ namespace petps::media {
 
 const char* call_name(Call call) {
   static constexpr const char* kNames[] = {
-      "open",    "close",     "stat",      "fstatfs",      "flock",       "fallocate",
-      "pread",   "pwrite",    "ftruncate", "mmap",         "munmap",      "madvise",
-      "fadvise", "mincore",   "fdatasync", "fsync",        "lseek",       "ioctl",
-      "unlink",  "fgetxattr", "fsetxattr", "fremovexattr", "await a sync"};
+      "open",    "close",   "stat",      "fstatfs",   "flock",        "fallocate",
+      "pread",   "pwrite",  "ftruncate", "mmap",      "munmap",       "madvise",
+      "fadvise", "mincore", "fdatasync", "msync",     "fsync",        "lseek",
+      "ioctl",   "unlink",  "fgetxattr", "fsetxattr", "fremovexattr", "await a sync"};
   static_assert(sizeof kNames / sizeof *kNames == static_cast<size_t>(Call::kCount),
                 "every call has a name");
   return kNames[static_cast<size_t>(call)];
@@ -111,6 +111,9 @@ int fadvise(int file, int advice) {
   return errno == 0 ? 0 : -1;
 }
 
+int msync(void* at, size_t bytes) {
+  return asked(Call::kSyncRange) > 0 ? -1 : ::msync(at, bytes, MS_SYNC);
+}
 int fdatasync(int file) { return asked(Call::kSyncData) > 0 ? -1 : ::fdatasync(file); }
 
 int fsync(int file) { return asked(Call::kSync) > 0 ? -1 : ::fsync(file); }

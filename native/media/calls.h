@@ -36,6 +36,7 @@ enum class Call : uint8_t {
   kAdviseFile,
   kResident,
   kSyncData,
+  kSyncRange,
   kSync,
   kSeek,
   kControl,
@@ -84,6 +85,7 @@ int madvise(void* at, size_t bytes, int advice);
 int mincore(void* at, size_t bytes, unsigned char* pages);
 int fadvise(int file, int advice);
 int fdatasync(int file);
+int msync(void* at, size_t bytes);
 int fsync(int file);
 off_t lseek(int file, uint64_t from, int whence);
 int ioctl(int file, unsigned long request, void* argument);

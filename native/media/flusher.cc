@@ -98,10 +98,8 @@ base::Status Flusher::drain(Site site) {
       return status;
     }
   }
-  if (dirty_ && media_->file_ >= 0 && media_->kind_ == Kind::kFile &&
-      media_->durability_ == Durability::kPower) {
-    PETPS_RETURN_IF_ERROR(media_->sync());
-  }
+  if (dirty_ && media_->kind_ == Kind::kFile && media_->durability_ == Durability::kPower)
+    PETPS_RETURN_IF_ERROR(media_->sync_all(site));
   dirty_ = false;
   return base::Status();
 }

@@ -341,13 +341,46 @@ void Media::expect_scan(uint64_t offset, uint64_t bytes) const {
   calls::madvise(base_ + first, end - first, MADV_WILLNEED);  // a hint: nothing depends on it
 }
 
-void Media::set_durability(Durability durability) {
+void Media::set_durability(Durability durability, Site site) {
   if (kind_ == Kind::kDax) return;
-  const bool must_sync = file_ >= 0 && !read_only_ && durability_ == Durability::kProcess &&
-                         durability == Durability::kPower;
+  const bool must_sync =
+      !read_only_ && durability_ == Durability::kProcess && durability == Durability::kPower;
+  // First, so that a writer's next drain syncs: what it stored before that, the sync below covers.
   durability_ = durability;
   if (must_sync) [[maybe_unused]]
-    const Status remembered = sync();  // failed() keeps it
+    const Status remembered = sync_all(site);  // failed() keeps it
+}
+
+Status Media::sync_all(Site site) {
+  if (failed()) return sticky_failure();
+  if (kind_ != Kind::kFile) return Status();
+  if (!borrowed_) return sync();
+  Status status = observer_ == nullptr ? Status() : observer_->on_sync(nullptr, 0, site);
+  if (!status.ok()) failed_.store(true, std::memory_order_release);
+  return status;
+}
+
+Status Media::sync_range(const void* at, size_t bytes, Site site) {
+  const Status before = failed() ? sticky_failure() : Status();
+  if (kind_ != Kind::kFile || durability_ == Durability::kPower) return before;
+  if (borrowed_) {
+    Status status = observer_ == nullptr ? Status() : observer_->on_sync(at, bytes, site);
+    if (!status.ok()) failed_.store(true, std::memory_order_release);
+    return before.ok() ? status : before;
+  }
+  // Of a mapped file msync(MS_SYNC) is fdatasync of a range: Linux writes the range's dirty pages,
+  // then what is needed to read them back, and flushes the disk's cache.
+  const auto offset = static_cast<uint64_t>(static_cast<const std::byte*>(at) - base_);
+  const uint64_t first = round_down(offset, kPageBytes);
+  // It takes the descriptor's error, and so excludes sync() (see there).
+  std::unique_lock lock(sync_mutex_);
+  sync_ended_.wait(lock, [this] { return !sync_runs_; });
+  while (calls::msync(base_ + first, offset + bytes - first) != 0) {
+    if (errno == EINTR) continue;
+    remember_failed_sync(errno);
+    return sticky_failure();
+  }
+  return before;
 }
 
 // One sync at a time, because the kernel reports a failed write-back once per open file: whoever asked

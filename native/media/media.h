@@ -55,6 +55,11 @@ class Observer {
                         size_t bytes) = 0;  // called right after the store: read the bytes there
   virtual void on_flush(const void* at, size_t bytes, Site site) = 0;
   virtual base::Status on_drain(Site site) = 0;  // an error here is a failed drain
+  // [at, at + bytes) was synced to the disk; null: everything. An error here is a failed sync.
+  // Borrowed media of kind kFile only.
+  virtual base::Status on_sync(const void* /*at*/, size_t /*bytes*/, Site /*site*/) {
+    return base::Status();
+  }
   // The medium grew by [at, at + bytes): zero and durable. Borrowed media only.
   virtual void on_grow(const void* /*at*/, size_t /*bytes*/) {}
 };
@@ -93,7 +98,7 @@ class Media {
   // Undoes create(): removes the file; a device's first MiB is zero again.
   static base::Status discard(const std::string& path);
   // Somebody else's memory, for tests: `bytes` used of `reserved`. grow() zeroes. As kDax it writes
-  // lines back.
+  // lines back; as kFile its syncs are the observer's.
   static std::unique_ptr<Media> borrow(std::byte* memory, uint64_t bytes, uint64_t reserved,
                                        Observer* observer, Kind as = Kind::kDram);
 
@@ -108,7 +113,12 @@ class Media {
   Durability durability() const { return durability_; }
   // Before use only: after reading the superblock. From kProcess to kPower everything written so
   // far is synced first; when that fails, failed() is true. dax stays kPower.
-  void set_durability(Durability durability);
+  void set_durability(Durability durability, Site site = Site::kPowerSync);
+  // Make [at, at + bytes), or everything, survive a power loss whatever the durability. Return at once
+  // where a drain does that already (dax; everything under kPower) and for dram. An error is kept:
+  // failed() is true from then on. sync_range costs what is dirty in the range, and is tried even then.
+  base::Status sync_range(const void* at, size_t bytes, Site site);
+  base::Status sync_all(Site site);
   bool read_only() const { return read_only_; }
   bool beside() const { return beside_; }  // Access::kReadBeside
   // Of a medium that is read beside its writer: takes up what the file has grown by.

@@ -39,7 +39,16 @@ enum class Site : uint8_t {
   kVacatedDrain,
   kCloseDrain,
   kAdoptedDrain,  // pool: before an unclean pool is written; table: the walk, before it frees
+  // syncs: they reach the disk whatever the durability
+  kAdoptedSync,     // pool: the superblock copy that was read, before the other one is overwritten
+  kSuperblockSync,  // pool: one superblock copy
+  kNewTableSync,    // pool: buckets, extent records and default row, before a superblock names them
+  kReusedSync,      // pool: the empty headers of slots that a dropped table had
+  kPowerSync,       // media: everything, before the durability becomes `power`
+  kCloseSync,       // pool: everything that the clean flag vouches for
   kCount
 };
+
+inline constexpr Site kFirstSync = Site::kAdoptedSync;
 
 }  // namespace petps::media

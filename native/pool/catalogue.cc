@@ -101,8 +101,7 @@ std::vector<std::byte> Pool::Catalogue::serialise(const Pool& pool) const {
   header.format_version = pool.map_->format_version;
   header.sequence = sequence;
   std::copy(pool.uuid_.begin(), pool.uuid_.end(), header.uuid);
-  const auto boot = current_boot_id();
-  std::copy(boot.begin(), boot.end(), header.boot_id);
+  std::copy(boot_id.begin(), boot_id.end(), header.boot_id);
   header.unit_bytes = pool.unit_bytes_;
   header.generation = pool.generation_;
   header.clean = clean ? 1 : 0;
@@ -165,6 +164,7 @@ Status Pool::Catalogue::parse(const std::byte* copy, const layout::Superblock& h
   newest = which;
   clean = header.clean != 0;
   durability = static_cast<media::Durability>(header.durability);
+  std::copy(std::begin(header.boot_id), std::end(header.boot_id), boot_id.begin());
   next_table = header.next_table;
   next_instance = header.next_instance;
   const std::byte* at = copy + sizeof header;
@@ -403,6 +403,7 @@ Status Pool::make_table(const TableSpec& spec, TableRecord* made) {
     flusher.copy(slots->header(record.default_row), &header, sizeof header, Site::kRowHeader);
     PETPS_RETURN_IF_ERROR(flusher.drain(Site::kFilled));
   }
+  PETPS_RETURN_IF_ERROR(sync_new_table(record, *slots));
   std::lock_guard lock(mutex_);
   PETPS_RETURN_IF_ERROR(validate(spec));  // the instance may be gone, the name taken
   catalogue_->tables.push_back(record);
@@ -413,6 +414,22 @@ Status Pool::make_table(const TableSpec& spec, TableRecord* made) {
   const std::lock_guard state(state_mutex_);
   catalogue_->slots[record.id] = std::move(slots);
   return Status();
+}
+
+// A superblock reaches the disk at once whatever the durability. So what it names does, before it.
+Status Pool::sync_new_table(const TableRecord& record, const Slots& slots) {
+  size_t records = 0;
+  {
+    const std::lock_guard state(state_mutex_);
+    records = catalogue_->extents.size();
+  }
+  PETPS_RETURN_IF_ERROR(
+      media_->sync_range(base_ + map_->extents(), records * 8, Site::kNewTableSync));
+  if (record.default_row == 0) return Status();
+  PETPS_RETURN_IF_ERROR(media_->sync_range(slots.header(record.default_row), sizeof(SlotHeader),
+                                           Site::kNewTableSync));
+  return media_->sync_range(slots.row(record.default_row), record.spec.row_bytes,
+                            Site::kNewTableSync);
 }
 
 void Pool::set_counts(uint32_t table, uint64_t rows, uint64_t displaced) {

@@ -32,6 +32,7 @@ struct Pool::Catalogue {
   int newest = 1;  // the copy written last
   bool clean = false;
   media::Durability durability = media::Durability::kPower;
+  std::array<uint8_t, 16> boot_id{};
   uint32_t next_table = 1;
   uint32_t next_instance = 1;
   std::vector<TableRecord> tables;

@@ -115,7 +115,17 @@ std::array<uint8_t, 16> random_uuid() {
   return uuid;
 }
 
+namespace {
+std::optional<std::array<uint8_t, 16>>& boot_id_for_test() {
+  static std::optional<std::array<uint8_t, 16>> id;
+  return id;
+}
+}  // namespace
+
+void set_boot_id_for_test(std::optional<std::array<uint8_t, 16>> id) { boot_id_for_test() = id; }
+
 std::array<uint8_t, 16> current_boot_id() {
+  if (boot_id_for_test()) return *boot_id_for_test();
   std::array<uint8_t, 16> id{};
   const int file = ::open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
   if (file < 0) return id;
@@ -155,9 +165,9 @@ Status Pool::undo_create(const Options& options, const Status& reason) {
   if (path.empty()) return reason;
   const Status removed = media::Media::discard(path);
   if (removed.ok()) return reason;
-  return Status(reason.code(), std::string(reason.message()) +
-                                   "; the unfinished pool is left behind: " +
-                                   std::string(removed.message()));
+  return Status(reason.code(),
+                std::string(reason.message()) +
+                    "; the unfinished pool is left behind: " + std::string(removed.message()));
 }
 
 Result<std::unique_ptr<Pool>> Pool::open(const Options& options) {
@@ -179,6 +189,7 @@ Result<std::unique_ptr<Pool>> Pool::format(std::unique_ptr<media::Media> medium,
   if (pool->media_->size() < pool->end_) PETPS_RETURN_IF_ERROR(pool->media_->grow(pool->end_));
   Catalogue& catalogue = *pool->catalogue_;
   catalogue.durability = pool->media_->durability();
+  catalogue.boot_id = current_boot_id();
   catalogue.clean = true;
   // Both copies, so that from the first moment one of them is whole.
   PETPS_RETURN_IF_ERROR(pool->write_superblock());
@@ -238,12 +249,14 @@ Status Pool::load_superblock() {
   // After an unclean stop no bucket's tags are trusted until healed; writers make the raise durable in begin_writing().
   // Who reads beside the writer sees each of its stores, and trusts what the writer trusts, also after its end.
   const auto boot = current_boot_id();
-  const bool same_boot = std::equal(boot.begin(), boot.end(), header.boot_id);
+  const bool same_boot =
+      boot != decltype(boot){} && std::equal(boot.begin(), boot.end(), header.boot_id);
   if (!was_clean_ && !(media_->beside() && same_boot)) generation_ += 1;
   const auto durability = static_cast<media::Durability>(header.durability);
   media_->set_durability(durability);
-  lost_power_ = !was_clean_ && durability == media::Durability::kProcess && !same_boot &&
-                !media_->is_volatile();
+  // Of dax every drained store is durable, whatever the superblock says.
+  lost_power_ = !was_clean_ && !same_boot && media_->kind() == media::Kind::kFile &&
+                durability == media::Durability::kProcess;
   return catalogue_->parse(copy.bytes.data(), header, copy.number, path);
 }
 
@@ -272,6 +285,7 @@ Status Pool::load_extents() {
     }
     const uint64_t bytes = extent.units * unit_bytes_;
     if (end_ + bytes > media_->size() && media_->beside()) media_->look_again();
+    if (end_ + bytes > media_->size() && lost_power_) break;  // the file's length came later
     if (end_ + bytes > media_->size())
       return cut_short(media_->path(), end_ + bytes, media_->size());
     catalogue_->extents.push_back({extent.table, extent.kind, end_, bytes});
@@ -328,6 +342,8 @@ Status Pool::writable() const {
   return Status();
 }
 
+// On the disk when it returns, whatever the durability: names never go back, a copy is whole before the
+// other one is overwritten, and no bucket is of a generation that the superblock does not know.
 Status Pool::write_superblock() {
   Catalogue& catalogue = *catalogue_;
   catalogue.sequence += 1;
@@ -338,9 +354,12 @@ Status Pool::write_superblock() {
   header.checksum = superblock_checksum(image.data(), header.length);
   std::memcpy(image.data(), &header, sizeof header);
   Flusher flusher(*media_);
-  flusher.copy(base_ + map_->superblock(catalogue.newest), image.data(), image.size(),
-               Site::kSuperblock);
-  PETPS_RETURN_IF_ERROR(flusher.drain(Site::kSuperblockDrain));
+  std::byte* const copy = base_ + map_->superblock(catalogue.newest);
+  flusher.copy(copy, image.data(), image.size(), Site::kSuperblock);
+  const Status drained = flusher.drain(Site::kSuperblockDrain);
+  const Status synced = media_->sync_range(copy, image.size(), Site::kSuperblockSync);
+  PETPS_RETURN_IF_ERROR(drained);
+  PETPS_RETURN_IF_ERROR(synced);
   show();
   return Status();
 }
@@ -363,6 +382,8 @@ Status Pool::begin_writing() {
   std::lock_guard lock(mutex_);
   PETPS_RETURN_IF_ERROR(writable());
   catalogue_->clean = false;
+  // What lost power says so until it is accepted.
+  if (!lost_power_) catalogue_->boot_id = current_boot_id();
   Flusher flusher(*media_);
   // A process that was killed may have left what it wrote in caches: seen now, gone after a power cut. What this open builds on is made
   // durable first; even of a clean pool the copy that was read, before the other one is overwritten.
@@ -376,25 +397,53 @@ Status Pool::begin_writing() {
     if (progress > 0) flusher.flush(base_ + map_->progress(), progress, Site::kAdoptedMetadata);
   }
   PETPS_RETURN_IF_ERROR(flusher.drain(Site::kAdoptedDrain));
+  PETPS_RETURN_IF_ERROR(media_->sync_range(base_ + map_->superblock(catalogue_->newest),
+                                           map_->superblock_bytes, Site::kAdoptedSync));
   return write_superblock();
 }
 
 Status Pool::finish_clean() {
   std::lock_guard lock(mutex_);
   PETPS_RETURN_IF_ERROR(writable());
+  if (lost_power_) return lost_power_refusal();
   // The clean flag must not reach the disk before what it vouches for, whatever the pool's durability.
-  media_->set_durability(media::Durability::kPower);
-  PETPS_RETURN_IF_ERROR(writable());
+  PETPS_RETURN_IF_ERROR(sync_everything(Site::kCloseSync));
   catalogue_->clean = true;
   return write_superblock();
+}
+
+// A sync that fails loses pages of any age, and the next one succeeds without them: the pool has lost
+// power, as it were. Its superblock says so if that can still be written.
+Status Pool::sync_everything(Site site) {
+  const media::Durability before = media_->durability();
+  media_->set_durability(media::Durability::kPower, site);
+  if (!media_->failed() || before == media::Durability::kPower) return writable();
+  media_->set_durability(before);
+  catalogue_->boot_id = {};
+  [[maybe_unused]] const Status failed = write_superblock();
+  return writable();
+}
+
+Status Pool::lost_power_refusal() const {
+  return Status(Code::kFailedPrecondition,
+                "pool '" + media_->path() +
+                    "' has durability 'process' and the machine went down while it was open (or "
+                    "cannot tell its boot: /proc/sys/kernel/random/boot_id), so rows may be lost; "
+                    "run `petps verify --accept` on it, or rebuild it from a base");
 }
 
 Status Pool::set_durability(media::Durability durability) {
   std::lock_guard lock(mutex_);
   PETPS_RETURN_IF_ERROR(writable());
-  media_->set_durability(durability);
+  if (lost_power_) return lost_power_refusal();
+  // The superblock promises no more than the medium keeps: it changes after the medium when the
+  // promise grows, before it when the promise shrinks.
+  if (durability == media::Durability::kPower)
+    PETPS_RETURN_IF_ERROR(sync_everything(Site::kPowerSync));
   catalogue_->durability = durability;
-  return write_superblock();
+  PETPS_RETURN_IF_ERROR(write_superblock());
+  media_->set_durability(durability);
+  return Status();
 }
 
 std::byte* Pool::journal() const { return base_ + map_->journal(); }
@@ -437,17 +486,16 @@ Result<Pool::Extent> Pool::add_extent(uint32_t kind, uint32_t table, uint64_t un
   PETPS_RETURN_IF_ERROR(writable());
   const size_t chosen = claim_free_extent(table, units * unit_bytes_);
   if (chosen == catalogue_->extents.size()) return append_extent(kind, table, units);
-  const Extent extent{catalogue_->extents[chosen].offset, catalogue_->extents[chosen].bytes};
+  const Extent extent{catalogue_->extents[chosen].offset, catalogue_->extents[chosen].bytes, true};
   lock.unlock();
   // It is this table's alone now; the superblock takes the table up only after the drain below.
   Flusher flusher(*media_);
-  if (kind == static_cast<uint32_t>(layout::ExtentKind::kBuckets)) {
-    static constexpr std::byte kZeros[4096] = {};
-    for (uint64_t at = 0; at < extent.bytes; at += sizeof kZeros)
-      flusher.copy(base_ + extent.offset + at, kZeros, sizeof kZeros, Site::kReusedExtent);
-  }
+  const bool has_buckets = kind == static_cast<uint32_t>(layout::ExtentKind::kBuckets);
+  if (has_buckets) zero(extent.offset, extent.offset + extent.bytes, Site::kReusedExtent, flusher);
   // Drained here already, so that the long write-back happens without the lock.
   Status status = flusher.drain(Site::kExtentRecordDrain);
+  if (status.ok() && has_buckets)
+    status = media_->sync_range(base_ + extent.offset, extent.bytes, Site::kReusedSync);
   lock.lock();
   if (status.ok())
     status = store_extent_record(chosen, kind, table, extent.bytes / unit_bytes_, flusher);
@@ -458,6 +506,12 @@ Result<Pool::Extent> Pool::add_extent(uint32_t kind, uint32_t table, uint64_t un
   }
   catalogue_->extents[chosen].kind = kind;
   return extent;
+}
+
+void Pool::zero(uint64_t from, uint64_t to, Site site, Flusher& flusher) {
+  static constexpr std::byte kZeros[4096] = {};
+  for (uint64_t at = from; at < to; at += sizeof kZeros)
+    flusher.copy(base_ + at, kZeros, std::min<uint64_t>(sizeof kZeros, to - at), site);
 }
 
 // The space behind the last extent; zero, because nothing was ever there.

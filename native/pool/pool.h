@@ -104,12 +104,14 @@ enum class ProgressState : uint32_t {  // never renumber
   kPassing = 2,     // `target` is a run that feeds another instance: it is passed over here
   kIncomplete = 3,  // stopped: the commit of version `target` counts other rows than arrived
   kConflict = 4,    // stopped: two publishers wrote `run`
+  kLostPower =
+      5,  // rows may be older than progress said; `target`: a run that kPassing names, or 0
 };
 
 // Only a base ends these, whatever the stream brings.
 inline bool needs_base(ProgressState state) {
   return state == ProgressState::kCatchingUp || state == ProgressState::kIncomplete ||
-         state == ProgressState::kConflict;
+         state == ProgressState::kConflict || state == ProgressState::kLostPower;
 }
 
 struct Progress {
@@ -155,9 +157,9 @@ class Pool {
   const std::array<uint8_t, 16>& uuid() const { return uuid_; }
   uint32_t generation() const { return generation_; }  // of this open; raised after an unclean stop
   bool was_clean() const { return was_clean_; }        // how the previous writer left it
-  bool lost_power() const {
-    return lost_power_;
-  }  // process durability, unclean, another boot id: verify before serving
+  // Durability `process`, not closed, and not of this boot, or of an unknown one: any page may be older
+  // than any other. Stays true until accept_lost_power().
+  bool lost_power() const { return lost_power_; }
   bool read_only() const { return read_only_; }
   // The newest superblock that stands in the medium now; another than sequence(): the catalogue has
   // changed since it was read (media::Access::kReadBeside).
@@ -173,7 +175,15 @@ class Pool {
   void set_counts(uint32_t table, uint64_t rows, uint64_t displaced);
   // Writer's last step, after every table stored its free list: sets the clean flag.
   base::Status finish_clean();
+  // Everything written so far is synced first when it becomes kPower.
   base::Status set_durability(media::Durability durability);
+  // Takes a pool that lost power back into service, once verify found it clean: every recorded
+  // progress needs a base (kLostPower, version 0), what no extent record names is zero again, the
+  // sequence grows by kAcceptedStep, so that no reader takes the names for those it has seen. Durable
+  // when it returns; until then the pool still counts as one that lost power.
+  base::Status accept_lost_power();
+  // What refuses to serve it before.
+  base::Status lost_power_refusal() const;
 
   // Catalogue. Every change is one superblock write, durable when it returns.
   // A model's second instance gives the plain name an alias to the first, so that it goes on
@@ -227,17 +237,23 @@ class Pool {
   void load_progress();
   base::Status check_progress(std::span<const Progress> all) const;
   base::Status claim_progress(std::span<const Progress> all, media::Flusher& flusher);
+  base::Status lower_progress(media::Flusher& flusher);
+  void zero(uint64_t from, uint64_t to, media::Site site, media::Flusher& flusher);
+  base::Status sync_everything(media::Site site);
+
   void verify_progress(std::vector<std::string>* problems) const;
   base::Status write_superblock();
   base::Status validate(const TableSpec& spec) const;
   base::Status check_room(const TableSpec& spec, uint64_t bucket_bytes) const;
   base::Status writable() const;
   base::Status droppable_locked(uint32_t instance) const;
+  base::Status sync_new_table(const TableRecord& record, const Slots& slots);
   base::Status make_table(const TableSpec& spec, TableRecord* made);
   base::Status switch_alias(AliasRecord* alias, uint32_t instance);
   struct Extent {
     uint64_t offset = 0;
     uint64_t bytes = 0;
+    bool reused = false;  // a dropped table's: its bytes are still there
   };
   // A free extent or a new one, of at least `units`; its record is durable, and buckets are zero, when it returns.
   base::Result<Extent> add_extent(uint32_t kind, uint32_t table, uint64_t units);
@@ -276,8 +292,12 @@ class Pool {
   std::unique_ptr<Catalogue> catalogue_;
 };
 
-// Fresh 16 random bytes; this boot's id (zeros where the kernel has none).
+// How far accept_lost_power() moves the sequence: no pool writes as many superblocks between two.
+inline constexpr uint64_t kAcceptedStep = uint64_t{1} << 32;
+
+// Fresh 16 random bytes; this boot's id (zeros where the kernel has none: such a boot equals no other).
 std::array<uint8_t, 16> random_uuid();
 std::array<uint8_t, 16> current_boot_id();
+void set_boot_id_for_test(std::optional<std::array<uint8_t, 16>> id);
 
 }  // namespace petps::pool

@@ -34,6 +34,21 @@ Progress value_of(const ProgressEntry& e) {
           e.state >> 8};
 }
 
+ProgressEntry entry_of(const Progress& progress, uint64_t turn) {
+  ProgressEntry entry{};
+  entry.instance = progress.instance;
+  entry.partition = progress.partition;
+  entry.run = progress.run;
+  entry.seq = progress.seq;
+  entry.offset = progress.offset;
+  entry.version = progress.version;
+  entry.target = progress.target;
+  entry.turn = turn;
+  entry.state = static_cast<uint32_t>(progress.state) | progress.publisher << 8;
+  entry.checksum = entry_checksum(entry);
+  return entry;
+}
+
 // The newest whole record of a pair; turn 0 when neither is.
 ProgressEntry read_pair(const std::byte* pair) {
   ProgressEntry entries[2];
@@ -53,7 +68,11 @@ bool blank(const std::byte* pair) {
 
 void Pool::load_progress() {
   const std::byte* area = base_ + map_->progress();
-  for (uint32_t pair = 0; pair < kMaxProgress && !blank(area + pair * 128); ++pair) {
+  for (uint32_t pair = 0; pair < kMaxProgress; ++pair) {
+    if (blank(area + pair * 128)) {
+      if (!lost_power_) break;
+      continue;  // pages before the last one may never have reached the disk
+    }
     const ProgressEntry entry = read_pair(area + pair * 128);
     catalogue_->progress_pairs = pair + 1;
     const ProgressPlace place{entry.turn, value_of(entry), pair};
@@ -163,23 +182,45 @@ Status Pool::write_progress(std::span<const Progress> all, media::Flusher& flush
       const std::lock_guard state(state_mutex_);
       place.value = progress;
     }
-    ProgressEntry entry{};
-    entry.instance = progress.instance;
-    entry.partition = progress.partition;
-    entry.run = progress.run;
-    entry.seq = progress.seq;
-    entry.offset = progress.offset;
-    entry.version = progress.version;
-    entry.target = progress.target;
-    entry.turn = place.turn;
-    entry.state = static_cast<uint32_t>(progress.state) | progress.publisher << 8;
-    entry.checksum = entry_checksum(entry);
+    const ProgressEntry entry = entry_of(progress, place.turn);
     std::byte* to = base_ + map_->progress() + place.pair * 128 + (place.turn % 2) * 64;
     flusher.copy(to, &entry, sizeof entry, media::Site::kProgress);
   }
   // Another thread may claim the next pair before the caller drains.
   return catalogue_->progress_pairs == pairs_before + 1 ? flusher.drain(media::Site::kProgressed)
                                                         : Status();
+}
+
+// After a power loss under durability `process` the records may say more than the rows hold. Every
+// partition needs a base. A partition whose record is gone claims nothing, and is followed anew.
+Status Pool::lower_progress(media::Flusher& flusher) {
+  std::vector<Progress> all;
+  for (const Progress& found : all_progress()) {
+    Progress lowered;
+    lowered.instance = found.instance;
+    lowered.partition = found.partition;
+    lowered.run = found.run;  // older runs stay fenced off
+    const bool passes =
+        found.state == ProgressState::kPassing || found.state == ProgressState::kLostPower;
+    if (map_->format_version >= 3) {
+      lowered.state = ProgressState::kLostPower;
+      lowered.target = passes ? found.target : 0;
+    } else {  // who reads version 2 knows no such state
+      lowered.state = ProgressState::kCatchingUp;
+      lowered.run = passes ? std::max(found.run, found.target) : found.run;
+    }
+    all.push_back(lowered);
+  }
+  PETPS_RETURN_IF_ERROR(write_progress(all, flusher));
+  // The list ends at the first blank pair, and there must be nothing behind its end. Instance 0 is
+  // nobody: who needs a pair takes it over.
+  for (uint32_t pair = 0; pair < catalogue_->progress_pairs; ++pair) {
+    std::byte* const at = base_ + map_->progress() + pair * 128;
+    if (!blank(at)) continue;
+    const ProgressEntry nobody = entry_of(Progress{}, 1);
+    flusher.copy(at + 64, &nobody, sizeof nobody, media::Site::kProgress);
+  }
+  return Status();
 }
 
 std::optional<Progress> Pool::read_progress(uint32_t instance, uint32_t partition) const {

@@ -156,10 +156,25 @@ Status Slots::grow(std::unique_lock<std::mutex>& lock) {
   while (units * pool_->unit_bytes() < row_bytes_ * 4) units *= 2;
   lock.unlock();
   auto extent = pool_->add_extent(static_cast<uint32_t>(layout::ExtentKind::kSlots), table_, units);
+  const Status status =
+      extent.ok() && extent.value().reused ? forget_headers(extent.value()) : extent.status();
   lock.lock();
-  if (!extent.ok()) return extent.status();
+  PETPS_RETURN_IF_ERROR(status);
   add(extent.value().offset, extent.value().bytes, /*old=*/false);
   return Status();
+}
+
+// Rows of the dropped table that had the extent. After a power loss under durability `process` an entry
+// may reach the disk and its row not: a header that still named the key would vouch for the old row.
+Status Slots::forget_headers(const Pool::Extent& extent) {
+  const media::Media& medium = pool_->medium();
+  if (medium.kind() != media::Kind::kFile || medium.durability() != media::Durability::kProcess)
+    return Status();
+  const auto shaped = shape(extent.offset, extent.bytes);
+  media::Flusher flusher(pool_->medium());
+  pool_->zero(shaped->headers, shaped->rows, Site::kReusedExtent, flusher);
+  return pool_->medium().sync_range(pool_->at(shaped->headers), shaped->rows - shaped->headers,
+                                    Site::kReusedSync);
 }
 
 // Once a round of the cursor. Where few slots are free they lie far apart, and so do the rows that come one after another: writing

@@ -78,6 +78,7 @@ class Slots {
   uint64_t slot_of(const Extent& extent, SlotRef ref) const;
   base::Status grow(std::unique_lock<std::mutex>& lock);
   void grow_spare(std::unique_lock<std::mutex>& lock);
+  base::Status forget_headers(const Pool::Extent& extent);
   void free_locked(SlotRef ref);
   std::atomic<uint64_t>* marks_of(Extent* extent);
   void adopt_free_bits(Extent* extent, std::vector<uint64_t> bits);

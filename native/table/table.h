@@ -153,8 +153,10 @@ class Table {
 
 struct TablesOptions {
   pool::Options pool;
-  bool allow_lost_power =
-      false;  // for verify: open a process-durability pool that lost power all the same
+  // For verify: open a pool that lost power all the same, read-only.
+  bool allow_lost_power = false;
+  // Take such a pool back into service. The caller has verified it: see Pool::accept_lost_power().
+  bool accept_lost_power = false;
   bool background =
       true;  // run the walk and the migration on a thread of their own; false: tests call walk() themselves
 };
@@ -162,10 +164,11 @@ struct TablesOptions {
 class Tables {
  public:
   static base::Result<std::unique_ptr<Tables>> create(const TablesOptions& options);
-  // Serves at once: cost does not depend on rows. kFailedPrecondition for a process-durability pool that lost power: run verify.
+  // Serves at once: cost does not depend on rows. kFailedPrecondition for a pool that lost power: run verify.
   static base::Result<std::unique_ptr<Tables>> open(const TablesOptions& options);
   static base::Result<std::unique_ptr<Tables>> attach(std::unique_ptr<pool::Pool> pool,
-                                                      bool background);  // tests
+                                                      bool background,
+                                                      bool accept_lost_power = false);  // tests
   ~Tables();  // without close(): like a crash, minus the process
 
   // Stores free lists, sets the clean flag. No reader or writer may be active.

@@ -48,26 +48,25 @@ Result<std::unique_ptr<Tables>> Tables::create(const TablesOptions& options) {
 Result<std::unique_ptr<Tables>> Tables::open(const TablesOptions& options) {
   auto pool = pool::Pool::open(options.pool);
   if (!pool.ok()) return pool.status();
-  if (pool.value()->lost_power() && !options.allow_lost_power) {
-    return Status(Code::kFailedPrecondition,
-                  "pool '" + options.pool.media.path +
-                      "' has durability 'process' and the machine went down while it was open, so "
-                      "rows may be lost; "
-                      "run `petps verify --accept` on it, or rebuild it from a base");
-  }
-  return attach(std::move(pool).value(), options.background);
+  if (pool.value()->lost_power() && pool.value()->read_only() && !options.allow_lost_power)
+    return pool.value()->lost_power_refusal();
+  return attach(std::move(pool).value(), options.background, options.accept_lost_power);
 }
 
-Result<std::unique_ptr<Tables>> Tables::attach(std::unique_ptr<pool::Pool> pool, bool background) {
+Result<std::unique_ptr<Tables>> Tables::attach(std::unique_ptr<pool::Pool> pool, bool background,
+                                               bool accept_lost_power) {
   std::unique_ptr<epoch::ReadersFile> readers;
   if (!pool->read_only()) {
+    if (pool->lost_power() && !accept_lost_power) return pool->lost_power_refusal();
     if (!pool->medium().path().empty()) {
       auto served = epoch::ReadersFile::serve(pool->medium().path(), pool->uuid());
       if (!served.ok()) return served.status();
       readers = std::move(served).value();
     }
-    PETPS_RETURN_IF_ERROR(index::replay_journal(*pool));
+    // The clean flag is cleared on the disk before the first other write.
     PETPS_RETURN_IF_ERROR(pool->begin_writing());
+    PETPS_RETURN_IF_ERROR(index::replay_journal(*pool));
+    if (pool->lost_power()) PETPS_RETURN_IF_ERROR(pool->accept_lost_power());
   }
   auto impl = std::make_unique<Impl>(std::move(pool));
   if (readers != nullptr) {
@@ -150,7 +149,9 @@ Status Tables::switch_alias(const std::string& alias, uint32_t instance, bool un
     for (const pool::Progress& progress : impl_->pool->all_progress()) {
       if (progress.instance != instance || !impl_->counts(progress.partition)) continue;
       begun = true;
-      whole += progress.state == pool::ProgressState::kCatchingUp ? 0 : 1;
+      const bool mixed = progress.state == pool::ProgressState::kCatchingUp ||
+                         progress.state == pool::ProgressState::kLostPower;
+      whole += mixed ? 0 : 1;
     }
   }
   if (begun && whole < expected) {

@@ -71,6 +71,18 @@ const char* site_name(Site site) {
       return "kAdoptedPath";
     case Site::kAdoptedDrain:
       return "kAdoptedDrain";
+    case Site::kAdoptedSync:
+      return "kAdoptedSync";
+    case Site::kSuperblockSync:
+      return "kSuperblockSync";
+    case Site::kNewTableSync:
+      return "kNewTableSync";
+    case Site::kReusedSync:
+      return "kReusedSync";
+    case Site::kPowerSync:
+      return "kPowerSync";
+    case Site::kCloseSync:
+      return "kCloseSync";
     case Site::kCount:
       break;
   }
@@ -86,6 +98,18 @@ Status CrashMedium::on_drain(Site site) {
   heard.set(static_cast<size_t>(site));
   if (fail_in_ > 0 && --fail_in_ == 0) fail_next_drain();
   return SimulatedMedium::on_drain(site);
+}
+
+Status CrashMedium::on_sync(const void* at, size_t bytes, Site site) {
+  heard.set(static_cast<size_t>(site));
+  if (fail_sync_in_ > 0 && --fail_sync_in_ == 0) fail_next_sync();
+  return SimulatedMedium::on_sync(at, bytes, site);
+}
+
+bool History::has(const std::string& table, uint64_t key, uint64_t value) const {
+  const auto rows = of_table_.find(table);
+  if (rows != of_table_.end() && rows->second.contains({key, value})) return true;
+  return earlier_ != nullptr && earlier_->has(table, key, value);
 }
 
 void Driver::step(const std::string& name, const std::function<Status()>& act,
@@ -122,7 +146,10 @@ void Driver::kill_before_drain(size_t drain, bool seen, const std::function<void
 }
 
 void Driver::format() {
-  auto pool = pool::Pool::format(medium_->media(kMetadataBytes), pool::kTestUnitBytes);
+  auto medium = medium_->media(kMetadataBytes);
+  medium->set_durability(durability);
+  world.durability = durability;
+  auto pool = pool::Pool::format(std::move(medium), pool::kTestUnitBytes);
   PETPS_CHECK(pool.ok(), pool.status().to_string());
   PETPS_CHECK(pool.value()->create_instance("model", "model@1", 3).ok(),
               "an empty pool takes an instance");
@@ -144,12 +171,12 @@ void Driver::open() {
         tables = std::move(attached).value();
         return Status();
       },
-      [](World*) {});
+      [](World* w) { w->closed = false; });
 }
 
 void Driver::close() {
   step(
-      "close", [this] { return tables->close(); }, [](World*) {});
+      "close", [this] { return tables->close(); }, [](World* w) { w->closed = true; });
 }
 
 void Driver::walk() {
@@ -204,9 +231,10 @@ void Driver::set_alias(const std::string& alias, const std::string& instance) {
       [&](World* w) { w->switch_alias(alias, instance); });
 }
 
-void Driver::set_durability(media::Durability durability) {
+void Driver::set_durability(media::Durability to) {
   step(
-      "set_durability", [&] { return tables->pool().set_durability(durability); }, [](World*) {});
+      "set_durability", [&] { return tables->pool().set_durability(to); },
+      [&](World* w) { w->durability = to; });
 }
 
 void Driver::record_progress(const std::vector<pool::Progress>& all) {
@@ -225,6 +253,7 @@ void Driver::apply(const std::string& name, const std::vector<Change>& changes) 
     std::vector<uint64_t> keys;
     std::vector<uint8_t> deleted;
     std::vector<std::byte> rows(changes.size() * bytes);
+    for (const Change& change : changes) history.add(name, change.key, change.value);
     for (size_t i = 0; i < changes.size(); ++i) {
       keys.push_back(changes[i].key);
       deleted.push_back(changes[i].value == 0 ? 1 : 0);

@@ -7,9 +7,12 @@
 
 #include <bitset>
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/native/media/simulated_medium.h"
@@ -26,16 +29,33 @@ const char* site_name(media::Site site);
 // A simulated medium that can fail a given drain and tells which sites were heard since asked.
 class CrashMedium : public media::SimulatedMedium {
  public:
-  CrashMedium() : SimulatedMedium(kMediumBytes) {}
+  explicit CrashMedium(Keeps keeps = Keeps::kLines) : SimulatedMedium(kMediumBytes, keeps) {}
   void fail_drain(size_t after) { fail_in_ = after + 1; }  // 0 = the next one
   void fail_no_drain() { fail_in_ = 0; }
+  void fail_sync(size_t after) { fail_sync_in_ = after + 1; }
   std::bitset<kSites> heard;
 
   void on_flush(const void* at, size_t bytes, media::Site site) override;
   base::Status on_drain(media::Site site) override;
+  base::Status on_sync(const void* at, size_t bytes, media::Site site) override;
 
  private:
   size_t fail_in_ = 0;
+  size_t fail_sync_in_ = 0;
+};
+
+// Every row that was ever given to apply, whether or not that was acknowledged.
+class History {
+ public:
+  explicit History(const History* earlier) : earlier_(earlier) {}
+  void add(const std::string& table, uint64_t key, uint64_t value) {
+    of_table_[table].emplace(key, value);
+  }
+  bool has(const std::string& table, uint64_t key, uint64_t value) const;
+
+ private:
+  const History* earlier_;
+  std::map<std::string, std::set<std::pair<uint64_t, uint64_t>>> of_table_;
 };
 
 class Driver;
@@ -56,7 +76,9 @@ struct Change {
 
 class Driver {
  public:
-  Driver(CrashMedium& medium, uint64_t seed) : medium_(&medium), random(seed) {}
+  // `earlier`: of the life that this one continues.
+  Driver(CrashMedium& medium, uint64_t seed, const History* earlier = nullptr)
+      : history(earlier), medium_(&medium), random(seed) {}
 
   // Formats a pool with one instance "model@1" of three partitions.
   void format();
@@ -70,7 +92,7 @@ class Driver {
   void set_alias(const std::string& alias, const std::string& instance);
   // Of an instance whose progress is not ahead of another's: nothing of theirs changes.
   void drop_instance(const std::string& name);
-  void set_durability(media::Durability durability);
+  void set_durability(media::Durability to);
   void record_progress(const std::vector<pool::Progress>& all);
   void record_progress(const pool::Progress& progress) { record_progress(std::vector{progress}); }
   void apply(const std::string& table, const std::vector<Change>& changes);
@@ -98,8 +120,11 @@ class Driver {
   std::string problem;
   std::string step_name;
 
+  media::Durability durability = media::Durability::kPower;  // of the pool that format() makes
+
   std::unique_ptr<table::Tables> tables;
   World world;
+  History history;
   // Before each kill: what rows may go back to, as long as nobody wrote them since.
   std::vector<World> killed_from;
   Listener* listener = nullptr;

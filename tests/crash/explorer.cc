@@ -39,6 +39,53 @@ std::shared_ptr<const Shape> late_shape(const std::string& instance) {
 
 }  // namespace
 
+// Random further life of a reopened pool: mostly rows, sometimes everything else.
+void go_on(Driver* driver) {
+  Driver& d = *driver;
+  const size_t steps = 1 + d.random() % kGoOnSteps;
+  for (size_t i = 0; i < steps && d.problem.empty(); ++i) {
+    const uint64_t kind = d.random() % 24;
+    const std::string instance = *d.world.instances.rbegin();
+    if (kind == 0 && d.world.find("late") == nullptr) {
+      d.create_table(late_shape(instance));
+      d.apply("late", d.random_changes("late", 5, 0, 0));
+      continue;
+    }
+    if (kind == 1) {
+      d.set_alias("live", instance);
+      continue;
+    }
+    if (kind <= 3) {
+      d.record_progress({d.tables->resolve(instance).value().id,
+                         static_cast<uint32_t>(d.random() % 3),
+                         9,
+                         d.next_value(),
+                         d.random(),
+                         1,
+                         {},
+                         0});
+      continue;
+    }
+    if (kind == 4) {
+      d.close();
+      d.open();
+    }
+    if (d.world.tables.empty() || !d.problem.empty()) continue;
+    const TableWorld& table = d.world.tables[d.random() % d.world.tables.size()];
+    const std::string name = table.shape->spec.name;
+    if (kind == 5) {
+      d.rehome(name);
+    } else if (kind <= 7) {
+      std::vector<uint64_t> hot;
+      for (int k = 0; k < 4; ++k)
+        hot.push_back(table.shape->keys[d.random() % table.shape->keys.size()]);
+      d.migrate(name, hot);
+    } else {
+      d.apply(name, d.random_changes(name, d.random() % 4, d.random() % 4, d.random() % 4));
+    }
+  }
+}
+
 void Explorer::report(const std::string& what, const CrashMedium& medium,
                       const std::string& where) {
   if (problem_.empty()) problem_ = where + ": " + what + "\n  " + medium.describe();
@@ -151,53 +198,6 @@ void Explorer::live_on(Driver* driver, Life* life, const std::string& where) {
   if (!walks_first) driver->walk();
   wrong = check(*driver->tables, {driver->world, driver->world}, &found);
   if (!wrong.empty()) report(wrong, medium, where + "\n  after going on");
-}
-
-// Random further life of a reopened pool: mostly rows, sometimes everything else.
-void Explorer::go_on(Driver* driver) {
-  Driver& d = *driver;
-  const size_t steps = 1 + d.random() % kGoOnSteps;
-  for (size_t i = 0; i < steps && d.problem.empty(); ++i) {
-    const uint64_t kind = d.random() % 24;
-    const std::string instance = *d.world.instances.rbegin();
-    if (kind == 0 && d.world.find("late") == nullptr) {
-      d.create_table(late_shape(instance));
-      d.apply("late", d.random_changes("late", 5, 0, 0));
-      continue;
-    }
-    if (kind == 1) {
-      d.set_alias("live", instance);
-      continue;
-    }
-    if (kind <= 3) {
-      d.record_progress({d.tables->resolve(instance).value().id,
-                         static_cast<uint32_t>(d.random() % 3),
-                         9,
-                         d.next_value(),
-                         d.random(),
-                         1,
-                         {},
-                         0});
-      continue;
-    }
-    if (kind == 4) {
-      d.close();
-      d.open();
-    }
-    if (d.world.tables.empty() || !d.problem.empty()) continue;
-    const TableWorld& table = d.world.tables[d.random() % d.world.tables.size()];
-    const std::string name = table.shape->spec.name;
-    if (kind == 5) {
-      d.rehome(name);
-    } else if (kind <= 7) {
-      std::vector<uint64_t> hot;
-      for (int k = 0; k < 4; ++k)
-        hot.push_back(table.shape->keys[d.random() % table.shape->keys.size()]);
-      d.migrate(name, hot);
-    } else {
-      d.apply(name, d.random_changes(name, d.random() % 4, d.random() % 4, d.random() % 4));
-    }
-  }
 }
 
 // Another crash, anywhere in what the reopened pool did, its opening included.

@@ -12,6 +12,9 @@
 
 namespace petps::crash {
 
+// Random further steps on a reopened pool: mostly rows, sometimes everything else.
+void go_on(Driver* driver);
+
 struct Budget {
   uint64_t states_per_step;  // crash states that every explored step gets, at least
 };
@@ -46,7 +49,6 @@ class Explorer : public Listener {
   // The medium was just crashed, or the process killed: reopens, checks, goes on, crashes again. Undoes the crash.
   void try_state(Driver& driver, const World& before, const World& after, bool killed);
   void live_on(Driver* driver, Life* life, const std::string& where);
-  void go_on(Driver* driver);
   void second_crash(CrashMedium& medium, const Life& life);
   std::unique_ptr<table::Tables> reopen(CrashMedium& medium);
   void report(const std::string& what, const CrashMedium& medium, const std::string& where);

@@ -110,7 +110,7 @@ TEST_P(Mutation, IsKilled) {
                       << ": a scenario is too weak, or the persist call is not needed";
 }
 
-INSTANTIATE_TEST_SUITE_P(Sites, Mutation, testing::Range(0, static_cast<int>(kSites)),
+INSTANTIATE_TEST_SUITE_P(Sites, Mutation, testing::Range(0, static_cast<int>(media::kFirstSync)),
                          [](const auto& site) {
                            return std::string(site_name(static_cast<Site>(site.param)));
                          });

@@ -15,5 +15,7 @@ struct Scenario {
 };
 
 const std::vector<Scenario>& scenarios();
+// Of pools with durability `process`: the same, but for those that lose what was not drained, and more.
+const std::vector<Scenario>& process_scenarios();
 
 }  // namespace petps::crash

@@ -144,7 +144,61 @@ std::string check_progress(const Tables& tables, const World& before, const Worl
   return "";
 }
 
+// As check_keys, of a pool that lost power.
+std::string check_old_keys(const Table& table, const WasWritten& was_written,
+                           TableWorld* observed) {
+  const Shape& shape = *observed->shape;
+  std::vector<const std::byte*> rows(shape.keys.size());
+  table.lookup(shape.keys, rows.data());
+  for (size_t i = 0; i < shape.keys.size(); ++i) {
+    observed->values[i] = 0;
+    if (rows[i] == nullptr) continue;
+    const uint64_t value = value_of(shape.keys[i], rows[i], shape.spec.row_bytes);
+    if (value == 0 || !was_written(shape.spec.name, shape.keys[i], value)) {
+      return "table '" + shape.spec.name + "' key " + std::to_string(shape.keys[i]) +
+             (value == 0 ? " has a torn row"
+                         : " has a row of value " + std::to_string(value) +
+                               ", which was never written to this table");
+    }
+    observed->values[i] = value;
+  }
+  return "";
+}
+
+std::string check_lowered_progress(const Tables& tables, const Choices& choices, World* observed) {
+  observed->progress.clear();
+  for (const pool::Progress& found : const_cast<Tables&>(tables).pool().all_progress()) {
+    const Place place{found.instance, found.partition};
+    const std::string name = "progress of partition " + std::to_string(place.second);
+    if (found.state != pool::ProgressState::kLostPower || found.version != 0 || found.seq != 0)
+      return name + " does not need a base";
+    if (!choices.before.progress.contains(place) && !choices.after.progress.contains(place))
+      return name + " was never recorded";
+    observed->progress[place] = found;
+  }
+  return "";
+}
+
 }  // namespace
+
+std::string check_accepted(const Tables& tables, const Choices& choices,
+                           const WasWritten& was_written, World* observed) {
+  const bool is_new = catalogue_is(tables, choices.after);
+  if (!is_new && !catalogue_is(tables, choices.before)) return kOtherCatalogue;
+  World seen = is_new ? choices.after : choices.before;
+  seen.closed = false;
+  const auto found = tables.tables();
+  for (size_t i = 0; i < found.size(); ++i) {
+    TableWorld& table = seen.tables[i];
+    std::string problem = check_old_keys(*found[i], was_written, &table);
+    if (problem.empty()) problem = check_scan(*found[i], table);
+    if (problem.empty()) problem = check_default(*found[i], table.shape->spec);
+    if (!problem.empty()) return problem;
+  }
+  const std::string problem = check_lowered_progress(tables, choices, &seen);
+  *observed = std::move(seen);
+  return problem;
+}
 
 TableWorld* World::find(const std::string& name) {
   for (TableWorld& table : tables) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -50,6 +51,8 @@ struct World {
   std::set<std::string> instances;
   std::set<std::string> frozen;  // instances
   std::map<Place, pool::Progress> progress;
+  media::Durability durability = media::Durability::kPower;
+  bool closed = false;
 
   TableWorld* find(const std::string& name);
   const TableWorld* find(const std::string& name) const;
@@ -76,6 +79,14 @@ inline constexpr char kOtherCatalogue[] =
 
 // Empty when the pool is clean and every thing in it is one of the choices, whole; then *observed is what is there. Else the problem.
 std::string check(const table::Tables& tables, const Choices& choices, World* observed);
+
+// Whether a row of `value` was ever written for the key of the table.
+using WasWritten = std::function<bool(const std::string& table, uint64_t key, uint64_t value)>;
+
+// Of a pool that lost power and was accepted: its names are as before or as after; each key is absent or
+// has a whole row that was written for it at some time; every progress needs a base.
+std::string check_accepted(const table::Tables& tables, const Choices& choices,
+                           const WasWritten& was_written, World* observed);
 
 // Pulls only: no verify, no catalogue. For a pool that refused a write.
 std::string check_rows(const table::Tables& tables, const Choices& choices, World* observed);

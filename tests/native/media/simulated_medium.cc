@@ -46,11 +46,15 @@ void SimulatedMedium::Recording::clear() {
   used = 0;
   events = 0;
   drains.clear();
+  syncs.clear();
+  last_store.clear();
+  lost_since.clear();
   flushed_lines.clear();
   sizes.clear();
 }
 
-SimulatedMedium::SimulatedMedium(size_t capacity) : capacity_(capacity) {
+SimulatedMedium::SimulatedMedium(size_t capacity, Keeps keeps)
+    : capacity_(capacity), keeps_(keeps) {
   PETPS_CHECK(capacity % kLineBytes == 0, "a simulated medium is made of whole lines");
   const size_t rounded = (capacity + kImageAlignment - 1) / kImageAlignment * kImageAlignment;
   memory_ = static_cast<std::byte*>(std::aligned_alloc(kImageAlignment, rounded));
@@ -77,7 +81,8 @@ std::unique_ptr<Media> SimulatedMedium::media(uint64_t bytes) {
     top().events += 1;
   }
   size_ = bytes;
-  return Media::borrow(memory_, bytes, capacity_, this);
+  return Media::borrow(memory_, bytes, capacity_, this,
+                       keeps_ == Keeps::kPages ? Kind::kFile : Kind::kDram);
 }
 
 SimulatedMedium::Line& SimulatedMedium::line_of(uint32_t number) {
@@ -104,6 +109,7 @@ void SimulatedMedium::record_words(uint64_t first_word, uint64_t last_word) {
     const uint64_t value = read_word(memory_ + word * 8);
     line.stores.push_back({value, event, static_cast<uint32_t>(word % kWords)});
     std::memcpy(shadow_ + word * 8, &value, sizeof value);
+    top().last_store[static_cast<uint32_t>(word / kWords / kPageLines)] = event;
   }
 }
 
@@ -121,7 +127,7 @@ void SimulatedMedium::on_flush(const void* at, size_t bytes, Site site) {
   const auto offset = static_cast<uint64_t>(static_cast<const std::byte*>(at) - memory_);
   PETPS_CHECK(offset < capacity_ && bytes <= capacity_ - offset,
               "a flush outside the simulated medium");
-  if (bytes != 0 && !suppressed_.test(static_cast<size_t>(site))) {
+  if (bytes != 0 && keeps_ == Keeps::kLines && !suppressed_.test(static_cast<size_t>(site))) {
     Recording& recording = top();
     for (uint64_t number = offset / kLineBytes; number <= (offset + bytes - 1) / kLineBytes;
          ++number) {
@@ -154,10 +160,49 @@ base::Status SimulatedMedium::on_drain(Site site) {
     // again.
     for (const uint32_t place : recording.flushed_lines) recording.lines[place].flushed = 0;
     recording.flushed_lines.clear();
+    if (keeps_ == Keeps::kPages) lose_pages();
     return base::Status(base::Code::kIoError, "simulated medium: this drain was told to fail");
   }
   for (const uint32_t place : recording.flushed_lines) mark_durable(recording.lines[place], event);
   recording.flushed_lines.clear();
+  return base::Status();
+}
+
+void SimulatedMedium::lose_pages() {
+  Recording& recording = top();
+  for (const auto& [page, event] : recording.last_store)
+    recording.lost_since[page] = static_cast<uint32_t>(recording.events);
+}
+
+base::Status SimulatedMedium::on_sync(const void* at, size_t bytes, Site site) {
+  PETPS_CHECK(keeps_ == Keeps::kPages, "only a file is synced");
+  heard_.set(static_cast<size_t>(site));
+  check_some_recorded();
+  Recording& recording = top();
+  recording.syncs.push_back(recording.events);
+  const auto event = static_cast<uint32_t>(recording.events);
+  recording.events += 1;
+  if (suppressed_.test(static_cast<size_t>(site))) return base::Status();
+  if (fail_next_sync_) {
+    fail_next_sync_ = false;
+    lose_pages();
+    return base::Status(base::Code::kIoError, "simulated medium: this sync was told to fail");
+  }
+  const auto offset = static_cast<uint64_t>(static_cast<const std::byte*>(at) - memory_);
+  const uint64_t page_bytes = kPageLines * kLineBytes;
+  const uint64_t first = at == nullptr ? 0 : offset / page_bytes;
+  const uint64_t end =
+      at == nullptr ? capacity_ / page_bytes : (offset + bytes + page_bytes - 1) / page_bytes;
+  for (size_t i = 0; i < recording.used; ++i) {
+    Line& line = recording.lines[i];
+    const uint32_t page = line.number / kPageLines;
+    if (page < first || page >= end) continue;
+    const auto lost = recording.lost_since.find(page);
+    if (lost != recording.lost_since.end() && recording.last_store.at(page) < lost->second)
+      continue;
+    line.flushed = static_cast<uint32_t>(line.stores.size());
+    mark_durable(line, event);
+  }
   return base::Status();
 }
 
@@ -233,8 +278,98 @@ void SimulatedMedium::end_crash(size_t point) {
   top().start_size = size;
 }
 
+std::vector<SimulatedMedium::OpenPage> SimulatedMedium::open_pages(size_t point) const {
+  std::vector<OpenPage> pages;
+  std::unordered_map<uint32_t, size_t> place_of;
+  for (uint32_t i = 0; i < top().used; ++i) {
+    const Line& line = top().lines[i];
+    const Span span = span_at(line, point);
+    if (span.stored == span.durable) continue;
+    const auto [place, fresh] = place_of.try_emplace(line.number / kPageLines, pages.size());
+    if (fresh) pages.push_back({line.number / kPageLines, {}, {}});
+    OpenPage& page = pages[place->second];
+    page.lines.push_back(i);
+    for (uint32_t s = span.durable; s < span.stored; ++s)
+      page.events.push_back(line.stores[s].event);
+  }
+  std::sort(pages.begin(), pages.end(),
+            [](const OpenPage& a, const OpenPage& b) { return a.number < b.number; });
+  for (OpenPage& page : pages) {
+    std::sort(page.events.begin(), page.events.end());
+    page.events.erase(std::unique(page.events.begin(), page.events.end()), page.events.end());
+  }
+  return pages;
+}
+
+void SimulatedMedium::write_page(const OpenPage& page, const std::array<uint32_t, kSectors>& kept,
+                                 size_t point) {
+  uint32_t least = kept[0];
+  for (const uint32_t place : page.lines) {
+    const Line& line = top().lines[place];
+    const Span span = span_at(line, point);
+    const uint32_t events = kept[line.number % kPageLines / kSectorLines];
+    least = std::min(least, events);
+    uint32_t stores = span.durable;
+    while (stores < span.stored && events > 0 &&
+           line.stores[stores].event <= page.events[events - 1])
+      ++stores;
+    write_line(line.number, content(line, stores));
+  }
+  choices_.push_back(
+      {page.number * kPageLines, 0, least, static_cast<uint32_t>(page.events.size())});
+}
+
+// What was stored and is durable.
+void SimulatedMedium::write_settled(size_t point) {
+  for (size_t i = 0; i < top().used; ++i) {
+    const Line& line = top().lines[i];
+    write_line(line.number, content(line, span_at(line, point).stored));
+  }
+}
+
+void SimulatedMedium::crash_pages(size_t point, std::mt19937_64& random) {
+  // Most states are those of a kernel that wrote everything back at some moment and a few pages at
+  // another one; uniform ones alone would almost never be whole.
+  enum Mode : uint32_t { kUniform, kAllOrNothing, kFewEarlier, kFewLater, kOneOther, kModes };
+  const auto mode = static_cast<Mode>(random() % kModes);
+  const bool tears = random() % 3 == 0;
+  const std::vector<OpenPage> pages = open_pages(point);
+  write_settled(point);
+  const uint64_t moment = random() % 2 == 0 ? point : random() % (point + 1);
+  const size_t one = random() % std::max<size_t>(1, pages.size());
+  for (size_t i = 0; i < pages.size(); ++i) {
+    const OpenPage& page = pages[i];
+    const auto all = static_cast<uint32_t>(page.events.size());
+    const auto usual = static_cast<uint32_t>(
+        std::lower_bound(page.events.begin(), page.events.end(), moment) - page.events.begin());
+    const auto any = [&] { return static_cast<uint32_t>(random() % (all + 1)); };
+    uint32_t kept = usual;
+    bool other = mode == kUniform || (mode == kOneOther ? i == one : random() % 4 == 0);
+    if (mode == kAllOrNothing) {
+      kept = (random() & 1) != 0 ? all : 0;
+    } else if (other && mode == kFewEarlier) {
+      kept = static_cast<uint32_t>(random() % (usual + 1));
+    } else if (other && mode == kFewLater) {
+      kept = usual + static_cast<uint32_t>(random() % (all - usual + 1));
+    } else if (other) {
+      kept = any();
+    }
+    std::array<uint32_t, kSectors> sectors;
+    sectors.fill(kept);
+    if (tears && random() % 2 == 0) {
+      for (uint32_t& sector : sectors) sector = (random() & 1) != 0 ? any() : kept;
+    }
+    write_page(page, sectors, point);
+  }
+}
+
 void SimulatedMedium::crash(size_t point, std::mt19937_64& random) {
   begin_crash(point);
+  if (keeps_ == Keeps::kPages) {
+    crash_pages(point, random);
+    end_crash(point);
+    return;
+  }
   // Uniform prefixes alone would almost never leave a single line behind, which is what finds a
   // missing flush.
   enum Mode : uint32_t { kUniform, kAllOrNothing, kFewKept, kFewLost, kOneKept, kOneLost, kModes };
@@ -287,6 +422,14 @@ void SimulatedMedium::crash(size_t point, std::mt19937_64& random) {
 
 uint64_t SimulatedMedium::state_count(size_t point) const {
   uint64_t count = 1;
+  if (keeps_ == Keeps::kPages) {
+    for (const OpenPage& page : open_pages(point)) {
+      if (count > std::numeric_limits<uint64_t>::max() / (page.events.size() + 1))
+        return std::numeric_limits<uint64_t>::max();
+      count *= page.events.size() + 1;
+    }
+    return count;
+  }
   for (size_t i = 0; i < top().used; ++i) {
     const Span span = span_at(top().lines[i], point);
     const uint64_t choices = span.stored - span.durable + 1;
@@ -300,6 +443,18 @@ uint64_t SimulatedMedium::state_count(size_t point) const {
 void SimulatedMedium::crash_exhaustive(size_t point, uint64_t index) {
   PETPS_CHECK(index < state_count(point), "there are fewer crash states at this point");
   begin_crash(point);
+  if (keeps_ == Keeps::kPages) {
+    const std::vector<OpenPage> pages = open_pages(point);
+    write_settled(point);
+    for (const OpenPage& page : pages) {
+      std::array<uint32_t, kSectors> kept;
+      kept.fill(static_cast<uint32_t>(index % (page.events.size() + 1)));
+      index /= page.events.size() + 1;
+      write_page(page, kept, point);
+    }
+    end_crash(point);
+    return;
+  }
   for (size_t i = 0; i < top().used; ++i) {
     const Line& line = top().lines[i];
     const Span span = span_at(line, point);
@@ -354,7 +509,7 @@ std::vector<SimulatedMedium::Line> SimulatedMedium::open_at(size_t point) const 
   return open;
 }
 
-void SimulatedMedium::carry_on(std::vector<Line> open) {
+void SimulatedMedium::carry_on(std::vector<Line> open, const std::vector<uint32_t>& lost) {
   Recording& recording = top();
   std::vector<uint32_t> events;
   for (const Line& line : open) {
@@ -371,29 +526,44 @@ void SimulatedMedium::carry_on(std::vector<Line> open) {
     }
     Line& line = line_of(kept.number);
     line = std::move(kept);
+    uint32_t& last = recording.last_store[line.number / kPageLines];
+    last = std::max(last, line.stores.back().event);
     if (line.flushed > 0) {
       recording.flushed_lines.push_back(recording.slot_of_line[line.number] - 1);
     }
   }
+  for (const uint32_t page : lost)
+    recording.lost_since[page] = static_cast<uint32_t>(recording.events);
+}
+
+// Pages that look clean and are lost stay so under the stores that are carried on.
+std::vector<uint32_t> SimulatedMedium::lost_pages() const {
+  std::vector<uint32_t> pages;
+  for (const auto& [page, since] : top().lost_since) {
+    if (top().last_store.at(page) < since) pages.push_back(page);
+  }
+  return pages;
 }
 
 void SimulatedMedium::settle() {
   std::vector<Line> open = open_at(top().events);
+  const std::vector<uint32_t> lost = lost_pages();
   top().clear();
   top().start_size = size_;
-  carry_on(std::move(open));
+  carry_on(std::move(open), lost);
 }
 
 void SimulatedMedium::kill(size_t point) {
   begin_crash(point);
   std::vector<Line> open = open_at(point);
+  const std::vector<uint32_t> lost = point == top().events ? lost_pages() : std::vector<uint32_t>();
   for (Line& line : open) line.flushed = 0;  // a write-back that was under way may not have been
   for (size_t i = 0; i < top().used; ++i) {
     const Line& line = top().lines[i];
     write_line(line.number, content(line, span_at(line, point).stored));
   }
   end_crash(point);
-  carry_on(std::move(open));
+  carry_on(std::move(open), lost);
 }
 
 std::string SimulatedMedium::describe() const {

@@ -11,6 +11,13 @@
 //   - a flush marks what its lines hold as being written back; a drain makes every mark durable;
 //   nothing else does.
 //
+// With Keeps::kPages it is an ordinary file behind a page cache instead, a Media of kind kFile:
+//   - a page (4 KiB) holds any of the versions that it had since it was last synced, each page on its
+//   own; one that was on its way holds any of them in each of its 512-byte sectors;
+//   - a sync makes the pages of its range durable as they are then; flushes and drains do nothing;
+//   - a sync that fails loses its pages: they look clean, and a later sync passes over those that were
+//   not written again.
+//
 // Recordings form a stack, so that a state can be reopened, written to, crashed again, and taken
 // back, at the cost of the lines that were touched and never of the whole image:
 //
@@ -42,6 +49,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "media/media.h"
@@ -50,8 +58,9 @@ namespace petps::media {
 
 class SimulatedMedium : public Observer {
  public:
-  // Zeroed memory of `capacity` bytes, a multiple of 64; all of it durable.
-  explicit SimulatedMedium(size_t capacity);
+  enum class Keeps : uint8_t { kLines, kPages };
+  // Zeroed memory of `capacity` bytes, a multiple of 64 (4096 for kPages); all of it durable.
+  explicit SimulatedMedium(size_t capacity, Keeps keeps = Keeps::kLines);
   ~SimulatedMedium() override;
   SimulatedMedium(const SimulatedMedium&) = delete;
   SimulatedMedium& operator=(const SimulatedMedium&) = delete;
@@ -69,6 +78,8 @@ class SimulatedMedium : public Observer {
   size_t events() const { return top().events; }
   // For each drain of the top recording, the point just before it: where the most lines are open.
   const std::vector<size_t>& drains() const { return top().drains; }
+  // For each sync of the top recording likewise.
+  const std::vector<size_t>& syncs() const { return top().syncs; }
   size_t depth() const { return depth_; }
 
   // Forgets what is durable already: the top recording restarts at event 0 with only the undrained
@@ -100,6 +111,8 @@ class SimulatedMedium : public Observer {
 
   // The next drain that is not suppressed fails, and makes nothing durable.
   void fail_next_drain() { fail_next_drain_ = true; }
+  // The same for a sync.
+  void fail_next_sync() { fail_next_sync_ = true; }
   void set_any_word(bool any) { any_word_ = any; }
   // Compares all of memory with the record now. Adds a test failure per line that differs (at most
   // 8).
@@ -108,10 +121,14 @@ class SimulatedMedium : public Observer {
   void on_store(const void* at, size_t bytes) override;
   void on_flush(const void* at, size_t bytes, Site site) override;
   base::Status on_drain(Site site) override;
+  base::Status on_sync(const void* at, size_t bytes, Site site) override;
   void on_grow(const void* at, size_t bytes) override;
 
  private:
   static constexpr size_t kWords = kLineBytes / 8;
+  static constexpr uint32_t kPageLines = 64;
+  static constexpr uint32_t kSectorLines = 8;
+  static constexpr uint32_t kSectors = kPageLines / kSectorLines;
   using LineContent = std::array<uint64_t, kWords>;
 
   struct Store {
@@ -137,6 +154,10 @@ class SimulatedMedium : public Observer {
   struct Recording {
     size_t events = 0;
     std::vector<size_t> drains;
+    std::vector<size_t> syncs;
+    // kPages: the last store into a page, and since when a failed sync has it look clean.
+    std::unordered_map<uint32_t, uint32_t> last_store;
+    std::unordered_map<uint32_t, uint32_t> lost_since;
     std::vector<Line> lines;  // the first `used`; the rest keep their vectors for reuse
     size_t used = 0;
     std::vector<uint32_t> slot_of_line;  // 1 + place in lines; 0 = untouched
@@ -144,6 +165,12 @@ class SimulatedMedium : public Observer {
     std::vector<SizeChange> sizes;
     uint64_t start_size = 0;
     void clear();
+  };
+  // A page with open stores: it may be as it was before the first of `events`, or after any of them.
+  struct OpenPage {
+    uint32_t number;
+    std::vector<uint32_t> lines;  // places in Recording::lines
+    std::vector<uint32_t> events;
   };
   struct Choice {
     uint32_t line;
@@ -162,8 +189,15 @@ class SimulatedMedium : public Observer {
   static LineContent content(const Line& line, uint32_t kept);
   static LineContent torn_content(const Line& line, uint32_t durable, uint32_t kept,
                                   std::mt19937_64& random);
+  std::vector<OpenPage> open_pages(size_t point) const;
+  // Writes the page as it was after the first `kept` events, or each sector as after kept[sector].
+  void write_page(const OpenPage& page, const std::array<uint32_t, kSectors>& kept, size_t point);
+  void write_settled(size_t point);
+  void crash_pages(size_t point, std::mt19937_64& random);
+  void lose_pages();
   std::vector<Line> open_at(size_t point) const;
-  void carry_on(std::vector<Line> open);
+  std::vector<uint32_t> lost_pages() const;
+  void carry_on(std::vector<Line> open, const std::vector<uint32_t>& lost);
   void write_line(uint32_t number, const LineContent& content);
   void begin_crash(size_t point);
   void end_crash(size_t point);
@@ -171,6 +205,7 @@ class SimulatedMedium : public Observer {
   bool check_lines(uint64_t first, uint64_t last);
 
   size_t capacity_;
+  Keeps keeps_;
   std::byte* memory_;
   std::byte* shadow_;  // memory as the recorded stores make it
   uint64_t size_ = 0;
@@ -183,6 +218,7 @@ class SimulatedMedium : public Observer {
   std::bitset<static_cast<size_t>(Site::kCount)> suppressed_;
   std::bitset<static_cast<size_t>(Site::kCount)> heard_;
   bool fail_next_drain_ = false;
+  bool fail_next_sync_ = false;
   bool any_word_ = false;
 };
 
