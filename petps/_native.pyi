@@ -112,7 +112,8 @@ class Progress:
 
     ``state``: 'following', 'catching_up' (to version ``target``), 'passing' (run ``target`` feeds
     another instance), 'incomplete' (rows of version ``target`` never came), 'conflict' (of two
-    publishers of ``run``) or 'lost_power' (rows may be older than any progress). ``publisher``: 24 bits that tell who wrote ``run``; 0: not known.
+    publishers of ``run``) or 'lost_power' (rows may be older than any progress). ``publisher``: 24
+    bits that tell who wrote ``run``; 0: not known.
     """
 
     instance: int

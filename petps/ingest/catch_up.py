@@ -68,15 +68,23 @@ def catch_up(
     full table did not take. Raises PetpsError; while progress says "catching up", rows are mixed.
     """
     for before, after in ways:
-        if (after.run, after.seq) < (before.run, before.seq):
+        lost_power = before.standing is Standing.LOST_POWER  # nothing of known age is served
+        if not lost_power and (after.run, after.seq) < (before.run, before.seq):
             raise FailedPrecondition(
                 f"{base.name} holds run {after.run} up to seq {after.seq}, and run {before.run} up "
                 f"to seq {before.seq} is applied: a base behind the served rows is refused"
             )
     tables = dict(store.tables())
     check_base(store, base, tables)
-    for before, _ in ways:
-        store.record_progress(replace(before, standing=Standing.CATCHING_UP, target=base.version))
+    for before, after in ways:
+        store.record_progress(
+            replace(
+                before,
+                run=min(before.run, after.run),
+                standing=Standing.CATCHING_UP,
+                target=base.version,
+            )
+        )
     partitions = {after.partition for _, after in ways}
     for table in tables.values():
         one = _Table(store, table, base, partitions, rows_max, pace)

@@ -326,7 +326,9 @@ class Follower:
             state.offset = again
             return again
         ours = (None, self._store.instance)
-        if isinstance(body, BaseBody) and not header.begins_run and body.instance in ours:
+        # Of a new run the order rule accepts the base. After a power loss no run is new.
+        waits = not header.begins_run or state.standing is Standing.LOST_POWER
+        if isinstance(body, BaseBody) and waits and body.instance in ours:
             marker = BaseMarker(header, body.location, event.next_offset, body.instance)
             if state.mended_by(header.run, header.seq):
                 self._catch_up_marker(state, marker, failed=marker.next_offset)

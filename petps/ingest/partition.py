@@ -34,6 +34,8 @@ _RECORDED_REASONS: Final = {
     "publisher lost some; only a base mends it",
     Standing.CONFLICT: "two publishers wrote run {0.run}: stop one of them and begin a new run "
     "with a base",
+    Standing.LOST_POWER: "the machine lost power while the pool had durability 'process': rows may "
+    "be older than what was applied; waiting for a base (in the store, or published anew)",
 }
 
 
@@ -139,6 +141,8 @@ class PartitionState:
         """Whether a base that holds everything up to {run, seq} ends a stop."""
         if self.standing is Standing.CONFLICT:
             return run > self.run  # within the run it is not known whose rows a base holds
+        if self.standing is Standing.LOST_POWER:  # any is better than rows of unknown age
+            return run >= self.target and (run, seq) > (0, 0)
         applied = (self.recorded.run, self.recorded.seq)
         return (run, seq) > applied or ((run, seq) == applied and self.standing.needs_base)
 

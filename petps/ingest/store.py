@@ -37,6 +37,7 @@ class Standing(enum.Enum):
     PASSING = "passing"  # run ``target`` feeds, or fed, another instance: it is passed over
     INCOMPLETE = "incomplete"  # rows that the commit of version ``target`` counts never came
     CONFLICT = "conflict"  # two publishers wrote the run
+    LOST_POWER = "lost_power"  # the pool lost power: rows may be older than any progress said
 
     @property
     def needs_base(self) -> bool:

@@ -20,7 +20,7 @@ def verify(
         bool,
         typer.Option(
             "--accept",
-            help="If it is clean, take a pool that lost power back into service.",
+            help="If it is clean, take a pool that lost power back into service, without progress.",
         ),
     ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
@@ -29,6 +29,11 @@ def verify(
 
     Stale tags, high counters and unreachable slots are what a crash may leave; the next server
     heals them, and they are no faults. Exits with 9 when there are faults.
+
+    A pool with durability 'process' that lost power may hold rows of any age, and progress that is
+    newer than its rows. With --accept a clean one is served again, and every partition that was
+    followed waits for a base: from the checkpoint store, or one that is published. A pool with
+    faults is never accepted, and stays as it is.
 
     [bold]Examples[/bold]
 
@@ -48,9 +53,21 @@ def verify(
         finally:
             tables.close()
     accepted = accept and report.clean and lost_power
+    without_base = 0
+    fed_by_pushes: list[str] = []
     if accepted:
         # The writer's clean close is what says that the pool is whole again.
-        _native.Tables.open(str(pool), allow_lost_power=True).close()
+        tables = _native.Tables.open(str(pool), accept_lost_power=True)
+        try:
+            without_base = sum(
+                progress.state in ("lost_power", "catching_up")
+                for progress in tables.all_progress()
+            )
+            fed_by_pushes = sorted(
+                {each.name for each in tables.tables() if each.record.feed == "push"}
+            )
+        finally:
+            tables.close()
     seconds = time.perf_counter() - begun
     if json_:
         json_out(
@@ -59,6 +76,8 @@ def verify(
                 **report.as_dict(),
                 "lost_power": lost_power,
                 "accepted": accepted,
+                "partitions_waiting_for_a_base": without_base,
+                "push_fed_tables": fed_by_pushes,
                 "seconds": round(seconds, 3),
             }
         )
@@ -86,10 +105,26 @@ def verify(
     if json_:
         return
     note(f"{pool}: clean, {report.rows:,} rows checked in {seconds:.1f} s")
-    if lost_power:
+    if accepted:
+        _tell_accepted(without_base, fed_by_pushes)
+    elif lost_power:
         note(
-            "it lost power and is accepted: it can be served again"
-            if accepted
-            else "it lost power; `petps verify --accept` takes it back into service as it is: "
-            "pushes of its last seconds may be missing"
+            "it lost power with durability 'process': each row is one that was written for its "
+            "key, but any may be older than what was acknowledged last; `petps verify --accept` "
+            "takes it back into service"
+        )
+
+
+def _tell_accepted(without_base: int, fed_by_pushes: list[str]) -> None:
+    note("it lost power and is accepted: it can be served again")
+    if without_base:
+        note(
+            f"{without_base:,} partitions forgot what they had applied and wait for a base: serve "
+            "the pool with the checkpoint store configured, or publish a base; until then `petps "
+            "status` shows them as stale, and they serve rows of any age"
+        )
+    if fed_by_pushes:
+        note(
+            f"tables fed by pushes: {', '.join(fed_by_pushes)}: pushes since the last clean close "
+            "may be missing, deleted keys may be back; push again what must be there"
         )

@@ -123,8 +123,12 @@ def test_pool_that_lost_power(petps_command: Command, pool: Path) -> None:
     assert (report["clean"], report["lost_power"], report["accepted"]) == (True, True, False)
     assert "takes it back into service" in petps_command("verify", pool)
     petps_command.fails(6, "pull", pool, "items", 7)
-    assert petps_command.json("verify", pool, "--accept")["accepted"]
+    accepted = petps_command.json("verify", pool, "--accept")
+    assert accepted["accepted"]
+    assert accepted["push_fed_tables"] == ["items"]
     assert petps_command.json("pull", pool, "items", 7)["found"] == 1
+    again = petps_command.json("verify", pool, "--accept")
+    assert (again["lost_power"], again["accepted"]) == (False, False)
 
 
 def test_lost_power_and_damaged_is_never_accepted(petps_command: Command, pool: Path) -> None:

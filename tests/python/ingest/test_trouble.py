@@ -15,7 +15,7 @@ import pytest
 from petps.checkpoint import BaseFolder
 from petps.delta import Message, TableSchema
 from petps.delta.directory import DirectoryLog
-from petps.ingest import Mode, Progress
+from petps.ingest import Mode, Progress, Standing
 from petps.publish import Position, Publisher
 from tests.python.ingest.driver import (
     SCHEMAS,
@@ -287,6 +287,45 @@ def test_a_conflict_is_seen_in_the_first_message_after_a_restart(
     state = driver.states[0]
     assert (state.mode, state.conflicts, state.recorded.seq) == (Mode.CONFLICT, 1, 6)
     check_rows(driver, stream)
+    driver.close()
+
+
+def lose_power(driver: Driver) -> None:
+    """What `petps verify --accept` leaves: rows of any age, and progress that claims nothing."""
+    for table in driver.store.by_name.values():
+        for key in list(table.rows)[::3]:
+            table.rows[key] = bytes(len(table.rows[key]))
+        table.rows[987_654_321] = bytes(table.schema.row_bytes)
+    for p, progress in list(driver.store.recorded.items()):
+        driver.store.recorded[p] = Progress(p, run=progress.run, standing=Standing.LOST_POWER)
+
+
+@pytest.mark.parametrize("run", [5, 4])
+def test_after_a_power_loss_a_base_is_waited_for(tmp_path: Path, stream: Stream, run: int) -> None:
+    driver = follow(tmp_path, stream.messages)
+    lose_power(driver)
+    before = rows_by_partition(driver.store)
+    (tmp_path / "bases").mkdir()
+    for _ in range(2):  # a restart does not forget it
+        bases = BaseFolder(tmp_path / "bases")
+        driver = Driver(driver.log, driver.store, Letters(), bases).run()
+        for state in driver.states.values():
+            status = state.status(0, "m@1")
+            assert (status.state, status.version) == ("stale", 0)
+            assert "lost power" in status.reason
+        assert rows_by_partition(driver.store) == before
+        driver.close()
+    # Older than what was applied before; run 4: before the run went on from it.
+    seq = 6 if run == 5 else 1
+    positions = dict.fromkeys(range(P), (run, seq))
+    rows = {p: stream.rows_at(p, 5, 6) for p in range(P)}
+    write_base(tmp_path / "bases" / "old", rows, positions, version=3)
+    driver = Driver(driver.log, driver.store, Letters(), BaseFolder(tmp_path / "bases")).run()
+    if run == 5:
+        assert all(state.following for state in driver.states.values())
+        assert rows_by_partition(driver.store) == stream.final()
+    else:  # the log does not go on from there: it waits for the next base, with whole rows
+        assert rows_by_partition(driver.store) == rows
     driver.close()
 
 

@@ -318,6 +318,29 @@ def test_pool_that_lost_power(pool_path: Path) -> None:
     assert tables.info().lost_power
     assert tables.verify().clean
     tables.close()
+    with pytest.raises(FailedPrecondition, match=r"petps verify"):  # not for writing
+        _native.Tables.open(str(pool_path), allow_lost_power=True)
+
+
+def test_accepting_forgets_progress(pool_path: Path) -> None:
+    with_progress = _native.Tables.open(str(pool_path))
+    instance = with_progress.instances()[0].id
+    progress = _native.Progress(instance=instance, partition=0, run=3, seq=9, offset=11, version=2)
+    with_progress.record_progress(progress)
+    with_progress.set_durability("process")
+    with_progress.close()
+    leave_unclean(pool_path)
+    forge(pool_path, boot_id=bytes(16))  # of a kernel that tells none
+    _native.Tables.open(str(pool_path), accept_lost_power=True).close()
+    tables = _native.Tables.open(str(pool_path))
+    assert tables.info().was_clean
+    found = tables.progress(instance, 0)
+    assert found is not None
+    assert (found.state, found.run, found.seq, found.offset, found.version) == (
+        "lost_power", 3, 0, 0, 0
+    )  # fmt: skip
+    assert tables.applied_version(instance) == 0
+    tables.close()
 
 
 def test_same_boot_is_no_loss_of_power(pool_path: Path) -> None:
