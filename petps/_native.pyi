@@ -287,11 +287,12 @@ class LiveReader:
         """(instance, table) of all there are now."""
     def resolve(self, model: str) -> InstanceRecord: ...
     def instances(self) -> list[InstanceRecord]: ...
-    def find(self, model: str, table: str) -> TableRecord: ...
+    def find(self, model: str, tables: list[str]) -> list[TableRecord]:
+        """Tables of the instance that ``model`` means now, in this order."""
     def pull(
-        self, model: str, table: str, keys: Keys, out: Floats | Bytes, mask: Mask | None = None
-    ) -> int:
-        """As Table.pull."""
+        self, table: TableRecord, keys: Keys, out: Floats | Bytes, mask: Mask | None = None
+    ) -> int | None:
+        """As Table.pull. None: the table was dropped before the last key was pulled."""
     def hold_pin_for_test(self) -> None:
         """Pins now, until the process ends."""
     def disable_pins_for_test(self) -> None: ...

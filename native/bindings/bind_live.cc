@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <optional>
 #include <shared_mutex>
 #include <thread>
 
@@ -38,20 +39,32 @@ class Live {
   template <typename F>
   auto with(F&& f) {
     const std::shared_lock lock(mutex_);
-    if (reader_ == nullptr) {
-      throw StatusError(Status(Code::kFailedPrecondition,
-                               "pool " + path_ + " is closed; open it again with petps.open"));
-    }
+    check_open();
     List list(*this);
     const epoch::Pin pin = list.pin();
     const View view = unwrap(reader_->view());
     return std::forward<F>(f)(*view);
   }
 
-  void disable_pins() { reader_->epochs().disable_pins_for_test(); }
-  void hold_pin() { held_ = reader_->epochs().lease()->pin(); }
+  void disable_pins() {
+    const std::shared_lock lock(mutex_);
+    check_open();
+    reader_->epochs().disable_pins_for_test();
+  }
+  void hold_pin() {
+    const std::unique_lock lock(mutex_);
+    check_open();
+    held_ = reader_->epochs().lease()->pin();
+  }
 
  private:
+  // The caller holds mutex_.
+  void check_open() const {
+    if (reader_ != nullptr) return;
+    throw StatusError(Status(Code::kFailedPrecondition,
+                             "pool " + path_ + " is closed; open it again with petps.open_live"));
+  }
+
   // A list for one call; a process has few, because calls are short.
   class List {
    public:
@@ -91,10 +104,10 @@ class Live {
   epoch::Pin held_;
 };
 
-table::TablePointer find(table::Tables& tables, const std::string& model, const std::string& name) {
-  const pool::InstanceRecord instance = unwrap(tables.resolve(model));
-  table::TablePointer found = tables.find(instance.name, name);
-  if (found != nullptr) return found;
+pool::TableRecord find(table::Tables& tables, const pool::InstanceRecord& instance,
+                       const std::string& name) {
+  const table::TablePointer found = tables.find(instance.name, name);
+  if (found != nullptr) return found->record();
   std::string known;
   for (const table::TablePointer& table : tables.tables()) {
     if (table->record().spec.instance != instance.id) continue;
@@ -105,35 +118,47 @@ table::TablePointer find(table::Tables& tables, const std::string& model, const 
                                                 (known.empty() ? "none yet" : known)));
 }
 
-pool::TableRecord record_of(Live& live, const std::string& model, const std::string& name) {
+// Tables of one instance: the model is resolved once, and what the caller then does with the
+// records can mix no other instance in.
+std::vector<pool::TableRecord> find_all(Live& live, const std::string& model,
+                                        const std::vector<std::string>& names) {
   const Released released_gil;
-  return live.with([&](table::Tables& tables) { return find(tables, model, name)->record(); });
+  return live.with([&](table::Tables& tables) {
+    const pool::InstanceRecord instance = unwrap(tables.resolve(model));
+    std::vector<pool::TableRecord> found;
+    for (const std::string& name : names) found.push_back(find(tables, instance, name));
+    return found;
+  });
 }
 
-uint64_t pull(Live& live, const std::string& model, const std::string& name, const py::object& keys,
-              const py::object& out, const py::object& mask) {
-  const pool::TableSpec spec = record_of(live, model, name).spec;
+// Of the table that find_all() gave, whatever its instance is called by now. Nothing: it was
+// dropped before the last key was pulled.
+std::optional<uint64_t> pull(Live& live, const pool::TableRecord& record, const py::object& keys,
+                             const py::object& out, const py::object& mask) {
+  const pool::TableSpec& spec = record.spec;
   const std::span<const uint64_t> wanted = keys_of(keys);
   const Out target = out_of(out, wanted.size(), spec.dim, spec.row_bytes);
   const std::span<uint8_t> found_mask = writable_mask_of(mask, "mask", wanted.size());
   const size_t out_bytes = target.stored ? spec.row_bytes : spec.dim * sizeof(float);
   const Released released_gil;
   uint64_t found = 0;
-  // A pin a batch, and the catalogue of its moment: no call holds up the server's reclaim for long.
+  // A pin a batch, so that no call holds up the server's reclaim for long. Without one the table
+  // may be dropped, so each batch asks again whether its number is there: ids are never given
+  // twice.
   for (size_t from = 0; from < wanted.size(); from += kPullBatch) {
     const size_t n = std::min(kPullBatch, wanted.size() - from);
-    found += live.with([&](table::Tables& tables) {
-      const table::TablePointer table = find(tables, model, name);
+    const bool is_there = live.with([&](table::Tables& tables) {
+      const table::TablePointer table = tables.find(record.id);
+      if (table == nullptr) return false;
       const pool::TableSpec& now = table->record().spec;
-      if (now.dim != spec.dim || now.row_bytes != spec.row_bytes) {
-        throw StatusError(Status(
-            Code::kUnavailable,
-            "table '" + name + "' of '" + model + "' became another during the pull: try again"));
-      }
+      if (now.dim != spec.dim || now.row_bytes != spec.row_bytes)
+        invalid("table '" + spec.name + "' is of another pool than " + live.path());
       const PullTarget part{static_cast<std::byte*>(target.data) + from * out_bytes, target.stored,
                             found_mask.empty() ? found_mask : found_mask.subspan(from, n)};
-      return pull_rows([] { return epoch::Pin(); }, *table, wanted.subspan(from, n), part);
+      found += pull_rows([] { return epoch::Pin(); }, *table, wanted.subspan(from, n), part);
+      return true;
     });
+    if (!is_there) return std::nullopt;
   }
   return found;
 }
@@ -180,11 +205,11 @@ void bind_live(py::module_& module) {
         return self.with([&](table::Tables& tables) { return unwrap(tables.resolve(model)); });
       },
       py::arg("model"), py::call_guard<Released>());
-  live.def("find", record_of, py::arg("model"), py::arg("table"));
-  live.def("pull", pull, py::arg("model"), py::arg("table"), py::arg("keys"), py::arg("out"),
+  live.def("find", find_all, py::arg("model"), py::arg("tables"));
+  live.def("pull", pull, py::arg("table"), py::arg("keys"), py::arg("out"),
            py::arg("mask") = py::none());
-  live.def("hold_pin_for_test", &Live::hold_pin);
-  live.def("disable_pins_for_test", &Live::disable_pins);
+  live.def("hold_pin_for_test", &Live::hold_pin, py::call_guard<Released>());
+  live.def("disable_pins_for_test", &Live::disable_pins, py::call_guard<Released>());
 }
 
 }  // namespace petps::bindings

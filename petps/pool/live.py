@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
-from typing import Literal, overload
+from typing import Final, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from petps import _native
+from petps.errors import Unavailable
 from petps.pool.arrays import as_keys
-from petps.pool.pool import DEFAULT_MODEL, Form, Mask, Rows, TableInfo, empty_rows
+from petps.pool.pool import DEFAULT_MODEL, Form, Keys, Mask, Rows, TableInfo, empty_rows
 
 __all__ = ["LivePool"]
+
+# A call begins again only when its instance is dropped under it, which a switch precedes. More
+# often in one call than this is a mistake of whoever drops them.
+MAX_RESOLUTIONS: Final = 8
 
 
 class LivePool:
@@ -90,26 +95,48 @@ class LivePool:
         model: str | None = None,
     ) -> Rows | tuple[Rows, Mask]:
         """As ``Pool.pull``: keys: integers[n] -> float32[n, dim], default rows for missing keys."""
-        meant = self._model(model)
         checked = as_keys(keys)
-        rows = out
-        if rows is None:
-            meant = self._native.resolve(meant).name  # what follows is of one instance
-            rows = empty_rows(self._native.find(meant, table), checked.shape[0], dtype)
         if mask is None and return_mask:
             mask = np.empty(checked.shape[0], np.bool_)
-        self._native.pull(meant, table, checked, rows, mask)
+        rows = self._pull(model, [table], [checked], [mask], out, dtype)[0]
         return (rows, mask) if return_mask and mask is not None else rows
 
     def pull_many(
         self, keys: Mapping[str, npt.ArrayLike], *, model: str | None = None
     ) -> dict[str, tuple[Rows, Mask]]:
         """Keys of several tables of one instance: (rows, mask) by table, as pull for each."""
-        instance = self._native.resolve(self._model(model)).name
-        return {
-            table: self.pull(table, wanted, return_mask=True, model=instance)
-            for table, wanted in keys.items()
-        }
+        wanted = [as_keys(each) for each in keys.values()]
+        masks = [np.empty(each.shape[0], np.bool_) for each in wanted]
+        rows = self._pull(model, list(keys), wanted, masks)
+        return dict(zip(keys, zip(rows, masks, strict=True), strict=True))
+
+    def _pull(
+        self,
+        model: str | None,
+        tables: list[str],
+        keys: list[Keys],
+        masks: Sequence[Mask | None],
+        out: Rows | None = None,
+        dtype: Form = "f32",
+    ) -> list[Rows]:
+        """Rows of all tables from one instance: the model's name is resolved once.
+
+        When that instance is dropped before the last row is read, resolve and read everything anew.
+        """
+        for _ in range(MAX_RESOLUTIONS):
+            pulled: list[Rows] = []
+            found = self._native.find(self._model(model), tables)
+            for record, wanted, mask in zip(found, keys, masks, strict=True):
+                rows = empty_rows(record, wanted.shape[0], dtype) if out is None else out
+                if self._native.pull(record, wanted, rows, mask) is None:
+                    break
+                pulled.append(rows)
+            else:
+                return pulled
+        raise Unavailable(
+            f"the instance of '{model or DEFAULT_MODEL}' was dropped during the pull, "
+            f"{MAX_RESOLUTIONS} times: pull again"
+        )
 
     def _model(self, model: str | None) -> str:
         if model is not None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import xxhash
 
-COPIES = (0, 128 << 10)
+# Of any version: before version 3 the second stood at 128 KiB.
+COPIES = (0, 128 << 10, 640 << 10)
 HEADER_BYTES = 144
 VERSION_AT, LENGTH_AT, CHECKSUM_AT, BOOT_ID_AT, CLEAN_AT = 8, 12, 16, 48, 76
 
@@ -33,7 +34,7 @@ def forge(path: Path, *, version: int | None = None, boot_id: bytes | None = Non
 
 def is_clean(path: Path) -> bool:
     """Whether the newer copy has the clean flag."""
-    content = path.read_bytes()[: COPIES[1] + HEADER_BYTES]
+    content = path.read_bytes()[: COPIES[-1] + HEADER_BYTES]
     copies = []
     for start in COPIES:
         if content[start : start + 8] == b"PETPS_01":

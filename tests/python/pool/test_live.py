@@ -24,6 +24,7 @@ from petps.errors import (
     NotFound,
     PermissionDenied,
     PetpsError,
+    Unavailable,
     Unimplemented,
 )
 from tests.python.native.superblock import is_clean
@@ -421,3 +422,134 @@ def test_a_server_without_readers_keeps_out_those_who_would_take_an_old_file(
         readers(path).write_bytes(old)
         with pytest.raises(FailedPrecondition, match="keeps readers out"):
             petps.open_live(path)
+
+
+class Meanwhile:
+    """The native reader; something happens each time that the tables of a call have been found."""
+
+    def __init__(self, reader: Any, happen: Callable[[], None]) -> None:
+        self._reader = reader
+        self._happen = happen
+        self.resolutions = 0
+
+    def find(self, model: str, tables: list[str]) -> Any:
+        found = self._reader.find(model, tables)
+        self.resolutions += 1
+        self._happen()
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+
+class TwoInstances:
+    """Tables "t" and "u" of m@1 and m@2; every value is the instance's number."""
+
+    ROWS = 20_000
+    KEYS = np.arange(ROWS, dtype=np.uint64)
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "two.pool"
+        self.tables = petps._native.Tables.create(str(self.path), durability="process")
+        self.ids: dict[int, int] = {}
+        for number in (1, 2):
+            self.make(number)
+        self.means(1)
+        self.live = petps.open_live(self.path)
+
+    def make(self, number: int) -> None:
+        self.ids[number] = self.tables.create_instance("m", f"m@{number}", 1).id
+        for name in ("t", "u"):
+            table = self.tables.create_table(
+                name, instance=self.ids[number], dim=2, dtype="f32", capacity=self.ROWS
+            )
+            rows = np.full((self.ROWS, 2), number, np.float32)
+            table.apply(self.KEYS, rows.view(np.uint8).reshape(self.ROWS, 8))
+
+    def means(self, number: int) -> None:
+        self.tables.set_alias("m", self.ids[number])
+
+    def meanwhile(self, happen: Callable[[], None]) -> Meanwhile:
+        spy = Meanwhile(self.live._native, happen)
+        self.live._native = spy  # type: ignore[assignment]
+        return spy
+
+    def close(self) -> None:
+        self.live.close()
+        self.tables.close()
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[TwoInstances]:
+    made = TwoInstances(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_switch_during_a_pull_mixes_nothing(two: TwoInstances) -> None:
+    spy = two.meanwhile(lambda: two.means(2))
+    out = np.zeros((two.ROWS, 2), np.float32)
+    assert two.live.pull("t", two.KEYS, out, model="m") is out
+    assert np.unique(out).tolist() == [1.0]
+    assert spy.resolutions == 1
+    two.means(1)
+    assert np.unique(two.live.pull("t", two.KEYS, model="m")).tolist() == [1.0]
+    two.means(1)
+    many = two.live.pull_many({"t": two.KEYS, "u": two.KEYS}, model="m")
+    assert [np.unique(rows).tolist() for rows, _ in many.values()] == [[1.0], [1.0]]
+    assert spy.resolutions == 3
+
+
+def test_switches_without_end_mix_nothing(two: TwoInstances) -> None:
+    ended = threading.Event()
+
+    def switch() -> None:
+        number = 1
+        while not ended.is_set():
+            number = 3 - number
+            two.means(number)
+
+    thread = threading.Thread(target=switch)
+    thread.start()
+    out = np.zeros((two.ROWS, 2), np.float32)
+    seen = set()
+    for _ in range(100):
+        two.live.pull("t", two.KEYS, out, model="m")
+        seen.add(tuple(np.unique(out)))
+        for rows, found in two.live.pull_many({"t": two.KEYS, "u": two.KEYS}, model="m").values():
+            assert found.all()
+            seen.add(tuple(np.unique(rows)))
+    ended.set()
+    thread.join()
+    assert seen <= {(1.0,), (2.0,)}
+
+
+def test_a_drop_during_a_pull_begins_it_again(two: TwoInstances) -> None:
+    def drop_the_first() -> None:
+        if spy.resolutions == 1:
+            two.means(2)
+            two.tables.drop_instance(two.ids[1])
+
+    spy = two.meanwhile(drop_the_first)
+    out = np.zeros((two.ROWS, 2), np.float32)
+    two.live.pull("t", two.KEYS, out, model="m")
+    assert np.unique(out).tolist() == [2.0]
+    assert spy.resolutions == 2
+
+
+def test_a_drop_each_time_ends(two: TwoInstances) -> None:
+    numbers = iter(range(3, 100))
+
+    def replace() -> None:
+        old = two.ids[max(two.ids)]
+        number = next(numbers)
+        two.make(number)
+        two.means(number)
+        two.tables.drop_instance(old)
+
+    two.means(2)
+    two.meanwhile(replace)
+    with pytest.raises(Unavailable, match="was dropped during the pull, 8 times: pull again"):
+        two.live.pull("t", two.KEYS, model="m")
+    with pytest.raises(NotFound, match="there is no model, instance or alias 'm@2'"):
+        two.live.pull("t", two.KEYS, model="m@2")
