@@ -398,7 +398,10 @@ class Server:
     def set_shard_map(self, map: ShardMap) -> None:
         """From now on. InvalidArgument (model, partitions), FailedPrecondition (version)."""
     def stop(self) -> None:
-        """Accepts no more, answers what arrived. DeadlineExceeded: cut after drain_ms."""
+        """Accepts no more, answers what arrived. DeadlineExceeded: cut after drain_ms.
+
+        Afterwards the other methods raise FailedPrecondition; port, address and calls stay.
+        """
     def stats(self) -> dict[str, Any]: ...
     def status_json(self) -> str: ...
     def set_status_member(self, name: str, json: str) -> None: ...

@@ -17,16 +17,13 @@ py::array owned(std::vector<T> values, std::vector<py::ssize_t> shape) {
 }
 
 py::tuple next_page(Scan& scan) {
-  if (scan.done()) {
-    const Released released_gil;
-    scan.close();
-  }
-  if (scan.done()) throw py::stop_iteration();
-  Page page;
+  std::optional<Page> next;
   {
     const Released released_gil;
-    page = scan.page();
+    next = scan.page();
   }
+  if (!next.has_value()) throw py::stop_iteration();
+  Page& page = *next;
   const auto n = static_cast<py::ssize_t>(page.keys.size());
   return py::make_tuple(
       owned(std::move(page.keys), {n}),
@@ -41,7 +38,10 @@ void bind_scan(py::module_& module) {
   scan.def("__iter__", [](py::object self) { return self; });
   scan.def("__next__", next_page);
   scan.def("__enter__", [](py::object self) { return self; });
-  scan.def("__exit__", [](Scan& self, const py::args&) { self.close(); });
+  scan.def("__exit__", [](Scan& self, const py::args&) {
+    const Released released_gil;
+    self.close();
+  });
   scan.def("close", &Scan::close, py::call_guard<Released>());
   scan.def_property_readonly("buckets_done", &Scan::buckets_done);
   scan.def_property_readonly("buckets", &Scan::buckets);

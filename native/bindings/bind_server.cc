@@ -113,7 +113,7 @@ py::dict stats(ServerHandle& handle) {
   server::StatsSnapshot snapshot;
   {
     const Released released_gil;
-    snapshot = handle.server().stats();
+    snapshot = handle.with([](server::Server& server) { return server.stats(); });
   }
   py::dict result = counters(snapshot);
   py::dict latency;
@@ -137,16 +137,14 @@ void bind_server(py::module_& module) {
                     py::arg("limits") = py::dict(), py::arg("shard_map") = py::none(),
                     py::arg("address") = "", py::arg("call_workers") = 0, py::arg("rdma") = "off",
                     py::arg("real_time") = 0);
-  server.def_property_readonly("port", [](ServerHandle& handle) { return handle.server().port(); });
-  server.def_property_readonly("address",
-                               [](ServerHandle& handle) { return handle.server().address(); });
-  server.def_property_readonly(
-      "calls", [](ServerHandle& handle) -> server::Calls& { return handle.server().calls(); },
-      py::return_value_policy::reference_internal);
+  server.def_property_readonly("port", &ServerHandle::port);
+  server.def_property_readonly("address", &ServerHandle::address);
+  server.def_property_readonly("calls", &ServerHandle::calls,
+                               py::return_value_policy::reference_internal);
   server.def(
       "set_shard_map",
       [](ServerHandle& handle, const wire::ShardMap& map) {
-        check(handle.server().set_shard_map(map));
+        check(handle.with([&](server::Server& running) { return running.set_shard_map(map); }));
       },
       py::arg("map"), py::call_guard<Released>());
   server.def("stop", &ServerHandle::stop, py::call_guard<Released>());
@@ -154,12 +152,16 @@ void bind_server(py::module_& module) {
       "stats", stats,
       "Counters by name, and latency by operation: count, sum, quantiles and buckets in ns.");
   server.def(
-      "status_json", [](ServerHandle& handle) { return handle.server().status_json(); },
+      "status_json",
+      [](ServerHandle& handle) {
+        return handle.with([](server::Server& running) { return running.status_json(); });
+      },
       py::call_guard<Released>());
   server.def(
       "set_status_member",
       [](ServerHandle& handle, const std::string& name, std::string json) {
-        handle.server().set_status_member(name, std::move(json));
+        handle.with(
+            [&](server::Server& running) { running.set_status_member(name, std::move(json)); });
       },
       py::arg("name"), py::arg("json"), py::call_guard<Released>());
 }

@@ -2,7 +2,10 @@
 // while it lives.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <cstring>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -27,34 +30,46 @@ class Scan {
   }
 
   void close() {
-    guard_.reset();
-    table_.reset();
-    hold_.reset();
+    const std::lock_guard lock(mutex_);
+    let_go();
   }
 
-  bool done() const { return !hold_.has_value() || next_ >= handle_.record.bucket_count; }
   size_t row_bytes() const { return handle_.record.spec.row_bytes; }
-  uint64_t buckets_done() const { return next_; }
+  uint64_t buckets_done() const { return next_.load(std::memory_order_relaxed); }
   uint64_t buckets() const { return handle_.record.bucket_count; }
 
-  Page page() {
+  // The next page; nothing after the last one, which also closes, and after close().
+  std::optional<Page> page() {
+    const std::lock_guard lock(mutex_);
+    const uint64_t from = buckets_done();
+    if (!hold_.has_value() || from >= buckets()) {
+      let_go();
+      return std::nullopt;
+    }
     Session::Lease lease(*handle_.session);
     const epoch::Pin pin = lease.pin();
-    table::ScanPage found = table_->scan(next_, buckets_per_page_);
+    table::ScanPage found = table_->scan(from, buckets_per_page_);
     Page page;
     page.rows.resize(found.rows.size() * row_bytes());
     for (size_t i = 0; i < found.rows.size(); ++i) {
       std::memcpy(page.rows.data() + i * row_bytes(), found.rows[i], row_bytes());
     }
     page.keys = std::move(found.keys);
-    next_ = found.next_bucket;
+    next_.store(found.next_bucket, std::memory_order_relaxed);
     return page;
   }
 
  private:
+  void let_go() {
+    guard_.reset();
+    table_.reset();
+    hold_.reset();
+  }
+
   TableHandle handle_;
   uint64_t buckets_per_page_;
-  uint64_t next_ = 0;
+  std::atomic<uint64_t> next_{0};
+  std::mutex mutex_;                   // guards the three below: one page or close() at a time
   std::optional<Session::Hold> hold_;  // before the next two: the pool outlives them
   table::TablePointer table_;
   std::optional<table::Table::ScanGuard> guard_;
