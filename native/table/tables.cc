@@ -16,7 +16,7 @@ using media::Site;
 namespace {
 constexpr auto kBackgroundPause =
     std::chrono::milliseconds(100);  // between looks at what waits to be reclaimed
-// How long a close waits for other processes to leave what was replaced.
+// How long a close waits for readers, of this process or another, to leave what was replaced.
 constexpr auto kClosePatience = std::chrono::seconds(2);
 constexpr auto kWalkDelay = std::chrono::milliseconds(100);
 constexpr uint64_t kRehomeShare =
@@ -95,13 +95,18 @@ Status Tables::close() {
   impl_->stop_background();
   if (impl_->pool->read_only()) return Status();
   impl_->walk();
-  if (!impl_->reclaimed() || !impl_->walked.load(std::memory_order_acquire)) {
-    return Status(Code::kFailedPrecondition,
-                  "pool '" + impl_->pool->medium().path() +
-                      "' is closed, but a process that reads it holds rows that were replaced: the "
-                      "next open looks for free slots as after a crash");
-  }
   Flusher flusher(impl_->pool->medium());
+  if (impl_->pool->medium().failed()) return flusher.drain(Site::kCloseDrain);  // says what failed
+  const bool reclaimed = impl_->reclaimed();
+  if (!reclaimed || !impl_->walked.load(std::memory_order_acquire)) {
+    // Slots that are retired are in no free map: stored as clean, they would be nobody's for ever.
+    const bool outside = reclaimed || impl_->epochs.outside_pins();
+    return Status(Code::kFailedPrecondition,
+                  "pool '" + impl_->pool->medium().path() + "' is closed, but " +
+                      (outside ? "a process that reads it" : "a read that has not ended") +
+                      " holds rows that were replaced: the next open looks for free slots as after "
+                      "a crash");
+  }
   for (const auto& table : impl_->tables) {
     Table::Impl& t = table->impl();
     t.slots.store_free_maps(flusher);
@@ -114,12 +119,12 @@ Status Tables::close() {
   return Status();
 }
 
-// Whether everything retired came back. Pins of this process are gone when the pool is closed, those of others may take a moment.
+// Whether everything retired came back. Whoever still reads may take a moment.
 bool Tables::Impl::reclaimed() {
   const auto give_up = std::chrono::steady_clock::now() + kClosePatience;
   for (;;) {
     epochs.reclaim();
-    if (epochs.retired_items() == 0 || !epochs.outside_pins()) return true;
+    if (epochs.retired_items() == 0) return true;
     if (std::chrono::steady_clock::now() > give_up) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
