@@ -311,7 +311,7 @@ void Slots::end_walk_locked() {
   for (const SlotRef ref : deferred_) free_locked(ref);
   free_.fetch_add(deferred_.size(), std::memory_order_relaxed);
   allocator_bytes_.fetch_sub(deferred_.capacity() * sizeof(SlotRef), std::memory_order_relaxed);
-  deferred_ = {};
+  deferred_ = std::vector<SlotRef>();  // `= {}` would keep the memory
 }
 
 void Slots::finish_walk() {
