@@ -32,6 +32,8 @@ void apply_limits(const py::dict& given, server::ServerOptions& options) {
   take(limits, "in_flight", options.limits.in_flight);
   take(limits, "connections", options.limits.connections);
   options.transport.connections = options.limits.connections;
+  take(limits, "memory_bytes", options.memory_bytes);
+  take(limits, "idle_ms", options.transport.idle_ms);
   take(limits, "frame_ms", options.transport.frame_ms);
   take(limits, "output_stall_ms", options.transport.output_stall_ms);
   take(limits, "output_pause_bytes", options.transport.output_pause_bytes);
@@ -105,6 +107,11 @@ py::dict counters(const server::StatsSnapshot& stats) {
   result["connections_opened"] = stats.connections_opened;
   result["connections_refused"] = stats.connections_refused;
   result["connections_closed_for_cause"] = stats.connections_closed_for_cause;
+  result["connections_closed_idle"] = stats.connections_closed_idle;
+  result["connections_closed_for_room"] = stats.connections_closed_for_room;
+  result["refused_for_memory"] = stats.refused_for_memory;
+  result["memory_used_bytes"] = stats.memory_used_bytes;
+  result["memory_limit_bytes"] = stats.memory_limit_bytes;
   result["pushes_waiting"] = stats.pushes_waiting;
   return result;
 }

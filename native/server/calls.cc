@@ -169,9 +169,9 @@ class CallEndpoint final : public transport::Endpoint {
   }
 
   void answer(Slot& slot, wire::Frame reply) {
-    calls_.answer(slot.ticket, std::move(reply));
+    calls_.answer(slot.ticket, slot.frame.size(), std::move(reply));
     slot.ticket = 0;
-    slot.frame = {};
+    slot.frame = wire::Frame();
     free_.push_back(static_cast<size_t>(&slot - slots_.data()));
   }
 
@@ -187,7 +187,8 @@ class CallEndpoint final : public transport::Endpoint {
   std::condition_variable changed_;
 };
 
-Calls::Calls(size_t endpoints) {
+Calls::Calls(size_t endpoints, std::shared_ptr<transport::MemoryBudget> memory)
+    : memory_(std::move(memory)) {
   if (endpoints == 0) return;
   ready_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   for (size_t i = 0; i < endpoints; ++i)
@@ -203,6 +204,8 @@ transport::Endpoint& Calls::endpoint(size_t i) { return *endpoints_[i]; }
 base::Result<uint64_t> Calls::submit(wire::Frame frame) {
   if (endpoints_.empty() || ready_ < 0)
     return Status(Code::kFailedPrecondition, "this server takes no calls: it has no call workers");
+  const size_t bytes = frame.size();
+  if (bytes > transport::kFreeBytes && !memory_->has_room(bytes)) return memory_->refuse(bytes);
   uint64_t ticket = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -212,6 +215,7 @@ base::Result<uint64_t> Calls::submit(wire::Frame frame) {
                                                   " calls already: try again, or ask a replica");
     }
     ++open_;
+    memory_->change(0, bytes);
     ticket = next_ticket_++;
     // Under the lock, so that finish() sees it.
     endpoints_[ticket % endpoints_.size()]->add(ticket, std::move(frame));
@@ -224,10 +228,13 @@ std::vector<CallReply> Calls::take() {
   uint64_t count = 0;
   [[maybe_unused]] const ssize_t got = ::read(ready_, &count, sizeof(count));
   open_ -= replies_.size();
+  for (const CallReply& reply : replies_) memory_->change(reply.frame.size(), 0);
   return std::exchange(replies_, {});
 }
 
-void Calls::answer(uint64_t ticket, wire::Frame frame) {
+// Of a request of so many bytes, which goes now.
+void Calls::answer(uint64_t ticket, size_t asked, wire::Frame frame) {
+  memory_->change(asked, frame.size());
   const std::lock_guard lock(mutex_);
   replies_.push_back({ticket, std::move(frame)});
   const uint64_t one = 1;
@@ -244,7 +251,7 @@ void Calls::finish() {
     for (CallReply& call : endpoint->left()) {
       wire::Frame reply;
       encode_refusal(call.frame, stopping(), reply);
-      answer(call.ticket, std::move(reply));
+      answer(call.ticket, call.frame.size(), std::move(reply));
     }
   }
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "transport/memory_budget.h"
 #include "transport/transport.h"
 #include "wire/wire.h"
 
@@ -24,14 +25,16 @@ struct CallReply {
 
 class CallEndpoint;
 
+// Their frames and replies count in `memory`, from submit to take.
+//
 // Threads: submit, take and finish by any; an endpoint by its worker.
 class Calls {
  public:
-  explicit Calls(size_t endpoints);
+  Calls(size_t endpoints, std::shared_ptr<transport::MemoryBudget> memory);
   ~Calls();
 
   // `frame` is a whole request; its reply has this ticket. Errors: kUnavailable (finished),
-  // kResourceExhausted (kMaxCalls).
+  // kResourceExhausted (kMaxCalls, memory).
   base::Result<uint64_t> submit(wire::Frame frame);
   // The replies that have come, each once.
   std::vector<CallReply> take();
@@ -45,8 +48,9 @@ class Calls {
 
  private:
   friend class CallEndpoint;
-  void answer(uint64_t ticket, wire::Frame frame);
+  void answer(uint64_t ticket, size_t asked, wire::Frame frame);
 
+  const std::shared_ptr<transport::MemoryBudget> memory_;
   std::vector<std::unique_ptr<CallEndpoint>> endpoints_;
   int ready_ = -1;
   std::mutex mutex_;  // guards all below

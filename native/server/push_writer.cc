@@ -7,8 +7,8 @@ namespace petps::server {
 using base::Status;
 
 PushWriter::PushWriter(table::Tables& tables, const wire::Limits& limits,
-                       std::function<void(size_t, PushDone)> done)
-    : tables_(tables), limits_(limits), done_(std::move(done)) {}
+                       transport::MemoryBudget& memory, std::function<void(size_t, PushDone)> done)
+    : tables_(tables), limits_(limits), memory_(memory), done_(std::move(done)) {}
 
 PushWriter::~PushWriter() { finish(); }
 
@@ -31,10 +31,12 @@ bool PushWriter::queue(PushJob& job) {
     const std::lock_guard lock(mutex_);
     // An empty queue takes any frame: one may be as large as the bound.
     if (!jobs_.empty() &&
-        (jobs_.size() >= kPushQueueJobs || bytes_ + job.frame.size() > kPushQueueBytes)) {
+        (jobs_.size() >= kPushQueueJobs || bytes_ + job.frame.size() > kPushQueueBytes ||
+         !memory_.has_room(job.frame.size()))) {
       return false;
     }
     bytes_ += job.frame.size();
+    memory_.change(0, job.frame.size());
     jobs_.push_back(std::move(job));
   }
   ready_.notify_one();
@@ -56,6 +58,7 @@ void PushWriter::run() {
     bytes_ -= job.frame.size();
     lock.unlock();
     done_(job.worker, perform(job));
+    memory_.change(job.frame.size(), 0);
     lock.lock();
   }
 }

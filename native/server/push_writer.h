@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "table/table.h"
+#include "transport/memory_budget.h"
 #include "transport/transport.h"
 #include "wire/wire.h"
 
@@ -43,7 +44,7 @@ struct PushDone {
 class PushWriter {
  public:
   // `done` is called on the writer's thread, with the job's worker.
-  PushWriter(table::Tables& tables, const wire::Limits& limits,
+  PushWriter(table::Tables& tables, const wire::Limits& limits, transport::MemoryBudget& memory,
              std::function<void(size_t worker, PushDone done)> done);
   ~PushWriter();  // finish()
 
@@ -61,6 +62,7 @@ class PushWriter {
 
   table::Tables& tables_;
   const wire::Limits limits_;
+  transport::MemoryBudget& memory_;
   const std::function<void(size_t, PushDone)> done_;
   mutable std::mutex mutex_;  // guards the four below
   std::condition_variable ready_;

@@ -48,6 +48,7 @@ Status Shared::open_rdma() {
   with.endpoints = options.workers;
   with.limits = options.transport;
   with.limits.connections = options.limits.connections;
+  with.budget = memory;
   with.rules = Server::frame_rules(options.limits);
   with.memory = [&medium] { return transport::RowMemory{medium.base(), medium.size()}; };
   auto made = transport::make_rdma(*options.rdma, with);
@@ -94,6 +95,7 @@ Status Worker::open_rdma(ConnectionId connection, const wire::FrameHeader& heade
   auto welcome = shared_.rdma->accept({endpoint_.peer(connection)}, hello);
   if (!welcome.ok()) return welcome.status();
   state_of(connection).line = welcome->line;
+  endpoint_.keep(connection);
   shared_.add_line(welcome->line, {number_, connection});
   wire::encode_rdma_reply(header.request_id,
                           {pair_of(welcome->pair), welcome->credits, welcome->message_bytes, 0},

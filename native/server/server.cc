@@ -21,6 +21,10 @@ Status check_limit(const char* name, uint32_t value, uint32_t most) {
                                             std::to_string(most));
 }
 
+// What the least memory must hold: a request and its reply, of one that is served and of one that
+// comes.
+constexpr uint64_t kFramesInMemory = 4;
+
 Status check_options(const ServerOptions& options) {
   PETPS_RETURN_IF_ERROR(check_limit("workers", options.workers, kMaxWorkers));
   if (options.call_workers > 0)
@@ -35,6 +39,13 @@ Status check_options(const ServerOptions& options) {
   PETPS_RETURN_IF_ERROR(check_limit("hot_keys", limits.hot_keys, wire::kMaxHotKeys));
   PETPS_RETURN_IF_ERROR(check_limit("in_flight", limits.in_flight, wire::kMaxInFlight));
   PETPS_RETURN_IF_ERROR(check_limit("connections", limits.connections, wire::kMaxConnections));
+  const uint64_t least = kFramesInMemory * (wire::kHeaderBytes + uint64_t{limits.body_bytes});
+  if (options.memory_bytes != 0 && options.memory_bytes < least) {
+    return Status(Code::kInvalidArgument,
+                  "limit memory_bytes = " + std::to_string(options.memory_bytes) + " is below " +
+                      std::to_string(least) + ", which " + std::to_string(kFramesInMemory) +
+                      " frames of body_bytes take: raise it or lower body_bytes");
+  }
   return {};
 }
 
@@ -69,10 +80,11 @@ Status start_workers(Shared& shared) {
     shared.workers.push_back(
         std::make_unique<Worker>(shared, i, endpoint, *reader, i >= first_rdma));
   }
-  shared.writer = std::make_unique<PushWriter>(
-      shared.tables, shared.options.limits, [&shared](size_t worker, PushDone done) {
-        shared.workers[worker]->finish_push(std::move(done));
-      });
+  shared.writer =
+      std::make_unique<PushWriter>(shared.tables, shared.options.limits, *shared.memory,
+                                   [&shared](size_t worker, PushDone done) {
+                                     shared.workers[worker]->finish_push(std::move(done));
+                                   });
   shared.writer->start();
   for (const auto& worker : shared.workers) {
     shared.threads.emplace_back([&worker = *worker, real_time = shared.options.real_time] {
@@ -110,6 +122,7 @@ base::Result<std::unique_ptr<Server>> Server::start(table::Tables& tables,
   tcp.gather = impl->shared.gather;
   tcp.limits = options.transport;
   tcp.limits.connections = options.limits.connections;
+  tcp.memory = impl->shared.memory;
   tcp.rules = frame_rules(options.limits);
   base::Result<std::unique_ptr<transport::Transport>> made = transport::make_tcp(tcp);
   if (!made.ok()) return made.status();
@@ -136,7 +149,7 @@ base::Result<std::unique_ptr<Server>> Server::start_over(
   }
   shared.started_ns = base::monotonic_ns();
   shared.transport = std::move(transport);
-  shared.calls = std::make_unique<Calls>(options.call_workers);
+  shared.calls = std::make_unique<Calls>(options.call_workers, shared.memory);
   shared.address = options.address;
   if (shared.address.empty()) {
     const bool bare = options.host.find(':') != std::string::npos;
@@ -182,7 +195,8 @@ Status Server::stop() {
   const size_t pushes = shared.writer->waiting();
   shared.writer->finish();
   shared.calls->finish();
-  // The pool may be unmapped next.
+  // The pool may be unmapped next, and its epochs with it: nothing may read a row or hold a pin.
+  shared.transport->end();
   if (shared.rdma != nullptr) shared.rdma->end();
   release_readers(shared);
   if (undrained == 0) return {};

@@ -35,6 +35,9 @@ struct ServerOptions {
   transport::GatherMode gather = transport::GatherMode::kAuto;
   wire::Limits limits;  // lowered, never raised above wire's constants
   transport::Limits transport;
+  // What requests and replies of all connections may hold, in bytes (transport/memory_budget.h); at
+  // least four frames of the largest size. 0: an eighth of the machine's memory, at most 2 GiB.
+  uint64_t memory_bytes = 0;
   // An open device (transport::open_verbs): clients may ask for rdma, served by as many workers again.
   // Null: they may not.
   std::shared_ptr<transport::Verbs> rdma;
@@ -93,6 +96,11 @@ struct StatsSnapshot {
   uint64_t connections_opened = 0;  // ever
   uint64_t connections_refused = 0;
   uint64_t connections_closed_for_cause = 0;
+  uint64_t connections_closed_idle = 0;      // nothing came for transport::Limits::idle_ms
+  uint64_t connections_closed_for_room = 0;  // idle, and a new one needed the place
+  uint64_t refused_for_memory = 0;           // requests and replies beyond memory_limit_bytes
+  uint64_t memory_used_bytes = 0;            // by requests and replies now
+  uint64_t memory_limit_bytes = 0;
   uint64_t pushes_waiting = 0;  // in the writer's queue
   // By opcode number (wire::Opcode): from the decoded request to the posted reply.
   std::array<HistogramSnapshot, 10> latency;

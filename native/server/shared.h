@@ -16,6 +16,7 @@
 #include "server/server.h"
 #include "server/worker.h"
 #include "transport/gather_choice.h"
+#include "transport/memory_budget.h"
 #include "transport/rdma/rdma.h"
 
 namespace petps::server {
@@ -35,11 +36,16 @@ struct Ownership {
 
 struct Shared {
   explicit Shared(table::Tables& of, const ServerOptions& with)
-      : tables(of), options(with), gather(std::make_shared<transport::GatherChoice>(with.gather)) {}
+      : tables(of),
+        options(with),
+        gather(std::make_shared<transport::GatherChoice>(with.gather)),
+        memory(std::make_shared<transport::MemoryBudget>(
+            with.memory_bytes == 0 ? transport::default_memory_bytes() : with.memory_bytes)) {}
 
   table::Tables& tables;
   const ServerOptions options;
   const std::shared_ptr<transport::GatherChoice> gather;
+  const std::shared_ptr<transport::MemoryBudget> memory;
   std::thread measuring;  // fills it
   uint64_t started_ns = 0;
   std::atomic<bool> stopping{false};

@@ -186,6 +186,11 @@ void write_stats(const StatsSnapshot& stats, JsonWriter& json) {
   json.member("connections_opened", stats.connections_opened);
   json.member("connections_refused", stats.connections_refused);
   json.member("connections_closed_for_cause", stats.connections_closed_for_cause);
+  json.member("connections_closed_idle", stats.connections_closed_idle);
+  json.member("connections_closed_for_room", stats.connections_closed_for_room);
+  json.member("refused_for_memory", stats.refused_for_memory);
+  json.member("memory_used_bytes", stats.memory_used_bytes);
+  json.member("memory_limit_bytes", stats.memory_limit_bytes);
   json.end_object();
 }
 
@@ -238,6 +243,9 @@ StatsSnapshot Shared::stats() const {
     snapshot.connections += opened - std::min(opened, closed);
     snapshot.connections_closed_for_cause +=
         counters.closed_for_cause.load(std::memory_order_relaxed);
+    snapshot.connections_closed_idle += counters.closed_idle.load(std::memory_order_relaxed);
+    snapshot.connections_closed_for_room +=
+        counters.closed_for_room.load(std::memory_order_relaxed);
     snapshot.bytes_received += counters.bytes_received.load(std::memory_order_relaxed);
     snapshot.bytes_sent += counters.bytes_sent.load(std::memory_order_relaxed);
     snapshot.lists_copied += counters.lists_copied.load(std::memory_order_relaxed);
@@ -249,6 +257,9 @@ StatsSnapshot Shared::stats() const {
   }
   snapshot.connections_refused = transport->refused() + (rdma == nullptr ? 0 : rdma->refused());
   snapshot.pushes_waiting = writer->waiting();
+  snapshot.refused_for_memory = memory->refused();
+  snapshot.memory_used_bytes = memory->used();
+  snapshot.memory_limit_bytes = memory->limit();
   return snapshot;
 }
 

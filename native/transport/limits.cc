@@ -1,9 +1,19 @@
 #include "transport/limits.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+
 namespace petps::transport {
 
 using base::Code;
 using base::Status;
+
+Status too_many_connections(const Limits& limits) {
+  return Status(Code::kResourceExhausted,
+                "the server has its " + std::to_string(limits.connections) +
+                    " connections already: close one or ask another replica");
+}
 
 Status reads_nothing(const std::string& address, const Limits& limits) {
   return Status(Code::kResourceExhausted, "peer " + address + " has read nothing for " +
@@ -19,6 +29,24 @@ Status slow_frame(const Limits& limits) {
   return Status(Code::kDeadlineExceeded, "a frame was not complete " +
                                              std::to_string(limits.frame_ms) +
                                              " ms after its first byte: connection closed");
+}
+
+size_t default_memory_bytes() {
+  const long pages = ::sysconf(_SC_PHYS_PAGES);
+  const long page = ::sysconf(_SC_PAGE_SIZE);
+  if (pages <= 0 || page <= 0) return kMemoryBytesMax;
+  return std::min(kMemoryBytesMax,
+                  static_cast<size_t>(pages) * static_cast<size_t>(page) / kMemoryShare);
+}
+
+bool IdleClock::idle_for(const ReceiveBuffer& in, bool is_awaited, uint64_t now, uint64_t ms) {
+  if (is_awaited || frames_ != in.frames_consumed()) begin(in, now);
+  return now >= since_ns_ + ms * 1'000'000;
+}
+
+void IdleClock::begin(const ReceiveBuffer& in, uint64_t now) {
+  since_ns_ = now;
+  frames_ = in.frames_consumed();
 }
 
 bool FrameClock::overdue(const ReceiveBuffer& in, const Limits& limits, uint64_t now) {

@@ -7,11 +7,13 @@
 #include <string>
 
 #include "base/status.h"
+#include "transport/memory_budget.h"
 #include "transport/receive_buffer.h"
 #include "transport/transport.h"
 
 namespace petps::transport {
 
+base::Status too_many_connections(const Limits& limits);
 base::Status reads_nothing(const std::string& address, const Limits& limits);
 base::Status truncated_frame(size_t bytes);
 base::Status slow_frame(const Limits& limits);
@@ -27,6 +29,24 @@ class FrameClock {
  private:
   uint64_t since_ns_ = 0;
   uint64_t frame_ = 0;  // in.frames_consumed() at that time
+};
+
+// A connection must have been idle so long to give its place to a new peer: longer than a hello
+// takes.
+inline constexpr uint64_t kSpareIdleMs = 1'000;
+
+// Since when a connection has brought no whole frame, though nothing is owed to it. Looked at now
+// and then, so that requests pay nothing for it.
+class IdleClock {
+ public:
+  void begin(const ReceiveBuffer& in, uint64_t now);
+  // is_awaited: something is owed to the peer, or depends on the connection.
+  bool idle_for(const ReceiveBuffer& in, bool is_awaited, uint64_t now, uint64_t ms);
+  uint64_t since_ns() const { return since_ns_; }
+
+ private:
+  uint64_t since_ns_ = 0;
+  uint64_t frames_ = 0;  // in.frames_consumed() at that time
 };
 
 }  // namespace petps::transport

@@ -17,6 +17,7 @@ void ReceiveBuffer::grow(size_t capacity) {
   capacity_ = capacity;
   end_ -= begin_;
   begin_ = 0;
+  touched_ = end_;
 }
 
 std::span<std::byte> ReceiveBuffer::space(const FrameRules& rules) {
@@ -67,7 +68,7 @@ void ReceiveBuffer::consume() {
 
 void ReceiveBuffer::release() {
   memory_.reset();
-  capacity_ = begin_ = end_ = frame_ = 0;
+  capacity_ = begin_ = end_ = touched_ = frame_ = 0;
 }
 
 }  // namespace petps::transport

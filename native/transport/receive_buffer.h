@@ -5,6 +5,7 @@
 // ERRORS: a frame that breaks the rules stays in front: every further look reports it again.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -25,7 +26,10 @@ class ReceiveBuffer {
   // Room for at least one more byte, or empty: the buffer holds a whole frame of the largest size
   // already.
   std::span<std::byte> space(const FrameRules& rules);
-  void received(size_t bytes) { end_ += bytes; }
+  void received(size_t bytes) {
+    end_ += bytes;
+    touched_ = std::max(touched_, end_);
+  }
 
   enum class Look { kNothing, kPartial, kFrame, kBroken };
   // What stands in front. kFrame: `frame` views it. kBroken: `reason` tells why.
@@ -33,6 +37,8 @@ class ReceiveBuffer {
   void consume();  // the frame that look() gave last
 
   size_t bytes() const { return end_ - begin_; }
+  // Memory that it really has: pages that were never written cost nothing.
+  size_t touched() const { return touched_; }
   uint64_t frames_consumed() const { return frames_consumed_; }
   void release();
 
@@ -43,7 +49,8 @@ class ReceiveBuffer {
   size_t capacity_ = 0;
   size_t begin_ = 0;
   size_t end_ = 0;
-  size_t frame_ = 0;  // length of the frame in front; 0: not known yet
+  size_t touched_ = 0;  // of memory_, from its start
+  size_t frame_ = 0;    // length of the frame in front; 0: not known yet
   uint64_t frames_consumed_ = 0;
 };
 

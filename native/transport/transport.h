@@ -10,7 +10,8 @@
 // Invariants:  frames of a connection come in order; lists of a connection leave in the order they
 //              were posted; the Pin of a list is dropped when nothing reads its rows any more, and
 //              never by closing alone; a peer that misbehaves loses its own connection and nothing
-//              else; memory per connection is bounded by Limits.
+//              else; memory per connection is bounded by Limits, and that of all of them by
+//              memory_budget.h.
 // Threads:     an Endpoint belongs to one thread, except wake(); Transport's methods may be called
 //              by any thread.
 #pragma once
@@ -58,6 +59,9 @@ struct Limits {
   uint64_t output_stall_ms = 10'000;
   // A frame must be complete so long after its first byte (slow loris); 16 MiB in 30 s is 5 Mbit/s.
   uint64_t frame_ms = 30'000;
+  // A connection that sent no whole frame for so long, while nothing was owed to it, is closed
+  // without a word; 0: never. Clients connect again by themselves.
+  uint64_t idle_ms = 300'000;
   // A posted list that holds its Pin longer than this is reported, so that its connection can be
   // closed.
   uint64_t pin_ms = 5'000;
@@ -109,6 +113,8 @@ struct Counters {
   std::atomic<uint64_t> closed{0};
   // of those: a broken rule or limit, not the peer's or our own wish
   std::atomic<uint64_t> closed_for_cause{0};
+  std::atomic<uint64_t> closed_idle{0};      // after Limits::idle_ms
+  std::atomic<uint64_t> closed_for_room{0};  // idle, and a new peer needed the place
   static void add(std::atomic<uint64_t>& counter, uint64_t n) {
     counter.store(counter.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
   }
@@ -144,6 +150,8 @@ class Endpoint {
   // A paused connection is neither read nor reported.
   virtual void pause(ConnectionId connection) = 0;
   virtual void resume(ConnectionId connection) = 0;
+  // Something else depends on this connection: its idleness is no reason to close it.
+  virtual void keep(ConnectionId /*connection*/) {}
   // Sends what it can of the output, then closes; kClosed follows in the next poll.
   virtual void close(ConnectionId connection, base::Status reason) = 0;
 
@@ -169,6 +177,9 @@ class Transport {
   virtual base::Status start() = 0;
   // Accepts no more. Connections live on.
   virtual void stop_accepting() = 0;
+  // Ends every connection and drops every Pin: from here on nothing of it reads a row. Nothing is
+  // accepted and no endpoint is polled any more.
+  virtual void end() = 0;
   virtual uint16_t port() const = 0;     // 0: none
   virtual uint64_t refused() const = 0;  // peers turned away: limit, admission, no file descriptor
   virtual const char* name() const = 0;  // "tcp"

@@ -81,7 +81,27 @@ class LimitsConfig(Section):
     in_flight: int = Field(
         default=64, ge=1, le=64, description="Unanswered requests of one connection."
     )
-    connections: int = Field(default=4096, ge=1, le=4096, description="Connections at once.")
+    connections: int = Field(
+        default=4096,
+        ge=1,
+        le=4096,
+        description="Connections at once. When all are taken, a new one gets the place of the one "
+        "that has been idle longest, at least a second.",
+    )
+    memory_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="Bytes that requests and replies of all connections may hold; 0: an eighth of "
+        "the machine's memory, at most 2 GiB. Beyond it long requests are refused "
+        "(RESOURCE_EXHAUSTED), pushes wait, and clients that leave replies unread are not read. At "
+        "least four frames of `body_bytes`.",
+    )
+    idle_seconds: float = Field(
+        default=300.0,
+        ge=0,
+        description="A connection that brings no whole request for so long, while nothing is owed "
+        "to it, is closed; 0: never. Clients connect again by themselves.",
+    )
     frame_ms: int = Field(
         default=30_000,
         ge=10,

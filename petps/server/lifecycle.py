@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from petps import _native
 from petps.config import Config
+from petps.config.schema import LimitsConfig
 from petps.errors import InvalidArgument, NotFound, PetpsError
 from petps.server.shard_map import MapFile, ShardMap, ranges
 from petps.server.status import normalised
@@ -294,6 +295,13 @@ def _open(config: Config) -> _native.Tables:
         ) from None
 
 
+def _limits(limits: LimitsConfig) -> dict[str, int]:
+    """What the native server is told: times in milliseconds."""
+    told = limits.model_dump()
+    told["idle_ms"] = round(1e3 * told.pop("idle_seconds"))
+    return told
+
+
 def _start(
     config: Config, tables: _native.Tables, shard_map: _native.ShardMap | None
 ) -> _native.Server:
@@ -308,7 +316,7 @@ def _start(
         real_time=server.real_time,
         hot_set_seconds=server.hot_set_seconds,
         drain_ms=round(1e3 * server.drain_seconds),
-        limits=server.limits.model_dump(),
+        limits=_limits(server.limits),
         shard_map=shard_map,
         address=server.address or "",
         call_workers=server.grpc_workers if server.grpc else 0,

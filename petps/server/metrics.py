@@ -39,6 +39,9 @@ _COUNTERS: Final = {
     "connections_opened": "Connections ever opened.",
     "connections_refused": "Connections refused.",
     "connections_closed_for_cause": "Connections closed because they broke a rule or limit.",
+    "connections_closed_idle": "Connections closed after idle_seconds.",
+    "connections_closed_for_room": "Idle connections closed because a new one needed the place.",
+    "refused_for_memory": "Requests and replies that memory_bytes had no room for.",
 }
 _GATHER_COUNTERS: Final = {
     "lists_copied": "Replies that were copied, those without rows too.",
@@ -104,6 +107,16 @@ def _server_metrics(stats: dict[str, Any]) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "petps_server_pushes_waiting", "Pushes that wait to be written.", stats["pushes_waiting"]
+    )
+    yield GaugeMetricFamily(
+        "petps_server_memory_used_bytes",
+        "Bytes that requests and replies of all connections hold.",
+        stats["memory_used_bytes"],
+    )
+    yield GaugeMetricFamily(
+        "petps_server_memory_limit_bytes",
+        "Bytes that they may hold.",
+        stats["memory_limit_bytes"],
     )
     latency = HistogramMetricFamily(
         "petps_server_latency_seconds",

@@ -17,6 +17,7 @@ class TestRdma : public Transport {
   Endpoint& endpoint(size_t worker) override { return rdma_->endpoint(worker); }
   base::Status start() override { return rdma_->start(); }
   void stop_accepting() override { rdma_->stop_accepting(); }
+  void end() override { rdma_->end(); }
   uint16_t port() const override { return rdma_->port(); }
   uint64_t refused() const override { return rdma_->refused(); }
   const char* name() const override { return rdma_->name(); }

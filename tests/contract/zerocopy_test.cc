@@ -77,6 +77,18 @@ TEST_F(Zerocopy, RowsAreReadAfterTheyWerePosted) {
   EXPECT_TRUE(echo_->waits_until([&] { return echo_->reader().live() == 0; }));
 }
 
+// The domain may go next: a pin that outlived this would be dropped into memory that is no more.
+TEST_F(Zerocopy, TheEndDropsEveryPin) {
+  make();
+  auto mute = connect();
+  ASSERT_TRUE(mute->send(test_frame(kFirst, 8)));
+  while (counters().lists_zerocopy == 0) echo_->step(50);
+  ASSERT_EQ(echo_->reader().live(), 1u);
+  transport_->stop_accepting();
+  transport_->end();
+  EXPECT_EQ(echo_->reader().live(), 0u);
+}
+
 TEST_F(Zerocopy, SmallListsAreCopied) {
   make();
   echo_->start();

@@ -72,6 +72,10 @@ class LoopbackTransport final : public Transport {
   Endpoint& endpoint(size_t worker) override;
   base::Status start() override;
   void stop_accepting() override;
+  void end() override {
+    while (drop_newest()) {
+    }
+  }
   uint16_t port() const override { return 0; }
   uint64_t refused() const override { return refused_.load(std::memory_order_relaxed); }
   const char* name() const override { return "loopback"; }

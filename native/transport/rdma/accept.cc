@@ -24,8 +24,9 @@ RdmaEndpoint::RdmaEndpoint(Verbs& verbs, const RdmaOptions& options, Regions& re
       stage_(verbs),
       chain_(send_requests_, pieces_max_) {
   const Limits& limits = options_.limits;
+  const uint64_t idle_ms = limits.idle_ms == 0 ? limits.pin_ms : limits.idle_ms;
   const uint64_t shortest =
-      std::min({limits.output_stall_ms, limits.frame_ms, limits.pin_ms, kRdmaLingerMs});
+      std::min({limits.output_stall_ms, limits.frame_ms, limits.pin_ms, idle_ms, kRdmaLingerMs});
   sweep_ns_ = std::clamp<uint64_t>(shortest / 4, 1, 250) * 1'000'000;  // as tcp
 }
 
@@ -171,6 +172,8 @@ void RdmaEndpoint::adopt_new() {
     peer->slot = slot;
     peer->generation = ++generations_[slot];
     by_number_[peer->number] = peer.get();
+    peer->idle_clock.begin(peer->in, base::monotonic_ns());
+    count_memory(*peer);
     Counters::add(counters_.opened, 1);
     next_events_.push_back({Event::Kind::kOpened, id_of(*peer), {}});
     slots_[slot] = std::move(peer);

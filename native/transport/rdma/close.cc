@@ -35,6 +35,12 @@ void RdmaEndpoint::sweep_connection(Connection& c, uint64_t now) {
     abort_connection(c, reads_nothing(c.address, limits), true);
     return;
   }
+  if (c.idle_clock.idle_for(c.in, c.is_awaited(), now, limits.idle_ms) && limits.idle_ms != 0) {
+    Counters::add(counters_.closed_idle, 1);
+    finish(c, {}, false);
+    start_linger(c);
+    return;
+  }
   std::span<const std::byte> frame;
   Status reason;
   // Back-pressure of ours is not the peer's slowness: its time begins again when it may send.
@@ -102,12 +108,14 @@ void RdmaEndpoint::start_linger(Connection& c) {
   c.state = Connection::State::kLingering;
   c.in.release();
   c.received.clear();
+  count_memory(c);
   c.linger_until_ns = base::monotonic_ns() + kRdmaLingerMs * 1'000'000;
   if (!c.broken) send_output(c);
   add_candidate(c);
 }
 
 void RdmaEndpoint::destroy(Connection& c) {
+  options_.budget->change(c.counted, 0);
   c.pair.reset();  // from here on the device reads nothing of it
   for (const RdmaSent& sent : c.sent) stage_.give_back(sent.block);
   give_up(c);

@@ -34,7 +34,9 @@ RdmaEndpoint::Connection* RdmaEndpoint::find(ConnectionId id) const {
 }
 
 bool RdmaEndpoint::may_read(const Connection& c) const {
-  return !c.paused && c.output() < options_.limits.output_pause_bytes;
+  if (c.paused) return false;
+  return c.output() == 0 ||
+         (c.output() < options_.limits.output_pause_bytes && !options_.budget->is_tight());
 }
 
 void RdmaEndpoint::add_candidate(Connection& c) {
@@ -180,11 +182,17 @@ void RdmaEndpoint::take_input(Connection& c) {
     }
     const std::span<std::byte> space = c.in.space(options_.rules);
     if (space.empty()) return;
+    if (c.in.bytes() >= kFreeBytes && !options_.budget->has_room(kMessageBytes)) {
+      fail(c, options_.budget->refuse(kMessageBytes));
+      return;
+    }
     Connection::Received& front = c.received.front();
     const size_t n = std::min<size_t>(space.size(), front.end - front.begin);
     std::memcpy(space.data(),
                 c.receive_memory.get() + size_t{front.buffer} * kMessageBytes + front.begin, n);
+    const size_t touched = c.in.touched();
     c.in.received(n);
+    if (c.in.touched() != touched) count_memory(c);
     front.begin += static_cast<uint32_t>(n);
     if (front.begin < front.end) continue;
     if (const int error = post_buffer(c, front.buffer); error != 0) {
@@ -219,6 +227,7 @@ void RdmaEndpoint::review_candidates() {
 
 void RdmaEndpoint::report(Connection& c) {
   take_input(c);
+  if (c.state != Connection::State::kOpen) return;
   std::span<const std::byte> frame;
   Status reason;
   const ReceiveBuffer::Look look =
@@ -255,7 +264,7 @@ bool RdmaEndpoint::peek(ConnectionId connection, std::span<const std::byte>& fra
   ReceiveBuffer::Look look = c->in.look(options_.rules, frame, reason);
   if (look == ReceiveBuffer::Look::kNothing || look == ReceiveBuffer::Look::kPartial) {
     take_input(*c);
-    if (c->broken) return false;
+    if (c->broken || c->state != Connection::State::kOpen) return false;
     look = c->in.look(options_.rules, frame, reason);
   }
   if (look == ReceiveBuffer::Look::kBroken) fail(*c, std::move(reason));

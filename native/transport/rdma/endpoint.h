@@ -95,9 +95,15 @@ struct RdmaConnection {
   base::Status broken_reason;
   int64_t owed = 0;  // frames consumed less lists posted
   FrameClock frame_clock;
+  IdleClock idle_clock;
+  size_t counted = 0;  // of it in the budget
   uint64_t linger_until_ns = 0;
 
   size_t output() const { return out.size() - out_at; }
+  // The peer waits for us, not we for it.
+  bool is_awaited() const {
+    return paused || owed > 0 || output() > 0 || !sent.empty() || !received.empty();
+  }
   uint64_t room_bytes() const {
     if (untaken.size() >= ring_messages) return 0;
     return ring.bytes - (written_lines - taken_lines) * kLineBytes;
@@ -168,6 +174,7 @@ class RdmaEndpoint final : public Endpoint {
   void send_output(Connection& c);
   void send_credits(Connection& c);
   std::byte* grow_output(Connection& c, size_t n);
+  void count_memory(Connection& c);
 
   // ends: close.cc
   void sweep(uint64_t now);
@@ -203,6 +210,7 @@ class RdmaEndpoint final : public Endpoint {
   std::vector<Event> events_;
   std::vector<Event> next_events_;
   std::vector<RdmaQueue*> polled_;
+  std::vector<std::byte> waste_;  // for replies of connections that are broken
   uint64_t next_sweep_ns_ = 0;
   uint64_t sweep_ns_ = 0;
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 
+#include "transport/memory_budget.h"
 #include "transport/rdma/verbs.h"
 #include "transport/transport.h"
 
@@ -68,6 +69,7 @@ struct RowMemory {
 struct RdmaOptions {
   size_t endpoints = 1;
   Limits limits;
+  std::shared_ptr<MemoryBudget> budget = std::make_shared<MemoryBudget>();
   FrameRules rules;
   Admit admit;  // empty: everyone, as far as this transport is concerned
   // Asked at the start, and again when a row lies outside of what was told before. Any thread. Empty:
@@ -84,8 +86,6 @@ class RdmaTransport : public Transport {
   virtual void hang_up(uint64_t line) = 0;
   // By which line a connection came; 0: it is gone. Only the endpoint's thread.
   virtual uint64_t line(size_t endpoint, ConnectionId connection) const = 0;
-  // Ends every connection: from here on no device reads anything. No endpoint is polled any more.
-  virtual void end() = 0;
 };
 
 // `verbs` outlives the transport. Registers the memory that is there at once.

@@ -196,8 +196,9 @@ void RdmaEndpoint::send_output(Connection& c) {
     return;
   }
   if (had) {
-    c.out = {};
+    c.out = std::vector<std::byte>();
     c.out_at = 0;
+    count_memory(c);
     if (c.state == Connection::State::kOpen) add_candidate(c);  // it may be read again
   }
   if (c.state == Connection::State::kLingering && !c.last_sent && c.room_bytes() > 0 &&
@@ -217,23 +218,38 @@ void RdmaEndpoint::send_credits(Connection& c) {
   post_message(c, 0, false, 0, {});
 }
 
+void RdmaEndpoint::count_memory(Connection& c) {
+  const size_t now = c.in.touched() + c.out.capacity() + size_t{kReceiveRequests} * kMessageBytes;
+  options_.budget->change(c.counted, now);
+  c.counted = now;
+}
+
+// Room for n bytes behind what waits. Where a limit forbids them they go nowhere, and the
+// connection with them.
 std::byte* RdmaEndpoint::grow_output(Connection& c, size_t n) {
+  const size_t limit = options_.limits.output_close_bytes;
+  Status refusal;
+  if (c.output() + n > limit) {
+    refusal =
+        Status(Code::kResourceExhausted, "peer " + c.address + " leaves more than " +
+                                             std::to_string(limit) + " bytes of replies unread");
+  } else if (n > kFreeBytes && !options_.budget->has_room(n)) {
+    refusal = options_.budget->refuse(n);
+  }
+  if (!refusal.ok() || c.broken) {
+    break_connection(c, std::move(refusal), true);
+    if (waste_.size() < n) waste_.resize(n);
+    return waste_.data();
+  }
   if (c.output() == 0) {
     c.out.clear();
     c.out_at = 0;
     c.out_since_ns = base::monotonic_ns();
     add_candidate(c);  // what fits is sent by the next poll
   }
-  if (c.output() + n > options_.limits.output_close_bytes) {
-    break_connection(
-        c,
-        Status(Code::kResourceExhausted, "peer " + c.address + " leaves more than " +
-                                             std::to_string(options_.limits.output_close_bytes) +
-                                             " bytes of replies unread"),
-        true);
-  }
   const size_t at = c.out.size();
   c.out.resize(at + n);
+  count_memory(c);
   return c.out.data() + at;
 }
 

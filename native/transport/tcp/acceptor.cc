@@ -9,8 +9,11 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+
+#include "base/clock.h"
 
 namespace petps::transport {
 
@@ -147,17 +150,6 @@ void Acceptor::accept_one() {
     survive_no_descriptors();
 }
 
-// The one place where a peer becomes known: TLS, certificates and tokens are checked by
-// options.admit.
-Status Acceptor::admit(const std::string& address, uint32_t open) const {
-  if (open >= options_.limits.connections) {
-    return Status(Code::kResourceExhausted,
-                  "the server has its " + std::to_string(options_.limits.connections) +
-                      " connections already: close one or ask another replica");
-  }
-  return options_.admit ? options_.admit(Peer{address}) : Status();
-}
-
 void Acceptor::hand_over(int fd, std::string address) {
   const int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -169,21 +161,46 @@ void Acceptor::hand_over(int fd, std::string address) {
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
+  // The one place where a peer becomes known: TLS, certificates and tokens are checked by
+  // options.admit.
+  Status refusal = options_.admit ? options_.admit(Peer{address}) : Status();
   uint32_t open = 0;
+  uint32_t leaving = 0;
   TcpEndpoint* fewest = endpoints_.front().get();
   for (const auto& endpoint : endpoints_) {
-    open += endpoint->assigned();
-    if (endpoint->assigned() < fewest->assigned()) fewest = endpoint.get();
+    const uint32_t connections = endpoint->open_count();
+    open += connections;
+    const uint32_t sockets = endpoint->assigned();
+    leaving += sockets - std::min(sockets, connections);  // the counts are of two moments
+    if (sockets < fewest->assigned()) fewest = endpoint.get();
   }
-  Status refusal = admit(address, open);
+  TcpEndpoint* idlest = nullptr;
+  if (refusal.ok() && open >= options_.limits.connections) {
+    idlest = longest_idle();
+    if (idlest == nullptr) refusal = too_many_connections(options_.limits);
+  }
   if (!refusal.ok()) {
     refused_.fetch_add(1, std::memory_order_relaxed);
-    if (open >= options_.limits.connections + kRefusalsAtOnce) {
+    if (leaving >= kRefusalsAtOnce) {
       ::close(fd);
       return;
     }
   }
-  fewest->adopt({fd, std::move(address), std::move(refusal)});
+  TcpEndpoint& chosen = idlest != nullptr ? *idlest : *fewest;
+  chosen.adopt({fd, std::move(address), std::move(refusal), idlest != nullptr});
+}
+
+// Where a connection has been idle for the longest, if any has been for kSpareIdleMs.
+TcpEndpoint* Acceptor::longest_idle() const {
+  const uint64_t now = base::monotonic_ns();
+  TcpEndpoint* found = nullptr;
+  uint64_t since = now - std::min(now, kSpareIdleMs * 1'000'000);
+  for (const auto& endpoint : endpoints_) {
+    if (endpoint->idle_since_ns() > since) continue;
+    since = endpoint->idle_since_ns();
+    found = endpoint.get();
+  }
+  return found;
 }
 
 // Without this the listener stays readable for ever and the thread spins, while the peer waits for
@@ -195,11 +212,13 @@ void Acceptor::survive_no_descriptors() {
     refused_.fetch_add(1, std::memory_order_relaxed);
     std::vector<std::byte> frame;
     options_.rules.encode_error(
-        Status(Code::kResourceExhausted,
-               "the server has no file descriptors left: raise its limit (ulimit -n)"),
+        Status(
+            Code::kResourceExhausted,
+            "the server has no file descriptors left: try again, or raise its limit (ulimit -n)"),
         frame);
     [[maybe_unused]] const ssize_t n = ::send(fd, frame.data(), frame.size(), MSG_NOSIGNAL);
     ::close(fd);
+    if (TcpEndpoint* idlest = longest_idle()) idlest->ask_for_room();  // for the next one
   } else {
     ::poll(nullptr, 0, 10);  // memory is short: try again in a moment
   }

@@ -33,7 +33,7 @@ class Acceptor {
   void accept_one();
   void hand_over(int fd, std::string address);
   void survive_no_descriptors();
-  base::Status admit(const std::string& address, uint32_t open) const;
+  TcpEndpoint* longest_idle() const;
 
   const TcpOptions& options_;
   std::vector<std::unique_ptr<TcpEndpoint>>& endpoints_;

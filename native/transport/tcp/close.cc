@@ -17,9 +17,32 @@ using base::Status;
 
 void TcpEndpoint::sweep(uint64_t now) {
   next_sweep_ns_ = now + sweep_ns_;
+  uint64_t idle_since = ~uint64_t{0};
   for (const auto& c : slots_) {
     if (c->state != State::kFree) sweep_connection(*c, now);
+    if (c->state == State::kOpen && !c->is_awaited())
+      idle_since = std::min(idle_since, c->idle_clock.since_ns());
   }
+  idle_since_ns_.store(idle_since, std::memory_order_relaxed);
+}
+
+// Of those that nobody waits for, the one that has brought nothing whole for the longest goes.
+// False: none has been idle for kSpareIdleMs.
+bool TcpEndpoint::make_room() {
+  const uint64_t now = base::monotonic_ns();
+  Connection* longest = nullptr;
+  for (const auto& c : slots_) {
+    if (c->state != State::kOpen || c->broken || staged_for_ == c.get()) continue;
+    if (!c->idle_clock.idle_for(c->in, c->is_awaited() || has_frame(*c), now, kSpareIdleMs))
+      continue;
+    if (longest == nullptr || c->idle_clock.since_ns() < longest->idle_clock.since_ns())
+      longest = c.get();
+  }
+  if (longest == nullptr) return false;
+  Counters::add(counters_.closed_for_room, 1);
+  finish(*longest, {}, false);
+  destroy(*longest);
+  return true;
 }
 
 void TcpEndpoint::sweep_connection(Connection& c, uint64_t now) {
@@ -29,6 +52,14 @@ void TcpEndpoint::sweep_connection(Connection& c, uint64_t now) {
   const Limits& limits = options_.limits;
   if (c.output() > 0 && now > c.out_since_ns + limits.output_stall_ms * 1'000'000) {
     abort_connection(c, reads_nothing(c.address, limits), true);
+    return;
+  }
+  const bool idle =
+      c.idle_clock.idle_for(c.in, c.is_awaited() || has_frame(c), now, limits.idle_ms);
+  if (idle && limits.idle_ms != 0) {
+    Counters::add(counters_.closed_idle, 1);
+    finish(c, {}, false);
+    start_linger(c);
     return;
   }
   std::span<const std::byte> frame;
@@ -57,6 +88,7 @@ void TcpEndpoint::finish(Connection& c, Status reason, bool for_cause) {
     staged_ = 0;
   }
   Counters::add(counters_.closed, 1);
+  open_.fetch_sub(1, std::memory_order_relaxed);
   if (for_cause) Counters::add(counters_.closed_for_cause, 1);
   next_events_.push_back({Event::Kind::kClosed, id_of(c), std::move(reason)});
 }
@@ -94,6 +126,7 @@ void TcpEndpoint::close(ConnectionId connection, Status reason) {
 void TcpEndpoint::start_linger(Connection& c) {
   c.state = State::kLingering;
   c.in.release();
+  count_memory(c);
   c.linger_until_ns = base::monotonic_ns() + kLingerMs * 1'000'000;
   c.linger_bytes = 0;
   if (c.broken) {
@@ -148,9 +181,10 @@ void TcpEndpoint::settle(Connection& c) {
     // A reset socket is readable for ever; the sweep looks at it instead.
     epoll_ctl(epoll_, EPOLL_CTL_DEL, c.fd, nullptr);
     if (c.output() > 0) --with_output_;
-    c.out = {};
+    c.out = std::vector<std::byte>();
     c.out_at = 0;
     c.in.release();
+    count_memory(c);
     c.state = State::kSettling;
     c.settling_since_ns = base::monotonic_ns();
   }
@@ -170,6 +204,21 @@ void TcpEndpoint::settle_all() {
   }
 }
 
+// Nobody polls any more. A socket that does not settle in time goes with the others: its connection
+// is reset, so what a device still reads of its rows reaches nobody, and the kernel keeps the pages
+// until then.
+void TcpEndpoint::end() {
+  settle_all();
+  for (const auto& c : slots_) {
+    if (c->state == State::kFree) continue;
+    c->flights = Flights();
+    destroy(*c);
+  }
+  const std::lock_guard lock(mutex_);
+  for (const NewPeer& peer : new_) ::close(peer.fd);
+  new_.clear();
+}
+
 void TcpEndpoint::destroy(Connection& c) {
   if (!c.flights.empty()) {
     settle(c);
@@ -183,9 +232,11 @@ void TcpEndpoint::destroy(Connection& c) {
   c.paused = c.ended = c.broken = c.broken_for_cause = c.zerocopy = c.reported = false;
   c.next_send = 0;
   c.broken_reason = {};
+  c.kept = false;
   c.in.release();
-  c.out = {};
+  c.out = std::vector<std::byte>();
   c.out_at = 0;
+  count_memory(c);
   c.frame_clock.reset();
   c.interest = 0;
   c.owed = 0;

@@ -24,16 +24,15 @@ uint64_t ns(uint64_t ms) { return ms * 1'000'000; }
 
 TcpEndpoint::TcpEndpoint(const TcpOptions& options) : options_(options) {
   // Limits are kept with a quarter's accuracy; 250 ms is often enough for any of them.
+  const Limits& limits = options_.limits;
+  const uint64_t idle_ms = limits.idle_ms == 0 ? limits.pin_ms : limits.idle_ms;
   const uint64_t shortest =
-      std::min({options_.limits.output_stall_ms, options_.limits.frame_ms, options_.limits.pin_ms});
+      std::min({limits.output_stall_ms, limits.frame_ms, limits.pin_ms, idle_ms});
   sweep_ns_ = ns(std::clamp<uint64_t>(shortest / 4, 1, 250));
 }
 
 TcpEndpoint::~TcpEndpoint() {
-  settle_all();
-  for (const auto& c : slots_) {
-    if (c->fd >= 0) ::close(c->fd);
-  }
+  end();
   for (const NewPeer& peer : new_) ::close(peer.fd);
   if (wake_ >= 0) ::close(wake_);
   if (epoll_ >= 0) ::close(epoll_);
@@ -61,7 +60,15 @@ TcpEndpoint::Connection* TcpEndpoint::find(ConnectionId id) const {
 }
 
 bool TcpEndpoint::may_read(const Connection& c) const {
-  return !c.paused && c.output() < options_.limits.output_pause_bytes;
+  if (c.paused) return false;
+  return c.output() == 0 ||
+         (c.output() < options_.limits.output_pause_bytes && !options_.memory->is_tight());
+}
+
+void TcpEndpoint::count_memory(Connection& c) {
+  const size_t now = c.in.touched() + c.out.capacity();
+  options_.memory->change(c.counted, now);
+  c.counted = now;
 }
 
 void TcpEndpoint::add_candidate(Connection& c) {
@@ -89,11 +96,17 @@ void TcpEndpoint::wake() {
 
 void TcpEndpoint::adopt(NewPeer peer) {
   assigned_.fetch_add(1, std::memory_order_relaxed);
+  if (peer.refusal.ok()) open_.fetch_add(1, std::memory_order_relaxed);
   {
     const std::lock_guard lock(mutex_);
     new_.push_back(std::move(peer));
   }
   has_new_.store(true, std::memory_order_release);
+  wake();
+}
+
+void TcpEndpoint::ask_for_room() {
+  wants_room_.store(true, std::memory_order_release);
   wake();
 }
 
@@ -105,6 +118,11 @@ void TcpEndpoint::adopt_new() {
     peers.swap(new_);
   }
   for (NewPeer& peer : peers) {
+    if (peer.needs_room && !make_room()) {
+      peer.refusal = too_many_connections(options_.limits);
+      refused_.fetch_add(1, std::memory_order_relaxed);
+      open_.fetch_sub(1, std::memory_order_relaxed);
+    }
     if (free_slots_.empty()) {
       free_slots_.push_back(static_cast<uint32_t>(slots_.size()));
       slots_.push_back(std::make_unique<Connection>());
@@ -116,12 +134,14 @@ void TcpEndpoint::adopt_new() {
     c.address = std::move(peer.address);
     c.state = State::kOpen;
     c.interest = EPOLLIN;
+    c.idle_clock.begin(c.in, base::monotonic_ns());
     const int on = 1;
     c.zerocopy = setsockopt(c.fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof(on)) == 0;
     epoll_event event{};
     event.events = c.interest;
     event.data.u64 = id_of(c);
     if (epoll_ctl(epoll_, EPOLL_CTL_ADD, c.fd, &event) != 0) {
+      if (peer.refusal.ok()) open_.fetch_sub(1, std::memory_order_relaxed);
       destroy(c);
       continue;
     }
@@ -230,6 +250,7 @@ std::span<const Event> TcpEndpoint::poll(int timeout_ms) {
     Connection& c = *slots_[slot_of(id)];
     if (c.state != State::kFree && id_of(c) == id) handle(c, ready_[static_cast<size_t>(i)].events);
   }
+  if (wants_room_.exchange(false, std::memory_order_acquire)) make_room();
   if (has_new_.load(std::memory_order_acquire)) adopt_new();
   report_candidates();
   events_.clear();
@@ -261,11 +282,20 @@ void TcpEndpoint::handle(Connection& c, uint32_t events) {
 
 void TcpEndpoint::receive(Connection& c) {
   if (c.ended || c.broken || !may_read(c)) return;
-  const std::span<std::byte> space = c.in.space(options_.rules);
+  std::span<std::byte> space = c.in.space(options_.rules);
   if (space.empty()) return;
+  if (c.in.bytes() >= kFreeBytes) {  // of a long request
+    space = space.first(std::min(space.size(), kTakeBytes));
+    if (!options_.memory->has_room(space.size())) {
+      if (!has_frame(c)) fail(c, options_.memory->refuse(space.size()));
+      return;  // whole requests are answered first
+    }
+  }
   const ssize_t n = ::recv(c.fd, space.data(), space.size(), 0);
   if (n > 0) {
+    const size_t touched = c.in.touched();
     c.in.received(static_cast<size_t>(n));
+    if (c.in.touched() != touched) count_memory(c);
     Counters::add(counters_.bytes_received, static_cast<uint64_t>(n));
   } else if (n == 0) {
     c.ended = true;
@@ -281,6 +311,10 @@ bool TcpEndpoint::peek(ConnectionId connection, std::span<const std::byte>& fram
   const ReceiveBuffer::Look look = c->in.look(options_.rules, frame, reason);
   if (look == ReceiveBuffer::Look::kBroken) fail(*c, std::move(reason));
   return look == ReceiveBuffer::Look::kFrame;
+}
+
+void TcpEndpoint::keep(ConnectionId connection) {
+  if (Connection* c = find(connection)) c->kept = true;
 }
 
 void TcpEndpoint::consume(ConnectionId connection) {

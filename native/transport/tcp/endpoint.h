@@ -45,6 +45,7 @@ struct NewPeer {
   int fd = -1;
   std::string address;
   base::Status refusal;
+  bool needs_room = false;  // all places are taken: in that of an idle connection, or it is refused
 };
 
 class TcpEndpoint final : public Endpoint {
@@ -60,6 +61,7 @@ class TcpEndpoint final : public Endpoint {
   void flush() override;
   void pause(ConnectionId connection) override;
   void resume(ConnectionId connection) override;
+  void keep(ConnectionId connection) override;
   void close(ConnectionId connection, base::Status reason) override;
   size_t pending_posts() const override { return with_output_ + in_flight_; }
   std::vector<ConnectionId> connections() const override;
@@ -68,7 +70,16 @@ class TcpEndpoint final : public Endpoint {
 
   // Acceptor's thread.
   void adopt(NewPeer peer);
+  // Sockets, those that are being closed or refused too; and connections.
   uint32_t assigned() const { return assigned_.load(std::memory_order_relaxed); }
+  uint32_t open_count() const { return open_.load(std::memory_order_relaxed); }
+  // Of the connection that has been idle longest, when last looked; ~0: none is.
+  uint64_t idle_since_ns() const { return idle_since_ns_.load(std::memory_order_relaxed); }
+  // Closes that one soon, for a peer to come.
+  void ask_for_room();
+  uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }
+  // See Transport::end(). Its thread has ended.
+  void end();
 
  private:
   // kSettling: closed and reset; the socket stays until the kernel has said of every zero-copy send
@@ -86,6 +97,7 @@ class TcpEndpoint final : public Endpoint {
     bool broken_for_cause = false;
     bool zerocopy = false;   // the socket can
     bool reported = false;   // it settles too long
+    bool kept = false;       // idle or not
     uint32_t next_send = 0;  // number of the next zero-copy send
     uint32_t interest = 0;   // epoll mask
     Flights flights;
@@ -95,12 +107,18 @@ class TcpEndpoint final : public Endpoint {
     size_t out_at = 0;
     uint64_t out_since_ns = 0;  // last time it took something
     FrameClock frame_clock;
+    IdleClock idle_clock;
+    size_t counted = 0;  // of it in the budget
     uint64_t linger_until_ns = 0;
     uint64_t settling_since_ns = 0;
     size_t linger_bytes = 0;
     base::Status broken_reason;
     std::string address;
     size_t output() const { return out.size() - out_at; }
+    // The peer waits for us, not we for it.
+    bool is_awaited() const {
+      return kept || paused || owed > 0 || output() > 0 || !flights.empty();
+    }
   };
 
   ConnectionId id_of(const Connection& c) const { return uint64_t{c.generation} << 32 | c.slot; }
@@ -119,6 +137,8 @@ class TcpEndpoint final : public Endpoint {
   void discard(Connection& c);
   void sweep(uint64_t now);
   void sweep_connection(Connection& c, uint64_t now);
+  bool make_room();
+  void count_memory(Connection& c);
 
   void send_staged();
   // Sends as much as the socket takes; false: the connection is broken.
@@ -165,7 +185,13 @@ class TcpEndpoint final : public Endpoint {
   uint64_t next_sweep_ns_ = 0;
   uint64_t sweep_ns_ = 0;
 
+  std::vector<std::byte> waste_;  // for replies of connections that are broken
+
   std::atomic<uint32_t> assigned_{0};
+  std::atomic<uint32_t> open_{0};
+  std::atomic<uint64_t> idle_since_ns_{~uint64_t{0}};
+  std::atomic<uint64_t> refused_{0};
+  std::atomic<bool> wants_room_{false};
   std::atomic<bool> has_new_{false};
   std::mutex mutex_;  // guards new_
   std::vector<NewPeer> new_;

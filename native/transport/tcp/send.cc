@@ -138,6 +138,10 @@ void TcpEndpoint::send_list(Connection& c, gather::GatherList& list, epoch::Pin&
         zerocopy = false;
         continue;
       }
+      // A row's page cannot be read, or not by the network card. The copy below reads it as any
+      // pull does: where the medium is gone that ends the process with media's message, and no
+      // client asks for such a row again and again.
+      if (errno == EFAULT) break;
       break_connection(c, base::errno_status(Code::kUnavailable, "sendmsg", errno));
       break;
     }
@@ -195,7 +199,23 @@ void TcpEndpoint::collect_completions(Connection& c) {
   if (before > 0 && c.flights.empty() && c.state == State::kOpen) add_candidate(c);
 }
 
+// Room for n bytes behind what waits. Where a limit forbids them they go nowhere, and the
+// connection with them.
 std::byte* TcpEndpoint::grow_output(Connection& c, size_t n) {
+  const size_t limit = options_.limits.output_close_bytes;
+  Status refusal;
+  if (c.output() + n > limit) {
+    refusal =
+        Status(Code::kResourceExhausted, "peer " + c.address + " leaves more than " +
+                                             std::to_string(limit) + " bytes of replies unread");
+  } else if (n > kFreeBytes && !options_.memory->has_room(n)) {
+    refusal = options_.memory->refuse(n);
+  }
+  if (!refusal.ok() || c.broken) {
+    break_connection(c, std::move(refusal), true);
+    if (waste_.size() < n) waste_.resize(n);
+    return waste_.data();
+  }
   if (c.output() == 0) {
     c.out.clear();
     c.out_at = 0;
@@ -203,16 +223,9 @@ std::byte* TcpEndpoint::grow_output(Connection& c, size_t n) {
     ++with_output_;
     add_candidate(c);  // its interest changes
   }
-  if (c.output() + n > options_.limits.output_close_bytes) {
-    break_connection(
-        c,
-        Status(Code::kResourceExhausted, "peer " + c.address + " leaves more than " +
-                                             std::to_string(options_.limits.output_close_bytes) +
-                                             " bytes of replies unread"),
-        true);
-  }
   const size_t at = c.out.size();
   c.out.resize(at + n);
+  count_memory(c);
   return c.out.data() + at;
 }
 
@@ -231,8 +244,10 @@ void TcpEndpoint::send_output(Connection& c) {
   c.out_at += sent;
   if (c.output() == 0) {
     if (had) --with_output_;
-    c.out = {};
+    // `= {}` would keep the memory.
+    c.out = std::vector<std::byte>();
     c.out_at = 0;
+    count_memory(c);
     if (c.state == State::kLingering) {
       ::shutdown(c.fd, SHUT_WR);
       if (c.ended && c.flights.empty()) {

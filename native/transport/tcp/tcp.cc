@@ -24,8 +24,15 @@ class TcpTransport final : public Transport {
   Endpoint& endpoint(size_t worker) override { return *endpoints_[worker]; }
   base::Status start() override { return acceptor_.start(); }
   void stop_accepting() override { acceptor_.stop(); }
+  void end() override {
+    for (const auto& endpoint : endpoints_) endpoint->end();
+  }
   uint16_t port() const override { return acceptor_.port(); }
-  uint64_t refused() const override { return acceptor_.refused(); }
+  uint64_t refused() const override {
+    uint64_t refused = acceptor_.refused();
+    for (const auto& endpoint : endpoints_) refused += endpoint->refused();
+    return refused;
+  }
   const char* name() const override { return "tcp"; }
 
  private:

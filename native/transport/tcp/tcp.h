@@ -9,6 +9,7 @@
 #include <string>
 
 #include "transport/gather_choice.h"
+#include "transport/memory_budget.h"
 #include "transport/transport.h"
 
 namespace petps::transport {
@@ -26,6 +27,7 @@ struct TcpOptions {
   size_t zerocopy_bytes = kZerocopyBytes;
   int socket_buffer_bytes = 0;  // SO_SNDBUF and SO_RCVBUF; 0: the kernel tunes them
   Limits limits;
+  std::shared_ptr<MemoryBudget> memory = std::make_shared<MemoryBudget>();
   FrameRules rules;
   Admit admit;  // empty: everyone
 };

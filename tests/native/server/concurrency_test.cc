@@ -114,6 +114,24 @@ TEST_F(HeldCompletions, StopReportsWhatCouldNotBeDrained) {
   loopback_->complete_all();
 }
 
+// A server may outlive the pool that it served, and its epochs: a pin that is dropped then would be
+// a write to memory that is no more.
+TEST_F(HeldCompletions, NoPinOutlivesStop) {
+  start(60'000, 50);
+  loopback_->set_completions(transport::Completions::kHeld);
+  RawClient client(loopback_->connect());
+  for (uint64_t id = 0; id < 8; ++id)
+    ASSERT_TRUE(client.send(pull_frame(id, {{rows_.id(), {id}}})));
+  ASSERT_TRUE(waits_until([&] { return loopback_->held() == 8; }));
+  fill(rows_, 1000, 2);
+  EXPECT_EQ(server_->stop().code(), Code::kDeadlineExceeded);
+  epoch::Domain& epochs = pool_.tables->epochs();
+  EXPECT_EQ(epochs.oldest(), epochs.current() + 1) << "a pin is live";
+  EXPECT_TRUE(pool_.tables->close().ok());
+  pool_.tables.reset();
+  server_.reset();
+}
+
 // Each reader checks that every row is whole, of its key, and never older than what was
 // acknowledged before it asked.
 class Storm {

@@ -106,6 +106,25 @@ TEST_F(RdmaServer, PullsAndPushesAsOverTcp) {
   EXPECT_EQ(fabric_.not_ready(), 0u);
 }
 
+// Nothing comes over the line as long as requests come over the other connection.
+TEST_F(RdmaServer, TheLineOfABusyConnectionIsNotIdle) {
+  options_.transport.idle_ms = 3'000;
+  start();
+  auto client = connect();
+  RawClient idle(server_->port());
+  const wire::Frame pull = pull_frame(7, {{users_.id(), {1}}});
+  int calls = 0;
+  while (server_->stats().connections_closed_idle == 0) {
+    ++calls;
+    ASSERT_TRUE(client->call(pull).error().ok()) << "call " << calls;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // far below the limit
+  }
+  EXPECT_TRUE(client->door.call(pull).error().ok());
+  // Then neither brings anything, and both go: the line with its connection.
+  EXPECT_TRUE(waits_until([&] { return server_->stats().connections == 0; }));
+  EXPECT_EQ(server_->stats().connections_closed_idle, 2u);
+}
+
 TEST_F(RdmaServer, TheHelloOffersItOnlyWhereItIs) {
   const auto features = [&](RawClient& client) {
     wire::Frame frame;

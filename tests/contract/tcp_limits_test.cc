@@ -1,0 +1,242 @@
+// Limits over tcp that need many connections, or none that does anything: idleness, places, memory
+// in all. Does not cover: the clock's accuracy.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "transport/limits.h"
+#include "transport/tcp/tcp.h"
+#include "transport_echo.h"
+
+namespace petps::transport {
+namespace {
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+class TcpLimits : public testing::Test {
+ protected:
+  void make() {
+    TcpOptions options;
+    options.gather = std::make_shared<const GatherChoice>(GatherMode::kCopy);
+    options.limits = limits_;
+    options.rules = test_rules();
+    options.memory = memory_;
+    auto made = make_tcp(options);
+    ASSERT_TRUE(made.ok()) << made.status().to_string();
+    transport_ = std::move(made.value());
+    ASSERT_TRUE(transport_->start().ok());
+    echo_ = std::make_unique<Echo>(*transport_, 0, domain_, kRowBytes);
+    echo_->rows_of = [](uint32_t number) { return number == kLarge ? 1000 : 3; };
+  }
+  std::unique_ptr<Client> connect() {
+    for (const Backend& backend : backends()) {
+      if (backend.name == "tcp_copy") return backend.connect(*transport_);
+    }
+    return nullptr;
+  }
+  const Counters& counters() { return echo_->endpoint().counters(); }
+  bool is_served(Client& client) {
+    return client.send(test_frame(kSmall, 8)) &&
+           client.receive_frame() == echo_->expected_reply(kSmall);
+  }
+  // A frame's first bytes.
+  static std::vector<std::byte> part_of_frame(size_t content, size_t bytes) {
+    std::vector<std::byte> frame = test_frame(kSmall, content);
+    frame.resize(bytes);
+    return frame;
+  }
+  // Connects until a place is free, while `busy` goes on working.
+  std::unique_ptr<Client> connect_until_served(Client& busy) {
+    std::unique_ptr<Client> found;
+    EXPECT_TRUE(echo_->waits_until([&] {
+      EXPECT_TRUE(is_served(busy));
+      found = connect();
+      return is_served(*found);
+    }));
+    return found;
+  }
+
+  static constexpr uint32_t kSmall = 1;
+  static constexpr uint32_t kLarge = 2;
+  static constexpr size_t kRowBytes = 4000;
+  Limits limits_;
+  std::shared_ptr<MemoryBudget> memory_ = std::make_shared<MemoryBudget>();
+  epoch::Domain domain_;
+  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<Echo> echo_;
+};
+
+TEST_F(TcpLimits, AnIdleConnectionIsClosedWithoutAWord) {
+  limits_.idle_ms = 50;
+  make();
+  echo_->start();
+  auto idle = connect();
+  ASSERT_TRUE(is_served(*idle));
+  auto silent = connect();  // not one byte ever
+  EXPECT_EQ(idle->read_to_end(), "");
+  EXPECT_EQ(silent->read_to_end(), "");
+  EXPECT_TRUE(echo_->waits_until([&] { return echo_->closed == 2; }));
+  EXPECT_EQ(counters().closed_idle, 2u);
+  EXPECT_EQ(counters().closed_for_cause, 0u);
+  auto again = connect();
+  EXPECT_TRUE(is_served(*again));
+}
+
+TEST_F(TcpLimits, WhoeverIsAwaitedIsNotIdle) {
+  limits_.idle_ms = 50;
+  limits_.output_stall_ms = 600'000;
+  make();
+  std::atomic<int> frames{0};
+  echo_->on_frame = [&](ConnectionId connection) {
+    if (frames++ == 0) echo_->endpoint().keep(connection);
+  };
+  echo_->start();
+  auto kept = connect();
+  ASSERT_TRUE(is_served(*kept));
+  auto reader = connect();  // has more output waiting than any socket takes
+  for (int i = 0; i < 8; ++i) ASSERT_TRUE(reader->send(test_frame(kLarge, 8)));
+  ASSERT_TRUE(echo_->waits_until([&] { return echo_->endpoint().pending_posts() > 0; }));
+  auto idle = connect();  // later than both
+  EXPECT_EQ(idle->read_to_end(), "");
+  EXPECT_TRUE(echo_->waits_until([&] { return echo_->closed == 1; }));
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(reader->receive_frame(), echo_->expected_reply(kLarge));
+  EXPECT_TRUE(is_served(*kept));
+}
+
+TEST_F(TcpLimits, ZeroMeansForEver) {
+  limits_.idle_ms = 0;
+  limits_.frame_ms = 50;
+  make();
+  echo_->start();
+  auto idle = connect();
+  ASSERT_TRUE(is_served(*idle));
+  auto slow = connect();
+  ASSERT_TRUE(slow->send(part_of_frame(64, 20)));
+  EXPECT_NE(slow->read_to_end().find("was not complete"), std::string::npos);
+  EXPECT_TRUE(is_served(*idle));
+  EXPECT_EQ(counters().closed_idle, 0u);
+}
+
+TEST_F(TcpLimits, ANewPeerGetsThePlaceOfTheIdlest) {
+  limits_.connections = 4;
+  make();
+  echo_->start();
+  auto idlest = connect();
+  ASSERT_TRUE(is_served(*idlest));
+  std::vector<std::unique_ptr<Client>> others;
+  for (int i = 0; i < 2; ++i) {
+    others.push_back(connect());
+    ASSERT_TRUE(is_served(*others.back()));
+  }
+  auto busy = connect();
+  auto fresh = connect_until_served(*busy);
+  EXPECT_EQ(idlest->read_to_end(), "");
+  EXPECT_EQ(counters().closed_for_room, 1u);
+  EXPECT_EQ(counters().closed_for_cause, 0u);
+  EXPECT_TRUE(is_served(*busy));
+  EXPECT_TRUE(is_served(*fresh));
+}
+
+TEST_F(TcpLimits, PeersThatSendHalfARequestKeepNobodyOut) {
+  limits_.connections = 4;
+  limits_.frame_ms = 600'000;
+  make();
+  echo_->start();
+  std::vector<std::unique_ptr<Client>> slow;
+  for (int i = 0; i < 3; ++i) {
+    slow.push_back(connect());
+    ASSERT_TRUE(slow.back()->send(part_of_frame(64, 20)));
+  }
+  auto busy = connect();
+  auto fresh = connect_until_served(*busy);
+  EXPECT_TRUE(is_served(*fresh));
+  EXPECT_TRUE(is_served(*busy));
+}
+
+// It waits for its error to be read, and is no connection meanwhile.
+TEST_F(TcpLimits, ARefusedPeerTakesNoPlace) {
+  limits_.connections = 2;
+  make();
+  echo_->on_frame = [&](ConnectionId connection) { echo_->endpoint().keep(connection); };
+  echo_->start();
+  auto first = connect();
+  auto second = connect();
+  ASSERT_TRUE(is_served(*first));
+  ASSERT_TRUE(is_served(*second));
+  std::vector<std::unique_ptr<Client>> refused;
+  for (int i = 0; i < 3; ++i) {
+    refused.push_back(connect());
+    const std::vector<std::byte> told = refused.back()->receive_frame();
+    ASSERT_FALSE(told.empty());
+    ASSERT_EQ(header_of(told).number, kErrorNumber);
+  }
+  EXPECT_EQ(transport_->refused(), 3u);
+  first->close();
+  ASSERT_TRUE(echo_->waits_until([&] { return echo_->closed == 1; }));
+  auto third = connect();
+  EXPECT_TRUE(is_served(*third));
+}
+
+TEST_F(TcpLimits, LongRequestsTakeNoMoreThanTheBudget) {
+  memory_ = std::make_shared<MemoryBudget>(4 * kMiB);
+  make();
+  echo_->start();
+  auto good = connect();
+  ASSERT_TRUE(is_served(*good));
+  std::vector<std::unique_ptr<Client>> hostile;
+  for (int i = 0; i < 8; ++i) {  // 3 MiB each of a frame of 4
+    hostile.push_back(connect());
+    hostile.back()->send(part_of_frame(kTestFrameBytesMax - 64, 3 * kMiB));
+    EXPECT_TRUE(is_served(*good));
+  }
+  EXPECT_TRUE(echo_->waits_until([&] { return memory_->refused() >= 7; }));
+  EXPECT_LE(memory_->used(), 4 * kMiB + kTakeBytes + 9 * ReceiveBuffer::kFirstBytes);
+  EXPECT_NE(hostile.back()->read_to_end().find(
+                "RESOURCE_EXHAUSTED: the server's memory for requests and replies is used up"),
+            std::string::npos);
+  for (const auto& client : hostile) client->close();
+  EXPECT_TRUE(echo_->waits_until([&] { return memory_->used() < kMiB; }));
+  ASSERT_TRUE(good->send(test_frame(kSmall, 2 * kMiB)));
+  EXPECT_EQ(good->receive_frame(), echo_->expected_reply(kSmall));
+  good->close();
+  EXPECT_TRUE(echo_->waits_until([&] { return memory_->used() == 0; }));
+}
+
+TEST_F(TcpLimits, RepliesThatNobodyReadsTakeNoMoreThanTheBudget) {
+  memory_ = std::make_shared<MemoryBudget>(12 * kMiB);
+  limits_.output_stall_ms = 600'000;
+  make();
+  echo_->start();
+  auto good = connect();
+  ASSERT_TRUE(is_served(*good));
+  std::vector<std::unique_ptr<Client>> mute;
+  for (int i = 0; i < 12; ++i) {  // 4 MB a reply
+    mute.push_back(connect());
+    for (int k = 0; k < 4; ++k) mute.back()->send(test_frame(kLarge, 8));
+    EXPECT_TRUE(is_served(*good));
+  }
+  EXPECT_TRUE(echo_->waits_until([&] { return memory_->refused() > 0; }));
+  EXPECT_LE(memory_->used(), 12 * kMiB + 2 * 13 * ReceiveBuffer::kFirstBytes);
+  EXPECT_TRUE(is_served(*good));
+  for (const auto& client : mute) client->close();
+  EXPECT_TRUE(echo_->waits_until([&] { return memory_->used() < kMiB; }));
+  ASSERT_TRUE(good->send(test_frame(kLarge, 8)));
+  EXPECT_EQ(good->receive_frame(), echo_->expected_reply(kLarge));
+}
+
+TEST_F(TcpLimits, TheEndLetsGoOfEverything) {
+  make();
+  auto client = connect();
+  auto half = connect();
+  ASSERT_TRUE(half->send(part_of_frame(kTestFrameBytesMax - 64, kMiB)));
+  ASSERT_TRUE(client->send(test_frame(kLarge, 8)));
+  while (echo_->endpoint().pending_posts() == 0 || echo_->opened < 2) echo_->step(50);
+  transport_->stop_accepting();
+  transport_->end();
+  EXPECT_EQ(memory_->used(), 0u);
+  EXPECT_EQ(echo_->reader().live(), 0u);
+  EXPECT_TRUE(echo_->endpoint().connections().empty());
+}
+
+}  // namespace
+}  // namespace petps::transport
