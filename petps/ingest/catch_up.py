@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -10,6 +11,8 @@ import numpy as np
 
 from petps.delta.schema import partition_of
 from petps.errors import FailedPrecondition, InvalidArgument
+from petps.ingest.full import full_reason
+from petps.ingest.partition import Refusal
 from petps.ingest.store import BaseReader, Keys, Progress, Standing, Store, StoreTable
 
 __all__ = ["catch_up", "check_base", "partitions_at_once"]
@@ -55,17 +58,17 @@ def catch_up(
     ways: Sequence[tuple[Progress, Progress]],
     *,
     rows_max: int,
-    refused: Callable[[str, int], None],
     pace: Callable[[int], None],
-) -> Generator[None, None, None]:
+) -> Generator[None, None, dict[int, Refusal]]:
     """Makes partitions equal to the base; ``ways``: what was recorded of each, and what is then.
 
     A step at a time, each at most an apply of ``rows_max`` rows, so that other partitions need not
     wait for a large base: whoever iterates over it does theirs in between, and nothing of this one.
     First records them as catching up: a crash resumes this and never the old stream. Rows of the
     base are applied, then keys of the partitions that it lacks are deleted; pulls see old or new
-    rows meanwhile. ``pace`` is told of rows applied, and may wait; ``refused`` of the rows that a
-    full table did not take. Raises PetpsError; while progress says "catching up", rows are mixed.
+    rows meanwhile. ``pace`` is told of rows applied, and may wait. Returns the partitions with
+    rows that have no room: they are still recorded as catching up.
+    Raises PetpsError; while progress says "catching up", rows are mixed.
     """
     for before, after in ways:
         lost_power = before.standing is Standing.LOST_POWER  # nothing of known age is served
@@ -76,25 +79,32 @@ def catch_up(
             )
     tables = dict(store.tables())
     check_base(store, base, tables)
-    for before, after in ways:
-        store.record_progress(
+    store.record_progress(
+        [
             replace(
                 before,
                 run=min(before.run, after.run),
                 standing=Standing.CATCHING_UP,
                 target=base.version,
             )
-        )
+            for before, after in ways
+        ]
+    )
     partitions = {after.partition for _, after in ways}
+    refused: dict[int, Refusal] = {}
     for table in tables.values():
         one = _Table(store, table, base, partitions, rows_max, pace)
         yield from one.apply()
         yield from one.delete_absent()
-        if one.refused:  # the table was full of rows that are gone now
+        if len(one.refused):  # the table was full of rows that are gone now
             yield from one.apply()
-        refused(table.schema.name, one.refused)
-    for _, after in ways:
-        store.record_progress(after)
+        name, reason = table.schema.name, full_reason(table, len(one.refused))
+        for partition, rows in Counter(
+            partition_of(one.refused, store.partitions).tolist()
+        ).items():
+            refused[partition] = Refusal(reason, name, rows)
+    store.record_progress([after for _, after in ways if after.partition not in refused])
+    return refused
 
 
 class _Table:
@@ -117,19 +127,21 @@ class _Table:
         self._rows_max = rows_max
         self._pace = pace
         self._kept = np.empty(0, np.uint64)
-        self.refused = 0
-        """Rows that the table did not take when they were applied last."""
+        self.refused = np.empty(0, np.uint64)
+        """Keys that the table did not take when they were applied last."""
 
     def apply(self) -> Iterator[None]:
         """Applies the base's rows."""
         kept = [np.empty(0, np.uint64)]
-        self.refused = 0
+        self.refused = np.empty(0, np.uint64)
         for keys, rows in self._base.chunks(self._table.schema.name, self._partitions):
             kept.append(keys)
             for start in range(0, len(keys), self._rows_max):
                 part = slice(start, start + self._rows_max)
                 report = self._table.apply(keys[part], rows[part], None, self._stamp)
-                self.refused += report.refused
+                if report.refused:
+                    absent = keys[part][~self._table.holds(keys[part])]
+                    self.refused = np.concatenate([self.refused, absent])
                 self._pace(len(keys[part]))
                 yield
         self._kept = np.sort(np.concatenate(kept))

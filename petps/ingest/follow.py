@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from petps.delta import (
     BaseBody,
@@ -26,14 +27,14 @@ from petps.delta import (
     read_header,
 )
 from petps.delta.record import check_place
-from petps.errors import PetpsError
+from petps.errors import PetpsError, ResourceExhausted
 from petps.ingest.applier import Applier
 from petps.ingest.catch_up import catch_up, partitions_at_once
-from petps.ingest.order import Decision, Outcome, decide, mark_of
-from petps.ingest.partition import BaseMarker, PartitionState
+from petps.ingest.full import harms, is_due, is_over, stop_full, try_again, wait_longer
+from petps.ingest.order import Decision, Outcome, count_problem, decide, mark_of
+from petps.ingest.partition import BaseMarker, PartitionState, Refusal
 from petps.ingest.status import Mode
 from petps.ingest.store import (
-    ApplyReport,
     BaseReader,
     BaseSource,
     DeadLetters,
@@ -62,7 +63,7 @@ class _CatchUp:
     marker: BaseMarker | None
     fresh: bool
     failed: int | None
-    steps: Generator[None, None, None]
+    steps: Generator[None, None, dict[int, Refusal]]
 
 
 class Follower:
@@ -105,7 +106,6 @@ class Follower:
         self._window = Window()
         self._merger = Merger(rows_max)
         self._catch_ups: deque[_CatchUp] = deque()
-        self.refused: dict[str, int] = {}
         self.dense: tuple[int, str | None] = (0, None)
 
     def take(self, event: Event) -> int | None:
@@ -113,6 +113,8 @@ class Follower:
         state = self._states[event.partition]
         if state.mode is Mode.CATCHING_UP:
             return None  # read again when it has caught up
+        if state.refused is not None and state.following:
+            return None  # stop_refused() has not seen it yet; it will be read again
         if isinstance(event, Lost):
             return self._lost(state, event)
         if isinstance(event, Damage):
@@ -216,7 +218,7 @@ class Follower:
                     self._leave(state, event.offset, marker)
                 return
             state.counts = {}
-        if isinstance(body, CommitBody) and (problem := _count_problem(state, header, body)):
+        if isinstance(body, CommitBody) and (problem := count_problem(state.counts, header, body)):
             self._halt(state, event, Standing.INCOMPLETE, header.version, problem)
             return
         state.follow()
@@ -232,7 +234,9 @@ class Follower:
             if header.version >= self.dense[0]:
                 self.dense = (header.version, body.dense)
         self._window.touch(state)
-        if self._window.rows >= self._rows_max:
+        # Rows that are tried again go one record at a time: it stops before the first that has no
+        # room, and every version before that one counts.
+        if self._window.rows >= self._rows_max or state.full is not None:
             self.flush()
 
     def _decline(self, state: PartitionState, event: Delivery, decision: Decision) -> None:
@@ -261,6 +265,8 @@ class Follower:
     ) -> None:
         """A stop that a restart must not forget: reading again would not find its reason."""
         self.settle()
+        if state.refused is not None:
+            return  # that is read again first, and then this
         conflict = standing is Standing.CONFLICT
         state.conflicts += conflict
         state.gaps += not conflict
@@ -277,6 +283,8 @@ class Follower:
 
     def _gap(self, state: PartitionState, reason: str, *, offset: int, resume_offset: int) -> None:
         self.settle()
+        if state.refused is not None:
+            return  # as in _halt()
         state.gaps += 1
         state.stop(Mode.STALE, reason, offset=offset, resume_offset=resume_offset)
         _log.error("[ingest] partition %d is stale: %s", state.partition, reason)
@@ -316,7 +324,8 @@ class Follower:
             return None
         if decision.outcome is Outcome.ZOMBIE:
             state.zombies += 1
-        if decision.outcome is Outcome.APPLY and not state.standing.needs_base:
+        applies = decision.outcome is Outcome.APPLY and state.refused is None
+        if applies and not state.standing.needs_base:
             again = state.resume_offset
             record = record or self._decode(event, header)
             self._accept(state, event, record, decision)
@@ -370,6 +379,8 @@ class Follower:
             base = self._bases.open(marker.location)
             if not header.begins_run and not self._is_ours(base):
                 raise PetpsError(f"it holds {base.instance}, not {self._store.instance}")
+            if not header.begins_run and harms(state, base, self._tables):
+                raise PetpsError("it has more rows than the tables can hold")
         except PetpsError as error:
             state.reason = f"base {marker.location}: {error}"
             _log.error("[ingest] partition %d: %s", state.partition, state.reason)
@@ -390,12 +401,12 @@ class Follower:
         self.settle()
         for state, _ in ways:
             state.mode = Mode.CATCHING_UP
+            state.refused = None
         steps = catch_up(
             self._store,
             base,
             [(state.recorded, after) for state, after in ways],
             rows_max=self._rows_max,
-            refused=self._count_refused,
             pace=self._pace,
         )
         self._catch_ups.append(_CatchUp(ways, base, marker, fresh, failed, steps))
@@ -418,10 +429,19 @@ class Follower:
         try:
             next(current.steps)
             return {}
-        except StopIteration:
+        except StopIteration as end:
+            refused: dict[int, Refusal] = end.value
             for state, after in current.ways:
+                if state.partition in refused:
+                    self._too_full(current, state, refused[state.partition])
+                    found[state.partition] = current.failed
+                    continue
                 self._caught_up(current, state, after)
                 found[state.partition] = state.offset
+        except ResourceExhausted as error:
+            for state, _ in current.ways:
+                self._too_full(current, state, Refusal(str(error), "", 0))
+                found[state.partition] = current.failed
         except PetpsError as error:
             for state, _ in current.ways:
                 state.tried.add(current.base.name)
@@ -445,6 +465,39 @@ class Follower:
         state.reason = reason
         _log.error("[ingest] partition %d: %s", state.partition, state.reason)
 
+    def _too_full(self, current: _CatchUp, state: PartitionState, refusal: Refusal) -> None:
+        """The base has no room; it is tried again."""
+        reason = f"catch-up to {current.base.name}: {refusal.reason}"
+        self._failed(state, reason, fresh=current.fresh)
+        state.mode, state.refusals = Mode.FULL, state.refusals + 1
+        state.full = replace(refusal, reason=reason)
+        wait_longer(state)
+
+    def stop_refused(self) -> None:
+        """Stops the partitions whose rows could not be stored."""
+        for state in self._states.values():
+            refusal = state.refused
+            if refusal is None or not state.following:
+                continue
+            self._applier.wait()  # the window under way leaves out what it holds of this partition
+            self._window.forget(state)
+            if state.full is None:
+                _log.error("[ingest] partition %d stopped: %s", state.partition, refusal.reason)
+            stop_full(state, refusal)
+
+    def retry_full(self) -> dict[int, int]:
+        """{partition: offset} to read on from, of those whose rows may have room now."""
+        found: dict[int, int] = {}
+        for state in self._states.values():
+            if is_over(state):
+                state.full = None
+                _log.info("[ingest] partition %d goes on: its rows have room", state.partition)
+            elif is_due(state, self._tables):
+                self.settle()
+                try_again(state)
+                found[state.partition] = state.offset
+        return found
+
     def _caught_up(self, current: _CatchUp, state: PartitionState, after: Progress) -> None:
         marker = current.marker
         state.recorded = after
@@ -454,6 +507,7 @@ class Follower:
         # Within a run, rows of the version at hand may stand before the marker.
         state.counts = {} if marker and marker.header.begins_run else None
         state.catch_ups += 1
+        state.full = None
         state.tried.clear()
         if current.base.version >= self.dense[0]:
             self.dense = (current.base.version, current.base.dense)
@@ -477,6 +531,8 @@ class Follower:
             return
         searching: list[PartitionState] = []
         for state in stopped:
+            if state.mode is Mode.FULL and time.monotonic() < state.retry_at:
+                continue
             marker = state.marker
             if marker is not None and marker.instance not in (None, self._store.instance):
                 self._leave(state, state.offset, marker)
@@ -504,7 +560,8 @@ class Follower:
             state.search = ""
             for base in candidates:
                 run, seq = base.position(state.partition)
-                if base.name in state.tried or not state.mended_by(run, seq):
+                passed = base.name in state.tried or harms(state, base, self._tables)
+                if passed or not state.mended_by(run, seq):
                     continue
                 publisher = state.publisher if run == state.run else 0
                 after = Progress(
@@ -533,9 +590,13 @@ class Follower:
         self._applier.submit(lambda: self._apply(window))
 
     def settle(self) -> None:
-        """Returns when everything taken is applied, and its progress recorded."""
+        """Returns when everything taken is applied, and its progress recorded.
+
+        A partition whose rows could not be stored has stopped by then.
+        """
         self.flush()
         self._applier.wait()
+        self.stop_refused()
 
     def _apply(self, window: Window) -> None:
         self._until_done(lambda: self._apply_window(window))
@@ -543,34 +604,5 @@ class Follower:
 
     def _apply_window(self, window: Window) -> None:
         """May be repeated after an error: applying again changes nothing."""
-        refused: dict[str, int] = {}
-
-        def count(table: str, report: ApplyReport) -> None:
-            refused[table] = refused.get(table, 0) + report.refused
-
-        window.apply(self._tables, self._merger, count)
+        window.apply(self._tables, self._merger, self._store.partitions)
         window.record(self._store)
-        for table, rows in refused.items():
-            self._count_refused(table, rows)
-
-    def _count_refused(self, table: str, rows: int) -> None:
-        if not rows:
-            return
-        if table not in self.refused:
-            _log.error(
-                "[ingest] table %s is full: new keys are refused; let rows expire or grow it", table
-            )
-        self.refused[table] = self.refused.get(table, 0) + rows
-
-
-def _count_problem(state: PartitionState, header: RecordHeader, body: CommitBody) -> str:
-    """What a commit says arrived against what did; empty when they agree or can't be compared."""
-    if state.counts is None:
-        return ""
-    said = {name: count.here for name, count in body.tables.items() if count.here}
-    if said == state.counts:
-        return ""
-    return (
-        f"version {header.version} says that {said} rows of it are in this partition, "
-        f"{state.counts} arrived: the publisher lost some"
-    )

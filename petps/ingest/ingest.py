@@ -6,8 +6,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Final
 
 from petps.delta import DeltaLog, Subscription
@@ -16,8 +17,9 @@ from petps.ingest.applier import Applier, InlineApplier, ThreadApplier
 from petps.ingest.dense import DenseNames
 from petps.ingest.follow import Follower
 from petps.ingest.instances import SingleInstance
+from petps.ingest.lag import Lag
 from petps.ingest.partition import BaseMarker, PartitionState
-from petps.ingest.status import Freshness, IngestStatus, freshness_of
+from petps.ingest.status import Freshness, IngestStatus, Mode, PartitionHealth, freshness_of
 from petps.ingest.store import BaseSource, DeadLetters, Instances, Store
 
 __all__ = ["Ingest"]
@@ -32,6 +34,7 @@ RETRY_FIRST_SECONDS: Final = 0.1
 RETRY_LAST_SECONDS: Final = 5.0
 NICENESS: Final = 10  # of 19
 STALE_SECONDS: Final = 1.0  # between looks for a base
+LOOK_SECONDS: Final = 1.0  # between questions for the log's end; how exact a lag is
 
 
 class _Stopped(Exception):
@@ -92,7 +95,9 @@ class Ingest:
         self._followers: dict[str, Follower] = {}  # by instance
         self._owners: dict[int, Follower] = {}  # by partition
         self._whole = False  # all partitions feed one instance, which has been said to be complete
-        self._refused_before: dict[str, int] = {}
+        self._lag = Lag()
+        self._looked = threading.Event()  # wakes the thread that asks for the log's end
+        self._looker: threading.Thread | None = None
         self._applier: Applier = InlineApplier()
         self._held: set[int] = set()  # not read, because they catch up
         self._troubles_lock = threading.Lock()  # over the next two: several threads report
@@ -111,6 +116,9 @@ class Ingest:
         self._stop.clear()
         self._thread = threading.Thread(target=self._main, name="petps-ingest", daemon=True)
         self._thread.start()
+        self._looked.clear()
+        self._looker = threading.Thread(target=self._look, name="petps-ingest-end", daemon=True)
+        self._looker.start()
 
     def stop(self, timeout: float | None = None) -> bool:
         """Ends the thread after the apply that is going on; False if it goes on beyond ``timeout``.
@@ -124,6 +132,9 @@ class Ingest:
             if thread.is_alive():
                 return False
             self._thread = None
+        looker, self._looker = self._looker, None
+        if looker is not None:  # a daemon: it may wait for the log, which nobody waits for
+            self._looked.set()
         return True
 
     def pause(self) -> None:
@@ -154,20 +165,67 @@ class Ingest:
         states = list(self._states.values())
         return min((state.recorded.version for state in states), default=0)
 
-    def status(self) -> IngestStatus:
-        """A snapshot of everything. Asks the log for its end."""
-        states = list(self._states.values())
+    def health(self) -> list[PartitionHealth]:
+        """Whether each partition is followed, and how far behind. Never waits for the log."""
+        states = self._known_states()
+        return [self._health(state) for state in states]
+
+    def _known_states(self) -> list[PartitionState]:
+        """Of all partitions; before ingest has begun to read, as the pool has them."""
+        states = dict(self._states)
+        for partition in self._partitions:
+            if partition not in states:
+                recorded = self._instances.owner(partition).progress(partition)
+                states[partition] = PartitionState.of(partition, recorded, 0)
+        return list(states.values())
+
+    def _health(self, state: PartitionState) -> PartitionHealth:
+        owner = self._owners.get(state.partition)
+        instance = (owner.store if owner else self._instances.owner(state.partition)).instance
+        found = state.health(instance, self._lag.of(state.partition, state.recorded.offset))
+        if found.state not in (Mode.FOLLOWING.value, "passing"):
+            return found
+        troubles = self._troubles
+        if owner is None:
+            reason = troubles.get("follow", "its log is not read yet")
+            return replace(found, state="starting", reason=reason)
+        if "apply" in troubles:
+            return replace(found, state="blocked", reason=troubles["apply"])
+        if away := troubles.get("follow") or troubles.get("end"):
+            return replace(found, state="unreachable", reason=away)
+        return found
+
+    def _look(self) -> None:
+        """Asks for the log's end about every second, whoever else does or does not."""
+        while not self._looked.is_set():
+            self._ask_for_ends(list(self._states.values()))
+            self._looked.wait(LOOK_SECONDS)
+
+    def _ask_for_ends(self, states: Sequence[PartitionState]) -> None:
+        asked_at = time.monotonic()
         try:
             ends = self._log.end_offsets([state.partition for state in states])
-            self._overcome("end")
         except PetpsError as error:
-            ends = {}
             self._report("end", str(error))
+            return
+        except Exception as error:  # it must be seen, and must not end the looking
+            self._report("end", f"{type(error).__name__}: {error}")
+            return
+        self._overcome("end")
+        applied = {state.partition: state.recorded.offset for state in states}
+        self._lag.note(ends, applied, asked_at)
+
+    def status(self) -> IngestStatus:
+        """A snapshot of everything. Asks the log for its end."""
+        states = self._known_states()
+        self._ask_for_ends(states)
         followers = list(self._followers.values())
         thread = self._thread
         version, dense = max((each.dense for each in followers), default=(0, None), key=_version)
-        refused = dict(self._refused_before)
-        _add_refused(refused, followers)
+        refused: dict[str, int] = {}
+        for state in states:
+            if state.full is not None and state.full.table:
+                refused[state.full.table] = refused.get(state.full.table, 0) + state.full.rows
         applied = min((state.recorded.version for state in states), default=0)
         return IngestStatus(
             running=thread is not None and thread.is_alive(),
@@ -183,9 +241,7 @@ class Ingest:
             dense=dense if version == applied else None,
             freshness=freshness_of(*(s.samples for s in states)) if states else Freshness(),
             partitions=[
-                state.status(
-                    ends.get(state.partition, 0), self._owners[state.partition].store.instance
-                )
+                state.status(self._lag.end(state.partition), self._health(state))
                 for state in states
             ],
         )
@@ -242,6 +298,12 @@ class Ingest:
                         follower.retry_stale()
                     look = time.monotonic() + self._stale_seconds
                 self._catch_up(subscription)
+                self._retry_full(subscription)
+
+    def _retry_full(self, subscription: Subscription) -> None:
+        for follower in list(self._followers.values()):
+            for partition, offset in follower.retry_full().items():
+                subscription.seek(partition, offset)
 
     def _close_followers(self) -> None:
         for follower in self._followers.values():
@@ -259,7 +321,6 @@ class Ingest:
             state = self._state(partition, store, starts[partition])
             states[partition] = by_instance.setdefault(store.instance, {})[partition] = state
         followers = {name: self._follower(stores[name], of) for name, of in by_instance.items()}
-        _add_refused(self._refused_before, self._followers.values())
         self._followers = followers
         self._owners = {p: each for each in followers.values() for p in each.partitions}
         self._states = states
@@ -268,6 +329,8 @@ class Ingest:
     def _state(self, partition: int, store: Store, start: int) -> PartitionState:
         state = PartitionState.of(partition, store.progress(partition), start)
         earlier = self._states.get(partition)
+        if state.recorded.standing.needs_base:
+            self._lag.forget(partition)
         if earlier is not None:
             state.take_counters(earlier)
         return state
@@ -313,7 +376,10 @@ class Ingest:
                 raise _Left
         if not self._whole and len(self._followers) == 1:
             states = self._states.values()
-            if all(state.following and not state.recorded.standing.needs_base for state in states):
+            if all(
+                state.following and state.full is None and not state.recorded.standing.needs_base
+                for state in states
+            ):
                 self._whole = True
                 self._instances.complete(next(iter(self._followers.values())).store)
 
@@ -334,6 +400,7 @@ class Ingest:
         for follower in list(self._followers.values()):
             if events:
                 follower.flush()
+                follower.stop_refused()
             else:
                 follower.settle()
             self._dense.note(follower.store.instance, follower.dense)
@@ -395,9 +462,3 @@ class Ingest:
 
 def _version(dense: tuple[int, str | None]) -> int:
     return dense[0]
-
-
-def _add_refused(refused: dict[str, int], followers: Iterable[Follower]) -> None:
-    for follower in followers:
-        for table, rows in list(follower.refused.items()):  # the applier adds to it
-            refused[table] = refused.get(table, 0) + rows

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
 
 from petps import _native
 from petps.delta import TableSchema
@@ -25,6 +28,8 @@ __all__ = ["NativeInstances", "NativeStore"]
 
 _log = logging.getLogger("petps.ingest")
 
+LOOKUP_KEYS: Final = 4096  # looked up at a time, each with room for its row
+
 
 class _NativeTable:
     """A native table as StoreTable."""
@@ -37,6 +42,21 @@ class _NativeTable:
     @property
     def schema(self) -> TableSchema:
         return self._schema
+
+    @property
+    def capacity(self) -> int:
+        return int(self._table.record.capacity)
+
+    def has_room(self) -> bool:
+        return self._table.status().rows < self.capacity
+
+    def holds(self, keys: Keys) -> Mask:
+        found = np.empty(len(keys), np.bool_)
+        out = np.empty((min(len(keys), LOOKUP_KEYS), self._schema.row_bytes), np.uint8)
+        for start in range(0, len(keys), LOOKUP_KEYS):
+            part = slice(start, start + LOOKUP_KEYS)
+            self._table.pull(keys[part], out[: len(keys[part])], found[part])
+        return found
 
     def apply(self, keys: Keys, rows: Rows | None, deleted: Mask | None, stamp: int) -> ApplyReport:
         return self._table.apply(keys, rows, deleted, stamp, self._threads)
@@ -107,20 +127,23 @@ class NativeStore:
             publisher=found.publisher,
         )
 
-    def record_progress(self, progress: Progress) -> None:
+    def record_progress(self, progress: Sequence[Progress]) -> None:
         """See Store."""
-        self._tables.record_progress(
-            _native.Progress(
-                instance=self._instance,
-                partition=progress.partition,
-                run=progress.run,
-                seq=progress.seq,
-                offset=progress.offset,
-                version=progress.version,
-                state=progress.standing.value,
-                target=progress.target,
-                publisher=progress.publisher,
-            )
+        self._tables.record_all_progress(
+            [
+                _native.Progress(
+                    instance=self._instance,
+                    partition=each.partition,
+                    run=each.run,
+                    seq=each.seq,
+                    offset=each.offset,
+                    version=each.version,
+                    state=each.standing.value,
+                    target=each.target,
+                    publisher=each.publisher,
+                )
+                for each in progress
+            ]
         )
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import xxhash
 
-from petps.delta import ContinueBody, Kind, RecordHeader
+from petps.delta import CommitBody, ContinueBody, Kind, RecordHeader
 
-__all__ = ["Applied", "Decision", "Outcome", "decide", "mark_of"]
+__all__ = ["Applied", "Decision", "Outcome", "count_problem", "decide", "mark_of"]
 
 
 class Outcome(enum.Enum):
@@ -87,4 +87,17 @@ def _begin(applied: Applied, header: RecordHeader, marker: ContinueBody | None) 
         Outcome.GAP,
         f"run {header.run} goes on from run {marker.previous_run} seq {marker.last_seq}; here run "
         f"{applied.run} seq {applied.seq} was applied last",
+    )
+
+
+def count_problem(counts: dict[str, int] | None, header: RecordHeader, body: CommitBody) -> str:
+    """What a commit says arrived against what did; empty when they agree or can't be compared."""
+    if counts is None:
+        return ""
+    said = {name: count.here for name, count in body.tables.items() if count.here}
+    if said == counts:
+        return ""
+    return (
+        f"version {header.version} says that {said} rows of it are in this partition, "
+        f"{counts} arrived: the publisher lost some"
     )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import Final
 
 from petps.delta import RecordHeader
 from petps.ingest.order import Applied
-from petps.ingest.status import Mode, PartitionStatus, Samples, freshness_of
+from petps.ingest.status import Mode, PartitionHealth, PartitionStatus, Samples, freshness_of
 from petps.ingest.store import Progress, Standing
 
-__all__ = ["BaseMarker", "PartitionState"]
+__all__ = ["BaseMarker", "PartitionState", "Refusal"]
 
 COUNTERS: Final = (
     "records",
@@ -22,7 +21,7 @@ COUNTERS: Final = (
     "conflicts",
     "dead_letters",
     "catch_ups",
-    "last_time_ns",
+    "refusals",
     "samples",
 )
 
@@ -47,6 +46,19 @@ class BaseMarker:
     location: str
     next_offset: int
     instance: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Rows of a partition that could not be stored. ``until``: {run, seq} of the last of them.
+
+    ``table``: whose rows; ``rows``: how many.
+    """
+
+    reason: str
+    table: str
+    rows: int
+    until: tuple[int, int] = (0, 0)
 
 
 @dataclass(slots=True)
@@ -74,6 +86,13 @@ class PartitionState:
     marker: BaseMarker | None = None
     # Stopped: bases that could not be caught up to since all were tried.
     tried: set[str] = field(default_factory=set)
+    # Set by the applier, cleared by the reader while nothing is being applied: until then no row
+    # and no progress of this partition is written.
+    refused: Refusal | None = None
+    # Rows that are still to be stored; None once progress has passed them.
+    full: Refusal | None = None
+    retry_at: float = 0.0  # when the reader tries them again, by time.monotonic()
+    retry_wait: float = 0.0
     # Rows by table since the last commit; None while it is not known where that version began.
     counts: dict[str, int] | None = None
     records: int = 0
@@ -84,7 +103,7 @@ class PartitionState:
     conflicts: int = 0
     dead_letters: int = 0
     catch_ups: int = 0
-    last_time_ns: int = 0
+    refusals: int = 0
     samples: Samples = field(default_factory=Samples)
 
     @staticmethod
@@ -150,8 +169,18 @@ class PartitionState:
         """Nothing more is applied until the reason is gone. A restart reads on at ``offset``."""
         self.mode = mode
         self.reason = reason
+        self.refused = None
         self.offset = offset
         self.resume_offset = resume_offset
+        self.counts = None
+
+    def go_back(self) -> None:
+        """Forgets what was taken and not recorded: reading goes on behind what is recorded."""
+        recorded = self.recorded
+        self.run, self.seq, self.version = recorded.run, recorded.seq, recorded.version
+        self.publisher = recorded.publisher
+        self.standing, self.target = recorded.standing, recorded.target
+        self.offset = self.resume_offset = recorded.offset
         self.counts = None
 
     def take_counters(self, earlier: PartitionState) -> None:
@@ -163,6 +192,7 @@ class PartitionState:
         """The reason to stop is gone."""
         self.mode = Mode.FOLLOWING
         self.reason = self.search = ""
+        self.refused = None
         self.standing = Standing.FOLLOWING
         self.target = 0
         self.marker = None
@@ -174,22 +204,33 @@ class PartitionState:
         self.target = run
         self.offset = offset
 
-    def status(self, end: int, instance: str) -> PartitionStatus:
-        """A snapshot; ``end`` is the log's end offset, ``instance`` what the partition feeds."""
+    def health(self, instance: str, lag_seconds: float | None) -> PartitionHealth:
+        """Its own state; what is wrong with the log or with the pool is the caller's to say."""
+        full = self.full
+        if full is not None and self.mode in (Mode.FOLLOWING, Mode.FULL):
+            state, reason = Mode.FULL.value, full.reason
+        elif self.passing and self.following:
+            state, reason = "passing", self.reason
+        else:
+            state, reason = self.mode.value, self.reason
+        reason = "; ".join(text for text in (reason, self.search) if text)
+        return PartitionHealth(self.partition, instance, state, reason, lag_seconds)
+
+    def status(self, end: int, health: PartitionHealth) -> PartitionStatus:
+        """A snapshot; ``end`` is the log's end offset."""
         recorded = self.recorded
-        lag_records = max(0, end - recorded.offset)
-        age = (time.time_ns() - self.last_time_ns) / 1e9 if self.last_time_ns else 0.0
+        lag = health.lag_seconds
         return PartitionStatus(
             partition=self.partition,
-            instance=instance,
-            state="passing" if self.passing and self.following else self.mode.value,
-            reason="; ".join(text for text in (self.reason, self.search) if text),
+            instance=health.instance,
+            state=health.state,
+            reason=health.reason,
             run=recorded.run,
             seq=recorded.seq,
             offset=recorded.offset,
             version=recorded.version,
-            lag_records=lag_records,
-            lag_seconds=round(max(0.0, age), 3) if lag_records else 0.0,
+            lag_records=max(0, end - recorded.offset),
+            lag_seconds=None if lag is None else round(lag, 3),
             records=self.records,
             rows=self.rows,
             duplicates=self.duplicates,
@@ -198,5 +239,6 @@ class PartitionState:
             conflicts=self.conflicts,
             dead_letters=self.dead_letters,
             catch_ups=self.catch_ups,
+            refusals=self.refusals,
             freshness=freshness_of(self.samples),
         )

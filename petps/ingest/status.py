@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["Freshness", "IngestStatus", "Mode", "PartitionStatus", "Samples"]
+__all__ = ["Freshness", "IngestStatus", "Mode", "PartitionHealth", "PartitionStatus", "Samples"]
 
 # Freshness of the last so many messages a partition; at 100 messages/s, the last 40 seconds.
 SAMPLES: Final = 4096
@@ -20,6 +20,7 @@ class Mode(enum.Enum):
     FOLLOWING = "following"
     CATCHING_UP = "catching_up"  # reading a base
     STALE = "stale"  # something is missing: what is served gets older until a base comes
+    FULL = "full"  # rows could not be stored: they are read again until there is room
     CONFLICT = "conflict"  # two publishers write one run
 
 
@@ -34,7 +35,13 @@ class Freshness:
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """One partition. ``lag_seconds``: age of the last message applied while others wait, else 0."""
+    """One partition.
+
+    ``state``: a Mode, or "passing" (its run feeds another instance), "starting" (ingest has not
+    begun to read it), "unreachable" (the log does not answer), "blocked" (the pool takes no rows).
+    ``lag_seconds``: how long ago everything that the log held then was applied. None: never since
+    ingest was started. It grows while the log does not answer.
+    """
 
     partition: int
     instance: str
@@ -45,7 +52,7 @@ class PartitionStatus:
     offset: int
     version: int
     lag_records: int
-    lag_seconds: float
+    lag_seconds: float | None
     records: int
     rows: int
     duplicates: int
@@ -54,6 +61,7 @@ class PartitionStatus:
     conflicts: int
     dead_letters: int
     catch_ups: int
+    refusals: int
     freshness: Freshness
 
 
@@ -61,7 +69,7 @@ class PartitionStatus:
 class IngestStatus:
     """All partitions. ``error`` is the last one not overcome yet, empty when all is well.
 
-    ``refused``: rows of new keys that a full table refused, by table. ``dense``: where the dense
+    ``refused``: rows that wait for room in a full table, by table. ``dense``: where the dense
     weights of the newest version are, by its commit record.
     """
 
@@ -82,6 +90,17 @@ class IngestStatus:
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionHealth:
+    """Whether a partition is followed, and how far behind: as in PartitionStatus."""
+
+    partition: int
+    instance: str
+    state: str
+    reason: str
+    lag_seconds: float | None
 
 
 class Samples:

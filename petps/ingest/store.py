@@ -80,6 +80,16 @@ class StoreTable(Protocol):
     def schema(self) -> TableSchema:
         """Its name, dtype and dim."""
 
+    @property
+    def capacity(self) -> int:
+        """Rows that it can hold."""
+
+    def has_room(self) -> bool:
+        """Whether it holds fewer rows than its capacity."""
+
+    def holds(self, keys: Keys) -> Mask:
+        """bool[n]: which keys are there now."""
+
     def apply(self, keys: Keys, rows: Rows | None, deleted: Mask | None, stamp: int) -> ApplyReport:
         """keys: uint64[n], rows: uint8[n, row_bytes] or None (all deleted). Durable on return."""
 
@@ -111,8 +121,8 @@ class Store(Protocol):
     def progress(self, partition: int) -> Progress | None:
         """What was recorded last, or None."""
 
-    def record_progress(self, progress: Progress) -> None:
-        """Durable on return."""
+    def record_progress(self, progress: Sequence[Progress]) -> None:
+        """Records partitions, each at most once. Durable on return."""
 
 
 class BaseReader(Protocol):

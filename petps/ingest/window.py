@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from petps.delta import RecordHeader, RowsBody
-from petps.ingest.partition import PartitionState
-from petps.ingest.store import ApplyReport, Keys, Mask, Progress, Rows, Store, StoreTable
+from petps.delta.schema import partition_of
+from petps.errors import ResourceExhausted
+from petps.ingest.full import full_reason
+from petps.ingest.partition import PartitionState, Refusal
+from petps.ingest.store import Keys, Mask, Progress, Rows, Store, StoreTable
 
 __all__ = ["Merger", "Window"]
+
+Places = npt.NDArray[np.intp]
 
 
 class Window:
@@ -22,7 +29,7 @@ class Window:
     """
 
     def __init__(self) -> None:
-        self._bodies: dict[str, list[RowsBody]] = {}
+        self._bodies: dict[str, list[tuple[PartitionState, RowsBody]]] = {}
         self._stamps: dict[str, int] = {}
         self._touched: dict[int, PartitionState] = {}
         self._progress: dict[int, Progress] = {}
@@ -31,7 +38,7 @@ class Window:
 
     def add(self, state: PartitionState, header: RecordHeader, body: RowsBody) -> None:
         """Takes the rows of a record."""
-        self._bodies.setdefault(header.table, []).append(body)
+        self._bodies.setdefault(header.table, []).append((state, body))
         self._stamps[header.table] = max(self._stamps.get(header.table, 0), header.version)
         self._times.append((state, header.time_ns, len(body.keys)))
         self.rows += len(body.keys)
@@ -40,6 +47,13 @@ class Window:
         """The partition's progress is to be recorded with this window."""
         self._touched[state.partition] = state
 
+    def forget(self, state: PartitionState) -> None:
+        """Takes back everything of a partition."""
+        self._touched.pop(state.partition, None)
+        self._times = [entry for entry in self._times if entry[0] is not state]
+        for name, parts in self._bodies.items():
+            self._bodies[name] = [part for part in parts if part[0] is not state]
+
     def seal(self) -> None:
         """Nothing more comes into it: progress is what it is now, wherever reading goes on."""
         self._progress = {p: state.progress() for p, state in self._touched.items()}
@@ -47,30 +61,81 @@ class Window:
     def __bool__(self) -> bool:
         return bool(self._touched)
 
-    def apply(
-        self,
-        tables: Mapping[str, StoreTable],
-        merger: Merger,
-        report: Callable[[str, ApplyReport], None],
-    ) -> None:
-        """Applies all rows in the merger's batches. May be called again after an error."""
-        for name, bodies in self._bodies.items():
-            stamp = self._stamps[name] & 0xFFFFFFFF
-            for keys, rows, deleted in merger.merged(bodies):
-                report(name, tables[name].apply(keys, rows, deleted, stamp))
+    def apply(self, tables: Mapping[str, StoreTable], merger: Merger, partitions: int) -> None:
+        """Applies all rows in the merger's batches. May be called again after an error.
+
+        Rows that could not be stored mark their partitions (PartitionState.refused), of which
+        nothing more is applied or recorded. ``partitions``: P of the model.
+        """
+        for name, parts in self._bodies.items():
+            kept = [(state, body) for state, body in parts if state.refused is None]
+            try:
+                left = _apply(tables[name], merger, [body for _, body in kept], self._stamp(name))
+            except ResourceExhausted as error:
+                rows = Counter[int]()
+                for state, body in kept:
+                    rows[state.partition] += len(body.keys)
+                self._refuse(name, rows, str(error))
+                continue
+            if len(left):
+                rows = Counter(partition_of(left, partitions).tolist())
+                self._refuse(name, rows, full_reason(tables[name], len(left)))
+
+    def _stamp(self, name: str) -> int:
+        return self._stamps[name] & 0xFFFFFFFF
+
+    def _refuse(self, table: str, rows: Mapping[int, int], reason: str) -> None:
+        for partition, count in rows.items():
+            progress = self._progress[partition]
+            until = (progress.run, progress.seq)
+            self._touched[partition].refused = Refusal(reason, table, count, until)
 
     def record(self, store: Store) -> None:
-        """Records the progress of every partition touched: from now on its rows are served."""
-        for state in self._touched.values():
-            progress = self._progress[state.partition]
+        """Records the progress of the partitions touched: from now on their rows are served."""
+        stored = [state for state in self._touched.values() if state.refused is None]
+        progress = [self._progress[state.partition] for state in stored]
+        if progress:
             store.record_progress(progress)
-            state.recorded = progress
+        for state, recorded in zip(stored, progress, strict=True):
+            state.recorded = recorded
         now = time.time_ns()
         for state, published_ns, rows in self._times:
+            if state.refused is not None:
+                continue
             state.samples.add((now - published_ns) / 1e6)
-            state.last_time_ns = published_ns
             state.records += 1
             state.rows += rows
+
+
+def _apply(table: StoreTable, merger: Merger, bodies: list[RowsBody], stamp: int) -> Keys:
+    """Applies bodies in their order. Returns the keys whose newest row could not be stored."""
+    none = np.empty(0, np.uint64)
+    left, left_rows = none, np.empty((0, table.schema.row_bytes), np.uint8)
+    for keys, rows, deleted in merger.merged(bodies):
+        report = table.apply(keys, rows, deleted, stamp)
+        if len(left):  # this batch has something newer of them
+            still = ~np.isin(left, keys)
+            left, left_rows = left[still], left_rows[still]
+        if report.refused:
+            at = _absent_upserts(table, keys, deleted)
+            left = np.concatenate([left, keys[at]])
+            left_rows = np.concatenate([left_rows, rows[at]])
+    if len(left) == 0:
+        return none
+    # Deletions that came behind them, in this window, may have made room.
+    if table.apply(left, left_rows, None, stamp).refused == 0:
+        return none
+    return left[~table.holds(left)]
+
+
+def _absent_upserts(table: StoreTable, keys: Keys, deleted: Mask | None) -> Places:
+    """Positions of the keys that the batch writes last, and that the table does not hold."""
+    last = len(keys) - 1 - np.unique(keys[::-1], return_index=True)[1]
+    if deleted is not None:
+        last = last[~deleted[last]]
+    last.sort()
+    absent: Places = last[~table.holds(keys[last])]
+    return absent
 
 
 class Merger:

@@ -73,7 +73,11 @@ class Driver:
             self.follower.flush()
             if not events and not self.follower.catching_up:
                 self.follower.settle()
-                return
+                again_full = self.follower.retry_full()
+                for partition, at in again_full.items():
+                    self.subscription.seek(partition, at)
+                if not again_full:
+                    return
             self.step()
 
     def step(self) -> None:

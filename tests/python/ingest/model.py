@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from petps.delta import Message, TableSchema
-from petps.errors import ResourceExhausted
+from petps.errors import IoError, PetpsError
 from petps.ingest import Progress, StoreTable
 
 Keys = npt.NDArray[np.uint64]
@@ -36,16 +36,23 @@ class MemoryTable:
         self.rows: dict[int, bytes] = {}
         self.applies = 0
         self.fail_next = 0
+        self.failure: type[PetpsError] = IoError
 
     @property
     def schema(self) -> TableSchema:
         return self._schema
 
+    def has_room(self) -> bool:
+        return len(self.rows) < self.capacity
+
+    def holds(self, keys: Keys) -> Mask:
+        return np.array([key in self.rows for key in keys.tolist()], np.bool_)
+
     def apply(self, keys: Keys, rows: Rows | None, deleted: Mask | None, stamp: int) -> Report:
         if self.fail_next:
             if self.fail_next < ALWAYS:  # else another thread ends it
                 self.fail_next -= 1
-            raise ResourceExhausted("no space left on device: free some and it goes on")
+            raise self.failure("no space left on device: free some and it goes on")
         assert keys.dtype == np.uint64
         assert keys.flags.c_contiguous
         assert keys.flags.aligned
@@ -114,9 +121,11 @@ class MemoryStore:
     def progress(self, partition: int) -> Progress | None:
         return self.recorded.get(partition)
 
-    def record_progress(self, progress: Progress) -> None:
-        self.recorded[progress.partition] = progress
-        self.history.append(progress)
+    def record_progress(self, progress: Sequence[Progress]) -> None:
+        assert len({each.partition for each in progress}) == len(progress)
+        for each in progress:
+            self.recorded[each.partition] = each
+            self.history.append(each)
 
     def rows(self) -> dict[str, dict[int, bytes]]:
         return {name: table.rows for name, table in self.by_name.items()}

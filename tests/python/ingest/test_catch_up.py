@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from tests.python.ingest.driver import (
 )
 from tests.python.ingest.model import Keys, Letters, Mask, MemoryStore, Report
 from tests.python.ingest.model import Rows as StoredRows
+from tests.python.ingest.test_follow import wait_until
 
 Apply = Callable[[Keys, StoredRows | None, Mask | None, int], Report]
 
@@ -58,7 +59,7 @@ class MortalStore(MemoryStore):
         if self.left < 0:
             raise Killed
 
-    def record_progress(self, progress: Progress) -> None:
+    def record_progress(self, progress: Sequence[Progress]) -> None:
         self.spend()
         super().record_progress(progress)
 
@@ -164,7 +165,7 @@ def test_broken_off_catch_up_never_follows_the_old_stream(tmp_path: Path) -> Non
     log, _ = two_runs(tmp_path / "log", tmp_path)
     store = MemoryStore(SCHEMAS, P)
     store.record_progress(
-        Progress(0, run=1, seq=2, offset=2, version=0, standing=Standing.CATCHING_UP, target=9)
+        [Progress(0, run=1, seq=2, offset=2, version=0, standing=Standing.CATCHING_UP, target=9)]
     )
     shutil.rmtree(tmp_path / "bases")
     driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
@@ -190,7 +191,7 @@ def test_rows_that_are_mixed_stay_so_while_another_instance_is_fed(tmp_path: Pat
     recorded = store.progress(0)
     assert recorded is not None
     mixed = replace(recorded, standing=Standing.CATCHING_UP, target=7)
-    store.record_progress(mixed)
+    store.record_progress([mixed])
     bases = tmp_path / "bases"
     for _ in range(2):
         driver = Driver(log, store, Letters(), BaseFolder(bases)).run()
@@ -423,7 +424,6 @@ def test_a_base_of_something_else_is_refused_before_anything_changes(
         base,
         [(Progress(0), Progress(0, 2, 1, 5, 3))],
         rows_max=10,
-        refused=lambda table, rows: None,
         pace=lambda rows: None,
     )
     with pytest.raises(PetpsError, match=what):
@@ -441,12 +441,31 @@ def test_a_full_table_takes_the_base_once_the_old_rows_are_gone(tmp_path: Path) 
     new: dict[int, Rows] = {0: {("user", 1000 + key): b"n" * 16 for key in range(100)}}
     write_base(tmp_path / "bases" / "b", new, {}, version=3)
     Publisher(log, "m", tables=SCHEMAS, run=2).begin_base("b", version=3)
+    driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases"))
+    # Partition by partition, room comes as the old rows of each go. Those that had none try again.
+    wait_until(lambda: all(state.following for state in driver.run().states.values()))
+    assert store.by_name["user"].rows == {key: row for (_, key), row in new[0].items()}
+    driver.close()
+
+
+def test_a_base_without_room_stops_its_partitions_until_there_is_some(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "log")
+    store = MemoryStore(SCHEMAS, P)
+    store.by_name["user"].capacity = 60
+    new: dict[int, Rows] = {0: {("user", 1000 + key): b"n" * 16 for key in range(100)}}
+    write_base(tmp_path / "bases" / "b", new, {}, version=3)
+    Publisher(log, "m", tables=SCHEMAS, run=2).begin_base("b", version=3)
     driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
-    assert sum(driver.follower.refused.values()) < 100
-    found = store.by_name["user"].rows
-    assert set(found) <= {key for _, key in new[0]}
-    # Partition by partition, room comes as the old rows of each go.
-    assert len(found) + sum(driver.follower.refused.values()) == 100
+    full = [state for state in driver.states.values() if state.mode is Mode.FULL]
+    assert full
+    for state in full:
+        assert (state.recorded.standing, state.recorded.version) == (Standing.CATCHING_UP, 0)
+        assert "catch-up to" in state.health("m@1", None).reason
+        assert "table 'user' is full (capacity 60)" in state.health("m@1", None).reason
+    store.by_name["user"].capacity = 100
+    wait_until(lambda: all(state.following for state in driver.run().states.values()))
+    assert store.by_name["user"].rows == {key: row for (_, key), row in new[0].items()}
+    assert {state.recorded.version for state in driver.states.values()} == {3}
     driver.close()
 
 

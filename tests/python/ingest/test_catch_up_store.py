@@ -405,7 +405,7 @@ def test_a_version_of_another_instance_mends_no_gap(tmp_path: Path) -> None:
     trainer.checkpoint()
     server = MemoryStore(SCHEMAS, P, instance="m@1")
     server.record_progress(
-        Progress(0, run=1, seq=1, offset=2, standing=Standing.CATCHING_UP, target=9)
+        [Progress(0, run=1, seq=1, offset=2, standing=Standing.CATCHING_UP, target=9)]
     )
     driver = driver_of(trainer, server)
     driver.follower.retry_stale()

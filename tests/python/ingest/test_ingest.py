@@ -68,17 +68,6 @@ def test_stop_does_not_wait_for_an_error_to_pass(bench: Bench) -> None:
     assert bench.ingest.wait_for(1, 10)
 
 
-def test_a_full_table_is_named_and_keeps_updating(bench: Bench) -> None:
-    bench.store.by_name["user"].capacity = 30
-    assert bench.ingest.wait_for(bench.publish(), 10)
-    assert bench.ingest.wait_for(bench.publish(value=2), 10)
-    status = bench.ingest.status()
-    assert status.refused == {"user": 40}
-    rows = bench.store.by_name["user"].rows
-    assert len(rows) == 30
-    assert set(rows.values()) == {np.full(4, 2, np.float32).tobytes()}
-
-
 def test_pause_and_resume(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.ingest.wait_for(bench.publish(), 10)
     paused(bench.ingest, monkeypatch)
@@ -87,7 +76,7 @@ def test_pause_and_resume(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None
     assert not bench.ingest.wait_for(version, 0.3)
     status = bench.ingest.status()
     assert all(p.lag_records == 2 for p in status.partitions)
-    assert all(p.lag_seconds > 0 for p in status.partitions)
+    assert all(p.lag_seconds is not None and p.lag_seconds > 0 for p in status.partitions)
     bench.ingest.resume()
     assert bench.ingest.wait_for(version, 10)
 

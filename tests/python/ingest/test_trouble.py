@@ -6,7 +6,7 @@ recorded, whatever came. Not covered here: a publisher that seals wrong rows und
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -103,10 +103,12 @@ class WatchedStore(MemoryStore):
 
     stream: Stream
 
-    def record_progress(self, progress: Progress) -> None:
+    def record_progress(self, progress: Sequence[Progress]) -> None:
         super().record_progress(progress)
-        p = progress.partition
-        assert rows_by_partition(self)[p] == self.stream.rows_at(p, progress.run, progress.seq)
+        rows = rows_by_partition(self)
+        for each in progress:
+            expected = self.stream.rows_at(each.partition, each.run, each.seq)
+            assert rows[each.partition] == expected
 
 
 def test_progress_is_never_ahead_of_the_rows(tmp_path: Path, stream: Stream) -> None:
@@ -143,7 +145,7 @@ def test_a_dropped_message_stops_its_partition_alone(tmp_path: Path, stream: Str
     assert (state.mode, state.gaps) == (Mode.STALE, 1)
     assert state.reason == "run 5: seq 10 to 10 are missing"
     assert (state.recorded.seq, state.recorded.offset) == (9, 9)
-    assert state.status(len(found) - 1, "m@1").lag_records == len(found) - 1 - 9
+    assert state.status(len(found) - 1, state.health("m@1", None)).lag_records == len(found) - 1 - 9
     assert driver.states[1].following
     assert driver.states[1].recorded.version == 12
 
@@ -264,7 +266,7 @@ def test_a_conflict_outlasts_restarts(tmp_path: Path, stream: Stream) -> None:
         driver = Driver(driver.log, driver.store, Letters(), bases).run()
         state = driver.states[0]
         assert (state.mode, state.recorded.seq) == (Mode.CONFLICT, 6)
-        assert "two publishers wrote run 5" in state.status(9, "m@1").reason
+        assert "two publishers wrote run 5" in state.health("m@1", None).reason
         check_rows(driver, stream)
         driver.close()
     # A base of that run does not tell whose rows it holds.

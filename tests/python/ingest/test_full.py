@@ -1,0 +1,242 @@
+"""Rows without room: their partitions stop, lose nothing, and go on once there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from petps.delta import TableSchema
+from petps.delta.directory import DirectoryLog
+from petps.delta.schema import partition_of
+from petps.errors import ResourceExhausted
+from petps.ingest import Mode
+from petps.publish import Publisher
+from tests.python.ingest.driver import (
+    SCHEMAS,
+    Driver,
+    P,
+    publish_versions,
+    rows_by_partition,
+    stream_of,
+)
+from tests.python.ingest.model import ALWAYS, Letters, MemoryStore
+from tests.python.ingest.test_follow import wait_until
+from tests.python.ingest.test_ingest import Bench
+from tests.python.ingest.world import World
+
+NATIVE_SCHEMAS = [TableSchema("user", "f32", 4)]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    bench.ingest.start()
+    yield bench
+    assert bench.ingest.stop(10)
+    bench.log.close()
+
+
+def keys_of(partition: int, count: int, partitions: int = P) -> np.ndarray:
+    keys = np.arange(100 * count, dtype=np.uint64)
+    chosen: np.ndarray = keys[partition_of(keys, partitions) == partition][:count]
+    return chosen
+
+
+def rows_of(keys: np.ndarray, value: float = 1) -> np.ndarray:
+    return np.full((len(keys), 4), value, np.float32)
+
+
+def test_a_full_table_stops_its_partitions_and_loses_nothing(bench: Bench) -> None:
+    table = bench.store.by_name["user"]
+    table.capacity = 5
+    version = bench.publish(keys=10)
+    wait_until(lambda: any(each.state == "full" for each in bench.ingest.health()))
+    wait_until(lambda: sum(bench.ingest.status().refused.values()) == 5)
+    status = bench.ingest.status()
+    assert status.version < version
+    full = [each for each in status.partitions if each.state == "full"]
+    for each in full:
+        assert "table 'user' is full (capacity 5)" in each.reason
+        assert each.version < version
+        assert each.refusals >= 1
+        assert each.lag_records > 0
+    table.capacity = 10
+    assert bench.ingest.wait_for(version, 30)
+    assert len(table.rows) == 10
+    wait_until(lambda: all(each.state == "following" for each in bench.ingest.health()))
+    assert bench.ingest.status().refused == {}
+
+
+def test_a_full_disk_stops_the_partitions_and_passes(bench: Bench) -> None:
+    bench.store.by_name["user"].failure = ResourceExhausted
+    bench.store.by_name["user"].fail_next = ALWAYS
+    version = bench.publish()
+    wait_until(lambda: {each.state for each in bench.ingest.health()} == {"full"})
+    for each in bench.ingest.status().partitions:
+        assert "no space left on device" in each.reason
+        assert each.version < version
+    bench.store.by_name["user"].fail_next = 0
+    assert bench.ingest.wait_for(version, 30)
+    assert len(bench.store.by_name["user"].rows) == 50
+    wait_until(lambda: {each.state for each in bench.ingest.health()} == {"following"})
+
+
+class Stopped:
+    """One partition whose second version has no room."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = DirectoryLog(folder / "log", partitions=P)
+        self.publisher = Publisher(self.log, "m", tables=SCHEMAS, run=3)
+        self.publisher.begin_continue(None)
+        self.store = MemoryStore(SCHEMAS, P)
+        self.table = self.store.by_name["user"]
+        self.table.capacity = 4
+        self.publish(np.concatenate([keys_of(p, 1) for p in range(P)]))
+        self.follow().close()
+        self.publish(keys_of(0, 3))  # two new ones, and one has room
+        self.publish(np.concatenate([keys_of(p, 1) for p in range(P)]), value=3)
+
+    def publish(self, keys: np.ndarray, value: float = 1) -> None:
+        self.publisher.publish("user", keys, rows_of(keys, value))
+        self.publisher.commit()
+
+    def follow(self) -> Driver:
+        return Driver(self.log, self.store, Letters()).run()
+
+    def check_whole(self) -> None:
+        stream = stream_of(self.log, self.publisher.position())
+        assert rows_by_partition(self.store) == stream.final()
+
+
+def test_only_the_partition_without_room_stops(tmp_path: Path) -> None:
+    stopped = Stopped(tmp_path)
+    driver = stopped.follow()
+    assert {p: state.mode for p, state in driver.states.items()} == {
+        0: Mode.FULL,
+        1: Mode.FOLLOWING,
+        2: Mode.FOLLOWING,
+    }
+    # Versions before the first record without room count; nothing behind it is applied.
+    assert [state.recorded.version for state in driver.states.values()] == [1, 3, 3]
+    assert stopped.table.rows[int(keys_of(0, 1)[0])] == rows_of(keys_of(0, 1)).tobytes()
+    assert driver.states[0].health("m@1", None).state == "full"
+    driver.close()
+    # A restart forgets nothing of it, with room or without.
+    for _ in range(2):
+        driver = stopped.follow()
+        assert driver.states[0].mode is Mode.FULL
+        assert driver.states[0].recorded.version == 1
+        driver.close()
+    stopped.table.capacity = 5
+    driver = stopped.follow()
+    assert {state.recorded.version for state in driver.states.values()} == {3}
+    assert all(state.full is None for state in driver.states.values())
+    stopped.check_whole()
+    driver.close()
+
+
+def test_another_partitions_deletion_makes_room(tmp_path: Path) -> None:
+    stopped = Stopped(tmp_path)
+    driver = stopped.follow()
+    gone = keys_of(1, 1)
+    stopped.publisher.publish("user", gone, rows_of(gone), np.ones(1, np.bool_))
+    stopped.publisher.commit()
+    wait_until(lambda: {s.recorded.version for s in driver.run().states.values()} == {4})
+    stopped.check_whole()
+    driver.close()
+
+
+def test_a_version_that_replaces_keys_fits_in_a_full_table(tmp_path: Path) -> None:
+    """New keys stand before the deletions that make room for them."""
+    log = DirectoryLog(tmp_path / "log", partitions=P)
+    publisher = Publisher(log, "m", tables=SCHEMAS)
+    publisher.begin_continue(None)
+    old, new = np.arange(50), np.arange(100, 150)
+    publisher.publish("user", old, rows_of(old))
+    publisher.commit()
+    store = MemoryStore(SCHEMAS, P)
+    store.by_name["user"].capacity = 50
+    driver = Driver(log, store, Letters()).run()
+    publisher.publish("user", new, rows_of(new))
+    publisher.publish("user", old, rows_of(old), np.ones(50, np.bool_))
+    publisher.commit()
+    driver.run()
+    assert {state.recorded.version for state in driver.states.values()} == {2}
+    assert set(store.by_name["user"].rows) == set(new.tolist())
+    assert sum(state.refusals for state in driver.states.values()) == 0
+    driver.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_had_no_room_is_there_in_the_end(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    print(f"seed {seed}")
+    log = DirectoryLog(tmp_path / "log", partitions=P)
+    publisher = Publisher(log, "m", tables=SCHEMAS, run=5)
+    publisher.begin_continue(None)
+    store = MemoryStore(SCHEMAS, P)
+    for table in store.by_name.values():
+        table.capacity = int(rng.integers(1, 30))
+    rows_max = int(rng.integers(1, 100))
+    driver = Driver(log, store, Letters(), rows_max=rows_max)
+    before = [0] * P
+    for _ in range(8):
+        publish_versions(publisher, rng, 2)
+        driver.run()
+        versions = [state.recorded.version for state in driver.states.values()]
+        assert all(new >= old for new, old in zip(versions, before, strict=True))
+        before = versions
+        if rng.random() < 0.3:
+            driver.close()
+            driver = Driver(log, store, Letters(), rows_max=rows_max)
+        if rng.random() < 0.5:
+            name = SCHEMAS[int(rng.integers(0, 2))].name
+            store.by_name[name].capacity += int(rng.integers(1, 20))
+        assert all(len(table.rows) <= table.capacity for table in store.by_name.values())
+    driver.run()
+    stream = stream_of(log, publisher.position())
+    found = rows_by_partition(store)
+    for p, state in driver.states.items():
+        if state.following:
+            assert found[p] == stream.rows_at(p, state.recorded.run, state.recorded.seq)
+    for table in store.by_name.values():
+        table.capacity = 1 << 30
+    wait_until(lambda: {s.recorded.version for s in driver.run().states.values()} == {16})
+    assert rows_by_partition(store) == stream.final()
+    driver.close()
+
+
+def check_stopped(world: World, version: int) -> None:
+    wait_until(lambda: "full" in {each.state for each in world.ingest.health()})
+    wait_until(lambda: sum(world.ingest.status().refused.values()) == 100)
+    assert world.tables.applied_version(world.tables.resolve("m").id) < version
+    assert world.tables.find("m@1", "user").status().rows == 2000
+
+
+def test_the_whole_way_with_a_pool(tmp_path: Path) -> None:
+    """Capacity 2,000 and more rows: stopped, restarted, rows deleted aside, and nothing is lost."""
+    world = World(tmp_path, NATIVE_SCHEMAS)
+    log = DirectoryLog(tmp_path / "log", partitions=4)
+    publisher = Publisher(log, "m", tables=NATIVE_SCHEMAS)
+    publisher.begin_continue(None)
+    first = np.arange(1900, dtype=np.uint64)
+    publisher.publish("user", first, rows_of(first, 1))
+    assert world.ingest.wait_for(publisher.commit(), 60)
+    second = np.arange(1850, 2100, dtype=np.uint64)
+    publisher.publish("user", second, rows_of(second, 2))
+    version = publisher.commit()
+    check_stopped(world, version)
+    world = world.reopened()
+    check_stopped(world, version)
+    gone = first[:150]
+    world.tables.find("m@1", "user").apply(gone, None, np.ones(150, np.bool_))
+    assert world.ingest.wait_for(version, 60)
+    stored = world.stored(NATIVE_SCHEMAS[0])
+    assert sorted(stored) == list(range(150, 2100))
+    assert {stored[key] for key in range(1850, 2100)} == {rows_of(first[:1], 2).tobytes()}
+    wait_until(lambda: {each.state for each in world.ingest.health()} == {"following"})
+    log.close()
+    world.close()
