@@ -175,10 +175,11 @@ class ServerConfig(Section):
         description="Threads that look rows up for gRPC, beside `workers`.",
     )
     ready_lag_seconds: float = Field(
-        default=0.0,
+        default=60.0,
         ge=0,
-        description="Not ready (/readyz, and gRPC health) while a partition of the log is not "
-        "followed, or longer behind than this; 0: however old the rows are.",
+        description="Seconds. Not ready (/readyz, and gRPC health) while a partition of the log is "
+        "not followed, or is longer behind the log than this; the time in which the log does not "
+        "answer counts. 0: however far behind. SIGHUP reloads it.",
     )
     shard_map: Path | None = Field(
         default=None,
@@ -200,7 +201,8 @@ class ServerConfig(Section):
         default=5.0,
         ge=0,
         le=600,
-        description="How long a stop waits for what is in flight before it cuts it.",
+        description="How long a stop waits for what is in flight before it cuts it. SIGHUP "
+        "reloads it.",
     )
     limits: LimitsConfig = Field(default_factory=LimitsConfig, description="See [server.limits].")
 
@@ -232,7 +234,9 @@ class IngestConfig(Section):
         "base began: 'auto' once all its partitions are loaded, or by 'petps alias'.",
     )
     rows_per_second: int = Field(
-        default=0, ge=0, description="Most rows to apply per second; 0: as fast as they come."
+        default=0,
+        ge=0,
+        description="Most rows to apply per second; 0: as fast as they come. SIGHUP reloads it.",
     )
     apply_threads: int = Field(
         default=0,

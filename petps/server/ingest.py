@@ -17,6 +17,7 @@ from petps.errors import FailedPrecondition
 from petps.ingest import DirectoryDeadLetters, Ingest, LogDeadLetters
 from petps.ingest.dense import DenseNames
 from petps.ingest.native_store import NativeInstances, NativeStore
+from petps.ingest.status import PartitionHealth
 
 __all__ = ["IngestPart", "start_ingest"]
 
@@ -38,6 +39,10 @@ class IngestPart:
     def status(self) -> dict[str, Any]:
         """Plain values, for the status."""
         return self.ingest.status().as_json()
+
+    def health(self) -> list[PartitionHealth]:
+        """Whether each partition is followed. Never waits for the log."""
+        return self.ingest.health()
 
     def stop(self) -> None:
         """Ends after the apply that is going on."""

@@ -8,11 +8,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from petps import _native
 from petps.config import Config
@@ -21,9 +21,27 @@ from petps.errors import InvalidArgument, NotFound, PetpsError
 from petps.server.shard_map import MapFile, ShardMap, ranges
 from petps.server.status import normalised
 
+if TYPE_CHECKING:
+    from petps.ingest.status import PartitionHealth
+
 __all__ = ["Serving", "serve"]
 
 MAX_AUTOMATIC_WORKERS: Final = 8
+# (section, key): what SIGHUP takes over.
+RELOADED: Final = frozenset(
+    {
+        ("server", "ready_lag_seconds"),
+        ("server", "drain_seconds"),
+        ("ingest", "rows_per_second"),
+    }
+)
+HANDLED_SIGNALS: Final = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 REPORT_SECONDS: Final = 1.0  # how often ingest's state enters the status
 
 Log = Callable[[str], None]
@@ -32,10 +50,11 @@ Log = Callable[[str], None]
 class Serving:
     """A pool being served. Use as a context manager, or call close().
 
-    The order is the point: pulls are answered as soon as the pool is open; the background walk,
-    HTTP and ingest follow. ``on_serving`` is called once the ports answer, before the slow import
-    of what ingest needs. Errors of opening, of the ports and of ingest's settings come out of the
-    constructor, with everything undone.
+    The order is the point. What ingest needs is imported before the pool is opened, so that the
+    newest version of the log is served soon after the first pull. Pulls are answered as soon as
+    the pool is open; ingest, HTTP and gRPC follow. ``on_serving`` is called once every door is
+    open. Errors of opening, of the ports and of ingest's settings come out of the constructor, with
+    everything undone.
     """
 
     def __init__(
@@ -48,6 +67,7 @@ class Serving:
         self._config = config
         self._log = log
         self._draining = False
+        self._open = False  # every door
         self._ingest: Any = None
         self._ingest_lock = threading.Lock()  # over whose state is in the status
         self._http: Any = None
@@ -59,6 +79,8 @@ class Serving:
         self._map_error = ""
         self._report_error = ""
         self._ingested: list[int] | None = []
+        if config.ingest.log is not None:
+            import petps.server.ingest  # noqa: F401
         self.opened_at = time.monotonic()
         self._tables = _open(config)
         try:
@@ -67,10 +89,9 @@ class Serving:
             )
             self.open_ms = 1e3 * (time.monotonic() - self.opened_at)
             try:
-                self._start_http()
-                on_serving(self)
-                self._start_grpc()
                 self._follow_log()
+                self._open_doors()
+                on_serving(self)
             except BaseException:
                 self._stop()
                 raise
@@ -100,9 +121,12 @@ class Serving:
         return status
 
     def report(self) -> None:
-        """Takes ingest's state into the status. Called about every second."""
+        """Takes ingest's state, and why it is not ready, into the status. Called each second."""
+        if self._draining:
+            return
+        self._server.set_status_member("unready", json.dumps(self._fault() or self._unready()))
         ingest = self._ingest  # another one after the next change of the shard map
-        if ingest is None or self._draining:
+        if ingest is None:
             return
         error = ""
         try:
@@ -138,6 +162,27 @@ class Serving:
             self._server.set_status_member("shard_map_error", json.dumps(error))
             self._log(error or "the shard map is good again")
 
+    def reload(self, config: Config) -> None:
+        """Takes over the settings that can change while it serves, and says what needs a restart.
+
+        The shard map is read again too.
+        """
+        taken: list[str] = []
+        restart: list[str] = []
+        for section, key, old, new in _changes(self._config, config):
+            if (section, key) not in RELOADED:
+                restart.append(f"{section}.{key}")
+                continue
+            taken.append(f"{section}.{key} = {new!r} (was {old!r})")
+            part = getattr(self._config, section).model_copy(update={key: new})
+            self._config = self._config.model_copy(update={section: part})
+        if self._ingest is not None:
+            self._ingest.ingest.set_rate(self._config.ingest.rows_per_second or None)
+        self.follow_shard_map()
+        self._log(f"reloaded: {'; '.join(taken) or 'nothing has changed that can be'}")
+        if restart:
+            self._log(f"changed, but needs a restart: {', '.join(restart)}")
+
     def close(self) -> None:
         """Drains and closes. Raises what kept the pool from being closed cleanly."""
         if self._tables.closed:
@@ -167,6 +212,14 @@ class Serving:
         if self._map is None:
             raise NotFound("there is no shard map: this server has every partition")
         return self._map.as_json()
+
+    def _open_doors(self) -> None:
+        self._start_http()
+        self._start_grpc()
+        self._open = True
+        if self._grpc is not None:
+            self._grpc.tell_health()
+        self.report()
 
     def _start_http(self) -> None:
         server = self._config.server
@@ -200,14 +253,14 @@ class Serving:
             in_flight=server.limits.in_flight,
             status=self.status,
             map_version=lambda: 0 if self._map is None else self._map.owners.version,
-            healthy=lambda: (self._fault() or self._unready()) is None,
+            healthy=lambda: self.unready() is None,
         )
 
     def _metrics_text(self) -> bytes:
         if self._metrics is None:
             from petps.server.metrics import Metrics  # at the first scrape: nobody may ask
 
-            self._metrics = Metrics(self.status, self._server.stats)
+            self._metrics = Metrics(self.status, self._server.stats, self.unready)
         text: bytes = self._metrics.text()
         return text
 
@@ -246,22 +299,28 @@ class Serving:
             )
         return None
 
+    def unready(self) -> str | None:
+        """Why it is not ready; None: it is. Never waits."""
+        return self._fault() or self._unready()
+
     def _unready(self) -> str | None:
+        """Ready: every door is open, every partition followed, none too far behind the log."""
         if self._draining:
             return "draining"
-        limit = self._config.server.ready_lag_seconds
-        if limit == 0 or self._config.ingest.log is None:
+        if not self._open:
+            return "starting: not every door is open yet"
+        if self._config.ingest.log is None:
             return None
         ingest = self._ingest
         if ingest is None:
             return None if self._ours() == [] else "the log is not followed yet"
-        for partition in ingest.status()["partitions"]:
-            behind = partition["lag_seconds"]
-            if partition["state"] != "following" or behind > limit:
-                return (
-                    f"partition {partition['partition']} is {partition['state']}, "
-                    f"{behind:.1f} s behind (ready_lag_seconds = {limit:g})"
-                )
+        limit = self._config.server.ready_lag_seconds
+        served = self._tables.resolve(self._config.ingest_model()).name
+        for each in ingest.health():
+            if each.state == "catching_up" and each.instance != served:
+                continue  # loaded beside what clients are served
+            if reason := _behind(each, limit):
+                return reason
         return None
 
     def _stop(self) -> None:
@@ -283,6 +342,37 @@ class Serving:
             self._grpc.close(self._config.server.drain_seconds)
         if self._http is not None:
             self._http.close()
+
+
+def _behind(partition: PartitionHealth, limit: float) -> str | None:
+    """Why a server with this partition is not ready; None: it is. ``limit``: 0 is none."""
+    lag, because = partition.lag_seconds, f": {partition.reason}" if partition.reason else ""
+    if partition.state not in ("following", "passing", "unreachable"):
+        return f"partition {partition.partition} is {partition.state}{because}"
+    if limit == 0:
+        return None
+    if lag is None:
+        return f"partition {partition.partition} has not reached the log's end yet{because}"
+    if lag > limit:
+        return (
+            f"partition {partition.partition} is {lag:.1f} s behind (ready_lag_seconds = "
+            f"{limit:g}){because}"
+        )
+    return None
+
+
+def _changes(old: Config, new: Config) -> Iterator[tuple[str, str, Any, Any]]:
+    """(section, key, old value, new value) of what differs."""
+    for section in type(old).model_fields:
+        before, after = getattr(old, section), getattr(new, section)
+        if before == after:
+            continue
+        if isinstance(before, dict):
+            yield section, "*", before, after
+            continue
+        for key in type(before).model_fields:
+            if getattr(before, key) != getattr(after, key):
+                yield section, key, getattr(before, key), getattr(after, key)
 
 
 def _open(config: Config) -> _native.Tables:
@@ -323,42 +413,90 @@ def _start(
     )
 
 
-def serve(config: Config, *, ready_file: Path | None = None, log: Log = print) -> None:
+class _Signals:
+    """What the process was told. SIGTERM and SIGINT: drain and close; a second SIGINT: exit now.
+
+    SIGHUP: reload. SIGUSR1 and SIGUSR2 change nothing. Handlers stand from entering to leaving.
+    """
+
+    def __init__(self) -> None:
+        self.stopped_by: int | None = None
+        self._reload = False
+        self._woken = threading.Event()
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        for number in HANDLED_SIGNALS:
+            self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self._reload = True
+        elif number in (signal.SIGTERM, signal.SIGINT):
+            if number == signal.SIGINT and self.stopped_by == signal.SIGINT:
+                os._exit(128 + number)  # as after a crash: the next open serves at once
+            self.stopped_by = self.stopped_by or number
+        self._woken.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits so long, or until something came. False: it is to stop."""
+        self._woken.wait(seconds)
+        self._woken.clear()
+        return self.stopped_by is None
+
+    def take_reload(self) -> bool:
+        """Whether a SIGHUP came since the last call."""
+        reload, self._reload = self._reload, False
+        return reload
+
+
+def serve(
+    config: Config,
+    *,
+    ready_file: Path | None = None,
+    log: Log = print,
+    reread: Callable[[], Config] | None = None,
+) -> None:
     """Serves until SIGTERM or SIGINT, then drains and closes. Call from the main thread.
 
-    ready_file: written whole once pulls are served, removed when they no longer are: JSON with
+    ready_file: written whole once every door is open, removed when they no longer are: JSON with
     pid, host, port, http_port, grpc_port, pool, opened_at (CLOCK_MONOTONIC seconds when the pool's
-    open was called) and open_ms (from then to serving). gRPC is served a little later: grpc_port is
-    null until then.
+    open was called) and open_ms (from then to the first pull that it could answer).
+    reread: gives the settings as they are in the file now, for SIGHUP.
     """
-    stop = threading.Event()
-    received: list[int] = []
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        stop.set()
-
     if ready_file is not None and not ready_file.parent.is_dir():
         raise InvalidArgument(f"--ready-file: there is no folder {ready_file.parent}")
-    handlers = {
-        number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)
-    }
     try:
-        announce = partial(_announce, config=config, ready_file=ready_file, log=log)
-        with Serving(config, log=log, on_serving=announce) as serving:
-            _write_facts(serving, config=config, ready_file=ready_file)
-            if serving.grpc_port is not None:
-                log(f"gRPC on {config.server.grpc_host}:{serving.grpc_port}")
-            while not stop.wait(REPORT_SECONDS):
-                serving.follow_shard_map()
-                serving.report()
-            log(f"{signal.Signals(received[0]).name}: draining")
-            _remove(ready_file)
-        log("closed cleanly")
+        with _Signals() as signals:
+            announce = partial(_announce, config=config, ready_file=ready_file, log=log)
+            with Serving(config, log=log, on_serving=announce) as serving:
+                while signals.wait(REPORT_SECONDS):
+                    if signals.take_reload():
+                        _reload(serving, reread, log)
+                    serving.follow_shard_map()
+                    serving.report()
+                assert signals.stopped_by is not None
+                log(f"{signal.Signals(signals.stopped_by).name}: draining")
+                _remove(ready_file)
+            log("closed cleanly")
     finally:
         _remove(ready_file)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+
+
+def _reload(serving: Serving, reread: Callable[[], Config] | None, log: Log) -> None:
+    log("SIGHUP: reloading")
+    if reread is None:
+        serving.follow_shard_map()
+        return
+    try:
+        serving.reload(reread())
+    except PetpsError as error:
+        log(f"nothing is reloaded, the settings in use stay: {error}")
 
 
 def _remove(ready_file: Path | None) -> None:
@@ -390,12 +528,10 @@ def _write_facts(serving: Serving, *, config: Config, ready_file: Path | None) -
 
 def _announce(serving: Serving, *, config: Config, ready_file: Path | None, log: Log) -> None:
     _write_facts(serving, config=config, ready_file=ready_file)
-    http = (
-        ""
-        if serving.http_port is None
-        else (f", http://{config.server.http_host}:{serving.http_port}/")
-    )
-    log(
-        f"serving petps://{config.server.host}:{serving.port}{http} from {config.pool.path} "
-        f"(opened in {serving.open_ms:.1f} ms)"
-    )
+    server = config.server
+    doors = [f"petps://{server.host}:{serving.port}"]
+    if serving.http_port is not None:
+        doors.append(f"http://{server.http_host}:{serving.http_port}/")
+    if serving.grpc_port is not None:
+        doors.append(f"gRPC on {server.grpc_host}:{serving.grpc_port}")
+    log(f"serving {', '.join(doors)} from {config.pool.path} (opened in {serving.open_ms:.1f} ms)")

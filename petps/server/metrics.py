@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ _COUNTERS: Final = {
     "misses": "Keys that pulls did not find.",
     "pushes": "Pushes answered.",
     "rows_pushed": "Rows that pushes wrote or deleted.",
-    "rows_refused": "New keys that full tables did not take.",
+    "rows_refused": "New keys of pushes that full tables did not take.",
     "hot_sets": "Hot sets received from clients.",
     "errors": "Error replies.",
     "stale": "Error replies STALE.",
@@ -71,27 +72,35 @@ _INGEST_COUNTERS: Final = {
     "conflicts": "Messages of another publisher of the same run.",
     "dead_letters": "Messages that could not be decoded.",
     "catch_ups": "Catch-ups from a base.",
+    "refusals": "Times that rows could not be stored, and the partition stopped.",
 }
 _INGEST_GAUGES: Final = {
     "version": "Last version committed.",
     "seq": "Last message applied, counted in its run.",
     "lag_records": "Messages that wait in the log.",
-    "lag_seconds": "Age of the last message applied while others wait.",
+    "lag_seconds": "Since all that the log held then was applied; +Inf: never yet.",
 }
 
 
 class _Collector(Collector):
     def __init__(
-        self, status: Callable[[], dict[str, Any]], stats: Callable[[], dict[str, Any]]
+        self,
+        status: Callable[[], dict[str, Any]],
+        stats: Callable[[], dict[str, Any]],
+        unready: Callable[[], str | None],
     ) -> None:
         self._status = status
         self._stats = stats
+        self._unready = unready
 
     def collect(self) -> Iterable[Metric]:
         """All metrics, as of now."""
         status = self._status()
         stats = self._stats()
         yield from _server_metrics(stats)
+        yield GaugeMetricFamily(
+            "petps_server_ready", "1: /readyz says ok.", float(self._unready() is None)
+        )
         for name, text in _GATHER_COUNTERS.items():
             yield CounterMetricFamily(f"petps_transport_{name}", text, value=status["gather"][name])
         yield from _pool_metrics(status)
@@ -188,19 +197,32 @@ def _ingest_metrics(ingest: dict[str, Any]) -> Iterator[Metric]:
             family.add_sample(  # what add_metric of either family does
                 f"{family.name}_total" if family.type == "counter" else family.name,
                 {"partition": str(entry["partition"])},
-                entry[name],
+                math.inf if entry[name] is None else entry[name],
             )
         yield family
     if ingest:
         yield CounterMetricFamily(
             "petps_ingest_errors", "Errors of the log, a base or a table.", value=ingest["errors"]
         )
-        not_following = sum(entry["state"] != "following" for entry in partitions)
+        followed = ("following", "passing")
+        not_following = sum(entry["state"] not in followed for entry in partitions)
         yield GaugeMetricFamily(
             "petps_ingest_partitions_not_following",
-            "Partitions that are stale, in conflict or catching up.",
+            "Partitions in any state but following and passing.",
             value=not_following,
         )
+        states = GaugeMetricFamily(
+            "petps_ingest_state", "1: the state of the partition.", labels=["partition", "state"]
+        )
+        for entry in partitions:
+            states.add_metric([str(entry["partition"]), entry["state"]], 1)
+        yield states
+        waiting = GaugeMetricFamily(
+            "petps_ingest_rows_waiting", "Rows that wait for room in a table.", labels=["table"]
+        )
+        for table, rows in ingest["refused"].items():
+            waiting.add_metric([table], rows)
+        yield waiting
     freshness = GaugeMetricFamily(
         "petps_ingest_freshness_milliseconds",
         "Published to servable, over the last messages.",
@@ -215,14 +237,17 @@ def _ingest_metrics(ingest: dict[str, Any]) -> Iterator[Metric]:
 class Metrics:
     """The text of /metrics.
 
-    status: a normalised status; stats: native ``Server.stats()``.
+    status: a normalised status; stats: native ``Server.stats()``; unready: why it is not ready.
     """
 
     def __init__(
-        self, status: Callable[[], dict[str, Any]], stats: Callable[[], dict[str, Any]]
+        self,
+        status: Callable[[], dict[str, Any]],
+        stats: Callable[[], dict[str, Any]],
+        unready: Callable[[], str | None],
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Collector(status, stats))
+        self._registry.register(_Collector(status, stats, unready))
 
     def text(self) -> bytes:
         """In the Prometheus exposition format."""

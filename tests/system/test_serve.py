@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -162,9 +163,52 @@ def test_ready_then_a_clean_stop(pool: Path, started: list[Process]) -> None:
     output = process.stop()
     lines = output.splitlines()
     assert lines[0].startswith(f"serving petps://127.0.0.1:{facts['port']}, http://127.0.0.1:")
-    assert lines[1].startswith("gRPC on 127.0.0.1:")
-    assert lines[2:] == ["SIGTERM: draining", "closed cleanly"]
+    assert f", gRPC on 127.0.0.1:{facts['grpc_port']} from " in lines[0]
+    assert lines[1:] == ["SIGTERM: draining", "closed cleanly"]
     assert not process.ready_file.exists()
+    assert is_clean(pool)
+
+
+def wait_for_line(process: Process, text: str) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while text not in process.output:
+        assert process.child.poll() is None, process.errors
+        assert time.monotonic() < deadline, process.output
+        time.sleep(0.01)
+
+
+def test_every_door_is_open_when_it_says_so(pool: Path, started: list[Process]) -> None:
+    process = Process(pool)
+    started.append(process)
+    facts = process.wait_ready()
+    for name in ("port", "http_port", "grpc_port"):
+        socket.create_connection(("127.0.0.1", facts[name]), timeout=10).close()
+    with urllib.request.urlopen(f"http://127.0.0.1:{facts['http_port']}/readyz", timeout=10) as up:
+        assert up.status == 200
+    process.stop()
+
+
+def test_signals_that_do_not_end_it(pool: Path, tmp_path: Path, started: list[Process]) -> None:
+    """SIGHUP reloads what can be; USR1, USR2 and PIPE change nothing."""
+    file = tmp_path / "petps.toml"
+    settings = f'[pool]\npath = "{pool}"\n[server]\nready_lag_seconds = {{}}\nworkers = {{}}\n'
+    file.write_text(settings.format("60.0", 1))
+    process = Process(pool, "--config", file)
+    started.append(process)
+    facts = process.wait_ready()
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE):
+        process.child.send_signal(number)
+    file.write_text(settings.format("30.0", 2))
+    process.child.send_signal(signal.SIGHUP)
+    wait_for_line(process, "reloaded: server.ready_lag_seconds = 30.0 (was 60.0)")
+    wait_for_line(process, "changed, but needs a restart: server.workers")
+    file.write_text("[server]\nready_lag = 1\n")
+    process.child.send_signal(signal.SIGHUP)
+    wait_for_line(process, "nothing is reloaded, the settings in use stay: ")
+    with Connection(facts["port"]) as connection:
+        _, found = connection.pull(table_ids(connection)["items"], DIM, np.array([1], np.uint64))
+        assert found.tolist() == [True]
+    assert process.stop().endswith("SIGTERM: draining\nclosed cleanly\n")
     assert is_clean(pool)
 
 

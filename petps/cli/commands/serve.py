@@ -64,6 +64,8 @@ def serve(
     """Serve a pool over the network until SIGTERM or Ctrl-C.
 
     It serves at once, whatever the pool's size, also after a crash. Options win over --config.
+    SIGHUP reads --config and the shard map again, takes over what can change while it serves, and
+    says what needs a restart. A second Ctrl-C exits without draining.
 
     [bold]Examples[/bold]
 
@@ -105,7 +107,12 @@ def serve(
         "ingest": {"log": log, "model": model},
         "kafka": dict(kafka_options(kafka_option)),
     }
-    run(_settings(config, given), ready_file=ready_file, log=_line)
+    run(
+        _settings(config, given),
+        ready_file=ready_file,
+        log=_line,
+        reread=lambda: _settings(config, given),
+    )
 
 
 def _line(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any
 
 import typer
@@ -60,6 +61,7 @@ def _show_pool(found: dict[str, Any]) -> None:
         pairs += [
             ("server", f"{found['host']}:{found['port']}, {found['workers']} workers"),
             ("up", f"{found['uptime_s']:,.0f} s"),
+            ("ready", found.get("unready") or "yes"),
             ("pulls", f"{stats['pulls']:,} ({stats['keys']:,} keys, {stats['misses']:,} missing)"),
             ("pushes", f"{stats['pushes']:,} ({stats['rows_pushed']:,} rows)"),
             ("error replies", stats["errors"]),
@@ -127,6 +129,22 @@ def _show_tables(found: dict[str, Any]) -> None:
     )
 
 
+def _state_text(ingest: dict[str, Any]) -> str:
+    """The error, or how many partitions are in each state."""
+    if ingest["error"]:
+        return str(ingest["error"])
+    if ingest["paused"]:
+        return "paused"
+    states = Counter(each["state"] for each in ingest["partitions"])
+    if len(states) == 1:
+        return str(next(iter(states)))
+    return ", ".join(f"{count:,} {state}" for state, count in states.most_common())
+
+
+def _lag_text(lag_seconds: float | None) -> str:
+    return "unknown" if lag_seconds is None else f"{lag_seconds:.1f} s"
+
+
 def _show_ingest(ingest: dict[str, Any]) -> None:
     fresh = ingest["freshness"]
     freshness = (
@@ -137,7 +155,7 @@ def _show_ingest(ingest: dict[str, Any]) -> None:
     facts(
         [
             ("ingest", f"model {ingest['model']} from {ingest['log']}"),
-            ("state", ingest["error"] or ("paused" if ingest["paused"] else "following")),
+            ("state", _state_text(ingest)),
             ("version", ingest["version"]),
             ("dense weights", ingest["dense"] or "none named by this version"),
             ("rows", ingest["rows"]),
@@ -153,6 +171,7 @@ def _show_ingest(ingest: dict[str, Any]) -> None:
             each["seq"],
             each["version"],
             each["lag_records"],
+            _lag_text(each["lag_seconds"]),
             each["gaps"],
             each["duplicates"],
             each["zombies"],
@@ -160,5 +179,5 @@ def _show_ingest(ingest: dict[str, Any]) -> None:
         )
         for each in ingest["partitions"]
     ]
-    columns = ("partition", "feeds", "state", "run", "seq", "version", "lag", "gaps", "duplicates")
-    table((*columns, "older runs", "dead letters"), lines)
+    columns = ("partition", "feeds", "state", "run", "seq", "version", "lag", "behind")
+    table((*columns, "gaps", "duplicates", "older runs", "dead letters"), lines)

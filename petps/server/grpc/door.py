@@ -68,6 +68,10 @@ class GrpcDoor:
         """NOT_SERVING from now on; new calls are refused, watchers end, others are answered."""
         asyncio.run_coroutine_threadsafe(self._begin_drain(), self._loop).result()
 
+    def tell_health(self) -> None:
+        """Looks at health now, and not only at the next turn of the loop."""
+        asyncio.run_coroutine_threadsafe(self._tell_health(), self._loop).result()
+
     def close(self, seconds: float) -> None:
         """Waits so long for what is in flight, cuts the rest, and serves no more."""
         if not self._thread.is_alive():

@@ -20,6 +20,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from petps.errors import Unavailable
+from petps.ingest.status import PartitionHealth
 from petps.server import Serving
 from petps.server.grpc.door import SERVICE
 from tests.python.native.superblock import is_clean
@@ -80,13 +81,25 @@ def test_health_tells_old_rows_when_asked_to(
         ("following", 4.0, SERVING),
         ("following", 6.0, NOT_SERVING),
         ("following", 0.0, SERVING),
+        ("following", None, NOT_SERVING),
+        ("unreachable", 4.0, SERVING),
+        ("unreachable", 6.0, NOT_SERVING),
+        ("passing", 0.0, SERVING),
+        ("full", 0.0, NOT_SERVING),
+        ("blocked", 0.0, NOT_SERVING),
+        ("starting", 0.0, NOT_SERVING),
+        ("catching_up", 0.0, NOT_SERVING),
+        ("following", 0.0, SERVING),
         ("stale", 0.0, NOT_SERVING),
     ]:
-        partition = {"partition": 3, "state": state, "lag_seconds": lag}
-        status = {"partitions": [partition]}
-        serving._ingest = SimpleNamespace(status=partial(dict, status))
+        partition = PartitionHealth(3, "default@1", state, "why", lag)
+        serving._ingest = SimpleNamespace(health=lambda found=partition: [found])
         await_health(channel, wanted)
-    assert "partition 3 is stale" in str(serving._unready())
+    assert serving._unready() == "partition 3 is stale: why"
+    # Loaded beside what clients are served.
+    partition = PartitionHealth(3, "default@2", "catching_up", "", None)
+    serving._ingest = SimpleNamespace(health=lambda: [partition])
+    await_health(channel, SERVING)
     serving._ingest = followed
 
 

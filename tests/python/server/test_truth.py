@@ -1,0 +1,186 @@
+"""Each failure of ingest, and what the log, status, metrics, /readyz and gRPC health say of it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
+
+from petps import _native
+from petps.delta import TableSchema
+from petps.delta.directory import DirectoryLog
+from petps.errors import IoError, Unavailable
+from petps.publish import Publisher
+from petps.server import Serving
+from tests.python.server.conftest import Start
+
+PARTITIONS = 8
+SCHEMA = TableSchema("fed", "f32", 4)
+SECONDS = 60.0  # for conditions, on a busy machine
+
+
+class Fed:
+    """A server that follows a log, and the publisher of that log."""
+
+    def __init__(self, serving: Serving, folder: Path) -> None:
+        self.serving = serving
+        self.log = DirectoryLog(folder, partitions=PARTITIONS)
+        self.publisher = Publisher(self.log, "default", tables=[SCHEMA])
+        self.publisher.begin_continue(None)
+        self.publish(50)
+        self.wait(lambda: self.unready() is None)
+
+    def publish(self, keys: int, first: int = 0) -> None:
+        values = np.full((keys, 4), 2.5, np.float32)
+        self.publisher.publish("fed", np.arange(first, first + keys, dtype=np.uint64), values)
+        self.publisher.commit()
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, self.serving.status()["ingest"]
+            time.sleep(0.02)
+
+    def unready(self) -> str | None:
+        """What /readyz says; None: ok."""
+        url = f"http://127.0.0.1:{self.serving.http_port}/readyz"
+        try:
+            with urllib.request.urlopen(url, timeout=30):
+                return None
+        except urllib.error.HTTPError as error:
+            return f"{error.code} {error.read().decode().strip()}"
+
+    def metrics(self) -> dict[str, list[Any]]:
+        url = f"http://127.0.0.1:{self.serving.http_port}/metrics"
+        with urllib.request.urlopen(url, timeout=30) as reply:
+            families = text_string_to_metric_families(reply.read().decode())
+            return {family.name: family.samples for family in families}
+
+    def states(self) -> set[str]:
+        return {entry["state"] for entry in self.serving.status()["ingest"]["partitions"]}
+
+
+def full_table(fed: Fed, patch: pytest.MonkeyPatch) -> None:
+    fed.publish(1100)
+
+
+def lost_messages(fed: Fed, patch: pytest.MonkeyPatch) -> None:
+    fed.publisher._seqs = [seq + 2 for seq in fed.publisher._seqs]
+    fed.publish(50)
+
+
+def two_publishers(fed: Fed, patch: pytest.MonkeyPatch) -> None:
+    """Another publisher goes on with the same run."""
+    fed.publisher._publisher = "somebody-else"
+    fed.publish(50)
+
+
+def damaged_chunk(fed: Fed, patch: pytest.MonkeyPatch) -> None:
+    from petps.delta import Message
+
+    message = fed.log.last_messages([0])[0]
+    for partition in range(PARTITIONS):
+        fed.log.publish(partition, Message(message.headers, b"no chunk"))
+    fed.log.flush()
+
+
+def failing_pool(fed: Fed, patch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise IoError("pool: fdatasync: Input/output error")
+
+    patch.setattr(_native.Tables, "record_all_progress", fail)
+    fed.publish(50)
+
+
+def log_away(fed: Fed, patch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> None:
+        raise Unavailable("the brokers do not answer; check the address")
+
+    patch.setattr(DirectoryLog, "end_offsets", away)
+
+
+FAILURES: dict[str, tuple[Callable[[Fed, pytest.MonkeyPatch], None], str, str, str]] = {
+    # what is done: the state of the partitions, words of the reason, words of the log
+    "full": (full_table, "full", "table 'fed' is full (capacity 1,000)", "is full"),
+    "gap": (lost_messages, "stale", "are missing", "is stale"),
+    "damage": (damaged_chunk, "stale", "refused", "is stale"),
+    "conflict": (two_publishers, "conflict", "is not somebody-else's alone", "stopped"),
+    "pool": (failing_pool, "blocked", "Input/output error", "apply failed"),
+    "away": (log_away, "unreachable", "the brokers do not answer", ""),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_every_place_says_what_is_wrong(
+    start: Start,
+    channels: Callable[[Serving], grpc.Channel],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+) -> None:
+    act, state, reason, logged = FAILURES[name]
+    serving = start(ingest={"log": tmp_path / "log"}, server={"ready_lag_seconds": 1.5})
+    fed = Fed(serving, tmp_path / "log")
+    health = health_pb2_grpc.HealthStub(channels(serving))
+    request = health_pb2.HealthCheckRequest()
+    serving_now = health_pb2.HealthCheckResponse.SERVING
+    fed.wait(lambda: health.Check(request).status == serving_now)
+    before = fed.metrics()
+    assert before["petps_server_ready"][0].value == 1
+    assert before["petps_ingest_partitions_not_following"][0].value == 0
+    assert len(before["petps_ingest_lag_seconds"]) == PARTITIONS
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
+        act(fed, patch)
+        fed.wait(lambda: state in fed.states())
+        fed.wait(lambda: reason in (fed.unready() or ""))
+        fed.wait(lambda: health.Check(request).status != serving_now)
+        found = serving.status()
+        stopped = [each for each in found["ingest"]["partitions"] if each["state"] == state]
+        assert all(reason in each["reason"] for each in stopped)
+        assert reason in found["unready"]
+        metrics = fed.metrics()
+        assert metrics["petps_server_ready"][0].value == 0
+        assert metrics["petps_ingest_partitions_not_following"][0].value >= len(stopped) > 0
+        told = {(s.labels["partition"], s.labels["state"]) for s in metrics["petps_ingest_state"]}
+        assert {(str(each["partition"]), state) for each in stopped} <= told
+        fed.wait(lambda: max(s.value for s in fed.metrics()["petps_ingest_lag_seconds"]) > 1.5)
+        assert logged in caplog.text
+    if name in ("pool", "away"):  # they pass by themselves
+        fed.wait(lambda: fed.unready() is None)
+        fed.wait(lambda: health.Check(request).status == serving_now)
+        assert fed.metrics()["petps_ingest_partitions_not_following"][0].value == 0
+    fed.log.close()
+
+
+def test_a_log_that_never_answered_is_no_lag_of_zero(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise Unavailable("the brokers do not answer; check the address")
+
+    monkeypatch.setattr(DirectoryLog, "start_offsets", away)
+    monkeypatch.setattr(DirectoryLog, "end_offsets", away)
+    serving = start(ingest={"log": tmp_path / "log"})
+    status = serving.status()
+    assert {each["state"] for each in status["ingest"]["partitions"]} == {"starting"}
+    assert "partition 0 is starting" in str(serving.unready())
+    entries = status["ingest"]["partitions"]
+    assert len(entries) == PARTITIONS
+    assert {each["lag_seconds"] for each in entries} == {None}
+    url = f"http://127.0.0.1:{serving.http_port}/metrics"
+    with urllib.request.urlopen(url, timeout=30) as reply:
+        families = list(text_string_to_metric_families(reply.read().decode()))
+    lag = next(family for family in families if family.name == "petps_ingest_lag_seconds")
+    assert [sample.value for sample in lag.samples] == [math.inf] * PARTITIONS
