@@ -103,6 +103,8 @@ class Manifest(_Model):
 class BaseWriter:
     """Writes a base into a new folder: add_table() for each table, then commit().
 
+    discard() instead of commit() removes what was written.
+
     ``positions``: (run, seq) by partition, read **before** the first row was, so that deltas after
     it make good whatever the rows missed; partitions left out are at (0, 0).
     """
@@ -125,7 +127,9 @@ class BaseWriter:
         self._folder = Path(folder)
         if (self._folder / MANIFEST).exists():
             raise AlreadyExists(f"{self._folder} holds a base already: name a new folder")
+        self._made_folder = not self._folder.exists()
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._written: list[Path] = []
         self._partitions = partitions
         self._chunk_bytes = chunk_bytes
         self._tables: list[dict[str, Any]] = []
@@ -208,6 +212,7 @@ class BaseWriter:
         def write(file: BinaryIO) -> None:
             file.write(body)
 
+        self._written.append(self._folder / name)
         publish_file(self._folder / name, write)
         return [
             {
@@ -220,6 +225,21 @@ class BaseWriter:
                 "checksum": xxhash.xxh3_64_hexdigest(body),
             }
         ]
+
+    def discard(self) -> list[Path]:
+        """Removes the files that it wrote, and the folder if it made it. Returns what is left."""
+        left: list[Path] = []
+        for path in self._written:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:
+                left.append(path)
+        if self._made_folder and not left:
+            try:
+                self._folder.rmdir()
+            except OSError:  # somebody else put something there
+                left.append(self._folder)
+        return left
 
     def commit(self) -> Path:
         """Writes the manifest: now the base exists. Returns its folder."""

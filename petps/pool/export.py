@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from os import PathLike
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from petps import _native
 from petps.checkpoint.base import BaseWriter
 from petps.delta import TableSchema
+from petps.errors import IoError, PetpsError, ResourceExhausted
 
 __all__ = ["Bar", "write_base"]
 
@@ -34,7 +36,8 @@ def write_base(
 ) -> dict[str, Any]:
     """Writes the base; it exists once this returns. May run beside pulls, pushes and ingest.
 
-    Errors: AlreadyExists (the folder holds one), ResourceExhausted or IoError (the disk).
+    Errors: AlreadyExists (the folder holds one), ResourceExhausted or IoError (the disk). An error
+    removes what was written, or names what could not be removed.
     """
     # Before the first row is read: deltas after these positions make good what the rows missed.
     positions = {
@@ -53,8 +56,19 @@ def write_base(
         version=version,
     )
     own = [table for table in tables.tables() if table.record.instance == instance.id]
-    written = [{"name": table.name, "rows": _write_table(writer, table, bar)} for table in own]
-    writer.commit()
+    try:
+        written = [{"name": table.name, "rows": _write_table(writer, table, bar)} for table in own]
+        writer.commit()
+    except BaseException as error:
+        left = ", ".join(str(file) for file in writer.discard())
+        told = f"; remove what is left of it: {left}" if left else "; nothing is left of it"
+        if isinstance(error, OSError):
+            kind = ResourceExhausted if error.errno in (errno.ENOSPC, errno.EDQUOT) else IoError
+            reason = error.strerror or str(error)
+            raise kind(f"base {path} was not written: {reason}{told}") from error
+        if isinstance(error, PetpsError):
+            raise type(error)(f"{error}{told}") from error
+        raise
     return {
         "folder": str(path),
         "model": instance.model,

@@ -69,17 +69,22 @@ class Server:
         self.port = stable_port()
 
     def start(self) -> None:
+        """Returns when it is ready."""
+        self.launch()
+        assert self.process is not None
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not self.ready_file.exists():
+            assert self.process.poll() is None, (self.folder / "server.log").read_text()
+            assert time.monotonic() < deadline, "the server did not become ready"
+            time.sleep(0.01)
+
+    def launch(self) -> None:
         self.ready_file.unlink(missing_ok=True)
         command = [PETPS, "serve", str(self.pool), *self.log]
         command += ["--port", str(self.port), "--no-http", "--no-grpc"]
         command += ["--ready-file", str(self.ready_file)]
         with (self.folder / "server.log").open("ab") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=output)
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not self.ready_file.exists():
-            assert self.process.poll() is None, (self.folder / "server.log").read_text()
-            assert time.monotonic() < deadline, "the server did not become ready"
-            time.sleep(0.01)
 
     def kill(self) -> None:
         assert self.process is not None

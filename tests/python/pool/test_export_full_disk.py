@@ -1,0 +1,76 @@
+"""An export that the disk has no room for leaves nothing behind, and says why it stopped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import petps
+from petps.errors import IoError, ResourceExhausted
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[petps.Pool]:
+    with petps.create(tmp_path / "pool", durability="process") as opened:
+        opened.create_table("items", dim=16, capacity=20_000)
+        keys = np.arange(10_000, dtype=np.uint64)
+        opened.push("items", keys, np.ones((10_000, 16), np.float32))
+        yield opened
+
+
+def test_a_full_disk_is_named_and_nothing_is_left(pool: petps.Pool, small_disk: Path) -> None:
+    free = os.statvfs(small_disk).f_bavail
+    with pytest.raises(ResourceExhausted, match=r"No space left on device; nothing is left of it"):
+        pool.export(small_disk / "deep")
+    assert list(small_disk.iterdir()) == []
+    assert os.statvfs(small_disk).f_bavail == free
+    # A folder that was there stays, with what was in it.
+    kept = small_disk / "kept"
+    kept.mkdir()
+    (kept / "mine").write_text("mine")
+    with pytest.raises(ResourceExhausted):
+        pool.export(kept)
+    assert [file.name for file in kept.iterdir()] == ["mine"]
+
+
+def test_what_cannot_be_removed_is_named(
+    pool: petps.Pool, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed = Path.unlink
+
+    def fails(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".arrow":
+            raise OSError(5, "Input/output error")
+        removed(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", fails)
+    with pytest.raises(ResourceExhausted, match=r"remove what is left of it: .*items-p0000"):
+        pool.export(small_disk / "base")
+
+
+def test_another_error_of_the_disk(
+    pool: petps.Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(path: object, content: object, **_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("petps.checkpoint.base.publish_file", fails)
+    with pytest.raises(IoError, match=r"Input/output error; nothing is left of it"):
+        pool.export(tmp_path / "base")
+    assert not (tmp_path / "base").exists()
