@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -12,13 +12,29 @@ import numpy as np
 from petps.delta.schema import partition_of
 from petps.errors import FailedPrecondition, InvalidArgument
 from petps.ingest.full import full_reason
-from petps.ingest.partition import Refusal
+from petps.ingest.partition import BaseMarker, PartitionState, Refusal
 from petps.ingest.store import BaseReader, Keys, Progress, Standing, Store, StoreTable
 
-__all__ = ["catch_up", "check_base", "partitions_at_once"]
+__all__ = ["CatchUp", "catch_up", "check_base", "partitions_at_once"]
 
 # Keys that a catch-up holds, to know which others are to be deleted: 8 bytes each, some copies.
 KEPT_KEYS_MAX: Final = 1 << 25
+
+
+@dataclass(slots=True)
+class CatchUp:
+    """A catch-up that goes on, of partitions and what is recorded of each when it ends.
+
+    ``fresh``: nothing was wrong with them before. ``failed``: where to read on if it fails; None:
+    where reading stands.
+    """
+
+    ways: list[tuple[PartitionState, Progress]]
+    base: BaseReader
+    marker: BaseMarker | None
+    fresh: bool
+    failed: int | None
+    steps: Generator[None, None, dict[int, Refusal]]
 
 
 def partitions_at_once(base: BaseReader) -> int:

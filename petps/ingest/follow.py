@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 from petps.delta import (
     BaseBody,
@@ -29,7 +29,7 @@ from petps.delta import (
 from petps.delta.record import check_place
 from petps.errors import PetpsError, ResourceExhausted
 from petps.ingest.applier import Applier
-from petps.ingest.catch_up import catch_up, partitions_at_once
+from petps.ingest.catch_up import CatchUp, catch_up, partitions_at_once
 from petps.ingest.full import harms, is_due, is_over, stop_full, try_again, wait_longer
 from petps.ingest.order import Decision, Outcome, count_problem, decide, mark_of
 from petps.ingest.partition import BaseMarker, PartitionState, Refusal
@@ -48,22 +48,6 @@ from petps.ingest.window import Merger, Window
 __all__ = ["Follower"]
 
 _log = logging.getLogger("petps.ingest")
-
-
-@dataclass(slots=True)
-class _CatchUp:
-    """A catch-up that goes on, of partitions and what is recorded of each when it ends.
-
-    ``fresh``: nothing was wrong with them before. ``failed``: where to read on if it fails; None:
-    where reading stands.
-    """
-
-    ways: list[tuple[PartitionState, Progress]]
-    base: BaseReader
-    marker: BaseMarker | None
-    fresh: bool
-    failed: int | None
-    steps: Generator[None, None, dict[int, Refusal]]
 
 
 class Follower:
@@ -105,7 +89,7 @@ class Follower:
         self._tables: dict[str, StoreTable] = dict(store.tables())
         self._window = Window()
         self._merger = Merger(rows_max)
-        self._catch_ups: deque[_CatchUp] = deque()
+        self._catch_ups: deque[CatchUp] = deque()
         self.dense: tuple[int, str | None] = (0, None)
 
     def take(self, event: Event) -> int | None:
@@ -409,7 +393,7 @@ class Follower:
             rows_max=self._rows_max,
             pace=self._pace,
         )
-        self._catch_ups.append(_CatchUp(ways, base, marker, fresh, failed, steps))
+        self._catch_ups.append(CatchUp(ways, base, marker, fresh, failed, steps))
 
     @property
     def catching_up(self) -> list[int]:
@@ -465,7 +449,7 @@ class Follower:
         state.reason = reason
         _log.error("[ingest] partition %d: %s", state.partition, state.reason)
 
-    def _too_full(self, current: _CatchUp, state: PartitionState, refusal: Refusal) -> None:
+    def _too_full(self, current: CatchUp, state: PartitionState, refusal: Refusal) -> None:
         """The base has no room; it is tried again."""
         reason = f"catch-up to {current.base.name}: {refusal.reason}"
         self._failed(state, reason, fresh=current.fresh)
@@ -498,7 +482,7 @@ class Follower:
                 found[state.partition] = state.offset
         return found
 
-    def _caught_up(self, current: _CatchUp, state: PartitionState, after: Progress) -> None:
+    def _caught_up(self, current: CatchUp, state: PartitionState, after: Progress) -> None:
         marker = current.marker
         state.recorded = after
         state.run, state.seq, state.version = after.run, after.seq, after.version

@@ -96,6 +96,7 @@ class Ingest:
         self._owners: dict[int, Follower] = {}  # by partition
         self._whole = False  # all partitions feed one instance, which has been said to be complete
         self._lag = Lag()
+        self._nice = False  # see _yield_to_pulls()
         self._looked = threading.Event()  # wakes the thread that asks for the log's end
         self._looker: threading.Thread | None = None
         self._applier: Applier = InlineApplier()
@@ -247,12 +248,6 @@ class Ingest:
         )
 
     def _main(self) -> None:
-        # Pulls first: on a busy machine a worker that wakes up takes the processor from this thread
-        # and from those it starts (applying, librdkafka's), which inherit this.
-        own = threading.get_native_id()
-        with suppress(OSError):  # not allowed to: no reason not to ingest
-            niceness = max(NICENESS, os.getpriority(os.PRIO_PROCESS, own))
-            os.setpriority(os.PRIO_PROCESS, own, niceness)
         wait = RETRY_FIRST_SECONDS
         while not self._stop.is_set():
             began = time.monotonic()
@@ -280,6 +275,7 @@ class Ingest:
         """From the recorded progress on, until stop()."""
         with ExitStack() as stack:
             applier = self._applier = ThreadApplier()
+            self._nice = False  # a new thread applies
             stack.callback(applier.close)
             stack.callback(self._close_followers)
             self._load_states()
@@ -403,8 +399,19 @@ class Ingest:
                 follower.stop_refused()
             else:
                 follower.settle()
+                self._yield_to_pulls()
             self._dense.note(follower.store.instance, follower.dense)
         subscription.observe({p: state.recorded.offset for p, state in self._states.items()})
+
+    def _yield_to_pulls(self) -> None:
+        """Gives this thread, and the one that applies, less of a busy machine than pulls get.
+
+        Not before the log's end was reached once: after a restart the newest version comes first.
+        """
+        if not self._nice:
+            self._nice = True
+            _be_nice()
+            self._applier.submit(_be_nice)
 
     def _catch_up(self, subscription: Subscription) -> None:
         """One step, between two polls of the partitions that follow."""
@@ -458,6 +465,13 @@ class Ingest:
             if self._stop.wait(min(POLL_SECONDS, self._not_before - now)):
                 raise _Stopped
             now = time.monotonic()
+
+
+def _be_nice() -> None:
+    own = threading.get_native_id()
+    with suppress(OSError):  # not allowed to: no reason not to ingest
+        niceness = max(NICENESS, os.getpriority(os.PRIO_PROCESS, own))
+        os.setpriority(os.PRIO_PROCESS, own, niceness)
 
 
 def _version(dense: tuple[int, str | None]) -> int:

@@ -312,7 +312,7 @@ def test_after_a_power_loss_a_base_is_waited_for(tmp_path: Path, stream: Stream,
         bases = BaseFolder(tmp_path / "bases")
         driver = Driver(driver.log, driver.store, Letters(), bases).run()
         for state in driver.states.values():
-            status = state.status(0, "m@1")
+            status = state.status(0, state.health("m@1", None))
             assert (status.state, status.version) == ("stale", 0)
             assert "lost power" in status.reason
         assert rows_by_partition(driver.store) == before
