@@ -5,7 +5,7 @@ Owns:        open -> recover -> serve -> ingest -> drain -> close (lifecycle.py)
              status (status.py), the shard map's file (shard_map.py, FORMAT.md).
 Never does:  answer pulls or pushes (native room server does), decide what a delta means (ingest).
 Called by:   cli serve, demo, tests.
-Invariants:  pulls are served before anything slow is imported or started; a signal drains and
+Invariants:  pulls are served before ingest and the other doors start; SIGTERM and SIGINT drain and
              closes; an ingest that fails never stops the serving of pulls.
 """
 
