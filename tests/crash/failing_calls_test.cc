@@ -385,10 +385,17 @@ TEST_P(FailingCalls, LoseNothingThatWasAcknowledged) {
   if (setting.folder != nullptr && access(setting.folder, W_OK) != 0)
     GTEST_SKIP() << "there is no " << setting.folder;
   const testing_support::TemporaryFolder own;
+  struct Removed {
+    std::string folder;
+    ~Removed() {
+      if (!folder.empty()) std::filesystem::remove_all(folder);
+    }
+  } in_memory;
   std::string folder = own.path();
   if (setting.folder != nullptr) {
     folder = std::string(setting.folder) + "/petps_failing_" + std::to_string(getpid());
     std::filesystem::create_directory(folder);
+    in_memory.folder = folder;
   }
   Life life(folder, setting.threads);
   ASSERT_EQ(life.live(Fault()), "");
@@ -420,7 +427,6 @@ TEST_P(FailingCalls, LoseNothingThatWasAcknowledged) {
   std::cout << "[failing calls] " << setting.name << ": " << cases << " cases, " << calls
             << " calls of " << kinds.size() << " kinds" << std::endl;
   EXPECT_GE(cases, scaled(setting.promised, 1));
-  if (setting.folder != nullptr) std::filesystem::remove_all(folder);
 }
 
 INSTANTIATE_TEST_SUITE_P(Settings, FailingCalls,

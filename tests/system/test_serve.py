@@ -348,7 +348,7 @@ def test_a_server_whose_pool_is_truncated_says_so_and_ends(
     with Connection(port) as connection:
         table = table_ids(connection)["items"]
         os.truncate(pool, 4096)
-        with pytest.raises(OSError):
+        with pytest.raises(ConnectionError):
             connection.pull(table, DIM, np.arange(COUNT, dtype=np.uint64))
     assert process.child.wait(WAIT_SECONDS) == _native.LOST_POOL_EXIT_STATUS
     message = rf"petps: SIGBUS at byte \d+ of the pool {pool}: the file has only 4096 bytes"
