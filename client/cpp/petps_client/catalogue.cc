@@ -114,8 +114,11 @@ Result<std::shared_ptr<Catalogue>> Catalogue::build(const wire::TablesReply& rep
   catalogue->peer_ = peer;
   catalogue->model_ = model;
   catalogue->model_status_ = catalogue->choose_instance(reply, model, peer);
-  for (const wire::InstanceInfo& info : reply.instances)
-    catalogue->instances_[info.name].id = info.id;
+  for (const wire::InstanceInfo& info : reply.instances) {
+    Instance& instance = catalogue->instances_[info.name];
+    instance.id = info.id;
+    instance.applied_version = info.applied_version;
+  }
   for (const wire::TableInfo& info : reply.tables) {
     PETPS_RETURN_IF_ERROR(check_table(info, peer));
     Table table;
@@ -171,6 +174,11 @@ bool Catalogue::reaches(std::string_view name) const {
   if (at == instances_.end()) return false;
   const uint32_t meant = instance();
   return meant == 0 || at->second.id <= meant;
+}
+
+uint64_t Catalogue::applied_version(std::string_view name) const {
+  const auto at = instances_.find(name);
+  return at == instances_.end() ? 0 : at->second.applied_version;
 }
 
 uint64_t Catalogue::left_at(std::string_view name) const {

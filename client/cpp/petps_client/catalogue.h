@@ -57,6 +57,9 @@ class Catalogue {
   uint64_t left_at(std::string_view instance) const;
   // 1: `a` is known here to be older than `b`; -1: newer; 0: not known here.
   int order(std::string_view a, std::string_view b) const;
+  // The version that the instance had applied here; 0: none, or not listed. Versions grow over all
+  // instances of a model.
+  uint64_t applied_version(std::string_view instance) const;
   // The instances that are known here to be older than `instance`.
   std::vector<std::string> older_than(std::string_view instance) const;
   // Whether the URL's model is here.
@@ -70,6 +73,7 @@ class Catalogue {
   };
   struct Instance {
     uint32_t id = 0;
+    uint64_t applied_version = 0;
     std::unordered_map<std::string, CatalogueTable, Hash, std::equal_to<>> tables;  // by name
   };
   base::Status choose_instance(const wire::TablesReply& reply, const std::string& model,

@@ -11,14 +11,20 @@ constexpr size_t kMaxOlder = 256;
 
 size_t hash_of(const std::string& name) { return std::hash<std::string>()(name); }
 
-// 1: `a` is known to be older than `b`; the pool that means `b` knows best.
+// 1: `a` is known to be older than `b`; the pool that means `b` knows best. Where no pool knows both,
+// their versions say it; pushed tables have none.
 int order(std::string_view a, std::string_view b, std::span<const CataloguePointer> known) {
   int order = 0;
+  uint64_t first = 0;
+  uint64_t second = 0;
   for (const CataloguePointer& catalogue : known) {
     if (catalogue == nullptr) continue;
+    first = std::max(first, catalogue->applied_version(a));
+    second = std::max(second, catalogue->applied_version(b));
     const int here = catalogue->order(a, b);
     if (here != 0 && (order == 0 || catalogue->instance_name() == b)) order = here;
   }
+  if (order == 0 && first != 0 && second != 0 && first != second) return first < second ? 1 : -1;
   return order;
 }
 
@@ -110,14 +116,33 @@ void add_once(const std::string& name, std::vector<std::string>& names) {
   if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
 }
 
+// What nobody can compare with the last answer is not taken while a server that answers still has
+// that one; then the fleet has moved on, and the dead hold nobody back.
+bool is_newer(const Catalogue& server, const std::string& last,
+              std::span<const CataloguePointer> known, std::span<const CataloguePointer> live) {
+  if (last.empty() || server.left_at(last) != 0) return true;
+  const int compared = order(last, server.instance_name(), known);
+  if (compared != 0) return compared > 0;
+  return std::none_of(live.begin(), live.end(),
+                      [&](const CataloguePointer& other) { return other->instance(last) != 0; });
+}
+
 Candidates candidates_of(std::span<const GroupView> groups, const Answered& answered,
                          bool also_dead) {
   Candidates found;
+  std::vector<CataloguePointer> live;
   for (const GroupView& group : groups) {
     for (const ServerView& server : group) {
       if (server.catalogue != nullptr) found.known.push_back(server.catalogue);
+      if (counts(server, also_dead)) live.push_back(server.catalogue);
+    }
+  }
+  for (const GroupView& group : groups) {
+    for (const ServerView& server : group) {
       if (!counts(server, also_dead)) continue;
-      const bool is_allowed = answered.allows(*server.catalogue);
+      const bool is_allowed = answered.is(server.catalogue->instance_name()) ||
+                              (answered.allows(*server.catalogue) &&
+                               is_newer(*server.catalogue, answered.instance(), found.known, live));
       add_once(server.catalogue->instance_name(), is_allowed ? found.allowed : found.too_old);
     }
   }
