@@ -76,5 +76,16 @@ target_include_directories(lab_pool PRIVATE "${PROJECT_SOURCE_DIR}")
 target_link_libraries(lab_pool PRIVATE petps_table)
 set_property(GLOBAL APPEND PROPERTY PETPS_TEST_PROGRAMS lab_pool)
 
+# The model compiles index and epoch a second time, with each shared access as a step of its machine.
+# It switches stacks on one thread, which sanitizers cannot follow: plain builds only.
+if(NOT PETPS_SANITIZE)
+  petps_tests(model FOLDER tests/model TIMEOUT 300 LIBS petps_pool)
+  file(GLOB modelled CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/native/index/*.cc"
+                                       "${PROJECT_SOURCE_DIR}/native/epoch/*.cc")
+  target_sources(test_model PRIVATE ${modelled})
+  target_compile_definitions(test_model PRIVATE
+    PETPS_MODEL_ATOMICS="tests/model/atomics.h")
+endif()
+
 get_property(programs GLOBAL PROPERTY PETPS_TEST_PROGRAMS)
 add_custom_target(petps_tests DEPENDS ${programs})

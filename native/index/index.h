@@ -168,7 +168,6 @@ class Index {
   Held lock(Bucket& bucket);                  // waits; heals
   bool try_lock(Bucket& bucket, Held* held);  // does not wait
   void unlock(const Held& held);
-  void store_word(const Held& held);
   bool claim(Bucket& bucket, Held* held);
   void heal(Bucket& bucket);
   static bool has_room(const Bucket& bucket);

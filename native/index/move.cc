@@ -88,7 +88,8 @@ Status Index::move_locked(uint64_t key, const Path& path, const Place& at, uint6
 
   // The count's second change, before the key leaves its old place: a reader that sees it gone sees this (fill_entry). The failure
   // above needs none: the old place was the key's all the time.
-  store_word(*target);
+  store64(target->bucket->word, target->word);
+  media_->stored(&target->bucket->word, sizeof target->bucket->word);
   store64(from.ref, 0);
   media_->stored(&from.ref, sizeof from.ref);
   flusher.flush(&from, sizeof from, Site::kVacatedEntry);

@@ -139,7 +139,8 @@ void Index::fill_entry(Held* held, uint32_t entry, uint64_t key, uint8_t tag, Sl
   Bucket& bucket = *held->bucket;
   Entry& place = bucket.entries[entry];
   held->word = next_count(held->word);
-  store_word(*held);
+  store64(bucket.word, held->word);
+  media_->stored(&bucket.word, sizeof bucket.word);
   store64(place.key, key);
   media_->stored(&place.key, sizeof place.key);
   store8(bucket.tags[entry], tag);
@@ -148,11 +149,6 @@ void Index::fill_entry(Held* held, uint32_t entry, uint64_t key, uint8_t tag, Sl
   media_->stored(&place.ref, sizeof place.ref);
   flusher.flush(&place, sizeof place, site);
   held->word = next_count(held->word);  // stored by unlock, or by move_locked before
-}
-
-void Index::store_word(const Held& held) {
-  store64(held.bucket->word, held.word);
-  media_->stored(&held.bucket->word, sizeof held.bucket->word);
 }
 
 Place Index::search_locked(uint64_t key, const Path& path) const {

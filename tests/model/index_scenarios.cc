@@ -1,0 +1,242 @@
+// What the model runs on the index: each scenario brings two or three threads together on a few
+// entries. A reader's answer is judged by the values its key had (IndexRig).
+#include <unordered_set>
+
+#include "tests/model/index_rig.h"
+#include "tests/model/scenarios.h"
+
+namespace petps::model {
+namespace {
+
+using Keys = std::vector<uint64_t>;
+
+Scenario on(const std::shared_ptr<IndexRig>& rig, const std::string& name,
+            std::vector<std::function<void()>> threads, bool walked = true) {
+  rig->keep();
+  Scenario scenario;
+  scenario.name = name;
+  scenario.setup = [rig, walked] { rig->restore(walked); };
+  scenario.threads = std::move(threads);
+  scenario.check = [rig] { rig->check(); };
+  return scenario;
+}
+
+// Bucket 0 full but for one entry; the key that was displaced from it to bucket 1 moves home.
+Scenario moves_home(bool batch) {
+  auto rig = std::make_shared<IndexRig>();
+  const Keys full = rig->keys(0, 2, 14);
+  const uint64_t key = rig->keys(0, 1, 1)[0];
+  const uint64_t other = rig->keys(1, 2, 1)[0];
+  for (const uint64_t each : full) rig->put(each);
+  rig->put(key);
+  rig->put(other);
+  rig->erase(full[13]);
+  const auto move = [=] {
+    const auto moved = rig->index().move_home(key, {});
+    if (!moved.ok() || moved.value() != 1) fail("the key did not move");
+  };
+  const auto read = [=] {
+    if (batch) {
+      rig->find_batch({key, other});
+    } else {
+      rig->find_one(key);
+    }
+  };
+  return on(rig, batch ? "a key moves home, batch" : "a key moves home", {move, read});
+}
+
+// The key moves, and its old entry is given to a key with the same tag at once.
+Scenario moves_and_is_overwritten(bool batch) {
+  auto rig = std::make_shared<IndexRig>();
+  const Keys full = rig->keys(0, 2, 14);
+  const uint64_t key = rig->keys(0, 1, 1)[0];
+  uint64_t next = rig->keys(1, 2, 1)[0];
+  while (rig->index().path_of(next).tag != rig->index().path_of(key).tag)
+    next = rig->keys(1, 2, 1)[0];
+  for (const uint64_t each : full) rig->put(each);
+  rig->put(key);
+  rig->erase(full[13]);
+  const auto move = [=] {
+    const auto moved = rig->index().move_home(key, {});
+    if (!moved.ok() || moved.value() != 1) fail("the key did not move");
+    rig->put(next);
+  };
+  const auto read = [=] {
+    if (batch) {
+      rig->find_batch({key});
+    } else {
+      rig->find_one(key);
+    }
+  };
+  return on(rig, batch ? "a moved key is overwritten, batch" : "a moved key is overwritten",
+            {move, read});
+}
+
+// A key leaves its home for another, and comes back: three places in all.
+Scenario moves_there_and_back(bool batch) {
+  auto rig = std::make_shared<IndexRig>();
+  const Keys full = rig->keys(0, 2, 13);
+  const uint64_t cold = rig->keys(0, 1, 1)[0];
+  const uint64_t hot = rig->keys(0, 2, 1)[0];
+  for (const uint64_t each : full) rig->put(each);
+  rig->put(cold);
+  rig->put(hot);
+  std::unordered_set<uint64_t> stay(full.begin(), full.end());
+  stay.insert(hot);
+  const auto move = [=] {
+    const auto moved = rig->index().move_home(hot, stay);
+    if (!moved.ok() || moved.value() != 2) fail("nothing was evicted");
+    rig->erase(full[0]);
+    if (!rig->index().rehome_bucket(1).ok()) fail("a move failed");
+  };
+  const auto read = [=] {
+    if (batch) {
+      rig->find_batch({cold});
+    } else {
+      rig->find_one(cold);
+    }
+  };
+  return on(rig,
+            batch ? "a key is evicted and comes back, batch" : "a key is evicted and comes back",
+            {move, read});
+}
+
+// An entry is given from key to key and back to the first.
+Scenario reuses_an_entry(bool batch) {
+  auto rig = std::make_shared<IndexRig>();
+  const Keys keys = rig->keys(0, 1, 2);
+  rig->put(keys[0]);
+  rig->put(rig->keys(0, 1, 1)[0]);
+  const auto write = [=] {
+    rig->erase(keys[0]);
+    rig->put(keys[1]);
+    rig->erase(keys[1]);
+    rig->put(keys[0]);
+  };
+  const auto read = [=] {
+    if (batch) {
+      rig->find_batch({keys[1], keys[0]});
+    } else {
+      rig->find_one(keys[0]);
+      rig->find_one(keys[1]);
+    }
+  };
+  return on(rig, batch ? "an entry is used again, batch" : "an entry is used again", {write, read});
+}
+
+Scenario updates(bool batch) {
+  auto rig = std::make_shared<IndexRig>();
+  const Keys keys = rig->keys(0, 1, 3);
+  rig->put(keys[0]);
+  rig->put(keys[1]);
+  const auto update = [=] {
+    rig->replace(keys[0]);
+    rig->put(keys[0]);
+  };
+  const auto insert = [=] { rig->put(keys[2]); };
+  const auto read = [=] {
+    if (batch) {
+      rig->find_batch({keys[0]});
+    } else {
+      rig->find_one(keys[0]);
+    }
+  };
+  return on(
+      rig, batch ? "a key is updated beside an insert, batch" : "a key is updated beside an insert",
+      {update, insert, read});
+}
+
+// Two writers want the last entry of a bucket: one goes on to the next.
+Scenario fills_up() {
+  auto rig = std::make_shared<IndexRig>();
+  for (const uint64_t each : rig->keys(0, 1, 13)) rig->put(each);
+  const Keys keys = rig->keys(0, 1, 2);
+  return on(
+      rig, "two inserts want one entry",
+      {[=] { rig->put(keys[0]); }, [=] { rig->put(keys[1]); }, [=] { rig->find_one(keys[0]); }});
+}
+
+Scenario counters(bool batch) {
+  auto rig = std::make_shared<IndexRig>();
+  for (const uint64_t each : rig->keys(0, 1, 14)) rig->put(each);
+  const Keys keys = rig->keys(0, 1, 3);
+  rig->put(keys[0]);
+  rig->put(keys[1]);
+  const auto read = [=] {
+    if (batch) {
+      rig->find_batch({keys[1], keys[2]});
+    } else {
+      rig->find_one(keys[2]);
+    }
+  };
+  return on(rig, batch ? "displaced keys come and go, batch" : "displaced keys come and go",
+            {[=] { rig->erase(keys[0]); }, [=] { rig->put(keys[2]); }, read});
+}
+
+// After a crash: the first writers heal, readers compare keys.
+Scenario heals(bool batch) {
+  auto rig = std::make_shared<IndexRig>();
+  const Keys keys = rig->keys(0, 1, 4);
+  for (size_t i = 0; i < 3; ++i) rig->put(keys[i]);
+  rig->make_old(0);
+  const auto read = [=] {
+    if (batch) {
+      rig->find_batch({keys[0], keys[3]});
+    } else {
+      rig->find_one(keys[0]);
+    }
+  };
+  return on(rig, batch ? "an old bucket is healed, batch" : "an old bucket is healed",
+            {[=] { rig->put(keys[3]); }, [=] { rig->erase(keys[1]); }, read});
+}
+
+Scenario scans() {
+  auto rig = std::make_shared<IndexRig>();
+  const Keys keys = rig->keys(0, 1, 3);
+  rig->put(keys[0]);
+  rig->put(keys[1]);
+  const auto write = [=] {
+    rig->erase(keys[0]);
+    rig->put(keys[2]);
+    rig->replace(keys[1]);
+  };
+  return on(rig, "a bucket is scanned", {write, [=] { rig->scan(0, {keys[1]}); }});
+}
+
+Scenario walks() {
+  auto rig = std::make_shared<IndexRig>();
+  for (const uint64_t each : rig->keys(0, 1, 14)) rig->put(each);
+  const Keys keys = rig->keys(0, 1, 2);
+  rig->put(keys[0]);
+  for (uint64_t b = 0; b < rig->buckets(); ++b) rig->make_old(b);
+  const auto walk = [=] {
+    media::Flusher flusher(rig->medium());
+    for (uint64_t b = 0; b < rig->buckets(); ++b)
+      rig->index().walk_bucket(b, flusher, [](uint64_t, pool::SlotRef) {});
+  };
+  const auto write = [=] {
+    rig->erase(keys[0]);
+    rig->put(keys[1]);
+  };
+  Scenario scenario = on(rig, "the walk counts beside a writer", {walk, write}, false);
+  scenario.check = [=] {
+    if (!rig->index().walked()) fail("the walk does not end");
+    if (rig->index().rows_at_open() != 15) fail("the walk counts rows that came since the open");
+    rig->check();
+  };
+  return scenario;
+}
+
+}  // namespace
+
+std::vector<Scenario> index_scenarios() {
+  std::vector<Scenario> all = {fills_up(), scans(), walks()};
+  for (const bool batch : {false, true}) {
+    for (const auto& make : {moves_home, moves_and_is_overwritten, moves_there_and_back,
+                             reuses_an_entry, updates, counters, heals})
+      all.push_back(make(batch));
+  }
+  return all;
+}
+
+}  // namespace petps::model

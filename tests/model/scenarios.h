@@ -1,0 +1,13 @@
+// The scenarios of the rooms, in one list each.
+#pragma once
+
+#include <vector>
+
+#include "tests/model/machine.h"
+
+namespace petps::model {
+
+std::vector<Scenario> index_scenarios();
+std::vector<Scenario> epoch_scenarios();
+
+}  // namespace petps::model
