@@ -55,7 +55,3 @@ def test_failing_syncs(share: Path, file_system: str) -> None:
 def test_full_disks(share: Path, file_system: str) -> None:
     output = run(share, f"full_disk {file_system}")
     assert re.search(r"^problems 0$", output, re.MULTILINE) is not None
-
-
-def test_overlay(share: Path) -> None:
-    assert "followed to round" in run(share, "overlay")
