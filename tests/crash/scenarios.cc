@@ -516,17 +516,24 @@ void same_keys_again(Driver& d, const Begin& begin) {
 
 // Killed when the clean superblock is stored and not synced; the next process writes the other copy.
 void killed_clean_close(Driver& d, const Begin& begin) {
-  start(d, shape_of(table_spec("t", 60, kOddRow), 60, 52), 40);
-  // A superblock of several sectors, which can be torn.
-  for (uint32_t i = 0; i < 14; ++i) d.create_instance("model@" + std::to_string(i + 2));
+  d.format();
+  // Their row counts, which a close writes, stand in several sectors: a superblock that can be torn.
+  const auto table = [](int i) { return "t" + std::to_string(i); };
+  constexpr int kTables = 4;
+  const auto apply = [&](size_t inserts) {
+    for (int i = 0; i < kTables; ++i) d.apply(table(i), d.random_changes(table(i), inserts, 2, 0));
+  };
+  for (int i = 0; i < kTables; ++i)
+    d.create_table(shape_of(table_spec(table(i), 30, kOddRow), 30, 60 + static_cast<uint64_t>(i)));
+  apply(10);
   d.close();
   d.open();
-  d.apply("t", d.random_changes("t", 4, 6, 4));
+  apply(3);
   constexpr size_t kCleanSuperblockDrain = 1;  // after the close's own
   d.kill_before_drain(kCleanSuperblockDrain, /*seen=*/true, [&] { d.close(); });
   begin();
   d.open();
-  d.apply("t", d.random_changes("t", 4, 6, 4));
+  apply(2);
 }
 
 // More partitions than a page has progress pairs.
