@@ -62,8 +62,9 @@ TEST(StaleJournal, RowsWhereTheBucketsOfADroppedTableWereAreLeftAlone) {
     auto tables = Tables::create(options).value();
     ASSERT_TRUE(tables->pool().create_instance("m", "m@1", 1).ok());
     ASSERT_TRUE(tables->pool().create_instance("m", "m@2", 1).ok());
-    // Its buckets take an extent as large as the first extent of slots that comes after it is dropped.
-    const auto dropped = tables->create_table(spec_of("dropped", 1, 8, 2500)).value();
+    // Its buckets take two units: the smallest free extent for the slots of the table that comes next,
+    // whose buckets take the one unit of its first slots.
+    const auto dropped = tables->create_table(spec_of("dropped", 1, 8, 5000)).value();
     const uint64_t buckets = dropped->record().bucket_offset;
     move_some(*dropped);
     const Journal journal = journal_of(tables->pool());
