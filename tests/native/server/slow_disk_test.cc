@@ -148,7 +148,7 @@ class SlowDiskTest : public testing::Test {
   void expect_everything_answered() {
     wire::Frame frame;
     expect_answer("a pull", pull_frame(1, {{users_->id(), {1, 2, 3}}}));
-    wire::encode_tables(2, frame);
+    wire::encode_tables(2, {}, frame);
     expect_answer("the catalogue", frame);
     wire::encode_status(3, frame);
     expect_answer("the status", frame);
