@@ -20,7 +20,7 @@
 
 namespace petps::crash {
 
-inline constexpr size_t kMediumBytes = size_t{4} << 20;
+inline constexpr size_t kMediumBytes = size_t{5} << 20;
 inline constexpr uint64_t kMetadataBytes = uint64_t{1} << 20;
 inline constexpr size_t kSites = static_cast<size_t>(media::Site::kCount);
 
