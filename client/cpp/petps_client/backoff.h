@@ -7,6 +7,10 @@
 
 namespace petps::client {
 
+// After so many failures in a row, and until its next answer, what a server was last known to have
+// does not count. The rests between them make about 10 ms at least.
+inline constexpr uint32_t kFailuresUntilGone = 3;
+
 struct Patience {
   // The first rest is shorter than a server's restart, the longest one costs a recovered server little.
   uint64_t first_rest_ns = 5'000'000;
@@ -14,13 +18,10 @@ struct Patience {
   // A server that is silent for so long has failed. One that is silent for less was asked by a
   // caller with less time, which says nothing about the server.
   uint64_t silence_ns = 500'000'000;
+  uint32_t failures_until_gone = kFailuresUntilGone;
   // Of the jitter; 0: another one in each process.
   uint64_t seed = 0;
 };
-
-// After so many failures in a row, and until its next answer, what a server was last known to have
-// does not count. The rests between them make about 10 ms at least.
-inline constexpr uint32_t kFailuresUntilGone = 3;
 
 // Growing rests, each between a half and the whole of what is due: clients that lost one server at
 // the same moment do not come back at the same moment. Not thread-safe.

@@ -12,10 +12,10 @@ constexpr size_t kMaxOlder = 256;
 size_t hash_of(const std::string& name) { return std::hash<std::string>()(name); }
 
 // 1: `a` is known to be older than `b`; the pool that means `b` knows best. Where no pool knows both,
-// their versions say it; pushed tables have none.
-int order(std::string_view a, std::string_view b, std::span<const CataloguePointer> known) {
+// their versions say it; pushed tables have none. `first`: that of `a`, as remembered.
+int order(std::string_view a, std::string_view b, std::span<const CataloguePointer> known,
+          uint64_t first = 0) {
   int order = 0;
-  uint64_t first = 0;
   uint64_t second = 0;
   for (const CataloguePointer& catalogue : known) {
     if (catalogue == nullptr) continue;
@@ -33,6 +33,11 @@ int order(std::string_view a, std::string_view b, std::span<const CataloguePoint
 std::string Answered::instance() const {
   const std::lock_guard lock(mutex_);
   return instance_;
+}
+
+Answered::Last Answered::last() const {
+  const std::lock_guard lock(mutex_);
+  return {instance_, version_};
 }
 
 // A pool that meant the last answer's instance, and no longer does since a state that is newer than
@@ -63,7 +68,7 @@ void Answered::note(const std::string& instance, std::span<const CataloguePointe
   if (instance.empty() || hash_.load(std::memory_order_acquire) == hash_of(instance)) return;
   const std::lock_guard lock(mutex_);
   if (instance == instance_ || is_older(instance, known)) return;
-  const bool forward = !instance_.empty() && order(instance_, instance, known) > 0;
+  const bool forward = !instance_.empty() && order(instance_, instance, known, version_) > 0;
   std::unordered_set<std::string> older;
   if (forward) {
     older = std::move(older_);
@@ -73,8 +78,10 @@ void Answered::note(const std::string& instance, std::span<const CataloguePointe
       if (order(name, instance, known) > 0) older.insert(name);
     }
   }
+  uint64_t version = 0;
   for (const CataloguePointer& catalogue : known) {
     if (catalogue == nullptr) continue;
+    version = std::max(version, catalogue->applied_version(instance));
     for (std::string& name : catalogue->older_than(instance)) older.insert(std::move(name));
     counters_[catalogue->state().pool_uuid] = catalogue->state().counter;
   }
@@ -82,6 +89,7 @@ void Answered::note(const std::string& instance, std::span<const CataloguePointe
   while (older.size() > kMaxOlder) older.erase(older.begin());
   older_ = std::move(older);
   instance_ = instance;
+  version_ = version;
   hash_.store(hash_of(instance), std::memory_order_release);
 }
 
@@ -118,13 +126,14 @@ void add_once(const std::string& name, std::vector<std::string>& names) {
 
 // What nobody can compare with the last answer is not taken while a server that answers still has
 // that one; then the fleet has moved on, and the dead hold nobody back.
-bool is_newer(const Catalogue& server, const std::string& last,
+bool is_newer(const Catalogue& server, const Answered::Last& last,
               std::span<const CataloguePointer> known, std::span<const CataloguePointer> live) {
-  if (last.empty() || server.left_at(last) != 0) return true;
-  const int compared = order(last, server.instance_name(), known);
+  if (last.instance.empty() || server.left_at(last.instance) != 0) return true;
+  const int compared = order(last.instance, server.instance_name(), known, last.version);
   if (compared != 0) return compared > 0;
-  return std::none_of(live.begin(), live.end(),
-                      [&](const CataloguePointer& other) { return other->instance(last) != 0; });
+  return std::none_of(live.begin(), live.end(), [&](const CataloguePointer& other) {
+    return other->instance(last.instance) != 0;
+  });
 }
 
 Candidates candidates_of(std::span<const GroupView> groups, const Answered& answered,
@@ -142,7 +151,7 @@ Candidates candidates_of(std::span<const GroupView> groups, const Answered& answ
       if (!counts(server, also_dead)) continue;
       const bool is_allowed = answered.is(server.catalogue->instance_name()) ||
                               (answered.allows(*server.catalogue) &&
-                               is_newer(*server.catalogue, answered.instance(), found.known, live));
+                               is_newer(*server.catalogue, answered.last(), found.known, live));
       add_once(server.catalogue->instance_name(), is_allowed ? found.allowed : found.too_old);
     }
   }

@@ -41,6 +41,12 @@ class Answered {
   // An answer that began before a newer one was given changes nothing.
   void note(const std::string& instance, std::span<const CataloguePointer> known);
   std::string instance() const;  // empty: none yet
+  // With the version that it had applied when it was noted: what told of it may be gone by now.
+  struct Last {
+    std::string instance;
+    uint64_t version = 0;  // 0: none was told
+  };
+  Last last() const;
   bool is(const std::string& instance) const {
     return hash_.load(std::memory_order_acquire) == std::hash<std::string>()(instance);
   }
@@ -52,6 +58,7 @@ class Answered {
   std::atomic<size_t> hash_{0};  // of instance_: spares the lock where nothing has changed
   mutable std::mutex mutex_;     // guards everything below
   std::string instance_;
+  uint64_t version_ = 0;                                  // of instance_
   std::unordered_set<std::string> older_;                 // known to be older than instance_
   std::map<std::array<uint8_t, 16>, uint64_t> counters_;  // of the pools when it was noted
 };

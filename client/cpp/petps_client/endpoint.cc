@@ -251,7 +251,7 @@ bool Endpoint::is_in_doubt() const {
 
 bool Endpoint::answers() const {
   const std::lock_guard lock(mutex_);
-  return failures_ < kFailuresUntilGone;
+  return failures_ < patience_.failures_until_gone;
 }
 
 uint64_t Endpoint::idle_losses() const {

@@ -151,11 +151,24 @@ std::vector<std::string> FakeFleet::violations() const {
   return violations_;
 }
 
-uint64_t FakeFleet::told(const std::string& client, size_t server) const {
+std::string FakeFleet::key_of(const std::string& client, size_t server, size_t pool) {
+  return client + "/" + std::to_string(server) + "/" + std::to_string(pool);
+}
+
+void FakeFleet::saw(const std::string& client, size_t server, const wire::CatalogueState& state) {
   const std::lock_guard lock(mutex_);
-  const auto at = told_.find(client + "/" + std::to_string(server) + "/" +
-                             std::to_string(servers_[server].pool));
-  return at == told_.end() ? 0 : at->second;
+  uint64_t& seen = seen_[key_of(client, server, state.pool_uuid[0] - size_t{1})];
+  seen = std::max(seen, state.counter);
+}
+
+uint64_t FakeFleet::seen_of(const std::string& client, size_t server, size_t pool) const {
+  const auto at = seen_.find(key_of(client, server, pool));
+  return at == seen_.end() ? 0 : at->second;
+}
+
+uint64_t FakeFleet::seen(const std::string& client, size_t server) const {
+  const std::lock_guard lock(mutex_);
+  return seen_of(client, server, servers_[server].pool);
 }
 
 void FakeFleet::run() {
@@ -181,7 +194,7 @@ void FakeFleet::run() {
         if (socket < 0) break;
         const int on = 1;
         setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-        peers_.push_back({socket, i, servers_[i].pool, {}, {}});
+        peers_.push_back({socket, i, servers_[i].pool, {}, {}, 0});
       }
     }
     std::erase_if(peers_, [&](Peer& peer) {
@@ -244,6 +257,10 @@ wire::TablesReply FakeFleet::tables_of(const FakePool& pool) const {
 void FakeFleet::answer(Peer& peer, const wire::FrameHeader& header, std::span<const std::byte> body,
                        wire::Frame& reply) {
   const FakePool& pool = pools_[peer.pool];
+  if (peer.sent != 0) {
+    uint64_t& seen = seen_[key_of(peer.client, peer.server, peer.pool)];
+    seen = std::max(seen, std::exchange(peer.sent, 0));
+  }
   switch (static_cast<wire::Opcode>(header.opcode)) {
     case wire::Opcode::kHello: {
       wire::HelloRequest request;
@@ -255,9 +272,7 @@ void FakeFleet::answer(Peer& peer, const wire::FrameHeader& header, std::span<co
       return wire::encode_hello_reply(header.request_id, hello, reply);
     }
     case wire::Opcode::kTables: {
-      uint64_t& told =
-          told_[peer.client + "/" + std::to_string(peer.server) + "/" + std::to_string(peer.pool)];
-      told = std::max(told, pool.counter);
+      peer.sent = pool.counter;
       ASSERT_TRUE(wire::encode_tables_reply(header.request_id, tables_of(pool), reply).ok());
       return;
     }
@@ -279,12 +294,11 @@ void FakeFleet::answer_pull(Peer& peer, const wire::FrameHeader& header,
     const base::Status unknown(base::Code::kNotFound, "no such table");
     return wire::encode_error(header.opcode, header.request_id, unknown, reply);
   }
-  const uint64_t told =
-      told_[peer.client + "/" + std::to_string(peer.server) + "/" + std::to_string(peer.pool)];
-  if (pool.counter < told) {
+  const uint64_t seen = seen_of(peer.client, peer.server, peer.pool);
+  if (pool.counter < seen) {
     violations_.push_back(peer.client + " took rows of a pool at counter " +
                           std::to_string(pool.counter) + " after it had seen " +
-                          std::to_string(told));
+                          std::to_string(seen));
   }
   reply.assign(wire::pull_reply_head_bytes(pull.sections), std::byte{0});
   const wire::PullReplyParts parts = wire::start_pull_reply(pull.sections, reply);

@@ -53,10 +53,13 @@ class FakeFleet {
   void close_idle(size_t server);
 
   // What a client (by the name of its hello) did against the promise: took rows of a pool at an
-  // older state than the address had told it. Empty: nothing.
+  // older state than it had seen at the address. Empty: nothing.
   std::vector<std::string> violations() const;
-  // The highest counter that this client was told at the address, of the pool that is there now.
-  uint64_t told(const std::string& client, size_t server) const;
+  // The client shows that it knows this state of a pool. An answer that was sent proves nothing:
+  // the client may have given up before it came.
+  void saw(const std::string& client, size_t server, const wire::CatalogueState& state);
+  // The highest counter that this client has seen at the address, of the pool that is there now.
+  uint64_t seen(const std::string& client, size_t server) const;
   uint64_t requests() const { return requests_.load(); }
 
  private:
@@ -73,6 +76,7 @@ class FakeFleet {
     size_t pool = 0;
     std::string client;
     std::vector<std::byte> inbox;
+    uint64_t sent = 0;  // the counter of the last answer; seen when a request follows
   };
   void run();
   void listen_at(Server& server);
@@ -83,6 +87,8 @@ class FakeFleet {
               wire::Frame& reply);
   void answer_pull(Peer& peer, const wire::FrameHeader& header, std::span<const std::byte> body,
                    wire::Frame& reply);
+  static std::string key_of(const std::string& client, size_t server, size_t pool);
+  uint64_t seen_of(const std::string& client, size_t server, size_t pool) const;
   wire::TablesReply tables_of(const FakePool& pool) const;
   void wake() const;
 
@@ -90,7 +96,7 @@ class FakeFleet {
   std::vector<Server> servers_;
   std::vector<FakePool> pools_;
   std::vector<Peer> peers_;
-  std::map<std::string, uint64_t> told_;  // by client, address and pool
+  std::map<std::string, uint64_t> seen_;  // by client, address and pool
   std::vector<std::string> violations_;
   bool stopping_ = false;
   int wake_ = -1;

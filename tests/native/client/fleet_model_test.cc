@@ -10,6 +10,7 @@
 //
 // Not covered here: several threads of one client (shards_test.cc, versions_test.cc), changes of the
 // shard map (shards_test.cc), applied versions within an instance.
+#include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -34,6 +35,13 @@ constexpr uint64_t kMs = 1'000'000;
 // What a client may need to look at all servers: three failures each, rests between them. A busy
 // machine makes healthy servers look dead for a round; the next answer mends that.
 constexpr int kMostRounds = 400;
+
+// How long the model believes in a client, and the client in its servers.
+struct Trust {
+  int rounds = kMostRounds;
+  uint64_t pull_ms = 2'000;
+  uint32_t failures_until_gone = kFailuresUntilGone;
+};
 
 int event_count(int whole) {
   const char* given = std::getenv("PETPS_TEST_SCALE");
@@ -60,8 +68,9 @@ struct Outcome {
 
 class World {
  public:
-  World(std::vector<size_t> groups, uint64_t seed)
-      : random_(seed),
+  World(std::vector<size_t> groups, uint64_t seed, const Trust& trust = {})
+      : trust_(trust),
+        random_(seed),
         groups_(std::move(groups)),
         fleet_(count(groups_)),
         alive_(count(groups_), true),
@@ -134,6 +143,14 @@ class World {
       EXPECT_EQ(subject.last, newest_) << where(subject);
     }
   }
+  // A client learns of an instance that one server means, and that server dies: the others answer.
+  void lose_the_only_new_one() {
+    publish();
+    while (fleet_.pool(0).meant != newest_) advance(0);
+    look(subjects_[0]);
+    kill(0);
+    settle(subjects_[0]);
+  }
   uint64_t requests() const { return fleet_.requests(); }
   uint64_t answers = 0;
   uint64_t settled = 0;
@@ -176,7 +193,7 @@ class World {
   uint64_t highest_counter(size_t server) const {
     uint64_t highest = 0;
     for (const Subject& subject : subjects_)
-      highest = std::max(highest, fleet_.told(subject.name, server));
+      highest = std::max(highest, fleet_.seen(subject.name, server));
     return highest;
   }
   void switch_to(size_t server, uint32_t goal) {
@@ -253,6 +270,7 @@ class World {
     patience.first_rest_ns = kMs / 20;
     patience.longest_rest_ns = kMs / 2;
     patience.silence_ns = 4 * kMs;
+    patience.failures_until_gone = trust_.failures_until_gone;
     patience.seed = 1 + random_() % 1'000'000;
     auto routing = std::make_shared<Routing>();
     routing->partitions = static_cast<uint32_t>(groups_.size());
@@ -272,8 +290,16 @@ class World {
     subject.by = routing;
   }
 
-  void look(const Subject& subject) const {
+  void look(const Subject& subject) {
     Client::Impl::read_catalogues(*subject.by, Deadline::in_ms(any_paused() ? 20 : 2'000), 0);
+    note_seen(subject);
+  }
+  // Between two calls of a client: within one, no server changes.
+  void note_seen(const Subject& subject) {
+    for (size_t i = 0; i < subject.by->all.size(); ++i) {
+      const auto known = subject.by->all[i]->last_catalogue();
+      if (known != nullptr) fleet_.saw(subject.name, i, known->state());
+    }
   }
   bool any_paused() const {
     return std::find(paused_.begin(), paused_.end(), true) != paused_.end();
@@ -281,11 +307,12 @@ class World {
 
   Outcome pull(Subject& subject) {
     // Nobody waits long for what the model says cannot be answered.
-    const uint64_t ms = expected(subject).contains(0) ? 5 : any_paused() ? 60 : 2'000;
+    const uint64_t ms = expected(subject).contains(0) ? 5 : any_paused() ? 60 : trust_.pull_ms;
     const Deadline deadline = Deadline::in_ms(ms);
     Outcome outcome;
     for (int tries = 0; tries < 4; ++tries) {
       outcome = pull_once(subject, deadline);
+      note_seen(subject);
       if (outcome.status.code() != base::Code::kInvalidArgument) break;
     }
     if (outcome.number == 0) return outcome;
@@ -331,7 +358,7 @@ class World {
 
   bool is_live(const Subject& subject, size_t server) const {
     return alive_[server] && !paused_[server] &&
-           fleet_.pool(server).counter >= fleet_.told(subject.name, server);
+           fleet_.pool(server).counter >= fleet_.seen(subject.name, server);
   }
   bool has_dead_group(const Subject& subject) const {
     size_t server = 0;
@@ -387,7 +414,7 @@ class World {
   void settle(Subject& subject) {
     Outcome outcome;
     std::set<uint32_t> allowed;
-    for (int round = 0; round < kMostRounds; ++round) {
+    for (int round = 0; round < trust_.rounds; ++round) {
       std::this_thread::sleep_for(std::chrono::nanoseconds(kMs / 2));  // rests are over
       look(subject);
       if (round + 1 < static_cast<int>(kFailuresUntilGone)) continue;
@@ -417,7 +444,7 @@ class World {
                 (alive_[server] ? "" : ", dead") + (paused_[server] ? ", paused" : "") +
                 ", means " + std::to_string(pool.meant) + ", before " +
                 std::to_string(pool.previous) + ", counter " + std::to_string(pool.counter) +
-                " (told " + std::to_string(fleet_.told(subject.name, server)) + "), has";
+                " (seen " + std::to_string(fleet_.seen(subject.name, server)) + "), has";
         for (const uint32_t number : pool.instances) text += " " + std::to_string(number);
         const auto& endpoint = subject.by->all[server];
         const auto known = endpoint->last_catalogue();
@@ -430,6 +457,7 @@ class World {
   std::vector<std::string> violations() const { return fleet_.violations(); }
 
  private:
+  const Trust trust_;
   std::mt19937_64 random_;
   const std::vector<size_t> groups_;
   FakeFleet fleet_;
@@ -450,7 +478,7 @@ class FleetModel : public ::testing::TestWithParam<std::vector<size_t>> {};
 TEST_P(FleetModel, EveryAnswerIsOneThatTheModelAllows) {
   const uint64_t seed = tests::seed();
   World world(GetParam(), seed);
-  const int events = event_count(3'000);
+  const int events = event_count(1'000);
   for (int i = 0; i < events && !HasFailure(); ++i) world.step();
   if (!HasFailure()) world.end_well();
   for (const std::string& violation : world.violations()) ADD_FAILURE() << violation;
@@ -475,6 +503,23 @@ INSTANTIATE_TEST_SUITE_P(Fleets, FleetModel,
                              name += "_" + std::to_string(servers);
                            return name;
                          });
+
+// What a world says about a client whose servers count as gone after so many failures.
+std::string said_of(uint32_t failures_until_gone, int rounds) {
+  ::testing::TestPartResultArray failures;
+  const ::testing::ScopedFakeTestPartResultReporter reporter(
+      ::testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &failures);
+  World({3}, tests::seed(), {rounds, 20, failures_until_gone}).lose_the_only_new_one();
+  return failures.size() == 0 ? "" : failures.GetTestPartResult(0).message();
+}
+
+// The model notices a client that goes on counting what dead servers last said.
+TEST(FleetModelMutation, AClientThatBelievesTheDeadIsFoundOut) {
+  EXPECT_EQ("", said_of(kFailuresUntilGone, kMostRounds));
+  const std::string said = said_of(UINT32_MAX, 8);
+  EXPECT_NE(said.find("answers 0 ("), std::string::npos) << said;
+  EXPECT_NE(said.find(", the model says 1"), std::string::npos) << said;
+}
 
 }  // namespace
 }  // namespace petps::client::testing
