@@ -1,58 +1,19 @@
-// Requests and their replies, good and bad, through a raw socket: the message of every refusal is
-// read.
+// Requests and their replies through a raw socket: the message of every refusal is read.
+// bad_frames_test has the frames that no client of ours sends.
 #include "server/server.h"
 
 #include <gtest/gtest.h>
 
-#include <cstring>
-#include <random>
 #include <thread>
 
 #include "raw_client.h"
-#include "tests/seed.h"
+#include "server_fixture.h"
 
 namespace petps::server {
 namespace {
 
 using base::Code;
 using base::Status;
-
-class ServerTest : public testing::Test {
- protected:
-  ServerTest()
-      : users_(pool_.add_table("users", 16, 64, 1000)),
-        items_(pool_.add_table("items", 3, 6, 1000)),
-        deltas_(pool_.add_table("clicks", 16, 64, 1000, pool::Feed::kDelta)) {
-    fill(users_, 100, 1);
-    fill(items_, 50, 1);
-    options_.port = 0;
-    options_.software = "test \"quoted\"";
-  }
-  void start() {
-    auto started = Server::start(*pool_.tables, options_);
-    ASSERT_TRUE(started.ok()) << started.status().to_string();
-    server_ = std::move(started.value());
-  }
-  std::unique_ptr<RawClient> connect() { return std::make_unique<RawClient>(server_->port()); }
-
-  static void expect_error(const Status& status, Code code, const std::string& part) {
-    EXPECT_EQ(status.code(), code) << status.to_string();
-    EXPECT_NE(status.message().find(part), std::string_view::npos) << status.to_string();
-  }
-  // A bad request must not hurt its connection's next one.
-  void expect_serves(RawClient& client) {
-    const Pulled pulled = decode_pulled(client.call(pull_frame(7, {{users_.id(), {1}}})));
-    ASSERT_TRUE(pulled.status.ok()) << pulled.status.to_string();
-    EXPECT_EQ(pulled.rows[0], row_of(1, 1, 64));
-  }
-
-  TestPool pool_;
-  table::Table& users_;
-  table::Table& items_;
-  table::Table& deltas_;
-  ServerOptions options_;
-  std::unique_ptr<Server> server_;
-};
 
 TEST_F(ServerTest, HelloTellsTheLimits) {
   options_.limits.keys_per_pull = 1234;
@@ -379,73 +340,6 @@ TEST_F(ServerTest, AReplyAboveTheFrameLimitIsRefusedBeforeItIsGathered) {
   expect_serves(*client);
 }
 
-TEST_F(ServerTest, UnknownOpcodeIsRefusedAndTheConnectionLives) {
-  start();
-  auto client = connect();
-  wire::Frame frame = pull_frame(4, {{users_.id(), {1}}});
-  const uint16_t opcode = 99;
-  std::memcpy(frame.data() + offsetof(wire::FrameHeader, opcode), &opcode, sizeof(opcode));
-  const Reply reply = client->call(frame);
-  EXPECT_EQ(reply.header.request_id, 4u);
-  expect_error(reply.error(), Code::kUnimplemented, "opcode 99 is unknown");
-  expect_serves(*client);
-}
-
-TEST_F(ServerTest, GarbageIsToldWhatThisPortSpeaks) {
-  start();
-  auto client = connect();
-  const std::string text = "GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n";
-  client->send(std::as_bytes(std::span(text)));
-  expect_error(client->last_error(), Code::kInvalidArgument, "not a petps frame");
-  auto other = connect();
-  expect_serves(*other);
-}
-
-TEST_F(ServerTest, OversizedFrameIsRefusedByItsHeader) {
-  start();
-  auto client = connect();
-  wire::FrameHeader header;
-  header.opcode = static_cast<uint16_t>(wire::Opcode::kPush);
-  header.body_bytes = wire::kMaxBodyBytes + 8;
-  client->send(std::as_bytes(std::span(&header, 1)));
-  expect_error(client->last_error(), Code::kResourceExhausted, "16777224 bytes is above the limit");
-}
-
-TEST_F(ServerTest, AServersOwnLowerFrameLimitHolds) {
-  options_.limits.body_bytes = 4096;
-  start();
-  auto client = connect();
-  expect_serves(*client);
-  wire::FrameHeader header;
-  header.opcode = static_cast<uint16_t>(wire::Opcode::kPush);
-  header.body_bytes = 8192;
-  client->send(std::as_bytes(std::span(&header, 1)));
-  expect_error(client->last_error(), Code::kResourceExhausted, "above the limit of 4128");
-}
-
-TEST_F(ServerTest, TruncatedFrameIsTold) {
-  start();
-  auto client = connect();
-  const wire::Frame frame = pull_frame(1, {{users_.id(), {1, 2, 3}}});
-  client->send(std::span(frame).first(frame.size() - 8));
-  client->end_sending();
-  expect_error(client->last_error(), Code::kInvalidArgument, "truncated frame");
-}
-
-TEST_F(ServerTest, SlowLorisIsClosed) {
-  options_.transport.frame_ms = 80;
-  start();
-  auto client = connect();
-  const wire::Frame frame = pull_frame(1, {{users_.id(), {1, 2, 3}}});
-  client->send(std::span(frame).first(40));
-  expect_error(client->last_error(), Code::kDeadlineExceeded,
-               "not complete 80 ms after its first byte");
-  auto other = connect();
-  expect_serves(*other);
-  EXPECT_NE(server_->status_json().find("not complete 80 ms"), std::string::npos)
-      << "it is among the incidents";
-}
-
 TEST_F(ServerTest, StatusShowsHowRowsAreSentAndWhatWasMeasured) {
   options_.gather = transport::GatherMode::kSendmsg;
   start();
@@ -564,47 +458,6 @@ TEST_F(ServerTest, BadOptionsAreNamed) {
   refused("'example.org' is not a numeric");
   options_.shard_map = {"ranking", 1, 2, {}};
   refused("partition 0 is owned by no server");
-}
-
-TEST_F(ServerTest, MutatedFramesNeverStopTheServer) {
-  options_.transport.frame_ms = 1000;
-  start();
-  const uint64_t seed = tests::seed();
-  std::mt19937_64 random(seed);
-  std::vector<wire::Frame> samples = {pull_frame(1, {{users_.id(), {1, 2, 3}}, {items_.id(), {4}}}),
-                                      push_frame(2, users_, {1, 2}, 1)};
-  samples.emplace_back();
-  wire::encode_hello(3, {1, 1, "x"}, samples.back());
-  samples.emplace_back();
-  wire::encode_tables(3, {.with_state = true}, samples.back());
-  samples.emplace_back();
-  wire::encode_hot_keys(3, {users_.id(), std::vector<uint64_t>{1, 2}}, samples.back());
-  samples.emplace_back();
-  wire::encode_shard_map(3, samples.back());
-  for (int i = 0; i < 400; ++i) {
-    const size_t sample = random() % samples.size();
-    wire::Frame frame = samples[sample];
-    for (uint64_t n = 1 + random() % 3; n > 0; --n) {
-      // The body mostly: a broken header is refused by its first check.
-      const size_t from = random() % 4 == 0 ? 0 : wire::kHeaderBytes;
-      if (frame.size() > from)
-        frame[from + random() % (frame.size() - from)] = static_cast<std::byte>(random());
-    }
-    // A pull that waits for a version is answered late: shards_test.
-    if (sample == 0) std::fill_n(frame.begin() + wire::kHeaderBytes + 12, 4, std::byte{0});
-    auto client = connect();
-    client->send(frame);
-    client->end_sending();
-    const Reply reply = client->receive();
-    ASSERT_FALSE(reply.closed) << "round " << i
-                               << ": every frame is answered, if only with an error";
-    if (reply.header.code != 0) {
-      ASSERT_FALSE(reply.error().message().empty());
-    }
-  }
-  auto client = connect();
-  const Pulled pulled = decode_pulled(client->call(pull_frame(1, {{items_.id(), {4}}})));
-  ASSERT_TRUE(pulled.status.ok());
 }
 
 }  // namespace
