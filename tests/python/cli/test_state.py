@@ -74,9 +74,9 @@ def test_status_refusals(petps_command: Command, pool: Path, tmp_path: Path) -> 
     assert "pool" in message
     message = petps_command.fails(7, "status", "petps://127.0.0.1:1")
     assert "127.0.0.1:1" in message
-    forge(pool, version=3)
+    forge(pool, version=4)
     message = petps_command.fails(1, "status", pool)
-    assert "format version 3, this build reads versions 1 to 2" in message
+    assert "format version 4, this build reads versions 1 to 3" in message
 
 
 def test_pool_copied_half(petps_command: Command, pool: Path) -> None:
