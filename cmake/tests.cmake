@@ -38,6 +38,7 @@ endfunction()
 # The crash suite's test double; its own tests stand beside it. Include as
 # "tests/native/media/simulated_medium.h".
 add_library(petps_simulated_medium STATIC EXCLUDE_FROM_ALL
+  "${PROJECT_SOURCE_DIR}/tests/native/media/simulated_crash.cc"
   "${PROJECT_SOURCE_DIR}/tests/native/media/simulated_medium.cc")
 target_compile_options(petps_simulated_medium PRIVATE ${PETPS_TEST_WARNINGS})
 target_link_libraries(petps_simulated_medium PUBLIC petps_media GTest::gtest)
