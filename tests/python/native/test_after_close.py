@@ -68,6 +68,7 @@ METHODS: dict[str, dict[str, Method]] = {
         "find_id": lambda t: t.find_id(1),
         "tables": lambda t: t.tables(),
         "record_progress": lambda t: t.record_progress(PROGRESS),
+        "record_all_progress": lambda t: t.record_all_progress([PROGRESS]),
         "progress": lambda t: t.progress(1, 0),
         "all_progress": lambda t: t.all_progress(),
         "applied_version": lambda t: t.applied_version(1),
