@@ -341,7 +341,8 @@ class World {
     for (size_t i = 0; i < keys.size(); ++i) keys[i] = i;
     std::vector<float> rows(keys.size() * row_dim(guess));
     const TablePull wanted{"t", keys, std::as_writable_bytes(std::span(rows)), {}, Form::kFloat32};
-    PullCall call(*subject.impl, {&wanted, 1}, {}, deadline);
+    const PullOptions options;  // the call refers to it
+    PullCall call(*subject.impl, {&wanted, 1}, options, deadline);
     PullReport report;
     const base::Status status = call.run(*subject.by, report);
     if (!status.ok()) return {status, 0};
