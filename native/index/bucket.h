@@ -14,7 +14,8 @@ using pool::SlotRef;
 
 inline constexpr uint32_t kEntries = 14;
 inline constexpr uint32_t kAllEntries = (1u << kEntries) - 1;
-inline constexpr uint8_t kSaturated = 255;  // an overflow counter that reached this stays
+inline constexpr uint8_t kSaturated =
+    255;  // an overflow counter that reached this stays until a recount
 
 struct Entry {
   uint64_t key;

@@ -13,10 +13,12 @@
 // Source:      PetPS section 3.2.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <unordered_set>
@@ -66,6 +68,8 @@ struct Op {
 };
 
 inline constexpr size_t kNoKey = ~size_t{0};
+inline constexpr uint64_t kRecountShare =
+    64;  // lowerings that were lost, of the buckets, until a recount is worth its scan
 
 class Index {
  public:
@@ -131,6 +135,22 @@ class Index {
                    const std::function<void(uint64_t key, SlotRef ref)>& entry);
   // Tags and words of every bucket, flushed, for a clean close.
   void flush_words(media::Flusher& flusher);
+  // ---- recount: overflow counters that are too high come down to what they count (INDEX.md) ----
+  // Counters may be too high after a crash, and where one was saturated.
+  bool recount_wanted() const {
+    return recount_wanted_.load(std::memory_order_relaxed) >
+           std::max<uint64_t>(kSaturated / 2, count_ / kRecountShare);
+  }
+  void want_recount() { recount_wanted_.store(UINT64_MAX / 2, std::memory_order_relaxed); }
+  // False when there is no memory to count in. After the walk; one recount at a time.
+  bool begin_recount();
+  // Counts the displaced entries of up to `buckets` buckets more; true when all are counted. Writers go on.
+  bool count_claims(uint64_t buckets);
+  // Lowers counters of buckets [from, to) to what was counted. Nothing may be written meanwhile: no batch, no move, and none may
+  // have failed. Returns how many were too high.
+  uint64_t install_counters(uint64_t from, uint64_t to);
+  void end_recount();  // likewise
+
   // A clean open: nothing to walk; `rows` live entries.
   void set_walked(uint64_t rows, uint64_t displaced);
   // Live entries when the pool was opened; known once the walk has visited every bucket.
@@ -186,6 +206,7 @@ class Index {
                            Held* target, uint32_t entry);
   base::Result<bool> evict(uint64_t bucket, const std::unordered_set<uint64_t>& hot);
   void count_change(const Bucket& bucket, bool displaced, int64_t by);
+  void change_claims(const Bucket& in, const Path& path, uint64_t distance, bool comes);
   uint64_t number_of(const Bucket& bucket) const {
     return static_cast<uint64_t>(&bucket - buckets_);
   }
@@ -203,6 +224,10 @@ class Index {
   base::Atomic<uint64_t> changed_before_walk_{
       0};  // entries that came, less those that went, ahead of it
   base::Atomic<uint64_t> displaced_{0};
+  // Of the recount: displaced entries that passed each bucket, of those that lie in the buckets before counted_until_.
+  std::unique_ptr<base::Atomic<uint16_t>[]> claims_;
+  base::Atomic<uint64_t> counted_until_{0};
+  base::Atomic<uint64_t> recount_wanted_{0};  // lowerings that saturated counters did not take
 };
 
 // Finishes a move that a crash interrupted: if both copies of the entry are there, the old one goes. Before the first pull.
@@ -215,6 +240,7 @@ struct InterruptedMove {
 InterruptedMove interrupted_move(const pool::Pool& pool);
 
 inline constexpr uint32_t kSpinsBeforeYield = 64;
+inline constexpr uint16_t kTooManyClaims = UINT16_MAX;  // a count of the recount that stays
 inline constexpr uint32_t kFullLooks = 1000;  // passes over full buckets until they count as full
 inline constexpr size_t kPublishAhead = 12;  // ops whose lines are under way while one is published
 

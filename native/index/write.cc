@@ -101,6 +101,7 @@ void Index::lower_counters(const Path& path, uint64_t from, uint64_t to) {
     while (seen != kSaturated && seen != 0 &&
            !base::exchange8(bucket.overflow, seen, static_cast<uint8_t>(seen - 1))) {
     }
+    if (seen == kSaturated) recount_wanted_.fetch_add(1, std::memory_order_relaxed);
     media_->stored(&bucket.overflow, 1);
   }
 }
@@ -293,6 +294,7 @@ bool Index::erase_at(Op& op, const Place& at, const Held& home, Flusher& flusher
   media_->stored(&entry.ref, sizeof entry.ref);
   flusher.flush(&entry, sizeof entry, Site::kErasedEntry);
   count_change(bucket, displaced, -1);
+  change_claims(bucket, path_of(op.key), at.distance, /*comes=*/false);
   if (displaced) unlock(held);
   op.old = at.ref;
   op.lower = static_cast<uint32_t>(at.distance);
@@ -317,6 +319,7 @@ bool Index::place_new(Op& op, const Path& path, Held* home, Flusher& flusher) {
   if (entry < kEntries) {
     fill_entry(held, entry, op.key, path.tag, op.ref, flusher, Site::kEntry);
     count_change(bucket, held == &other, +1);
+    change_claims(bucket, path, op.passed, /*comes=*/true);
     op.old = 0;
     op.lower = 0;
     op.state = OpState::kDone;

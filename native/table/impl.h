@@ -40,6 +40,9 @@ struct Table::Impl final : epoch::Reclaimer {
   void read_ahead(uint64_t bucket) const;
   base::Result<uint64_t> migrate(std::span<const uint64_t> hot_keys);
   base::Result<uint64_t> rehome();
+  // A bounded part of a recount; true when it is complete, or cannot be made now. Adds the counters that it lowered.
+  bool recount_step(uint64_t* lowered);
+  bool wants_recount();
 
   Tables::Impl& owner;
   pool::Pool& pool;
@@ -69,6 +72,8 @@ struct Table::Impl final : epoch::Reclaimer {
   std::array<Scratch, kRanges> scratch;
   Gate walk_gate;  // shared: publish and mark; exclusive: the walk takes the marks
   mutable MovesGate moves_gate;
+  enum class Recount { kNone, kCounts, kInstalls } recount = Recount::kNone;  // under moves_mutex
+  uint64_t installed = 0;  // buckets, of the recount that installs
   std::mutex hot_mutex;
   std::vector<uint64_t> hot_keys;  // pending hot set
 };
@@ -127,6 +132,9 @@ inline constexpr size_t kApplyChunkSynced = 65536;  // where a drain is a disk's
 // A hot move is three drains; where a drain is a disk's flush, a hot set may not keep the disk from the deltas. The next one goes on.
 inline constexpr uint64_t kMaxMovesSynced = 200;
 inline constexpr uint64_t kRehomePasses = 6;
+inline constexpr uint64_t kBucketsCounted = 16384;   // in one step of a recount
+inline constexpr uint64_t kBucketsInstalled = 2048;  // likewise, while the table's writers wait
+inline constexpr int kRecountSteps = 8;              // one after another in the background
 inline constexpr uint64_t kRehomeEnough =
     2000;  // a pass that moves fewer than 1/2000 of the rows is the last
 inline constexpr int kReclaimPatienceMs =

@@ -30,6 +30,7 @@ Table::Impl::Impl(Tables::Impl& tables, const pool::TableRecord& table)
   if (pool.was_clean()) {
     set_counts(record.rows, record.displaced);
   } else {  // no two rows share a slot or an entry
+    index.want_recount();
     assumed_rows = std::min(slots.total(), index.bucket_count() * index::kEntries);
     occupied.store(assumed_rows);
   }
@@ -137,6 +138,15 @@ Result<uint64_t> Table::migrate(std::span<const uint64_t> hot_keys) {
 }
 Result<uint64_t> Table::rehome() { return impl_->rehome(); }
 
+Result<uint64_t> Table::recount() {
+  if (!impl_->walked()) impl_->owner.wait_for_walk();
+  PETPS_RETURN_IF_ERROR(impl_->writable());
+  uint64_t lowered = 0;
+  while (!impl_->recount_step(&lowered)) {
+  }
+  return lowered;
+}
+
 Result<uint64_t> Table::Impl::migrate(std::span<const uint64_t> keys) {
   if (!walked()) owner.wait_for_walk();
   PETPS_RETURN_IF_ERROR(writable());
@@ -186,6 +196,40 @@ Result<uint64_t> Table::Impl::rehome() {
     last = moves - before;
   }
   return moves;
+}
+
+// With every range taken and no move under way, each claim on a counter is that of an entry that is there, and all that went is
+// durable: what was counted is exact, now and on the medium. A writer that holds a range may wait for the walk, so the walk waits
+// for no recount.
+bool Table::Impl::recount_step(uint64_t* lowered) {
+  if (!walked()) return true;
+  std::lock_guard one(owner.moves_mutex);
+  if (recount == Recount::kNone) {
+    if (!index.begin_recount()) return true;
+    recount = Recount::kCounts;
+    installed = 0;
+  }
+  if (recount == Recount::kCounts) {
+    if (index.count_claims(kBucketsCounted)) recount = Recount::kInstalls;
+    return false;
+  }
+  turns.take_all();
+  const bool possible = !dropped && !pool.medium().failed();
+  if (possible) *lowered += index.install_counters(installed, installed + kBucketsInstalled);
+  installed += kBucketsInstalled;
+  const bool complete = !possible || installed >= index.bucket_count();
+  if (complete) {
+    index.end_recount();
+    recount = Recount::kNone;
+  }
+  turns.give(kAllRanges);
+  return complete;
+}
+
+bool Table::Impl::wants_recount() {
+  std::lock_guard one(owner.moves_mutex);
+  return walked() && !pool.medium().failed() &&
+         (recount != Recount::kNone || index.recount_wanted());
 }
 
 // ---- recovery ----

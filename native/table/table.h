@@ -122,6 +122,8 @@ class Table {
   base::Result<uint64_t> migrate(std::span<const uint64_t> hot_keys);
   base::Result<uint64_t>
   rehome();  // displaced entries whose home (or a nearer bucket) has room again
+  // Lowers overflow counters that are too high, or saturated in vain, to what they count. Returns how many.
+  base::Result<uint64_t> recount();
 
   // Bucket scan: entries of buckets [from, from + buckets). No moving entry is missed while a ScanGuard lives.
   ScanPage scan(uint64_t from_bucket, uint64_t buckets) const;

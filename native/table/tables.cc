@@ -441,6 +441,9 @@ void Tables::Impl::background() {
           t.erased.load(std::memory_order_relaxed) > t.index.rows() / kRehomeShare;
       if (lost_many && t.index.displaced() > 0 && !pool->medium().failed())
         static_cast<void>(t.rehome().ok());
+      uint64_t lowered = 0;
+      for (int i = 0; i < kRecountSteps && t.wants_recount() && !stopping.load(); ++i)
+        t.recount_step(&lowered);
     }
   }
 }

@@ -292,6 +292,11 @@ void Driver::rehome(const std::string& name) {
       "rehome", [&] { return table(name).rehome().status(); }, [](World*) {});
 }
 
+void Driver::recount(const std::string& name) {
+  step(
+      "recount", [&] { return table(name).recount().status(); }, [](World*) {});
+}
+
 table::Table& Driver::table(const std::string& name) {
   for (const table::TablePointer& t : tables->tables()) {
     if (t->record().spec.name == name) return *t;

@@ -98,6 +98,7 @@ class Driver {
   void apply(const std::string& table, const std::vector<Change>& changes);
   void migrate(const std::string& table, const std::vector<uint64_t>& hot);
   void rehome(const std::string& table);
+  void recount(const std::string& table);
   // Any other step: `act` does it, `expect` changes the world as it should.
   void step(const std::string& name, const std::function<base::Status()>& act,
             const std::function<void(World*)>& expect);

@@ -1,0 +1,66 @@
+// The recount: brings overflow counters that are too high down to what they count. INDEX.md says why none is ever too low.
+#include <algorithm>
+#include <new>
+
+#include "index/index.h"
+
+namespace petps::index {
+
+// An entry came to, or left, a bucket whose lock the caller holds. Buckets that the scan has not reached are counted by it.
+void Index::change_claims(const Bucket& in, const Path& path, uint64_t distance, bool comes) {
+  if (distance == 0 || number_of(in) >= counted_until_.load(std::memory_order_relaxed)) return;
+  for (uint64_t d = 0; d < distance; ++d) {
+    base::Atomic<uint16_t>& count = claims_[bucket_at(path, d)];
+    uint16_t seen = count.load(std::memory_order_relaxed);
+    while (seen != kTooManyClaims &&
+           !count.compare_exchange_weak(seen, static_cast<uint16_t>(comes ? seen + 1 : seen - 1),
+                                        std::memory_order_relaxed)) {
+    }
+  }
+}
+
+bool Index::begin_recount() {
+  claims_.reset(new (std::nothrow) base::Atomic<uint16_t>[count_]());
+  // What is lost from here on asks for the next one.
+  recount_wanted_.store(0, std::memory_order_relaxed);
+  return claims_ != nullptr;
+}
+
+bool Index::count_claims(uint64_t buckets) {
+  const uint64_t from = counted_until_.load(std::memory_order_relaxed);
+  const uint64_t to = std::min(count_, from + buckets);
+  for (uint64_t number = from; number < to; ++number) {
+    const Held held = lock(buckets_[number]);
+    // Whoever has a bucket's lock after this one sees its own number counted; the lock orders it.
+    counted_until_.store(number + 1, std::memory_order_relaxed);
+    for (const Entry& entry : held.bucket->entries) {
+      if (load64(entry.ref) == 0) continue;
+      const Path path = path_of(load64(entry.key));
+      uint64_t distance = 0;
+      while (distance + 1 < count_ && bucket_at(path, distance) != number) ++distance;
+      change_claims(*held.bucket, path, distance, /*comes=*/true);
+    }
+    unlock(held);
+  }
+  return to == count_;
+}
+
+uint64_t Index::install_counters(uint64_t from, uint64_t to) {
+  uint64_t lowered = 0;
+  for (uint64_t number = from; number < std::min(to, count_); ++number) {
+    Bucket& bucket = buckets_[number];
+    const uint16_t claims = claims_[number].load(std::memory_order_relaxed);
+    if (claims >= load8(bucket.overflow)) continue;
+    store8(bucket.overflow, static_cast<uint8_t>(claims));
+    media_->stored(&bucket.overflow, 1);
+    lowered += 1;
+  }
+  return lowered;
+}
+
+void Index::end_recount() {
+  counted_until_.store(0, std::memory_order_relaxed);
+  claims_.reset();
+}
+
+}  // namespace petps::index
