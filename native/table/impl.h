@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -12,6 +13,7 @@
 #include "epoch/epoch.h"
 #include "index/index.h"
 #include "pool/slots.h"
+#include "table/hot.h"
 #include "table/table.h"
 #include "table/turns.h"
 
@@ -38,7 +40,8 @@ struct Table::Impl final : epoch::Reclaimer {
   base::Status allocate(std::span<pool::SlotRef> refs, pool::SlotHeader** headers = nullptr);
   void walk();
   void read_ahead(uint64_t bucket) const;
-  base::Result<uint64_t> migrate(std::span<const uint64_t> hot_keys);
+  base::Result<uint64_t> migrate(std::span<const uint64_t> hot_keys,
+                                 HotKeys::Time now = std::chrono::steady_clock::now());
   base::Result<uint64_t> rehome();
   // A bounded part of a recount; true when it is complete, or cannot be made now. Adds the counters that it lowered.
   bool recount_step(uint64_t* lowered);
@@ -75,7 +78,8 @@ struct Table::Impl final : epoch::Reclaimer {
   enum class Recount { kNone, kCounts, kInstalls } recount = Recount::kNone;  // under moves_mutex
   uint64_t installed = 0;  // buckets, of the recount that installs
   std::mutex hot_mutex;
-  std::vector<uint64_t> hot_keys;  // pending hot set
+  std::vector<uint64_t> hot_keys;  // pending hot sets
+  HotKeys hot;                     // under moves_mutex
 };
 
 // The applied version of one instance; 0 as the instance: unused.
@@ -131,6 +135,11 @@ inline constexpr size_t kApplyChunk =
 inline constexpr size_t kApplyChunkSynced = 65536;  // where a drain is a disk's flush
 // A hot move is three drains; where a drain is a disk's flush, a hot set may not keep the disk from the deltas. The next one goes on.
 inline constexpr uint64_t kMaxMovesSynced = 200;
+inline constexpr size_t kMaxPendingHot = 262'144;  // keys that wait for the background thread
+inline constexpr uint64_t kLeastHot = 64;
+inline constexpr uint64_t kMostHot = 262'144;
+inline constexpr uint64_t kHotShare =
+    16;  // hot keys that a table remembers an interval, of its capacity
 inline constexpr uint64_t kRehomePasses = 6;
 inline constexpr uint64_t kBucketsCounted = 16384;   // in one step of a recount
 inline constexpr uint64_t kBucketsInstalled = 2048;  // likewise, while the table's writers wait

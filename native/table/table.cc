@@ -26,7 +26,8 @@ Table::Impl::Impl(Tables::Impl& tables, const pool::TableRecord& table)
       record(table),
       slots(pool.slots(table.id)),
       index(pool, table.id, table.bucket_offset, table.bucket_count),
-      row_lines(lines_of(table.spec.row_bytes)) {
+      row_lines(lines_of(table.spec.row_bytes)),
+      hot(std::clamp(table.spec.capacity / kHotShare, kLeastHot, kMostHot)) {
   if (pool.was_clean()) {
     set_counts(record.rows, record.displaced);
   } else {  // no two rows share a slot or an entry
@@ -128,7 +129,8 @@ TableStatus Table::status() const {
 void Table::set_hot_keys(std::vector<uint64_t> keys) {
   {
     std::lock_guard lock(impl_->hot_mutex);
-    impl_->hot_keys = std::move(keys);
+    if (impl_->hot_keys.size() + keys.size() > kMaxPendingHot) impl_->hot_keys.clear();
+    impl_->hot_keys.insert(impl_->hot_keys.end(), keys.begin(), keys.end());
   }
   impl_->owner.wake();
 }
@@ -147,12 +149,12 @@ Result<uint64_t> Table::recount() {
   return lowered;
 }
 
-Result<uint64_t> Table::Impl::migrate(std::span<const uint64_t> keys) {
+Result<uint64_t> Table::Impl::migrate(std::span<const uint64_t> keys, HotKeys::Time now) {
   if (!walked()) owner.wait_for_walk();
   PETPS_RETURN_IF_ERROR(writable());
   if (!walked()) return uint64_t{0};  // a reader of another process holds it up: later
-  const std::unordered_set<uint64_t> hot(keys.begin(), keys.end());
   std::lock_guard one(owner.moves_mutex);
+  hot.add(keys, now);
   uint64_t moves = 0;
   for (const uint64_t key : keys) {
     std::unique_lock gate(moves_gate, std::try_to_lock);
@@ -161,8 +163,10 @@ Result<uint64_t> Table::Impl::migrate(std::span<const uint64_t> keys) {
       if (hot_keys.empty()) hot_keys.assign(keys.begin(), keys.end());
       break;
     }
-    auto moved = index.move_home(key, hot);
+    if (hot.has_moved(key)) continue;
+    auto moved = index.move_home(key, hot.spared());
     if (!moved.ok()) return moved;
+    if (moved.value() > 0) hot.moved(key);
     moves += moved.value();
     if (owner.stopping.load(std::memory_order_relaxed) || (synced() && moves >= kMaxMovesSynced))
       break;

@@ -115,7 +115,8 @@ class Table {
   // the batch was published. New keys beyond capacity are refused and counted; the rest is applied.
   base::Result<ApplyReport> apply(const Batch& batch);
 
-  // Hot set of a client: the background thread moves these keys home. Replaces a pending set.
+  // Hot set of a client: the background thread moves these keys home, beside those of other sets that are pending. When
+  // they are too many, this set replaces those.
   void set_hot_keys(std::vector<uint64_t> keys);
   // Synchronous forms, for tests and benchmarks. Return the number of entries moved. While a scan is open nothing moves: the
   // background thread does it later.

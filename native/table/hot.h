@@ -1,0 +1,52 @@
+// Which keys of a table its clients find hot. Part of room table.
+//
+// Each client tells its own hot set, about once an interval. What one of them wants at home, the set of another must not evict: so
+// the keys of this interval and of the one before are spared, and a key goes home once an interval.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <unordered_set>
+#include <utility>
+
+namespace petps::table {
+
+class HotKeys {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  using Keys = std::unordered_set<uint64_t>;
+  static constexpr auto kInterval = std::chrono::seconds(10);  // between the hot sets of a client
+
+  // Remembers at most `most` keys an interval; further ones may be evicted, and moved again.
+  explicit HotKeys(size_t most) : most_(most) {}
+
+  void add(std::span<const uint64_t> keys, Time now) {
+    if (now - began_ >= kInterval) {
+      spared_ = now - began_ < 2 * kInterval ? std::exchange(recent_, {}) : Keys();
+      recent_.clear();
+      moved_.clear();
+      began_ = now;
+    }
+    for (const uint64_t key : keys) {
+      if (recent_.size() >= most_) break;
+      recent_.insert(key);
+      spared_.insert(key);
+    }
+  }
+  const Keys& spared() const { return spared_; }
+  bool has_moved(uint64_t key) const { return moved_.contains(key); }
+  void moved(uint64_t key) {
+    if (moved_.size() < most_) moved_.insert(key);
+  }
+
+ private:
+  size_t most_;
+  Time began_;   // of this interval
+  Keys recent_;  // told in it
+  Keys spared_;  // and in the one before
+  Keys moved_;   // home, in this interval
+};
+
+}  // namespace petps::table
