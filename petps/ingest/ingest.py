@@ -97,6 +97,8 @@ class Ingest:
         self._whole = False  # all partitions feed one instance, which has been said to be complete
         self._lag = Lag()
         self._nice = False  # see _yield_to_pulls()
+        self._reached = threading.Event()  # the log's end, once; see wait_for_end()
+        self._reading = False  # the last poll had events, and the end has not been reached yet
         self._looked = threading.Event()  # wakes the thread that asks for the log's end
         self._looker: threading.Thread | None = None
         self._applier: Applier = InlineApplier()
@@ -136,6 +138,7 @@ class Ingest:
         looker, self._looker = self._looker, None
         if looker is not None:  # a daemon: it may wait for the log, which nobody waits for
             self._looked.set()
+            self._reached.set()
         return True
 
     def pause(self) -> None:
@@ -160,6 +163,14 @@ class Ingest:
                 return self.version() >= version
             time.sleep(0.002)
         return True
+
+    def wait_for_end(self, timeout: float) -> bool:
+        """Waits until everything that the log held is applied; False when it is not in time.
+
+        Returns early, with False, when the log or the pool reports an error.
+        """
+        self._reached.wait(timeout)
+        return self._nice
 
     def version(self) -> int:
         """The highest version that is complete in all owned partitions."""
@@ -197,7 +208,11 @@ class Ingest:
         return found
 
     def _look(self) -> None:
-        """Asks for the log's end about every second, whoever else does or does not."""
+        """Asks for the log's end about every second, whoever else does or does not.
+
+        The first time once the log is read: what stands in it comes first after a restart.
+        """
+        self._reached.wait(LOOK_SECONDS)
         while not self._looked.is_set():
             self._ask_for_ends(list(self._states.values()))
             self._looked.wait(LOOK_SECONDS)
@@ -381,9 +396,11 @@ class Ingest:
 
     def _poll(self, subscription: Subscription) -> None:
         busy = any(follower.catching_up for follower in self._followers.values())
+        at_once = busy or self._reading
         events = subscription.poll(
-            max_bytes=self._poll_bytes, timeout=0.0 if busy else POLL_SECONDS
+            max_bytes=self._poll_bytes, timeout=0.0 if at_once else POLL_SECONDS
         )
+        self._reading = bool(events) and not self._nice
         self._overcome("follow")
         read_again: set[int] = set()
         for event in events:
@@ -410,6 +427,7 @@ class Ingest:
         """
         if not self._nice:
             self._nice = True
+            self._reached.set()
             _be_nice()
             self._applier.submit(_be_nice)
 
@@ -447,6 +465,7 @@ class Ingest:
         with self._troubles_lock:
             self._troubles = {**self._troubles, where: error}  # a new one: status() reads without
             self._errors += 1
+        self._reached.set()  # nobody waits for what may never come
 
     def _overcome(self, where: str) -> None:
         with self._troubles_lock:

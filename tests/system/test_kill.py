@@ -60,7 +60,11 @@ def rows_of(keys: Keys, versions: npt.NDArray[np.int64]) -> npt.NDArray[np.float
 class Server:
     """A `petps serve` child, started and killed by its id."""
 
-    def __init__(self, folder: Path, pool: Path | None = None, *, log: bool = True) -> None:
+    def __init__(
+        self, folder: Path, pool: Path | None = None, *, log: bool = True, doors: bool = False
+    ) -> None:
+        """doors: with HTTP and gRPC, on ports that the system chooses."""
+        self.doors = doors
         self.folder = folder
         self.pool = pool or folder / "pool"
         self.log = ["--log", str(folder / "log")] if log else []
@@ -81,7 +85,10 @@ class Server:
     def launch(self) -> None:
         self.ready_file.unlink(missing_ok=True)
         command = [PETPS, "serve", str(self.pool), *self.log]
-        command += ["--port", str(self.port), "--no-http", "--no-grpc"]
+        command += ["--port", str(self.port)]
+        command += (
+            ["--http-port", "0", "--grpc-port", "0"] if self.doors else ["--no-http", "--no-grpc"]
+        )
         command += ["--ready-file", str(self.ready_file)]
         with (self.folder / "server.log").open("ab") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=output)

@@ -36,7 +36,7 @@ PARTITIONS = 8
 def server(tmp_path: Path) -> Iterator[Server]:
     with petps.create(tmp_path / "pool", durability="process") as pool:
         pool.create_table("items", dim=DIM, capacity=KEYS, feed="delta")
-    server = Server(tmp_path)
+    server = Server(tmp_path, doors=True)
     yield server
     if server.process is not None:
         server.kill()

@@ -57,6 +57,28 @@ def test_a_passing_error_of_the_pool_is_shown_and_overcome(bench: Bench) -> None
     assert len(bench.store.by_name["user"].rows) == 50
 
 
+def test_the_logs_end_is_waited_for(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    version = bench.publish()
+    assert not bench.ingest.wait_for_end(0)  # not started
+    bench.ingest.start()
+    assert bench.ingest.wait_for_end(30)
+    assert bench.ingest.version() == version
+    assert bench.ingest.stop(10)
+    bench.log.close()
+
+
+def test_nobody_waits_for_an_end_that_may_never_come(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.store.by_name["user"].fail_next = ALWAYS
+    bench.publish()
+    bench.ingest.start()
+    assert not bench.ingest.wait_for_end(3600)  # the pool's error ends the wait
+    assert bench.ingest.status().error
+    assert bench.ingest.stop(10)
+    bench.log.close()
+
+
 def test_stop_does_not_wait_for_an_error_to_pass(bench: Bench) -> None:
     bench.store.by_name["user"].fail_next = ALWAYS
     bench.publish()
