@@ -3,13 +3,12 @@
 // A mutant runs in a child process, because what it breaks may be anything: a wrong answer, a failed check, a hang. Each of
 // them is a kill. Suppression begins with the explored steps, so that a scenario kills by what it performs and not by its set-up.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <iostream>
 #include <map>
 
 #include "explorer.h"
+#include "mutant.h"
 #include "scale.h"
 #include "scenarios.h"
 #include "tests/seed.h"
@@ -21,8 +20,6 @@ using media::Site;
 
 // A mutant that lives longer than this in every scenario has survived.
 constexpr uint64_t kStatesPerStep = 2000;
-// Far above what all states of the longest scenario take, or a slow mutant that lives would count as killed.
-constexpr unsigned kHangSeconds = 60;
 
 // Sites that each scenario reaches in its explored steps.
 std::bitset<kSites> sites_reached(const Scenario& scenario, uint64_t seed) {
@@ -59,31 +56,6 @@ std::string run_mutant(const Scenario& scenario, Site site, uint64_t seed) {
                          : "after " + std::to_string(explorer.states()) + " states: " + problem;
 }
 
-std::string kill(const Scenario& scenario, Site site, uint64_t seed) {
-  int channel[2];
-  if (pipe(channel) != 0) return "";
-  const pid_t child = fork();
-  if (child == 0) {
-    close(channel[0]);
-    close(STDERR_FILENO);  // a failed check of a mutant is no news
-    alarm(kHangSeconds);
-    const std::string found = run_mutant(scenario, site, seed).substr(0, 2000);
-    const bool told =
-        write(channel[1], found.data(), found.size()) == static_cast<ssize_t>(found.size());
-    _exit(told ? 0 : 1);
-  }
-  close(channel[1]);
-  std::string found;
-  char buffer[2048];
-  for (ssize_t n; (n = read(channel[0], buffer, sizeof buffer)) > 0;)
-    found.append(buffer, static_cast<size_t>(n));
-  close(channel[0]);
-  int status = 0;
-  waitpid(child, &status, 0);
-  if (WIFSIGNALED(status)) return "the process died of signal " + std::to_string(WTERMSIG(status));
-  return found;
-}
-
 class Mutation : public testing::TestWithParam<int> {};
 
 TEST_P(Mutation, IsKilled) {
@@ -94,7 +66,7 @@ TEST_P(Mutation, IsKilled) {
   for (const Scenario& scenario : scenarios()) {
     if (!reached().at(scenario.name).test(static_cast<size_t>(site))) continue;
     heard = true;
-    const std::string how = kill(scenario, site, tests::seed());
+    const std::string how = run_in_child([&] { return run_mutant(scenario, site, tests::seed()); });
     if (!how.empty()) {
       std::cout << "[mutant] " << site_name(site) << " killed by " << scenario.name << " " << how
                 << std::endl;

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "mutant.h"
 #include "scale.h"
 #include "scenarios.h"
 #include "tests/seed.h"
@@ -186,11 +187,15 @@ TEST_P(WithoutSync, IsNoticed) {
     return scenario.name == made_for(site);  // first
   });
   for (const Scenario& scenario : tried) {
-    WritebackExplorer::Counts counts;
-    const std::string problem = explore(scenario, kStatesPerStep, site, &counts);
-    if (problem.empty()) continue;
-    std::cout << "[mutant] " << site_name(site) << " killed by " << scenario.name << " after "
-              << counts.states << " states: " << problem.substr(0, 600) << std::endl;
+    const std::string how = run_in_child([&]() -> std::string {
+      WritebackExplorer::Counts counts;
+      const std::string problem = explore(scenario, kStatesPerStep, site, &counts);
+      if (problem.empty()) return "";
+      return "after " + std::to_string(counts.states) + " states: " + problem;
+    });
+    if (how.empty()) continue;
+    std::cout << "[mutant] " << site_name(site) << " killed by " << scenario.name << " "
+              << how.substr(0, 600) << std::endl;
     return;
   }
   FAIL() << "nothing fails without " << site_name(site) << ", PETPS_SEED=" << tests::seed();
