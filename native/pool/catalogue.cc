@@ -345,7 +345,7 @@ Status Pool::check_room(const TableSpec& spec, uint64_t bucket_bytes) const {
   const uint64_t largest = media_->largest_size();
   uint64_t given = first_extent();
   {
-    std::lock_guard lock(extents_mutex_);
+    const std::lock_guard state(state_mutex_);
     for (const ExtentPlace& place : catalogue_->extents)
       given += place.table == 0 ? 0 : place.bytes;
   }

@@ -95,7 +95,7 @@ TEST_F(TcpLimits, WhoeverIsAwaitedIsNotIdle) {
   ASSERT_TRUE(is_served(*kept));
   auto reader = connect();  // has more output waiting than any socket takes
   for (int i = 0; i < 8; ++i) ASSERT_TRUE(reader->send(test_frame(kLarge, 8)));
-  ASSERT_TRUE(echo_->waits_until([&] { return echo_->endpoint().pending_posts() > 0; }));
+  ASSERT_TRUE(echo_->waits_until([&] { return echo_->pending > 0; }));
   auto idle = connect();  // later than both
   EXPECT_EQ(idle->read_to_end(), "");
   EXPECT_TRUE(echo_->waits_until([&] { return echo_->closed == 1; }));

@@ -45,7 +45,10 @@ class Echo {
 
   void start() {
     thread_ = std::thread([this] {
-      while (!stopping_) step(50);
+      while (!stopping_) {
+        step(50);
+        pending = endpoint_.pending_posts();
+      }
     });
   }
   void stop() {
@@ -104,6 +107,7 @@ class Echo {
     return true;
   }
 
+  std::atomic<size_t> pending{0};  // posts, after the last step of its thread
   std::atomic<int> opened{0};
   std::atomic<int> closed{0};
   std::atomic<int> overdue{0};

@@ -119,9 +119,9 @@ TEST_F(HeldCompletions, StopReportsWhatCouldNotBeDrained) {
 TEST_F(HeldCompletions, NoPinOutlivesStop) {
   start(60'000, 50);
   loopback_->set_completions(transport::Completions::kHeld);
-  RawClient client(loopback_->connect());
+  auto client = std::make_unique<RawClient>(loopback_->connect());
   for (uint64_t id = 0; id < 8; ++id)
-    ASSERT_TRUE(client.send(pull_frame(id, {{rows_.id(), {id}}})));
+    ASSERT_TRUE(client->send(pull_frame(id, {{rows_.id(), {id}}})));
   ASSERT_TRUE(waits_until([&] { return loopback_->held() == 8; }));
   fill(rows_, 1000, 2);
   EXPECT_EQ(server_->stop().code(), Code::kDeadlineExceeded);
@@ -129,6 +129,7 @@ TEST_F(HeldCompletions, NoPinOutlivesStop) {
   EXPECT_EQ(epochs.oldest(), epochs.current() + 1) << "a pin is live";
   EXPECT_TRUE(pool_.tables->close().ok());
   pool_.tables.reset();
+  client.reset();  // its peer is the server's
   server_.reset();
 }
 
