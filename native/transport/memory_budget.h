@@ -54,6 +54,16 @@ class MemoryBudget {
                             " more wanted): ask another replica, try again later, or raise "
                             "server.limits.memory_bytes");
   }
+  // Whether `more` bytes of replies may wait for `peer` beside the `waiting` ones that it leaves
+  // unread, where its connection may hold `limit`. An error: close the connection with it.
+  base::Status admit_output(const std::string& peer, size_t waiting, size_t more, size_t limit) {
+    if (waiting + more > limit) {
+      return base::Status(base::Code::kResourceExhausted, "peer " + peer + " leaves more than " +
+                                                              std::to_string(limit) +
+                                                              " bytes of replies unread");
+    }
+    return more > kFreeBytes && !has_room(more) ? refuse(more) : base::Status();
+  }
   uint64_t refused() const { return refused_.load(std::memory_order_relaxed); }
 
  private:

@@ -227,15 +227,8 @@ void RdmaEndpoint::count_memory(Connection& c) {
 // Room for n bytes behind what waits. Where a limit forbids them they go nowhere, and the
 // connection with them.
 std::byte* RdmaEndpoint::grow_output(Connection& c, size_t n) {
-  const size_t limit = options_.limits.output_close_bytes;
-  Status refusal;
-  if (c.output() + n > limit) {
-    refusal =
-        Status(Code::kResourceExhausted, "peer " + c.address + " leaves more than " +
-                                             std::to_string(limit) + " bytes of replies unread");
-  } else if (n > kFreeBytes && !options_.budget->has_room(n)) {
-    refusal = options_.budget->refuse(n);
-  }
+  Status refusal =
+      options_.budget->admit_output(c.address, c.output(), n, options_.limits.output_close_bytes);
   if (!refusal.ok() || c.broken) {
     break_connection(c, std::move(refusal), true);
     if (waste_.size() < n) waste_.resize(n);
