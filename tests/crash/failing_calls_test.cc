@@ -17,7 +17,6 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <iterator>
 #include <set>
 #include <thread>
 
@@ -117,7 +116,8 @@ class Injector {
 
   static bool sleeps(pid_t thread) {
     std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
-    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    std::string text;
+    std::getline(file, text);  // nothing of a thread that ended; a stream buffer would throw
     const size_t name_end = text.rfind(')');
     return name_end == std::string::npos || text[name_end + 2] == 'S';
   }
