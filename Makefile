@@ -2,6 +2,8 @@
 # fresh Debian 12 with Python 3.11, and a second time without network.
 PYTHON := .venv/bin/python
 JOBS := 2
+# More than processors, because tests also wait.
+TEST_JOBS := 3
 FORMAT := clang-format-14
 CXX_SOURCES = $(shell find native client bench tests -name '*.cc' -o -name '*.h')
 PYTHON_FOLDERS = petps client bench tests
@@ -46,12 +48,12 @@ demo-train: build
 
 test: build
 	cmake --build build/release -j $(JOBS) --target petps_bench
-	$(PYTHON) -m tests.run --jobs $(JOBS) $(if $(ONLY),--only $(ONLY))
+	$(PYTHON) -m tests.run --jobs $(TEST_JOBS) $(if $(ONLY),--only $(ONLY))
 
 # PyTorch and Ray stand in an environment of their own, which sees the packages of .venv. Where they
 # cannot be installed the suite is skipped, and that is said.
 test-train: build
-	$(PYTHON) -m tests.run --jobs $(JOBS) --only train
+	$(PYTHON) -m tests.run --jobs $(TEST_JOBS) --only train
 
 # Installs QEMU and what else the guest needs; `make test` runs its smoke test where it is there.
 lab: build

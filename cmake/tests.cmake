@@ -11,11 +11,12 @@ if(PETPS_SANITIZE)
   set(PETPS_TEST_SLOWDOWN 4)
 endif()
 
-# A sanitized build compiles the tests of a program in groups: most of its time would go to the same
-# templates once a file. These files reuse names of their neighbours ("redefinition" in a sanitized
-# build: add the file here), so each is compiled alone.
+# The tests of a program are compiled in groups: most of the time would go to the same templates once
+# a file. These files reuse names of their neighbours ("redefinition": add the file here), so each is
+# compiled alone.
 set(PETPS_COMPILED_ALONE
   tests/crash/writeback.cc tests/crash/writeback_test.cc
+  tests/lab/pool/rounds.cc
   tests/native/client/rdma_test.cc tests/native/client/retry_test.cc
   tests/native/client/shards_push_test.cc tests/native/client/shards_test.cc
   tests/native/client/versions_test.cc
@@ -27,11 +28,8 @@ set(PETPS_COMPILED_ALONE
   tests/native/table/golden_pool_test.cc tests/native/table/hot_test.cc
   tests/native/table/recount_test.cc tests/native/table/table_test.cc)
 set_source_files_properties(${PETPS_COMPILED_ALONE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+set(CMAKE_UNITY_BUILD ON)
 set(PETPS_TEST_SANITIZE "")
-if(PETPS_SANITIZE)
-  set(CMAKE_UNITY_BUILD ON)
-  set(CMAKE_UNITY_BUILD_BATCH_SIZE 6)
-endif()
 if(PETPS_SANITIZE MATCHES "undefined")
   # It watches what is shipped. In the tests themselves it would double the time of the build.
   set(PETPS_TEST_SANITIZE -fno-sanitize=undefined)

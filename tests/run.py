@@ -26,7 +26,7 @@ PYTHON_FOLDERS = ("petps", "client", "bench", "tests")
 # No suite may take longer; each test has its own, much shorter limit (ctest, pytest-timeout).
 SUITE_SECONDS_MAX = 1500
 # Thread sanitizer: the suites in which more than one thread runs.
-TSAN_LABELS = "^(base|epoch|media|index|table|transport|server|client|contract|stress)$"
+TSAN_SUITES = "base epoch media index table transport server client contract stress".split()
 # The crash and fuzz suites run whole in release; under ASan a part of their states (see
 # PETPS_TEST_SCALE in the tests that read it) keeps the suite within its 20 minutes.
 ASAN_SCALE = "0.02"
@@ -164,15 +164,18 @@ def can_fix_addresses() -> bool:
     return tried.returncode == 0
 
 
-def ctest(preset: str, jobs: int, labels: str = "", scale: str = "1", without: str = "") -> Outcome:
+def ctest(
+    preset: str, jobs: int, suites: Sequence[str] = (), scale: str = "1", without: str = ""
+) -> Outcome:
     """Builds one preset's test programs and runs them under ctest.
 
-    labels: a pattern of the suites to run; without: one of the tests to leave out.
+    suites: those to build and run, all if empty; without: a pattern of the tests to leave out.
     """
     outcome = Outcome(f"ctest {preset}")
     configure = run(["cmake", "--preset", preset, "--log-level=WARNING"])
     compilers = min(jobs, os.cpu_count() or jobs)
-    build = ["cmake", "--build", f"build/{preset}", "-j", str(compilers), "--target", "petps_tests"]
+    targets = [f"test_{suite}" for suite in suites] or ["petps_tests"]
+    build = ["cmake", "--build", f"build/{preset}", "-j", str(compilers), "--target", *targets]
     built = run(build) if configure.status == 0 else configure
     if built.status != 0:
         outcome.failed = 1
@@ -182,8 +185,8 @@ def ctest(preset: str, jobs: int, labels: str = "", scale: str = "1", without: s
     junit = RESULTS / f"ctest-{preset}.xml"
     command = ["ctest", "--test-dir", f"build/{preset}", "-j", str(jobs), "--output-on-failure"]
     command += ["--no-tests=error", "--output-junit", str(junit)]
-    if labels:
-        command += ["-L", labels]
+    if suites:
+        command += ["-L", f"^({'|'.join(suites)})$"]
     if without:
         command += ["-E", without]
     settings = {
@@ -235,7 +238,6 @@ def lab(jobs: int) -> Outcome:
 
 def train(jobs: int) -> Outcome:
     """Runs the suites that need PyTorch or Ray; not part of `make test`."""
-    del jobs  # PyTorch has threads of its own
     outcome = Outcome("train")
     installed = run([str(ROOT / "deploy/bootstrap.sh"), "train"])
     if installed.status != 0:  # as without a broker: said, and no reason to refuse a change
@@ -251,8 +253,9 @@ def train(jobs: int) -> Outcome:
     )
     # What PyTorch and TorchRec warn of when they are imported is theirs.
     python = str(ROOT / ".venv-train/bin/python")
-    command = [python, "-m", "pytest", "-v", "-W", "ignore", *files]
-    finished = run([*command, f"--junitxml={junit}"], {"OMP_NUM_THREADS": "2"})
+    command = [python, "-m", "pytest", "-n", str(jobs), "--dist", "loadgroup", "-W", "ignore"]
+    # Threads of PyTorch's own would only stand in the way of the other workers.
+    finished = run([*command, *files, f"--junitxml={junit}"], {"OMP_NUM_THREADS": "1"})
     read_junit(outcome, junit)
     close(outcome, finished, " in ")
     return outcome
@@ -312,7 +315,7 @@ def main() -> int:
         "lint": lint,
         "release": lambda: ctest("release", jobs),
         "asan": lambda: ctest("asan", jobs, scale=ASAN_SCALE, without=ASAN_WITHOUT),
-        "tsan": lambda: ctest("tsan", jobs, TSAN_LABELS, ASAN_SCALE),
+        "tsan": lambda: ctest("tsan", jobs, TSAN_SUITES, ASAN_SCALE),
         "pytest": lambda: pytest(jobs),
         "lab": lambda: lab(jobs),
         "train": lambda: train(jobs),

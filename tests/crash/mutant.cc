@@ -1,5 +1,6 @@
 #include "mutant.h"
 
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +13,8 @@ std::string run_in_child(const std::function<std::string()>& run) {
   if (child == 0) {
     close(channel[0]);
     close(STDERR_FILENO);  // a failed check of a mutant is no news
+    const rlimit limit{kBusySeconds, kBusySeconds};
+    setrlimit(RLIMIT_CPU, &limit);
     alarm(kHangSeconds);
     const std::string found = run().substr(0, 2000);
     const bool told =
