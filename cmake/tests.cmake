@@ -16,7 +16,7 @@ endif()
 # compiled alone.
 set(PETPS_COMPILED_ALONE
   tests/crash/writeback.cc tests/crash/writeback_test.cc
-  tests/lab/pool/rounds.cc
+  tests/lab/pool/rounds.cc tests/native/client/late_push_test.cc
   tests/native/client/rdma_test.cc tests/native/client/retry_test.cc
   tests/native/client/shards_push_test.cc tests/native/client/shards_test.cc
   tests/native/client/versions_test.cc

@@ -16,7 +16,8 @@ Status Worker::hello(const wire::FrameHeader& header, std::span<const std::byte>
   std::copy(uuid.begin(), uuid.end(), out.pool_uuid.begin());
   out.limits = shared_.options.limits;
   out.shard = ownership_->shard;
-  out.features = wire::kFeatureShardMap | wire::kFeaturePullWait | wire::kFeatureCatalogueState;
+  out.features = wire::kFeatureShardMap | wire::kFeaturePullWait | wire::kFeatureCatalogueState |
+                 wire::kFeaturePushOrder;
   if (shared_.rdma != nullptr) out.features |= wire::kFeatureRdma;
   out.hot_set_seconds = shared_.options.hot_set_seconds;
   wire::encode_hello_reply(header.request_id, out, reply_);

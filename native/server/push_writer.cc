@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include <algorithm>
+
 namespace petps::server {
 
 using base::Status;
@@ -63,6 +65,21 @@ void PushWriter::run() {
   }
 }
 
+bool GivenUpPushes::has(const wire::PushOrder& order) {
+  if (order.client == 0) return false;
+  if (oldest_.size() >= kPushClients && !oldest_.contains(order.client)) {
+    oldest_before_ = std::move(oldest_);
+    oldest_.clear();
+  }
+  const auto [known, is_new] = oldest_.try_emplace(order.client, order.oldest);
+  if (is_new) {
+    const auto before = oldest_before_.find(order.client);
+    if (before != oldest_before_.end()) known->second = std::max(known->second, before->second);
+  }
+  known->second = std::max(known->second, order.oldest);
+  return order.number < known->second;
+}
+
 PushDone PushWriter::perform(const PushJob& job) {
   PushDone done;
   done.connection = job.connection;
@@ -86,6 +103,12 @@ base::Result<wire::PushReply> PushWriter::apply(const PushJob& job) {
   PETPS_RETURN_IF_ERROR(wire::decode_request_header(frame, header));
   PETPS_RETURN_IF_ERROR(
       wire::decode_push(header, frame.subspan(wire::kHeaderBytes), limits_, push));
+  if (given_up_.has(push.order)) {
+    return Status(base::Code::kDeadlineExceeded,
+                  "push of " + std::to_string(push.keys.size()) +
+                      " rows arrived after a newer push of its client, which had given it up: "
+                      "not applied");
+  }
   table::Batch batch;
   batch.keys = push.keys;
   batch.rows = push.row_bytes == 0 ? nullptr : push.rows.data();

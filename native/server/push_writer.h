@@ -8,6 +8,7 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "table/table.h"
@@ -21,6 +22,22 @@ namespace petps::server {
 // buffers, then in the kernel's.
 inline constexpr size_t kPushQueueBytes = size_t{64} << 20;
 inline constexpr size_t kPushQueueJobs = 1024;
+
+// Clients whose oldest push is remembered: at least so many of the last, at most twice as many.
+inline constexpr size_t kPushClients = 32'768;
+
+// Tells a push that its client gave up, and that arrives behind a newer one (wire::PushOrder).
+// Threads: one.
+class GivenUpPushes {
+ public:
+  // Whether `order` is of such a push. Remembers what it says of others.
+  bool has(const wire::PushOrder& order);
+
+ private:
+  // Client to the oldest number that counts. When the first is full it becomes the second.
+  std::unordered_map<uint64_t, uint64_t> oldest_;
+  std::unordered_map<uint64_t, uint64_t> oldest_before_;
+};
 
 struct PushJob {
   size_t worker = 0;
@@ -69,7 +86,8 @@ class PushWriter {
   std::deque<PushJob> jobs_;
   size_t bytes_ = 0;
   bool ending_ = false;
-  std::vector<uint8_t> deleted_;  // writer's thread only
+  std::vector<uint8_t> deleted_;  // this and the next: writer's thread only
+  GivenUpPushes given_up_;
   std::thread thread_;
 };
 

@@ -25,7 +25,7 @@ static_assert(sizeof(PushHead) == 32, "copied whole: see FORMAT.md, push");
 }  // namespace
 
 size_t push_request_bytes(size_t keys, size_t row_bytes, bool deletions) {
-  const size_t body = sizeof(PushHead) + keys * sizeof(uint64_t) +
+  const size_t body = sizeof(PushHead) + sizeof(PushOrder) + keys * sizeof(uint64_t) +
                       (deletions ? bitmap_words(keys) * sizeof(uint64_t) : 0) + keys * row_bytes;
   return kHeaderBytes + (body + kBodyAlignment - 1) / kBodyAlignment * kBodyAlignment;
 }
@@ -33,10 +33,12 @@ size_t push_request_bytes(size_t keys, size_t row_bytes, bool deletions) {
 void encode_push(uint64_t request_id, const PushRequest& push, Frame& frame) {
   start_frame(Opcode::kPush, request_id, frame);
   frame.reserve(push_request_bytes(push.keys.size(), push.row_bytes, !push.deletions.empty()));
-  append(PushHead{push.table, push.instance, static_cast<uint32_t>(push.keys.size()),
-                  push.deletions.empty() ? 0 : kPushHasDeletions, push.dim, push.dtype,
-                  push.row_bytes, push.stamp},
+  const uint32_t flags = (push.deletions.empty() ? 0 : kPushHasDeletions) |
+                         (push.order.client == 0 ? 0 : kPushHasOrder);
+  append(PushHead{push.table, push.instance, static_cast<uint32_t>(push.keys.size()), flags,
+                  push.dim, push.dtype, push.row_bytes, push.stamp},
          frame);
+  if (push.order.client != 0) append(push.order, frame);
   append_bytes(push.keys.data(), push.keys.size_bytes(), frame);
   append_bytes(push.deletions.data(), push.deletions.size_bytes(), frame);
   append_bytes(push.rows.data(), push.rows.size(), frame);
@@ -55,13 +57,23 @@ Status decode_push(const FrameHeader& header, std::span<const std::byte> body, c
                   "push of " + std::to_string(head.keys) + " rows is above the limit of " +
                       std::to_string(limits.keys_per_push) + ": split the request");
   }
-  if ((head.flags & ~kPushHasDeletions) != 0) return bad_frame("push: unknown flags");
+  if ((head.flags & ~(kPushHasDeletions | kPushHasOrder)) != 0)
+    return bad_frame("push: unknown flags");
   push.table = head.table;
   push.instance = head.instance;
   push.dim = head.dim;
   push.dtype = head.dtype;
   push.row_bytes = head.row_bytes;
   push.stamp = head.stamp;
+  push.order = {};
+  if ((head.flags & kPushHasOrder) != 0) {
+    if (!cursor.take(push.order)) return truncated("push", "order", body.size());
+    if (push.order.client == 0) return bad_frame("push: its order names client 0");
+    if (push.order.oldest > push.order.number) {
+      return bad_frame("push: its order has number " + std::to_string(push.order.number) +
+                       " and an oldest of " + std::to_string(push.order.oldest));
+    }
+  }
   push.deletions = {};
   if (!cursor.take_array(head.keys, push.keys)) return truncated("push", "keys", body.size());
   if ((head.flags & kPushHasDeletions) != 0 &&

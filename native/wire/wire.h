@@ -162,6 +162,8 @@ inline constexpr uint64_t kFeaturePullWait = 2;  // heeds PullRequest::wait_ms; 
 inline constexpr uint64_t kFeatureRdma = 4;      // answers kRdma
 inline constexpr uint64_t kFeatureCatalogueState =
     8;  // tables: TablesRequest::with_state may be set
+inline constexpr uint64_t kFeaturePushOrder =
+    16;  // heeds PushRequest::order; else it must be empty
 
 struct HelloRequest {
   uint16_t version_min = kProtocolVersionMin;
@@ -323,6 +325,18 @@ base::Status decode_pull_reply_head(const FrameHeader& header, std::span<const s
 // ---- Push
 
 inline constexpr uint32_t kPushHasDeletions = 1;  // a deletion bitmap follows the keys
+inline constexpr uint32_t kPushHasOrder = 2;      // a PushOrder precedes the keys
+
+// Where a push stands among those of its client. A server refuses a push that is older than the
+// oldest that its client still waited for when it sent another: bytes of a push that was given up
+// may arrive late, and must not overwrite a newer one.
+struct PushOrder {
+  uint64_t client = 0;  // drawn at random; 0: no order
+  uint64_t number = 0;  // of the call; all frames of a call share it
+  uint64_t oldest = 0;  // of the calls that had not ended when this was sent; at most `number`
+  bool operator==(const PushOrder&) const = default;
+};
+static_assert(sizeof(PushOrder) == 24, "copied whole: see FORMAT.md, push");
 
 struct PushRequest {
   uint32_t table = 0;
@@ -331,6 +345,7 @@ struct PushRequest {
   uint32_t dtype = 0;      // codec::Dtype
   uint32_t row_bytes = 0;  // 0: all are deletions and no rows follow
   uint32_t stamp = 0;      // low bits of the version, kept beside the row
+  PushOrder order;         // only to a server of kFeaturePushOrder
   std::span<const uint64_t> keys;
   std::span<const uint64_t> deletions;  // empty, or bitmap_words(keys): bit = delete that key
   std::span<const std::byte> rows;  // keys * row_bytes, as stored; those of deletions are ignored
@@ -346,7 +361,8 @@ struct
   bool operator==(const PushReply&) const = default;
 };
 
-size_t push_request_bytes(size_t keys, size_t row_bytes, bool deletions);  // whole frame
+// Of the whole frame, with an order.
+size_t push_request_bytes(size_t keys, size_t row_bytes, bool deletions);
 void encode_push(uint64_t request_id, const PushRequest& push, Frame& frame);
 base::Status decode_push(const FrameHeader& header, std::span<const std::byte> body,
                          const Limits& limits, PushRequest& push);

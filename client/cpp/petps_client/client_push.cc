@@ -1,6 +1,7 @@
 // Client::push, push_stored and erase: each key to the one server that owns it. Replicas take no pushes.
 #include <algorithm>
 #include <numeric>
+#include <random>
 
 #include "petps_client/impl.h"
 
@@ -116,6 +117,29 @@ Status send_rows(Connection& connection, wire::PushRequest request, const Deadli
 
 }  // namespace
 
+PushNumbers::PushNumbers()
+    : client_([] {
+        std::random_device device;
+        const uint64_t drawn = (uint64_t{device()} << 32) | device();
+        return std::max<uint64_t>(1, drawn);
+      }()) {}
+
+uint64_t PushNumbers::begin() {
+  const std::lock_guard lock(mutex_);
+  under_way_.insert(next_);
+  return next_++;
+}
+
+void PushNumbers::end(uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  under_way_.erase(number);
+}
+
+wire::PushOrder PushNumbers::order(uint64_t number) const {
+  const std::lock_guard lock(mutex_);
+  return {client_, number, *under_way_.begin()};
+}
+
 Status Client::Impl::push_to(Endpoint& endpoint, const Deadline& until, const PushWork& work,
                              PushReport& report, size_t& acknowledged) {
   auto leased = endpoint.lease(until, Use::kWrite);
@@ -152,6 +176,7 @@ Status Client::Impl::push_to(Endpoint& endpoint, const Deadline& until, const Pu
             (work.deletes ? static_cast<ptrdiff_t>(wire::bitmap_words(keys)) : 0));
     if (!deletions.empty() && keys % 64 != 0) deletions.back() >>= 64 - keys % 64;
     request.deletions = deletions;
+    if (leased->has(wire::kFeaturePushOrder)) request.order = push_numbers.order(work.number);
     const Status status = send_rows(connection, request, until, report);
     if (status.ok()) {
       acknowledged += keys;
@@ -275,6 +300,8 @@ Result<PushReport> Client::Impl::push(const PushWork& given) {
   const Deadline until = deadline(given.options.deadline_ms);
   PushReport report;
   PushWork work = given;
+  const PushNumber number(push_numbers);
+  work.number = number.value;
   std::vector<std::byte> encoded;
   std::vector<uint32_t> left(work.keys.size());  // not acknowledged yet
   std::iota(left.begin(), left.end(), 0u);

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <shared_mutex>
 #include <string>
 #include <thread>
@@ -32,6 +33,30 @@ struct TableMemory {
   HotKeys hot;
 };
 
+// Numbers the pushes of one client, so that servers can refuse one that was given up and comes late.
+class PushNumbers {
+ public:
+  PushNumbers();
+  uint64_t begin();
+  void end(uint64_t number);
+  wire::PushOrder order(uint64_t number) const;  // as it is now
+
+ private:
+  const uint64_t client_;
+  mutable std::mutex mutex_;  // guards the two below
+  uint64_t next_ = 1;
+  std::set<uint64_t> under_way_;  // calls that have not ended
+};
+
+// One call's number, for as long as the call lasts.
+struct PushNumber {
+  explicit PushNumber(PushNumbers& of) : numbers(of), value(of.begin()) {}
+  ~PushNumber() { numbers.end(value); }
+  PushNumber(PushNumber&&) = delete;
+  PushNumbers& numbers;
+  const uint64_t value;
+};
+
 // One kind of rows for all three verbs of push.
 struct PushWork {
   std::string_view table;
@@ -40,6 +65,7 @@ struct PushWork {
   std::span<const std::byte> stored;  // as given, or
   bool deletes = false;               // neither
   uint32_t dim = 0;                   // of floats
+  uint64_t number = 0;                // of the call: see PushNumbers
   // For several groups: all of them take it so, by the name of its instance.
   std::optional<Table> encoded_as;
   PushOptions options;
@@ -118,6 +144,7 @@ struct Client::Impl {
   static const Endpoints& replicas_with(const Endpoints& replicas, const Choice& choice,
                                         Endpoints& some);
 
+  PushNumbers push_numbers;
   base::Result<PushReport> push(const PushWork& work);
   base::Status push_to(Endpoint& endpoint, const Deadline& deadline, const PushWork& work,
                        PushReport& report, size_t& acknowledged);

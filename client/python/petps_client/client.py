@@ -408,7 +408,8 @@ class Client:
 
         keys: integers[n], rows: floats[n, dim], encoded to the table's dtype, or with
         dtype="stored" uint8[n, row_bytes]. Of a repeated key the last row counts. It is not
-        retried: an error says how many rows were acknowledged.
+        retried: an error says how many rows were acknowledged. A push that timed out may be
+        applied later, but never over a newer push of this client.
 
         Errors: ResourceExhausted (the table is full: ``error.report`` counts what was refused, the
         rest is applied), FailedPrecondition (the table is fed by deltas), InvalidArgument (shape;

@@ -189,7 +189,7 @@ bool is_whole(uint64_t key, std::span<const std::byte> row, uint64_t* version) {
 }
 
 wire::Frame push_frame(uint64_t id, const table::Table& table, const std::vector<uint64_t>& keys,
-                       uint64_t version) {
+                       uint64_t version, const wire::PushOrder& order) {
   const pool::TableSpec& spec = table.record().spec;
   std::vector<std::byte> rows;
   for (const uint64_t key : keys) {
@@ -197,6 +197,7 @@ wire::Frame push_frame(uint64_t id, const table::Table& table, const std::vector
     rows.insert(rows.end(), row.begin(), row.end());
   }
   wire::PushRequest push;
+  push.order = order;
   push.table = table.id();
   push.dim = spec.dim;
   push.dtype = spec.dtype;

@@ -73,7 +73,7 @@ struct TestPool {
 std::vector<std::byte> row_of(uint64_t key, uint64_t version, size_t row_bytes);
 bool is_whole(uint64_t key, std::span<const std::byte> row, uint64_t* version = nullptr);
 wire::Frame push_frame(uint64_t id, const table::Table& table, const std::vector<uint64_t>& keys,
-                       uint64_t version);
+                       uint64_t version, const wire::PushOrder& order = {});
 void fill(table::Table& table, uint64_t keys, uint64_t version);
 
 }  // namespace petps::server

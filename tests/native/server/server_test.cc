@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "raw_client.h"
+#include "server/push_writer.h"
 #include "server_fixture.h"
 
 namespace petps::server {
@@ -229,6 +230,42 @@ TEST_F(ServerTest, PushInsertsUpdatesAndDeletes) {
   EXPECT_EQ(pulled.rows[0], row_of(5, 2, 64));
   EXPECT_TRUE(pulled.rows[1].empty());
   EXPECT_EQ(pulled.rows[2], row_of(501, 2, 64));
+}
+
+TEST_F(ServerTest, APushThatItsClientGaveUpIsRefusedOnceANewerOneCame) {
+  start();
+  auto client = connect();
+  const auto push = [&](uint64_t version, const wire::PushOrder& order) {
+    return client->call(push_frame(1, users_, {5}, version, order)).error();
+  };
+  const auto row = [&] {
+    const Pulled pulled = decode_pulled(client->call(pull_frame(2, {{users_.id(), {5}}})));
+    EXPECT_TRUE(pulled.status.ok()) << pulled.status.to_string();
+    return pulled.rows.at(0);
+  };
+  constexpr uint64_t kOne = 1;
+  constexpr uint64_t kOther = 2;
+  EXPECT_TRUE(push(2, {kOne, 12, 12}).ok());
+  EXPECT_TRUE(push(3, {kOne, 14, 13}).ok()) << "13 still counts";
+  EXPECT_TRUE(push(4, {kOne, 13, 13}).ok());
+  expect_error(push(5, {kOne, 12, 12}), Code::kDeadlineExceeded,
+               "push of 1 rows arrived after a newer push of its client");
+  EXPECT_EQ(row(), row_of(5, 4, 64));
+  EXPECT_TRUE(push(6, {kOther, 1, 1}).ok()) << "another client's numbers are its own";
+  EXPECT_TRUE(push(7, {}).ok()) << "a client of an earlier release";
+  expect_error(push(8, {kOne, 12, 12}), Code::kDeadlineExceeded, "not applied");
+  EXPECT_EQ(row(), row_of(5, 7, 64));
+}
+
+TEST(GivenUpPushes, AreRememberedOfTheLastClients) {
+  GivenUpPushes given_up;
+  EXPECT_FALSE(given_up.has({1, 5, 5}));
+  for (uint64_t client = 2; client <= kPushClients; ++client)
+    EXPECT_FALSE(given_up.has({client, 1, 1}));
+  for (uint64_t client = 0; client < kPushClients - 1; ++client)
+    EXPECT_FALSE(given_up.has({kPushClients + 1 + client, 1, 1}));
+  EXPECT_TRUE(given_up.has({1, 4, 4})) << "twice as many have come since";
+  EXPECT_FALSE(given_up.has({1, 5, 5}));
 }
 
 TEST_F(ServerTest, PushOfTheWrongShapeIsRefused) {

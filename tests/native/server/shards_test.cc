@@ -130,8 +130,8 @@ TEST_F(ShardsTest, TheMapIsPublished) {
   wire::HelloReply hello;
   ASSERT_TRUE(wire::decode_hello_reply(reply.header, reply.body, hello).ok());
   EXPECT_EQ(hello.shard, wire::shard_of(map_of(4, 0b11), kOwn));
-  EXPECT_EQ(hello.features,
-            wire::kFeatureShardMap | wire::kFeaturePullWait | wire::kFeatureCatalogueState);
+  EXPECT_EQ(hello.features, wire::kFeatureShardMap | wire::kFeaturePullWait |
+                                wire::kFeatureCatalogueState | wire::kFeaturePushOrder);
   EXPECT_NE(server_->status_json().find(
                 R"("shard":{"address":"here:1","map_version":4,"partitions":2,"owned":"0-1"})"),
             std::string::npos)

@@ -73,7 +73,7 @@ ShardMap sample_shard_map() {
   return map;
 }
 
-Frame sample_push() {
+Frame sample_push(const PushOrder& order = {}) {
   const std::vector<uint64_t> keys = {1, 2, ~uint64_t{0}};
   const std::vector<uint64_t> deletions = {0b010};
   const std::vector<std::byte> rows(9, std::byte{0x5A});
@@ -84,6 +84,7 @@ Frame sample_push() {
   push.dtype = 3;
   push.row_bytes = 3;
   push.stamp = 77;
+  push.order = order;
   push.keys = keys;
   push.deletions = deletions;
   push.rows = rows;
@@ -246,6 +247,7 @@ std::vector<NamedFrame> sample_frames() {
   add("pull_wait", [&](Frame& f) { encode_pull(11, {42, 1, 250, sections, keys}, f); });
   frames.push_back({"pull_reply", sample_pull_reply()});
   frames.push_back({"push", sample_push()});
+  frames.push_back({"push_order", sample_push({0x1122334455667788, 12, 10})});
   add("push_reply", [](Frame& f) { encode_push_reply(13, {1, 2, 3, 4, 5}, f); });
   add("status", [](Frame& f) { encode_status(14, f); });
   add("status_reply",

@@ -74,14 +74,17 @@ TEST(Wire, PullComesBack) {
 
 TEST(Wire, PushComesBack) {
   for (const NamedFrame& sample : sample_frames()) {
-    if (sample.name != "push") continue;
+    if (sample.name != "push" && sample.name != "push_order") continue;
+    const bool has_order = sample.name == "push_order";
     const Opened opened = open_frame(sample.bytes);
     EXPECT_EQ(opened.header.body_bytes % kBodyAlignment, 0u);
-    EXPECT_EQ(sample.bytes.size(), push_request_bytes(3, 3, true));
+    EXPECT_EQ(sample.bytes.size(),
+              push_request_bytes(3, 3, true) - (has_order ? 0 : sizeof(PushOrder)));
     PushRequest push;
     ASSERT_TRUE(decode_push(opened.header, opened.body, {}, push).ok());
     EXPECT_EQ(push.table, 9u);
     EXPECT_EQ(push.stamp, 77u);
+    EXPECT_EQ(push.order, has_order ? (PushOrder{0x1122334455667788, 12, 10}) : PushOrder());
     EXPECT_EQ(push.keys.size(), 3u);
     EXPECT_EQ(push.deletions[0], 2u);
     EXPECT_EQ(push.rows.size(), 9u);
@@ -243,6 +246,23 @@ TEST(Wire, RefusesRowlessPushOfLiveKeys) {
   expect_refused(decode(one), Code::kInvalidArgument, "1 keys are not marked");
   expect_refused(decode(beyond), Code::kInvalidArgument, "beyond the last");
   EXPECT_TRUE(decode(both).ok());
+}
+
+TEST(Wire, RefusesAnOrderThatCannotBe) {
+  const std::vector<uint64_t> keys = {1};
+  const std::vector<uint64_t> deleted = {1};
+  PushRequest push;
+  push.keys = keys;
+  push.deletions = deleted;
+  push.order = {7, 3, 4};
+  Frame frame;
+  encode_push(1, push, frame);
+  expect_refused(decode_any(frame), Code::kInvalidArgument, "number 3 and an oldest of 4");
+  push.order = {7, 3, 3};
+  encode_push(1, push, frame);
+  EXPECT_TRUE(decode_any(frame).ok());
+  change<uint64_t>(frame, 32, 0);
+  expect_refused(decode_any(frame), Code::kInvalidArgument, "client 0");
 }
 
 TEST(Wire, RefusesAReplyWhosePartsDisagree) {

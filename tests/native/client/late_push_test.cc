@@ -1,0 +1,152 @@
+// A push whose deadline passed, and whose bytes reach the server behind those of a newer push.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <list>
+#include <set>
+
+#include "fixtures.h"
+
+namespace petps::client {
+namespace {
+
+using testing::RealServer;
+
+constexpr uint32_t kDim = 4;
+constexpr std::chrono::minutes kPatience{1};
+
+sockaddr_in loopback(uint16_t port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(port);
+  return address;
+}
+
+// A network between one client and one server. It can keep what the client sends over the
+// connections that it has, and deliver that later, also when the client has closed them since.
+class Relay {
+ public:
+  explicit Relay(uint16_t server) : server_(server) {
+    listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address = loopback(0);
+    socklen_t size = sizeof address;
+    EXPECT_EQ(bind(listener_, reinterpret_cast<sockaddr*>(&address), size), 0);
+    EXPECT_EQ(listen(listener_, 16), 0);
+    EXPECT_EQ(getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size), 0);
+    port_ = ntohs(address.sin_port);
+    accepting_ = std::thread([this] { accept_all(); });
+  }
+  ~Relay() {
+    deliver();
+    shutdown(listener_, SHUT_RDWR);
+    accepting_.join();
+    {
+      const std::lock_guard lock(mutex_);
+      for (const int socket : sockets_) shutdown(socket, SHUT_RDWR);
+    }
+    for (std::thread& thread : threads_) thread.join();
+    for (const int socket : sockets_) close(socket);
+    close(listener_);
+  }
+  std::string url() const { return "petps://127.0.0.1:" + std::to_string(port_) + "/ranking"; }
+
+  void hold() {
+    const std::lock_guard lock(mutex_);
+    held_ = connections_;
+  }
+  void deliver() {
+    const std::lock_guard lock(mutex_);
+    held_ = 0;
+    changed_.notify_all();
+  }
+  // Until the server has answered `replies` times since `hold`, over connections that were held.
+  bool await_late_replies(int replies) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, kPatience, [&] { return late_replies_ >= replies; });
+  }
+
+ private:
+  void accept_all() {
+    for (int client; (client = accept(listener_, nullptr, nullptr)) >= 0;) {
+      const int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      const sockaddr_in address = loopback(server_);
+      if (connect(server, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+        ADD_FAILURE() << "the server is not there";
+        close(server);
+        close(client);
+        continue;
+      }
+      const std::lock_guard lock(mutex_);
+      const int number = connections_++;
+      sockets_.insert(sockets_.end(), {client, server});
+      threads_.emplace_back([=, this] { forward(client, server, number, /*is_reply=*/false); });
+      threads_.emplace_back([=, this] { forward(server, client, number, /*is_reply=*/true); });
+    }
+  }
+
+  void forward(int from, int to, int number, bool is_reply) {
+    std::byte bytes[4096];
+    bool was_held = false;
+    for (ssize_t n; (n = recv(from, bytes, sizeof bytes, 0)) > 0;) {
+      if (is_reply) {
+        const std::lock_guard lock(mutex_);
+        if (was_held_.contains(number)) late_replies_ += 1;
+        changed_.notify_all();
+      } else {
+        std::unique_lock lock(mutex_);
+        was_held = was_held || number < held_;
+        if (was_held) was_held_.insert(number);
+        changed_.wait(lock, [&] { return number >= held_; });
+      }
+      static_cast<void>(send(to, bytes, static_cast<size_t>(n), MSG_NOSIGNAL));
+    }
+    // The server must answer what came late before it sees that the client is gone.
+    if (is_reply || !was_held) shutdown(to, SHUT_WR);
+  }
+
+  const uint16_t server_;
+  int listener_ = -1;
+  uint16_t port_ = 0;
+  std::thread accepting_;
+  std::mutex mutex_;  // guards all below
+  std::condition_variable changed_;
+  std::list<std::thread> threads_;
+  std::vector<int> sockets_;
+  int connections_ = 0;
+  int held_ = 0;  // connections with smaller numbers are held
+  std::set<int> was_held_;
+  int late_replies_ = 0;
+};
+
+TEST(LatePush, DoesNotOverwriteANewerOneOfItsClient) {
+  RealServer server;
+  server.add_table("users", codec::Dtype::kF32, kDim, 100, 10);
+  server.start();
+  Relay relay(server.server().port());
+  auto client = Client::connect(relay.url());
+  ASSERT_TRUE(client.ok()) << client.status().to_string();
+  const std::vector<uint64_t> keys = {3};
+  const auto push = [&](uint64_t version, uint32_t deadline_ms) {
+    PushOptions options;
+    options.deadline_ms = deadline_ms;
+    return client.value()->push("users", keys, testing::row_of(3, kDim, version), kDim, options);
+  };
+  ASSERT_TRUE(push(1, 60'000).ok());
+  relay.hold();
+  EXPECT_EQ(push(2, 300).status().code(), base::Code::kDeadlineExceeded);
+  const auto newer = push(3, 60'000);
+  ASSERT_TRUE(newer.ok()) << newer.status().to_string();
+  relay.deliver();
+  ASSERT_TRUE(relay.await_late_replies(1)) << "the server has read the late push";
+  std::vector<float> row(kDim);
+  ASSERT_TRUE(client.value()->pull("users", keys, row).ok());
+  EXPECT_EQ(row, testing::row_of(3, kDim, 3));
+}
+
+}  // namespace
+}  // namespace petps::client
