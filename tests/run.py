@@ -25,6 +25,7 @@ SOURCES = ("native", "client", "bench", "tests")
 PYTHON_FOLDERS = ("petps", "client", "bench", "tests")
 # No suite may take longer; each test has its own, much shorter limit (ctest, pytest-timeout).
 SUITE_SECONDS_MAX = 1500
+LAB_SECONDS_MAX = 7200  # processors that are emulated
 # Thread sanitizer: the suites in which more than one thread runs.
 TSAN_SUITES = "base epoch media index table transport server client contract stress".split()
 # The crash and fuzz suites run whole in release; under ASan a part of their states (see
@@ -55,8 +56,15 @@ class Finished:
     lines: list[str]
 
 
-def run(command: Sequence[str], environment: dict[str, str] | None = None) -> Finished:
-    """Runs a command in the repository's root and shows its output as it comes."""
+def run(
+    command: Sequence[str],
+    environment: dict[str, str] | None = None,
+    seconds_max: float = SUITE_SECONDS_MAX,
+) -> Finished:
+    """Runs a command in the repository's root and shows its output as it comes.
+
+    It is killed after seconds_max.
+    """
     print(f"$ {' '.join(command)}", flush=True)
     lines: list[str] = []
     with subprocess.Popen(
@@ -69,7 +77,7 @@ def run(command: Sequence[str], environment: dict[str, str] | None = None) -> Fi
         errors="replace",
     ) as process:
         assert process.stdout is not None
-        alarm = threading.Timer(SUITE_SECONDS_MAX, process.kill)
+        alarm = threading.Timer(seconds_max, process.kill)
         alarm.start()
         for line in process.stdout:
             print(line, end="", flush=True)
@@ -229,7 +237,7 @@ def lab(jobs: int) -> Outcome:
     junit = RESULTS / "lab.xml"
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/lab").glob("lab_*.py"))
     command = [sys.executable, "-m", "pytest", "-n", str(jobs), "-v", *files]
-    finished = run([*command, f"--junitxml={junit}"])
+    finished = run([*command, f"--junitxml={junit}"], seconds_max=LAB_SECONDS_MAX)
     read_junit(outcome, junit)
     read_guests(outcome)
     close(outcome, finished, " in ")

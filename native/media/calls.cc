@@ -13,10 +13,10 @@ namespace petps::media {
 
 const char* call_name(Call call) {
   static constexpr const char* kNames[] = {
-      "open",    "close",   "stat",      "fstatfs",   "flock",        "fallocate",
-      "pread",   "pwrite",  "ftruncate", "mmap",      "munmap",       "madvise",
-      "fadvise", "mincore", "fdatasync", "msync",     "fsync",        "lseek",
-      "ioctl",   "unlink",  "fgetxattr", "fsetxattr", "fremovexattr", "await a sync"};
+      "open",      "close",     "stat",         "fstatfs",     "flock",   "fallocate", "pread",
+      "pwrite",    "ftruncate", "mmap",         "munmap",      "madvise", "fadvise",   "mincore",
+      "fdatasync", "msync",     "fsync",        "syncfs",      "lseek",   "ioctl",     "unlink",
+      "fgetxattr", "fsetxattr", "fremovexattr", "await a sync"};
   static_assert(sizeof kNames / sizeof *kNames == static_cast<size_t>(Call::kCount),
                 "every call has a name");
   return kNames[static_cast<size_t>(call)];
@@ -117,6 +117,8 @@ int msync(void* at, size_t bytes) {
 int fdatasync(int file) { return asked(Call::kSyncData) > 0 ? -1 : ::fdatasync(file); }
 
 int fsync(int file) { return asked(Call::kSync) > 0 ? -1 : ::fsync(file); }
+
+int syncfs(int file) { return asked(Call::kSyncFileSystem) > 0 ? -1 : ::syncfs(file); }
 
 off_t lseek(int file, uint64_t from, int whence) {
   return asked(Call::kSeek) > 0 ? -1 : ::lseek(file, static_cast<off_t>(from), whence);

@@ -38,6 +38,7 @@ enum class Call : uint8_t {
   kSyncData,
   kSyncRange,
   kSync,
+  kSyncFileSystem,
   kSeek,
   kControl,
   kUnlink,
@@ -60,6 +61,8 @@ struct FileCalls {
   // after EINTR.
   int (*allocate)(int file, uint64_t from, uint64_t bytes);
   int (*sync_data)(int file);
+  // Whether sync_data of this file may leave out the flush of the disk's cache.
+  bool (*may_skip_flush)(int file);
   std::optional<Device> (*device)(const std::string& path);
 };
 inline constexpr int kHalf = -1;
@@ -87,6 +90,7 @@ int fadvise(int file, int advice);
 int fdatasync(int file);
 int msync(void* at, size_t bytes);
 int fsync(int file);
+int syncfs(int file);
 off_t lseek(int file, uint64_t from, int whence);
 int ioctl(int file, unsigned long request, void* argument);
 int unlink(const char* path);

@@ -5,9 +5,11 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/sysmacros.h>
+#include <sys/utsname.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -29,6 +31,29 @@ int sync_data_by_call(int file) {
     if (errno != EINTR) return errno;
   }
   return 0;
+}
+
+// fs/ext4/fsync.c of Linux 5.5 to 6.4: without a journal ext4's driver, which also mounts ext2, flushes
+// the disk's cache only if the inode has changed. A store into a block that the file has changes none.
+bool may_skip_flush_by_kernel(int file) {
+  utsname kernel = {};
+  unsigned major_version = 0;
+  unsigned minor_version = 0;
+  if (uname(&kernel) == 0) std::sscanf(kernel.release, "%u.%u", &major_version, &minor_version);
+  if (major_version > 6 || (major_version == 6 && minor_version >= 5)) return false;
+  struct statfs file_system = {};
+  if (calls::fstatfs(file, &file_system) != 0 || file_system.f_type != EXT4_SUPER_MAGIC)
+    return false;
+  struct stat about = {};
+  if (calls::fstat(file, &about) != 0) return true;
+  std::error_code none;
+  const auto device =
+      std::filesystem::read_symlink("/sys/dev/block/" + std::to_string(major(about.st_dev)) + ":" +
+                                        std::to_string(minor(about.st_dev)),
+                                    none);
+  std::string task;  // of the journal; where it cannot be read there may be none
+  std::ifstream("/sys/fs/ext4/" + device.filename().string() + "/journal_task") >> task;
+  return task.empty() || task == "<none>";
 }
 
 // By the kernel's Documentation/ABI/testing/sysfs-bus-dax: /sys/dev/char/MAJOR:MINOR is the device.
@@ -129,7 +154,8 @@ Result<uint64_t> resident_pages(int file, const std::string& path, uint64_t byte
 }  // namespace
 
 FileCalls system_file_calls() {
-  return FileCalls{nullptr, allocate_at_end, sync_data_by_call, device_of_sysfs};
+  return FileCalls{nullptr, allocate_at_end, sync_data_by_call, may_skip_flush_by_kernel,
+                   device_of_sysfs};
 }
 
 FileCalls& file_calls() {
@@ -222,6 +248,13 @@ Status Folder::sync() const {
     if (errno != EINTR) return errno_status(Code::kIoError, "fsync folder " + name_, errno);
   }
   return Status();
+}
+
+int flush_disk(int file) {
+  while (calls::syncfs(file) != 0) {
+    if (errno != EINTR) return errno;
+  }
+  return 0;
 }
 
 void mark_failed_sync(int file) {

@@ -41,6 +41,10 @@ class Folder {
   std::string name_;
 };
 
+// Writes what the whole file system has not written yet, and flushes the disk's cache, where
+// FileCalls::may_skip_flush says that a sync of the file alone may not. 0 or an errno.
+int flush_disk(int file);
+
 // Linux calls pages clean that it failed to write, and shows them to every process until they leave
 // the page cache. The mark says that a sync of this file failed; it lives as long as the inode, so
 // at least as long as the pages.

@@ -222,6 +222,7 @@ void Media::adopt(int file) {
     device_alignment_ = device->alignment;
   }
   kind_ = is_device() || is_dax(file) ? Kind::kDax : Kind::kFile;
+  syncs_skip_flush_ = kind_ == Kind::kFile && file_calls().may_skip_flush(file);
   if (kind_ == Kind::kDax) durability_ = Durability::kPower;
   set_observer(nullptr);
 }
@@ -375,12 +376,16 @@ Status Media::sync_range(const void* at, size_t bytes, Site site) {
   // It takes the descriptor's error, and so excludes sync() (see there).
   std::unique_lock lock(sync_mutex_);
   sync_ended_.wait(lock, [this] { return !sync_runs_; });
+  int error_number = 0;
   while (calls::msync(base_ + first, offset + bytes - first) != 0) {
-    if (errno == EINTR) continue;
-    remember_failed_sync(errno);
-    return sticky_failure();
+    error_number = errno;
+    if (error_number != EINTR) break;
+    error_number = 0;
   }
-  return before;
+  if (error_number == 0 && syncs_skip_flush_) error_number = flush_disk(file_);
+  if (error_number == 0) return before;
+  remember_failed_sync(error_number);
+  return sticky_failure();
 }
 
 // One sync at a time, because the kernel reports a failed write-back once per open file: whoever asked
@@ -407,7 +412,8 @@ Status Media::sync() {
     sync_runs_ = true;
     const uint64_t number = ++syncs_begun_;
     lock.unlock();
-    const int error_number = file_calls().sync_data(file_);
+    int error_number = file_calls().sync_data(file_);
+    if (error_number == 0 && syncs_skip_flush_) error_number = flush_disk(file_);
     lock.lock();
     sync_runs_ = false;
     if (error_number == 0) {

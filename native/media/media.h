@@ -186,8 +186,9 @@ class Media {
   bool borrowed_ = false;
   bool huge_pages_ = false;
   int file_ = -1;
-  std::optional<Mapped> mapped_;  // base_ and reserved_, of a file
-  std::mutex sync_mutex_;         // of the next three
+  std::optional<Mapped> mapped_;   // base_ and reserved_, of a file
+  bool syncs_skip_flush_ = false;  // of file_: see FileCalls::may_skip_flush
+  std::mutex sync_mutex_;          // of the next three
   std::condition_variable sync_ended_;
   uint64_t syncs_begun_ = 0;
   uint64_t newest_good_sync_ = 0;  // its number
