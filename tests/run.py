@@ -27,7 +27,10 @@ PYTHON_FOLDERS = ("petps", "client", "bench", "tests")
 SUITE_SECONDS_MAX = 1500
 LAB_SECONDS_MAX = 7200  # processors that are emulated
 # Thread sanitizer: the suites in which more than one thread runs.
-TSAN_SUITES = "base epoch media index table transport server client contract stress".split()
+TSAN_SUITES = (
+    *("base", "epoch", "media", "index", "table"),
+    *("transport", "server", "client", "contract", "stress"),
+)
 # The crash and fuzz suites run whole in release; under ASan a part of their states (see
 # PETPS_TEST_SCALE in the tests that read it) keeps the suite within its 20 minutes.
 ASAN_SCALE = "0.02"
