@@ -59,12 +59,18 @@ std::string explore(const Scenario& scenario, uint64_t states_per_step, media::S
   return explorer.problem() + (explorer.problem().empty() ? driver.problem : "");
 }
 
+// All but the one that leaves durability power, which PowerLossIsNoticed runs.
+std::vector<Scenario> power_scenarios() {
+  std::vector<Scenario> chosen = scenarios();
+  std::erase_if(chosen,
+                [](const Scenario& scenario) { return scenario.name == std::string("catalogue"); });
+  return chosen;
+}
+
 class Writeback : public testing::TestWithParam<Scenario> {};
 
 TEST_P(Writeback, PowerLosesNothing) {
   const Scenario& scenario = GetParam();
-  if (scenario.name == std::string("catalogue"))
-    GTEST_SKIP() << "it leaves durability power; ProcessIsNoticed runs it";
   const uint64_t promised = scaled(kPowerStates, kLeastStates);
   const uint64_t steps = count_steps(scenario, media::Durability::kPower);
   CrashMedium medium(CrashMedium::Keeps::kPages);
@@ -78,7 +84,7 @@ TEST_P(Writeback, PowerLosesNothing) {
   EXPECT_GE(explorer.states(), promised);
 }
 
-INSTANTIATE_TEST_SUITE_P(Scenarios, Writeback, testing::ValuesIn(scenarios()),
+INSTANTIATE_TEST_SUITE_P(Scenarios, Writeback, testing::ValuesIn(power_scenarios()),
                          [](const auto& scenario) { return std::string(scenario.param.name); });
 
 class WritebackOfProcess : public testing::TestWithParam<Scenario> {};
@@ -185,9 +191,9 @@ TEST_P(WithoutSync, IsNoticed) {
   constexpr uint64_t kStatesPerStep = 1'000;
   constexpr uint64_t kStatesOfItsOwn = 5'000;
   std::vector<Scenario> tried = process_scenarios();
-  const auto own = std::stable_partition(
-      tried.begin(), tried.end(),
-      [&](const Scenario& scenario) { return scenario.name == made_for(site); });
+  const auto own = std::stable_partition(tried.begin(), tried.end(), [&](const Scenario& scenario) {
+    return scenario.name == made_for(site);
+  });
   for (auto scenario = tried.begin(); scenario != tried.end(); ++scenario) {
     const uint64_t states = scenario < own ? kStatesOfItsOwn : kStatesPerStep;
     const std::string how = run_in_child([&]() -> std::string {
