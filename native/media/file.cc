@@ -35,14 +35,17 @@ int sync_data_by_call(int file) {
 
 // fs/ext4/fsync.c of Linux 5.5 to 6.4: without a journal ext4's driver, which also mounts ext2, flushes
 // the disk's cache only if the inode has changed. A store into a block that the file has changes none.
+// What cannot be found out counts as such a file system.
 bool may_skip_flush_by_kernel(int file) {
   utsname kernel = {};
   unsigned major_version = 0;
   unsigned minor_version = 0;
   if (uname(&kernel) == 0) std::sscanf(kernel.release, "%u.%u", &major_version, &minor_version);
-  if (major_version > 6 || (major_version == 6 && minor_version >= 5)) return false;
+  const auto version = std::pair(major_version, minor_version);
+  if (version >= std::pair(6U, 5U) || (version < std::pair(5U, 5U) && major_version > 0))
+    return false;
   struct statfs file_system = {};
-  if (calls::fstatfs(file, &file_system) != 0 || file_system.f_type != EXT4_SUPER_MAGIC)
+  if (calls::fstatfs(file, &file_system) == 0 && file_system.f_type != EXT4_SUPER_MAGIC)
     return false;
   struct stat about = {};
   if (calls::fstat(file, &about) != 0) return true;

@@ -223,6 +223,8 @@ void Media::adopt(int file) {
   }
   kind_ = is_device() || is_dax(file) ? Kind::kDax : Kind::kFile;
   syncs_skip_flush_ = kind_ == Kind::kFile && file_calls().may_skip_flush(file);
+  // Takes the file system's errors of before: a new descriptor hears those that nobody heard.
+  if (syncs_skip_flush_ && !read_only_) static_cast<void>(flush_disk(file));
   if (kind_ == Kind::kDax) durability_ = Durability::kPower;
   set_observer(nullptr);
 }
@@ -448,8 +450,8 @@ Status Media::sticky_failure() const {
       "reopened";
   if (error_number == 0)
     return Status(Code::kIoError, "a drain of " + name_of(path_) + " failed" + remedy);
-  return Status(Code::kIoError, "fdatasync " + path_ + ": " + std::strerror(error_number) +
-                                    " (errno " + std::to_string(error_number) + ")" + remedy);
+  return Status(Code::kIoError, "sync " + path_ + ": " + std::strerror(error_number) + " (errno " +
+                                    std::to_string(error_number) + ")" + remedy);
 }
 
 }  // namespace petps::media

@@ -2,7 +2,7 @@
 
 #include <pthread.h>
 
-#include <algorithm>
+#include <utility>
 
 namespace petps::server {
 
@@ -65,19 +65,25 @@ void PushWriter::run() {
   }
 }
 
+void GivenUpPushes::combine(Calls& known, Calls other) {
+  if (known.oldest < other.oldest) std::swap(known, other);
+  const uint64_t behind = known.oldest - other.oldest;
+  if (behind < wire::kPushOrderCalls) known.ended |= other.ended >> behind;
+}
+
 bool GivenUpPushes::has(const wire::PushOrder& order) {
   if (order.client == 0) return false;
-  if (oldest_.size() >= kPushClients && !oldest_.contains(order.client)) {
-    oldest_before_ = std::move(oldest_);
-    oldest_.clear();
+  if (calls_.size() >= kPushClients && !calls_.contains(order.client)) {
+    calls_before_ = std::move(calls_);
+    calls_.clear();
   }
-  const auto [known, is_new] = oldest_.try_emplace(order.client, order.oldest);
-  if (is_new) {
-    const auto before = oldest_before_.find(order.client);
-    if (before != oldest_before_.end()) known->second = std::max(known->second, before->second);
-  }
-  known->second = std::max(known->second, order.oldest);
-  return order.number < known->second;
+  Calls& known = calls_[order.client];
+  const auto before = calls_before_.find(order.client);
+  if (before != calls_before_.end()) combine(known, before->second);
+  combine(known, {order.oldest, order.ended});
+  if (order.number < known.oldest) return true;
+  const uint64_t place = order.number - known.oldest;
+  return place < wire::kPushOrderCalls && ((known.ended >> place) & 1) != 0;
 }
 
 PushDone PushWriter::perform(const PushJob& job) {

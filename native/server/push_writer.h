@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <thread>
-#include <unordered_map>
 #include <vector>
 
 #include "table/table.h"
@@ -23,7 +23,7 @@ namespace petps::server {
 inline constexpr size_t kPushQueueBytes = size_t{64} << 20;
 inline constexpr size_t kPushQueueJobs = 1024;
 
-// Clients whose oldest push is remembered: at least so many of the last, at most twice as many.
+// Clients whose pushes are remembered: at least so many of the last, at most twice as many.
 inline constexpr size_t kPushClients = 32'768;
 
 // Tells a push that its client gave up, and that arrives behind a newer one (wire::PushOrder).
@@ -34,9 +34,15 @@ class GivenUpPushes {
   bool has(const wire::PushOrder& order);
 
  private:
-  // Client to the oldest number that counts. When the first is full it becomes the second.
-  std::unordered_map<uint64_t, uint64_t> oldest_;
-  std::unordered_map<uint64_t, uint64_t> oldest_before_;
+  struct Calls {
+    uint64_t oldest = 0;
+    uint64_t ended = 0;  // bit i: call `oldest` + i
+  };
+  static void combine(Calls& known, Calls other);
+
+  // By client. When the first is full it becomes the second. Trees: peers choose the keys.
+  std::map<uint64_t, Calls> calls_;
+  std::map<uint64_t, Calls> calls_before_;
 };
 
 struct PushJob {

@@ -327,16 +327,18 @@ base::Status decode_pull_reply_head(const FrameHeader& header, std::span<const s
 inline constexpr uint32_t kPushHasDeletions = 1;  // a deletion bitmap follows the keys
 inline constexpr uint32_t kPushHasOrder = 2;      // a PushOrder precedes the keys
 
-// Where a push stands among those of its client. A server refuses a push that is older than the
-// oldest that its client still waited for when it sent another: bytes of a push that was given up
-// may arrive late, and must not overwrite a newer one.
+// Where a push stands among those of its client. A server refuses a push of a call that had ended
+// when its client sent another: bytes of a push that was given up may arrive late, and must not
+// overwrite a newer one.
 struct PushOrder {
   uint64_t client = 0;  // drawn at random; 0: no order
   uint64_t number = 0;  // of the call; all frames of a call share it
   uint64_t oldest = 0;  // of the calls that had not ended when this was sent; at most `number`
+  uint64_t ended = 0;   // bit i: call `oldest` + i had ended
   bool operator==(const PushOrder&) const = default;
 };
-static_assert(sizeof(PushOrder) == 24, "copied whole: see FORMAT.md, push");
+static_assert(sizeof(PushOrder) == 32, "copied whole: see FORMAT.md, push");
+inline constexpr uint64_t kPushOrderCalls = 64;  // that `ended` tells of
 
 struct PushRequest {
   uint32_t table = 0;

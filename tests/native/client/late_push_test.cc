@@ -7,6 +7,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <list>
+#include <memory>
 #include <set>
 
 #include "fixtures.h"
@@ -64,6 +65,11 @@ class Relay {
     held_ = 0;
     changed_.notify_all();
   }
+  // Until bytes of so many connections were held.
+  bool await_held(size_t connections) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, kPatience, [&] { return was_held_.size() >= connections; });
+  }
   // Until the server has answered `replies` times since `hold`, over connections that were held.
   bool await_late_replies(int replies) {
     std::unique_lock lock(mutex_);
@@ -101,6 +107,7 @@ class Relay {
         std::unique_lock lock(mutex_);
         was_held = was_held || number < held_;
         if (was_held) was_held_.insert(number);
+        changed_.notify_all();
         changed_.wait(lock, [&] { return number >= held_; });
       }
       static_cast<void>(send(to, bytes, static_cast<size_t>(n), MSG_NOSIGNAL));
@@ -123,29 +130,61 @@ class Relay {
   int late_replies_ = 0;
 };
 
-TEST(LatePush, DoesNotOverwriteANewerOneOfItsClient) {
-  RealServer server;
-  server.add_table("users", codec::Dtype::kF32, kDim, 100, 10);
-  server.start();
-  Relay relay(server.server().port());
-  auto client = Client::connect(relay.url());
-  ASSERT_TRUE(client.ok()) << client.status().to_string();
-  const std::vector<uint64_t> keys = {3};
-  const auto push = [&](uint64_t version, uint32_t deadline_ms) {
+class LatePush : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    server_.add_table("users", codec::Dtype::kF32, kDim, 100, 10);
+    server_.start();
+    relay_ = std::make_unique<Relay>(server_.server().port());
+    auto client = Client::connect(relay_->url());
+    ASSERT_TRUE(client.ok()) << client.status().to_string();
+    client_ = std::move(client).value();
+  }
+  base::Status push(uint64_t key, uint64_t version, uint32_t deadline_ms = 60'000) {
     PushOptions options;
     options.deadline_ms = deadline_ms;
-    return client.value()->push("users", keys, testing::row_of(3, kDim, version), kDim, options);
-  };
-  ASSERT_TRUE(push(1, 60'000).ok());
-  relay.hold();
-  EXPECT_EQ(push(2, 300).status().code(), base::Code::kDeadlineExceeded);
-  const auto newer = push(3, 60'000);
-  ASSERT_TRUE(newer.ok()) << newer.status().to_string();
-  relay.deliver();
-  ASSERT_TRUE(relay.await_late_replies(1)) << "the server has read the late push";
-  std::vector<float> row(kDim);
-  ASSERT_TRUE(client.value()->pull("users", keys, row).ok());
-  EXPECT_EQ(row, testing::row_of(3, kDim, 3));
+    const std::vector<uint64_t> keys = {key};
+    return client_->push("users", keys, testing::row_of(key, kDim, version), kDim, options)
+        .status();
+  }
+  std::vector<float> row(uint64_t key) {
+    const std::vector<uint64_t> keys = {key};
+    std::vector<float> row(kDim);
+    EXPECT_TRUE(client_->pull("users", keys, row).ok());
+    return row;
+  }
+
+  RealServer server_;
+  std::unique_ptr<Relay> relay_;
+  std::unique_ptr<Client> client_;
+};
+
+TEST_F(LatePush, DoesNotOverwriteANewerOneOfItsClient) {
+  ASSERT_TRUE(push(3, 1).ok());
+  relay_->hold();
+  EXPECT_EQ(push(3, 2, 300).code(), base::Code::kDeadlineExceeded);
+  ASSERT_TRUE(push(3, 3).ok());
+  relay_->deliver();
+  ASSERT_TRUE(relay_->await_late_replies(1)) << "the server has read the late push";
+  EXPECT_EQ(row(3), testing::row_of(3, kDim, 3));
+}
+
+TEST_F(LatePush, NorWhileAnOlderCallIsUnderWay) {
+  ASSERT_TRUE(push(3, 1).ok());
+  relay_->hold();
+  base::Status patient;
+  std::thread older([&] { patient = push(7, 5); });
+  ASSERT_TRUE(relay_->await_held(1));
+  EXPECT_TRUE(push(3, 1).ok());
+  relay_->hold();
+  EXPECT_EQ(push(3, 2, 300).code(), base::Code::kDeadlineExceeded);
+  EXPECT_TRUE(push(3, 3).ok());
+  relay_->deliver();
+  older.join();
+  EXPECT_TRUE(patient.ok()) << patient.to_string();
+  ASSERT_TRUE(relay_->await_late_replies(2));
+  EXPECT_EQ(row(3), testing::row_of(3, kDim, 3));
+  EXPECT_EQ(row(7), testing::row_of(7, kDim, 5));
 }
 
 }  // namespace

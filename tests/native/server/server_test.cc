@@ -4,11 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
+#include <set>
 #include <thread>
 
 #include "raw_client.h"
 #include "server/push_writer.h"
 #include "server_fixture.h"
+#include "tests/seed.h"
 
 namespace petps::server {
 namespace {
@@ -245,27 +248,73 @@ TEST_F(ServerTest, APushThatItsClientGaveUpIsRefusedOnceANewerOneCame) {
   };
   constexpr uint64_t kOne = 1;
   constexpr uint64_t kOther = 2;
-  EXPECT_TRUE(push(2, {kOne, 12, 12}).ok());
-  EXPECT_TRUE(push(3, {kOne, 14, 13}).ok()) << "13 still counts";
-  EXPECT_TRUE(push(4, {kOne, 13, 13}).ok());
-  expect_error(push(5, {kOne, 12, 12}), Code::kDeadlineExceeded,
+  EXPECT_TRUE(push(2, {kOne, 12, 12, 0}).ok());
+  EXPECT_TRUE(push(3, {kOne, 14, 13, 0}).ok()) << "13 still counts";
+  EXPECT_TRUE(push(4, {kOne, 13, 13, 0}).ok());
+  expect_error(push(5, {kOne, 12, 12, 0}), Code::kDeadlineExceeded,
                "push of 1 rows arrived after a newer push of its client");
   EXPECT_EQ(row(), row_of(5, 4, 64));
-  EXPECT_TRUE(push(6, {kOther, 1, 1}).ok()) << "another client's numbers are its own";
+  EXPECT_TRUE(push(6, {kOther, 1, 1, 0}).ok()) << "another client's numbers are its own";
   EXPECT_TRUE(push(7, {}).ok()) << "a client of an earlier release";
-  expect_error(push(8, {kOne, 12, 12}), Code::kDeadlineExceeded, "not applied");
+  expect_error(push(8, {kOne, 12, 12, 0}), Code::kDeadlineExceeded, "not applied");
   EXPECT_EQ(row(), row_of(5, 7, 64));
 }
 
 TEST(GivenUpPushes, AreRememberedOfTheLastClients) {
   GivenUpPushes given_up;
-  EXPECT_FALSE(given_up.has({1, 5, 5}));
+  EXPECT_FALSE(given_up.has({1, 5, 5, 0}));
   for (uint64_t client = 2; client <= kPushClients; ++client)
-    EXPECT_FALSE(given_up.has({client, 1, 1}));
+    EXPECT_FALSE(given_up.has({client, 1, 1, 0}));
   for (uint64_t client = 0; client < kPushClients - 1; ++client)
-    EXPECT_FALSE(given_up.has({kPushClients + 1 + client, 1, 1}));
-  EXPECT_TRUE(given_up.has({1, 4, 4})) << "twice as many have come since";
-  EXPECT_FALSE(given_up.has({1, 5, 5}));
+    EXPECT_FALSE(given_up.has({kPushClients + 1 + client, 1, 1, 0}));
+  EXPECT_TRUE(given_up.has({1, 4, 4, 0})) << "twice as many have come since";
+  EXPECT_FALSE(given_up.has({1, 5, 5, 0}));
+}
+
+TEST(GivenUpPushes, AreToldWhileAnOlderCallIsUnderWay) {
+  GivenUpPushes given_up;
+  EXPECT_FALSE(given_up.has({1, 4, 4, 0}));
+  EXPECT_FALSE(given_up.has({1, 6, 4, 0b010})) << "5 has ended, 4 has not";
+  EXPECT_TRUE(given_up.has({1, 5, 4, 0}));
+  EXPECT_FALSE(given_up.has({1, 4, 4, 0b010})) << "4 goes on";
+  EXPECT_FALSE(given_up.has({1, 8, 6, 0b010})) << "6 and 8 are under way";
+  EXPECT_FALSE(given_up.has({1, 6, 6, 0}));
+  EXPECT_TRUE(given_up.has({1, 7, 4, 0}));
+  EXPECT_FALSE(given_up.has({1, 200, 200, 0}));
+  EXPECT_TRUE(given_up.has({1, 8, 8, 0}));
+  EXPECT_FALSE(given_up.has({1, 263, 200, 0}));
+  EXPECT_FALSE(given_up.has({1, 264, 200, 0})) << "beyond what the bits tell";
+}
+
+// A slow model: the ended calls as a set. Snapshots arrive in any order, as over many connections.
+TEST(GivenUpPushes, AreWhatAModelSays) {
+  std::mt19937_64 random(tests::seed());
+  for (int round = 0; round < 200; ++round) {
+    GivenUpPushes given_up;
+    std::set<uint64_t> under_way;
+    std::set<uint64_t> told;  // ended, by what was taken
+    uint64_t next = 1;
+    std::vector<std::pair<wire::PushOrder, std::set<uint64_t>>> sent;
+    for (int step = 0; step < 300; ++step) {
+      if (under_way.empty() || (under_way.size() < 8 && random() % 2 == 0))
+        under_way.insert(next++);
+      const uint64_t number = *std::next(under_way.begin(), random() % under_way.size());
+      wire::PushOrder order{9, number, *under_way.begin(), 0};
+      std::set<uint64_t> ended;
+      for (uint64_t call = 1; call < next; ++call) {
+        if (under_way.contains(call) || call >= order.oldest + wire::kPushOrderCalls) continue;
+        ended.insert(call);
+        if (call > order.oldest) order.ended |= uint64_t{1} << (call - order.oldest);
+      }
+      sent.emplace_back(order, ended);
+      if (random() % 2 == 0) under_way.erase(number);
+      const size_t taken = random() % sent.size();
+      told.insert(sent[taken].second.begin(), sent[taken].second.end());
+      ASSERT_EQ(given_up.has(sent[taken].first), told.contains(sent[taken].first.number))
+          << "PETPS_SEED=" << tests::seed() << ", step " << step;
+      sent.erase(sent.begin() + static_cast<ptrdiff_t>(taken));
+    }
+  }
 }
 
 TEST_F(ServerTest, PushOfTheWrongShapeIsRefused) {

@@ -247,7 +247,7 @@ std::vector<NamedFrame> sample_frames() {
   add("pull_wait", [&](Frame& f) { encode_pull(11, {42, 1, 250, sections, keys}, f); });
   frames.push_back({"pull_reply", sample_pull_reply()});
   frames.push_back({"push", sample_push()});
-  frames.push_back({"push_order", sample_push({0x1122334455667788, 12, 10})});
+  frames.push_back({"push_order", sample_push({0x1122334455667788, 12, 10, 0b1010})});
   add("push_reply", [](Frame& f) { encode_push_reply(13, {1, 2, 3, 4, 5}, f); });
   add("status", [](Frame& f) { encode_status(14, f); });
   add("status_reply",

@@ -84,7 +84,8 @@ TEST(Wire, PushComesBack) {
     ASSERT_TRUE(decode_push(opened.header, opened.body, {}, push).ok());
     EXPECT_EQ(push.table, 9u);
     EXPECT_EQ(push.stamp, 77u);
-    EXPECT_EQ(push.order, has_order ? (PushOrder{0x1122334455667788, 12, 10}) : PushOrder());
+    EXPECT_EQ(push.order,
+              has_order ? (PushOrder{0x1122334455667788, 12, 10, 0b1010}) : PushOrder());
     EXPECT_EQ(push.keys.size(), 3u);
     EXPECT_EQ(push.deletions[0], 2u);
     EXPECT_EQ(push.rows.size(), 9u);
@@ -254,11 +255,11 @@ TEST(Wire, RefusesAnOrderThatCannotBe) {
   PushRequest push;
   push.keys = keys;
   push.deletions = deleted;
-  push.order = {7, 3, 4};
+  push.order = {7, 3, 4, 0};
   Frame frame;
   encode_push(1, push, frame);
   expect_refused(decode_any(frame), Code::kInvalidArgument, "number 3 and an oldest of 4");
-  push.order = {7, 3, 3};
+  push.order = {7, 3, 3, 0};
   encode_push(1, push, frame);
   EXPECT_TRUE(decode_any(frame).ok());
   change<uint64_t>(frame, 32, 0);
