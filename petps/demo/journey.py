@@ -173,9 +173,7 @@ class Journey:
 
     def _pulls(self, mode: Mode, seconds: float) -> list[Sample]:
         self._traffic.ask(mode, self._begin, self._begin + STEP)
-        first = len(self._traffic.samples)
-        time.sleep(seconds)
-        return self._traffic.samples[first:]
+        return self._traffic.samples_of(seconds, SERVABLE_SECONDS)
 
     # ---- deltas
 

@@ -123,6 +123,18 @@ class Traffic:
         """The applied version of the newest answer."""
         return self.samples[-1].version if self.samples else 0
 
+    def samples_of(self, seconds: float, seconds_max: float) -> list[Sample]:
+        """Collects the pulls of the next ``seconds``, or until there is one."""
+        first = len(self.samples)
+        begin = time.monotonic()
+        while len(self.samples) == first or time.monotonic() < begin + seconds:
+            self._check()
+            if time.monotonic() > begin + max(seconds, seconds_max):
+                last = self.failures[-1] if self.failures else "none has ended"
+                raise DeadlineExceeded(f"no pull succeeded in {seconds_max:.0f} s: {last}")
+            time.sleep(0.01)
+        return self.samples[first:]
+
     def wait_for_version(self, version: int, seconds: float, since: int = 0) -> Sample:
         """The first pull, of samples[since:], that was served ``version``."""
         deadline = time.monotonic() + seconds

@@ -101,7 +101,7 @@ def wait_for_children(pid: int) -> list[psutil.Process]:
     deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline:
         children: list[psutil.Process] = psutil.Process(pid).children()
-        if len(children) == 2:
+        if len(children) == 2 and any("serve" in child.cmdline() for child in children):
             return children
         time.sleep(0.01)
     raise AssertionError("the demo did not start its server")
