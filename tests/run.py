@@ -264,8 +264,10 @@ def train(jobs: int) -> Outcome:
     )
     # What PyTorch and TorchRec warn of when they are imported is theirs.
     python = str(ROOT / ".venv-train/bin/python")
-    command = [python, "-m", "pytest", "-n", str(jobs), "--dist", "loadgroup", "-W", "ignore"]
-    # Threads of PyTorch's own would only stand in the way of the other workers.
+    # These tests wait little, and their demos must keep up with a trainer: a worker a processor.
+    workers = str(min(jobs, os.cpu_count() or jobs))
+    command = [python, "-m", "pytest", "-n", workers, "--dist", "loadgroup", "-W", "ignore"]
+    # Threads of PyTorch's own would only stand in the way of the other worker.
     finished = run([*command, *files, f"--junitxml={junit}"], {"OMP_NUM_THREADS": "1"})
     read_junit(outcome, junit)
     close(outcome, finished, " in ")
