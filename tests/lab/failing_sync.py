@@ -101,11 +101,8 @@ def live(file_system: str, disk: Failing, chance: random.Random, rounds: list[in
     if not pool.exists():
         print(disks.ask("make", str(pool), "power", "2", str(ROWS)))
     writer = Writer(pool, rounds)
-    works = True
     for _ in range(FAILURES):
         if not writer.open():  # the file system has given up too
-            if works and file_system == "ext2":  # it never does
-                writer.problems.append("the disk works again, and the open was refused")
             break
         writer.wait_for_acknowledged(chance.randrange(6, 20))
         disk.refuses_writes()
@@ -115,8 +112,7 @@ def live(file_system: str, disk: Failing, chance: random.Random, rounds: list[in
             writer.wait_for_acknowledged(chance.randrange(3))
             disk.refuses_writes()
         writer.wait_for_stop()
-        works = chance.random() < 0.7
-        if works:
+        if chance.random() < 0.7:
             disk.works()
     disk.refuses_everything()
     writer.kill()
