@@ -116,7 +116,8 @@ class Media {
   void set_durability(Durability durability, Site site = Site::kPowerSync);
   // Make [at, at + bytes), or everything, survive a power loss whatever the durability. Return at once
   // where a drain does that already (dax; everything under kPower) and for dram. An error is kept:
-  // failed() is true from then on. sync_range costs what is dirty in the range, and is tried even then.
+  // failed() is true from then on. sync_range costs what is dirty in the range
+  // (in the file system: FileCalls::may_skip_flush), and is tried even then.
   base::Status sync_range(const void* at, size_t bytes, Site site);
   base::Status sync_all(Site site);
   bool read_only() const { return read_only_; }

@@ -8,7 +8,7 @@ namespace petps::crash {
 
 // Of the processor and in all: far above the 4 s that all states of the longest scenario take, so that
 // a slow mutant that lives does not count as killed.
-inline constexpr unsigned kBusySeconds = 20;
+inline constexpr unsigned kBusySeconds = 60;
 inline constexpr unsigned kHangSeconds = 120;
 
 // Return what `run` returns, or by which signal the child died. Empty: the mutant survives.

@@ -139,7 +139,7 @@ class [[nodiscard]] Client {
   // rows: float32[n, dim], encoded to the table's dtype; durable on the server that has the key's
   // partition when it returns OK. Of a repeated key the last row wins. Not retried: an error names
   // the server, and whether it may have taken rows. One that timed out may be applied later, but
-  // never over a newer push of this client.
+  // never over a newer push of this client (limits: client/README.md).
   // Errors: kResourceExhausted (table full: the message counts refused keys; the others are
   // applied), kFailedPrecondition (the table is delta-fed; or any key has several servers, the
   // addresses of a URL without a shard map included: nothing was sent), kInvalidArgument (dim, not

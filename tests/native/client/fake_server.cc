@@ -9,7 +9,6 @@
 #include "fixtures.h"
 
 namespace petps::client::testing {
-namespace {
 
 int listen_anywhere(uint16_t* port) {
   const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -23,6 +22,8 @@ int listen_anywhere(uint16_t* port) {
   *port = ntohs(address.sin_port);
   return listener;
 }
+
+namespace {
 
 bool read_all(int socket, std::byte* out, size_t n) {
   while (n > 0) {

@@ -99,6 +99,8 @@ class FakeServer {
   std::vector<std::thread> serving_;
 };
 
+// A socket that listens on a free port of 127.0.0.1.
+int listen_anywhere(uint16_t* port);
 // A port on which nothing listens.
 uint16_t free_port();
 

@@ -20,26 +20,12 @@ using testing::RealServer;
 constexpr uint32_t kDim = 4;
 constexpr std::chrono::minutes kPatience{1};
 
-sockaddr_in loopback(uint16_t port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(port);
-  return address;
-}
-
 // A network between one client and one server. It can keep what the client sends over the
 // connections that it has, and deliver that later, also when the client has closed them since.
 class Relay {
  public:
   explicit Relay(uint16_t server) : server_(server) {
-    listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in address = loopback(0);
-    socklen_t size = sizeof address;
-    EXPECT_EQ(bind(listener_, reinterpret_cast<sockaddr*>(&address), size), 0);
-    EXPECT_EQ(listen(listener_, 16), 0);
-    EXPECT_EQ(getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size), 0);
-    port_ = ntohs(address.sin_port);
+    listener_ = testing::listen_anywhere(&port_);
     accepting_ = std::thread([this] { accept_all(); });
   }
   ~Relay() {
@@ -80,7 +66,10 @@ class Relay {
   void accept_all() {
     for (int client; (client = accept(listener_, nullptr, nullptr)) >= 0;) {
       const int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-      const sockaddr_in address = loopback(server_);
+      sockaddr_in address{};
+      address.sin_family = AF_INET;
+      address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      address.sin_port = htons(server_);
       if (connect(server, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
         ADD_FAILURE() << "the server is not there";
         close(server);
