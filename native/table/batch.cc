@@ -127,7 +127,7 @@ class Writer {
     const size_t n = std::min(kApplyChunk, share.keys.size() - at);
     share.applied += n;
     return apply({std::span(share.keys).subspan(at, n), batch_.rows, share.places.data() + at,
-                  share.deleted.empty() ? nullptr : share.deleted.data() + at},
+                  share.deleted.empty() ? nullptr : share.deleted.data() + at, &share.refused},
                  table_.scratch[range], report);
   }
 

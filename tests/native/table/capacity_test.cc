@@ -6,6 +6,7 @@
 #include <random>
 #include <thread>
 
+#include "base/atomics.h"
 #include "model.h"
 #include "table/impl.h"
 #include "tests/native/pool/memory_pool.h"
@@ -119,6 +120,31 @@ TEST(Capacity, WritersThatKeepWithinItAreNeverRefused) {
     }
     for (std::thread& thread : threads) thread.join();
     EXPECT_EQ(refused.load(), 0u) << "capacity " << capacity;
+    rig.expect_clean();
+  }
+}
+
+// Another writer takes room while a divided batch is under way. The last new keys of the batch then
+// find none, until its last deletions have made it.
+TEST(Capacity, ABatchUsesTheRoomOfItsOwnDeletions) {
+  constexpr uint64_t kRows = 2000;
+  constexpr uint64_t kNew = 16384;  // enough for two threads
+  constexpr uint64_t kDeleted = 512;
+  for (int round = 0; round < 30; ++round) {
+    Rig rig(kRows + kNew + kDeleted);
+    ASSERT_EQ(testing::apply(*rig.table, puts(0, kRows)).value().inserted, kRows);
+    std::vector<Change> changes = puts(kRows, kRows + kNew);
+    for (uint64_t key = 0; key < kDeleted; ++key) changes.push_back({key, 0, true});
+    uint64_t others = 0;  // rows that it brings; fewer if it comes late, before the deletions
+    std::thread other([&] {
+      while (rig.table->status().rows == kRows) base::yield();
+      const uint64_t from = kRows + kNew;
+      others = testing::apply(*rig.table, puts(from, from + 2 * kDeleted)).value().inserted;
+    });
+    const ApplyReport report = testing::apply(*rig.table, changes, 2).value();
+    other.join();
+    ASSERT_EQ(report.refused, 0u) << "round " << round;
+    ASSERT_EQ(rig.table->status().rows, kRows + kNew - kDeleted + others);
     rig.expect_clean();
   }
 }
