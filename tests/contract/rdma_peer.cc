@@ -16,7 +16,7 @@ namespace {
 class RdmaClient final : public Client {
  public:
   RdmaClient(TestRdma& rdma, std::string address) : rdma_(rdma) {
-    auto opened = RdmaPeer::open(rdma.clients(), RdmaPeerOptions{1u << 20, 32});
+    auto opened = RdmaPeer::open(rdma.clients(), RdmaPeerOptions{kTestRingBytes, 32});
     EXPECT_TRUE(opened.ok()) << opened.status().to_string();
     auto welcome = rdma.rdma().accept({std::move(address)}, opened.value()->hello());
     if (!welcome.ok()) {  // as the door would tell it

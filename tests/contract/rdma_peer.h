@@ -7,6 +7,8 @@
 
 namespace petps::transport {
 
+inline constexpr uint32_t kTestRingBytes = 1u << 20;  // of each client
+
 // Row memory that the device is told of: all of it, or nothing, so that every row is copied.
 enum class Registered : uint8_t { kEverything, kNothing };
 

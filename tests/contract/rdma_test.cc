@@ -73,6 +73,21 @@ TEST_F(Rdma, AReplyWithinTheInlineLimitHoldsNoPin) {
   EXPECT_EQ(reply(*client), echo_->expected_reply(1));
 }
 
+// Its part before the ring's end and its part behind the beginning are two work requests, both inline.
+TEST_F(Rdma, AnInlineReplyGoesAroundTheEndOfTheRing) {
+  make({30, 256, 4096, 1u << 16});
+  echo_ = std::make_unique<Echo>(*rdma_, 0, domain_, 80);
+  echo_->rows_of = [](uint32_t) { return 2; };
+  auto client = rdma_->connect();
+  const size_t reply_lines = (echo_->expected_reply(0).size() + kLineBytes - 1) / kLineBytes;
+  const size_t ring_lines = kTestRingBytes / kLineBytes;
+  ASSERT_NE(ring_lines % reply_lines, 0u);
+  for (uint32_t number = 0; number * reply_lines <= ring_lines; ++number) {
+    request(*client, number);
+    ASSERT_EQ(reply(*client), echo_->expected_reply(number)) << number;
+  }
+}
+
 TEST_F(Rdma, RowsAreReadByTheDeviceAndThePinLivesUntilItsCompletion) {
   make();
   rdma_->device().set_work(Work::kHeld);

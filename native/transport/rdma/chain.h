@@ -28,7 +28,8 @@ class Chain {
   void begin(const Ring& ring, uint64_t position, uint32_t requests);
   // False: it takes more work requests than there are.
   bool add(const std::byte* address, uint32_t key, size_t bytes);
-  // The chain: writes, the last with `immediate`, and only that one signaled, as `id`. Valid until begin().
+  // The chain: writes, all with `flags`, the last with `immediate`, and only that one signaled, as `id`.
+  // Valid until begin().
   ibv_send_wr* finish(uint32_t immediate, uint64_t id, unsigned flags);
   uint32_t requests() const { return used_; }
 
