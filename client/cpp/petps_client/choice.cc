@@ -169,6 +169,7 @@ Choice choose(std::span<const GroupView> groups, const Answered& answered) {
     found = candidates_of(groups, answered, also_dead);
   }
   Choice choice;
+  choice.nobody_answers = also_dead;
   choice.all_agree = found.allowed.size() + found.too_old.size() <= 1;
   if (found.allowed.empty()) {
     for (const std::string& name : found.too_old)

@@ -64,9 +64,10 @@ class Answered {
 };
 
 struct Choice {
-  std::string instance;   // empty: no server is known to mean one, or `too_old`
-  bool all_agree = true;  // every server that counts means it
-  std::string too_old;    // what the servers that answer mean, when nothing of it is allowed
+  std::string instance;         // empty: no server is known to mean one, or `too_old`
+  bool all_agree = true;        // every server that counts means it
+  std::string too_old;          // what the servers that answer mean, when nothing of it is allowed
+  bool nobody_answers = false;  // then all servers count, by what was last known of them
 };
 Choice choose(std::span<const GroupView> groups, const Answered& answered);
 

@@ -348,7 +348,12 @@ void PullCall::finish(const Flight& flight) {
 Status PullCall::ask_alone(const Routing& by, Share& share) {
   Endpoints some;
   const Endpoints& replicas = Client::Impl::replicas_with(by.groups[share.group], choice_, some);
-  const auto is_moot = [&] { return !choice_.all_agree && is_outdated(by); };
+  const auto is_moot = [&] {
+    if (choice_.all_agree) return false;
+    // Only the servers of the chosen instance are asked for rows; others may be back by now.
+    if (choice_.nobody_answers) Client::Impl::read_catalogues(by, deadline_, 1);
+    return is_outdated(by);
+  };
   const auto ask = [&](bool wait) {
     return client_.try_endpoints(
         "pull", by, replicas, deadline_,

@@ -151,6 +151,21 @@ class World {
     kill(0);
     settle(subjects_[0]);
   }
+  // The same, but all servers count as gone before the others come back. No look in the background
+  // tells the client of that: its next call finds out.
+  void lose_all_and_get_back_the_old_ones() {
+    publish();
+    while (fleet_.pool(0).meant != newest_) advance(0);
+    Subject& subject = subjects_[0];
+    look(subject);
+    for (size_t i = 0; i < alive_.size(); ++i) kill(i);
+    for (const auto& endpoint : subject.by->all) {
+      while (endpoint->answers()) look(subject);
+    }
+    for (size_t i = 1; i < alive_.size(); ++i) revive(i);
+    const Outcome outcome = pull(subject);
+    EXPECT_EQ(outcome.number, newest_ - 1) << outcome.status.to_string() << where(subject);
+  }
   uint64_t requests() const { return fleet_.requests(); }
   uint64_t answers = 0;
   uint64_t settled = 0;
@@ -504,6 +519,11 @@ INSTANTIATE_TEST_SUITE_P(Fleets, FleetModel,
                              name += "_" + std::to_string(servers);
                            return name;
                          });
+
+TEST(FleetAllGone, TheFirstThatIsBackIsAsked) {
+  for (const std::vector<size_t>& groups : {Groups{3}, Groups{2, 1}})
+    World(groups, tests::seed()).lose_all_and_get_back_the_old_ones();
+}
 
 // What a world says about a client whose servers count as gone after so many failures.
 std::string said_of(uint32_t failures_until_gone, int rounds) {
