@@ -31,8 +31,9 @@ struct Setting {
 };
 
 // Reads lines of the real index; writes rows one after another, round and round, into an extent of
-// its own on the same medium. The batch of rows it copies from is the one petps applies.
-class Limit {
+// its own on the same medium. The batch of rows it copies from is the one petps applies. Threads have
+// neighbours in one vector: each object has cache lines of its own.
+class alignas(2 * kLine) Limit {
  public:
   // Writes to `rows` rows of the target, from row `first` on.
   Limit(LoadedTable& loaded, media::Media& target, uint64_t first, uint64_t rows)
