@@ -61,8 +61,8 @@ lab: build
 	cmake --build build/release -j $(JOBS) --target petps_tests
 	$(PYTHON) -m tests.run --jobs $(JOBS) --only lab
 
-# A race that two workers on two processors hide shows where five share them. PETPS_TEST_SCALE
-# shortens the suites that count states.
+# A race that two workers on two processors hide shows where five share them. The suites that count
+# states are short here: see tests/run.py.
 soak: build
 	$(PYTHON) -m tests.run --jobs $(SOAK_JOBS) --rounds $(SOAK_ROUNDS) --only release,asan,tsan
 

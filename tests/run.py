@@ -324,9 +324,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, help="how often to run the suites")
     arguments = parser.parse_args()
     jobs: int = arguments.jobs
+    # Many rounds hunt races. What counts states finds none, and is whole in `make test`.
+    release_scale = "1" if arguments.rounds == 1 else ASAN_SCALE
     suites: dict[str, Callable[[], Outcome]] = {
         "lint": lint,
-        "release": lambda: ctest("release", jobs),
+        "release": lambda: ctest("release", jobs, scale=release_scale),
         "asan": lambda: ctest("asan", jobs, scale=ASAN_SCALE, without=ASAN_WITHOUT),
         "tsan": lambda: ctest("tsan", jobs, TSAN_SUITES, ASAN_SCALE),
         "pytest": lambda: pytest(jobs),
