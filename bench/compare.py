@@ -22,6 +22,7 @@ from bench import report
 # The parts whose programs hold all that is measured: the Python package is not compared.
 COMPARED: Final = ("pull.inprocess", "pull.tcp", "apply", "index.search")
 TARGET: Final = 0.97
+# "cores" is how near two cores were while it ran: near and far are not compared.
 SETTINGS: Final = (
     "medium", "access", "durability", "connections", "in_flight", "request_keys", "senders",
     "threads", "batch", "cores",
@@ -35,16 +36,13 @@ def configuration_of(result: report.Result) -> str:
     return " ".join([str(result["name"]), *words])
 
 
-def measure(folder: Path, parts: list[str], work: report.Workload) -> Figures:
-    """Run the parts once with the programs of `folder`."""
+def measure(folder: Path, part: report.Part, work: report.Workload) -> Figures:
+    """Run the part once with the programs of `folder`."""
     os.environ["PETPS_BENCH_FOLDER"] = str(folder)
     figures: Figures = {}
-    for name, part in report.PARTS:
-        if name not in parts:
-            continue
-        for result in part(work):
-            higher = str(result["unit"]).endswith("/s")
-            figures[configuration_of(result)] = (float(result["ratio"]), higher)
+    for result in part(work):
+        higher = str(result["unit"]).endswith("/s")
+        figures[configuration_of(result)] = (float(result["ratio"]), higher)
     return figures
 
 
@@ -75,16 +73,18 @@ def main() -> None:
     here = report.ROOT / "build" / "release" / "bench"
     ratios: dict[str, list[float]] = {}
     for number in range(options.rounds):
-        # Whoever goes first meets a colder machine: the builds take turns at that too.
+        # The first build meets a colder machine: the builds alternate in that too. They alternate
+        # part by part, because a machine that is busy for a minute would favour one of them.
         order = [options.before, here] if number % 2 == 0 else [here, options.before]
-        found = {folder: measure(folder.resolve(), parts, work) for folder in order}
-        for name, after in found[here].items():
-            if name in found[options.before]:
-                ratio = ratio_of(found[options.before][name], after)
-                ratios.setdefault(name, []).append(ratio)
+        for part in (part for name, part in report.PARTS if name in parts):
+            found = {folder: measure(folder.resolve(), part, work) for folder in order}
+            for name, after in found[here].items():
+                if name in found[options.before]:
+                    ratio = ratio_of(found[options.before][name], after)
+                    ratios.setdefault(name, []).append(ratio)
         print(f"round {number + 1} of {options.rounds}", flush=True)
     rows = [
-        {"name": name, "ratio": statistics.median(found), "lowest": min(found), "target": TARGET}
+        {"name": name, "ratio": statistics.median(found), "target": TARGET, "rounds": found}
         for name, found in ratios.items()
     ]
     (report.OUTPUT / "compare.json").write_text(json.dumps(rows, indent=1) + "\n")

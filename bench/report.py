@@ -337,7 +337,8 @@ def _staging(work: Workload) -> Iterator[Result]:
     yield from figures(work["staging"] | {"rounds": work["rounds"]})
 
 
-PARTS: Final[tuple[tuple[str, Callable[[Workload], Iterator[Result]]], ...]] = (
+Part = Callable[[Workload], Iterator[Result]]
+PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("pull.inprocess", _inprocess),
     ("pull.tcp", _tcp),
     ("pull.grpc", _grpc),
