@@ -8,14 +8,14 @@ namespace petps::buffer {
 
 namespace {
 
-constexpr size_t kAhead = 16;  // rows that are asked of memory before their turn
+constexpr size_t kAhead = 16;  // distance in rows of the prefetch
 
 base::Status invalid(std::string message) {
   return base::Status(base::Code::kInvalidArgument, std::move(message));
 }
 
 base::Status check(const char* what, Positions at, size_t n) {
-  // One pass without a branch: a negative position is a great one.
+  // One pass without a branch: a negative position becomes a large unsigned number.
   uint64_t greatest = 0;
   for (const int64_t each : at) greatest = std::max(greatest, static_cast<uint64_t>(each));
   if (at.empty() || greatest < n) return {};
@@ -76,8 +76,8 @@ base::Status copy(Block<float> into, Positions to, Block<const float> rows, Posi
 
 std::pair<std::vector<int64_t>, std::vector<int64_t>> common(std::span<const uint64_t> left,
                                                              std::span<const uint64_t> right) {
-  // Which side goes on is no more foreseeable than the keys, so it is computed, not branched on;
-  // every step writes, and only a match is kept.
+  // Which list advances is as unpredictable as the keys, so compute it without a branch. Every step
+  // writes its pair, and only a match keeps it.
   const size_t most = std::min(left.size(), right.size());
   std::pair<std::vector<int64_t>, std::vector<int64_t>> found{std::vector<int64_t>(most + 1),
                                                               std::vector<int64_t>(most + 1)};

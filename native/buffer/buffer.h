@@ -1,11 +1,11 @@
-// Room buffer: rows of a training batch moved by position, in memory: gathered for who asked,
-// gradients added where they belong, fresher rows copied over (NestPipe IV.B).
+// Room buffer: moves rows of a training batch by position, in memory. It gathers rows for the
+// worker that asked, adds gradients to their rows and copies fresher rows over (NestPipe IV.B).
 //
 // Owns:        gather, add, copy, common (positions of the keys that two lists share).
-// Never does:  know tables, keys' owners or transfers; allocate rows.
+// Never does:  know tables, owners of keys or transfers; allocate rows.
 // Called by:   bindings (petps.train.rows, petps.train.kernels).
-// Invariants:  a position beyond its rows is refused before anything is written; sums are made in
-//              the order given.
+// Invariants:  A position beyond the rows is refused before anything is written. Sums are computed
+//              in the order of the positions.
 // Threads:     pure functions.
 #pragma once
 
@@ -19,7 +19,7 @@
 
 namespace petps::buffer {
 
-// n rows of `width` values, one behind the other.
+// n contiguous rows of `width` values.
 template <typename T>
 struct Block {
   T* data = nullptr;
@@ -29,14 +29,18 @@ struct Block {
 };
 using Positions = std::span<const int64_t>;
 
-// out row i = the first out.width values of rows' row at[i]. INVALID_ARGUMENT: shapes, a position.
+// The three functions below return INVALID_ARGUMENT for shapes that do not match and for a position
+// that is not in its rows.
+//
+// Set row i of `out` to the first out.width values of row at[i] of `rows`.
 base::Status gather(Block<const float> rows, Positions at, Block<float> out);
-// into row at[i] += rows' row i, for i = 0, 1, ...
+// Add row i of `rows` to row at[i] of `into`, for i = 0, 1, ...
 base::Status add(Block<float> into, Positions at, Block<const float> rows);
-// into row to[i] = rows' row from[i].
+// Set row to[i] of `into` to row from[i] of `rows`.
 base::Status copy(Block<float> into, Positions to, Block<const float> rows, Positions from);
 
-// Positions of the keys that are in both, each list ascending: in left, in right.
+// Return the positions of the keys that are in both lists: in left, in right. Each list is
+// ascending.
 std::pair<std::vector<int64_t>, std::vector<int64_t>> common(std::span<const uint64_t> left,
                                                              std::span<const uint64_t> right);
 

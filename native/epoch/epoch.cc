@@ -9,21 +9,22 @@
 namespace petps::epoch {
 namespace {
 
-// A first window of one cache line: most readers have one pin at a time, and a scan then reads one
-// line of each.
+// The first window is one cache line: most readers have one pin at a time, and a scan then reads
+// one line of each list.
 constexpr size_t kFirstWindow = 8;
-// How often those who hold slots back are asked whether they live: a system call each.
+// Interval between checks for dead readers of other processes: a check costs a system call for each
+// record in use.
 constexpr uint64_t kDeadLookNs = 50'000'000;
-// What a Pin of a disabled Domain holds: live, but newer than every retired item.
+// The epoch of a Pin after disable_pins_for_test(): live, but newer than every retired item.
 constexpr uint64_t kUnprotected = std::numeric_limits<uint64_t>::max();
 
 }  // namespace
 
 Pin Reader::pin() {
-  // Only this thread makes a place non-zero, so a place seen free stays free until claim() takes
-  // it. `acquire` pairs with the release in Pin::drop: what the dropping thread read there happened
-  // before this place is stored again, and so before a scan that sees the new epoch instead of the
-  // 0.
+  // Only this thread makes a place non-zero, so a free place stays free until claim() takes it.
+  // `acquire` pairs with the release in Pin::drop: the reads that the dropping thread made under
+  // its pin happened before this place is stored again, and so before a scan that sees the new
+  // epoch instead of the 0.
   const size_t window = places_->window.load(std::memory_order_relaxed);
   for (size_t step = 0; step < window; ++step) {
     const size_t place = next_ + step < window ? next_ + step : next_ + step - window;
@@ -31,27 +32,28 @@ Pin Reader::pin() {
   }
   if (window == kPinsPerReader) return Pin();
   const size_t grown = window == 0 ? kFirstWindow : std::min(window * 2, kPinsPerReader);
-  // relaxed: made visible to scans by the fence in claim(), together with the epoch.
+  // relaxed: the fence in claim() makes the window visible to scans, together with the epoch.
   places_->window.store(grown, std::memory_order_relaxed);
-  return claim(window);  // its first new place
+  return claim(window);  // the first place that is new
 }
 
 Pin Reader::claim(size_t place) {
   const size_t next = place + 1;
   next_ = next < places_->window.load(std::memory_order_relaxed) ? next : 0;
-  // acquire: pairs with the release step of retire(). Reading epoch p means that everything retired
-  // before p was removed from the index before this pin's reads: it cannot be found, so the pin
-  // need not protect it.
+  // acquire: pairs with the release step of retire(). If this load reads epoch p, every item
+  // retired in an epoch before p was removed from the index before this pin's reads. The reads
+  // cannot find such an item, so the pin need not protect it.
   uint64_t epoch = domain_->global_->load(std::memory_order_acquire);
   if (domain_->pins_disabled_.load(std::memory_order_relaxed)) [[unlikely]]
     epoch = kUnprotected;
-  // release: carries on what the place's previous pin handed to this thread (see pin()).
+  // release: passes on to the scan what the place's previous pin released to this thread (see
+  // pin()).
   places_->epochs[place].store(epoch, std::memory_order_release);
-  // Dekker with the fence in oldest_locked(): both sides store, fence, load. Of two seq_cst fences
-  // one comes first. Ours first: the scan sees this epoch (and the window). Theirs first: this
-  // pin's index reads, which come after the fence, see every removal made before theirs, so it
-  // cannot find what that scan lets go. An epoch that was already old when stored only delays
-  // reclaiming.
+  // Dekker's argument with the fence in oldest_locked(): both sides store, fence, load. One of the
+  // two seq_cst fences comes first. If it is this one, the scan sees this epoch (and the window).
+  // If it is the other one, this pin's index reads, which come after this fence, see every removal
+  // made before the other fence, so they cannot find an item that the scan releases. An epoch that
+  // was already old when it was stored only delays reclaiming.
   base::fence_seq_cst();
   return Pin(&places_->epochs[place]);
 }
@@ -89,8 +91,10 @@ Reader* Domain::lease() {
   for (const std::unique_ptr<Reader>& reader : readers_) {
     if (reader->leased_ || reader->live() != 0) continue;
     reader->leased_ = true;
-    // Nobody pins between release() and here, and no pin is live: the list may start small again. A
-    // scan takes mutex_ too.
+    // No thread pins between release() and here, and no pin is live, so the list may start small
+    // again. A scan of this process takes mutex_ too, so none runs now. The scan of a server in
+    // another process may see either window: no epoch is live, and the fence of the next pin
+    // publishes the new window.
     reader->next_ = 0;
     reader->places_->window.store(0, std::memory_order_relaxed);
     return reader.get();
@@ -115,13 +119,12 @@ void Domain::release(Reader* reader) {
 
 void Domain::retire(Reclaimer& owner, std::span<const uint64_t> items) {
   if (items.empty()) return;
-  Batch batch{
-      0, &owner,
-      std::vector<uint64_t>(items.begin(), items.end())};  // copied before the lock is taken
+  // Copy the items before taking the lock.
+  Batch batch{0, &owner, std::vector<uint64_t>(items.begin(), items.end())};
   const std::lock_guard<base::Mutex> lock(mutex_);
-  // The step stands under the lock so that queue_ is ordered. release: whoever reads the new epoch,
-  // or a later one (every step is a read-modify-write, so the release sequence goes on), sees the
-  // removals this thread made.
+  // The step is under the lock so that queue_ is ordered by epoch. release: a thread that reads the
+  // new epoch, or a later one, sees the removals that this thread made (every step is a
+  // read-modify-write, so it continues the release sequence).
   batch.epoch = global_->fetch_add(1, std::memory_order_acq_rel);
   queue_.push_back(std::move(batch));
 }
@@ -131,8 +134,8 @@ size_t Domain::reclaim() {
   {
     const std::lock_guard<base::Mutex> lock(mutex_);
     if (queue_.empty()) return 0;
-    // Everything queued was removed from the index before this thread took the lock, so before the
-    // scan's fence.
+    // Every queued item was removed from the index before this thread took the lock, and so before
+    // the scan's fence.
     const uint64_t oldest = oldest_locked();
     while (!queue_.empty() && queue_.front().epoch < oldest) {
       ready.push_back(std::move(queue_.front()));
@@ -155,14 +158,14 @@ size_t Domain::reclaim() {
 }
 
 uint64_t Domain::oldest_locked() const {
-  base::fence_seq_cst();  // the other half of Dekker: see Reader::claim()
-  // No retire() can step the epoch meanwhile: it takes mutex_.
+  base::fence_seq_cst();  // the other half of Dekker's argument: see Reader::claim()
+  // No retire() can step the epoch during the scan: it takes mutex_.
   uint64_t oldest = global_->load(std::memory_order_relaxed) + 1;
   for (const std::unique_ptr<Reader>& reader : readers_) {
     const size_t window = reader->places_->window.load(std::memory_order_relaxed);
     for (size_t place = 0; place < window; ++place) {
-      // acquire: pairs with Pin::drop, so that the dropped pin's last read of a row comes before
-      // the row's reuse.
+      // acquire: pairs with Pin::drop, so that the last read of a row under the dropped pin comes
+      // before the reuse of the row's slot.
       const uint64_t epoch = reader->places_->epochs[place].load(std::memory_order_acquire);
       if (epoch != 0) oldest = std::min(oldest, epoch);
     }

@@ -1,19 +1,19 @@
-// Room epoch: when may a replaced row's slot be used again.
+// Room epoch: decides when the slot of a replaced row may be used again.
 //
 // Owns:         the global epoch, every reader's epoch list, Pin, the queue of retired items, the
 //               file that shares epoch and pins with other processes.
 // Never does:   know what an item is; free anything that a live Pin may still read; assert on a
 //               full list.
-// Called by:    table and server take pins; table retires and reclaims; transport drops pins by
-//               completion.
-// Invariants:   a Pin is taken before the first index read and dropped when nothing reads the rows
-//               any more, in any order, on any thread; retire(x) comes after x left the index; x is
-//               reclaimed only when every live pin's epoch is greater than x's.
-// Threads:      a Reader's pin() is called by one thread at a time; Pins may be dropped by any
-//               thread; Domain is shared.
+// Called by:    table and server (they take pins); table (retires and reclaims); transport (drops
+//               pins on completion).
+// Invariants:   A Pin is taken before the first index read. It is dropped when nothing reads the
+//               rows any more, in any order and on any thread. retire(x) is called after x has left
+//               the index. x is reclaimed only when every live pin's epoch is greater than x's.
+// Threads:      one thread at a time calls a Reader's pin(); any thread may drop a Pin; all threads
+//               share the Domain.
 //
-// EPOCH.md beside this file is the essay: why it is right, what it costs, what was rejected.
-// READERS.md: pins of other processes.
+// EPOCH.md gives the proof, the costs and the rejected alternatives. READERS.md describes the pins
+// of other processes.
 #pragma once
 
 #include <array>
@@ -32,7 +32,7 @@ namespace petps::epoch {
 
 inline constexpr size_t kMaxReaders = 1024;  // worker threads and in-process callers of one pool
 
-// One read in progress. Move-only; dropping it is one store.
+// One read in progress. Move-only; drop() is one store.
 class Pin {
  public:
   Pin() = default;
@@ -46,9 +46,8 @@ class Pin {
     return *this;
   }
   ~Pin() { drop(); }
-  explicit operator bool() const {
-    return place_ != nullptr;
-  }  // false: the list was full, try again later
+  // Return false if the list was full: retry later.
+  explicit operator bool() const { return place_ != nullptr; }
   void drop() {
     if (place_ != nullptr) std::exchange(place_, nullptr)->store(0, std::memory_order_release);
   }
@@ -59,10 +58,10 @@ class Pin {
 
 class Domain;
 
-// One reader thread's epoch list.
+// The epoch list of one reader thread.
 class Reader {
  public:
-  // A Pin at the current epoch; an empty one when kPinsPerReader are live.
+  // Return a Pin at the current epoch; an empty one if kPinsPerReader are live.
   Pin pin();
   size_t live() const;
 
@@ -75,13 +74,14 @@ class Reader {
 
   const Domain* domain_;
   bool leased_ = false;          // guarded by Domain::mutex_
-  size_t next_ = 0;              // where pin() looks first
-  std::unique_ptr<Places> own_;  // null: the list stands in the readers file
+  size_t next_ = 0;              // the place that pin() tries first
+  std::unique_ptr<Places> own_;  // null: the list is in the readers file
   Places* places_;
 };
 
-// Receives what nobody can read any more. Called with no Domain lock held, by whichever thread
-// calls Domain::reclaim(): by two at once, with different items, when two do.
+// The owner of retired items: it receives the items that no thread can read any more. The thread
+// that calls Domain::reclaim() calls reclaim() here, with no Domain lock held. If two threads call
+// Domain::reclaim(), two calls may run at once, with different items.
 class Reclaimer {
  public:
   virtual ~Reclaimer() = default;
@@ -91,36 +91,41 @@ class Reclaimer {
 class Domain {
  public:
   Domain();
-  // Readers and Pins must be gone. What is still queued is forgotten, as after a crash.
+  // The caller has dropped all Pins and uses no Reader any more. Items still in the queue are lost,
+  // as after a crash.
   ~Domain();
   Domain(const Domain&) = delete;
   Domain& operator=(const Domain&) = delete;
 
-  // Shares the epoch with other processes. Before the first lease. A server's side then heeds their
-  // pins, a reader's side leases lists that the server sees.
+  // Share the epoch with other processes. Call it before the first lease. From then on the server
+  // side respects the pins of the other processes, and the reader side leases lists that the server
+  // sees.
   void share(std::unique_ptr<ReadersFile> file);
   ReadersFile* shared() const { return file_.get(); }
-  // Server's side: whether another process holds a pin; one that is older than share(): that may
-  // read what no index has any more.
+  // Server side: return true if another process holds a pin; for earlier_pins, a pin from before
+  // share(). Such a pin may protect rows that are in no index any more.
   bool outside_pins() { return oldest_outside() != ~uint64_t{0}; }
   bool earlier_pins() { return oldest_outside() <= shared_at_; }
 
-  // A Reader for a thread or a caller; null when kMaxReaders are leased. Its list may outlive the
-  // lease's end only empty: release() waits for no pin, so drop pins first or let completions do
-  // it; a list with live pins is not reused.
+  // Return a Reader for a thread or a caller; null if kMaxReaders lists exist and none can be
+  // leased, or if the readers file has no free record. release() does not wait for pins:
+  // completions may drop them later. A list with live pins is still scanned, and is not leased
+  // again until it is empty.
   Reader* lease();
   void release(Reader* reader);
 
-  // Queues items that have left the index. One epoch step per call.
+  // Queue items that have left the index. Each call steps the epoch once.
   void retire(Reclaimer& owner, std::span<const uint64_t> items);
-  // Hands to their owners the items that every live pin is newer than. Returns how many.
+  // Hand the items whose epoch is smaller than that of every live pin to their owners. Return how
+  // many items.
   size_t reclaim();
 
   uint64_t current() const { return global_->load(std::memory_order_acquire); }
-  uint64_t oldest() const;         // smallest live epoch, or current() + 1 when there is none
-  uint64_t retired_items() const;  // waiting
-  // Test-only: makes every Pin empty of protection, to show that the concurrency suites see the
-  // fault.
+  // Return the smallest live epoch, or current() + 1 if no pin is live.
+  uint64_t oldest() const;
+  // Return how many items are in the queue.
+  uint64_t retired_items() const;
+  // Make every Pin protect nothing. For tests: it shows that the concurrency suites see the fault.
   void disable_pins_for_test();
 
  private:
@@ -136,8 +141,8 @@ class Domain {
   std::unique_ptr<ReadersFile> file_;  // null: no other process
   base::Atomic<uint64_t> own_global_{1};
   base::Atomic<uint64_t>* global_ = &own_global_;
-  uint64_t shared_at_ = 0;       // the epoch of share()
-  uint64_t dead_looked_ns_ = 0;  // guarded by mutex_
+  uint64_t shared_at_ = 0;       // the epoch at share()
+  uint64_t dead_looked_ns_ = 0;  // time of the last drop_dead(); guarded by mutex_
   base::Atomic<bool> pins_disabled_{false};
   mutable base::Mutex mutex_;  // guards queue_ (ordered by epoch), readers_ and their leases
   std::deque<Batch> queue_;

@@ -30,18 +30,20 @@ constexpr uint64_t kSignature = 0x5344524453505450;  // "PTPSDRDS"
 constexpr uint32_t kFormatVersion = 1;
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kFileBytes = (1 + kMaxOutsideReaders) * kPageBytes;
-constexpr mode_t kMode = 0664;  // umask decides: who reads must be able to write it
-// Bytes that are locked. Of the pool: by every reader, shared. Of the readers file: the first by
-// every reader, shared; one more for each record.
+constexpr mode_t kMode = 0664;  // less the umask; a reader must be able to write the file
+// The bytes that are locked. kPresence is a byte of the pool, kInUse a byte of the readers file:
+// every reader locks both shared. Record i has byte kFirstRecord + i of the readers file.
 constexpr off_t kPresence = 0;
 constexpr off_t kInUse = 0;
 constexpr off_t kFirstRecord = 1;
-// A server keeps readers out while it makes the file; a reader that is turned away lets go at once.
+// How long server and reader retry: a server keeps readers out only while it creates the file, and
+// a reader that is refused releases its lock at once.
 constexpr auto kPatience = std::chrono::seconds(3);
 constexpr auto kPause = std::chrono::milliseconds(1);
 
-// F_OFD locks belong to the open file: they go with the process, and not when it closes another
-// descriptor of the file. False: another has it.
+// Lock one byte; return false if another open file has a conflicting lock. F_OFD locks belong to
+// the open file: they end with the process, and not when the process closes another descriptor of
+// the file.
 Result<bool> lock(int file, short kind, off_t byte) {
   struct flock range = {};
   range.l_type = kind;
@@ -73,9 +75,9 @@ bool anybody_has(int file, off_t byte) {
   return fcntl(file, F_OFD_GETLK, &range) == 0 && range.l_type != F_UNLCK;
 }
 
-// Whether the lock that is in our way is the pool's own: NFS carries flock, by which the writer holds
-// the pool (media/file.cc), to its server as a write lock of all bytes. A reader's is a read lock of
-// one byte.
+// Return true if the conflicting lock is the pool's own lock. The writer holds the pool by flock
+// (media/file.cc), which NFS turns into a write lock of all bytes. A reader's lock is a read lock
+// of one byte.
 bool is_lock_of_all_bytes(int file, off_t byte) {
   struct flock range = {};
   range.l_type = F_WRLCK;
@@ -106,8 +108,8 @@ void close_file(int* file) {
 
 }  // namespace
 
-// All that are open, for a fork: a child would keep the locks of a parent that has died, and write
-// its pins.
+// All ReadersFile objects of this process. A forked child cuts them off: otherwise it would keep
+// the locks of a parent that has died, and write to the parent's pins.
 struct OpenFiles {
   std::mutex mutex;
   std::vector<ReadersFile*> files;
@@ -134,7 +136,7 @@ std::string readers_path(const std::string& pool) {
 }
 
 struct ReadersFile::Header {
-  base::Atomic<uint64_t> signature;  // stored last
+  base::Atomic<uint64_t> signature;  // create() stores it last
   uint32_t format_version;
   uint32_t records;
   uint8_t pool[16];
@@ -171,7 +173,7 @@ ReadersFile::~ReadersFile() {
   close_file(&pool_file_);
 }
 
-// With the descriptors go the locks.
+// Unmap and close the readers file; this also releases its locks.
 void ReadersFile::let_go() {
   if (at_ != nullptr) munmap(at_, kFileBytes);
   at_ = nullptr;
@@ -185,7 +187,7 @@ void ReadersFile::cut_off() {
   if (at_ == nullptr) return;
   void* const own =
       mmap(at_, kFileBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-  if (own == MAP_FAILED) std::abort();  // it would write its parent's pins
+  if (own == MAP_FAILED) std::abort();  // otherwise it would write to its parent's pins
 }
 
 Status ReadersFile::map() {
@@ -233,7 +235,8 @@ Status ReadersFile::belongs_to(const Uuid& pool) const {
                     "anew");
 }
 
-// Nobody reads the pool. Allocated, so that a full disk is an error here and no SIGBUS later.
+// Create the file; no process reads the pool. Allocate all of it, so that a full disk is an error
+// here and not a SIGBUS later.
 Status ReadersFile::create(const Uuid& pool) {
   unlink(path_.c_str());
   file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kMode);
@@ -254,7 +257,8 @@ Status ReadersFile::create(const Uuid& pool) {
   return {};
 }
 
-// Somebody reads the pool: his pins must be in this file, or nothing may be written.
+// Take over the file; some process reads the pool. Fail if its pins are not in this file, because
+// then the server must not write to the pool.
 Status ReadersFile::take_over(const Uuid& pool) {
   const Status status = open_existing();
   if (status.ok()) PETPS_RETURN_IF_ERROR(belongs_to(pool));
@@ -279,7 +283,7 @@ Result<std::unique_ptr<ReadersFile>> ReadersFile::serve(const std::string& pool_
       if (status.ok()) {
         unlock(pool_file, kPresence);
       } else {
-        made->refused_ = status.message();  // the lock stays
+        made->refused_ = status.message();  // keep the lock: it keeps readers out
       }
       return made;
     }
@@ -291,7 +295,7 @@ Result<std::unique_ptr<ReadersFile>> ReadersFile::serve(const std::string& pool_
     }
     const Status status = made->take_over(pool);
     if (status.ok()) return made;
-    // One that is being turned away is gone in a moment.
+    // A reader that is being refused releases its lock in a moment: retry.
     if (std::chrono::steady_clock::now() > give_up) return status;
     std::this_thread::sleep_for(kPause);
   }
@@ -332,11 +336,11 @@ Places* ReadersFile::claim() {
     if (held_[i] || !locked(file_, F_WRLCK, kFirstRecord + static_cast<off_t>(i))) continue;
     held_[i] = true;
     Places& places = record(i).places;
-    // What stands there was a dead process's: its lock is gone, and it reads no more.
+    // Any epochs here are those of a dead process: its lock is free, and it reads no more.
     for (base::Atomic<uint64_t>& epoch : places.epochs) epoch.store(0, std::memory_order_relaxed);
     places.window.store(0, std::memory_order_relaxed);
     uint64_t used = header().used.load(std::memory_order_relaxed);
-    // Made visible to scans by the fence of the first pin, as the window is.
+    // The fence of the first pin makes this visible to scans, like the window.
     while (used < i + 1 && !header().used.compare_exchange_weak(used, i + 1)) {
     }
     return &places;
@@ -369,7 +373,8 @@ void ReadersFile::drop_dead() {
     const off_t byte = kFirstRecord + static_cast<off_t>(i);
     Places& places = record(i).places;
     if (places.window.load(std::memory_order_relaxed) == 0) continue;
-    // Who has the lock lives. Taken here, nobody claims the record meanwhile.
+    // A process that has the lock lives. If this thread gets the lock, the owner is dead, and no
+    // process can claim the record until the unlock below.
     if (!locked(file_, F_WRLCK, byte)) continue;
     for (base::Atomic<uint64_t>& epoch : places.epochs) epoch.store(0, std::memory_order_release);
     places.window.store(0, std::memory_order_relaxed);

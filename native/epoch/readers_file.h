@@ -1,5 +1,6 @@
-// Pins of other processes: a file beside the pool, mapped by the server and by every process that
-// reads the pool beside it. READERS.md has the layout, the locks and what each crash leaves.
+// Pins of other processes: a file beside the pool. The server maps it, and so does every process
+// that reads the pool beside the server. READERS.md gives the layout, the locks and what each crash
+// leaves behind.
 #pragma once
 
 #include <array>
@@ -13,39 +14,43 @@
 
 namespace petps::epoch {
 
-inline constexpr size_t kPinsPerReader =
-    256;  // replies in flight of one worker; a full list is back-pressure
+// Replies in flight of one worker. A full list is backpressure.
+inline constexpr size_t kPinsPerReader = 256;
 
-// One reader's epoch list: in its process, or in the readers file.
+// The epoch list of one reader: in its process, or in the readers file.
 struct Places {
-  // Places [0, window) were ever used since the lease; a scan reads no further. Grows by doubling.
+  // The reader has used places [0, window) since the lease; a scan reads no further. The window
+  // grows by doubling.
   base::Atomic<size_t> window{0};
-  // On lines of their own: written by the reader, by whoever drops, and read by every scan. 0 =
-  // free.
+  // 0: free. On cache lines of their own: the reader and the threads that drop pins write them, and
+  // every scan reads them.
   alignas(64) std::array<base::Atomic<uint64_t>, kPinsPerReader> epochs{};
 };
 static_assert(base::Atomic<uint64_t>::is_always_lock_free, "epochs are shared between processes");
 
-// Callers of other processes that read at once, over all of them.
+// Callers that read at once, summed over all other processes.
 inline constexpr size_t kMaxOutsideReaders = 128;
 
-// Beside the pool itself, whichever link names it.
+// Return the path of the readers file: beside the pool itself, even if `pool` is a link.
 std::string readers_path(const std::string& pool);
 
+// The readers file of one pool, opened by its server (serve) or by a reader (join).
 class ReadersFile {
  public:
   using Uuid = std::array<uint8_t, 16>;
 
-  // The server's side: makes the file, or takes over that of readers that outlived the last server.
-  // Where it cannot be made and nobody reads the pool, readers are kept out as long as this object
-  // lives, and refused() says why. Errors, all while some process reads the pool:
-  // kFailedPrecondition (its pins cannot be seen), kUnimplemented (format), kDataLoss (no readers
-  // file), kIoError.
+  // Server side: create the file, or take over the file of readers that outlived the last server.
+  // If the file cannot be created and no process reads the pool, keep readers out while this
+  // object lives; refused() then returns the reason. Errors while some process reads the pool:
+  // kFailedPrecondition (its pins cannot be seen), kUnimplemented (format), kDataLoss (not a
+  // readers file), kPermissionDenied, kIoError. Errors of opening the pool: kNotFound,
+  // kPermissionDenied, kIoError.
   static base::Result<std::unique_ptr<ReadersFile>> serve(const std::string& pool_path,
                                                           const Uuid& pool);
-  // A reader's side. Errors: kNotFound (no pool), kFailedPrecondition (no server has made the file,
-  // or it keeps readers out), kUnimplemented (format, or a file system without locks), kDataLoss (no
-  // readers file), kPermissionDenied, kIoError.
+  // Reader side: open the file that a server has created. Errors: kNotFound (no pool),
+  // kFailedPrecondition (no server has created the file, or the server keeps readers out),
+  // kUnimplemented (format, or a file system without locks), kDataLoss (not a readers file),
+  // kPermissionDenied, kIoError.
   static base::Result<std::unique_ptr<ReadersFile>> join(const std::string& pool_path);
   ~ReadersFile();
   ReadersFile(const ReadersFile&) = delete;
@@ -54,20 +59,22 @@ class ReadersFile {
   base::Atomic<uint64_t>& global() const;
   bool serves() const { return serves_; }
   const std::string& refused() const { return refused_; }
-  // kFailedPrecondition: the file is another pool's, or the pool's path names another file by now.
+  // Return kFailedPrecondition if the file belongs to another pool, or if the pool's path names
+  // another file by now.
   base::Status belongs_to(const Uuid& pool) const;
-  // In a child forked from the process that opened it: nothing is shared with anybody.
+  // Return true in a child that was forked after the file was opened: the child shares nothing with
+  // other processes.
   bool forked() const { return forked_.load(std::memory_order_relaxed); }
 
-  // Reader's side: an empty list of its own, locked as long as this object lives; null when
+  // Reader side: return an empty list for one caller, locked while this object lives; null if all
   // kMaxOutsideReaders are taken. One thread at a time.
   Places* claim();
 
-  // Server's side: the smallest epoch that any reader holds; ~0 when there is none.
+  // Server side: return the smallest epoch that a reader holds; ~0 if no reader holds one.
   uint64_t oldest() const;
-  // Server's side: drops the pins of readers that have died. One thread at a time.
+  // Server side: drop the pins of readers that have died. One thread at a time.
   void drop_dead();
-  // Server's side, at a clean close: removes the file unless readers have it.
+  // Server side, at a clean close: remove the file unless some process reads the pool.
   void remove();
 
  private:
@@ -79,7 +86,7 @@ class ReadersFile {
   base::Status open_existing();
   base::Status map();
   void let_go();
-  void cut_off();  // in a forked child
+  void cut_off();  // called in a forked child
   Header& header() const;
   Record& record(size_t i) const;
   friend struct OpenFiles;
@@ -87,7 +94,7 @@ class ReadersFile {
   const std::string pool_path_;
   const std::string path_;
   const bool serves_;
-  int pool_file_;  // its lock says that somebody reads the pool, whatever it is called
+  int pool_file_;  // its lock on byte 0 shows that a process reads the pool, whatever its name is
   int file_ = -1;
   std::byte* at_ = nullptr;
   std::string refused_;

@@ -7,11 +7,10 @@ namespace petps::gather {
 
 namespace {
 
-// Pieces whose lines are requested before they are copied. 8 rows of 512 bytes are 64 lines: enough
-// to cover a memory access, few enough to stay in the first-level cache and its fill buffers'
-// queue.
+// How many pieces ahead a copy prefetches. 8 rows of 512 bytes are 64 lines: enough to cover the
+// latency of memory, few enough for the first-level cache and the queue of its fill buffers.
 constexpr size_t kPrefetchPieces = 8;
-// Lines of a piece that are asked for; the hardware follows a longer run by itself.
+// How many bytes of a piece a copy prefetches; the hardware prefetches the rest of a longer piece.
 constexpr size_t kPrefetchBytes = 1024;
 constexpr size_t kLineBytes = 64;
 
@@ -29,7 +28,7 @@ void GatherList::clear() {
 }
 
 std::span<std::byte> GatherList::header(size_t bytes, size_t room) {
-  // Only ever grown: resizing down and up again would write zeros over the whole header for nothing.
+  // Only grow the buffer: resizing it down and up again would write zeros over the whole header.
   if (header_.size() < bytes + room) header_.resize(bytes + room);
   bytes_ += bytes - header_bytes_;
   header_bytes_ = bytes;

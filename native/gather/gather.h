@@ -1,12 +1,12 @@
-// Room gather: the pieces of one reply, in order, without copying them.
+// Room gather: the list of the pieces of one reply, in order, without copies of them.
 //
-// Owns:        GatherList: one owned header buffer, then (address, length) pieces; copying them
-//              out; filling iovecs.
+// Owns:        GatherList: a header buffer of its own, then (address, length) pieces; copying the
+//              bytes out; filling iovecs.
 // Never does:  keep rows alive (the Pin posted beside the list does); send; know what a row is.
-// Called by:   server builds a list; transport reads it.
-// Invariants:  bytes come out in the order they were added, header first; adjacent pieces are
-//              merged, so a run of neighbouring rows is one piece; clear() keeps the memory, so a
-//              reused list allocates nothing.
+// Called by:   server (builds a list); transport (reads it).
+// Invariants:  The bytes come out in the order in which they were added, header first. Adjacent
+//              pieces are merged, so a run of neighbouring rows is one piece. clear() keeps the
+//              memory, so a reused list allocates nothing.
 // Threads:     one thread at a time.
 #pragma once
 
@@ -20,7 +20,7 @@
 
 namespace petps::gather {
 
-// What one sendmsg takes at most on Linux (UIO_MAXIOV); more is EMSGSIZE.
+// The limit of one sendmsg on Linux (UIO_MAXIOV); more fail with EMSGSIZE.
 inline constexpr size_t kMaxIovecs = 1024;
 
 struct Piece {
@@ -28,7 +28,7 @@ struct Piece {
   size_t bytes;
 };
 
-// Where a transfer stands: piece 0 is the header.
+// The position of a transfer in a list. Piece 0 is the header.
 struct Position {
   size_t piece = 0;
   size_t offset = 0;  // inside that piece
@@ -42,22 +42,22 @@ class GatherList {
   GatherList(const GatherList&) = delete;
   GatherList& operator=(const GatherList&) = delete;
 
-  // Empties the list and keeps its memory.
+  // Empty the list; keep its memory.
   void clear();
-  // The header buffer, `bytes` long, 8-byte aligned, content undefined; behind it there is room for
-  // `room` bytes of append(). Valid until the next header() or a move.
+  // Return the header buffer: `bytes` long, 8-byte aligned, content undefined. It has room for
+  // `room` more bytes of append(). Valid until the next header() or a move.
   std::span<std::byte> header(size_t bytes, size_t room = 0);
-  // Copies bytes behind the header, which grows by them. ASSUMPTIONS: header() made room; no piece
-  // was added yet.
+  // Append a copy of the bytes to the header. ASSUMPTIONS: header() made room; no piece was added
+  // yet.
   void append(const std::byte* address, size_t bytes) {
     std::memcpy(header_.data() + header_bytes_, address, bytes);
     header_bytes_ += bytes;
     bytes_ += bytes;
   }
-  // A list of a header only: an encoded frame.
+  // Make this a list of only a header: an encoded frame.
   void assign(std::span<const std::byte> frame);
-  // Appends a piece. ASSUMPTION: the memory stays readable while the Pin that travels with this
-  // list lives.
+  // Append a piece. ASSUMPTION: the memory stays readable while the Pin lives that is posted with
+  // this list.
   void add(const std::byte* address, size_t bytes) {
     bytes_ += bytes;
     if (!pieces_.empty() && pieces_.back().address + pieces_.back().bytes == address) {
@@ -72,15 +72,15 @@ class GatherList {
   size_t pieces() const { return pieces_.size(); }  // header not included
   std::span<const std::byte> header_bytes() const { return {header_.data(), header_bytes_}; }
 
-  // Copies everything into out[0, bytes()), prefetching the pieces ahead.
+  // Copy the whole list into out[0, bytes()); prefetch the pieces ahead.
   void copy_to(std::byte* out) const { copy_from(Position{}, out); }
-  // Copies everything from `at` to the end.
+  // Copy the list from `at` to the end.
   void copy_from(Position at, std::byte* out) const { copy_some(at, out, bytes_); }
-  // Copies at most `most` bytes from `at` and moves it behind them; returns how many.
+  // Copy at most `most` bytes from `at` and move `at` behind them. Return how many bytes.
   size_t copy_some(Position& at, std::byte* out, size_t most) const;
-  // Fills iovecs from `at` on; returns how many (at most out.size()).
+  // Fill iovecs from `at` on. Return how many (at most out.size()).
   size_t fill_iovecs(Position at, std::span<iovec> out) const;
-  // The position `bytes` after `at`; the end when the list is shorter.
+  // Return the position `bytes` after `at`, or the end if the list is shorter.
   Position advance(Position at, size_t bytes) const;
   bool at_end(Position at) const { return at.piece > pieces_.size(); }
 

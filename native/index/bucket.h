@@ -1,5 +1,5 @@
-// The bucket: 256 bytes, four cache lines, 14 entries. FORMAT.md gives the fields, INDEX.md the reasons. Internal to index
-// and to table's walk and verify.
+// The bucket: 256 bytes, four cache lines, 14 entries. FORMAT.md gives the fields, INDEX.md the
+// reasons. Internal to room index and to the walk and verify of room table.
 #pragma once
 
 #include <cstddef>
@@ -14,19 +14,19 @@ using pool::SlotRef;
 
 inline constexpr uint32_t kEntries = 14;
 inline constexpr uint32_t kAllEntries = (1u << kEntries) - 1;
-inline constexpr uint8_t kSaturated =
-    255;  // an overflow counter that reached this stays until a recount
+// An overflow counter that reached this value stays there until a recount.
+inline constexpr uint8_t kSaturated = 255;
 
 struct Entry {
   uint64_t key;
-  uint64_t ref;  // 0 = empty; its store publishes the entry
+  uint64_t ref;  // 0: empty; the store of the ref publishes the entry
 };
 static_assert(sizeof(Entry) == 16, "an entry must not straddle a cache line");
 
 struct alignas(256) Bucket {
   uint8_t tags[kEntries];  // hints: trusted only in the current generation
-  uint8_t
-      overflow;  // entries that passed this bucket because it was full; may be too high, never too low
+  // How many entries passed this bucket because it was full. May be too high, never too low.
+  uint8_t overflow;
   uint8_t reserved;
   uint64_t word;  // {generation 32, count 30, state 2}
   uint64_t reserved2;
@@ -36,11 +36,11 @@ static_assert(sizeof(Bucket) == 256, "the block size of persistent memory");
 static_assert(offsetof(Bucket, word) % 8 == 0, "the word is read and swapped whole");
 static_assert(offsetof(Bucket, entries) % 16 == 0, "an entry must not straddle a cache line");
 
-// State of a bucket's lock, the low two bits of its word.
+// States of a bucket's lock: the low two bits of its word.
 inline constexpr uint64_t kFree = 0;
 inline constexpr uint64_t kLocked = 1;
-inline constexpr uint64_t kHealing =
-    2;  // locked, and its tags are being recomputed: readers ignore them
+// Locked, and the holder is recomputing the tags: readers ignore them.
+inline constexpr uint64_t kHealing = 2;
 inline constexpr uint64_t kStateMask = 3;
 inline constexpr uint64_t kCountStep = 4;
 inline constexpr uint64_t kCountMask = 0xFFFFFFFC;
@@ -51,13 +51,13 @@ inline uint64_t next_count(uint64_t word) {
   return (word & ~kCountMask) | ((word + kCountStep) & kCountMask);
 }
 
-// Shared memory is touched through these only.
+// Every access to the shared bytes of a bucket uses these functions.
 using base::load64;
 using base::load8;
 using base::store64;
 using base::store8;
 
-// Entries whose tag equals `tag`, as bits.
+// Return the entries whose tag equals `tag`, as a bit mask.
 uint32_t match_tags(const Bucket& bucket, uint8_t tag);
 
 }  // namespace petps::index

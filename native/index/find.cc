@@ -1,6 +1,7 @@
-// The read side: lock-free, never writes. Memory orders: every load of shared bytes is an acquire, so a later load (the check of
-// the word) cannot be taken before an earlier one (tags, entries); writers change the count before they write a key and after its ref,
-// which a release store publishes. The proof for every writer stands at Index::fill_entry.
+// The read side: lock-free; it never writes. Memory orders: every load of shared bytes is an
+// acquire, so no later load (the check of the word) can come before an earlier one (tags,
+// entries). Writers change the count before they store a key, and again after they store its ref;
+// a release store publishes the ref. The proof for every writer is at Index::fill_entry.
 #include <emmintrin.h>
 
 #include <array>
@@ -13,19 +14,20 @@ namespace petps::index {
 
 namespace {
 
-// Keys between the stages of search_batch: the time that memory has to bring what a stage asked for. Tuned by
-// bench/micro/index_search, bench/pull/inprocess and bench/ingest/apply.
+// Distance in keys between the stages of search_batch: the time that memory has to deliver what a
+// stage has prefetched. Tuned with bench/micro/index_search, bench/pull/inprocess and
+// bench/ingest/apply.
 constexpr size_t kAhead = 8;
 constexpr size_t kRowAhead = 8;
-constexpr size_t kWindow = 64;  // keys under way, a power of two
+constexpr size_t kWindow = 64;  // keys in the stages at once, at most; a power of two
 static_assert(3 * kAhead < kWindow, "a key keeps its place until it is finished");
 
-// A key on its way through the stages.
+// A key in the stages of search_batch.
 struct Probe {
   const Bucket* bucket;  // home
   uint64_t hash;
-  uint64_t word;        // of the home bucket when its tags were matched
-  uint64_t candidates;  // entries whose tags match
+  uint64_t word;        // the home bucket's word, loaded before its tags were matched
+  uint64_t candidates;  // bit mask of the entries whose tags match
 };
 
 __extension__ typedef unsigned __int128 Wide;
@@ -34,7 +36,8 @@ inline uint64_t scale(uint64_t hash, uint64_t count) {
   return static_cast<uint64_t>((static_cast<Wide>(hash) * count) >> 64);
 }
 
-// Home from the high bits, tag from the low byte, step from the middle: independent.
+// Home comes from the high bits of the hash, tag from the low byte, step from the middle: the
+// three are independent.
 inline uint8_t tag_of(uint64_t hash) { return static_cast<uint8_t>(hash); }
 
 inline Path path_from(uint64_t hash, uint64_t count) {
@@ -44,7 +47,7 @@ inline Path path_from(uint64_t hash, uint64_t count) {
 
 inline void prefetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0); }
 
-// Matches the tags of a bucket that was asked for and asks for the first entry they point to.
+// Match the tags of a prefetched bucket, and prefetch the first entry that they point to.
 template <bool to_write>
 inline uint32_t match_and_ask(const Index& index, const Bucket& bucket, uint64_t word,
                               uint8_t tag) {
@@ -66,7 +69,8 @@ inline const Bucket& second_bucket(const Index& index, uint64_t hash) {
   return index.bucket(number < index.bucket_count() ? number : number - index.bucket_count());
 }
 
-// A displaced key's next bucket is asked for as soon as the tags of its home say nothing.
+// Match the tags of the home bucket. If none matches and the bucket has overflowed, the key may
+// be displaced: prefetch its second bucket at once.
 template <bool to_write>
 inline void match_home(const Index& index, Probe* probe) {
   probe->word = load64(probe->bucket->word);
@@ -76,7 +80,8 @@ inline void match_home(const Index& index, Probe* probe) {
     prefetch(&second_bucket(index, probe->hash));
 }
 
-// True when the home bucket answers: found, or a miss that search() would believe too.
+// Return true if the home bucket gives a valid answer: a hit, or a miss that search() would
+// accept.
 inline bool read_home(const Index& index, const Probe& probe, uint64_t key, Place* place) {
   const Bucket& bucket = *probe.bucket;
   for (uint64_t c = probe.candidates; c != 0; c &= c - 1) {
@@ -125,8 +130,8 @@ bool Index::scan_bucket(const Bucket& bucket, uint64_t key, uint8_t tag, uint64_
       if (load64(entry.key) != key) continue;
       const uint64_t ref = load64(entry.ref);
       if (ref == 0) continue;
-      // The ref belongs to this key unless the entry was given to another one in between; that writer changed the key, and
-      // before it the count.
+      // The ref belongs to this key unless the entry was given to another key between the loads.
+      // The writer of that key changed the key, and before it the count.
       if (load64(entry.key) != key || !same_count(load64(bucket.word), *word)) {
         changed = true;
         break;
@@ -169,7 +174,8 @@ Place Index::search(uint64_t key, const Path& path) const {
       if (number >= count_) number -= count_;
       prefetch(&buckets_[number]);
     }
-    // A miss is believed only if no probed bucket took a key meanwhile: a moving entry is always in one of two places.
+    // Accept a miss only if no probed bucket took a key during the search: a moving entry is
+    // always in at least one of its two places.
     bool changed = false;
     for (size_t i = 0; i < probed && !changed; ++i) {
       const Seen& s = i < kInline ? seen[i] : more[i - kInline];
@@ -188,15 +194,17 @@ Index::LiveEntries Index::read_bucket(uint64_t number) const {
       const uint64_t ref = load64(entry.ref);
       if (ref != 0) live.entries[live.count++] = {load64(entry.key), ref};
     }
-    // No key came meanwhile: each ref is of the key that stands beside it, and a key that was there all the time is there.
+    // No key was stored during the loop, so each ref belongs to the key beside it, and a key that
+    // was in the bucket all the time is in the result.
     if (same_count(word, load64(bucket.word))) return live;
   }
 }
 
 Place Index::find_one(uint64_t key) const { return search(key, path_of(key)); }
 
-// Four stages over a sliding window: ask for the home bucket; match its tags and ask for the entry they point to; read the entry;
-// finish the few keys that live elsewhere. finished(i) is called for every key in order, after its emit.
+// Run four stages over a sliding window: prefetch the home bucket; match its tags and prefetch
+// the entry that they point to; read the entry; search the few keys that the home bucket did not
+// answer. Call finished(i) for every key in order, after emit(i, place).
 template <bool to_write, typename Emit, typename Finished>
 void Index::search_batch(std::span<const uint64_t> keys, Emit emit, Finished finished) const {
   std::array<Probe, kWindow> window;

@@ -1,15 +1,23 @@
-// Room index: PETHash, the single-level hash index from key to slot. INDEX.md beside this is the essay, FORMAT.md the bytes.
+// Room index: PETHash, the single-level hash index from key to slot. INDEX.md explains the
+// design, FORMAT.md gives the bytes.
 //
-// Owns:        buckets, tags, overflow counters, bucket locks, batched find, publish and erase of entries, hot moves and their
-//              journal, healing after a crash.
-// Never does:  free a slot; touch a row (it only prefetches); drain on behalf of a batch (table does, once per phase).
+// Owns:        buckets, tags, overflow counters, bucket locks; batched find, publish and erase of
+//              entries; hot moves and their journal; healing after a crash.
+// Never does:  free a slot; read or write a row (it only prefetches rows); drain on behalf of a
+//              batch (table drains, once per phase).
 // Called by:   table.
-// Invariants:  1. A key's entries change only under the lock of its home bucket, but for the ref of an entry that stays where it is
-//                 (replace); an empty entry of a bucket is claimed only under that bucket's lock. 2. Every bucket that a displaced entry passed has overflow > 0, durably, before the entry is.
-//              3. The count in a bucket's word changes before a key is written into it and again after its ref is visible; readers
-//              believe a miss only if no probed bucket's count changed meanwhile (proof: fill_entry). 4. Readers never write.
-// Threads:     find* from any thread without locks; the writer calls from any thread, one writer per key until its drain; moves are
-//              serialised by the caller.
+// Invariants:  1. A key's entries change only under the lock of its home bucket, except for the
+//                 ref of an entry that stays where it is (replace). An empty entry of a bucket is
+//                 claimed only under that bucket's lock.
+//              2. Every bucket that a displaced entry passed has overflow > 0, durably, before
+//                 the entry is durable.
+//              3. The count in a bucket's word changes before a key is written into the bucket,
+//                 and again after the key's ref is visible. Readers accept a miss only if the
+//                 count of no probed bucket changed during the search (proof: fill_entry).
+//              4. Readers never write.
+// Threads:     any thread may call find*, without locks. Any thread may call the writing
+//              functions; a key has one writer until that writer's drain. The caller serialises
+//              moves.
 // Source:      PetPS section 3.2.
 #pragma once
 
@@ -32,132 +40,159 @@
 
 namespace petps::index {
 
-// How a key probes: bucket j of its path is (home + j * step) mod count.
+// The probe path of a key: bucket j of the path is (home + j * step) mod count.
 struct Path {
   uint64_t home;
   uint64_t step;
   uint8_t tag;
 };
 
-// Where a key is: bucket number, entry in it, buckets passed on the way.
+// The place of a key: bucket number, entry in that bucket, number of buckets passed from home.
 struct Place {
   uint64_t bucket = 0;
   uint32_t entry = 0;
   uint64_t distance = 0;
-  SlotRef ref = 0;  // 0: the key is not there
+  SlotRef ref = 0;  // 0: the key is absent
 };
 
 enum class OpState : uint8_t {
-  kPresent,  // planned: the key was seen at (bucket, entry)
-  kNew,  // planned: the key was not there; counters of `passed` buckets are raised, it goes to path[passed]
-  kAgain,  // publish could not place it: raise() and drain again
+  // Planned: the key was seen at (bucket, entry).
+  kPresent,
+  // Planned: the key was absent. The counters of the first `passed` buckets of its path are
+  // raised, and the key goes to bucket `passed` of the path.
+  kNew,
+  // publish() found no room for the key: call raise() and drain again.
+  kAgain,
   kDone,
-  kSkipped,  // by the caller: superseded in the batch, or refused
+  // The caller has dropped the op (superseded in the batch, or refused), or raise() found no room
+  // in the whole table.
+  kSkipped,
 };
 
-// One key of a batch on its way through plan, raise, publish, settle.
+// One key of a batch; it passes through plan, raise, publish and settle.
 struct Op {
   uint64_t key = 0;
   SlotRef ref = 0;  // in: the new slot; 0 deletes
-  SlotRef old = 0;  // planned: what the key points to; done: what it pointed to before
+  SlotRef old = 0;  // planned: the key's ref; done: the key's ref before the change
   uint64_t bucket = 0;
   uint32_t entry = 0;
-  uint32_t passed = 0;  // buckets of the path whose counters this op raised
-  uint32_t lower = 0;   // buckets of the path to lower once the change is durable
+  uint32_t passed = 0;  // first buckets of the path: this op has raised their counters
+  uint32_t lower = 0;   // first buckets of the path: lower their counters after the drain
   OpState state = OpState::kDone;
 };
 
 inline constexpr size_t kNoKey = ~size_t{0};
-inline constexpr uint64_t kRecountShare =
-    64;  // lowerings that were lost, of the buckets, until a recount is worth its scan
+// A recount is worth its scan when the lost lowerings exceed 1 / kRecountShare of the buckets (and
+// kSaturated / 2).
+inline constexpr uint64_t kRecountShare = 64;
 
 class Index {
  public:
-  // `first` = the table's buckets in the pool; generation = the pool's of this open.
+  // bucket_offset: pool offset of the table's first bucket. The generation is the pool's.
   Index(pool::Pool& pool, uint32_t table, uint64_t bucket_offset, uint64_t bucket_count);
 
-  // refs -> rows[i] = base + ref, or null. Prefetches buckets, entries and the first `row_lines` cache lines of each row.
+  // Set rows[i] to the row of keys[i], or to null if the key is absent. Prefetch buckets,
+  // entries and the first `row_lines` cache lines of each row.
   void find(std::span<const uint64_t> keys, const std::byte** rows, uint32_t row_lines) const;
-  // The same without prefetching rows, in step with work on them: visit(context, found, ready) is called once for each key as
-  // `found`, in order, when rows[found] is set - the moment to ask for the row's lines - and once as `ready`, in order, kRowAhead
-  // keys later, when they have had time to come. kNoKey stands for none.
+  // Do the same search, but leave the prefetching of rows to `visit`, so that the search runs in
+  // step with work on the rows. Call visit(context, found, ready) with each key once as `found`
+  // and once as `ready`, both in order. When a key is `found`, rows[found] is set: visit
+  // prefetches the row's lines. kRowAhead keys later the key is `ready`: the lines have had time
+  // to arrive. Either argument may be kNoKey.
   using Visit = void (*)(void* context, size_t found, size_t ready);
   void find(std::span<const uint64_t> keys, const std::byte** rows, Visit visit,
             void* context) const;
-  // The same search with values instead of rows: refs[i] = ref or 0.
+  // Set refs[i] to the ref of keys[i], or to 0 if the key is absent.
   void find_refs(std::span<const uint64_t> keys, SlotRef* refs) const;
   Place find_one(uint64_t key) const;
-  // The live entries of a bucket, all of one instant. Moves between buckets are the caller's to hold off.
   struct LiveEntries {
     std::array<Entry, kEntries> entries;
     size_t count = 0;
   };
+  // Return the live entries of bucket `number`. Each ref is one that its key had during the
+  // call, and a key that is in the bucket during the whole call is in the result. The caller
+  // blocks moves between buckets.
   LiveEntries read_bucket(uint64_t number) const;
 
   // ---- a batch: locate, then replace, or plan, raise, [drain], publish, [drain], settle ----
-  // entries[i] and refs[i] = where keys[i] is and what it points to, null and 0 if it is not there. Returns how many are there. step
-  // (if any) is called for every key in order, while the search for later ones goes on.
+  // Set entries[i] to the entry of keys[i] and refs[i] to its ref, or to null and 0 if the key
+  // is absent. Return how many keys are present. Call step (if any) for every key in order,
+  // while the search for later keys goes on.
   using Step = void (*)(void* context, size_t i);
   size_t locate(std::span<const uint64_t> keys, Entry** entries, SlotRef* refs, Step step = nullptr,
                 void* context = nullptr) const;
-  // Exchanges the ref of each entry where it was seen, without a lock. The caller has held moves off since before locate, and every
-  // key was there. refs: in, what locate saw; out, what was replaced: of a key that stands twice, its ref before. Returns how many
-  // of those there were.
+  // Exchange the ref of each entry in the place that locate found, without a lock. The caller
+  // has blocked moves since before locate, and every key was present. refs: on entry, the refs
+  // that locate saw; on return, the refs that were replaced. For a key that is in the batch
+  // twice, the second replaced ref is the one that its first occurrence stored. Return how many
+  // replaced refs differ from what locate saw: the repeated keys.
   size_t replace(std::span<Entry* const> entries, const SlotRef* with, SlotRef* refs,
                  media::Flusher& flusher);
-  // Sets state, old, bucket and entry of ops with key and ref, from what locate saw.
+  // Set state, old, bucket and entry of ops that have key and ref, from the results of locate.
   void plan(std::span<Op> ops, Entry* const* entries, const SlotRef* refs) const;
-  void plan(std::span<Op> ops) const;  // locates first
-  void adopt_absence(
-      const Op& op,
-      media::Flusher& flusher);  // before the walk: a key that is not there is durably not there
-  void raise(
-      Op& op,
-      media::Flusher&
-          flusher);  // kNew, kAgain: chooses a bucket with room, raises the counters before it
-  void publish(std::span<Op> ops, media::Flusher& flusher);  // makes ops kDone or kAgain
-  void settle(const Op& op);  // after the drain: lowers what the op says
+  // Locate the keys of the ops, then plan.
+  void plan(std::span<Op> ops) const;
+  // If the walk is not complete, flush the op's path, so that the next drain makes the absence of
+  // the key durable.
+  void adopt_absence(const Op& op, media::Flusher& flusher);
+  // Choose a bucket with room for an op that is kNew or kAgain, and raise the counters before it.
+  // Set kSkipped if the table has no room.
+  void raise(Op& op, media::Flusher& flusher);
+  // Publish the ops that are kPresent or kNew; each becomes kDone or kAgain.
+  void publish(std::span<Op> ops, media::Flusher& flusher);
+  // Lower the counters that the op names. Call it after the drain.
+  void settle(const Op& op);
 
-  // Single forms: durable when they return. exchange returns the old ref and never frees; erase fails (kFailedPrecondition)
-  // when the key's ref is not `expected`, kNotFound when it is not there.
+  // Single forms; durable when they return. exchange returns the old ref and never frees it. It
+  // fails with kResourceExhausted if every bucket is full. erase fails with kFailedPrecondition
+  // if the key's ref is not `expected`, and with kNotFound if the key is absent.
   base::Result<SlotRef> exchange(uint64_t key, SlotRef ref);
   base::Status erase(uint64_t key, SlotRef expected);
 
   // ---- hot placement; one move at a time per pool ----
-  // Moves `key` to its home bucket, evicting cold entries (not in `hot`). Returns entries moved.
+  // Move `key` to its home bucket. If that is full, first evict an entry whose key is not in
+  // `hot`. Return the number of entries moved.
   base::Result<uint64_t> move_home(uint64_t key, const std::unordered_set<uint64_t>& hot);
-  // Moves displaced entries of this bucket nearer to their home where there is room. Returns entries moved.
+  // Move displaced entries of this bucket nearer to their home where there is room. Return the
+  // number of entries moved.
   base::Result<uint64_t> rehome_bucket(uint64_t bucket);
 
   // ---- recovery ----
-  // Locks the bucket, heals its tags if its generation is old, tells every live entry, flushes them, then counts it as walked.
+  // Lock the bucket, heal its tags if its generation is old, call `entry` for every live entry,
+  // flush the bucket and count it as walked.
   void walk_bucket(uint64_t bucket, media::Flusher& flusher,
                    const std::function<void(uint64_t key, SlotRef ref)>& entry);
-  // Tags and words of every bucket, flushed, for a clean close.
+  // Flush the tags and the word of every bucket, for a clean close.
   void flush_words(media::Flusher& flusher);
-  // ---- recount: overflow counters that are too high come down to what they count (INDEX.md) ----
-  // Counters may be too high after a crash, and where one was saturated.
+
+  // ---- recount: lower overflow counters that are too high to the exact count (INDEX.md) ----
+  // Return true if a recount is worth its scan: after an unclean open, or after saturated
+  // counters have missed enough lowerings.
   bool recount_wanted() const {
     return recount_wanted_.load(std::memory_order_relaxed) >
            std::max<uint64_t>(kSaturated / 2, count_ / kRecountShare);
   }
   void want_recount() { recount_wanted_.store(UINT64_MAX / 2, std::memory_order_relaxed); }
-  // False when there is no memory to count in. After the walk; one recount at a time.
+  // Return false if there is no memory for the counts. Call it after the walk; one recount runs
+  // at a time.
   bool begin_recount();
-  // Counts the displaced entries of up to `buckets` buckets more; true when all are counted. Writers go on.
+  // Count the displaced entries of up to `buckets` more buckets. Return true when all buckets
+  // are counted. Writers continue.
   bool count_claims(uint64_t buckets);
-  // Lowers counters of buckets [from, to) to what was counted. Nothing may be written meanwhile: no batch, no move, and none may
-  // have failed. Returns how many were too high.
+  // Lower the counters of buckets [from, to) to what was counted. No batch and no move may run
+  // during the call, and none may have failed before. Return how many counters were too high.
   uint64_t install_counters(uint64_t from, uint64_t to);
-  void end_recount();  // likewise
+  // End the recount. No batch and no move may run during the call.
+  void end_recount();
 
-  // A clean open: nothing to walk; `rows` live entries.
+  // Mark every bucket as walked, after a clean open; the table has `rows` live entries.
   void set_walked(uint64_t rows, uint64_t displaced);
-  // Live entries when the pool was opened; known once the walk has visited every bucket.
+  // Return the number of live entries when the pool was opened. It is exact once the walk has
+  // visited every bucket.
   uint64_t rows_at_open() const { return found_ - changed_before_walk_.load(); }
   bool walked() const { return walked_until_.load(std::memory_order_acquire) >= count_; }
 
-  // Live entries: of the buckets walked so far.
+  // Return the number of live entries in the buckets walked so far.
   uint64_t rows() const { return rows_.load(std::memory_order_relaxed); }
   uint64_t displaced() const { return displaced_.load(std::memory_order_relaxed); }
 
@@ -165,33 +200,38 @@ class Index {
   const Bucket& bucket(uint64_t number) const { return buckets_[number]; }
   uint32_t generation() const { return generation_; }
   Path path_of(uint64_t key) const;
-  // Which of `ranges` equal shares of the buckets the key's home is in.
+  // Return which of `ranges` equal shares of the buckets contains the key's home.
   static size_t range_of(uint64_t key, size_t ranges);
   uint64_t bucket_at(const Path& path, uint64_t distance) const;
-  // True if the bucket's tags are to be trusted now.
+  // Return true if the tags of a bucket with this word are valid.
   bool trusted(uint64_t word) const {
     return generation_of(word) == generation_ && (word & kStateMask) != kHealing;
   }
 
  private:
-  struct Held {  // a bucket this thread has locked, and its word
+  // A bucket that this thread has locked, and the bucket's word.
+  struct Held {
     Bucket* bucket = nullptr;
     uint64_t word = 0;
   };
   template <bool to_write, typename Emit, typename Finished>
   void search_batch(std::span<const uint64_t> keys, Emit emit, Finished finished) const;
-  Place search(uint64_t key, const Path& path) const;  // believed: retries while buckets change
-  Place search_locked(uint64_t key, const Path& path) const;  // the caller holds the home lock
-  // True and `place` when the key is in the bucket; else `word` is the one under which it was not.
+  // Find the key without locks; retry until the answer is valid (INDEX.md).
+  Place search(uint64_t key, const Path& path) const;
+  // Find the key. The caller holds the lock of the home bucket.
+  Place search_locked(uint64_t key, const Path& path) const;
+  // Return true and set `place` if the key is in the bucket. In both cases, set `word` to the
+  // bucket's word that was loaded before the entries were read.
   bool scan_bucket(const Bucket& bucket, uint64_t key, uint8_t tag, uint64_t* word,
                    Place* place) const;
-  Held lock(Bucket& bucket);                  // waits; heals
-  bool try_lock(Bucket& bucket, Held* held);  // does not wait
+  Held lock(Bucket& bucket);                  // waits; heals an old bucket
+  bool try_lock(Bucket& bucket, Held* held);  // does not wait for the lock; heals an old bucket
   void unlock(const Held& held);
   bool claim(Bucket& bucket, Held* held);
   void heal(Bucket& bucket);
   static bool has_room(const Bucket& bucket);
-  static uint32_t empty_entry(const Bucket& bucket);  // kEntries: none
+  // Return the first empty entry; kEntries if the bucket is full.
+  static uint32_t empty_entry(const Bucket& bucket);
   void raise_counter(Bucket& bucket, media::Flusher& flusher);
   void lower_counters(const Path& path, uint64_t from, uint64_t to);
   void ask_to_publish(const Op& op) const;
@@ -220,19 +260,22 @@ class Index {
   uint32_t generation_;
   base::Atomic<uint64_t> walked_until_{0};
   base::Atomic<uint64_t> rows_{0};
-  uint64_t found_ = 0;  // by the walk
-  base::Atomic<uint64_t> changed_before_walk_{
-      0};  // entries that came, less those that went, ahead of it
+  uint64_t found_ = 0;  // live entries that the walk found
+  // Entries added minus entries removed in buckets that the walk had not reached.
+  base::Atomic<uint64_t> changed_before_walk_{0};
   base::Atomic<uint64_t> displaced_{0};
-  // Of the recount: displaced entries that passed each bucket, of those that lie in the buckets before counted_until_.
+  // For the recount: how many displaced entries passed each bucket, counting the entries in
+  // buckets [0, counted_until_).
   std::unique_ptr<base::Atomic<uint16_t>[]> claims_;
   base::Atomic<uint64_t> counted_until_{0};
-  base::Atomic<uint64_t> recount_wanted_{0};  // lowerings that saturated counters did not take
+  base::Atomic<uint64_t> recount_wanted_{0};  // lowerings that saturated counters missed
 };
 
-// Finishes a move that a crash interrupted: if both copies of the entry are there, the old one goes. Before the first pull.
+// Finish a move that a crash interrupted: if both copies of the entry exist, empty the old one.
+// Call it before the first pull.
 base::Status replay_journal(pool::Pool& pool);
-// The two places of an entry whose move was interrupted; nulls: there is none. verify of a read-only pool looks past `from`.
+// The two copies of an entry whose move was interrupted; null pointers if there is none. verify
+// of a read-only pool ignores `from`.
 struct InterruptedMove {
   Entry* from = nullptr;
   const Entry* to = nullptr;
@@ -240,8 +283,11 @@ struct InterruptedMove {
 InterruptedMove interrupted_move(const pool::Pool& pool);
 
 inline constexpr uint32_t kSpinsBeforeYield = 64;
-inline constexpr uint16_t kTooManyClaims = UINT16_MAX;  // a count of the recount that stays
-inline constexpr uint32_t kFullLooks = 1000;  // passes over full buckets until they count as full
-inline constexpr size_t kPublishAhead = 12;  // ops whose lines are under way while one is published
+// A count of the recount that reached this value stays there.
+inline constexpr uint16_t kTooManyClaims = UINT16_MAX;
+// Passes of raise() over a path of full buckets before it treats the table as full.
+inline constexpr uint32_t kFullLooks = 1000;
+// How many ops ahead publish() and replace() prefetch.
+inline constexpr size_t kPublishAhead = 12;
 
 }  // namespace petps::index

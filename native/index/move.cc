@@ -1,5 +1,6 @@
-// Hot-aware placement: entries move home, cold ones make room. A move is: journal, copy, vacate, each drained, under the home lock of
-// the key; a crash in between leaves the journal, and replay_journal finishes the move.
+// Hot-aware placement: hot entries move home and cold ones make room. A move writes the journal,
+// copies the entry and empties the old one; it drains each step, and holds the lock of the key's
+// home bucket. A crash in between leaves the journal, and replay_journal finishes the move.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -19,8 +20,8 @@ namespace {
 
 struct JournalRecord {
   uint64_t key;
-  uint64_t from;  // pool offset of the entry that is to go
-  uint64_t to;    // pool offset of its new place
+  uint64_t from;  // pool offset of the entry that the move empties
+  uint64_t to;    // pool offset of the key's new entry
   uint64_t reserved[4];
   uint64_t checksum;
 };
@@ -79,15 +80,17 @@ Status Index::move_locked(uint64_t key, const Path& path, const Place& at, uint6
 
   fill_entry(target, entry, key, path.tag, at.ref, flusher, Site::kMovedEntry);
   if (Status status = flusher.drain(Site::kMovedDrain); !status.ok()) {
-    // The pool goes on serving read-only, and a scan must not show the key twice. At the next open the journal settles either state.
+    // The pool continues to serve read-only, and a scan must not show the key twice. At the next
+    // open the journal settles both possible states.
     uint64_t& ref = target->bucket->entries[entry].ref;
     store64(ref, 0);
     media_->stored(&ref, sizeof ref);
     return status;
   }
 
-  // The count's second change, before the key leaves its old place: a reader that sees it gone sees this (fill_entry). The failure
-  // above needs none: the old place was the key's all the time.
+  // Store the count's second change before the key leaves its old entry: a reader that sees the
+  // old entry empty also sees this change (fill_entry). The failure above needs no second change,
+  // because the key never left its old entry.
   store64(target->bucket->word, target->word);
   media_->stored(&target->bucket->word, sizeof target->bucket->word);
   store64(from.ref, 0);
@@ -103,10 +106,10 @@ Status Index::move_locked(uint64_t key, const Path& path, const Place& at, uint6
   return Status();
 }
 
-// Makes one entry of the bucket leave for the first bucket of its own path that has room.
+// Move one entry of the bucket to the first other bucket of its own path that has room.
 Result<bool> Index::evict(uint64_t number, const std::unordered_set<uint64_t>& hot) {
   const Bucket& bucket = buckets_[number];
-  // Guests first: an entry that is not at home here loses nothing by moving on.
+  // Try guests first: an entry that is not at home here loses nothing by moving on.
   for (const bool guests : {true, false}) {
     for (const Entry& entry : bucket.entries) {
       const uint64_t key = load64(entry.key);
@@ -167,7 +170,7 @@ uint64_t offset_of(const pool::Pool& pool, const Entry* entry) {
   return static_cast<uint64_t>(reinterpret_cast<const std::byte*>(entry) - pool.at(0));
 }
 
-// Whether an entry of the table stands at `offset`.
+// Return true if `offset` is the offset of an entry of the table.
 bool has_entry_at(const pool::TableRecord& table, uint64_t offset) {
   if (offset < table.bucket_offset) return false;
   const uint64_t within = offset - table.bucket_offset;
@@ -175,16 +178,16 @@ bool has_entry_at(const pool::TableRecord& table, uint64_t offset) {
          within % sizeof(Bucket) >= offsetof(Bucket, entries) && within % sizeof(Entry) == 0;
 }
 
-// The places that the journal names, whether or not the move got as far as to change them. The record
-// outlives its table, whose extent may hold anything by now: rows of another table, say. Both places
-// must be entries of one table that is there. If that is another one in the same place, the record says
-// nothing about it: a key of it stands in two places only during a move of its own, which wrote the
-// journal anew.
+// Return the two entries that the journal names, whether or not the move has changed them; set
+// *key if it names any. The record outlives its table, whose extent may hold anything by now,
+// for example the rows of another table. So both offsets must be entries of one existing table.
+// If that is another table in the same extent, the record does no harm: a key of that table is in
+// two entries only during a move of that table, and such a move has overwritten the journal.
 InterruptedMove journaled_move(const pool::Pool& pool, uint64_t* key) {
   JournalRecord record;
   std::memcpy(&record, pool.journal(), sizeof record);
   if (record.checksum != checksum_of(record) || record.to == 0)
-    return {};  // nothing ever moved, or the record was torn and its move had not begun
+    return {};  // nothing ever moved, or the record is torn and its move had not changed an entry
   const std::vector<pool::TableRecord> tables = pool.tables();
   if (std::none_of(tables.begin(), tables.end(), [&](const pool::TableRecord& table) {
         return has_entry_at(table, record.from) && has_entry_at(table, record.to);
@@ -211,15 +214,18 @@ Status replay_journal(pool::Pool& pool) {
   uint64_t key = 0;
   const auto [from, to] = journaled_move(pool, &key);
   if (from == nullptr) return Status();
-  // A process that was killed may have left both changes in caches. The copy is durable before the old place goes; and an old place
-  // that is empty now must stay so: else the key, deleted through its new place, would come back from there after a power cut.
+  // A killed process may have left both changes in caches only. The copy must be durable before
+  // the old entry is emptied. An old entry that is empty now must stay empty: otherwise a later
+  // erase through the new entry, followed by a power cut, would bring the key back from the old
+  // entry.
   Flusher flusher(pool.medium());
   flusher.flush(to, sizeof *to, Site::kMovedEntry);
   flusher.flush(from, sizeof *from, Site::kVacatedEntry);
   PETPS_RETURN_IF_ERROR(flusher.drain(Site::kMovedDrain));
   if (interrupted_move(pool).from == nullptr) return Status();
-  // The process that died may have stored the ref at `to` without the count's second change. A reader in another process that loaded
-  // the word before that ref must not find the old place empty beside an unchanged word. Nobody else writes yet.
+  // The killed process may have stored the ref at `to` without the count's second change. A
+  // reader in another process that loaded the word before that ref must not find the old entry
+  // empty beside an unchanged word. No other thread writes yet.
   Bucket& bucket =
       *reinterpret_cast<Bucket*>(pool.at(offset_of(pool, to) / sizeof(Bucket) * sizeof(Bucket)));
   store64(bucket.word, next_count(load64(bucket.word)));

@@ -1,4 +1,5 @@
-// The recount: brings overflow counters that are too high down to what they count. INDEX.md says why none is ever too low.
+// The recount: lowers overflow counters that are too high to the exact count. INDEX.md proves
+// that no counter is ever too low.
 #include <algorithm>
 #include <new>
 
@@ -6,7 +7,8 @@
 
 namespace petps::index {
 
-// An entry came to, or left, a bucket whose lock the caller holds. Buckets that the scan has not reached are counted by it.
+// Record that an entry was added to or removed from bucket `in`, whose lock the caller holds.
+// Do nothing if the scan has not reached the bucket: the scan will count it.
 void Index::change_claims(const Bucket& in, const Path& path, uint64_t distance, bool comes) {
   if (distance == 0 || number_of(in) >= counted_until_.load(std::memory_order_relaxed)) return;
   for (uint64_t d = 0; d < distance; ++d) {
@@ -21,7 +23,7 @@ void Index::change_claims(const Bucket& in, const Path& path, uint64_t distance,
 
 bool Index::begin_recount() {
   claims_.reset(new (std::nothrow) base::Atomic<uint16_t>[count_]());
-  // What is lost from here on asks for the next one.
+  // Lowerings that are lost from here on request the next recount.
   recount_wanted_.store(0, std::memory_order_relaxed);
   return claims_ != nullptr;
 }
@@ -31,7 +33,8 @@ bool Index::count_claims(uint64_t buckets) {
   const uint64_t to = std::min(count_, from + buckets);
   for (uint64_t number = from; number < to; ++number) {
     const Held held = lock(buckets_[number]);
-    // Whoever has a bucket's lock after this one sees its own number counted; the lock orders it.
+    // A thread that takes this bucket's lock later sees this store: the lock orders it. So it
+    // sees that its bucket is counted.
     counted_until_.store(number + 1, std::memory_order_relaxed);
     for (const Entry& entry : held.bucket->entries) {
       if (load64(entry.ref) == 0) continue;

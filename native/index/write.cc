@@ -1,5 +1,6 @@
-// The write side. A writer of a key holds the lock of the key's home bucket; it takes further locks only by try_lock and lets go of
-// everything when one is taken, so writers never wait for one another in a circle.
+// The write side. A writer of a key holds the lock of the key's home bucket. It takes further
+// locks only by try_lock, and releases all its locks if a try_lock fails, so writers never
+// deadlock.
 #include <algorithm>
 
 #include "base/check.h"
@@ -26,7 +27,8 @@ Index::Index(pool::Pool& pool, uint32_t table, uint64_t bucket_offset, uint64_t 
 
 // ---- locks ----
 
-// One attempt. In an older generation the lock bit means nothing (its holder died): claiming the bucket also claims its healing.
+// Try once to take the lock. In an older generation the lock bit is stale (its holder died),
+// and taking the lock also claims the healing of the bucket.
 bool Index::claim(Bucket& bucket, Held* held) {
   uint64_t seen = load64(bucket.word);
   if (generation_of(seen) != generation_) {
@@ -36,7 +38,7 @@ bool Index::claim(Bucket& bucket, Held* held) {
     media_->stored(&bucket.word, sizeof bucket.word);
     heal(bucket);
     held->word = (healing & ~kStateMask) | kLocked;
-    store64(bucket.word, held->word);  // after the tags
+    store64(bucket.word, held->word);  // must come after the tags
   } else {
     if ((seen & kStateMask) != kFree) return false;
     held->word = seen | kLocked;
@@ -93,7 +95,8 @@ void Index::raise_counter(Bucket& bucket, Flusher& flusher) {
   flusher.flush(&bucket.overflow, 1, Site::kRaisedCounter);
 }
 
-// Buckets [from, to) of the path. Only after the removal they counted is durable; need not be durable itself.
+// Lower the counters of buckets [from, to) of the path. The removal that they counted must
+// already be durable; the lowering need not be durable.
 void Index::lower_counters(const Path& path, uint64_t from, uint64_t to) {
   for (uint64_t distance = from; distance < to; ++distance) {
     Bucket& bucket = buckets_[bucket_at(path, distance)];
@@ -106,7 +109,9 @@ void Index::lower_counters(const Path& path, uint64_t from, uint64_t to) {
   }
 }
 
-// The caller holds the bucket's lock. Keeps rows() exact while the walk goes on: what it has not reached it will count itself.
+// Count an added (+1) or removed (-1) entry of a bucket whose lock the caller holds. This keeps
+// rows() exact during the walk: the walk itself counts the entries of a bucket that it reaches
+// later.
 void Index::count_change(const Bucket& bucket, bool displaced, int64_t by) {
   if (number_of(bucket) >= walked_until_.load(std::memory_order_acquire)) {
     changed_before_walk_.fetch_add(static_cast<uint64_t>(by), std::memory_order_relaxed);
@@ -116,25 +121,47 @@ void Index::count_change(const Bucket& bucket, bool displaced, int64_t by) {
   if (displaced) displaced_.fetch_add(static_cast<uint64_t>(by), std::memory_order_relaxed);
 }
 
-// Why no reader believes a false miss, and none takes a ref for another key's. A reader loads a bucket's word, then tags, keys and
-// refs, then the overflow counter, and last each probed bucket's word again; every load acquires, every store releases.
+// Fill an empty entry. Below is the proof that no reader accepts a false miss, and that no
+// reader takes the ref of another key.
 //
-// The entry is empty and stays so for others: this thread has the bucket's lock. The count changes twice, before the key is stored
-// and after the ref is; the second change is visible at the latest when the lock is free, and before the key leaves another place
+// The reader: it loads a bucket's word, then tags, keys and refs, then the overflow counter. At
+// the end of a miss it loads the word of every probed bucket again. Every load acquires and every
+// store releases.
+//
+// The writer: the entry is empty, and no other thread fills it, because this thread has the
+// bucket's lock. The count changes twice: before the key is stored, and after the ref is stored.
+// The second change is visible before the lock is free, and before the key leaves its old place
 // (move_locked).
-//   No false miss: let a key be in the table throughout a search, in places P0, P1, ... one after the other. The search missed P0, so
-// it saw P0 emptied (or overwritten, which is later still), and with that both changes of P1's bucket. If it read P1's bucket before
-// the ref was visible there, the word it had loaded lacks the second change, and the last look at the word tells. Else it saw P1
-// emptied, and so on to the last place, which was never emptied. A probe that ends before P(i+1) read a counter of 0: the key's claim
-// on it was raised before P(i+1) was filled, so the 0 is a later one, and who stored it did so after a nearer P(i+2) was filled.
-//   With one change only, a reader that loads the word between it and the ref sees neither place and an unchanged word.
-//   No foreign ref: the ref of an earlier key was cleared before this key is stored, under the same lock. A reader that matched the
-// earlier key and loads this ref sees this key when it looks at the key again, or, if the earlier key has come back by then, a changed
+//
+// No false miss. Let a key be in the table during the whole search, in places P0, P1, ... one
+// after the other, and suppose that the search misses it.
+//   1. The search missed P0, so it saw P0 emptied (or overwritten, which happens later still). So
+//      its later loads see both changes of the count of P1's bucket.
+//   2. If it read P1's bucket before the ref was visible there, the word that it had loaded lacks
+//      the second change. The last load of the word then differs, and the search retries.
+//   3. Otherwise it saw P1 emptied. The same argument holds for P2 and so on, up to the last
+//      place, which was never emptied: a contradiction.
+//   4. If the probe stopped before it reached P(i+1), it read a counter of 0. The key's claim on
+//      that counter was raised before P(i+1) was filled, so the 0 was stored later: after the key
+//      was filled into a nearer place P(i+2). So the reader's later loads see both changes of the
+//      count of that bucket, and the argument continues with P(i+2).
+// With only one change, a reader that loads the word between that change and the store of the ref
+// sees the key in neither place, and sees an unchanged word.
+//
+// No foreign ref. The ref of an earlier key was cleared before this key is stored, under the same
+// lock. Suppose a reader matched the earlier key and loads this ref. When it loads the key again
+// it sees this key; or, if the earlier key has come back to the entry by then, it sees a changed
 // count.
-// The other writers of these words: replace and try_publish exchange the ref of an entry that stays; a reader gets one or the other.
-// erase_at clears a ref: from then on a miss is true, and a hit is of before. heal stores tags while the word says kHealing, and
-// readers that see it, or an older generation, compare keys instead. unlock and claim change the state, which readers ignore.
-// raise_counter comes before the fill, lower_counters after the removal. replay_journal: see there.
+//
+// The other writers of these words:
+//   replace and try_publish exchange the ref of an entry that stays; a reader sees the old ref or
+//     the new one.
+//   erase_at clears a ref: from then on a miss is true, and a hit loaded the ref before that.
+//   heal stores tags while the state is kHealing; a reader that sees kHealing, or an older
+//     generation, compares keys instead of tags.
+//   unlock and claim change the state, which readers ignore.
+//   raise_counter runs before the fill, and lower_counters after the removal.
+//   replay_journal gives its own reason.
 void Index::fill_entry(Held* held, uint32_t entry, uint64_t key, uint8_t tag, SlotRef ref,
                        Flusher& flusher, Site site) {
   Bucket& bucket = *held->bucket;
@@ -149,7 +176,7 @@ void Index::fill_entry(Held* held, uint32_t entry, uint64_t key, uint8_t tag, Sl
   store64(place.ref, ref);
   media_->stored(&place.ref, sizeof place.ref);
   flusher.flush(&place, sizeof place, site);
-  held->word = next_count(held->word);  // stored by unlock, or by move_locked before
+  held->word = next_count(held->word);  // unlock stores it, or move_locked before that
 }
 
 Place Index::search_locked(uint64_t key, const Path& path) const {
@@ -171,8 +198,9 @@ Place Index::search_locked(uint64_t key, const Path& path) const {
 
 // ---- a batch ----
 
-// A process that was killed may have erased the key and not drained that: gone now, back after a power cut, beside the new entry.
-// So until the walk has made every bucket durable, the buckets where the key might be are flushed before it counts as absent.
+// A killed process may have erased the key without draining the erasure: the key is absent now,
+// but a power cut would bring it back, beside the new entry. So until the walk has made every
+// bucket durable, flush the buckets that may hold the key before the key is treated as absent.
 void Index::adopt_absence(const Op& op, Flusher& flusher) {
   if (walked()) return;
   const Path path = path_of(op.key);
@@ -191,9 +219,10 @@ void Index::raise(Op& op, Flusher& flusher) {
   uint32_t looks = 0;
   for (bool full = was_full || !has_room(*bucket); full; full = !has_room(*bucket)) {
     if (op.passed + 1 >= count_) {
-      // Each bucket was full when it was looked at. Others may have moved room from one to another meanwhile: a table within its
-      // capacity has room somewhere.
-      lower_counters(path, 0, op.passed);  // nothing was published that counts on them
+      // Each bucket was full when this loop read it. Other writers may have freed an entry in a
+      // bucket that the loop had passed and filled one ahead of it: a table within its capacity
+      // always has room somewhere. So retry.
+      lower_counters(path, 0, op.passed);  // no published entry relies on these raises
       op.passed = 0;
       if (rows() >= count_ * kEntries || ++looks == kFullLooks) {
         op.state = OpState::kSkipped;
@@ -209,8 +238,9 @@ void Index::raise(Op& op, Flusher& flusher) {
   }
 }
 
-// Bucket and entry have left the caches since the plan: a chunk's rows went through them. A lock on a line that is not there
-// would stop everything behind it.
+// Prefetch the bucket and the entry of an op. They have left the caches since the plan, because
+// the rows of a chunk passed through the caches. A locked instruction on an uncached line would
+// stall all instructions after it.
 void Index::ask_to_publish(const Op& op) const {
   if (op.state == OpState::kPresent) {
     base::prefetch_for_write(&buckets_[op.bucket]);
@@ -252,16 +282,18 @@ void Index::publish_one(Op& op, Flusher& flusher) {
     const bool finished = try_publish(op, path, &home, flusher);
     unlock(home);
     if (finished) return;
-    base::pause();  // a second lock was taken by another writer
+    base::pause();  // another writer has the second lock
   }
 }
 
-// With the home lock held. False: a further lock was taken by somebody; nothing was changed.
+// Publish an op; the caller holds the home lock. Return false and change nothing if another thread
+// holds a further lock that the op needs.
 bool Index::try_publish(Op& op, const Path& path, Held* home, Flusher& flusher) {
   Place at;
   if (op.state == OpState::kPresent && op.ref != 0) {
-    // Where the plan saw it, unless it moved since. The key is read again after the ref: the place may just be given to another key,
-    // whose writer stores the key before the ref.
+    // The key is where the plan saw it, unless it has moved since. Load the key again after the
+    // ref: another writer may just be giving the entry to another key, and it stores the key
+    // before the ref.
     const Entry& entry = buckets_[op.bucket].entries[op.entry];
     const SlotRef ref = load64(entry.key) == op.key ? load64(entry.ref) : 0;
     if (ref != 0 && load64(entry.key) == op.key) at = {op.bucket, op.entry, 0, ref};
@@ -279,7 +311,7 @@ bool Index::try_publish(Op& op, const Path& path, Held* home, Flusher& flusher) 
   media_->stored(&entry.ref, sizeof entry.ref);
   flusher.flush(&entry, sizeof entry, Site::kEntry);
   op.old = at.ref;
-  op.lower = op.passed;  // raised in vain: another writer brought the key meanwhile
+  op.lower = op.passed;  // not needed: another writer has inserted the key since the plan
   op.state = OpState::kDone;
   return true;
 }
@@ -303,9 +335,9 @@ bool Index::erase_at(Op& op, const Place& at, const Held& home, Flusher& flusher
 }
 
 bool Index::place_new(Op& op, const Path& path, Held* home, Flusher& flusher) {
-  if (op.state ==
-      OpState::
-          kPresent) {  // erased by another writer since the plan: no counters are raised for it yet
+  // kPresent: another writer has erased the key since the plan, and no counter is raised for it
+  // yet.
+  if (op.state == OpState::kPresent) {
     op.passed = 0;
   }
   Bucket& bucket = buckets_[bucket_at(path, op.passed)];
@@ -397,7 +429,8 @@ void Index::walk_bucket(uint64_t number, Flusher& flusher,
     displaced += path_of(key).home != number ? 1 : 0;
   }
   flusher.flush(&bucket, sizeof bucket, Site::kAdoptedBucket);
-  if (number >= walked_until_.load(std::memory_order_relaxed)) {  // else counted already
+  // A bucket before walked_until_ is counted already.
+  if (number >= walked_until_.load(std::memory_order_relaxed)) {
     found_ += live;
     rows_.fetch_add(live, std::memory_order_relaxed);
     displaced_.fetch_add(displaced, std::memory_order_relaxed);

@@ -26,11 +26,11 @@ base::Status check(const Shape& shape) {
   return invalid("blocks must begin with 0 and rise by one, with workers and micro-batches");
 }
 
-// Where each (rank, part) begins when parts stand in the order (micro-batch, block, rank, table).
+// The position at which each (rank, part) begins, in the order (micro-batch, block, rank, table).
 struct Starts {
   std::vector<uint64_t> at;  // [world][micros * tables]
-  std::vector<uint64_t>
-      of_block;  // [micros * tables]: where the part's (micro-batch, block) begins
+  // [micros * tables]: where the (micro-batch, block) of each part begins.
+  std::vector<uint64_t> of_block;
 };
 
 Starts by_block(std::span<const uint64_t> counts, const Shape& shape) {
@@ -126,7 +126,8 @@ base::Result<Owned> merge(std::span<const uint64_t> keys, std::span<const uint64
   if (!fits || total != keys.size()) {
     return invalid(std::to_string(keys.size()) + " keys are not as many as is said of their parts");
   }
-  // Of each cell (rank, micro-batch, table): where it begins among the keys, and by table.
+  // by_table: where the keys of each cell (rank, micro-batch, table) begin when the cells are
+  // ordered by table.
   std::vector<uint64_t> ends(tables + 1, 0);
   for (size_t cell = 0; cell < wanted.size(); ++cell) ends[cell % tables + 1] += wanted[cell];
   std::inclusive_scan(ends.begin(), ends.end(), ends.begin());

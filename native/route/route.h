@@ -1,12 +1,14 @@
-// Room route: which worker a training batch's keys go to, and which of its rows they then are
-// (NestPipe IV.A: key routing with dedup and bucketing; the owner's second dedup).
+// Room route: assigns the keys of a training batch to the workers that own them, and positions to
+// the rows that come back (NestPipe IV.A: key routing with dedup and bucketing; the owner's second
+// dedup).
 //
-// Owns:        ask (what a worker wants of all), merge (what all want of this one).
-// Never does:  rows; talk to other workers; know tables by name.
+// Owns:        ask (the keys that this worker needs from all), merge (the keys that all workers
+//              need from this one).
+// Never does:  touch rows; talk to other workers; know tables by name.
 // Called by:   bindings (petps.train.routing).
-// Invariants:  a key crosses once for each micro-batch that has it; what is asked stands in the
-//              order (owner, micro-batch, table, key), what is owned in the order (asking rank,
-//              micro-batch, table, key), so that sums have a fixed order.
+// Invariants:  A key crosses once for each micro-batch that has it. Keys that a worker asks for are
+//              in the order (owner, micro-batch, table, key). Keys that an owner receives are in
+//              the order (asking rank, micro-batch, table, key), so that sums have a fixed order.
 // Threads:     pure functions; time and memory O(keys).
 #pragma once
 
@@ -21,43 +23,54 @@ namespace petps::route {
 
 using unique::Block;
 
-// Ids of a batch, each with its position as int32: half of what int64 would take to write, hold and
-// copy to a device. PyTorch takes either.
+// The limit of ids in a batch, because a position is an int32. An int64 would double the bytes to
+// write, hold and copy to a device; PyTorch accepts both.
 inline constexpr size_t kBatchIdsMax = (size_t{1} << 31) - 1;
 
-// Tables in an order in which those of one block (their rows share a buffer) are neighbours.
+// The numbers of workers, micro-batches and tables. Tables of one block (their rows share a buffer)
+// are neighbours.
 struct Shape {
-  uint32_t world = 1;
-  uint32_t micros = 1;
-  std::span<const uint64_t> block_of;  // by table, from 0, rising by at most one
+  uint32_t world = 1;                  // workers
+  uint32_t micros = 1;                 // micro-batches
+  std::span<const uint64_t> block_of;  // the block of each table: from 0, rising by at most 1
   [[nodiscard]] size_t tables() const { return block_of.size(); }
   [[nodiscard]] size_t blocks() const { return block_of.empty() ? 0 : block_of.back() + 1; }
 };
 
+// The keys that a worker asks for. A part is one (micro-batch, table).
 struct Asked {
-  Block<uint64_t> keys;          // (owner, micro-batch, table, key), each once in its part
-  Block<uint64_t> seen;          // of each, how often its part has it; empty unless asked for
-  std::vector<uint64_t> counts;  // [world][micro-batches][tables] of keys
-  // Of each value, its row among those of its micro-batch and block, which come from rank 0, then
-  // 1, ..., from each by table and key.
+  // In the order (owner, micro-batch, table, key); each key once in its part.
+  Block<uint64_t> keys;
+  // For each key, how often its part has it; empty unless the caller wants it.
+  Block<uint64_t> seen;
+  std::vector<uint64_t> counts;  // [world][micro-batches][tables]: number of keys
+  // For each value, its row among the rows of its micro-batch and block. Those rows come from rank
+  // 0, then rank 1, ...; the rows from one rank are in the order (table, key).
   Block<uint32_t> position;
 };
 
-// values: the keys of each (micro-batch, table), micros * tables parts; they are numbered through
-// all of them. owner: partition * world / partitions, partition as wire says.
-// INVALID_ARGUMENT: a shape that is none, another number of parts, more than kBatchIdsMax.
+// Return the keys to ask each worker for. values: the keys of each (micro-batch, table), in
+// micros * tables parts. Asked::position has one element for each value, part after part. The
+// owner of a key is partition * world / partitions, where room wire gives the partition. seen:
+// whether to fill Asked::seen. Errors: INVALID_ARGUMENT for an invalid shape, another number of
+// parts, fewer partitions than workers, or more than kBatchIdsMax ids.
 base::Result<Asked> ask(std::span<const std::span<const uint64_t>> values, const Shape& shape,
                         uint32_t partitions, bool seen);
 
+// The keys that all workers ask this one for.
 struct Owned {
   Block<uint64_t> keys;     // of table 0, ascending, each once; then of table 1, ...
-  Block<uint64_t> offsets;  // uint64[tables + 1]
-  Block<uint64_t> seen;     // of each key, the sum of `seen`; empty if that is
-  Block<int64_t> position;  // (micro-batch, block, rank, table, key): the row in its block
+  Block<uint64_t> offsets;  // uint64[tables + 1], into keys
+  Block<uint64_t> seen;     // for each key, the sum of merge's `seen`; empty if that is empty
+  // For each received key, in the order (micro-batch, block, rank, table, key): its row in its
+  // block.
+  Block<int64_t> position;
 };
 
-// keys: (rank, micro-batch, table, key), wanted: [world][micro-batches][tables] of them; seen: of
-// each, or empty. INVALID_ARGUMENT: numbers that do not add up.
+// Merge the keys that this worker received from all workers. keys: in the order (rank, micro-batch,
+// table, key). seen: how often each key occurs, or empty. wanted: [world][micro-batches][tables],
+// the number of keys in each part.
+// Errors: INVALID_ARGUMENT for an invalid shape, or if the numbers do not add up.
 base::Result<Owned> merge(std::span<const uint64_t> keys, std::span<const uint64_t> seen,
                           std::span<const uint64_t> wanted, const Shape& shape);
 

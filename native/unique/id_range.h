@@ -1,5 +1,5 @@
-// The distinct ids of a range that is not much larger than their number: a bit each. They come in
-// ascending order, for a third of what hashing costs.
+// The distinct ids of a range that is not much larger than their number, as one bit for each id of
+// the range. It returns them in ascending order and costs a third of hashing.
 #pragma once
 
 #include <algorithm>
@@ -11,16 +11,18 @@
 
 namespace petps::unique {
 
+// A set of ids that lie close together.
 class IdRange {
  public:
-  // Whether the ids lie close enough together; if so they are in the set, which held others before.
-  // At most 16 bits an id, and 4 MiB, so that the bits stay near the processor.
+  // Replace the content of the set by `ids`, if they lie close enough together; return whether they
+  // do. The limits are 16 bits for each id, and 4 MiB, so that the bits stay in the caches.
   bool hold(std::span<const uint64_t> ids) {
     if (ids.empty()) return false;
     uint64_t last = ids[0];
     lowest_ = ids[0];
     const uint64_t bits_max = std::min<uint64_t>(ids.size() * kBitsPerId, kBitsMax);
-    for (size_t i = 0; i < ids.size(); i += kPieceIds) {  // ids that are far apart show soon
+    // Check the range after each piece: ids that are far apart fail early.
+    for (size_t i = 0; i < ids.size(); i += kPieceIds) {
       for (const uint64_t id : ids.subspan(i, std::min(kPieceIds, ids.size() - i))) {
         lowest_ = std::min(lowest_, id);
         last = std::max(last, id);
@@ -32,7 +34,7 @@ class IdRange {
     return true;
   }
 
-  // Writes the ids, ascending, to `out`; returns how many they are. After it place_of() is right.
+  // Write the ids, ascending, to `out`; return how many there are. place_of() is valid after this.
   size_t list(uint64_t* out) {
     starts_.resize(words_.size());
     size_t count = 0;
@@ -45,7 +47,7 @@ class IdRange {
     return count;
   }
 
-  // Where list() wrote an id of the set.
+  // Return the index in `out` at which list() wrote an id of the set.
   uint32_t place_of(uint64_t id) const {
     const size_t at = word_of(id);
     return starts_[at] + static_cast<uint32_t>(std::popcount(words_[at] & (bit_of(id) - 1)));
@@ -60,8 +62,8 @@ class IdRange {
   uint64_t bit_of(uint64_t id) const { return uint64_t{1} << ((id - lowest_) % 64); }
 
   uint64_t lowest_ = 0;
-  std::vector<uint64_t> words_;   // bit i of word w: lowest_ + 64 w + i is there
-  std::vector<uint32_t> starts_;  // ids in the words before
+  std::vector<uint64_t> words_;   // bit i of word w: the set contains lowest_ + 64 w + i
+  std::vector<uint32_t> starts_;  // for each word, the number of ids in the words before it
 };
 
 }  // namespace petps::unique

@@ -17,17 +17,19 @@
 namespace petps::unique {
 namespace {
 
-// Four sizes from one power of two to the next: batches differ by a few ids. What is not used of a
-// block has no pages.
+// Round up to one of four sizes between two powers of two, because batches differ by a few ids. The
+// unused part of a block has no pages.
 size_t rounded(size_t bytes) {
   const size_t step = std::max(std::bit_floor(bytes) / 4, kLargeBytes);
   return (bytes + step - 1) / step * step;
 }
 
+// The blocks that the process keeps for reuse.
 class Kept {
  public:
-  // Null if there is none of that size, or somebody else is here: nobody waits, so that a process
-  // forked meanwhile does not wait for ever.
+  // Return a kept block of that size; null if none is kept or another thread holds the mutex. No
+  // thread waits for the mutex: in a child that was forked while a thread held it, the wait would
+  // never end.
   void* take(size_t bytes) {
     std::list<Block> unwanted;
     void* found = nullptr;
@@ -51,7 +53,7 @@ class Kept {
     return found;
   }
 
-  // Whether it is kept.
+  // Keep the block; return false if it cannot be kept.
   bool keep(void* at, size_t bytes) {
     std::list<Block> one;
     try {
@@ -62,7 +64,7 @@ class Kept {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock || bytes > kKeptBytesMax - bytes_) return false;
     one.front().since = takes_;
-    blocks_.splice(blocks_.begin(), one);  // the next to be taken: it may still be in a cache
+    blocks_.splice(blocks_.begin(), one);  // take() finds it first: it may still be in a cache
     bytes_ += bytes;
     return true;
   }
@@ -87,7 +89,7 @@ class Kept {
   struct Block {
     void* at;
     size_t bytes;
-    size_t since;  // how many takes there had been
+    size_t since;  // takes_ when the block was kept
   };
 
   std::mutex mutex_;
@@ -96,7 +98,7 @@ class Kept {
   size_t takes_ = 0;
 };
 
-// Never destroyed: arrays may outlive everything else of the process.
+// Never destroyed: arrays may be given back after static objects are destroyed.
 Kept& kept() {
   static Kept& one = *new Kept;
   return one;
@@ -116,7 +118,7 @@ void* take_large(size_t bytes) {
     kept().free_all();
     at = std::aligned_alloc(kLargeBytes, size);
   }
-  if (at != nullptr) ::madvise(at, size, MADV_HUGEPAGE);  // small pages are as right, only slower
+  if (at != nullptr) ::madvise(at, size, MADV_HUGEPAGE);  // may fail: small pages are only slower
   return at;
 }
 

@@ -1,6 +1,6 @@
-// Memory for many ids: large blocks have huge pages, nothing is written that the caller does not
-// write, and what is given back is kept for the next block of its size. A new page costs the kernel
-// more than an id costs the search, and a routed batch has hundreds of megabytes of them at a time.
+// Memory for many ids. Large blocks have huge pages, no block is zeroed, and a block that is given
+// back is kept for the next block of its size. Reason: a new page costs the kernel more than an id
+// costs the search, and a routed batch takes hundreds of megabytes of new pages.
 #pragma once
 
 #include <cstddef>
@@ -11,17 +11,21 @@
 
 namespace petps::unique {
 
-inline constexpr size_t kLargeBytes = size_t{2} << 20;  // a huge page; from here on blocks are kept
-inline constexpr size_t kKeptBytesMax = size_t{512} << 20;  // of the process
-inline constexpr size_t kTakesKept = 64;  // a block that so many takes did not want is freed
+// A huge page. Blocks of at least this size are kept.
+inline constexpr size_t kLargeBytes = size_t{2} << 20;
+// Kept by the whole process, at most.
+inline constexpr size_t kKeptBytesMax = size_t{512} << 20;
+// A kept block that this number of takes did not use is freed.
+inline constexpr size_t kTakesKept = 64;
 
-// At least `bytes` >= kLargeBytes of memory; null if there is none. Any thread may give it back,
-// with the same `bytes`.
+// Return at least `bytes` (>= kLargeBytes) of memory; null if there is no memory. Any thread may
+// give it back, with the same `bytes`.
 void* take_large(size_t bytes);
 void give_back_large(void* at, size_t bytes);
-// What is kept now.
+// Return how many bytes are kept now.
 size_t kept_bytes();
 
+// The allocator of Block.
 template <typename T>
 struct Pages {
   using value_type = T;
@@ -42,7 +46,7 @@ struct Pages {
 
   template <typename U>
   void construct(U* at) {
-    ::new (static_cast<void*>(at)) U;  // not zeroed
+    ::new (static_cast<void*>(at)) U;  // leaves numbers uninitialised
   }
   template <typename U, typename... Arguments>
   void construct(U* at, Arguments&&... arguments) {
@@ -51,6 +55,7 @@ struct Pages {
   friend bool operator==(const Pages&, const Pages&) { return true; }
 };
 
+// A vector of numbers whose resize() leaves new elements uninitialised.
 template <typename T>
 using Block = std::vector<T, Pages<T>>;
 

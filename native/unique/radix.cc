@@ -28,7 +28,7 @@ void radix_sort(std::span<uint64_t> ids, uint64_t* ids_room, uint32_t* order,
   uint64_t* to = ids_room;
   for (size_t digit = 0; digit < kDigits; ++digit) {
     auto& next = counts[digit];
-    if (n == 0 || next[digit_of(ids[0], digit)] == n) continue;  // one digit for all
+    if (n == 0 || next[digit_of(ids[0], digit)] == n) continue;  // the digit of all ids is equal
     uint32_t sum = 0;
     for (uint32_t& count : next) sum += std::exchange(count, sum);
     for (size_t i = 0; i < n; ++i) {

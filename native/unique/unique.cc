@@ -13,22 +13,23 @@
 namespace petps::unique {
 namespace {
 
-// A table with more ids is divided by hash into parts of about half as many, so that the set of a
-// part stays in the second-level cache; at most 2^10 parts, or writing them would miss the TLB at
-// every id.
+// A table with more ids is divided by hash into parts of about half this size, so that the set of a
+// part stays in the second-level cache. There are at most 2^10 parts: with more, writing the parts
+// would miss the TLB at every id.
 constexpr size_t kPartIdsMax = 16384;
 constexpr uint32_t kPartBitsMax = 10;
 
-constexpr size_t kPieceIds = 512;  // between two looks at whether the set must grow
+constexpr size_t kPieceIds = 512;  // ids between two checks whether the set must grow
 
 uint32_t part_bits(size_t ids) {
   const auto parts = std::bit_ceil(ids / (kPartIdsMax / 2));
   return std::min(static_cast<uint32_t>(std::countr_zero(parts)), kPartBitsMax);
 }
 
+// One call of jagged_unique.
 class Pass {
  public:
-  // all, largest: ids of all tables, of the largest.
+  // all, largest: number of ids of all tables, and of the largest table.
   Pass(size_t all, size_t largest, const Wanted& wanted)
       : wanted_(wanted), places_(wanted.inverse || wanted.counts) {
     const bool ascending = wanted.order == Order::kAscending;
@@ -37,12 +38,12 @@ class Pass {
       if (places_) positions_.resize(largest);
       if (places_ && ascending) moved_.resize(largest);
     }
-    found_.ids.reserve(all + 1);  // pages that are not written cost nothing
+    found_.ids.reserve(all + 1);  // cheap: a page that is never written costs nothing
     found_.offsets.push_back(0);
     if (wanted.inverse) found_.inverse.resize(all);
   }
 
-  // values: of the next table.
+  // Process the values of the next table.
   void table(std::span<const uint64_t> values) {
     begin_ = found_.ids.size();
     if (range_.hold(values)) {
@@ -80,7 +81,8 @@ class Pass {
     std::vector<size_t> ends((size_t{1} << (64 - shift)) + 1, 0);
     for (const uint64_t id : values) ends[(hash_of(id) >> shift) + 1] += 1;
     for (size_t part = 1; part < ends.size(); ++part) ends[part] += ends[part - 1];
-    for (size_t i = 0; i < values.size(); ++i) {  // ends[part] is where the part's next id goes
+    // In this loop, ends[part] is the position of the part's next id.
+    for (size_t i = 0; i < values.size(); ++i) {
       const size_t to = ends[hash_of(values[i]) >> shift]++;
       buffer_[to] = values[i];
       if (places_) positions_[to] = static_cast<uint32_t>(i);
@@ -100,7 +102,8 @@ class Pass {
     }
   }
 
-  // Appends what is new in a part. positions: of its ids in the table; null: 0, 1, ..
+  // Append the distinct ids of a part. positions: the positions of the part's ids in the table;
+  // null: 0, 1, ..
   template <bool kPlaces>
   void add(const uint64_t* ids, const uint32_t* positions, size_t n) {
     const size_t start = found_.ids.size();
@@ -129,7 +132,7 @@ class Pass {
   void sort(size_t ids) {
     const std::span<uint64_t> distinct(found_.ids.data() + begin_, found_.ids.size() - begin_);
     if (!places_) return radix_sort(distinct, buffer_.data());
-    uint32_t* order = positions_.data();  // order[i]: the place before of what is now at i
+    uint32_t* order = positions_.data();  // order[i]: the place before the sort of the id at i
     for (size_t i = 0; i < distinct.size(); ++i) order[i] = static_cast<uint32_t>(i);
     radix_sort(distinct, buffer_.data(), order, moved_.data());
     if (wanted_.counts) {
@@ -145,15 +148,15 @@ class Pass {
   }
 
   const Wanted wanted_;
-  const bool places_;          // whether anybody asks where an id stands
-  Block<uint64_t> buffer_;     // ids by part, then the sort's other half
-  Block<uint32_t> positions_;  // of those ids, then the order
+  const bool places_;          // true if the result needs the places of ids
+  Block<uint64_t> buffer_;     // the ids by part, then working space of the sort
+  Block<uint32_t> positions_;  // the positions of those ids, then the order of the sort
   Block<uint32_t> moved_;
   IdSet set_;
   IdRange range_;
   Distinct found_;
-  size_t first_ = 0;  // values of the tables before
-  size_t begin_ = 0;  // of the table's part of found_.ids
+  size_t first_ = 0;  // number of values of the tables before this one
+  size_t begin_ = 0;  // where this table's ids begin in found_.ids
 };
 
 base::Status invalid(std::string message) {

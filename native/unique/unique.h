@@ -1,15 +1,17 @@
-// Room unique: the distinct ids of many tables in one pass (DECK 4.1).
+// Room unique: finds the distinct ids of many tables in one pass (DECK 4.1).
 //
-// Owns:        jagged_unique: bits for ids that lie close together, else partitioned hashing and
-//              radix sort of what is left; inverse and counts. Blocks of memory for many ids.
+// Owns:        jagged_unique: one bit for each id of a range if the ids lie close together, else
+//              partitioned hashing and a radix sort of the distinct ids; inverse and counts. Blocks
+//              of memory for many ids.
 // Never does:  know tables by name, rows or trackers; change its input.
 // Called by:   bindings (petps.tracker), route.
-// Invariants:  each table's part of the answer holds its ids once each, in ascending order if asked,
-//              else in an order that depends on the ids alone; beside the answer, memory is bounded
-//              by one more copy of the largest table (two with inverse or counts) and the set of
-//              one of its parts (1 to 2 MiB for a table of 40 M ids) or its bits (up to 6 MiB), and
-//              by what the process keeps of earlier calls' blocks (pages.h).
-// Threads:     pure functions; blocks may be given back by any thread.
+// Invariants:  Each table's part of the result holds each of its ids once, in ascending order
+//              (kAscending), else in an order that depends only on the ids. Memory beside the
+//              result is bounded by one more copy of the largest table (two with inverse or
+//              counts), by the set of one of its parts (1 to 2 MiB for a table of 40 M ids) or its
+//              bits (up to 6 MiB), and by the blocks that the process keeps from earlier calls
+//              (pages.h).
+// Threads:     pure functions; any thread may give back a block.
 #pragma once
 
 #include <cstdint>
@@ -21,33 +23,38 @@
 namespace petps::unique {
 
 enum class Order : uint8_t {
-  kAny,        // what costs least; the same for the same ids in the same order
+  kAny,        // the cheapest order; equal for equal input
   kAscending,  // as unsigned numbers
 };
 
+// The results that a caller of jagged_unique wants beside the ids, and the order of the ids.
 struct Wanted {
   Order order = Order::kAny;
   bool inverse = false;
   bool counts = false;
 };
 
-// offsets: table t has values[offsets[t]] up to values[offsets[t + 1] - 1].
+// The distinct ids of all tables. Table t has ids[offsets[t]] up to ids[offsets[t + 1] - 1].
 struct Distinct {
-  Block<uint64_t> ids;      // of table 0, then of table 1, ..
+  Block<uint64_t> ids;      // the ids of table 0, then of table 1, ..
   Block<uint64_t> offsets;  // uint64[tables + 1], into ids
-  // Per value, the place of its id among its table's: values[i] = ids[offsets[t] + inverse[i]].
+  // For each value i of table t, the place of its id among the ids of the table:
+  // values[i] = ids[offsets[t] + inverse[i]].
   Block<uint32_t> inverse;
-  Block<uint64_t> counts;  // per id, how often it stands in its table's values
+  Block<uint64_t> counts;  // for each id, how often it is in its table's values
 };
 
-// Numbers of ids are counted in 32 bits within a table.
+// The place of an id within its table has 32 bits.
 inline constexpr uint64_t kTableIdsMax = (uint64_t{1} << 32) - 1;
 
-// values: uint64[n]; offsets: uint64[tables + 1], from 0, never falling, up to n.
-// INVALID_ARGUMENT names the offset that breaks this, or the table with too many ids.
+// Find the distinct ids of each table. values: uint64[n], where table t has values[offsets[t]] up
+// to values[offsets[t + 1] - 1]. offsets: uint64[tables + 1], starts at 0, never decreases, ends
+// at n.
+// Errors: INVALID_ARGUMENT names the offset that breaks this, or the table with too many ids.
 base::Result<Distinct> jagged_unique(std::span<const uint64_t> values,
                                      std::span<const uint64_t> offsets, const Wanted& wanted);
-// The same of tables that do not stand behind each other; `values` above is all of them in order.
+// Do the same for tables that are not contiguous in memory. Distinct::inverse has one element for
+// each value, table after table.
 base::Result<Distinct> jagged_unique(std::span<const std::span<const uint64_t>> tables,
                                      const Wanted& wanted);
 

@@ -1,5 +1,6 @@
-// Weakened orders that no scenario catches, each with the reason why the machine cannot show them or why
-// nothing depends on them. A site is file:function, its number in the function, and what is spoiled.
+// The weakened memory orders that no scenario catches. Each has a reason: the machine cannot show
+// the fault, or nothing depends on the order. A name is file:function, the number of the site in
+// the function, and the way in which the site is weakened.
 #pragma once
 
 #include <map>

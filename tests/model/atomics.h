@@ -1,5 +1,5 @@
-// What base/atomics.h stands for in the program tests/model: each access is a step of the Machine.
-// A site is the place in the source that asks for an access; it names itself.
+// The replacement of base/atomics.h in the program tests/model: each access is a step of the
+// Machine. A site is the place in the source that makes the access; `where` identifies it.
 #pragma once
 
 #include <atomic>
@@ -42,13 +42,13 @@ inline void fence_seq_cst(Where where = Where::current()) { model::fence(where);
 inline void pause() { model::wait(); }
 inline void yield() { model::wait(); }
 
-// std::atomic of up to eight bytes, each in a word of its own.
+// A replacement of std::atomic for types of up to eight bytes; each object has a word of its own.
 template <typename T>
 class Atomic {
  public:
   static constexpr bool is_always_lock_free = true;
   Atomic() = default;
-  Atomic(T value) : value_(static_cast<uint64_t>(value)) {}  // as std::atomic converts
+  Atomic(T value) : value_(static_cast<uint64_t>(value)) {}  // implicit, as in std::atomic
   Atomic(const Atomic&) = delete;
   Atomic& operator=(const Atomic&) = delete;
 

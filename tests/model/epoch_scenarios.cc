@@ -1,5 +1,5 @@
-// What the model runs on pins, retire and reclaim. The index is one word that names the slot of a row;
-// a slot that is reclaimed is poisoned at once, as a writer would write it again.
+// The scenarios of pins, retire and reclaim. The index is one word that names the slot of a row. A
+// reclaimed slot is poisoned at once, as if a writer reused it.
 #include <memory>
 #include <optional>
 
@@ -28,7 +28,7 @@ class EpochRig final : public epoch::Reclaimer {
       reclaimed += 1;
     }
   }
-  // Points the index to another slot, and retires the old one.
+  // Point the index to another slot, and retire the old one.
   void publish(uint64_t slot, uint64_t old) {
     store(&current, 8, slot, std::memory_order_release, kNowhere);
     domain->retire(*this, {&old, 1});
@@ -54,7 +54,7 @@ Scenario on(const std::shared_ptr<EpochRig>& rig, size_t readers, const std::str
             std::vector<std::function<void()>> threads) {
   Scenario scenario;
   scenario.name = name;
-  scenario.fixed_addresses = false;  // each run has a Domain of its own
+  scenario.fixed_addresses = false;  // each run creates a new Domain
   scenario.setup = [rig, readers] { rig->restart(readers); };
   scenario.threads = std::move(threads);
   scenario.check = [rig] {
@@ -78,7 +78,8 @@ Scenario a_pin_and_a_reclaim() {
   return on(rig, 1, "a pin beside a reclaim", {write, read});
 }
 
-// The place of a dropped pin is used again; what the first pin read is not overwritten under it.
+// A reader drops a pin and uses its place for a second pin. The row that the first pin protected is
+// not overwritten before its last read.
 Scenario a_place_is_used_again() {
   auto rig = std::make_shared<EpochRig>();
   const auto write = [=] {
@@ -94,7 +95,7 @@ Scenario a_place_is_used_again() {
   return on(rig, 1, "a place is used again", {write, read});
 }
 
-// A completion on another thread drops the pin.
+// A completion drops the pin on another thread.
 Scenario another_thread_drops() {
   auto rig = std::make_shared<EpochRig>();
   auto handed = std::make_shared<epoch::Pin>();

@@ -1,5 +1,5 @@
-// A table of three buckets for the model: an index, rows that say whose they are, and the values that
-// each key had, so that every answer of a reader can be judged.
+// A table of three buckets for the model: an index, rows that name their key, and the history of
+// the values of each key, so that every answer of a reader can be checked.
 #pragma once
 
 #include <cstdlib>
@@ -19,7 +19,7 @@ namespace petps::model {
 class IndexRig {
  public:
   static constexpr uint64_t kCapacity = 30;  // three buckets
-  static constexpr size_t kRefs = 2048;      // more than a scenario uses, and than it has keys
+  static constexpr size_t kRefs = 2048;      // more than the refs, and the keys, of a scenario
 
   IndexRig() : pool_(memory_.format()) {
     const auto record = pool_->create_table(pool::testing_support::spec("t", kCapacity));
@@ -34,7 +34,7 @@ class IndexRig {
   }
   media::Media& medium() { return pool_->medium(); }
 
-  // Keys at home in `home` whose second bucket is `second`, none of them given before.
+  // Return new keys with home bucket `home` and second bucket `second`.
   std::vector<uint64_t> keys(uint64_t home, uint64_t second, size_t count) {
     std::vector<uint64_t> found;
     for (; found.size() < count; ++next_key_) {
@@ -50,7 +50,7 @@ class IndexRig {
 
   // ---- the start of a run ----
 
-  // What the buckets hold now is what every run begins with.
+  // Save the current state: every run begins with it.
   void keep() {
     kept_.resize(buckets() * sizeof(index::Bucket));
     std::memcpy(kept_.data(), &bucket(0), kept_.size());
@@ -69,7 +69,7 @@ class IndexRig {
     for (auto& [key, known] : history_) done_[known.number] = known.refs.size() - 1;
   }
 
-  // ---- writers: one a key ----
+  // ---- writers: one for each key ----
 
   void put(uint64_t key) {
     const pool::SlotRef ref = begin_write(key, true);
@@ -82,7 +82,7 @@ class IndexRig {
     if (!index_->erase(key, before).ok()) fail("a key to erase is not there");
     end_write(key);
   }
-  // The short way of a batch. No move runs beside it.
+  // Replace the key's ref as a batch does that only replaces rows. No move may run beside it.
   void replace(uint64_t key) {
     index::Entry* entry = nullptr;
     pool::SlotRef seen = 0;
@@ -107,7 +107,8 @@ class IndexRig {
     index_->find_refs(keys, refs.data());
     for (size_t i = 0; i < keys.size(); ++i) end_read(keys[i], done[i], refs[i]);
   }
-  // Every key that was in the bucket all the time must be in the answer, and no pair may be foreign.
+  // Scan bucket `number`. Fail if a key of `always` (in the bucket during the whole scan) is
+  // missing or if a key has the ref of another one.
   void scan(uint64_t number, const std::vector<uint64_t>& always) {
     std::map<uint64_t, size_t> done;
     for (auto& [key, known] : history_) done[key] = begin_read(key);
@@ -151,7 +152,7 @@ class IndexRig {
       return fail("displaced rows are counted wrongly");
   }
 
-  // As a crash leaves it: an older generation, tags that mean nothing.
+  // Put a bucket into the state that a crash leaves: an older generation, invalid tags.
   void make_old(uint64_t number) {
     index::Bucket& old = bucket(number);
     old.word = 4;
@@ -160,8 +161,8 @@ class IndexRig {
 
  private:
   struct Known {
-    std::vector<pool::SlotRef> refs{0};  // 0: not there; the last one may be under way
-    size_t number = 0;                   // in done_
+    std::vector<pool::SlotRef> refs{0};  // 0: absent; the last write may be unfinished
+    size_t number = 0;                   // of the key, in done_
   };
   static uint64_t row_of(uint64_t key, pool::SlotRef ref) { return key << 12 | ref; }
 
@@ -200,7 +201,8 @@ class IndexRig {
   uint64_t next_key_ = 1;
   pool::SlotRef next_ref_ = 1;
   std::map<uint64_t, Known> history_;
-  std::vector<uint64_t> done_ = std::vector<uint64_t>(kRefs);  // newest finished value, for readers
+  // For each key, the index in `refs` of the newest finished write. Readers load it.
+  std::vector<uint64_t> done_ = std::vector<uint64_t>(kRefs);
   std::vector<uint64_t> data_ = std::vector<uint64_t>(kRefs);
   std::vector<std::byte> kept_;
   uint64_t kept_rows_ = 0;

@@ -1,5 +1,5 @@
-// What the model runs on the index: each scenario brings two or three threads together on a few
-// entries. A reader's answer is judged by the values its key had (IndexRig).
+// The scenarios of the index. In each, two or three threads meet on a few entries. IndexRig checks
+// every answer of a reader against the values that its key had.
 #include <unordered_set>
 
 #include "tests/model/index_rig.h"
@@ -21,7 +21,7 @@ Scenario on(const std::shared_ptr<IndexRig>& rig, const std::string& name,
   return scenario;
 }
 
-// Bucket 0 full but for one entry; the key that was displaced from it to bucket 1 moves home.
+// Bucket 0 has one free entry. A key that was displaced from it to bucket 1 moves home.
 Scenario moves_home(bool batch) {
   auto rig = std::make_shared<IndexRig>();
   const Keys full = rig->keys(0, 2, 14);
@@ -45,7 +45,7 @@ Scenario moves_home(bool batch) {
   return on(rig, batch ? "a key moves home, batch" : "a key moves home", {move, read});
 }
 
-// The key moves, and its old entry is given to a key with the same tag at once.
+// The key moves, and at once a key with the same tag gets its old entry.
 Scenario moves_and_is_overwritten(bool batch) {
   auto rig = std::make_shared<IndexRig>();
   const Keys full = rig->keys(0, 2, 14);
@@ -72,7 +72,7 @@ Scenario moves_and_is_overwritten(bool batch) {
             {move, read});
 }
 
-// A key leaves its home for another, and comes back: three places in all.
+// A key is evicted from its home and comes back: it has three places in all.
 Scenario moves_there_and_back(bool batch) {
   auto rig = std::make_shared<IndexRig>();
   const Keys full = rig->keys(0, 2, 13);
@@ -101,7 +101,7 @@ Scenario moves_there_and_back(bool batch) {
             {move, read});
 }
 
-// An entry is given from key to key and back to the first.
+// An entry goes from one key to another and back to the first.
 Scenario reuses_an_entry(bool batch) {
   auto rig = std::make_shared<IndexRig>();
   const Keys keys = rig->keys(0, 1, 2);
@@ -146,7 +146,7 @@ Scenario updates(bool batch) {
       {update, insert, read});
 }
 
-// Two writers want the last entry of a bucket: one goes on to the next.
+// Two writers want the last free entry of a bucket: one gets it, the other uses the next bucket.
 Scenario fills_up() {
   auto rig = std::make_shared<IndexRig>();
   for (const uint64_t each : rig->keys(0, 1, 13)) rig->put(each);
@@ -173,7 +173,7 @@ Scenario counters(bool batch) {
             {[=] { rig->erase(keys[0]); }, [=] { rig->put(keys[2]); }, read});
 }
 
-// After a crash: the first writers heal, readers compare keys.
+// After a crash, the first writers heal the bucket, and readers compare keys.
 Scenario heals(bool batch) {
   auto rig = std::make_shared<IndexRig>();
   const Keys keys = rig->keys(0, 1, 4);

@@ -16,20 +16,20 @@ namespace petps::model {
 namespace {
 
 constexpr size_t kLocations = 256;
-constexpr size_t kTable = 1024;  // of addresses, a power of two
+constexpr size_t kTable = 1024;  // slots of the table of addresses; a power of two
 constexpr size_t kMessages = 96;
 constexpr size_t kThreads = 4;
 constexpr size_t kStackBytes = 128 << 10;
-constexpr uint64_t kMaxSteps = 20'000;  // of one run: more is a loop that never ends
+constexpr uint64_t kMaxSteps = 20'000;  // of one run; a run with more is in an endless loop
 constexpr uint32_t kMaxIdleRounds = 20;
-constexpr int kProbes = 400;  // random runs that look for locations which threads share
+constexpr int kProbes = 400;  // random runs that find the locations which threads share
 
 [[noreturn]] void too_small(const char* what) {
   std::fprintf(stderr, "the model has too few %s for this scenario\n", what);
   std::abort();
 }
 
-// Per location, the oldest message that may still be seen.
+// For each location, the oldest message that a thread may still see.
 struct View {
   std::array<uint8_t, kLocations> oldest{};
   void join(const View& other, size_t locations) {
@@ -125,28 +125,28 @@ class Machine {
     return site.spoiled && mutation_->spoil == how;
   }
 
-  // of one exploration
+  // State of one exploration.
   Bounds bounds_;
   bool fixed_addresses_ = true;
   std::optional<Mutation> mutation_;
   Result* result_ = nullptr;
   std::unordered_map<uint64_t, Site> sites_;
   std::vector<Choice> trail_;
-  std::mt19937_64* random_ = nullptr;  // choices of the probing runs
+  std::mt19937_64* random_ = nullptr;  // makes the choices of the probing runs; else null
   struct Use {
-    uint32_t readers = 0;  // bits of threads
+    uint32_t readers = 0;  // one bit for each thread
     uint32_t writers = 0;
   };
   std::unordered_map<uintptr_t, Use> used_;
   std::unordered_set<uintptr_t> contended_;
 
-  // of one run
+  // State of one run.
   std::array<Thread, kThreads> threads_;
   size_t thread_count_ = 0;
   size_t current_ = 0;
   bool running_ = false;
   bool failed_ = false;
-  size_t depth_ = 0;  // in trail_
+  size_t depth_ = 0;  // the next choice in trail_
   uint32_t preemptions_ = 0;
   uint32_t old_loads_ = 0;
   uint32_t idle_rounds_ = 0;
@@ -154,7 +154,7 @@ class Machine {
   ucontext_t main_;
   std::vector<Location> locations_ = std::vector<Location>(kLocations);
   size_t location_count_ = 0;
-  std::array<uint16_t, kTable> table_{};  // location number + 1
+  std::array<uint16_t, kTable> table_{};  // location number + 1; 0: free
   View fences_;
 };
 
@@ -197,7 +197,7 @@ void Machine::switch_to(size_t thread) {
   swapcontext(&threads_[from].context, &threads_[thread].context);
 }
 
-// Ends the run where it is; what its threads had on their stacks is lost.
+// Stop the run at once. The objects on the stacks of its threads are not destroyed.
 void Machine::abandon(const std::string& what) {
   fail(what);
   setcontext(&main_);
@@ -213,7 +213,8 @@ void Machine::wait() {
   threads_[current_].waiting = true;
   std::vector<size_t> next = runnable(true);
   if (next.empty()) {
-    // Those that wait may have looked at old values: they look again, some times.
+    // The waiting threads may have loaded old values: let them load again, a limited number of
+    // times.
     if (++idle_rounds_ > kMaxIdleRounds) abandon("all threads wait for one another");
     for (size_t t = 0; t < thread_count_; ++t) threads_[t].waiting = false;
     next = runnable(false);
@@ -282,7 +283,7 @@ Location& Machine::location(const void* at, size_t* number) {
   return locations_[*number];
 }
 
-// `bytes` of the word, from where `at` is in it.
+// Return the `bytes` bytes of the word that `at` points to.
 uint64_t part(uint64_t word, const void* at, size_t bytes) {
   const size_t shift = reinterpret_cast<uintptr_t>(at) % 8 * 8;
   return bytes == 8 ? word : (word >> shift) & 0xFF;
@@ -450,8 +451,9 @@ Result Machine::explore(const Scenario& scenario, const Bounds& bounds,
   sites_.clear();
   used_.clear();
   contended_.clear();
-  // A thread need be preempted only before it touches what another thread changes, or changes what
-  // another one reads. Random runs find those places; the exploration begins again if it finds more.
+  // The machine must preempt a thread only before it accesses a contended location: one that at
+  // least two threads access and at least one of them writes. Random runs find these locations. If
+  // the exploration finds more of them, it starts again.
   std::mt19937_64 random(1);
   random_ = &random;
   for (int i = 0; i < kProbes && result.failure.empty(); ++i) {

@@ -1,5 +1,5 @@
-// Interleavings of index and epoch: see machine.h for what is tried, index_scenarios.cc and
-// epoch_scenarios.cc for the threads. PETPS_MODEL_FULL=1 tries wider bounds (minutes).
+// Interleavings of the rooms index and epoch. machine.h defines what is tried; index_scenarios.cc
+// and epoch_scenarios.cc have the threads. PETPS_MODEL_FULL=1 tries wider bounds (minutes).
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -14,7 +14,8 @@ namespace {
 
 bool full() { return std::getenv("PETPS_MODEL_FULL") != nullptr; }
 
-// All orders of steps with three preemptions; fewer where loads may also take old values.
+// All orders of steps with up to three preemptions; fewer preemptions where loads may also take old
+// values.
 std::vector<Bounds> bounds() {
   if (full()) return {{3, 1}, {2, 2}, {1, 3}, {0, 6}};
   return {{3, 0}, {1, 1}, {0, 3}};
@@ -48,7 +49,8 @@ std::vector<Scenario> all_scenarios() {
   return all;
 }
 
-// Empty when no scenario that reaches the site notices; else what the first one says.
+// Return the failure that the first scenario reports, or an empty string if no scenario notices the
+// mutation.
 std::string caught(const std::vector<Scenario>& scenarios, const Mutation& mutation) {
   for (const Bounds& each : std::vector<Bounds>{
            {0, 2, 4000}, {1, 1, 4000}, {0, 4, 20000}, {1, 2, 40000}, {2, 0, 6000}, {2, 1, 20000}}) {
@@ -60,7 +62,8 @@ std::string caught(const std::vector<Scenario>& scenarios, const Mutation& mutat
   return "";
 }
 
-// "write.cc:fill_entry 2": the second site of the function, in the order of the source.
+// Return a label for each site, such as "write.cc:fill_entry 2 store": the second site of the
+// function, in the order of the source.
 std::map<std::string, std::string> labels(const std::map<std::string, std::vector<Spoil>>& sites) {
   std::map<std::string, std::map<std::pair<int, int>, std::string>> functions;
   for (const auto& [site, spoils] : sites) {
@@ -80,7 +83,8 @@ std::map<std::string, std::string> labels(const std::map<std::string, std::vecto
   return result;
 }
 
-// Each weakened order, and each store left out, is caught by some scenario, or argued.h says why not.
+// Some scenario catches each weakened order and each store left out, or argued.h gives the reason
+// why none does.
 TEST(Model, EveryMutationIsCaughtOrArgued) {
   const std::vector<Scenario> scenarios = all_scenarios();
   std::map<std::string, std::vector<Spoil>> sites;
@@ -107,7 +111,7 @@ TEST(Model, EveryMutationIsCaughtOrArgued) {
   std::cout << count << " mutations, " << not_caught << " of them argued\n";
 }
 
-// The second change of a bucket's count: without it, a reader misses a key that moves.
+// Without the second change of a bucket's count, a reader misses a key that moves.
 TEST(Model, WithoutTheSecondCountAMovingKeyIsMissed) {
   const std::vector<Scenario> scenarios = all_scenarios();
   std::map<std::string, std::vector<Spoil>> sites;

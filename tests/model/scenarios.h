@@ -1,4 +1,4 @@
-// The scenarios of the rooms, in one list each.
+// The scenarios of the rooms index and epoch, one list for each.
 #pragma once
 
 #include <vector>

@@ -1,7 +1,9 @@
-// Everything at once on one table: pulls that hold their pins and complete out of order, pushes, deltas with deletions, hot moves,
-// re-homing, the background walk of a reopened pool. Rows check themselves (model.h), so a torn, foreign or too-early reused row is
-// seen; permanent keys must never be missing and never go back in time. Ends by comparing every key with the writers' models.
-// Does not cover: lost lines (tests/crash), the network (tests/contract).
+// A stress test that runs everything at once on one table: pulls that hold their pins and
+// complete out of order, pushes, deltas with deletions, hot moves, re-homing, the background walk
+// of a reopened pool. Rows check themselves (model.h), so the test sees a row that is torn,
+// foreign or reused too early. Permanent keys must never be missing and must never go back in
+// time. At the end the test compares every key with the writers' models. The test does not cover
+// lost lines (tests/crash does) and the network (tests/contract does).
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -79,7 +81,8 @@ void start(World* world) {
   world->table = world->tables->create_table(spec).value().get();
 }
 
-// Like a kill: the process forgets, the memory stays. The walk of the new open runs beside what follows.
+// Act like a kill: the process state is lost, the memory stays. The walk of the new open runs in
+// the background.
 void crash_and_reopen(World* world) {
   world->memory.used = world->tables->pool().medium().size();
   world->tables.reset();
@@ -90,7 +93,7 @@ void crash_and_reopen(World* world) {
   ASSERT_NE(world->table, nullptr);
 }
 
-// Writes the keys with key % kWriters == id; so each writer's model is exact.
+// Write the keys with key % kWriters == id. No other writer writes them, so the model is exact.
 void writer(World* world, uint64_t id, uint64_t s, Model* model, uint64_t* value) {
   std::mt19937_64 rng(s);
   while (!world->stop) {
@@ -105,7 +108,8 @@ void writer(World* world, uint64_t id, uint64_t s, Model* model, uint64_t* value
       world->violation("apply: " + report.status().to_string());
       return;
     }
-    // A key refused by a full table is not there; ask the table, which nobody else changes for our keys.
+    // A full table refuses new keys. Look in the table for the keys that it refused: no other
+    // thread changes the keys of this writer.
     Model next = *model;
     testing::apply(&next, changes);
     if (report.value().refused != 0) {
@@ -139,7 +143,7 @@ void check(World* world, const Held& held) {
   }
 }
 
-// Pulls, keeps up to 32 replies "in the network" and completes them in any order.
+// Pull, keep up to 32 replies in flight and complete them in any order.
 void reader(World* world, uint64_t s) {
   std::mt19937_64 rng(s);
   epoch::Reader* list = world->tables->epochs().lease();
@@ -152,8 +156,8 @@ void reader(World* world, uint64_t s) {
       held.keys.push_back(rng() % 4 == 0 ? rng() % 50 : rng() % kKeySpace);
     held.rows.resize(held.keys.size());
     world->table->lookup(held.keys, held.rows.data());
-    for (size_t i = 0; i < held.keys.size();
-         ++i) {  // what one thread pulls never goes back in time
+    // The values of a key that one thread pulls never go back in time.
+    for (size_t i = 0; i < held.keys.size(); ++i) {
       uint64_t value = 0;
       if (held.keys[i] >= kPermanent || held.rows[i] == nullptr) continue;
       std::memcpy(&value, held.rows[i], 8);
@@ -238,7 +242,7 @@ TEST(Stress, EverythingTogetherAndAcrossCrashes) {
   std::cout << world.pulls << " pulls, " << world.batches << " batches\n";
 }
 
-// The same suite must see the fault when pins protect nothing.
+// Without protection by pins the same suite must see the fault.
 TEST(Stress, SeesTheFaultWhenPinsAreDisabled) {
   if (PETPS_SANITIZED != 0)
     GTEST_SKIP() << "the fault is a data race by design; the sanitizers would stop at it";

@@ -1,4 +1,4 @@
-// Rows moved by position: against loops that say the same plainly, and positions that are none.
+// Tests of the moves of rows by position against plain loops, and with invalid positions.
 #include "buffer/buffer.h"
 
 #include <gtest/gtest.h>
@@ -55,7 +55,7 @@ TEST(Buffer, MovesRowsAsPlainLoopsDo) {
     ASSERT_TRUE(add(block(sums, width), at, {more.data(), count, width}).ok());
     for (size_t i = 0; i < count; ++i)
       for (size_t v = 0; v < width; ++v) wanted[at[i] * width + v] += more[i * width + v];
-    EXPECT_EQ(sums, wanted);  // to the bit: the order of sums is the order given
+    EXPECT_EQ(sums, wanted);  // bit by bit: the sums are computed in the order given
 
     std::vector<float> copied = values(random, n * width);
     wanted = copied;

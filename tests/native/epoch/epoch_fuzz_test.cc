@@ -1,5 +1,6 @@
-// Random events to a Domain and to a slow model that keeps, for every retired item, the very pins that
-// were live when it was retired. Not covered here: threads (epoch_threads_test.cc).
+// Random events, sent to a Domain and to a slow model. For every retired item, the model keeps the
+// pins that were live when the item was retired. This does not cover threads
+// (epoch_threads_test.cc does).
 #include <gtest/gtest.h>
 
 #include <map>
@@ -14,7 +15,7 @@ namespace {
 
 constexpr int kSteps = 5'000;
 
-// An item may be reclaimed when every pin taken before it was retired is gone.
+// The model: an item may be reclaimed when every pin taken before its retirement is dropped.
 class Model {
  public:
   void pin(uint64_t pin) { live_.insert(pin); }

@@ -1,4 +1,4 @@
-// Pins, retirement and reclaiming, one rule at a time.
+// Tests of pins, retirement and reclaiming, one rule at a time.
 #include "epoch/epoch.h"
 
 #include <gtest/gtest.h>
@@ -65,7 +65,7 @@ TEST_F(EpochTest, PinsDroppedOutOfOrderHoldTheirOwnAndNothingElse) {
   retire({2});
   Pin third = reader->pin();
   retire({3});
-  second.drop();  // a list popped from the front would let go of the first pin here
+  second.drop();  // a first-in-first-out list would drop the first pin here
   EXPECT_EQ(domain.reclaim(), 0u);
   first.drop();
   EXPECT_EQ(domain.reclaim(), 2u);
@@ -129,7 +129,7 @@ TEST_F(EpochTest, EveryPlaceOfAFullListIsScanned) {
   retire({1});
   for (size_t i = 0; i < kPinsPerReader; ++i) {
     ASSERT_EQ(domain.reclaim(), 0u) << "while " << kPinsPerReader - i << " pins live";
-    pins[(i * 37) % kPinsPerReader].drop();  // every place, in another order
+    pins[(i * 37) % kPinsPerReader].drop();  // every place once, not in order
   }
   EXPECT_EQ(domain.reclaim(), 1u);
 }
@@ -140,9 +140,9 @@ TEST_F(EpochTest, AMovedPinIsOnePin) {
   Pin moved = std::move(pin);
   EXPECT_EQ(reader->live(), 1u);
   retire({1});
-  pin.drop();  // NOLINT: nothing is left in it
+  pin.drop();  // NOLINT: the moved-from pin is empty
   EXPECT_EQ(domain.reclaim(), 0u);
-  moved = reader->pin();  // the old epoch is dropped, the new one live
+  moved = reader->pin();  // drops the old epoch; the new one is live
   EXPECT_EQ(reader->live(), 1u);
   EXPECT_EQ(domain.reclaim(), 1u);
 }
@@ -190,7 +190,7 @@ TEST_F(EpochTest, OwnersGetTheirOwnItems) {
   EXPECT_EQ(other.items, (Items{2, 3}));
 }
 
-// An owner may call back into the domain: reclaim() holds no lock while it calls.
+// An owner that calls back into the domain: reclaim() holds no lock while it calls an owner.
 class Recursive : public Reclaimer {
  public:
   explicit Recursive(Domain& domain) : domain_(domain) {}

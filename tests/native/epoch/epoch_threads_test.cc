@@ -1,5 +1,6 @@
-// Readers, a writer and a reclaimer on threads of their own. A row is poisoned the moment it is reclaimed, and every
-// reader checks every word of what it reads under its pin. TSan sees the unordered access as well.
+// Readers, a writer and a reclaimer, each on a thread of its own. A row is poisoned when it is
+// reclaimed, and every reader checks every word of the rows that it reads under its pin. TSan also
+// sees the unordered access.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -21,13 +22,13 @@ constexpr size_t kKeys = 16;
 constexpr size_t kRowWords = 8;
 constexpr size_t kSlots = 64;
 #if defined(__SANITIZE_THREAD__)
-constexpr uint64_t kReadsPerReader = 5'000;  // every access costs tens of times more
+constexpr uint64_t kReadsPerReader = 5'000;  // under TSan an access costs tens of times more
 #else
 constexpr uint64_t kReadsPerReader = 30'000;
 #endif
 
-// Plain words behind an atomic index, like rows behind entries. Under TSan a reader that is not protected is a race; in
-// other builds the words must be read as they are, hence volatile.
+// Plain words behind an atomic index, like rows behind entries. Under TSan an unprotected reader is
+// a data race. In other builds the compiler must not cache the words, so they are volatile.
 class Rows : public Reclaimer {
  public:
   explicit Rows(Domain& domain) : domain_(domain) {
@@ -46,7 +47,7 @@ class Rows : public Reclaimer {
     }
   }
 
-  // allocate, fill, publish, retire. False: no free slot, reclaim first.
+  // Allocate, fill, publish, retire. Return false if no slot is free: reclaim first.
   bool update(uint64_t key) {
     uint64_t slot = 0;
     {
@@ -88,14 +89,14 @@ class Rows : public Reclaimer {
   std::deque<uint64_t> free_;
 };
 
-// Pins posted to a thread that completes them late and in any order, as a transport does.
+// The pins posted to a thread that completes them late and in any order, as a transport does.
 class Completions {
  public:
   void post(Pin pin, const volatile uint64_t* row, uint64_t key) {
     const std::lock_guard<std::mutex> lock(mutex_);
     posted_.push_back({std::move(pin), row, key});
   }
-  // Reads the row of a random posted reply once more, then drops its pin.
+  // Read the row of a random posted reply once more, then drop its pin.
   bool complete_one(std::mt19937_64& random, std::atomic<uint64_t>& faults) {
     Posted posted;
     {
@@ -132,11 +133,11 @@ void read_for_a_while(Domain& domain, Rows& rows, Completions& completions, uint
                       std::atomic<uint64_t>& full_lists) {
   std::mt19937_64 random(seed);
   Reader* reader = domain.lease();
-  // Seven threads on a busy two-core machine may make little way: the reads are a goal, not a due.
+  // Seven threads on a busy two-core machine may be slow: stop after 8 s even with fewer reads.
   const auto enough = std::chrono::steady_clock::now() + std::chrono::seconds(8);
   for (uint64_t done = 0; done < reads && std::chrono::steady_clock::now() < enough;) {
     Pin pin = reader->pin();
-    if (!pin) {  // back-pressure: let completions go on
+    if (!pin) {  // backpressure: let completions continue
       full_lists.fetch_add(1);
       std::this_thread::yield();
       continue;
@@ -146,7 +147,7 @@ void read_for_a_while(Domain& domain, Rows& rows, Completions& completions, uint
     if (!Rows::whole(row, key)) faults.fetch_add(1);
     if (random() % 2 == 0) completions.post(std::move(pin), row, key);
     ++done;
-    if (done % 1000 == 0) {  // a caller that ends and another that begins
+    if (done % 1000 == 0) {  // as if this caller left and another came
       domain.release(reader);
       reader = domain.lease();
     }
@@ -206,16 +207,17 @@ TEST(EpochThreads, NoReaderSeesAReclaimedRow) {
   Domain domain;
   const Outcome outcome = run_threads(domain, tests::seed(), kReadsPerReader);
   EXPECT_EQ(outcome.faults, 0u);
-  EXPECT_GT(outcome.updates, 10u);  // a writer without a core gets little done
+  EXPECT_GT(outcome.updates, 10u);  // low, because the writer may get little processor time
   std::printf(
       "[epoch] %lu reads, %lu updates, %lu full lists\n", static_cast<unsigned long>(outcome.reads),
       static_cast<unsigned long>(outcome.updates), static_cast<unsigned long>(outcome.full_lists));
 }
 
-// The fence in pin() against the fence in reclaim(), at the instant that matters: one thread pins and reads the index
-// while the other removes, retires and reclaims. If the pin's store could pass its index read, the reader would
-// hold an item that was let go. Stores that miss the caches just before the pin keep its own store in the store
-// buffer for long; without the fence in pin() this fails within a few thousand rounds on two free cores.
+// Two threads meet so that the fence in pin() and the fence in reclaim() run at the same instant:
+// one thread pins and reads the index while the other removes, retires and reclaims. If the index
+// read could pass the pin's store, the reader would hold an item that was reclaimed. Stores that
+// miss the caches just before the pin keep the pin's store in the store buffer for a long time.
+// Without the fence in pin() the test fails within a few thousand rounds on two free cores.
 class Meeting {
  public:
   void wait() {
@@ -226,7 +228,7 @@ class Meeting {
       return;
     }
     for (int spins = 0; turn_.load() == turn; ++spins) {
-      if (spins > 50000) std::this_thread::yield();  // the other may have no core
+      if (spins > 50000) std::this_thread::yield();  // the other thread may have no core
     }
   }
 
@@ -243,7 +245,7 @@ class LastItem : public Reclaimer {
 
 TEST(EpochThreads, APinAndAReclaimAtTheSameInstantAgree) {
   constexpr uint64_t kRounds = 40'000;
-  constexpr size_t kColdLines = 24;  // fewer than a store buffer has entries
+  constexpr size_t kColdLines = 24;  // fewer than the entries of a store buffer
   std::vector<std::atomic<uint64_t>> cold(size_t{8} << 20);  // 64 MiB: beyond the caches
   Domain domain;
   LastItem owner;
@@ -262,8 +264,8 @@ TEST(EpochThreads, APinAndAReclaimAtTheSameInstantAgree) {
       }
       const Pin pin = reader->pin();
       seen = published.load(std::memory_order_acquire);
-      meeting.wait();  // both have acted
-      meeting.wait();  // both have looked
+      meeting.wait();  // both threads have acted
+      meeting.wait();  // the other thread has compared
     }
   });
   uint64_t faults = 0;
@@ -286,7 +288,7 @@ TEST(EpochThreads, APinAndAReclaimAtTheSameInstantAgree) {
               static_cast<unsigned long>(kRounds));
 }
 
-// The threads suite can fail: without protection it does.
+// Without protection the readers see faults: this shows that the suite above can fail.
 TEST(EpochThreads, WithoutPinsReadersDoSeeReclaimedRows) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the fault is a data race: TSan would stop here, rightly";

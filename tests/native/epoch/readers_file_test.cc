@@ -1,5 +1,5 @@
-// Pins of other processes: the file, its locks, and what servers and readers leave in it. A process is a ReadersFile here: locks
-// belong to the open file.
+// Tests of the pins of other processes: the file, its locks, and what servers and readers leave
+// in it. A ReadersFile stands for a process here, because the locks belong to the open file.
 #include "epoch/readers_file.h"
 
 #include <fcntl.h>
@@ -42,7 +42,7 @@ class ReadersFileTest : public testing::Test {
     EXPECT_TRUE(joined.ok()) << joined.status().message();
     return joined.ok() ? std::move(joined).value() : nullptr;
   }
-  // Leaves a pin at `epoch` in a record of its own.
+  // Claim a record and leave a pin at `epoch` in it.
   static void pin(ReadersFile& reader, uint64_t epoch) {
     Places* const places = reader.claim();
     ASSERT_NE(places, nullptr);
@@ -89,7 +89,7 @@ TEST_F(ReadersFileTest, RecordsEndAndNoneIsGivenTwice) {
   for (size_t i = 0; i < kMaxOutsideReaders; ++i) {
     Places* const places = (i % 2 == 0 ? *one : *other).claim();
     ASSERT_NE(places, nullptr);
-    places->epochs[0].store(i + 1);  // a record that is given twice is emptied
+    places->epochs[0].store(i + 1);  // a second claim of the record would empty it
     given.push_back(places);
   }
   EXPECT_EQ(one->claim(), nullptr);
@@ -117,7 +117,7 @@ TEST_F(ReadersFileTest, AServerThatIsAloneMakesItAnewAndRemovesItsOwn) {
   server.reset();
   server = serve();
   EXPECT_EQ(server->global().load(), 1u);
-  // Of a pool that has this one's name by now.
+  // The readers file of another pool that has taken the name of this one.
   std::filesystem::rename(readers_path(pool_), folder_ / "ours");
   std::ofstream(readers_path(pool_)) << "theirs";
   server->remove();
@@ -160,7 +160,7 @@ TEST_F(ReadersFileTest, ReadersOfAnotherPoolOrThroughAnotherFileAreNotPassedOver
   EXPECT_FALSE(reader->belongs_to(kPool).ok());
 }
 
-// A limit of a file's size stands for the full disk.
+// A limit on the size of a file stands for a full disk.
 TEST_F(ReadersFileTest, WhereItCannotBeMadeReadersAreKeptOut) {
   rlimit before = {};
   getrlimit(RLIMIT_FSIZE, &before);
@@ -174,14 +174,14 @@ TEST_F(ReadersFileTest, WhereItCannotBeMadeReadersAreKeptOut) {
   EXPECT_FALSE(std::filesystem::exists(readers_path(pool_)));
   EXPECT_EQ(server->oldest(), kNone);
   EXPECT_EQ(ReadersFile::join(pool_).status().code(), Code::kFailedPrecondition);
-  Domain domain;  // it works without
+  Domain domain;  // works without the file
   domain.share(std::move(server));
   EXPECT_EQ(domain.current(), 1u);
   EXPECT_FALSE(domain.earlier_pins());
 }
 
-// But not past a reader whose pins cannot be seen.
-// What NFS makes of the writer's own flock: a write lock of all bytes, by another open file.
+// NFS turns the writer's own flock into a write lock of all bytes; another open file takes such a
+// lock here.
 TEST_F(ReadersFileTest, WhereFlockLocksAllBytesAServerServesAndReadersAreKeptOut) {
   const int writer = ::open(pool_.c_str(), O_RDWR);
   struct flock whole = {};
@@ -197,6 +197,7 @@ TEST_F(ReadersFileTest, WhereFlockLocksAllBytesAServerServesAndReadersAreKeptOut
   ::close(writer);
 }
 
+// A server must not serve beside a reader whose pins it cannot see.
 TEST_F(ReadersFileTest, WhereItCannotBeOpenedAndSomebodyReadsItIsAnError) {
   auto server = serve();
   const auto reader = join();
@@ -217,10 +218,10 @@ TEST_F(ReadersFileTest, AForkedChildHasNoPartInIt) {
   const pid_t child = fork();
   if (child == 0) {
     close(to_child[1]);
-    reader->global().store(99);  // its own copy
+    reader->global().store(99);  // the child's own copy
     char byte = reader->forked() ? 1 : 0;
     byte = static_cast<char>(write(from_child[1], &byte, 1));
-    byte = static_cast<char>(read(to_child[0], &byte, 1));  // until the parent has looked
+    byte = static_cast<char>(read(to_child[0], &byte, 1));  // wait until the parent has checked
     _exit(0);
   }
   char forked = 0;
@@ -230,7 +231,7 @@ TEST_F(ReadersFileTest, AForkedChildHasNoPartInIt) {
   EXPECT_EQ(server->global().load(), 1u);
   server->drop_dead();
   EXPECT_EQ(server->oldest(), 5u);
-  reader.reset();  // the parent dies, the child lives on
+  reader.reset();  // stands for the death of the parent; the child lives on
   server->drop_dead();
   EXPECT_EQ(server->oldest(), kNone);
   for (const int end : {to_child[0], to_child[1], from_child[0], from_child[1]}) close(end);

@@ -1,5 +1,5 @@
-// GatherList against a slow model: a string of the same bytes.
-// Does not cover: what prefetching does for speed (bench/micro).
+// Tests of GatherList against a slow model, a vector of the same bytes. They do not cover the
+// speed of prefetching (bench/micro does).
 #include "gather/gather.h"
 
 #include <gtest/gtest.h>
@@ -116,7 +116,7 @@ TEST(Gather, EqualsTheModel) {
     ASSERT_EQ(list.bytes(), model.size());
     ASSERT_EQ(bytes_of(list), model);
     ASSERT_EQ(bytes_by_iovecs(list, 1 + random() % 8, random), model);
-    // The rest from any position.
+    // Copy the rest from a random position.
     const size_t skip = model.empty() ? 0 : random() % model.size();
     std::vector<std::byte> rest(model.size() - skip);
     list.copy_from(list.advance({}, skip), rest.data());

@@ -1,4 +1,5 @@
-// The index against a std::map: single forms, batches in rounds, moves, overflow until it saturates.
+// Tests of the index against a std::map: single forms, batches in rounds, moves, overflow until a
+// counter saturates.
 #include "index/index.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +19,7 @@ using base::Code;
 using pool::testing_support::Memory;
 using pool::testing_support::spec;
 
-// An index alone: refs are numbers that nobody reads behind.
+// An index without rows: refs are only numbers.
 struct Rig {
   explicit Rig(uint64_t capacity) : pool(memory.format()) {
     const auto record = pool->create_table(spec("t", capacity));
@@ -27,7 +28,7 @@ struct Rig {
                                     record.value().bucket_count);
     index->set_walked(0, 0);
   }
-  // Keys that are at home in bucket `home`.
+  // Return keys whose home is bucket `home`.
   std::vector<uint64_t> keys_of(uint64_t home, size_t count, uint64_t from = 1) const {
     std::vector<uint64_t> keys;
     for (uint64_t key = from; keys.size() < count; ++key) {
@@ -47,7 +48,7 @@ struct Rig {
     }
     ASSERT_EQ(index->rows(), model.size());
   }
-  // Counters are what the places of all keys say, or higher, or saturated.
+  // Each counter equals the number of keys that passed its bucket, or is higher, or is saturated.
   void expect_counters(const std::map<uint64_t, SlotRef>& model) const {
     std::vector<uint32_t> passed(index->bucket_count(), 0);
     for (const auto& [key, ref] : model) {
@@ -141,7 +142,8 @@ TEST(Index, EraseOfAChangedRefIsRefused) {
   EXPECT_EQ(rig.index->erase(5, 11).code(), Code::kNotFound);
 }
 
-// More displaced keys than a counter can count: it stays at its highest for ever, and nothing is lost.
+// With more displaced keys than a counter can count, the counter stays at its maximum (until a
+// recount), and no key is lost.
 TEST(Index, ASaturatedCounterStays) {
   Rig rig(600);
   constexpr uint64_t kHome = 3;
@@ -182,7 +184,8 @@ TEST(Index, AFullTableRefusesAndForgetsItsCounters) {
   EXPECT_EQ(rig.index->exchange(7, 70).value(), 7u) << "what is there may still change";
 }
 
-// Room that was seen when a batch was planned is gone when it is published: the key goes on, after another drain.
+// The plan of a batch saw room in a bucket, but the bucket is full at publish: the key goes to the
+// next bucket, after another drain.
 TEST(Index, ADestinationThatFillsUpSendsTheKeyOn) {
   Rig rig(100);
   const std::vector<uint64_t> keys = rig.keys_of(0, 16);
@@ -211,7 +214,7 @@ TEST(Index, ADestinationThatFillsUpSendsTheKeyOn) {
   EXPECT_EQ(rig.index->bucket(0).overflow, 1);
 }
 
-// Counters that were raised for a key that came by another way meanwhile are lowered again.
+// Counters were raised for a key that another writer then inserted: settle lowers them again.
 TEST(Index, CountersRaisedInVainAreLowered) {
   Rig rig(100);
   const std::vector<uint64_t> keys = rig.keys_of(0, 15);
@@ -233,7 +236,7 @@ TEST(Index, CountersRaisedInVainAreLowered) {
   EXPECT_EQ(rig.index->bucket(0).overflow, 0);
 }
 
-// A batch whose keys all have one home: several rounds of raise and publish place every one.
+// A batch whose keys all have one home: several rounds of raise and publish place every key.
 TEST(Index, ABatchOfOneHome) {
   Rig rig(300);
   const std::vector<uint64_t> keys = rig.keys_of(1, 200);
@@ -277,7 +280,8 @@ TEST(Index, ProbingVisitsEveryBucket) {
   }
 }
 
-// A move whose copy could not be made durable leaves the key in one place, where scans and pulls find it.
+// A move whose copy could not be made durable leaves the key in one place, where scans and pulls
+// find it.
 TEST(Index, AFailedMoveShowsTheKeyOnce) {
   media::SimulatedMedium disk(uint64_t{4} << 20);
   auto pool = pool::Pool::format(disk.media(uint64_t{1} << 20), pool::kTestUnitBytes);
@@ -293,7 +297,7 @@ TEST(Index, AFailedMoveShowsTheKeyOnce) {
   for (const uint64_t key : keys) ASSERT_TRUE(index.exchange(key, key).ok());
   ASSERT_EQ(index.find_one(keys[14]).distance, 1u);
   ASSERT_TRUE(index.erase(keys[0], keys[0]).ok());
-  disk.suppress(media::Site::kJournalDrain);  // so that the next one is the copy's
+  disk.suppress(media::Site::kJournalDrain);  // so that the next drain is that of the copy
   disk.fail_next_drain();
   EXPECT_FALSE(index.move_home(keys[14], {}).ok());
   size_t entries = 0;

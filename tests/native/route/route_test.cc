@@ -1,4 +1,4 @@
-// Routing against a slow model of the same orders, on seeded batches of all shapes.
+// Tests of routing against a slow model of the same orders, on seeded batches of all shapes.
 #include "route/route.h"
 
 #include <gtest/gtest.h>
@@ -47,13 +47,13 @@ Batch drawn(std::mt19937_64& random) {
   return batch;
 }
 
-using Cell = std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>;  // in the order of the tuple
+using Cell = std::tuple<uint64_t, uint64_t, uint64_t, uint64_t>;  // sorts as a tuple does
 
 TEST(Route, AsksAsTheModelDoes) {
   std::mt19937_64 random(tests::seed());
   for (int round = 0; round < 300; ++round) {
     const Batch batch = drawn(random);
-    std::map<Cell, uint64_t> sent;  // (owner, micro-batch, table, key): seen
+    std::map<Cell, uint64_t> sent;  // (owner, micro-batch, table, key) -> seen
     const auto owner_of = [&](uint64_t key) {
       return uint64_t{wire::partition_of(key, batch.partitions)} * batch.world / batch.partitions;
     };
@@ -76,7 +76,7 @@ TEST(Route, AsksAsTheModelDoes) {
       ++counts[(owner * batch.micros + micro) * batch.tables() + table];
     }
     EXPECT_EQ(asked.counts, counts);
-    // The rows of (micro-batch, block): (rank, table, key).
+    // The rows of (micro-batch, block) are in the order (rank, table, key).
     for (size_t part = 0; part + 1 < batch.offsets.size(); ++part) {
       const uint64_t micro = part / batch.tables();
       std::vector<Cell> rows;
@@ -104,7 +104,7 @@ TEST(Route, MergesAsTheModelDoes) {
     const bool counted = random() % 2 == 0;
     std::vector<uint64_t> keys, seen, wanted;
     std::vector<std::vector<uint64_t>> cells;
-    std::vector<std::map<uint64_t, uint64_t>> model(tables);  // key: seen
+    std::vector<std::map<uint64_t, uint64_t>> model(tables);  // key -> seen
     for (size_t cell = 0; cell < batch.world * batch.micros * tables; ++cell) {
       std::set<uint64_t> chosen;
       for (uint64_t i = random() % 40; i > 0; --i) chosen.insert(random() % 60);

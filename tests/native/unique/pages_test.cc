@@ -1,5 +1,6 @@
-// What is kept of large blocks: they come again as they were, within bounds, and are freed when no
-// longer wanted. Not covered: whether the kernel gives huge pages.
+// Tests of the kept large blocks: a take returns a kept block unchanged, the kept bytes are
+// bounded, and blocks that no take uses are freed. They do not cover whether the kernel gives
+// huge pages.
 #include "unique/pages.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +15,7 @@
 namespace petps::unique {
 namespace {
 
-// What other tests left is freed by takes that do not want it.
+// Free the blocks that other tests left: takes of another size free them.
 void forget() {
   for (size_t i = 0; i <= kTakesKept + 1; ++i) {
     void* const at = take_large(kLargeBytes);
@@ -69,7 +70,7 @@ TEST(Pages, AVectorOfThemHoldsWhatWasWritten) {
   std::thread other(work, std::ref(kept[0]), seed);
   work(kept[1], seed + 1);
   other.join();
-  kept.clear();  // given back by another thread than took them
+  kept.clear();  // one half is given back by another thread than the one that took it
   EXPECT_LE(kept_bytes(), kKeptBytesMax);
 }
 

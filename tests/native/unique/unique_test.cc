@@ -1,5 +1,5 @@
-// Distinct ids against std::map on the same seeded ids: few and many tables, ids that repeat and
-// that do not, and ids that hash tables stumble over.
+// Tests of the distinct ids against std::map on the same seeded ids: few and many tables, ids
+// that repeat and that do not, and ids that are hard for hash tables.
 #include "unique/unique.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ constexpr Kind kKinds[] = {Kind::kFew, Kind::kDistinct, Kind::kStride, Kind::kHi
 
 void add_table(Kind kind, size_t ids, std::mt19937_64& random, Input* input) {
   const uint64_t start = random();
-  const uint64_t range = random() % (20 * ids + 1) + 1;  // kept as bits below 16 an id
+  const uint64_t range = random() % (20 * ids + 1) + 1;  // IdRange takes less than 16 bits an id
   for (size_t i = 0; i < ids; ++i) {
     uint64_t id = 0;
     if (kind == Kind::kFew) id = random() % (ids / 8 + 1);
@@ -36,7 +36,7 @@ void add_table(Kind kind, size_t ids, std::mt19937_64& random, Input* input) {
     if (kind == Kind::kHighBits) id = (random() % (ids + 1)) << 40;
     if (kind == Kind::kOne) id = start;
     if (kind == Kind::kAnyBits) id = random();
-    if (kind == Kind::kClose) id = start + random() % range;  // may go over the end
+    if (kind == Kind::kClose) id = start + random() % range;  // may wrap around
     if (kind == Kind::kCloseAtTheEnd) id = ~(random() % range);
     const bool close = kind == Kind::kClose || kind == Kind::kCloseAtTheEnd;
     if (!close && random() % 50 == 0) id = random() % 2 == 0 ? ~uint64_t{0} : 0;  // both ends
@@ -45,8 +45,8 @@ void add_table(Kind kind, size_t ids, std::mt19937_64& random, Input* input) {
   input->offsets.push_back(input->values.size());
 }
 
-using Model =
-    std::vector<std::map<uint64_t, uint64_t>>;  // by table, how often each id stands there
+// For each table, how often each id occurs.
+using Model = std::vector<std::map<uint64_t, uint64_t>>;
 
 void expect_right(const Input& input, const Model& models, const Wanted& wanted) {
   const auto result = jagged_unique(input.values, input.offsets, wanted);
@@ -97,7 +97,8 @@ TEST(JaggedUnique, TablesThatStandApart) {
   for (const size_t ids : {500, 0, 20'000, 1})
     add_table(kKinds[random() % std::size(kKinds)], ids, random, &input);
   std::vector<std::vector<uint64_t>> apart;
-  for (size_t t = input.offsets.size() - 1; t-- > 0;) {  // in another order in memory
+  // Store the tables in reverse order in memory.
+  for (size_t t = input.offsets.size() - 1; t-- > 0;) {
     apart.emplace_back(input.values.begin() + static_cast<ptrdiff_t>(input.offsets[t]),
                        input.values.begin() + static_cast<ptrdiff_t>(input.offsets[t + 1]));
   }
@@ -130,7 +131,7 @@ TEST(JaggedUnique, TablesThatAreDividedAmongSmallOnes) {
   for (const Kind kind : kKinds) {
     Input input;
     add_table(Kind::kFew, 100, random, &input);
-    add_table(kind, 16384, random, &input);  // the most that is not divided
+    add_table(kind, 16384, random, &input);  // the largest table that is not divided
     add_table(kind, 16385, random, &input);
     add_table(kind, 60'000 + random() % 1000, random, &input);
     add_table(Kind::kDistinct, 3, random, &input);
@@ -141,17 +142,17 @@ TEST(JaggedUnique, TablesThatAreDividedAmongSmallOnes) {
 
 TEST(JaggedUnique, APartWithManyMoreIdsThanOthers) {
   std::mt19937_64 random(tests::seed());
-  Input input;  // one id is half of the table, so its part is as large as all others
+  Input input;  // one id is half of the table, so its part is as large as all other parts together
   add_table(Kind::kDistinct, 60'000, random, &input);
   for (size_t i = 0; i < input.values.size(); i += 2) input.values[i] = 77;
   expect_right_in_every_way(input);
 }
 
-// A part of more ids than a set has room for at first.
+// A part with more ids than the initial capacity of the set.
 TEST(IdSet, NumbersIdsWhileItGrows) {
   std::mt19937_64 random(tests::seed());
   IdSet set;
-  for (int round = 0; round < 2; ++round) {  // the second meets what the first left behind
+  for (int round = 0; round < 2; ++round) {  // the second round reuses the set of the first
     constexpr size_t kIds = 400'000;
     constexpr size_t kPiece = 512;
     std::vector<uint64_t> out(kIds + 1);
@@ -186,7 +187,7 @@ TEST(JaggedUnique, BadOffsetsAreNamed) {
   EXPECT_EQ("offsets[1] is 8, but the last table ends with the 9 values", message({0, 8}));
   EXPECT_EQ("offsets[1] is 10, but the last table ends with the 9 values", message({0, 10}));
   const uint64_t one = 1;
-  const std::span<const uint64_t> many(&one, 5'000'000'000);  // refused unread
+  const std::span<const uint64_t> many(&one, 5'000'000'000);  // refused before it is read
   const std::string refused = jagged_unique(std::vector{many}, {}).status().to_string();
   EXPECT_NE(std::string::npos, refused.find("table 0 has 5000000000 ids; at most 4294967295"))
       << refused;
