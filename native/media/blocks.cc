@@ -21,17 +21,17 @@ using base::errno_status;
 using base::Result;
 using base::Status;
 
-// Large enough that the cost of the calls does not show.
+// Large enough that the cost of the calls is negligible.
 constexpr size_t kPieceBytes = size_t{1} << 20;
 constexpr uint32_t kExtentsPerCall = 256;
-constexpr uint64_t kStatBlockBytes = 512;  // st_blocks' unit on Linux, whatever the file system's
+constexpr uint64_t kStatBlockBytes = 512;  // st_blocks' unit on Linux, on every file system
 
 struct Range {
   uint64_t from;
   uint64_t to;
 };
 
-// Where a store would need a new block.
+// The ranges where a store would need a new block.
 struct Blocks {
   std::vector<Range> holes;
   std::vector<Range> shared;
@@ -57,7 +57,7 @@ Status full_disk(int file, const std::string& path, uint64_t wanted, int error_n
                     "larger disk");
 }
 
-// 0 or an errno.
+// Return 0 or an errno.
 int fallocate_all(int file, int mode, uint64_t from, uint64_t bytes) {
   while (calls::fallocate(file, mode, from, bytes) != 0) {
     if (errno != EINTR) return errno;
@@ -65,7 +65,7 @@ int fallocate_all(int file, int mode, uint64_t from, uint64_t bytes) {
   return 0;
 }
 
-// 0 or an errno.
+// Return 0 or an errno.
 int write_zeros(int file, uint64_t from, uint64_t bytes) {
   static const std::vector<std::byte> zeros(kPieceBytes);
   for (uint64_t done = 0; done < bytes;) {
@@ -87,8 +87,9 @@ void add(std::vector<Range>* ranges, uint64_t from, uint64_t to) {
   }
 }
 
-// FIEMAP: ext4, xfs, btrfs, ext2 and overlayfs above one of them. It tells preallocated blocks from
-// holes, which SEEK_HOLE does not. False: this file system does not have it.
+// Read the extents by FIEMAP (ext4, xfs, btrfs, ext2, and overlayfs above one of them). FIEMAP
+// distinguishes preallocated blocks from holes; SEEK_HOLE does not. Return false if this file
+// system has no FIEMAP.
 Result<bool> read_extents(int file, const std::string& path, uint64_t bytes, Blocks* blocks) {
   std::vector<std::byte> reply(sizeof(struct fiemap) +
                                kExtentsPerCall * sizeof(struct fiemap_extent));
@@ -112,7 +113,7 @@ Result<bool> read_extents(int file, const std::string& path, uint64_t bytes, Blo
       if ((extents[i].fe_flags & FIEMAP_EXTENT_SHARED) != 0) add(&blocks->shared, from, to);
       at = std::max(at, to);
     }
-    if (head.fm_mapped_extents < kExtentsPerCall || at == before) {  // these were the last
+    if (head.fm_mapped_extents < kExtentsPerCall || at == before) {  // that was the last batch
       add(&blocks->holes, at, bytes);
       break;
     }
@@ -120,7 +121,8 @@ Result<bool> read_extents(int file, const std::string& path, uint64_t bytes, Blo
   return true;
 }
 
-// SEEK_HOLE: tmpfs, NFS 4.2, some FUSE. A file system without it reports the whole file as data.
+// Find holes by SEEK_HOLE (tmpfs, NFS 4.2, some FUSE). A file system without it reports the whole
+// file as data.
 Status seek_holes(int file, const std::string& path, uint64_t bytes, Blocks* blocks) {
   struct stat about = {};
   if (calls::fstat(file, &about) != 0) return errno_status(Code::kIoError, "stat " + path, errno);
@@ -166,8 +168,8 @@ Status not_filled(int file, const std::string& path, uint64_t wanted, int error_
       error_number);
 }
 
-// Zeros over zeros. A piece that holds anything else is no hole, whatever the file system said.
-// 0 or an errno.
+// Write zeros over zeros. If the piece holds anything else, it is not a hole, whatever the file
+// system reported, and it stays unchanged. Return 0 or an errno.
 int fill_piece(int file, uint64_t from, size_t bytes, std::vector<std::byte>* held) {
   held->resize(bytes);
   for (size_t done = 0; done < bytes;) {
@@ -181,9 +183,9 @@ int fill_piece(int file, uint64_t from, size_t bytes, std::vector<std::byte>* he
   return write_zeros(file, from, bytes);
 }
 
-// For file systems without fallocate.
+// Fill holes on a file system without fallocate.
 Status fill_by_writing(int file, const std::string& path, uint64_t bytes) {
-  // A killed process may have left pages that have no block yet; they are data.
+  // A killed process may have left pages that have no block yet. They are data, not holes.
   if (const int error_number = file_calls().sync_data(file); error_number != 0)
     return errno_status(Code::kIoError, "fdatasync " + path, error_number);
   const Result<Blocks> blocks = read_blocks(file, path, bytes);
@@ -198,7 +200,7 @@ Status fill_by_writing(int file, const std::string& path, uint64_t bytes) {
     }
     if (error_number != 0) return not_filled(file, path, wanted, error_number);
   }
-  // Some file systems take blocks only now.
+  // Some file systems allocate blocks only now.
   error_number = file_calls().sync_data(file);
   return error_number == 0 ? Status() : not_filled(file, path, wanted, error_number);
 }
@@ -246,7 +248,8 @@ Status copies_on_write(const std::string& path) {
                     "open that; or place the pool on ext4 or xfs");
 }
 
-// btrfs copies a block whenever it is written, unless the file was made without that.
+// Fail on btrfs, which copies a block whenever it is written, unless the file was made with
+// NOCOW.
 Status check_written_in_place(int file, const std::string& path) {
   const Result<bool> btrfs = is_btrfs(file, path);
   if (!btrfs.ok()) return btrfs.status();
@@ -261,7 +264,7 @@ Status check_written_in_place(int file, const std::string& path) {
 
 int allocate_at_end(int file, uint64_t from, uint64_t bytes) {
   const int error_number = fallocate_all(file, 0, from, bytes);
-  // File systems without fallocate (ext2, NFS before 4.2, some FUSE): writing is the only way.
+  // File systems without fallocate (ext2, NFS before 4.2, some FUSE) allocate only when written.
   return error_number == EOPNOTSUPP ? write_zeros(file, from, bytes) : error_number;
 }
 
@@ -278,7 +281,7 @@ Status append_blocks(int file, const std::string& path, uint64_t from, uint64_t 
 }
 
 void cut_back(int file, uint64_t bytes) {
-  // If this fails the file stays longer than it says, which costs space and nothing else.
+  // If this fails, the file stays longer than size(), which only costs space.
   while (calls::ftruncate(file, bytes) != 0 && errno == EINTR) {
   }
 }

@@ -14,7 +14,7 @@
 
 namespace petps::media {
 
-// Never freed, because the handler may be looking at it; used again. begin is 0 while it is free.
+// Reused and never freed, because the handler may be reading it. begin is 0 while it is unused.
 struct MappedRange {
   std::atomic<uintptr_t> begin{0};
   std::atomic<uintptr_t> end{0};
@@ -26,7 +26,7 @@ struct MappedRange {
 namespace {
 
 std::atomic<MappedRange*> g_first{nullptr};
-std::mutex g_adding;  // the handler takes no lock
+std::mutex g_adding;  // guards registration; the handler takes no lock
 
 }  // namespace
 
@@ -41,8 +41,8 @@ Mapped::Mapped(const void* at, size_t bytes, int file, const std::string& path) 
   range_->path = path;
   range_->file.store(file, std::memory_order_relaxed);
   range_->end.store(begin + bytes, std::memory_order_relaxed);
-  // Publishes the fields above. A thread touches the range only after this constructor, so a handler
-  // that runs for such an address sees all of them.
+  // Publishes the fields above. A thread touches the range only after this constructor, so a
+  // handler that runs for such an address sees all of them.
   range_->begin.store(begin, std::memory_order_release);
   if (!is_new) return;
   range_->next = g_first.load(std::memory_order_relaxed);
@@ -58,7 +58,7 @@ namespace {
 
 struct sigaction g_previous = {};
 
-// Text put together without the heap or stdio: both are forbidden in a signal handler.
+// Text that is built without the heap or stdio: a signal handler must use neither.
 class Line {
  public:
   Line& add(const char* text) {
@@ -89,7 +89,7 @@ class Line {
   size_t used_ = 0;
 };
 
-// What the kernel still tells about the file; fstat and fstatfs are plain system calls.
+// Add what the kernel still knows about the file; fstat and fstatfs are plain system calls.
 void add_cause(Line& line, int file, uint64_t offset, int code) {
   if (code == BUS_MCEERR_AR || code == BUS_MCEERR_AO) {
     line.add("the memory there is damaged (a poisoned line)");
@@ -138,8 +138,8 @@ void pass_on(int number, siginfo_t* about, void* context) {
     g_previous.sa_handler(number);
     return;
   }
-  // A fault happens again on return and a sent signal is sent again; either now ends the process as
-  // it would have without us.
+  // A fault happens again on return, and a signal that was sent is raised again here. Either one
+  // now ends the process as it would have without this handler.
   ::signal(number, SIG_DFL);
   if (about->si_code <= 0) ::raise(number);
 }
@@ -147,12 +147,12 @@ void pass_on(int number, siginfo_t* about, void* context) {
 void on_bus_error(int number, siginfo_t* about, void* context) {
   const int kept_errno = errno;
   const auto at = reinterpret_cast<uintptr_t>(about->si_addr);
-  const bool is_fault = about->si_code > 0;  // not sent by kill(): then there is no address
+  const bool is_fault = about->si_code > 0;  // a signal sent by kill() has no address
   MappedRange* range = is_fault ? g_first.load(std::memory_order_acquire) : nullptr;
   for (; range != nullptr; range = range->next) {
     const uintptr_t begin = range->begin.load(std::memory_order_acquire);
     if (begin == 0 || at < begin || at >= range->end.load(std::memory_order_relaxed)) continue;
-    // Not given to another pool between the two loads.
+    // Check that the entry was not reused for another pool between the two loads.
     if (range->begin.load(std::memory_order_acquire) == begin)
       stop(*range, at - begin, about->si_code);
   }

@@ -1,8 +1,8 @@
-// SIGBUS: the kernel cannot give a page of a mapped pool. Its disk is full, its file was truncated,
-// its file system is gone, or a line of its memory is damaged. Nothing can be answered from such a
-// page, so the process stops with a message and an exit status of its own.
+// SIGBUS: the kernel cannot provide a page of a mapped pool. The disk is full, the file was
+// truncated, the file system is gone, or a line of the memory is damaged. The process cannot
+// answer from such a page, so it prints a message and stops with its own exit status.
 //
-// Threads: Mapped may be made and destroyed by any thread. The handler takes no lock and allocates
+// Threads: any thread may make and destroy a Mapped. The handler takes no lock and allocates
 // nothing.
 #pragma once
 
@@ -12,20 +12,21 @@
 namespace petps::media {
 
 // EX_IOERR of sysexits.h. A supervisor must not restart the process at once: the next start would
-// end the same way (deploy/systemd/petps.service: RestartPreventExitStatus).
+// fail the same way (deploy/systemd/petps.service: RestartPreventExitStatus).
 inline constexpr int kLostPoolExitStatus = 74;
-// What the operator can do; also for errors that find the same fault without a signal (EFAULT).
+// The remedy for the operator. Errors that find the same fault without a signal (EFAULT) use it
+// too.
 inline constexpr char kLostPoolRemedy[] =
     "Look at `dmesg` and `df`, mend the file system, then start again: every acknowledged row that "
     "reached the disk is recovered";
 
-// From now on a SIGBUS inside a mapped pool ends the process with kLostPoolExitStatus; any other goes
-// to the handler that was there before. For programs that own their process (`petps serve` and the
-// other commands), never for a library.
+// Install the handler: from now on a SIGBUS inside a mapped pool ends the process with
+// kLostPoolExitStatus, and any other SIGBUS goes to the previous handler. For programs that own
+// their process (`petps serve` and the other commands), never for a library.
 void stop_on_lost_pool();
 
 struct MappedRange;
-// Says that [at, at + bytes) is the pool `path`, as long as it lives.
+// The registration of [at, at + bytes) as the pool `path`, for as long as this object lives.
 class Mapped {
  public:
   Mapped(const void* at, size_t bytes, int file, const std::string& path);

@@ -25,7 +25,7 @@ const char* call_name(Call call) {
 namespace calls {
 namespace {
 
-// 0 or kHalf: go on. Else errno is set and the call fails.
+// Ask the test's hook. 0 or kHalf: make the call. Otherwise errno is set and the call must fail.
 int asked(Call call) {
   int (*const before)(Call) = file_calls().before;
   const int answer = before == nullptr ? 0 : before(call);
@@ -41,7 +41,7 @@ int open(const char* path, int flags, mode_t mode) {
   return asked(Call::kOpen) > 0 ? -1 : ::open(path, flags, mode);
 }
 
-// A close that fails has closed all the same (Linux): a second one could hit another file.
+// On Linux a failed close has still closed the descriptor: a second close could hit another file.
 int close(int file) {
   const int answer = asked(Call::kClose);
   const int done = ::close(file);

@@ -1,5 +1,5 @@
-// Every system call of room media goes through this file, so that a test can count them and let one
-// of them fail. Private to room media.
+// Every system call of room media goes through this file, so that a test can count the calls and
+// make one of them fail. Private to room media.
 #pragma once
 
 #include <fcntl.h>
@@ -16,7 +16,7 @@ namespace petps::media {
 
 // A device-DAX device: persistent memory without a file system, mapped whole.
 struct Device {
-  uint64_t bytes = 0;      // a multiple of align
+  uint64_t bytes = 0;      // a multiple of `alignment`
   uint64_t alignment = 0;  // of every mapping's address and length
 };
 
@@ -45,31 +45,32 @@ enum class Call : uint8_t {
   kReadAttribute,
   kWriteAttribute,
   kRemoveAttribute,
-  // Not a system call: a flusher is about to wait for the sync that another thread runs.
+  // Not a system call: a flusher is about to wait for a sync that another thread runs.
   kAwaitSync,
   kCount
 };
 const char* call_name(Call call);
 
-// What tests replace.
+// The calls that a test can replace.
 struct FileCalls {
-  // Called before each system call. 0: make the call. kHalf: do half of what a read, write or
-  // allocation asks for (an allocation then fails with ENOSPC). Any other value: make no call and
-  // fail with this errno.
+  // Called before each system call. 0: make the call. kHalf: do half of the requested read, write
+  // or allocation (an allocation then fails with ENOSPC). Any other value: make no call and fail
+  // with this errno.
   int (*before)(Call call);
-  // The two calls that matter most as a whole: each returns 0 or an errno and repeats the call
-  // after EINTR.
+  // The two most important calls, replaceable as a whole. Each returns 0 or an errno, and repeats
+  // the call after EINTR.
   int (*allocate)(int file, uint64_t from, uint64_t bytes);
   int (*sync_data)(int file);
-  // Whether sync_data of this file may leave out the flush of the disk's cache.
+  // Return true if sync_data of this file may leave out the flush of the disk's cache.
   bool (*may_skip_flush)(int file);
   std::optional<Device> (*device)(const std::string& path);
 };
 inline constexpr int kHalf = -1;
-FileCalls& file_calls();        // what is used
-FileCalls system_file_calls();  // the real ones, to put back
+FileCalls& file_calls();        // the calls in use; assign to replace them
+FileCalls system_file_calls();  // the real calls, to restore them
 
-// As the calls of these names in section 2 of the manual: -1 and errno on failure.
+// Each function behaves like the call of this name in section 2 of the manual: -1 and errno on
+// failure.
 namespace calls {
 
 int open(const char* path, int flags, mode_t mode = 0);

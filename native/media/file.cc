@@ -33,9 +33,10 @@ int sync_data_by_call(int file) {
   return 0;
 }
 
-// fs/ext4/fsync.c of Linux 5.5 to 6.4: without a journal ext4's driver, which also mounts ext2, flushes
-// the disk's cache only if the inode has changed. A store into a block that the file has changes none.
-// What cannot be found out counts as such a file system.
+// Report whether the kernel may leave out the flush. Per fs/ext4/fsync.c of Linux 5.5 to 6.4:
+// without a journal ext4's driver, which also mounts ext2, flushes the disk's cache only if the
+// inode has changed, and a store into a block that the file already has changes no inode. If
+// anything cannot be determined, assume that it may.
 bool may_skip_flush_by_kernel(int file) {
   utsname kernel = {};
   unsigned major_version = 0;
@@ -54,12 +55,13 @@ bool may_skip_flush_by_kernel(int file) {
       std::filesystem::read_symlink("/sys/dev/block/" + std::to_string(major(about.st_dev)) + ":" +
                                         std::to_string(minor(about.st_dev)),
                                     none);
-  std::string task;  // of the journal; where it cannot be read there may be none
+  std::string task;  // of the journal; if it cannot be read, there may be none
   std::ifstream("/sys/fs/ext4/" + device.filename().string() + "/journal_task") >> task;
   return task.empty() || task == "<none>";
 }
 
-// By the kernel's Documentation/ABI/testing/sysfs-bus-dax: /sys/dev/char/MAJOR:MINOR is the device.
+// Read the device's size and alignment. Per the kernel's Documentation/ABI/testing/sysfs-bus-dax,
+// /sys/dev/char/MAJOR:MINOR is the device.
 std::optional<Device> device_of_sysfs(const std::string& path) {
   struct stat about = {};
   if (calls::stat(path.c_str(), &about) != 0 || !S_ISCHR(about.st_mode)) return std::nullopt;
@@ -71,7 +73,7 @@ std::optional<Device> device_of_sysfs(const std::string& path) {
   Device device;
   std::ifstream(folder / "size") >> device.bytes;
   std::ifstream(folder / "align") >> device.alignment;
-  constexpr uint64_t kUsualAlignment = uint64_t{2} << 20;  // kernels before 5.10 do not tell
+  constexpr uint64_t kUsualAlignment = uint64_t{2} << 20;  // kernels before 5.10 do not report it
   if (device.alignment == 0) device.alignment = kUsualAlignment;
   device.bytes -= device.bytes % device.alignment;
   return device;
@@ -116,7 +118,7 @@ Status lock_file(int file, const std::string& path, Access access) {
   return Status();
 }
 
-// Closes the descriptor unless it was released.
+// A descriptor that is closed on destruction unless it was released.
 class Descriptor {
  public:
   explicit Descriptor(int file) : file_(file) {}
@@ -134,7 +136,7 @@ class Descriptor {
 
 constexpr const char* kFailedSyncMark = "user.petps.failed_sync";
 
-// How many of the file's pages are in the page cache.
+// Count the file's pages in the page cache.
 Result<uint64_t> resident_pages(int file, const std::string& path, uint64_t bytes) {
   constexpr uint64_t kPageBytes = 4096;
   constexpr uint64_t kPieceBytes = uint64_t{1} << 30;
@@ -186,8 +188,8 @@ Result<int> create_file(const std::string& path) {
 }
 
 Result<int> open_file(const std::string& path, Access access) {
-  // O_NONBLOCK: opening a named pipe must answer, not wait for its other end. Regular files ignore
-  // it.
+  // O_NONBLOCK: open of a named pipe must return and not wait for the other end. Regular files
+  // ignore it.
   const int how = (access == Access::kReadWrite ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK;
   Descriptor file(open_again(path, how));
   if (file.get() < 0) {
@@ -263,9 +265,9 @@ int flush_disk(int file) {
 void mark_failed_sync(int file) {
   struct statfs about = {};
   const bool known = calls::fstatfs(file, &about) == 0;
-  // These have no disk that could lose a page, and cannot drop one.
+  // These file systems have no disk that could lose a page, and cannot drop a page.
   if (known && (about.f_type == TMPFS_MAGIC || about.f_type == RAMFS_MAGIC)) return;
-  // Where there are no attributes Media::~Media drops the pages that nobody else maps.
+  // If there are no attributes, Media::~Media drops the pages that no other process maps.
   [[maybe_unused]] const int ignored = calls::fsetxattr(file, kFailedSyncMark, "1", 1);
 }
 
@@ -275,7 +277,8 @@ Status drop_lost_pages(int file, const std::string& path, uint64_t bytes) {
     if (errno != EIO) return Status();  // no mark, or no attributes
     return errno_status(Code::kIoError, "read the attributes of " + path, errno);
   }
-  // Dirty pages are not dropped: they are newer than the failure, or the disk lost them again.
+  // Dirty pages are not dropped: they are newer than the failure, or the disk failed to write
+  // them again.
   if (const int error_number = file_calls().sync_data(file); error_number != 0) {
     return errno_status(Code::kIoError,
                         "fdatasync " + path + " (a write-back of it failed before; check the disk)",

@@ -1,6 +1,6 @@
-// The file under a pool: made, opened, locked, synced. Private to room media.
+// The file under a pool: create, open, lock, sync. Private to room media.
 //
-// ERRORS: every Status names the path and what to do about it.
+// ERRORS: every Status names the path and the remedy.
 #pragma once
 
 #include <cstdint>
@@ -14,25 +14,28 @@
 
 namespace petps::media {
 
-// A new empty file, locked for writing. kAlreadyExists, kNotFound (no such folder), kIoError.
+// Create a new empty file, locked for writing. ERRORS: kAlreadyExists, kNotFound (no such
+// folder), kPermissionDenied, kIoError.
 base::Result<int> create_file(const std::string& path);
-// Removes a file that could not be finished; returns `reason`, and that it was left behind if so.
+// Remove an unfinished file. Return `reason`; if the file could not be removed, the message says
+// so.
 base::Status remove_file(const std::string& path, const base::Status& reason);
-// The device at `path`, or nothing when something else is there, or nothing at all.
+// Return the device at `path`; std::nullopt if the path is something else or does not exist.
 std::optional<Device> device_at(const std::string& path);
-// An existing regular file or device, locked: exclusively for kReadWrite, shared for kReadOnly.
+// Open and lock an existing regular file or device: exclusively for kReadWrite, shared for
+// kReadOnly, without a lock for kReadBeside.
 base::Result<int> open_file(const std::string& path, Access access);
 base::Result<uint64_t> file_bytes(int file, const std::string& path);
 
-// The folder of a file that is about to be made. Opened before the file is, because an error of
-// writing the folder is reported only to descriptors that were open by then.
+// The folder of a file that is about to be created. Open it before creating the file, because an
+// error of writing the folder is reported only to descriptors that were open by then.
 class Folder {
  public:
   static base::Result<Folder> open_of(const std::string& path);
   Folder(Folder&& other) noexcept;
   Folder& operator=(Folder&&) = delete;
   ~Folder();
-  // Makes the entries durable that were made since.
+  // Make durable the entries that were created since the folder was opened.
   base::Status sync() const;
 
  private:
@@ -41,16 +44,17 @@ class Folder {
   std::string name_;
 };
 
-// Writes what the whole file system has not written yet, and flushes the disk's cache, where
-// FileCalls::may_skip_flush says that a sync of the file alone may not. 0 or an errno.
+// Write what the whole file system has not written yet and flush the disk's cache. Needed where
+// FileCalls::may_skip_flush says that a sync of the file alone may leave out the flush. Return 0
+// or an errno.
 int flush_disk(int file);
 
-// Linux calls pages clean that it failed to write, and shows them to every process until they leave
-// the page cache. The mark says that a sync of this file failed; it lives as long as the inode, so
+// Mark the file: a sync of it failed. Linux calls pages clean that it failed to write, and shows
+// them to every process until they leave the page cache. The mark lives as long as the inode, so
 // at least as long as the pages.
 void mark_failed_sync(int file);
-// Where the mark is: drops the pages from the page cache, so that what is read is what the disk
-// has, then removes the mark. kFailedPrecondition while another process maps such pages.
+// If the mark is set, drop the pages from the page cache, so that reads see what is on the disk,
+// then remove the mark. Return kFailedPrecondition while another process maps such pages.
 base::Status drop_lost_pages(int file, const std::string& path, uint64_t bytes);
 
 }  // namespace petps::media

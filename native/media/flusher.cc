@@ -7,9 +7,9 @@
 namespace petps::media {
 namespace {
 
-// Measured (DURABILITY.md): rows of whole lines gain from two lines on; others pay for the partial
-// lines at both ends and gain from four on. Shorter things (entries, headers, 64-byte records) are
-// wanted in the cache again.
+// Measured (DURABILITY.md): copies of whole lines gain from two lines on; other copies pay for
+// the partial lines at both ends and gain from four lines on. Shorter objects (entries, headers,
+// 64-byte records) are better kept in the cache, because they are read again.
 constexpr size_t kStreamWholeLinesBytes = 128;
 constexpr size_t kStreamBytes = 256;
 
@@ -25,7 +25,7 @@ bool worth_streaming(const std::byte* to, size_t bytes) {
   return bytes >= (whole_lines(to, bytes) ? kStreamWholeLinesBytes : kStreamBytes);
 }
 
-// Sanitizers cannot see streamed stores: their builds take the plain copy.
+// Sanitizers cannot see streamed stores, so their builds use the plain copy.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr base::StreamWithCrc32c g_stream_with_crc32c = nullptr;
 #else
@@ -71,8 +71,8 @@ void Flusher::copy(void* to, const void* from, size_t bytes, Site site) {
 void Flusher::streamed(const void* at, size_t bytes, Site site) {
   dirty_ = true;
   if (media_->observer_ != nullptr) [[unlikely]] {
-    media_->observer_->on_store(
-        at, bytes);  // this thread sees its own streamed stores in program order
+    // This thread sees its own streamed stores in program order, so on_store reads the new bytes.
+    media_->observer_->on_store(at, bytes);
     media_->observer_->on_flush(at, bytes, site);
   }
 }

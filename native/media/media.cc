@@ -30,15 +30,16 @@ using base::Result;
 using base::Status;
 
 constexpr uint64_t kPageBytes = 4096;
-constexpr uint64_t kHugePageBytes =
-    uint64_t{2} << 20;  // base() is aligned to it, so that dax and dram can use huge pages
-// Touching new space at once saves a writer one fault per page. Beyond this the dirty pages would
-// throttle the process instead.
+// base() is aligned to it, so that dax and dram can use huge pages.
+constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
+// Touching new space at once saves a writer one fault per page. Beyond this size the dirty pages
+// would throttle the process instead.
 constexpr uint64_t kPrefaultMaxBytes = uint64_t{1} << 30;
-// What a file system with large folios makes one of when it is written at once (DURABILITY.md).
+// A file system with large folios makes one folio of a write of this size (DURABILITY.md).
 constexpr uint64_t kFolioBytes = 65536;
 
-// What create() looks at, and discard() wipes, of a device: more than a pool's two superblocks.
+// The part of a device that create() checks and discard() wipes: larger than a pool's two
+// superblocks.
 constexpr uint64_t kDeviceLabelBytes = uint64_t{1} << 20;
 
 uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -46,9 +47,9 @@ uint64_t round_down(uint64_t bytes, uint64_t unit) { return bytes / unit * unit;
 
 std::string name_of(const std::string& path) { return path.empty() ? "anonymous memory" : path; }
 
-// MAP_SYNC is granted on dax only: then a store that was written back is durable, its block
-// included. Asked with a page of its own, because a refused MAP_FIXED leaves a hole in the range on
-// kernels before 6.12.
+// Return true if the kernel grants MAP_SYNC, which it does on dax only: there a written-back
+// store is durable, and so is its block. Probe with a separate page, because a refused MAP_FIXED
+// leaves a hole in the range on kernels before 6.12.
 bool is_dax(int file) {
   void* page = calls::mmap(nullptr, kPageBytes, PROT_READ, MAP_SHARED_VALIDATE | MAP_SYNC, file, 0);
   if (page == MAP_FAILED) return false;
@@ -63,7 +64,8 @@ Status too_small(const std::string& path, uint64_t wanted, uint64_t there) {
                     "; make a larger namespace (ndctl), or give the tables less capacity");
 }
 
-// Zeros for new space of a file, so that the kernel takes neighbouring memory for neighbouring pages. ERRORS: as prefault.
+// Write zeros to new space of a file, so that the kernel takes neighbouring memory for
+// neighbouring pages. ERRORS: ignored, as in prefault.
 void write_zeros(int file, uint64_t from, uint64_t to) {
   static const std::array<std::byte, kFolioBytes> zeros = {};
   for (uint64_t at = round_up(from, kFolioBytes); at + kFolioBytes <= to; at += kFolioBytes) {
@@ -71,7 +73,8 @@ void write_zeros(int file, uint64_t from, uint64_t to) {
   }
 }
 
-// ERRORS: none worth reporting: a page that was not touched now is touched by its first store.
+// Touch new space, so that a writer does not fault. ERRORS: ignored, because a page that was not
+// touched now is touched by its first store.
 void prefault(std::byte* base, uint64_t from, uint64_t to, int file) {
   if (to - from > kPrefaultMaxBytes) return;
   if (file >= 0) write_zeros(file, from, to);
@@ -118,7 +121,7 @@ Result<std::unique_ptr<Media>> Media::create(const Options& options, uint64_t by
   Status status = media->reserve(options, bytes);
   if (status.ok()) status = media->grow(bytes);
   if (status.ok()) status = folder.value().sync();
-  // Still locked: nobody else can have made it theirs.
+  // The file is still locked, so no other process can write it: removing it is safe.
   if (!status.ok()) return remove_file(options.path, status);
   return media;
 }
@@ -197,20 +200,21 @@ std::unique_ptr<Media> Media::borrow(std::byte* memory, uint64_t bytes, uint64_t
 
 Media::~Media() {
 #if defined(__SANITIZE_ADDRESS__)
-  // Freed slots were poisoned by the pool. munmap does not lift that, and the next mapping may get
-  // the same addresses.
+  // The pool poisoned freed slots. munmap does not lift that, and the next mapping may get the
+  // same addresses.
   if (base_ != nullptr) ASAN_UNPOISON_MEMORY_REGION(base_, size());
 #endif
   if (!borrowed_ && base_ != nullptr && calls::munmap(base_, reserved_) != 0) {
-    // A mapping would keep the file open, and with it the lock. Address space is all that is lost.
+    // A mapping would keep the file open, and with it the lock. This replacement wastes only
+    // address space.
     calls::mmap(base_, reserved_, PROT_NONE,
                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   }
   mapped_.reset();
   if (file_ < 0) return;
   // After a failed sync Linux calls the lost pages clean and keeps showing them. Dropping them
-  // makes the next open see what the disk has, which is what recovery must start from. The next
-  // open checks that they are gone, where the mark of the failure could be made.
+  // makes the next open see what is on the disk, and recovery must start from that. If the
+  // failure could be marked on the file, the next open checks that the pages are gone.
   if (failed()) calls::fadvise(file_, POSIX_FADV_DONTNEED);
   calls::close(file_);
 }
@@ -223,7 +227,8 @@ void Media::adopt(int file) {
   }
   kind_ = is_device() || is_dax(file) ? Kind::kDax : Kind::kFile;
   syncs_skip_flush_ = kind_ == Kind::kFile && file_calls().may_skip_flush(file);
-  // Takes the file system's errors of before: a new descriptor hears those that nobody heard.
+  // A new descriptor reports errors of the file system that no descriptor has reported yet. This
+  // call consumes them, so that a later sync does not report an old error.
   if (syncs_skip_flush_ && !read_only_) static_cast<void>(flush_disk(file));
   if (kind_ == Kind::kDax) durability_ = Durability::kPower;
   set_observer(nullptr);
@@ -262,7 +267,7 @@ Status Media::map(uint64_t from, uint64_t to) {
   if (file_ < 0) {
     mapped = calls::mmap(at, length, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     if (mapped != MAP_FAILED && huge_pages_)
-      calls::madvise(at, length, MADV_HUGEPAGE);  // refused: small pages
+      calls::madvise(at, length, MADV_HUGEPAGE);  // if refused: small pages
   } else {
     const bool on_fsdax = kind_ == Kind::kDax && !is_device();
     const int sharing = on_fsdax ? MAP_SHARED_VALIDATE | MAP_SYNC : MAP_SHARED;
@@ -272,8 +277,9 @@ Status Media::map(uint64_t from, uint64_t to) {
     return errno_status(errno == ENOMEM ? Code::kResourceExhausted : Code::kIoError,
                         "map " + std::to_string(length) + " bytes of " + name_of(path_), errno);
   }
-  // A pull of cold rows reads single pages. With read-around it would drag 128 KiB of strangers through
-  // the page cache per row: 300 us instead of 60 and 30 pages evicted. Scans ask with expect_scan().
+  // A pull of cold rows reads single pages. With read-around each row would drag 128 KiB of other
+  // rows through the page cache: 300 us instead of 60, and 30 pages evicted. Scans call
+  // expect_scan().
   if (kind_ == Kind::kFile) calls::madvise(at, length, MADV_RANDOM);
   return Status();
 }
@@ -308,12 +314,12 @@ Status Media::grow(uint64_t bytes) {
     if (file_ >= 0) cut_back(file_, old_bytes);
     return status;
   }
-  // Not for a file that is synced: the sync writes the zeros out and protects every page again, so
-  // that the space is written twice and no fault is saved.
+  // Not for a file that is synced: the sync writes the zeros out and protects every page again,
+  // so the space would be written twice and no fault saved.
   const bool synced_file = kind_ == Kind::kFile && durability_ == Durability::kPower;
   if (!synced_file)
     prefault(base_, round_up(old_bytes, kPageBytes), new_bytes, kind_ == Kind::kFile ? file_ : -1);
-  // The new length itself must survive power loss before anything is said to live there.
+  // The new length must survive a power loss before any record says that something lives there.
   if (file_ >= 0 && (durability_ == Durability::kPower || old_bytes == 0))
     PETPS_RETURN_IF_ERROR(sync());
   size_.store(new_bytes, std::memory_order_release);
@@ -348,10 +354,11 @@ void Media::set_durability(Durability durability, Site site) {
   if (kind_ == Kind::kDax) return;
   const bool must_sync =
       !read_only_ && durability_ == Durability::kProcess && durability == Durability::kPower;
-  // First, so that a writer's next drain syncs: what it stored before that, the sync below covers.
+  // Set this first: a writer's next drain then syncs, and the sync below covers every earlier
+  // store.
   durability_ = durability;
   if (must_sync) [[maybe_unused]]
-    const Status remembered = sync_all(site);  // failed() keeps it
+    const Status remembered = sync_all(site);  // failed() remembers an error
 }
 
 Status Media::sync_all(Site site) {
@@ -371,11 +378,11 @@ Status Media::sync_range(const void* at, size_t bytes, Site site) {
     if (!status.ok()) failed_.store(true, std::memory_order_release);
     return before.ok() ? status : before;
   }
-  // Of a mapped file msync(MS_SYNC) is fdatasync of a range: Linux writes the range's dirty pages,
-  // then what is needed to read them back, and flushes the disk's cache.
+  // On a mapped file, msync(MS_SYNC) is an fdatasync of a range: Linux writes the range's dirty
+  // pages, then the metadata needed to read them back, and flushes the disk's cache.
   const auto offset = static_cast<uint64_t>(static_cast<const std::byte*>(at) - base_);
   const uint64_t first = round_down(offset, kPageBytes);
-  // It takes the descriptor's error, and so excludes sync() (see there).
+  // msync takes the descriptor's error, so it must not overlap sync() (see the proof there).
   std::unique_lock lock(sync_mutex_);
   sync_ended_.wait(lock, [this] { return !sync_runs_; });
   int error_number = 0;
@@ -390,18 +397,21 @@ Status Media::sync_range(const void* at, size_t bytes, Site site) {
   return sticky_failure();
 }
 
-// One sync at a time, because the kernel reports a failed write-back once per open file: whoever asked
-// first would hear of pages that another thread lost. Sync and failure flag change under one mutex.
+// Runs one sync at a time, because the kernel reports a failed write-back once per open file: if
+// two ran, the first could receive the error for pages that the other thread lost. The sync
+// number and the failure flag change under one mutex.
 //
-// What sync number s covers: every store that happens before `syncs_begun_` becomes s. fdatasync
-// writes each page that is dirty when it begins, waits for those in flight, and reports any error
-// since the last report to this open file. This object makes every sync of the file's descriptor, so
-// an error that was not reported to sync s was reported to an earlier one, and that one set
-// failed_. Hence: sync s returned 0 and failed_ is false => all that s covers is on the disk.
+// Which stores sync number s covers: every store that happens before `syncs_begun_` becomes s.
+// fdatasync writes each page that is dirty when the call starts, waits for pages in flight, and
+// returns any error since the last report to this open file. This object makes every sync of the
+// file's descriptor, so an error that was not reported to sync s was reported to an earlier one,
+// and that one set failed_. Hence: sync s returned 0 and failed_ is false => everything that s
+// covers is on the disk.
 //
-// A caller that finds `syncs_begun_` == n under the mutex has made its stores already, so sync n + 1
-// covers them, whichever thread makes it. Sync n, which may be running, may have passed their pages:
-// it is not enough. Callers that wait meanwhile share sync n + 1 (group commit).
+// A caller that finds `syncs_begun_` == n under the mutex has already made its stores. So sync
+// number n + 1 covers them, whichever thread runs it. Sync n may still be running and may have
+// passed their pages, so it is not enough. All callers that wait for sync n to finish share sync
+// n + 1 (group commit).
 Status Media::sync() {
   std::unique_lock lock(sync_mutex_);
   const uint64_t needed = syncs_begun_ + 1;

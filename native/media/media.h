@@ -1,19 +1,20 @@
 // Room media: the mapped bytes of a pool and what makes them durable.
 //
-// Owns:         the mapping (dax file or device, plain file, anonymous memory), its growth, flush /
-//               drain / persist.
-// Never does:   know what the bytes mean; throw; lose a failed drain.
+// Owns:         the mapping (dax file or device, plain file, anonymous memory), its growth,
+//               flush, drain and persist.
+// Never does:   interpret the bytes; throw; hide a failed drain.
 // Called by:    pool, index and table through Flusher.
 // Invariants:   base() never moves while the Media lives (the address range is reserved, the file
-//               mapped into it); bytes below size() are allocated on the device (a full disk is an
-//               error from grow, never a SIGBUS); after drain() returned OK everything flushed
-//               before through the same Flusher is durable at the pool's Durability; after a failed
-//               drain failed() stays true and every later drain fails.
-// Threads:      Media is shared; grow() is serialised by the caller; a Flusher belongs to one
+//               is mapped into it). Bytes below size() are allocated on the device, so a full
+//               disk is an error from grow and never a SIGBUS. After drain() returns OK,
+//               everything flushed earlier through the same Flusher is durable at the pool's
+//               Durability. After a failed drain, failed() stays true and every later drain
+//               fails.
+// Threads:      Threads share a Media; the caller serialises grow(). A Flusher belongs to one
 //               thread.
 //
-// DURABILITY.md beside this file is the essay: what each medium promises, what it costs, what was
-// rejected.
+// DURABILITY.md beside this file is the essay: what each medium promises, what it costs, and
+// which alternatives were rejected.
 #pragma once
 
 #include <emmintrin.h>
@@ -39,28 +40,30 @@ enum class Durability : uint8_t { kPower = 0, kProcess = 1 };
 enum class Access : uint8_t {
   kReadWrite,
   kReadOnly,
-  // While another process writes: no lock, and the whole reserved range is mapped, so that what the
-  // file grows by is there. Touch no byte that the file has not got yet: that is a SIGBUS.
+  // For a reader beside a writer in another process: takes no lock and maps the whole reserved
+  // range, so that the bytes by which the file grows are mapped. The caller must not touch a byte
+  // beyond the end of the file: that is a SIGBUS.
   kReadBeside,
 };
 
 const char* kind_name(Kind kind);                    // "dram", "file", "dax"
 const char* durability_name(Durability durability);  // "power", "process"
 
-// Test double's ear: hears every store, flush and drain in program order. Null in production.
+// A test's view of the medium: receives every store, flush and drain in program order. Null in
+// production.
 class Observer {
  public:
   virtual ~Observer() = default;
-  virtual void on_store(const void* at,
-                        size_t bytes) = 0;  // called right after the store: read the bytes there
+  // Called right after the store, so the new bytes are already in memory.
+  virtual void on_store(const void* at, size_t bytes) = 0;
   virtual void on_flush(const void* at, size_t bytes, Site site) = 0;
   virtual base::Status on_drain(Site site) = 0;  // an error here is a failed drain
-  // [at, at + bytes) was synced to the disk; null: everything. An error here is a failed sync.
-  // Borrowed media of kind kFile only.
+  // [at, at + bytes) was synced to the disk; null stands for everything. An error here is a
+  // failed sync. Borrowed media of kind kFile only.
   virtual base::Status on_sync(const void* /*at*/, size_t /*bytes*/, Site /*site*/) {
     return base::Status();
   }
-  // The medium grew by [at, at + bytes): zero and durable. Borrowed media only.
+  // The medium grew by [at, at + bytes), which is zero and durable. Borrowed media only.
   virtual void on_grow(const void* /*at*/, size_t /*bytes*/) {}
 };
 
@@ -70,12 +73,12 @@ struct Options {
   Access access = Access::kReadWrite;
   uint64_t reserve_bytes = 0;  // address range to reserve; 0 = kDefaultReserveBytes
   bool hint_huge_pages = true;
-  bool replace = false;  // create: give up what a device-DAX device holds
+  bool replace = false;  // create: discard what a device-DAX device holds
 };
 
 inline constexpr uint64_t kLineBytes = 64;
-// Address space costs nothing and a pool never moves, so the default is more than any one socket's
-// memory. TSan leaves a program about 1.5 TiB, and its tests open many pools at once.
+// Address space costs nothing and a pool never moves, so the default is larger than any one
+// socket's memory. TSan leaves a program about 1.5 TiB, and its tests open many pools at once.
 #if defined(__SANITIZE_THREAD__)
 inline constexpr uint64_t kDefaultReserveBytes = uint64_t{32} << 30;
 #else
@@ -84,21 +87,26 @@ inline constexpr uint64_t kDefaultReserveBytes = uint64_t{4} << 40;
 
 class Media {
  public:
-  // A new, zeroed medium of `bytes`. kAlreadyExists when the path is there; kResourceExhausted when
-  // the disk is full (the file is removed again). The parent folder is fsynced, so that the file itself
-  // survives power loss. A device-DAX device is always there: kAlreadyExists when its first MiB holds
-  // anything but zeros (unless options.replace), kResourceExhausted when it is too small.
+  // Create a new, zeroed medium of `bytes`. Return kAlreadyExists if the path exists, and
+  // kResourceExhausted if the disk is full (the file is removed again). The parent folder is
+  // fsynced, so that the file itself survives power loss. A device-DAX device always exists:
+  // return kAlreadyExists if its first MiB holds anything but zeros (unless options.replace), and
+  // kResourceExhausted if it is too small.
   static base::Result<std::unique_ptr<Media>> create(const Options& options, uint64_t bytes);
-  // An existing one. kNotFound; kFailedPrecondition when another process holds it for writing
-  // (exclusive lock for kReadWrite, shared for kReadOnly; released by the kernel when the process
-  // dies), when the file cannot be given blocks of its own, or when another process still shows pages
-  // that a failed sync lost; kResourceExhausted when a sparse copy does not fit the disk. An error
-  // leaves every byte of the file, and its length, as they were. Probes dax by MAP_SYNC. A device's size() is the whole device until forget_beyond().
+  // Open an existing medium; probe dax by MAP_SYNC. A device's size() is the whole device until
+  // forget_beyond(). Lock the file, exclusively for kReadWrite and shared for kReadOnly; the
+  // kernel releases the lock when the process dies. An error leaves every byte of the file, and
+  // its length, unchanged. Errors:
+  //   kNotFound            the path does not exist
+  //   kFailedPrecondition  another process holds a conflicting lock, the file cannot be given
+  //                        blocks of its own, or another process still maps pages that a failed
+  //                        sync lost
+  //   kResourceExhausted   filling the holes of a sparse copy does not fit the disk
   static base::Result<std::unique_ptr<Media>> open(const Options& options);
-  // Undoes create(): removes the file; a device's first MiB is zero again.
+  // Undo create(): remove the file, or zero a device's first MiB.
   static base::Status discard(const std::string& path);
-  // Somebody else's memory, for tests: `bytes` used of `reserved`. grow() zeroes. As kDax it writes
-  // lines back; as kFile its syncs are the observer's.
+  // Wrap the caller's memory, for tests: `bytes` used of `reserved`. grow() zeroes. As kDax it
+  // writes lines back; as kFile its syncs go to the observer.
   static std::unique_ptr<Media> borrow(std::byte* memory, uint64_t bytes, uint64_t reserved,
                                        Observer* observer, Kind as = Kind::kDram);
 
@@ -108,48 +116,53 @@ class Media {
 
   std::byte* base() const { return base_; }
   uint64_t size() const { return size_.load(std::memory_order_acquire); }
-  uint64_t reserved() const { return reserved_; }  // bytes of address space: size() stays below
+  uint64_t reserved() const { return reserved_; }  // bytes of address space: at least size()
   Kind kind() const { return kind_; }
   Durability durability() const { return durability_; }
-  // Before use only: after reading the superblock. From kProcess to kPower everything written so
-  // far is synced first; when that fails, failed() is true. dax stays kPower.
+  // Set the durability: after reading the superblock, when the pool's durability changes, and at a
+  // clean close. No other thread may drain during the call. A change from kProcess to kPower also
+  // syncs everything written so far; if that fails, failed() is true. dax stays kPower.
   void set_durability(Durability durability, Site site = Site::kPowerSync);
-  // Make [at, at + bytes), or everything, survive a power loss whatever the durability. Return at once
-  // where a drain does that already (dax; everything under kPower) and for dram. An error is kept:
-  // failed() is true from then on. sync_range costs what is dirty in the range
-  // (in the file system: FileCalls::may_skip_flush), and is tried even then.
+  // Make [at, at + bytes), or everything, survive a power loss whatever the durability is. Both
+  // do nothing on dax, where a drain does that already, and on dram; so does sync_range under
+  // kPower. An error is kept: failed() is true from then on. sync_range costs what is dirty in
+  // the range (or in the whole file system: FileCalls::may_skip_flush), and it syncs even if
+  // failed() is already true.
   base::Status sync_range(const void* at, size_t bytes, Site site);
   base::Status sync_all(Site site);
   bool read_only() const { return read_only_; }
   bool beside() const { return beside_; }  // Access::kReadBeside
-  // Of a medium that is read beside its writer: takes up what the file has grown by.
+  // Update size() of a medium that is read beside its writer, after the file may have grown.
   void look_again();
-  // A device-DAX device: no file system can move its pages.
+  // Return true for a device-DAX device, whose pages no file system can move.
   bool is_device() const { return device_bytes_ > 0; }
   bool is_volatile() const { return kind_ == Kind::kDram; }
   const std::string& path() const { return path_; }
 
-  // Makes size() at least `bytes` (zeroed, allocated, mapped, pre-faulted where cheap); durable
-  // before it returns. kResourceExhausted when the disk or the reserved range is full; size() is
-  // then unchanged.
+  // Make size() at least `bytes`. The new space is zeroed, allocated, mapped and pre-faulted
+  // where that is cheap. Under kPower, on dax and in create() it is durable before grow returns.
+  // Return kResourceExhausted if the disk or the reserved range is full; size() is then
+  // unchanged.
   base::Status grow(uint64_t bytes);
-  // Says that nothing lies behind `bytes` (a device does not know): size() is that, and grow() gives the
-  // space zeroed. Nothing for the others, whose new space is zero anyway. Before any other thread.
+  // Set size() to `bytes`, because nothing lies behind (a device does not know); grow() then
+  // zeroes the space before it gives it out. Does nothing on other media, whose new space is zero
+  // anyway. Call it before any other thread uses the medium.
   void forget_beyond(uint64_t bytes);
 
-  // Says that [offset, offset + bytes) is about to be read in order: a file starts reading it ahead.
-  // Random reads of a file get no read-ahead, so scans (walk, verify, export) call this before each
-  // piece of a few MiB. Any thread.
+  // Announce that [offset, offset + bytes) is about to be read in order, so that a file starts
+  // reading ahead. Random reads of a file get no read-ahead, so scans (walk, verify, export) call
+  // this before each piece of a few MiB. Any thread may call it.
   void expect_scan(uint64_t offset, uint64_t bytes) const;
 
-  // The most that size() could become if everything beside the pool were deleted: the bytes of its
-  // file system or device, or of the reserved range of anonymous memory. Unknown: 2^64 - 1.
+  // Return the largest size() possible if everything beside the pool were deleted: the bytes of
+  // its file system or device, or of the reserved range of anonymous memory. If unknown, return
+  // 2^64 - 1.
   uint64_t largest_size() const;
 
-  // True after any drain failed: what was flushed since the last good one may be lost.
+  // Return true after any drain failed: what was flushed since the last good drain may be lost.
   bool failed() const { return failed_.load(std::memory_order_acquire); }
 
-  // Tells the observer of a store that was just made by plain code. Free when there is none.
+  // Report to the observer a store that plain code just made. Costs nothing without an observer.
   void stored(const void* at, size_t bytes) {
     if (observer_ != nullptr) [[unlikely]]
       observer_->on_store(at, bytes);
@@ -169,17 +182,18 @@ class Media {
   void adopt(int file);
   void zero(uint64_t from, uint64_t to);  // whole pages of a device; durable
   base::Status reserve(const Options& options, uint64_t bytes);
-  base::Status map(uint64_t from,
-                   uint64_t to);  // [from, to) of the file or of fresh memory, at base_ + from
-  base::Status sync();            // file: fdatasync, shared with other threads; remembers failure
+  // Map [from, to) of the file or of fresh memory at base_ + from.
+  base::Status map(uint64_t from, uint64_t to);
+  // Run fdatasync on the file, shared with other threads, and remember a failure.
+  base::Status sync();
   void remember_failed_sync(int error_number);
-  base::Status sticky_failure() const;  // what a drain answers once failed() is true
+  base::Status sticky_failure() const;  // the status of a drain once failed() is true
 
   std::byte* base_ = nullptr;
   std::atomic<uint64_t> size_{0};
   uint64_t reserved_ = 0;
-  uint64_t device_bytes_ = 0;      // 0: no device
-  uint64_t device_alignment_ = 0;  // of its mappings
+  uint64_t device_bytes_ = 0;      // 0 if the medium is not a device
+  uint64_t device_alignment_ = 0;  // of the device's mappings
   Kind kind_ = Kind::kDram;
   Durability durability_ = Durability::kPower;
   bool read_only_ = false;
@@ -187,40 +201,41 @@ class Media {
   bool borrowed_ = false;
   bool huge_pages_ = false;
   int file_ = -1;
-  std::optional<Mapped> mapped_;   // base_ and reserved_, of a file
+  std::optional<Mapped> mapped_;   // the range of base_ and reserved_, if there is a file
   bool syncs_skip_flush_ = false;  // of file_: see FileCalls::may_skip_flush
-  std::mutex sync_mutex_;          // of the next three
+  std::mutex sync_mutex_;          // guards syncs_begun_, newest_good_sync_, sync_runs_
   std::condition_variable sync_ended_;
   uint64_t syncs_begun_ = 0;
-  uint64_t newest_good_sync_ = 0;  // its number
+  uint64_t newest_good_sync_ = 0;  // the number of that sync
   bool sync_runs_ = false;
   std::atomic<bool> failed_{false};
-  std::atomic<int> failed_errno_{
-      0};  // of the first failed sync; 0 when an observer failed the drain
+  std::atomic<int> failed_errno_{0};  // of the first failed sync; 0 if an observer failed the drain
   Observer* observer_ = nullptr;
-  bool flush_does_work_ =
-      false;  // a dax medium or an observer: else a flush only sets Flusher::dirty_
+  // A dax medium or an observer is present; otherwise a flush only sets Flusher::dirty_.
+  bool flush_does_work_ = false;
   std::string path_;
 };
 
-// What one writer has flushed since its last drain. dax: clwb (clflushopt, clflush) per line, drain
-// is sfence. file with power durability: flush only remembers that something is dirty, drain is one
-// fdatasync. file with process durability and dram: drain is sfence (streamed rows must be visible
-// before the entry that publishes them, on every medium).
+// The lines that one writer has flushed since its last drain. On dax a flush is one clwb (or
+// clflushopt, clflush) per line and a drain is sfence. On a file with power durability a flush
+// only remembers that something is dirty, and a drain is one fdatasync. On a file with process
+// durability and on dram a drain is sfence (on every medium, streamed rows must be visible before
+// the entry that publishes them).
 class Flusher {
  public:
   explicit Flusher(Media& media);
 
-  // Starts the write-back of every line that [at, at + bytes) touches.
+  // Start the write-back of every line that [at, at + bytes) touches.
   void flush(const void* at, size_t bytes, Site site) {
     dirty_ = true;
     if (media_->flush_does_work_) write_back(at, bytes, site);
   }
-  // Copies and flushes; long aligned copies go past the cache. Tells the observer of the store and
-  // the flush.
+  // Copy and flush; long aligned copies go past the cache. Report the store and the flush to the
+  // observer.
   void copy(void* to, const void* from, size_t bytes, Site site);
-  // Copies 16 bytes to a 16-byte boundary past the cache, whatever else is in the line: the line is not
-  // read for it. For what comes one a line and is not soon read again.
+  // Copy 16 bytes to a 16-byte boundary past the cache, whatever else is in the line; memory does
+  // not read the line for it. Use it for data that comes one item per line and is not read again
+  // soon.
   void copy_16(void* to, const void* from, Site site) {
     if (stream_ == nullptr) [[unlikely]] {
       copy_16_told(to, from, site);
@@ -229,7 +244,7 @@ class Flusher {
     dirty_ = true;
     _mm_stream_si128(static_cast<__m128i*>(to), _mm_loadu_si128(static_cast<const __m128i*>(from)));
   }
-  // As copy; returns the CRC-32C of what it copied.
+  // Copy like copy() and return the CRC-32C of the copied bytes.
   uint32_t copy_with_crc32c(void* to, const void* from, size_t bytes, Site site) {
     constexpr size_t kLeast = 256;  // see base/crc32c.h
     const bool whole_lines = (reinterpret_cast<uintptr_t>(to) | bytes) % kLineBytes == 0;
@@ -238,7 +253,7 @@ class Flusher {
     dirty_ = true;
     return stream_(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);
   }
-  // Everything flushed so far is durable, or an error (then media.failed()).
+  // Make everything flushed so far durable. After an error, media.failed() is true.
   base::Status drain(Site site);
 
   Media& media() const { return *media_; }
@@ -250,7 +265,7 @@ class Flusher {
   uint32_t copy_then_crc32c(void* to, const void* from, size_t bytes, Site site);
 
   Media* media_;
-  base::StreamWithCrc32c stream_;  // null: the processor has none, or an observer listens
+  base::StreamWithCrc32c stream_;  // null: the processor lacks it, or there is an observer
   bool dirty_ = false;
 };
 

@@ -1,6 +1,6 @@
-// Every place that makes bytes durable has a name here. Production code only passes the name along;
-// the crash suite suppresses one site at a time and must then fail, so a persist call that nothing
-// needs cannot stay.
+// The name of every place that makes bytes durable. Production code only passes the name along.
+// The crash suite suppresses one site at a time and must then fail, so no unnecessary persist
+// call can stay.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +11,23 @@ enum class Site : uint8_t {
   // flushes
   kRow,              // pool: a row written into a fresh slot
   kRowHeader,        // pool: that slot's header
-  kRaisedCounter,    // index: overflow counter on the path of a displaced entry
-  kEntry,            // index: an entry published or its ref exchanged
+  kRaisedCounter,    // index: an overflow counter on the path of a displaced entry
+  kEntry,            // index: an entry published, or its ref exchanged
   kErasedEntry,      // index: an entry's ref set to 0
   kProgress,         // pool: one progress record
-  kProgressMark,     // pool: a pair that gets its first record together with others
+  kProgressMark,     // pool: a pair that gets its first record together with other pairs
   kSuperblock,       // pool: one superblock copy
   kExtentRecord,     // pool: ownership of an extent
   kReusedExtent,     // pool: the zeros over the buckets of a dropped table
   kJournal,          // index: the record of a hot move
   kMovedEntry,       // index: the copy of an entry at its new place
-  kVacatedEntry,     // index: the place it left
+  kVacatedEntry,     // index: the place that the entry left
   kFreeMap,          // pool: the free list that a clean close stores
   kBucketWord,       // index: words and tags that a clean close stores
-  kAdoptedMetadata,  // pool: extent and progress records that a dead process may have left unwritten
-  kAdoptedBucket,    // index: what the walk found in a bucket, before it frees what no bucket names
-  kAdoptedPath,  // index: the absence of a key that a dead process may have erased, before it comes anew
+  kAdoptedMetadata,  // pool: extent and progress records that a dead process may not have flushed
+  kAdoptedBucket,    // index: what the walk found in a bucket, before it frees unreachable slots
+  // index: the absence of a key that a dead process may have erased, before it is inserted again
+  kAdoptedPath,
   // drains
   kFilled,          // table: first drain of a batch
   kPublished,       // table: second drain of a batch

@@ -17,7 +17,7 @@ namespace {
 
 std::atomic<LineSeam> g_seam{nullptr};
 
-// One loop for every primitive, so that what the tests count is what production runs.
+// One loop for every primitive, so that the tests count the code that runs in production.
 template <typename Primitive>
 void for_each_line(const void* at, size_t bytes, Primitive primitive) {
   if (bytes == 0) return;
@@ -37,8 +37,8 @@ const LineInstruction g_best = best_line_instruction();
 
 #ifndef PETPS_MEDIA_SANITIZED
 
-// One store a line where the processor has it: fewer entries of the store queue, so that the core
-// works on while memory takes the lines.
+// One store per line where the processor has it. It uses fewer entries of the store queue, so the
+// core continues while memory takes the lines.
 [[gnu::target("avx512f")]] void stream_by_64(std::byte* to, const std::byte* from, size_t lines) {
   for (size_t i = 0; i < lines; ++i, to += kLineBytes, from += kLineBytes)
     _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
@@ -63,8 +63,8 @@ void stream_by_16(std::byte* to, const std::byte* from, size_t lines) {
     const __m128i b = _mm_loadu_si128(source + 1);
     const __m128i c = _mm_loadu_si128(source + 2);
     const __m128i d = _mm_loadu_si128(source + 3);
-    _mm_stream_si128(
-        target, a);  // four in a row fill the line's write-combining buffer: one full-line write
+    // Four stores in a row fill the line's write-combining buffer: one full-line write.
+    _mm_stream_si128(target, a);
     _mm_stream_si128(target + 1, b);
     _mm_stream_si128(target + 2, c);
     _mm_stream_si128(target + 3, d);

@@ -1,5 +1,5 @@
-// Taking a pool back into service that lost power under durability `process`. FORMAT.md says what such a
-// pool may hold: each page in any of its versions since it was last synced.
+// The acceptance of a pool that lost power under durability `process`. FORMAT.md says what such a
+// pool may hold: each page in any version that it had since its last sync.
 #include "pool/catalogue.h"
 #include "pool/layout.h"
 #include "pool/pool.h"
@@ -20,7 +20,8 @@ Status Pool::accept_lost_power() {
   Flusher flusher(*media_);
   PETPS_RETURN_IF_ERROR(lower_progress(flusher));
   {
-    // Records and rows whose extent's record did not reach the disk: the next table would find them.
+    // Clear records and rows whose extent record did not reach the disk; the next table would
+    // find them.
     std::lock_guard lock(extents_mutex_);
     const auto* words = reinterpret_cast<const uint64_t*>(base_ + map_->extents());
     const uint64_t listed = catalogue_->extents.size();
@@ -31,8 +32,8 @@ Status Pool::accept_lost_power() {
     }
     zero(end_, media_->size(), Site::kReusedExtent, flusher);
   }
-  // No sync: if the power fails again before a clean close, which syncs everything, the pool has lost
-  // power again, and all of this is repeated.
+  // No sync here. A clean close syncs everything; if the power fails before that, the pool has
+  // lost power again and all of this is repeated.
   PETPS_RETURN_IF_ERROR(flusher.drain(Site::kAdoptedDrain));
   std::lock_guard lock(mutex_);
   catalogue_->sequence += kAcceptedStep;

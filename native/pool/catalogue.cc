@@ -57,7 +57,7 @@ bool is_prime(uint64_t n) {
   return true;
 }
 
-// A prime, so that every probing step visits every bucket.
+// Return a prime, so that every probing step visits every bucket.
 uint64_t bucket_count_for(uint64_t capacity) {
   const uint64_t entries =
       (capacity * layout::kLoadDenominator + layout::kLoadNumerator - 1) / layout::kLoadNumerator;
@@ -337,9 +337,9 @@ Status Pool::drop_instance(uint32_t instance) {
   return Status();
 }
 
-// Refuses a table whose rows could never all be stored, instead of a row when the disk is full.
-// Compared with the whole file system and not with what is free now: other files may go, and a pool
-// grows as rows come.
+// Refuse a table if its rows could never all fit, so that no row fails later because the disk is
+// full. Compare with the whole file system and not with the space that is free now: other files
+// may be deleted, and a pool grows only as rows come.
 Status Pool::check_room(const TableSpec& spec, uint64_t bucket_bytes) const {
   __extension__ typedef unsigned __int128 Wide;
   const uint64_t largest = media_->largest_size();
@@ -388,7 +388,8 @@ Status Pool::make_table(const TableSpec& spec, TableRecord* made) {
   const uint64_t bucket_bytes = record.bucket_count * layout::kBucketBytes;
   PETPS_RETURN_IF_ERROR(check_room(spec, bucket_bytes));
   const uint64_t units = (bucket_bytes + unit_bytes_ - 1) / unit_bytes_;
-  // Not under the lock, which progress needs too: zeroing the buckets of a dropped table takes its time.
+  // Not under mutex_, which progress needs too: zeroing the buckets of a dropped table takes
+  // long.
   auto buckets = add_extent(static_cast<uint32_t>(layout::ExtentKind::kBuckets), record.id, units);
   if (!buckets.ok()) return buckets.status();
   record.bucket_offset = buckets.value().offset;
@@ -405,7 +406,7 @@ Status Pool::make_table(const TableSpec& spec, TableRecord* made) {
   }
   PETPS_RETURN_IF_ERROR(sync_new_table(record, *slots));
   std::lock_guard lock(mutex_);
-  PETPS_RETURN_IF_ERROR(validate(spec));  // the instance may be gone, the name taken
+  PETPS_RETURN_IF_ERROR(validate(spec));  // again: the instance may be gone or the name taken
   catalogue_->tables.push_back(record);
   if (Status status = write_superblock(); !status.ok()) {
     catalogue_->tables.pop_back();
@@ -416,7 +417,8 @@ Status Pool::make_table(const TableSpec& spec, TableRecord* made) {
   return Status();
 }
 
-// A superblock reaches the disk at once whatever the durability. So what it names does, before it.
+// Sync what a superblock is about to name. The superblock itself reaches the disk at once,
+// whatever the durability, so everything that it names must be on the disk before.
 Status Pool::sync_new_table(const TableRecord& record, const Slots& slots) {
   size_t records = 0;
   {
@@ -469,7 +471,7 @@ Status Pool::set_alias(const std::string& alias, uint32_t instance, bool unless_
   if (AliasRecord* known = catalogue.alias(alias); known != nullptr)
     return switch_alias(known, instance);
   PETPS_RETURN_IF_ERROR(check_alias_room(catalogue.aliases.size()));
-  // A plain model name without an alias means the model's newest instance.
+  // A plain model name without an alias refers to the model's newest instance.
   const InstanceRecord* meant = catalogue.newest_of(alias);
   catalogue.aliases.push_back({alias, meant == nullptr ? 0 : meant->id, 0});
   Status status = switch_alias(&catalogue.aliases.back(), instance);

@@ -1,4 +1,4 @@
-// What the superblock says, in DRAM. Internal to room pool.
+// The superblock's contents in DRAM. Internal to room pool.
 #pragma once
 
 #include <map>
@@ -24,12 +24,12 @@ struct ExtentPlace {
 struct ProgressPlace {
   uint64_t turn;  // of the newest valid record
   Progress value;
-  uint32_t pair;  // which 128 bytes
+  uint32_t pair;  // number of the 128-byte pair
 };
 
 struct Pool::Catalogue {
   uint64_t sequence = 0;
-  int newest = 1;  // the copy written last
+  int newest = 1;  // the number of the copy written last
   bool clean = false;
   media::Durability durability = media::Durability::kPower;
   std::array<uint8_t, 16> boot_id{};
@@ -41,10 +41,10 @@ struct Pool::Catalogue {
   std::vector<ExtentPlace> extents;  // by record number; see Pool::state_mutex_
   std::unordered_map<uint32_t, std::unique_ptr<Slots>> slots;
   std::map<std::pair<uint32_t, uint32_t>, ProgressPlace> progress;
-  std::vector<ProgressPlace> free_progress;  // pairs of dropped instances, and torn ones
+  std::vector<ProgressPlace> free_progress;  // pairs of dropped instances, and torn pairs
   uint32_t progress_pairs = 0;
 
-  InstanceRecord* instance(uint32_t id);  // null: unknown
+  InstanceRecord* instance(uint32_t id);  // null if unknown
   AliasRecord* alias(const std::string& name);
   const InstanceRecord* newest_of(const std::string& model);
 

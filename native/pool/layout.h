@@ -1,4 +1,5 @@
-// The bytes of a pool's metadata; FORMAT.md is the prose. Little-endian. Change only with kFormatVersion.
+// The bytes of a pool's metadata; FORMAT.md describes them in prose. Little-endian. Any change
+// needs a new kFormatVersion.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +18,9 @@ inline constexpr uint32_t kOldestFormatVersion = 1;
 inline constexpr uint64_t kJournalBytes = 4096;
 inline constexpr uint64_t kProgressBytes = uint64_t{kMaxProgress} * 128;
 
-// Where a format version keeps what. Extents follow the metadata.
+// The places of a format version's metadata. Extents follow the metadata.
 struct Map {
-  uint32_t format_version;    // what a pool of this map is written as
+  uint32_t format_version;    // the version that a pool of this map is written as
   uint64_t superblock_bytes;  // room of one copy
   uint64_t metadata_bytes;
   uint32_t max_tables;
@@ -33,7 +34,7 @@ struct Map {
   constexpr uint64_t max_extents() const { return (metadata_bytes - extents()) / 8; }
 };
 inline constexpr Map kMap = {kFormatVersion, 640 << 10, uint64_t{2} << 20, kMaxTables};
-// Versions 1 and 2. A pool keeps its map for life; version 1 becomes 2 at its first write.
+// For versions 1 and 2. A pool keeps its map for life; version 1 becomes 2 at its first write.
 inline constexpr Map kMapBefore3 = {2, 128 << 10, uint64_t{1} << 20, kMaxTablesBefore3};
 
 inline constexpr const Map& map_of(uint32_t format_version) {
@@ -45,19 +46,19 @@ struct Superblock {
   uint32_t format_version;
   uint32_t length;    // bytes that the checksum covers, from the start
   uint64_t checksum;  // XXH3-64 of {XXH3-64 of this header with 0 here, XXH3-64 of the records}
-  uint64_t sequence;  // the valid copy with the higher one counts
+  uint64_t sequence;  // the valid copy with the higher sequence counts
   uint8_t uuid[16];
   uint8_t boot_id[16];  // of the machine that wrote last
   uint64_t unit_bytes;
   uint32_t generation;
-  uint32_t clean;       // 1: the last writer closed
+  uint32_t clean;       // 1: the last writer closed cleanly
   uint32_t durability;  // media::Durability
   uint32_t next_table;
   uint32_t next_instance;
   uint32_t table_count;
   uint32_t instance_count;
   uint32_t alias_count;
-  uint64_t frozen;  // bit i: the i-th instance record's
+  uint64_t frozen;  // bit i belongs to the i-th instance record
   uint64_t reserved[4];
 };
 static_assert(sizeof(Superblock) == 144, "records follow at a fixed place");
@@ -91,7 +92,7 @@ static_assert(sizeof(InstanceEntry) == 136, "pinned by FORMAT.md");
 
 struct AliasEntry {
   uint32_t instance;
-  uint32_t previous;  // what it meant before the last switch, 0 = nothing
+  uint32_t previous;  // its instance before the last switch, 0 = none
   char name[kMaxNameBytes + 1];
 };
 static_assert(sizeof(AliasEntry) == 72, "pinned by FORMAT.md");
@@ -104,7 +105,7 @@ constexpr bool full_catalogue_fits(const Map& map) {
 static_assert(full_catalogue_fits(kMap) && full_catalogue_fits(kMapBefore3),
               "a full catalogue must fit one copy");
 
-// One of the two records of a partition's progress; each in a line of its own.
+// One of the two records of a partition's progress; each has its own cache line.
 struct ProgressEntry {
   uint32_t instance;
   uint32_t partition;
@@ -113,7 +114,7 @@ struct ProgressEntry {
   uint64_t offset;
   uint64_t version;
   uint64_t target;
-  uint64_t turn;      // the valid record with the higher one counts; 0 = never written
+  uint64_t turn;      // the valid record with the higher turn counts; 0 = never written
   uint32_t state;     // bits 0-7 ProgressState, 8-31 the publisher's mark
   uint32_t checksum;  // low 32 bits of XXH3-64 of the bytes before
 };
@@ -122,8 +123,8 @@ static_assert(sizeof(ProgressEntry) == 64,
 
 enum class ExtentKind : uint32_t { kBuckets = 1, kSlots = 2 };  // never renumber
 
-// An extent record is one 8-byte word, so that its store publishes it whole:
-// bits 0-3 kind, 4-15 check, 16-39 table, 40-63 units. Extents follow one another in the order of their records.
+// An extent record is one 8-byte word, so that its store publishes it whole: bits 0-3 kind, 4-15
+// check, 16-39 table, 40-63 units. Extents follow one another in the order of their records.
 struct ExtentWord {
   uint32_t kind;
   uint32_t table;
@@ -141,7 +142,7 @@ inline uint64_t pack_extent(const ExtentWord& extent, uint64_t position) {
   return bare | (extent_check(bare, position) << 4);
 }
 
-// False when the word is not what pack_extent gives for this position.
+// Return false if the word is not what pack_extent returns for this position.
 inline bool unpack_extent(uint64_t word, uint64_t position, ExtentWord* extent) {
   extent->kind = static_cast<uint32_t>(word & 0xF);
   extent->table = static_cast<uint32_t>((word >> 16) & 0xFFFFFF);
@@ -151,7 +152,7 @@ inline bool unpack_extent(uint64_t word, uint64_t position, ExtentWord* extent) 
           extent->kind == static_cast<uint32_t>(ExtentKind::kSlots));
 }
 
-inline constexpr uint32_t kBucketBytes = 256;  // room index owns what is inside
+inline constexpr uint32_t kBucketBytes = 256;  // room index owns the contents
 inline constexpr uint64_t kEntriesPerBucket = 14;
 inline constexpr uint64_t kLoadNumerator = 4, kLoadDenominator = 5;  // capacity / entries
 

@@ -34,7 +34,8 @@ Status cut_short(const std::string& path, uint64_t needed, uint64_t there) {
 
 uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Of the header without its checksum, then of the records behind it.
+// Compute the checksum: of the header with its checksum field zeroed, then of the records behind
+// it.
 uint64_t superblock_checksum(const std::byte* copy, uint32_t length) {
   layout::Superblock header;
   std::memcpy(&header, copy, sizeof header);
@@ -44,7 +45,7 @@ uint64_t superblock_checksum(const std::byte* copy, uint32_t length) {
   return base::checksum64(parts, sizeof parts);
 }
 
-// A superblock copy as it was read: its own bytes, because a writer may be changing the medium's.
+// A private copy of a superblock copy, because a writer may be changing the bytes in the medium.
 struct Copy {
   layout::Superblock header;
   const layout::Map* map = nullptr;  // null: the copy is not whole
@@ -72,7 +73,7 @@ Copy read_copy(const media::Media& medium, const layout::Map& map, int number) {
   return copy;
 }
 
-// The newest whole copy. Copy 0 stands at the same place in every map, copy 1 does not.
+// Return the newest whole copy. Copy 0 is at the same place in every map, copy 1 is not.
 Copy newest_copy(const media::Media& medium) {
   Copy newest;
   for (const layout::Map* map : {&layout::kMap, &layout::kMapBefore3}) {
@@ -99,7 +100,8 @@ bool is_signed(const media::Media& medium) {
   return false;
 }
 
-// A writer changes one copy at a time, so one of them is whole unless it changed both meanwhile.
+// A writer changes one copy at a time, so a read finds a whole copy unless the writer changed
+// both copies during the read.
 constexpr int kTornTries = 100;
 
 bool unit_is_sane(uint64_t unit) {
@@ -191,7 +193,7 @@ Result<std::unique_ptr<Pool>> Pool::format(std::unique_ptr<media::Media> medium,
   catalogue.durability = pool->media_->durability();
   catalogue.boot_id = current_boot_id();
   catalogue.clean = true;
-  // Both copies, so that from the first moment one of them is whole.
+  // Write both copies, so that one is whole even if the next write of the other one tears.
   PETPS_RETURN_IF_ERROR(pool->write_superblock());
   PETPS_RETURN_IF_ERROR(pool->write_superblock());
   return pool;
@@ -246,15 +248,16 @@ Status Pool::load_superblock() {
   unit_bytes_ = header.unit_bytes;
   generation_ = header.generation;
   was_clean_ = header.clean != 0;
-  // After an unclean stop no bucket's tags are trusted until healed; writers make the raise durable in begin_writing().
-  // Who reads beside the writer sees each of its stores, and trusts what the writer trusts, also after its end.
+  // After an unclean stop no bucket's tags are trusted until they are healed, so raise the
+  // generation; begin_writing() makes the raise durable. A reader beside the writer sees each of
+  // the writer's stores, so it trusts what the writer trusts, even after the writer's end.
   const auto boot = current_boot_id();
   const bool same_boot =
       boot != decltype(boot){} && std::equal(boot.begin(), boot.end(), header.boot_id);
   if (!was_clean_ && !(media_->beside() && same_boot)) generation_ += 1;
   const auto durability = static_cast<media::Durability>(header.durability);
   media_->set_durability(durability);
-  // Of dax every drained store is durable, whatever the superblock says.
+  // On dax every drained store is durable, whatever the superblock says.
   lost_power_ = !was_clean_ && !same_boot && media_->kind() == media::Kind::kFile &&
                 durability == media::Durability::kProcess;
   return catalogue_->parse(copy.bytes.data(), header, copy.number, path);
@@ -285,7 +288,8 @@ Status Pool::load_extents() {
     }
     const uint64_t bytes = extent.units * unit_bytes_;
     if (end_ + bytes > media_->size() && media_->beside()) media_->look_again();
-    if (end_ + bytes > media_->size() && lost_power_) break;  // the file's length came later
+    // The record reached the disk before the power loss; the file's new length did not.
+    if (end_ + bytes > media_->size() && lost_power_) break;
     if (end_ + bytes > media_->size())
       return cut_short(media_->path(), end_ + bytes, media_->size());
     catalogue_->extents.push_back({extent.table, extent.kind, end_, bytes});
@@ -342,8 +346,9 @@ Status Pool::writable() const {
   return Status();
 }
 
-// On the disk when it returns, whatever the durability: names never go back, a copy is whole before the
-// other one is overwritten, and no bucket is of a generation that the superblock does not know.
+// Write the superblock. It is on the disk when this returns, whatever the durability. So names
+// never go back, a copy is whole before the other one is overwritten, and no bucket has a
+// generation that the superblock does not know.
 Status Pool::write_superblock() {
   Catalogue& catalogue = *catalogue_;
   catalogue.sequence += 1;
@@ -364,7 +369,7 @@ Status Pool::write_superblock() {
   return Status();
 }
 
-// A copy, so that no reader waits for the next change to become durable.
+// Publish a snapshot for readers, so that no reader waits for the next change to become durable.
 void Pool::show() {
   auto next = std::make_shared<Shown>();
   next->tables = catalogue_->tables;
@@ -382,11 +387,12 @@ Status Pool::begin_writing() {
   std::lock_guard lock(mutex_);
   PETPS_RETURN_IF_ERROR(writable());
   catalogue_->clean = false;
-  // What lost power says so until it is accepted.
+  // A pool that lost power keeps its old boot id, and so its state, until it is accepted.
   if (!lost_power_) catalogue_->boot_id = current_boot_id();
   Flusher flusher(*media_);
-  // A process that was killed may have left what it wrote in caches: seen now, gone after a power cut. What this open builds on is made
-  // durable first; even of a clean pool the copy that was read, before the other one is overwritten.
+  // A process that was killed may have left its writes in caches: visible now, gone after a power
+  // cut. So first make durable what this open builds on. Even for a clean pool that is the
+  // superblock copy that was read, because the other one is overwritten next.
   flusher.flush(base_ + map_->superblock(catalogue_->newest), map_->superblock_bytes,
                 Site::kAdoptedMetadata);
   if (!was_clean_) {
@@ -406,14 +412,15 @@ Status Pool::finish_clean() {
   std::lock_guard lock(mutex_);
   PETPS_RETURN_IF_ERROR(writable());
   if (lost_power_) return lost_power_refusal();
-  // The clean flag must not reach the disk before what it vouches for, whatever the pool's durability.
+  // The clean flag must not reach the disk before what it vouches for, whatever the durability.
   PETPS_RETURN_IF_ERROR(sync_everything(Site::kCloseSync));
   catalogue_->clean = true;
   return write_superblock();
 }
 
-// A sync that fails loses pages of any age, and the next one succeeds without them: the pool has lost
-// power, as it were. Its superblock says so if that can still be written.
+// Sync everything. A failed sync loses pages of any age, and the next sync succeeds without them.
+// That equals a power loss, so record it in the superblock (boot id 0) if that can still be
+// written.
 Status Pool::sync_everything(Site site) {
   const media::Durability before = media_->durability();
   media_->set_durability(media::Durability::kPower, site);
@@ -436,8 +443,8 @@ Status Pool::set_durability(media::Durability durability) {
   std::lock_guard lock(mutex_);
   PETPS_RETURN_IF_ERROR(writable());
   if (lost_power_) return lost_power_refusal();
-  // The superblock promises no more than the medium keeps: it changes after the medium when the
-  // promise grows, before it when the promise shrinks.
+  // The superblock never promises more than the medium keeps. A stronger promise is written after
+  // the medium changes, a weaker one before.
   if (durability == media::Durability::kPower)
     PETPS_RETURN_IF_ERROR(sync_everything(Site::kPowerSync));
   catalogue_->durability = durability;
@@ -456,7 +463,7 @@ uint64_t Pool::free_bytes() const {
 }
 
 void Pool::free_table(uint32_t table) {
-  decltype(catalogue_->slots)::node_type gone;  // ends after the lock
+  decltype(catalogue_->slots)::node_type gone;  // destroyed after the lock is released
   const std::lock_guard state(state_mutex_);
   gone = catalogue_->slots.extract(table);
   for (ExtentPlace& place : catalogue_->extents) {
@@ -464,8 +471,8 @@ void Pool::free_table(uint32_t table) {
   }
 }
 
-// The smallest free extent that is large enough, and at most twice as large; of those the first. It
-// becomes the table's. The number of extents: there is none.
+// Claim the smallest free extent that has at least `wanted` and at most twice as many bytes, the
+// first of equals. Return its record number, or the number of extents if none fits.
 size_t Pool::claim_free_extent(uint32_t table, uint64_t wanted) {
   const std::lock_guard state(state_mutex_);
   std::vector<ExtentPlace>& extents = catalogue_->extents;
@@ -480,7 +487,8 @@ size_t Pool::claim_free_extent(uint32_t table, uint64_t wanted) {
   return chosen;
 }
 
-// The record of a free extent still names the table that had it, or a table that never came to be: neither is in the superblock.
+// The record of a free extent still names its old table, or a table that was never completed.
+// Neither is in the superblock.
 Result<Pool::Extent> Pool::add_extent(uint32_t kind, uint32_t table, uint64_t units) {
   std::unique_lock lock(extents_mutex_);
   PETPS_RETURN_IF_ERROR(writable());
@@ -488,11 +496,12 @@ Result<Pool::Extent> Pool::add_extent(uint32_t kind, uint32_t table, uint64_t un
   if (chosen == catalogue_->extents.size()) return append_extent(kind, table, units);
   const Extent extent{catalogue_->extents[chosen].offset, catalogue_->extents[chosen].bytes, true};
   lock.unlock();
-  // It is this table's alone now; the superblock takes the table up only after the drain below.
+  // The extent belongs to this table alone now; the superblock names the table only after the
+  // drain below.
   Flusher flusher(*media_);
   const bool has_buckets = kind == static_cast<uint32_t>(layout::ExtentKind::kBuckets);
   if (has_buckets) zero(extent.offset, extent.offset + extent.bytes, Site::kReusedExtent, flusher);
-  // Drained here already, so that the long write-back happens without the lock.
+  // Drain here, so that the long write-back happens without the lock.
   Status status = flusher.drain(Site::kExtentRecordDrain);
   if (status.ok() && has_buckets)
     status = media_->sync_range(base_ + extent.offset, extent.bytes, Site::kReusedSync);
@@ -514,7 +523,8 @@ void Pool::zero(uint64_t from, uint64_t to, Site site, Flusher& flusher) {
     flusher.copy(base_ + at, kZeros, std::min<uint64_t>(sizeof kZeros, to - at), site);
 }
 
-// The space behind the last extent; zero, because nothing was ever there.
+// Append an extent behind the last one. The space is zero, because nothing was ever written
+// there.
 Result<Pool::Extent> Pool::append_extent(uint32_t kind, uint32_t table, uint64_t units) {
   if (catalogue_->extents.size() >= map_->max_extents()) {
     return Status(Code::kResourceExhausted,
@@ -556,7 +566,7 @@ void Pool::verify_metadata(std::vector<std::string>* problems) const {
     }
     end += extent.units * unit_bytes_;
   }
-  // Records follow one another: a line of them cannot come after a missing one.
+  // Records have no gap between them: look one line beyond the first missing record.
   for (uint64_t after = i + 1; after < std::min(i + 1 + media::kLineBytes / 8, map_->max_extents());
        ++after) {
     if (words[i] == 0 && words[after] != 0)

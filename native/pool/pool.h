@@ -1,15 +1,19 @@
 // Room pool: the formatted bytes of a medium. FORMAT.md beside this file gives every field.
 //
-// Owns:        superblock copies, extent records, table and instance records, aliases, progress records, slots and their
-//              headers, the free list (in DRAM; stored by a clean close).
-// Never does:  look inside a bucket; decide when a retired slot is free (epoch does); hand out a raw pointer to keep.
+// Owns:        superblock copies, extent records, table and instance records, aliases, progress
+//              records, slots and their headers, the free list (in DRAM; a clean close stores
+//              it).
+// Never does:  look inside a bucket; decide when a retired slot is free (epoch does); hand out a
+//              raw pointer to keep.
 // Called by:   index (bucket bytes), table (everything else).
-// Invariants:  an extent's record is durable before the extent's first use; a superblock copy is overwritten only while the
-//              other one is whole and newer; a slot is either free, allocated to a writer, reachable from the index, or
-//              retired - and in DRAM only "free" is known.
-// Threads:     catalogue calls (create_table, set_alias, ...) are serialised inside; Slots of one table may be used by several
-//              writers; row() and header() are safe from any thread. What reads (names, tables, progress, slot counts) and
-//              what frees (slots, a dropped table) waits for no disk operation.
+// Invariants:  An extent's record is durable before the extent's first use. A superblock copy is
+//              overwritten only while the other one is whole and newer. A slot is free, allocated
+//              to a writer, reachable from the index, or retired; DRAM records only which slots
+//              are free.
+// Threads:     Catalogue calls (create_table, set_alias, ...) are serialised inside. Several
+//              writers may use the Slots of one table. row() and header() are safe from any
+//              thread. A call that reads (names, tables, progress, slot counts) or frees (slots,
+//              a dropped table) waits for no disk operation.
 #pragma once
 
 #include <array>
@@ -28,10 +32,11 @@
 
 namespace petps::pool {
 
-// Position of a slot: byte offset of its row in the pool. 0 = no slot. Never a pointer: the pool may be mapped elsewhere.
+// The position of a slot: the byte offset of its row in the pool. 0 = no slot. It is never a
+// pointer, because the pool may be mapped elsewhere.
 using SlotRef = uint64_t;
 
-// 16 bytes beside every slot, touched by writes, verify and repair, never by pulls.
+// The 16 bytes beside every slot. Writes, verify and repair touch them; pulls never do.
 struct SlotHeader {
   uint64_t key;
   uint32_t stamp;  // low bits of the version that wrote the row
@@ -47,12 +52,12 @@ inline constexpr uint32_t kMaxNameBytes = 63;
 inline constexpr uint32_t kMaxDim = 4096;
 inline constexpr uint32_t kMaxPartitions = 1024;                  // per instance
 inline constexpr uint32_t kMaxProgress = 2048;                    // records of all instances
-inline constexpr uint32_t kMaxPublisherMark = 0xFFFFFF;           // what a record has room for
+inline constexpr uint32_t kMaxPublisherMark = 0xFFFFFF;           // the record has 24 bits for it
 inline constexpr uint64_t kDefaultUnitBytes = uint64_t{2} << 20;  // extents are multiples of this
 inline constexpr uint64_t kTestUnitBytes = uint64_t{64} << 10;
 inline constexpr uint32_t kSlotsExtentMaxUnits = 32;  // row extents double from 1 unit to 64 MiB
 
-// Who may write a table: a table takes either pushes or deltas.
+// What may write a table: a table takes either pushes or deltas.
 enum class Feed : uint8_t { kPush = 0, kDelta = 1 };
 
 struct TableSpec {
@@ -64,8 +69,8 @@ struct TableSpec {
   uint32_t dim = 0;        // 1..kMaxDim
   uint32_t row_bytes = 0;  // bytes of one stored row
   uint64_t capacity = 0;   // rows it can hold, at index load 0.8
-  std::vector<std::byte>
-      default_row;  // row_bytes, or empty for zeros: what a client shows for a missing key
+  // row_bytes, or empty for zeros: what a client shows for a missing key.
+  std::vector<std::byte> default_row;
 };
 
 struct TableRecord {
@@ -82,33 +87,33 @@ struct InstanceRecord {
   uint32_t id = 0;          // never reused
   std::string model;        // "ranking"
   std::string name;         // "ranking@7"
-  uint32_t partitions = 1;  // P, fixed for ever
-  bool frozen = false;      // an alias was switched away from it: deltas write it no more
+  uint32_t partitions = 1;  // P; never changes
+  bool frozen = false;      // an alias was switched away from it, so deltas no longer write it
 };
 
 struct AliasRecord {
   std::string name;
   uint32_t instance = 0;
-  uint32_t previous = 0;  // what it meant before the last switch; 0 = nothing, or dropped since
+  uint32_t previous = 0;  // its instance before the last switch; 0 = none, or dropped since
 };
 
 struct Names {
   std::vector<InstanceRecord> instances;
   std::vector<AliasRecord> aliases;
-  uint64_t sequence = 0;  // of the superblock that says so: of two Names the higher is the newer
+  uint64_t sequence = 0;  // of the superblock that holds these names; a higher one is newer
 };
 
 enum class ProgressState : uint32_t {  // never renumber
   kFollowing = 0,
   kCatchingUp = 1,
-  kPassing = 2,     // `target` is a run that feeds another instance: it is passed over here
-  kIncomplete = 3,  // stopped: the commit of version `target` counts other rows than arrived
+  kPassing = 2,     // `target` is a run that feeds another instance, so this one passes over it
+  kIncomplete = 3,  // stopped: rows that the commit of version `target` counts never came
   kConflict = 4,    // stopped: two publishers wrote `run`
-  kLostPower =
-      5,  // rows may be older than progress said; `target`: a run that kPassing names, or 0
+  // Rows may be older than progress recorded. `target`: a run that feeds another instance, or 0.
+  kLostPower = 5,
 };
 
-// Only a base ends these, whatever the stream brings.
+// Return true if only a base ends this state, whatever the stream brings.
 inline bool needs_base(ProgressState state) {
   return state == ProgressState::kCatchingUp || state == ProgressState::kIncomplete ||
          state == ProgressState::kConflict || state == ProgressState::kLostPower;
@@ -122,8 +127,8 @@ struct Progress {
   uint64_t offset = 0;   // source position after it
   uint64_t version = 0;  // last committed
   ProgressState state = ProgressState::kFollowing;
-  uint64_t target = 0;     // by state: see there
-  uint32_t publisher = 0;  // mark of who wrote `run`, at most kMaxPublisherMark; 0 = not known
+  uint64_t target = 0;     // depends on the state: see ProgressState
+  uint32_t publisher = 0;  // mark of the writer of `run`, at most kMaxPublisherMark; 0 = unknown
 };
 
 struct Options {
@@ -138,14 +143,16 @@ struct Map;
 
 class Pool {
  public:
-  // Formats a new pool. Returns kAlreadyExists, kResourceExhausted (disk full) as media does.
+  // Format a new pool. Return kAlreadyExists or kResourceExhausted (disk full) as media does.
   static base::Result<std::unique_ptr<Pool>> create(const Options& options);
-  // What a failed create() returns: removes the unfinished pool, says so if that fails.
+  // Remove the unfinished pool of a failed create(). Return `reason`; if the removal fails, the
+  // message says so.
   static base::Status undo_create(const Options& options, const base::Status& reason);
-  // Opens one. kDataLoss / kInvalidArgument when it is no pool, of another format version, or shorter than its extents (copied half):
-  // the message names the file and the remedy.
+  // Open a pool. Return kDataLoss, kInvalidArgument or kUnimplemented if it is not a pool, has
+  // another format version, or is shorter than its extents (an incomplete copy). The message
+  // names the file and the remedy.
   static base::Result<std::unique_ptr<Pool>> open(const Options& options);
-  // Same, over a medium the caller made (tests).
+  // Do the same with a medium that the caller made (tests).
   static base::Result<std::unique_ptr<Pool>> format(std::unique_ptr<media::Media> medium,
                                                     uint64_t unit_bytes);
   static base::Result<std::unique_ptr<Pool>> attach(std::unique_ptr<media::Media> medium);
@@ -156,62 +163,70 @@ class Pool {
   std::byte* at(uint64_t offset) const { return base_ + offset; }
   const std::array<uint8_t, 16>& uuid() const { return uuid_; }
   uint32_t generation() const { return generation_; }  // of this open; raised after an unclean stop
-  bool was_clean() const { return was_clean_; }        // how the previous writer left it
-  // Durability `process`, not closed, and not of this boot, or of an unknown one: any page may be older
-  // than any other. Stays true until accept_lost_power().
+  bool was_clean() const { return was_clean_; }        // the previous writer closed cleanly
+  // Return true if the durability is `process`, the pool was not closed, and another boot or an
+  // unknown one wrote it last: any page may be older than any other. Stays true until
+  // accept_lost_power().
   bool lost_power() const { return lost_power_; }
   bool read_only() const { return read_only_; }
-  // The newest superblock that stands in the medium now; another than sequence(): the catalogue has
-  // changed since it was read (media::Access::kReadBeside).
+  // Return the highest superblock sequence now in the medium. If it differs from sequence(), the
+  // catalogue has changed since this pool read it (media::Access::kReadBeside).
   uint64_t newest_sequence() const;
   uint64_t sequence() const;
-  // Until told otherwise, extents of dropped tables are not given to others.
+  // While held, give no extents of dropped tables to other tables.
   void hold_free_extents(bool held) { extents_held_.store(held, std::memory_order_release); }
   uint64_t unit_bytes() const { return unit_bytes_; }
 
-  // Writer's first step: raises the generation if the last stop was unclean, clears the clean flag; durable when it returns.
+  // Start writing: raise the generation if the last stop was unclean, and clear the clean flag.
+  // Both are durable when it returns. A writer calls this first.
   base::Status begin_writing();
-  // What status() of a clean open shows before anything was counted; durable with finish_clean().
+  // Set the counts that status() shows after a clean open, before anything is counted.
+  // finish_clean() makes them durable.
   void set_counts(uint32_t table, uint64_t rows, uint64_t displaced);
-  // Writer's last step, after every table stored its free list: sets the clean flag.
+  // Set the clean flag. A writer calls this last, after every table stored its free list.
   base::Status finish_clean();
-  // Everything written so far is synced first when it becomes kPower.
+  // Set the durability. A change to kPower first syncs everything written so far.
   base::Status set_durability(media::Durability durability);
-  // Takes a pool that lost power back into service, once verify found it clean: every recorded
-  // progress needs a base (kLostPower, version 0), what no extent record names is zero again, the
-  // sequence grows by kAcceptedStep, so that no reader takes the names for those it has seen. Durable
-  // when it returns; until then the pool still counts as one that lost power.
+  // Take a pool that lost power back into service, after verify found no fault. Every recorded
+  // progress needs a base (kLostPower, version 0), and what no extent record names is zero again.
+  // The sequence grows by kAcceptedStep, so that no reader takes the names for ones that it has
+  // seen. Durable when it returns; until then the pool still counts as one that lost power.
   base::Status accept_lost_power();
-  // What refuses to serve it before.
+  // Return the error that refuses to serve a pool that lost power.
   base::Status lost_power_refusal() const;
 
-  // Catalogue. Every change is one superblock write, durable when it returns.
-  // A model's second instance gives the plain name an alias to the first, so that it goes on
-  // meaning what it meant.
+  // Catalogue. Every change is one superblock write, durable when the call returns.
+  //
+  // Create an instance. When a model gets its second instance, also create an alias from the
+  // plain model name to the first one, so that the name keeps its instance.
   base::Result<InstanceRecord> create_instance(const std::string& model, const std::string& name,
                                                uint32_t partitions);
-  // Removes the instance, its tables and its progress; free_table() then gives their space back.
-  // kFailedPrecondition while an alias (or the plain model name) means it.
+  // Remove the instance, its tables and its progress; free_table() then gives their space back.
+  // Return kFailedPrecondition while an alias (or the plain model name) refers to it.
   base::Status drop_instance(uint32_t instance);
-  base::Status droppable(uint32_t instance) const;  // what drop_instance would answer
-  // Nothing reads or writes the dropped table's extents any more: new tables may have them.
+  base::Status droppable(uint32_t instance) const;  // the status that drop_instance would return
+  // Give the dropped table's extents to new tables. The caller ensures that nothing reads or
+  // writes them any more.
   void free_table(uint32_t table);
   base::Result<TableRecord> create_table(const TableSpec& spec);
   base::Status set_feed(uint32_t table, Feed feed);
-  // Switches the alias, over all tables at once: what it meant is frozen (unless another alias
-  // means it), what it means now is not. Going back is switching to its `previous`.
-  // unless_frozen: kFailedPrecondition where the instance is frozen, because somebody switched away from it meanwhile.
+  // Switch the alias, over all tables at once. Its old instance is frozen unless another alias
+  // refers to it; its new instance is not frozen. To go back, switch to its `previous`. With
+  // unless_frozen, return kFailedPrecondition if the instance is frozen, that is, an alias was
+  // switched away from it in the meantime.
   base::Status set_alias(const std::string& alias, uint32_t instance, bool unless_frozen = false);
   std::vector<TableRecord> tables() const;
   std::vector<InstanceRecord> instances() const;
   std::vector<AliasRecord> aliases() const;
-  // All of one moment: every alias means an instance that is there.
+  // Return the names of one moment: every alias refers to an instance that exists.
   Names names() const;
   Slots& slots(uint32_t table);
 
-  // Progress of partitions, each at most once: two records written alternately. Durable after the
-  // flusher's drain; after an error nothing is written. kNotFound: an instance is not there (any
-  // more). A batch that claims several new pairs drains once by itself.
+  // Write the progress of partitions, each at most once; a partition has two records, written
+  // alternately. Durable after the flusher's drain; after an error nothing is written. Return
+  // kNotFound if an instance does not exist (any more). If a batch claims several new pairs, the
+  // call drains their marks first; if it claims exactly one, the call drains the batch before it
+  // returns.
   base::Status write_progress(std::span<const Progress> all, media::Flusher& flusher);
   base::Status write_progress(const Progress& progress, media::Flusher& flusher) {
     return write_progress({&progress, 1}, flusher);
@@ -221,9 +236,11 @@ class Pool {
 
   // The journal's 64 bytes, for index's hot moves.
   std::byte* journal() const;
-  // Extents that belong to no table: of dropped ones, and of those that a crash kept from coming to be.
+  // Return the bytes of extents that belong to no table: those of dropped tables, and those of
+  // tables whose creation a crash prevented.
   uint64_t free_bytes() const;
-  // Checks metadata as read from the medium: both superblock copies, extent records, progress. Appends what is wrong.
+  // Check the metadata as read from the medium: that a superblock copy is whole, the extent
+  // records, and the progress. Append a message for each fault.
   void verify_metadata(std::vector<std::string>* problems) const;
 
  private:
@@ -253,9 +270,10 @@ class Pool {
   struct Extent {
     uint64_t offset = 0;
     uint64_t bytes = 0;
-    bool reused = false;  // a dropped table's: its bytes are still there
+    bool reused = false;  // from a dropped table, whose bytes are still in it
   };
-  // A free extent or a new one, of at least `units`; its record is durable, and buckets are zero, when it returns.
+  // Claim a free extent or append a new one, of at least `units`. When it returns, the record is
+  // durable and buckets are zero.
   base::Result<Extent> add_extent(uint32_t kind, uint32_t table, uint64_t units);
   size_t claim_free_extent(uint32_t table, uint64_t wanted);
   base::Result<Extent> append_extent(uint32_t kind, uint32_t table, uint64_t units);
@@ -273,7 +291,7 @@ class Pool {
   bool read_only_ = false;
   std::atomic<bool> extents_held_{false};
   uint64_t end_ = 0;  // where the next extent begins
-  // What readers see of the catalogue: of one moment, durable, never changed.
+  // What readers see of the catalogue: a consistent, durable snapshot that never changes.
   struct Shown {
     std::vector<TableRecord> tables;
     Names names;
@@ -281,21 +299,29 @@ class Pool {
   void show();
   std::shared_ptr<const Shown> shown() const;
 
-  // Order: mutex_, extents_mutex_, state_mutex_. The first two are held while the disk works, so
-  // requests never take them: a reader takes state_mutex_ alone, which no disk operation holds.
-  mutable std::mutex mutex_;  // one change of the catalogue, or new pair of progress, at a time
-  mutable std::mutex extents_mutex_;  // extent records and the medium's growth
-  // Guards shown_, and of the catalogue: extents, slots, progress. They change under it and the one
-  // above that is theirs; whoever has that one reads them without it.
+  // Lock order: mutex_, extents_mutex_, state_mutex_. The first two are held while the disk
+  // works, so requests never take them: a reader takes only state_mutex_, which no disk operation
+  // holds.
+  //
+  // Serialises changes of the catalogue and writes of progress.
+  mutable std::mutex mutex_;
+  mutable std::mutex extents_mutex_;  // guards extent records and the medium's growth
+  // Guards shown_, and the catalogue's extents, slots and progress. A change also holds the mutex
+  // above that owns them (extents_mutex_ for extents, mutex_ for slots and progress), so a thread
+  // that holds that mutex reads them without state_mutex_. free_table() is the exception: it
+  // holds only state_mutex_, so every thread reads an extent's table and the map of slots under
+  // state_mutex_.
   mutable std::mutex state_mutex_;
   std::shared_ptr<const Shown> shown_;
   std::unique_ptr<Catalogue> catalogue_;
 };
 
-// How far accept_lost_power() moves the sequence: no pool writes as many superblocks between two.
+// How far accept_lost_power() advances the sequence: no pool writes that many superblocks between
+// two acceptances.
 inline constexpr uint64_t kAcceptedStep = uint64_t{1} << 32;
 
-// Fresh 16 random bytes; this boot's id (zeros where the kernel has none: such a boot equals no other).
+// Return 16 fresh random bytes; return this boot's id (zeros if the kernel has none: such a boot
+// equals no other).
 std::array<uint8_t, 16> random_uuid();
 std::array<uint8_t, 16> current_boot_id();
 void set_boot_id_for_test(std::optional<std::array<uint8_t, 16>> id);

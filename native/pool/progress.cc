@@ -1,4 +1,5 @@
-// Progress records: two 64-byte lines a partition, written alternately, so that a torn write leaves the other one whole.
+// Progress records: two 64-byte lines per partition, written alternately, so that a torn write
+// leaves the other one whole.
 #include <cstring>
 #include <set>
 
@@ -49,7 +50,7 @@ ProgressEntry entry_of(const Progress& progress, uint64_t turn) {
   return entry;
 }
 
-// The newest whole record of a pair; turn 0 when neither is.
+// Return the newest whole record of a pair; its turn is 0 if neither is whole.
 ProgressEntry read_pair(const std::byte* pair) {
   ProgressEntry entries[2];
   std::memcpy(entries, pair, sizeof entries);
@@ -71,12 +72,12 @@ void Pool::load_progress() {
   for (uint32_t pair = 0; pair < kMaxProgress; ++pair) {
     if (blank(area + pair * 128)) {
       if (!lost_power_) break;
-      continue;  // pages before the last one may never have reached the disk
+      continue;  // after a power loss, a pair before the last one may be missing
     }
     const ProgressEntry entry = read_pair(area + pair * 128);
     catalogue_->progress_pairs = pair + 1;
     const ProgressPlace place{entry.turn, value_of(entry), pair};
-    // Turn 0: the crash came before its first record was whole, so nobody was told of it.
+    // Turn 0: the crash came before the pair's first record was whole, so no caller relies on it.
     if (entry.turn == 0 || catalogue_->instance(entry.instance) == nullptr) {
       catalogue_->free_progress.push_back(place);
     } else {
@@ -132,10 +133,12 @@ Status Pool::check_progress(std::span<const Progress> all) const {
   return Status();
 }
 
-// Gives a pair to each {instance, partition} that has none: first those that were freed, then fresh ones. The list of pairs ends
-// at the first blank one, so no record may become whole behind a blank pair: what a crash hides there would come back when
-// later claims fill the gap. One fresh pair needs no care, because the caller drains its record before the next claim. Several
-// get a mark first, which is no whole record, and one drain covers the marks of all.
+// Give a pair to each {instance, partition} that has none: freed pairs first, then fresh ones.
+// The list of pairs ends at the first blank pair, so no record may become whole behind a blank
+// pair. Otherwise a crash hides that record, and it comes back when later claims fill the gap. A
+// single fresh pair needs no care, because the call drains its record before the next claim.
+// Several fresh pairs first get a mark each, which is not a whole record, and one drain covers
+// all marks.
 Status Pool::claim_progress(std::span<const Progress> all, media::Flusher& flusher) {
   std::vector<Progress> fresh;
   std::unique_lock state(state_mutex_);
@@ -186,13 +189,15 @@ Status Pool::write_progress(std::span<const Progress> all, media::Flusher& flush
     std::byte* to = base_ + map_->progress() + place.pair * 128 + (place.turn % 2) * 64;
     flusher.copy(to, &entry, sizeof entry, media::Site::kProgress);
   }
-  // Another thread may claim the next pair before the caller drains.
+  // Another thread may claim the next pair before the caller drains, so drain a single claim
+  // here.
   return catalogue_->progress_pairs == pairs_before + 1 ? flusher.drain(media::Site::kProgressed)
                                                         : Status();
 }
 
-// After a power loss under durability `process` the records may say more than the rows hold. Every
-// partition needs a base. A partition whose record is gone claims nothing, and is followed anew.
+// Lower every progress. After a power loss under durability `process` the records may promise
+// more than the rows hold, so every partition needs a base. A partition whose record is gone
+// claims nothing; it is followed as a new one.
 Status Pool::lower_progress(media::Flusher& flusher) {
   std::vector<Progress> all;
   for (const Progress& found : all_progress()) {
@@ -205,15 +210,15 @@ Status Pool::lower_progress(media::Flusher& flusher) {
     if (map_->format_version >= 3) {
       lowered.state = ProgressState::kLostPower;
       lowered.target = passes ? found.target : 0;
-    } else {  // who reads version 2 knows no such state
+    } else {  // a reader of version 2 knows no such state
       lowered.state = ProgressState::kCatchingUp;
       lowered.run = passes ? std::max(found.run, found.target) : found.run;
     }
     all.push_back(lowered);
   }
   PETPS_RETURN_IF_ERROR(write_progress(all, flusher));
-  // The list ends at the first blank pair, and there must be nothing behind its end. Instance 0 is
-  // nobody: who needs a pair takes it over.
+  // The list ends at the first blank pair, and nothing may be behind its end. So fill blank pairs
+  // before the end with instance 0, which does not exist; a later claim takes them over.
   for (uint32_t pair = 0; pair < catalogue_->progress_pairs; ++pair) {
     std::byte* const at = base_ + map_->progress() + pair * 128;
     if (!blank(at)) continue;

@@ -28,7 +28,7 @@ using media::Site;
 namespace {
 constexpr uint64_t kRowAlignment = 256;  // rows begin on a media block
 constexpr uint64_t kMapHeaderBytes = 8;  // checksum in front of a stored free map
-constexpr uint64_t kSpareShare = 8;      // of the slots of a table that is written: kept free
+constexpr uint64_t kSpareShare = 8;      // 1/8 of the slots of a written table is kept free
 __extension__ typedef unsigned __int128 Wide;
 
 uint64_t words_for(uint64_t slots) { return (slots + 63) / 64; }
@@ -67,7 +67,7 @@ void Slots::ByUnit::set(std::atomic<Extent*>* places, Extent* extent) const {
 }
 
 Slots::~Slots() {
-  for (const auto& extent : extents_)  // whoever has the memory next may touch it
+  for (const auto& extent : extents_)  // the next owner of the memory may touch it
     PETPS_UNPOISON(pool_->at(extent->offset), extent->bytes);
 }
 
@@ -76,7 +76,7 @@ std::unique_ptr<Slots::Extent> Slots::shape(uint64_t offset, uint64_t bytes) con
   Extent& extent = *shaped;
   extent.offset = offset;
   extent.bytes = bytes;
-  // Largest count whose map, headers and rows fit.
+  // Find the largest count whose map, headers and rows fit.
   uint64_t count = bytes * 8 / (uint64_t{row_bytes_} * 8 + sizeof(SlotHeader) * 8 + 1) + 1;
   for (;; --count) {
     const uint64_t map = (kMapHeaderBytes + words_for(count) * 8 + 63) / 64 * 64;
@@ -133,7 +133,8 @@ bool Slots::valid(SlotRef ref) const {
          ref < extent->rows + extent->count * row_bytes_ && (ref - extent->rows) % row_bytes_ == 0;
 }
 
-// Number of the slot within its extent. Exact while offset * row_bytes < 2**64; extents are below 2**32 bytes.
+// Return the number of the slot within its extent. Exact while offset * row_bytes < 2**64; an
+// extent has less than 2**32 bytes.
 uint64_t Slots::slot_of(const Extent& extent, SlotRef ref) const {
   return static_cast<uint64_t>((static_cast<Wide>(ref - extent.rows) * row_share_) >> 64);
 }
@@ -143,8 +144,8 @@ SlotHeader* Slots::header(SlotRef ref) const {
   return reinterpret_cast<SlotHeader*>(pool_->at(extent.headers)) + slot_of(extent, ref);
 }
 
-// Adds an extent, unless another thread has while this one waited to. Lets go of `lock` meanwhile: the disk
-// may take its time, and what reads or frees slots must not wait for it.
+// Add an extent, unless another thread adds one while this thread waits. Releases `lock` during
+// the disk operation, which may be slow: a thread that reads or frees slots must not wait for it.
 Status Slots::grow(std::unique_lock<std::mutex>& lock) {
   const size_t seen = extents_.size();
   lock.unlock();
@@ -164,8 +165,9 @@ Status Slots::grow(std::unique_lock<std::mutex>& lock) {
   return Status();
 }
 
-// Rows of the dropped table that had the extent. After a power loss under durability `process` an entry
-// may reach the disk and its row not: a header that still named the key would vouch for the old row.
+// Zero the headers of a reused extent, which belong to rows of the dropped table. After a power
+// loss under durability `process` an entry may have reached the disk without its row; a header
+// that still named the key would then vouch for the old row.
 Status Slots::forget_headers(const Pool::Extent& extent) {
   const media::Media& medium = pool_->medium();
   if (medium.kind() != media::Kind::kFile || medium.durability() != media::Durability::kProcess)
@@ -177,15 +179,17 @@ Status Slots::forget_headers(const Pool::Extent& extent) {
                                     Site::kReusedSync);
 }
 
-// Once a round of the cursor. Where few slots are free they lie far apart, and so do the rows that come one after another: writing
-// them costs a page's address and a header's line each. Spare slots buy nearness; when there is no room for them it goes on without.
+// Add an extent if too few slots are free; called once per round of the cursor. When few slots
+// are free they lie far apart, and so do rows that are written one after another: each write then
+// costs a page-table walk and a header's line. Spare slots keep them near. If there is no room
+// for more, go on without.
 void Slots::grow_spare(std::unique_lock<std::mutex>& lock) {
   const uint64_t total = total_.load(std::memory_order_relaxed);
   if (free_.load(std::memory_order_relaxed) < total / kSpareShare && total < max_slots_)
     static_cast<void>(grow(lock));
 }
 
-// Takes up to out.size() free slots in address order from the cursor on.
+// Take up to out.size() free slots in address order, starting at the cursor.
 uint64_t Slots::take_locked(std::span<SlotRef> out, SlotHeader** headers, bool* round_ended) {
   uint64_t taken = 0;
   const size_t extents = extents_.size();
@@ -255,7 +259,7 @@ void Slots::release(std::span<const SlotRef> refs) {
   const size_t kept = deferred_.capacity();
   uint64_t freed = 0;
   for (const SlotRef ref : refs) {
-    if (walking && !valid(ref)) continue;  // of a damaged entry; verify reports it
+    if (walking && !valid(ref)) continue;  // the ref of a damaged entry; verify reports it
     if (walking && extent_of(ref)->old) {
       deferred_.push_back(ref);
     } else {
@@ -268,7 +272,7 @@ void Slots::release(std::span<const SlotRef> refs) {
                              std::memory_order_relaxed);
 }
 
-// Any number of threads may bring the first mark; one of their arrays stays.
+// Return the extent's marks. Several threads may race to make the array; one array is kept.
 std::atomic<uint64_t>* Slots::marks_of(Extent* extent) {
   std::atomic<uint64_t>* marks = extent->marks.load(std::memory_order_acquire);
   if (marks != nullptr) return marks;
@@ -281,12 +285,12 @@ std::atomic<uint64_t>* Slots::marks_of(Extent* extent) {
 
 void Slots::mark(SlotRef ref) {
   Extent* extent = extent_of(ref);
-  if (extent == nullptr || !extent->old || !valid(ref)) return;  // verify reports the others
+  if (extent == nullptr || !extent->old || !valid(ref)) return;  // verify reports invalid refs
   const uint64_t slot = slot_of(*extent, ref);
   marks_of(extent)[slot / 64].fetch_or(uint64_t{1} << (slot % 64), std::memory_order_relaxed);
 }
 
-// The free bits of an old extent are known now.
+// Set the free bits of an old extent, now that they are known.
 void Slots::adopt_free_bits(Extent* extent, std::vector<uint64_t> bits) {
   extent->free_bits = std::move(bits);
   extent->free = 0;
@@ -295,7 +299,7 @@ void Slots::adopt_free_bits(Extent* extent, std::vector<uint64_t> bits) {
   free_.fetch_add(extent->free, std::memory_order_relaxed);
   const std::atomic<uint64_t>* const marks =
       extent->marks.exchange(nullptr, std::memory_order_acq_rel);
-  if (marks == nullptr)  // else the free bits take their place
+  if (marks == nullptr)  // otherwise the free bits replace the marks, which have the same size
     allocator_bytes_.fetch_add(extent->free_bits.size() * 8, std::memory_order_relaxed);
   delete[] marks;
 #if defined(__SANITIZE_ADDRESS__)

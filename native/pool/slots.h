@@ -1,8 +1,8 @@
-// Slots of one table: where rows go. Part of room pool.
+// Slots of one table: the places of its rows. Part of room pool.
 //
-// An extent of slots is [free map | headers | rows]. The free map is written only by a clean close; in between the free
-// list lives in DRAM as one bit per slot. After an unclean stop nothing is free in the extents that existed at open until
-// finish_walk(): new rows take fresh extents.
+// An extent of slots is [free map | headers | rows]. Only a clean close writes the free map;
+// until then the free list is in DRAM, one bit per slot. After an unclean stop, nothing is free
+// in the extents that existed at open until finish_walk(): new rows take fresh extents.
 #pragma once
 
 #include <atomic>
@@ -24,27 +24,29 @@ class Slots {
   Slots(const Slots&) = delete;
   Slots& operator=(const Slots&) = delete;
 
-  // Fills `out` with free slots. kResourceExhausted: the disk is full, or kMaxSlots is reached and the caller should reclaim and
-  // ask again; nothing is taken then. `wait_for_walk` tells that the walk will free some.
-  // headers (if any): headers[i] = header(out[i]), for one place per slot.
+  // Fill `out` with free slots. Return kResourceExhausted if the disk is full or max_slots() is
+  // reached; the caller should reclaim and retry. Nothing is taken then, and `wait_for_walk` says
+  // whether the walk will free some. If headers is not null, set headers[i] = header(out[i]).
   base::Status allocate(std::span<SlotRef> out, bool* wait_for_walk,
                         SlotHeader** headers = nullptr);
-  // Slots nobody can read any more. Before finish_walk(), those of old extents are kept aside.
+  // Free slots that no thread can read any more. Before finish_walk(), slots of old extents are
+  // kept aside.
   void release(std::span<const SlotRef> refs);
 
   std::byte* row(SlotRef ref) const { return pool_->at(ref); }
   SlotHeader* header(SlotRef ref) const;
-  // True when ref is the start of a slot of this table.
+  // Return true if ref is the start of a slot of this table.
   bool valid(SlotRef ref) const;
 
-  // Walk of an unclean open: mark what is reachable (any thread), then finish. The caller sees to it that no mark() runs beside
-  // finish_walk() or load_free_maps(), or after them.
+  // Walk of an unclean open: mark the reachable slots (any thread), then finish. The caller
+  // ensures that no mark() runs beside or after finish_walk() or load_free_maps().
   bool needs_walk() const { return !walked_.load(std::memory_order_acquire); }
   void mark(SlotRef ref);
   void finish_walk();
-  // Clean open: takes the stored free maps instead, unless one fails its checksum: needs_walk() stays true then.
+  // Clean open: take the stored free maps instead. If one fails its checksum, take none;
+  // needs_walk() stays true.
   void load_free_maps();
-  // Clean close. Flushed, not drained.
+  // Clean close: store the free maps; flush them, but do not drain.
   void store_free_maps(media::Flusher& flusher);
 
   bool is_free(SlotRef ref) const;
@@ -64,17 +66,18 @@ class Slots {
     uint64_t rows = 0;     // pool offset
     bool old = false;      // existed at open
     uint64_t free = 0;
-    // One bit a slot. Of an old extent: empty until the walk ends, so that opening costs nothing.
+    // One bit per slot. For an old extent: empty until the walk ends, so that opening costs
+    // nothing.
     std::vector<uint64_t> free_bits;
-    // Of an old extent, from its first mark until the walk ends. One bit a slot, owned.
+    // Only for an old extent, from its first mark until the walk ends. One bit per slot; owned.
     std::atomic<std::atomic<uint64_t>*> marks{nullptr};
     ~Extent() { delete[] marks.load(std::memory_order_relaxed); }
   };
   std::unique_ptr<Extent> shape(uint64_t offset, uint64_t bytes) const;
   void add(uint64_t offset, uint64_t bytes,
            bool old);                            // an extent from the catalogue, or a new one
-  Extent* extent_of(SlotRef ref) const;          // null: the ref is in no extent of this table
-  const Extent* find_extent(SlotRef ref) const;  // the same, without making by_unit_
+  Extent* extent_of(SlotRef ref) const;          // null if no extent of this table has the ref
+  const Extent* find_extent(SlotRef ref) const;  // the same, without building by_unit_
   uint64_t slot_of(const Extent& extent, SlotRef ref) const;
   base::Status grow(std::unique_lock<std::mutex>& lock);
   void grow_spare(std::unique_lock<std::mutex>& lock);
@@ -88,15 +91,16 @@ class Slots {
   Pool* pool_;
   uint32_t table_;
   uint32_t row_bytes_;
-  uint64_t row_share_;  // 2**64 / row_bytes_, rounded up: multiplied with instead of divided by
+  uint64_t row_share_;  // 2**64 / row_bytes_, rounded up: a multiplication replaces the division
   uint64_t capacity_;
   uint64_t max_slots_;
-  std::mutex growth_mutex_;   // one extent at a time, while the disk works; taken before mutex_
-  mutable std::mutex mutex_;  // the free slots; no disk operation holds it
+  std::mutex growth_mutex_;   // one extent at a time; held while the disk works; before mutex_
+  mutable std::mutex mutex_;  // guards the free slots; no disk operation holds it
   std::vector<std::unique_ptr<Extent>> extents_;  // by ordinal; under mutex_ and by_unit_mutex_
-  // The same by unit of the pool, for extent_of without a lock: one place for each unit of the
-  // address range. Refs are random, and a search among the extents would guess wrong at every step.
-  // Made at its first use, which no pull is: zero pages until an extent is there.
+  // The same extents by unit of the pool, one place for each unit of the address range, so that
+  // extent_of needs no lock. Refs are random, so a binary search would mispredict every step. The
+  // first use builds it, and a pull never uses it. Its pages are zero pages until an extent is
+  // stored in them.
   class ByUnit {
    public:
     ByUnit(uint64_t reserved, uint64_t unit_bytes);
@@ -109,7 +113,7 @@ class Slots {
                                           std::memory_order_acquire)
                                     : nullptr;
     }
-    // The caller orders these two.
+    // The caller orders these two calls.
     void make(const std::vector<std::unique_ptr<Extent>>& extents);
     void set(Extent* extent) { set(places_.load(std::memory_order_relaxed), extent); }
 
@@ -120,17 +124,17 @@ class Slots {
     uint32_t shift_;
   };
   mutable ByUnit by_unit_;
-  mutable std::mutex by_unit_mutex_;  // making it, and adding an extent; taken after mutex_
+  mutable std::mutex by_unit_mutex_;  // for building by_unit_ and adding an extent; after mutex_
   size_t cursor_extent_ = 0;
   uint64_t cursor_word_ = 0;
   std::vector<SlotRef> deferred_;
   std::atomic<uint64_t> total_{0};
   std::atomic<uint64_t> free_{0};
-  std::atomic<uint64_t> allocator_bytes_{0};  // the status reads it while mutex_ is held
+  std::atomic<uint64_t> allocator_bytes_{0};  // status() reads it while mutex_ is held
   std::atomic<bool> walked_{true};
 };
 
-// Slots beyond capacity that replaced rows may occupy until they are reclaimed.
+// Slots beyond capacity for replaced rows until they are reclaimed.
 inline constexpr uint64_t kSpareSlots = 65536;
 
 }  // namespace petps::pool

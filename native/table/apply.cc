@@ -23,10 +23,11 @@ namespace {
 static_assert(sizeof(SlotHeader) == 16);
 constexpr SlotRef kToBeAllocated = 1;  // an upsert before its slot is known; never stored
 
-constexpr size_t kSourceAhead = 6;  // rows of a divided batch
+constexpr size_t kSourceAhead = 6;  // rows of a divided batch to prefetch ahead
 
-// One chunk of a batch on its way through the five verbs. Most chunks replace rows of keys that are there, and take a short way; new
-// keys and deletions take the long one, through Ops. Moves are held off meanwhile, so that what the search saw stays where it is.
+// One chunk of a batch on its way through the five verbs. Most chunks replace the rows of
+// existing keys and take a short way. New keys and deletions take the long way, through Ops.
+// Moves are held off throughout, so that every entry stays where the search saw it.
 class Apply {
  public:
   Apply(Table::Impl& table, const Chunk& chunk, uint32_t stamp, Table::Impl::Scratch& scratch)
@@ -43,11 +44,13 @@ class Apply {
     scratch_.old.resize(keys_.size());
   }
 
-  // Allocate; fill, in step with the search; persist and publish, the short way or the long one; retire.
+  // Allocate; fill, interleaved with the search; persist and publish, the short or the long way;
+  // retire.
   Status run(ApplyReport* report) {
     const size_t upserts = count_upserts();
-    // Rows are filled in step with the search for their keys: one waits for memory, the other works. What turns out to be superseded
-    // or refused gives its slot back. When there are not slots for all, refusals come first.
+    // Rows are filled while their keys are searched: one waits for memory, the other computes. A
+    // superseded or refused key gives its slot back. If there are not enough slots for all keys,
+    // refuse keys first and allocate afterwards.
     const bool filled = allocate(upserts).ok();
     std::shared_lock still(table_.moves_gate);
     const size_t present = filled ? fill_in_step() : locate();
@@ -91,11 +94,11 @@ class Apply {
   uint32_t stamp_;
   Flusher flusher_;
   Table::Impl::Scratch& scratch_;
-  size_t next_ = 0;  // slot taken for this chunk that is filled next
+  size_t next_ = 0;  // the slot in scratch_.taken to fill next
   std::vector<Op> ops_;
   std::vector<SlotRef> unused_;
-  uint64_t reserved_ = 0;       // of table_.occupied, until settle_room()
-  bool deletes_first_ = false;  // new keys take the room of deleted ones
+  uint64_t reserved_ = 0;       // our part of table_.occupied, until settle_room()
+  bool deletes_first_ = false;  // new keys take the room of deleted keys
 };
 
 size_t Apply::count_upserts() const {
@@ -123,7 +126,7 @@ void Apply::fill_next(size_t i) {
   }
   const uint32_t crc = flusher_.copy_with_crc32c(table_.slots.row(scratch_.taken[next_]),
                                                  rows_ + row * row_bytes, row_bytes, Site::kRow);
-  // Slots that were free here and there have headers in lines of their own, which nobody has read.
+  // The slots may be scattered, so their headers are in separate lines that are not in the cache.
   const SlotHeader header = {keys_[i], stamp_, crc};
   flusher_.copy_16(scratch_.headers[next_++], &header, Site::kRowHeader);
 }
@@ -136,7 +139,8 @@ size_t Apply::fill_in_step() {
   return table_.index.locate(keys_, scratch_.entries.data(), scratch_.old.data(), step, this);
 }
 
-// Every key is there: no counter to raise, no bucket to lock. A key that stands twice is replaced twice, in order.
+// Every key exists: there is no counter to raise and no bucket to lock. A key that occurs twice
+// is replaced twice, in order.
 Status Apply::replace(ApplyReport* report) {
   PETPS_RETURN_IF_ERROR(flusher_.drain(Site::kFilled));  // rows and headers
   std::shared_lock gate(table_.walk_gate, std::defer_lock);
@@ -175,14 +179,14 @@ void Apply::make_ops(bool filled) {
   table_.index.plan(ops_, scratch_.entries.data(), scratch_.old.data());
 }
 
-// The op changes nothing; the slot it took is free again.
+// Make the op a no-op and free the slot that it took.
 void Apply::drop(Op* op) {
   if (op->ref != 0 && op->ref != kToBeAllocated) unused_.push_back(op->ref);
   op->ref = 0;
   op->state = OpState::kSkipped;
 }
 
-// Of several entries with one key the last one counts.
+// Of several entries with the same key the last one counts.
 void Apply::drop_superseded(ApplyReport* report) {
   const size_t places = std::bit_ceil(ops_.size() * 2 + 1);
   std::vector<uint32_t> seen(places, 0);  // position + 1
@@ -197,7 +201,7 @@ void Apply::drop_superseded(ApplyReport* report) {
   }
 }
 
-// New keys beyond capacity. One that this chunk deletes makes room for one that it brings.
+// Refuse new keys beyond capacity. A key that this chunk deletes makes room for a new key of it.
 Status Apply::refuse(ApplyReport* report) {
   auto leaving = std::count_if(ops_.begin(), ops_.end(), [](const Op& op) {
     return op.state == OpState::kPresent && op.ref == 0;
@@ -222,7 +226,8 @@ Status Apply::refuse(ApplyReport* report) {
   return Status();
 }
 
-// Refusing takes a walk: until then the rows of an unclean open count as more than they are.
+// Try to reserve room for a row. Refusing needs a complete walk: until then the rows of an
+// unclean open count as more than they are.
 Result<bool> Apply::has_room() {
   if (table_.reserve_row()) return true;
   if (table_.walked()) return false;
@@ -235,7 +240,7 @@ Result<bool> Apply::has_room() {
   return table_.reserve_row();
 }
 
-// Also after a failure: what was published counts, what was only reserved does not.
+// Give back the room that was only reserved, and count what was published; also after a failure.
 void Apply::settle_room() {
   uint64_t change = 0 - reserved_;
   for (const Op& op : ops_) {
@@ -257,7 +262,8 @@ Status Apply::allocate_and_fill() {
   return Status();
 }
 
-// Counters of the buckets that displaced entries will pass. False when no op is waiting for a place.
+// Raise the counters of the buckets that displaced entries will pass. Return true if an op has a
+// new bucket to publish to.
 bool Apply::raise() {
   bool any = false;
   for (Op& op : ops_) {
@@ -275,7 +281,7 @@ Status Apply::persist_and_publish() {
       table_.index.adopt_absence(op, flusher_);
   }
   std::span<Op> rest = ops_;
-  if (deletes_first_) {  // a full table's buckets have no entries for both
+  if (deletes_first_) {  // the buckets of a full table have no entries for both
     const auto deleted = std::stable_partition(ops_.begin(), ops_.end(), [](const Op& op) {
       return op.state == OpState::kPresent && op.ref == 0;
     });
@@ -288,7 +294,8 @@ Status Apply::persist_and_publish() {
     PETPS_RETURN_IF_ERROR(flusher_.drain(Site::kFilled));  // rows, headers, raised counters
     if (table_.slots.needs_walk() && !gate.owns_lock()) gate.lock();
     table_.index.publish(rest, flusher_);
-    // A bucket that was to take a key filled up meanwhile: that key goes further, which takes another drain.
+    // If a bucket filled up before its key was published, the key moves to a later bucket, which
+    // needs another drain.
   } while (std::any_of(ops_.begin(), ops_.end(),
                        [](const Op& op) { return op.state == OpState::kAgain; }) &&
            raise());
@@ -302,7 +309,7 @@ Status Apply::persist_and_publish() {
   return flusher_.drain(Site::kPublished);  // entries and deletions
 }
 
-// What the ops did; leaves in `old` what they replaced or erased.
+// Count what the ops did; leave in `old` the refs that they replaced or erased.
 void Apply::count(ApplyReport* report) {
   scratch_.old.clear();
   uint64_t erased = 0;
@@ -329,7 +336,8 @@ void Apply::count(ApplyReport* report) {
 
 // ---- both ways ----
 
-// While the walk runs, a replaced slot of an old extent is not the walk's to free: a reader may still be in it.
+// Mark replaced slots of old extents while the walk runs, so that the walk does not free them: a
+// reader may still read them.
 void Apply::mark_replaced() {
   if (!table_.slots.needs_walk()) return;
   for (const SlotRef ref : scratch_.old) table_.slots.mark(ref);

@@ -1,5 +1,5 @@
-// A batch on its way to the five verbs: undivided while its writer is alone, by ranges of home buckets beside others or with several
-// threads (turns.h).
+// The division of a batch for the five verbs: none while its writer is the only one, by ranges of
+// home buckets beside other writers or with several threads (turns.h).
 #include <algorithm>
 #include <array>
 #include <system_error>
@@ -16,11 +16,11 @@ using base::Status;
 
 namespace {
 
-// A thread costs some 50 us to begin and end, a chunk 30.
+// A thread costs about 50 us to start and join, a chunk 30 us.
 constexpr size_t kRowsOfAThread = 4096;
-constexpr size_t kChunksOfAThread = 16;  // before the threads meet again
+constexpr size_t kChunksOfAThread = 16;  // before the threads join again
 
-// Takes a batch through, chunk by chunk.
+// The writer of one batch, chunk by chunk.
 class Writer {
  public:
   Writer(Table::Impl& table, const Batch& batch)
@@ -41,8 +41,8 @@ class Writer {
   Result<ApplyReport> run() {
     for (size_t at = 0; at < batch_.keys.size();) {
       const size_t left = batch_.keys.size() - at;
-      // Where a drain is a disk's flush, two writers would flush twice. When the table may be full, keys that go must make room for
-      // those that come, whatever their ranges.
+      // Where a drain flushes the disk, two writers would flush twice. If the table may be full,
+      // deleted keys must make room for new keys of other ranges.
       const bool undivided = table_.synced() || must_make_room();
       const size_t threads = std::min({size_t{batch_.threads}, kRanges, left / kRowsOfAThread});
       size_t n = std::min(left, table_.synced() ? kApplyChunkSynced : kApplyChunk);
@@ -85,7 +85,7 @@ class Writer {
     return status;
   }
 
-  // Each thread takes the ranges whose number leaves its own when divided by `threads`.
+  // Each thread takes the ranges whose number modulo `threads` is the thread's number.
   Status apply_by_range(size_t at, size_t n, size_t threads) {
     divide(at, n);
     std::vector<ApplyReport> reports(threads);
@@ -94,7 +94,7 @@ class Writer {
     const auto work = [&](size_t t) { results[t] = apply_ranges(t, threads, &reports[t]); };
     try {
       while (others.size() + 1 < threads) others.emplace_back(work, others.size() + 1);
-    } catch (const std::system_error&) {  // the machine gives no more threads: fewer do all
+    } catch (const std::system_error&) {  // no more threads available: fewer do all the work
     }
     work(0);
     for (size_t t = others.size() + 1; t < threads; ++t) work(t);
@@ -106,7 +106,7 @@ class Writer {
     return Status();
   }
 
-  // A chunk of one range a turn, so that other writers come in between.
+  // Take a range, apply one chunk, and give the range back, so that other writers run in between.
   Status apply_ranges(size_t first, size_t step, ApplyReport* report) {
     uint32_t left = 0;
     for (size_t range = first; range < kRanges; range += step)
@@ -131,7 +131,7 @@ class Writer {
                  table_.scratch[range], report);
   }
 
-  // Keys [at, at + n) of the batch by range, in their order.
+  // Divide keys [at, at + n) of the batch by range, keeping their order.
   void divide(size_t at, size_t n) {
     for (Share& share : shares_) share.clear();
     for (size_t i = at; i < at + n; ++i) {
@@ -142,8 +142,8 @@ class Writer {
     }
   }
 
-  // New keys that found no room before another range's deletions had made it: once more, in one piece. A key that stands again later
-  // in the batch is not the last word.
+  // Retry, undivided, the new keys that found no room because another range's deletions came
+  // later. Skip a key that occurs again later in the batch.
   Status retry_refused() {
     if (refused_.empty()) return Status();
     std::unordered_map<uint64_t, uint32_t> last;
@@ -173,7 +173,7 @@ class Writer {
     std::vector<uint32_t> places;
     std::vector<uint8_t> deleted;
     std::vector<uint32_t> refused;
-    size_t applied = 0;  // of the keys
+    size_t applied = 0;  // number of keys applied
     void clear() {
       applied = 0;
       refused.clear();

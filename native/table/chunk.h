@@ -1,4 +1,5 @@
-// The five verbs over some keys of a batch. Internal to room table: batch.cc divides, apply.cc applies.
+// The five verbs over some keys of a batch. Internal to room table: batch.cc divides a batch,
+// apply.cc applies a chunk.
 #pragma once
 
 #include <cstddef>
@@ -13,14 +14,15 @@ namespace petps::table {
 // Some keys of a batch.
 struct Chunk {
   std::span<const uint64_t> keys;
-  const std::byte* rows;   // of the batch, or from the chunk's first on
+  const std::byte* rows;   // the batch's rows, or those from the chunk's first on
   const uint32_t* places;  // keys[i] has row places[i]; null: row i
-  const uint8_t* deleted;  // one a key, or null
-  std::vector<uint32_t>* refused =
-      nullptr;  // if any: takes the rows of new keys that found no room
+  const uint8_t* deleted;  // one mark per key, or null
+  // If not null, receives the row numbers of new keys that found no room.
+  std::vector<uint32_t>* refused = nullptr;
 };
 
-// Allocate, fill, persist, publish, retire. The caller holds the turns of the keys' ranges.
+// Allocate, fill, persist, publish, retire. The caller holds the locks of the keys' ranges
+// (WriterTurns).
 base::Status apply_chunk(Table::Impl& table, const Chunk& chunk, uint32_t stamp,
                          Table::Impl::Scratch& scratch, ApplyReport* report);
 

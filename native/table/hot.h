@@ -1,7 +1,8 @@
-// Which keys of a table its clients find hot. Part of room table.
+// The keys of a table that its clients find hot. Part of room table.
 //
-// Each client tells its own hot set, about once an interval. What one of them wants at home, the set of another must not evict: so
-// the keys of this interval and of the one before are spared, and a key goes home once an interval.
+// Each client reports its own hot set about once per interval. Moving one client's keys home must
+// not evict another client's. So the keys that were reported in this interval and in the one
+// before are spared from eviction, and a key moves home at most once per interval.
 #pragma once
 
 #include <chrono>
@@ -19,7 +20,7 @@ class HotKeys {
   using Keys = std::unordered_set<uint64_t>;
   static constexpr auto kInterval = std::chrono::seconds(10);  // between the hot sets of a client
 
-  // Remembers at most `most` keys an interval; further ones may be evicted, and moved again.
+  // Remember at most `most` keys per interval; further keys may be evicted and moved again.
   explicit HotKeys(size_t most) : most_(most) {}
 
   void add(std::span<const uint64_t> keys, Time now) {
@@ -43,10 +44,10 @@ class HotKeys {
 
  private:
   size_t most_;
-  Time began_;   // of this interval
-  Keys recent_;  // told in it
-  Keys spared_;  // and in the one before
-  Keys moved_;   // home, in this interval
+  Time began_;   // start of this interval
+  Keys recent_;  // reported in this interval
+  Keys spared_;  // reported in this interval or the one before
+  Keys moved_;   // moved home in this interval
 };
 
 }  // namespace petps::table

@@ -1,4 +1,4 @@
-// The insides of Table and Tables, shared by the files of this room.
+// The internals of Table and Tables, shared by the files of this room.
 #pragma once
 
 #include <array>
@@ -24,26 +24,29 @@ struct Table::Impl final : epoch::Reclaimer {
   ~Impl() override;
   void reclaim(std::span<const uint64_t> items) override {
     slots.release(items);
-    retired.fetch_sub(items.size(), std::memory_order_release);  // a dropped table may go now
+    retired.fetch_sub(items.size(), std::memory_order_release);  // may let a dropped table go
   }
 
   bool walked() const { return !slots.needs_walk() && index.walked(); }
-  bool synced() const {  // a drain is a disk's flush
+  bool synced() const {  // true if a drain is a flush of the disk
     return pool.medium().kind() == media::Kind::kFile &&
            pool.medium().durability() == media::Durability::kPower;
   }
-  base::Status writable() const;  // an error that says why not
-  // One row more, if capacity allows it now. What batches under way may bring counts, so no two of them take the same room.
+  base::Status writable() const;  // an error if the table cannot be written
+  // Reserve room for one more row; return false if capacity leaves none now. `occupied` includes
+  // the reservations of batches in flight, so no two batches take the same room.
   bool reserve_row();
-  void set_counts(uint64_t rows, uint64_t displaced);  // known without a walk
-  // Waits for the walk or for readers where that helps. headers: see Slots::allocate.
+  void set_counts(uint64_t rows, uint64_t displaced);  // for counts known without a walk
+  // Allocate slots; wait for the walk or for readers where that helps. headers: see
+  // Slots::allocate.
   base::Status allocate(std::span<pool::SlotRef> refs, pool::SlotHeader** headers = nullptr);
   void walk();
   void read_ahead(uint64_t bucket) const;
   base::Result<uint64_t> migrate(std::span<const uint64_t> hot_keys,
                                  HotKeys::Time now = std::chrono::steady_clock::now());
   base::Result<uint64_t> rehome();
-  // A bounded part of a recount; true when it is complete, or cannot be made now. Adds the counters that it lowered.
+  // Run a bounded part of a recount. Return true if the recount is complete or impossible now.
+  // Add the number of counters that it lowered to `lowered`.
   bool recount_step(uint64_t* lowered);
   bool wants_recount();
 
@@ -54,35 +57,38 @@ struct Table::Impl final : epoch::Reclaimer {
   pool::Slots& slots;
   index::Index index;
   uint32_t row_lines;  // cache lines of a row that lookup prefetches
-  // Rows, and new keys of batches under way: a reservation becomes a row without a change here, a deletion leaves when it is durable.
-  // Until the walk has counted the rows of an unclean open, it takes them to be as many as they can be.
+  // Rows, and reserved room for new keys of batches in flight. When a reservation becomes a row,
+  // this number stays; a deletion is subtracted once it is durable. Until the walk has counted
+  // the rows of an unclean open, it holds the largest possible number of rows.
   std::atomic<uint64_t> occupied{0};
-  uint64_t assumed_rows = 0;         // in `occupied`, for those that the walk will count
+  uint64_t assumed_rows = 0;         // the part of `occupied` that the walk will correct
   std::atomic<uint64_t> erased{0};   // since the last re-homing
-  std::atomic<uint64_t> retired{0};  // slots handed to epoch and not back yet
-  // Batches that began and that ended, for verify to see that nothing moved.
+  std::atomic<uint64_t> retired{0};  // slots given to epoch and not yet released
+  // The numbers of batches that began and that ended; verify compares them to see that nothing
+  // changed.
   std::atomic<uint64_t> begun{0};
   std::atomic<uint64_t> ended{0};
   WriterTurns turns;
-  bool dropped = false;  // changes under all of `turns`
-  struct
-      Scratch {  // of the chunk that holds the range, or of all the first; one item a key or slot
+  bool dropped = false;  // changes under all ranges of `turns`
+  // Buffers of the chunk that holds the range; a chunk that holds all ranges uses the first. One
+  // item per key or slot.
+  struct Scratch {
     std::vector<index::Entry*> entries;
     std::vector<pool::SlotRef> old;
     std::vector<pool::SlotRef> taken;
     std::vector<pool::SlotHeader*> headers;
   };
   std::array<Scratch, kRanges> scratch;
-  Gate walk_gate;  // shared: publish and mark; exclusive: the walk takes the marks
+  Gate walk_gate;  // shared: a batch publishes and marks; exclusive: the walk takes the marks
   mutable MovesGate moves_gate;
   enum class Recount { kNone, kCounts, kInstalls } recount = Recount::kNone;  // under moves_mutex
-  uint64_t installed = 0;  // buckets, of the recount that installs
+  uint64_t installed = 0;  // buckets done by the recount that installs
   std::mutex hot_mutex;
   std::vector<uint64_t> hot_keys;  // pending hot sets
   HotKeys hot;                     // under moves_mutex
 };
 
-// The applied version of one instance; 0 as the instance: unused.
+// The applied version of one instance. Instance 0: this place is unused.
 struct Applied {
   std::atomic<uint32_t> instance{0};
   std::atomic<uint64_t> version{0};
@@ -96,8 +102,8 @@ struct Tables::Impl final : epoch::Reclaimer {
   void start_background();
   void stop_background();
   void background();
-  // Whether a process that pinned before a kill may still read rows that no index has. What a clean close left free was free for
-  // every pin.
+  // Return true if a process that pinned before a kill may still read rows that no index has.
+  // After a clean close the answer is no: what it left free was free for every pin.
   bool read_since_a_kill() { return !pool->was_clean() && epochs.earlier_pins(); }
   void walk();
   void wait_for_walk();
@@ -109,7 +115,8 @@ struct Tables::Impl final : epoch::Reclaimer {
 
   std::unique_ptr<pool::Pool> pool;
   epoch::Domain epochs;
-  // One creation or drop at a time: what the pool has and what stands below change together. Taken before all others.
+  // Serialises creations and drops, so that the pool's catalogue and the lists below change
+  // together. Taken before all other mutexes.
   std::mutex catalogue_mutex;
   mutable std::mutex mutex;  // guards the next two
   std::vector<TablePointer> tables;
@@ -118,8 +125,8 @@ struct Tables::Impl final : epoch::Reclaimer {
   std::mutex walk_mutex;   // one walk at a time
   std::mutex moves_mutex;  // one hot move at a time: the pool has one journal
   std::atomic<bool> walked{false};
-  std::mutex
-      applied_mutex;  // writers of `applied`: of two refreshes the later one stays; guards counted
+  // Serialises writers of `applied`, so that the later of two refreshes wins; guards `counted`.
+  std::mutex applied_mutex;
   std::vector<uint64_t> counted;  // bitmap of partitions; empty: all
   std::array<Applied, pool::kMaxInstances> applied;
   bool runs_background = false;
@@ -130,23 +137,25 @@ struct Tables::Impl final : epoch::Reclaimer {
   std::thread thread;
 };
 
-inline constexpr size_t kApplyChunk =
-    512;  // keys of one round of the five verbs where a drain is cheap
-inline constexpr size_t kApplyChunkSynced = 65536;  // where a drain is a disk's flush
-// A hot move is three drains; where a drain is a disk's flush, a hot set may not keep the disk from the deltas. The next one goes on.
+// Keys of one round of the five verbs, where a drain is cheap.
+inline constexpr size_t kApplyChunk = 512;
+inline constexpr size_t kApplyChunkSynced = 65536;  // likewise, where a drain flushes the disk
+// A hot move takes three drains. Where a drain flushes the disk, one call makes at most this
+// number of moves, so that a hot set does not keep the disk from the deltas. The next hot set
+// continues.
 inline constexpr uint64_t kMaxMovesSynced = 200;
 inline constexpr size_t kMaxPendingHot = 262'144;  // keys that wait for the background thread
 inline constexpr uint64_t kLeastHot = 64;
 inline constexpr uint64_t kMostHot = 262'144;
-inline constexpr uint64_t kHotShare =
-    16;  // hot keys that a table remembers an interval, of its capacity
+// A table remembers capacity / kHotShare hot keys per interval, within the two limits above.
+inline constexpr uint64_t kHotShare = 16;
 inline constexpr uint64_t kRehomePasses = 6;
 inline constexpr uint64_t kBucketsCounted = 16384;   // in one step of a recount
 inline constexpr uint64_t kBucketsInstalled = 2048;  // likewise, while the table's writers wait
-inline constexpr int kRecountSteps = 8;              // one after another in the background
-inline constexpr uint64_t kRehomeEnough =
-    2000;  // a pass that moves fewer than 1/2000 of the rows is the last
-inline constexpr int kReclaimPatienceMs =
-    10'000;  // how long a writer waits for readers to leave slots
+inline constexpr int kRecountSteps = 8;              // consecutive steps in the background
+// A re-homing pass that moves fewer than 1/2000 of the rows is the last.
+inline constexpr uint64_t kRehomeEnough = 2000;
+// How long a writer waits for readers to release slots.
+inline constexpr int kReclaimPatienceMs = 10'000;
 
 }  // namespace petps::table

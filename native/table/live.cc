@@ -27,7 +27,7 @@ Result<std::unique_ptr<LiveReader>> LiveReader::open(const std::string& path) {
                       " calls of all processes read it at once; use fewer");
   }
   {
-    const epoch::Pin pin = list->pin();  // what the catalogue names stays while it is read
+    const epoch::Pin pin = list->pin();  // keeps what the catalogue names while it is read
     auto view = read(path);
     if (!view.ok()) return view.status();
     reader->view_ = std::move(view).value();

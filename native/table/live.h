@@ -1,6 +1,7 @@
-// A pool read in this process while a server writes it: DESIGN section 8, the embedded reader.
+// A pool that this process reads while a server writes it: DESIGN section 8, the embedded reader.
 //
-// ASSUMPTIONS: a view, and every row found through it, is used under the pin that was taken before.
+// ASSUMPTIONS: the caller takes a pin first, and uses a view and every row found through it only
+// under that pin.
 #pragma once
 
 #include <memory>
@@ -15,12 +16,13 @@ namespace petps::table {
 // Threads: all methods are safe from any thread of the process that opened it.
 class LiveReader {
  public:
-  // Errors: as Tables::open, and those of epoch::ReadersFile::join.
+  // Open the pool. Errors: as Tables::open, and those of epoch::ReadersFile::join.
   static base::Result<std::unique_ptr<LiveReader>> open(const std::string& path);
 
   epoch::Domain& epochs() { return epochs_; }
-  // The catalogue as it is now: read again when the superblock has changed. Take the pin first: then
-  // what the view shows stays until it is dropped. kFailedPrecondition in a forked child.
+  // Return the catalogue as it is now; read it again if the superblock has changed. Take the pin
+  // first: everything that the view shows stays until the pin is dropped. Return
+  // kFailedPrecondition in a forked child.
   base::Result<std::shared_ptr<Tables>> view();
 
  private:

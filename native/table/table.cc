@@ -10,7 +10,7 @@ using base::Result;
 using base::Status;
 
 namespace {
-// Longer rows are left to the hardware's own prefetcher after these.
+// Lookup prefetches at most this number of a row's lines; the hardware prefetches the rest.
 constexpr uint32_t kMaxRowLines = 8;
 
 uint32_t lines_of(uint32_t row_bytes) {
@@ -30,7 +30,7 @@ Table::Impl::Impl(Tables::Impl& tables, const pool::TableRecord& table)
       hot(std::clamp(table.spec.capacity / kHotShare, kLeastHot, kMostHot)) {
   if (pool.was_clean()) {
     set_counts(record.rows, record.displaced);
-  } else {  // no two rows share a slot or an entry
+  } else {  // the largest possible count: no two rows share a slot or an entry
     index.want_recount();
     assumed_rows = std::min(slots.total(), index.bucket_count() * index::kEntries);
     occupied.store(assumed_rows);
@@ -152,13 +152,13 @@ Result<uint64_t> Table::recount() {
 Result<uint64_t> Table::Impl::migrate(std::span<const uint64_t> keys, HotKeys::Time now) {
   if (!walked()) owner.wait_for_walk();
   PETPS_RETURN_IF_ERROR(writable());
-  if (!walked()) return uint64_t{0};  // a reader of another process holds it up: later
+  if (!walked()) return uint64_t{0};  // a reader in another process delays the walk: try later
   std::lock_guard one(owner.moves_mutex);
   hot.add(keys, now);
   uint64_t moves = 0;
   for (const uint64_t key : keys) {
     std::unique_lock gate(moves_gate, std::try_to_lock);
-    if (!gate) {  // a scan is open: later, unless there is a newer set by then
+    if (!gate) {  // a scan is open: keep the keys for later, unless a newer set is pending
       std::lock_guard lock(hot_mutex);
       if (hot_keys.empty()) hot_keys.assign(keys.begin(), keys.end());
       break;
@@ -177,17 +177,17 @@ Result<uint64_t> Table::Impl::migrate(std::span<const uint64_t> keys, HotKeys::T
 Result<uint64_t> Table::Impl::rehome() {
   if (!walked()) owner.wait_for_walk();
   PETPS_RETURN_IF_ERROR(writable());
-  if (!walked()) return uint64_t{0};  // a reader of another process holds it up: later
+  if (!walked()) return uint64_t{0};  // a reader in another process delays the walk: try later
   std::lock_guard one(owner.moves_mutex);
   const uint64_t lost = erased.exchange(0, std::memory_order_relaxed);
   uint64_t moves = 0;
-  // A place that an entry left may be another one's home: passes until few are left that gain.
+  // A place that an entry left may be another entry's home, so repeat until few entries move.
   for (uint64_t pass = 0, last = UINT64_MAX;
        pass < kRehomePasses && last > index.rows() / kRehomeEnough; ++pass) {
     const uint64_t before = moves;
     for (uint64_t number = 0; number < index.bucket_count(); ++number) {
       std::unique_lock gate(moves_gate, std::try_to_lock);
-      if (!gate) {  // a scan is open: later
+      if (!gate) {  // a scan is open: try later
         erased.fetch_add(lost, std::memory_order_relaxed);
         return moves;
       }
@@ -202,9 +202,9 @@ Result<uint64_t> Table::Impl::rehome() {
   return moves;
 }
 
-// With every range taken and no move under way, each claim on a counter is that of an entry that is there, and all that went is
-// durable: what was counted is exact, now and on the medium. A writer that holds a range may wait for the walk, so the walk waits
-// for no recount.
+// With every range taken and no move in progress, each claim on a counter belongs to an entry
+// that exists, and every erase is durable. So the counts are exact, now and on the medium. A
+// writer that holds a range may wait for the walk, so the walk must not wait for a recount.
 bool Table::Impl::recount_step(uint64_t* lowered) {
   if (!walked()) return true;
   std::lock_guard one(owner.moves_mutex);
@@ -238,7 +238,8 @@ bool Table::Impl::wants_recount() {
 
 // ---- recovery ----
 
-// Before bucket `number` of a scan in order: a file reads nothing ahead unless told.
+// Call before bucket `number` of a scan in order: a file reads ahead only where a scan is
+// announced.
 void Table::Impl::read_ahead(uint64_t number) const {
   constexpr uint64_t kPiece = 16384;  // buckets: 4 MiB
   if (number % kPiece != 0) return;
@@ -255,7 +256,7 @@ void Table::Impl::walk() {
   }
   if (!walked()) {
     const auto mark = [this](uint64_t, pool::SlotRef ref) {
-      if (slots.valid(ref)) slots.mark(ref);  // verify reports the others
+      if (slots.valid(ref)) slots.mark(ref);  // verify reports invalid refs
     };
     media::Flusher flusher(pool.medium());
     for (uint64_t number = 0; number < index.bucket_count(); ++number) {
@@ -264,8 +265,9 @@ void Table::Impl::walk() {
     }
     occupied.fetch_sub(assumed_rows - index.rows_at_open());
     assumed_rows = index.rows_at_open();
-    // An entry that a killed process published or erased without draining may revert at a power cut: nothing that it replaced
-    // may be free before it is durable. A failed drain has made the pool read-only; its slots then stay as they are.
+    // An entry that a killed process published or erased without a drain may revert at a power
+    // cut, so nothing that it replaced may be freed before the entry is durable. A failed drain
+    // has made the pool read-only; its slots then stay as they are.
     if (!flusher.drain(media::Site::kAdoptedDrain).ok()) return;
   }
   if (slots.needs_walk()) {

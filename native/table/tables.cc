@@ -14,13 +14,13 @@ using media::Flusher;
 using media::Site;
 
 namespace {
-constexpr auto kBackgroundPause =
-    std::chrono::milliseconds(100);  // between looks at what waits to be reclaimed
-// How long a close waits for readers, of this process or another, to leave what was replaced.
+// The pause between two checks for retired items to reclaim.
+constexpr auto kBackgroundPause = std::chrono::milliseconds(100);
+// How long a close waits for readers, in this process or another, to release replaced rows.
 constexpr auto kClosePatience = std::chrono::seconds(2);
 constexpr auto kWalkDelay = std::chrono::milliseconds(100);
-constexpr uint64_t kRehomeShare =
-    64;  // re-home a table when it lost 1/64 of its rows since the last time
+// Re-home a table when it has lost 1/64 of its rows since the last re-homing.
+constexpr uint64_t kRehomeShare = 64;
 }  // namespace
 
 Tables::Impl::Impl(std::unique_ptr<pool::Pool> opened) : pool(std::move(opened)) {
@@ -63,7 +63,7 @@ Result<std::unique_ptr<Tables>> Tables::attach(std::unique_ptr<pool::Pool> pool,
       if (!served.ok()) return served.status();
       readers = std::move(served).value();
     }
-    // The clean flag is cleared on the disk before the first other write.
+    // Clears the clean flag on the disk before the first other write.
     PETPS_RETURN_IF_ERROR(pool->begin_writing());
     PETPS_RETURN_IF_ERROR(index::replay_journal(*pool));
     if (pool->lost_power()) PETPS_RETURN_IF_ERROR(pool->accept_lost_power());
@@ -71,7 +71,7 @@ Result<std::unique_ptr<Tables>> Tables::attach(std::unique_ptr<pool::Pool> pool,
   auto impl = std::make_unique<Impl>(std::move(pool));
   if (readers != nullptr) {
     impl->epochs.share(std::move(readers));
-    // Until the walk, where processes may still read them.
+    // Where other processes may still read free extents, hold them until the walk.
     impl->pool->hold_free_extents(impl->read_since_a_kill());
   }
   if (background && !impl->pool->read_only()) impl->start_background();
@@ -96,10 +96,10 @@ Status Tables::close() {
   if (impl_->pool->read_only()) return Status();
   impl_->walk();
   Flusher flusher(impl_->pool->medium());
-  if (impl_->pool->medium().failed()) return flusher.drain(Site::kCloseDrain);  // says what failed
+  if (impl_->pool->medium().failed()) return flusher.drain(Site::kCloseDrain);  // the first error
   const bool reclaimed = impl_->reclaimed();
   if (!reclaimed || !impl_->walked.load(std::memory_order_acquire)) {
-    // Slots that are retired are in no free map: stored as clean, they would be nobody's for ever.
+    // Retired slots are in no free map: a clean close would lose them for ever.
     const bool outside = reclaimed || impl_->epochs.outside_pins();
     return Status(Code::kFailedPrecondition,
                   "pool '" + impl_->pool->medium().path() + "' is closed, but " +
@@ -119,7 +119,7 @@ Status Tables::close() {
   return Status();
 }
 
-// Whether everything retired came back. Whoever still reads may take a moment.
+// Wait until everything retired is released, at most kClosePatience. Return true if it is.
 bool Tables::Impl::reclaimed() {
   const auto give_up = std::chrono::steady_clock::now() + kClosePatience;
   for (;;) {
@@ -168,7 +168,8 @@ Status Tables::switch_alias(const std::string& alias, uint32_t instance, bool un
   return impl_->pool->set_alias(alias, instance, unless_frozen);
 }
 
-// What the dropped instance had read of the log, the others of its model pass over: read again, its base would bring it back.
+// Make the other instances of the model pass over what the dropped instance had read of the log.
+// Otherwise they would read it again, and its base would bring the dropped instance back.
 Status Tables::Impl::pass_over(uint32_t instance) {
   const auto fence = [](const pool::Progress& progress) {
     return progress.state == pool::ProgressState::kPassing ? progress.target : progress.run;
@@ -233,7 +234,8 @@ Status Tables::drop_instance(uint32_t instance) {
   return Status();
 }
 
-// No pin reads these tables any more. One that still waits for slots of its own to come back, queued behind it, goes later.
+// Free tables that no pin reads any more. A table whose own retired slots are queued behind it
+// and not yet released is retired again.
 void Tables::Impl::reclaim(std::span<const uint64_t> items) {
   std::vector<TablePointer> gone;
   std::vector<uint64_t> waiting;
@@ -323,7 +325,7 @@ void Tables::Impl::refresh_applied(uint32_t instance) {
     recorded += 1;
     lowest = std::min(lowest, progress.version);
   }
-  if (!exists) return;  // dropped
+  if (!exists) return;  // the instance was dropped
   auto at = std::find_if(applied.begin(), applied.end(),
                          [&](const Applied& each) { return each.instance.load() == instance; });
   if (at == applied.end()) {
@@ -358,7 +360,7 @@ uint64_t Tables::applied_version(uint32_t instance) const {
   for (const Applied& applied : impl_->applied) {
     if (applied.instance.load(std::memory_order_acquire) != instance) continue;
     const uint64_t version = applied.version.load(std::memory_order_acquire);
-    // The place may have changed hands between the two.
+    // The place may have gone to another instance between the two loads.
     if (applied.instance.load(std::memory_order_acquire) == instance) return version;
   }
   return 0;
@@ -369,7 +371,7 @@ uint64_t Tables::applied_version(uint32_t instance) const {
 void Tables::Impl::walk() {
   std::lock_guard lock(walk_mutex);
   if (walked.load(std::memory_order_acquire)) return;
-  // Nothing that it finds is freed while such a process may read it.
+  // Do not free anything that the walk finds while such a process may read it.
   const auto give_up =
       std::chrono::steady_clock::now() + std::chrono::milliseconds(kReclaimPatienceMs);
   while (read_since_a_kill()) {
@@ -408,7 +410,8 @@ void Tables::Impl::stop_background() {
 
 void Tables::Impl::background() {
   {
-    // The first pulls after a restart have the processors to themselves; a writer that needs the walk does not wait for this.
+    // Leave the processors to the first pulls after a restart. A writer that needs the walk does
+    // not wait for this thread.
     std::unique_lock lock(wake_mutex);
     wake_signal.wait_for(lock, kWalkDelay, [this] { return stopping.load(); });
   }
@@ -435,7 +438,8 @@ void Tables::Impl::background() {
         std::lock_guard lock(t.hot_mutex);
         hot.swap(t.hot_keys);
       }
-      // A failed drain has made the pool read-only, which every writer reports: nothing to add here.
+      // A failed drain has made the pool read-only, and every writer reports that; ignore it
+      // here.
       if (!hot.empty() && !pool->medium().failed()) static_cast<void>(t.migrate(hot).ok());
       const bool lost_many =
           t.erased.load(std::memory_order_relaxed) > t.index.rows() / kRehomeShare;

@@ -1,8 +1,10 @@
-// Who writes which keys of a table now. Part of room table.
+// Locks of a table's writers, by ranges of keys. Part of room table.
 //
-// Keys are divided by ranges of their home buckets. From plan to second drain the keys of a range have one writer: a key that one
-// batch erased but not yet drained could otherwise come back beside its new entry after a power cut. A writer alone takes all
-// ranges at once; beside others it takes one at a time, whichever is free, so that batches are applied in parallel.
+// Keys are divided by ranges of their home buckets. From plan to second drain, the keys of a
+// range have one writer. Otherwise a key that one batch erased but not yet drained could come
+// back beside its new entry after a power cut. A single writer takes all ranges at once. Beside
+// other writers it takes one range at a time, whichever is free, so that batches are applied in
+// parallel.
 #pragma once
 
 #include <immintrin.h>
@@ -22,7 +24,8 @@ inline constexpr uint32_t kAllRanges = (1u << kRanges) - 1;
 
 class WriterTurns {
  public:
-  // A writer is inside from its first take to its last give. Returns its number among the writers of now.
+  // Count a writer in, before its first take; leave() counts it out, after its last give. Return
+  // its number among the present writers.
   uint32_t enter() { return writers_.fetch_add(1, std::memory_order_relaxed); }
   void leave() { writers_.fetch_sub(1, std::memory_order_relaxed); }
   bool alone() const { return writers_.load(std::memory_order_relaxed) == 1; }
@@ -37,8 +40,9 @@ class WriterTurns {
     all_wanted_ -= 1;
     busy_.store(kAllRanges, std::memory_order_relaxed);
   }
-  // One of the `wanted` ranges, as soon as one is free. Writers of odd number begin at the other end, so that two of them rarely
-  // want the same. Who wants all goes first.
+  // Take one of the `wanted` ranges, as soon as one is free, and return it. Writers with odd
+  // numbers begin at the other end, so that two of them rarely want the same range. A writer that
+  // waits for all ranges goes first.
   size_t take_one(uint32_t wanted, uint32_t writer) {
     const auto open = [&] { return wanted & ~busy_.load(std::memory_order_relaxed); };
     spin([&] { return open() != 0; });
@@ -57,14 +61,14 @@ class WriterTurns {
   }
 
  private:
-  // A range is held for some 30 us, as long as it takes to sleep and be woken.
+  // Spin before sleeping: a range is held for about 30 us, as long as a sleep and a wake-up take.
   template <typename Free>
   static void spin(Free free) {
     constexpr int kSpins = 2000;
     for (int i = 0; i < kSpins && !free(); ++i) _mm_pause();
   }
 
-  std::mutex mutex_;  // orders what two holders of a range do
+  std::mutex mutex_;  // orders what successive holders of a range do
   std::condition_variable given_;
   std::atomic<uint32_t> writers_{0};
   std::atomic<uint32_t> busy_{0};  // changes under mutex_
@@ -72,7 +76,8 @@ class WriterTurns {
   uint32_t all_wanted_ = 0;
 };
 
-// A shared_mutex whose exclusive side is not starved by shared ones that overlap without end.
+// A shared_mutex whose exclusive side is not starved by an endless chain of overlapping shared
+// holders.
 class Gate {
  public:
   void lock() {
@@ -91,11 +96,12 @@ class Gate {
   std::shared_mutex mutex_;
 };
 
-// Moves of entries against batches and scans. A move waits for the batches under way, a batch and a scan for the move under way. No
-// move waits for a scan: whoever scans may wait for a batch, which would wait for the move.
+// A gate between moves of entries and the batches and scans. A move waits for the batches in
+// flight; a batch and a scan wait for the move in progress. No move waits for a scan: the scanning
+// thread may wait for a batch, and that batch would wait for the move.
 class MovesGate {
  public:
-  // A move; false while a scan is open.
+  // Begin a move. Return false while a scan is open.
   bool try_lock() {
     std::lock_guard first(mutex_);
     if (scans_ != 0) return false;
@@ -104,11 +110,11 @@ class MovesGate {
   }
   void unlock() { gate_.unlock(); }
 
-  // A batch, from search to publish.
+  // Begin a batch, from search to publish.
   void lock_shared() { gate_.lock_shared(); }
   void unlock_shared() { gate_.unlock_shared(); }
 
-  // A scan, which may be ended by another thread than began it.
+  // Begin a scan. Another thread may end it.
   void hold_off() {
     std::lock_guard first(mutex_);
     scans_ += 1;

@@ -1,4 +1,4 @@
-// verify: every invariant that the medium can show, table by table.
+// Verify: checks every invariant that the medium can show, table by table.
 #include <algorithm>
 
 #include "base/crc32c.h"
@@ -18,7 +18,7 @@ class Verifier {
       : table_(table), index_(table.index), report_(report) {}
 
   void run() {
-    const uint64_t ended = table_.ended.load();  // before begun: a batch that begins later differs
+    const uint64_t ended = table_.ended.load();  // before `begun`, so a batch in between shows
     bool quiet = ended == table_.begun.load();
     passed_.assign(index_.bucket_count(), 0);
     if (table_.pool.read_only()) interrupted_ = index::interrupted_move(table_.pool).from;
@@ -59,11 +59,11 @@ class Verifier {
     const Bucket& bucket = index_.bucket(number);
     for (uint32_t i = 0; i < index::kEntries; ++i) {
       const Entry& entry = bucket.entries[i];
-      if (&entry == interrupted_) continue;  // goes when the pool is opened for writing
+      if (&entry == interrupted_) continue;  // opening the pool for writing removes it
       const SlotRef ref = index::load64(entry.ref);
       if (ref == 0) continue;
       const uint64_t key = index::load64(entry.key);
-      if (index::load64(entry.ref) != ref) {  // being replaced right now: the next look is as good
+      if (index::load64(entry.ref) != ref) {  // being replaced right now: read it again
         --i;
         continue;
       }
@@ -80,7 +80,7 @@ class Verifier {
     const bool here = place.ref != 0 && place.bucket == number && place.entry == i;
     const bool gone =
         index::load64(bucket.entries[i].ref) == 0 || index::load64(bucket.entries[i].key) != key;
-    if (gone) return;  // erased or moved meanwhile
+    if (gone) return;  // erased or moved during the check
     if (!here) {
       problem(name + (place.ref == 0 ? " cannot be found by probing" : " is there twice"));
       return;
@@ -133,7 +133,7 @@ class Verifier {
   VerifyReport* report_;
   std::vector<uint32_t> passed_;  // displaced entries that passed each bucket
   uint64_t rows_ = 0;
-  const Entry* interrupted_ = nullptr;  // half of a hot move that a crash left
+  const Entry* interrupted_ = nullptr;  // the old copy of an entry whose move was interrupted
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Every scenario, every step of it, crash states of each.
+// Explores crash states of every step of every scenario.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -12,13 +12,13 @@
 namespace petps::crash {
 namespace {
 
-// 21 scenarios at 15,000 states are more than the 200,000 that the suite promises.
+// 30 scenarios with 15,000 states each exceed the 200,000 that the suite promises.
 constexpr uint64_t kStatesPerScenario = 15'000;
 constexpr uint64_t kLeastStates = 150;
 
 class Crash : public testing::TestWithParam<Scenario> {};
 
-// Steps that a scenario explores, by running it without crashes.
+// Count the steps that a scenario explores, by running it without crashes.
 uint64_t count_steps(const Scenario& scenario, uint64_t seed) {
   CrashMedium medium;
   Driver driver(medium, seed);

@@ -187,7 +187,7 @@ void Driver::create_instance(const std::string& name) {
   step(
       "create_instance", [&] { return tables->pool().create_instance("model", name, 3).status(); },
       [&](World* w) {
-        w->aliases.try_emplace("model", Alias{"model@1", ""});  // there was one instance before
+        w->aliases.try_emplace("model", Alias{"model@1", ""});  // before, there was one instance
         w->instances.insert(name);
       });
 }
@@ -307,7 +307,7 @@ table::Table& Driver::table(const std::string& name) {
 
 std::vector<Change> Driver::random_changes(const std::string& name, size_t inserts, size_t updates,
                                            size_t deletions) {
-  if (!problem.empty()) return {};  // nothing is performed any more
+  if (!problem.empty()) return {};  // no further step is performed
   const TableWorld& target = *world.find(name);
   std::vector<size_t> present;
   std::vector<size_t> absent;
@@ -315,7 +315,7 @@ std::vector<Change> Driver::random_changes(const std::string& name, size_t inser
     (target.values[i] != 0 ? present : absent).push_back(i);
   std::shuffle(present.begin(), present.end(), random);
   std::shuffle(absent.begin(), absent.end(), random);
-  // Deletions of the same batch make no room: a batch is planned before it is published.
+  // Keep within capacity without counting on the room that this batch's deletions make.
   inserts = std::min(
       {inserts, absent.size(), static_cast<size_t>(target.shape->spec.capacity) - present.size()});
   updates = std::min(updates, present.size());
@@ -357,7 +357,7 @@ std::shared_ptr<const Shape> shape_of(const pool::TableSpec& spec, size_t keys, 
 
 std::shared_ptr<const Shape> crowded_shape(const pool::TableSpec& spec, size_t keys, size_t others,
                                            uint64_t seed) {
-  // A scratch pool tells how many buckets the table gets and where a key is at home.
+  // A scratch pool shows how many buckets the table gets and which bucket is a key's home.
   media::SimulatedMedium scratch(kMediumBytes);
   auto pool = pool::Pool::format(scratch.media(kMetadataBytes), pool::kTestUnitBytes);
   PETPS_CHECK(pool.ok() && pool.value()->create_instance("model", "model@1", 1).ok(),

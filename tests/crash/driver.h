@@ -1,8 +1,9 @@
-// Performs steps on a live pool over a simulated medium and keeps the World beside it.
+// The driver: performs steps on a live pool over a simulated medium, and keeps the World beside
+// it.
 //
 // A step is one call that petps acknowledges: an apply, a move, a catalogue change, a close, an
-// open. A Listener is told around every step, which is where crashes are explored, drains are made
-// to fail, or boundaries between acknowledged steps are noted.
+// open. A Listener is called around every step. There a test explores crashes, makes drains fail,
+// or notes the boundaries between acknowledged steps.
 #pragma once
 
 #include <bitset>
@@ -26,11 +27,11 @@ inline constexpr size_t kSites = static_cast<size_t>(media::Site::kCount);
 
 const char* site_name(media::Site site);
 
-// A simulated medium that can fail a given drain and tells which sites were heard since asked.
+// A simulated medium that can fail a given drain and records the sites that it has seen.
 class CrashMedium : public media::SimulatedMedium {
  public:
   explicit CrashMedium(Keeps keeps = Keeps::kLines) : SimulatedMedium(kMediumBytes, keeps) {}
-  void fail_drain(size_t after) { fail_in_ = after + 1; }  // 0 = the next one
+  void fail_drain(size_t after) { fail_in_ = after + 1; }  // 0 = the next drain
   void fail_no_drain() { fail_in_ = 0; }
   void fail_sync(size_t after) { fail_sync_in_ = after + 1; }
   std::bitset<kSites> heard;
@@ -44,7 +45,7 @@ class CrashMedium : public media::SimulatedMedium {
   size_t fail_sync_in_ = 0;
 };
 
-// Every row that was ever given to apply, whether or not that was acknowledged.
+// Every row that was ever passed to apply, whether or not it was acknowledged.
 class History {
  public:
   explicit History(const History* earlier) : earlier_(earlier) {}
@@ -64,7 +65,7 @@ class Listener {
  public:
   virtual ~Listener() = default;
   virtual void before_step(Driver&) {}
-  // `after` is the world that the step makes; the driver's world is still the one before it.
+  // `after` is the world that the step produces; the driver's world is still the one before it.
   virtual void after_step(Driver& /*driver*/, const base::Status& /*status*/,
                           const World& /*after*/) {}
 };
@@ -76,21 +77,22 @@ struct Change {
 
 class Driver {
  public:
-  // `earlier`: of the life that this one continues.
+  // `earlier`: the history of the life that this driver continues.
   Driver(CrashMedium& medium, uint64_t seed, const History* earlier = nullptr)
       : history(earlier), medium_(&medium), random(seed) {}
 
-  // Formats a pool with one instance "model@1" of three partitions.
+  // Format a pool with one instance "model@1" of three partitions.
   void format();
   // ---- steps ----
   void open();  // attach, in the foreground
   void close();
-  void walk();  // no step: makes nothing durable
+  void walk();  // not a step: makes nothing durable
   void create_instance(const std::string& name);
   void create_table(std::shared_ptr<const Shape> shape);
   void set_feed(const std::string& table, pool::Feed feed);
   void set_alias(const std::string& alias, const std::string& instance);
-  // Of an instance whose progress is not ahead of another's: nothing of theirs changes.
+  // The instance's progress must not be ahead of another instance's, so nothing of theirs
+  // changes.
   void drop_instance(const std::string& name);
   void set_durability(media::Durability to);
   void record_progress(const std::vector<pool::Progress>& all);
@@ -99,16 +101,17 @@ class Driver {
   void migrate(const std::string& table, const std::vector<uint64_t>& hot);
   void rehome(const std::string& table);
   void recount(const std::string& table);
-  // Any other step: `act` does it, `expect` changes the world as it should.
+  // Perform any other step: `act` does it, `expect` changes the world accordingly.
   void step(const std::string& name, const std::function<base::Status()>& act,
             const std::function<void(World*)>& expect);
 
-  // Forgets the live pool, as a killed process does; open() comes next.
+  // Forget the live pool, as a killed process does; open() comes next.
   void drop() { tables.reset(); }
-  // Performs one step and kills the process just before that step's drain number `drain`, everything stored by then being
-  // seen by whoever opens the pool next. `seen`: that is what the step makes; else what was before it.
+  // Perform one step and kill the process just before that step's drain number `drain`. The next
+  // open sees everything that was stored by then. If `seen`, the world then is the one after the
+  // step, otherwise the one before it.
   void kill_before_drain(size_t drain, bool seen, const std::function<void()>& perform);
-  // Takes over a pool that is as `found` says.
+  // Take over a pool whose state is `found`.
   void adopt(const World& found);
 
   // ---- random changes that the table can take ----
@@ -117,19 +120,19 @@ class Driver {
   uint64_t next_value() { return ++value_; }
   table::Table& table(const std::string& name);
   CrashMedium& medium() { return *medium_; }
-  // The first step that failed without being told to; empty when all went well.
+  // The first step that failed without an injected failure; empty if there is none.
   std::string problem;
   std::string step_name;
 
-  media::Durability durability = media::Durability::kPower;  // of the pool that format() makes
+  media::Durability durability = media::Durability::kPower;  // for the pool that format() makes
 
   std::unique_ptr<table::Tables> tables;
   World world;
   History history;
-  // Before each kill: what rows may go back to, as long as nobody wrote them since.
+  // The worlds before each kill: rows that were not written since may revert to them.
   std::vector<World> killed_from;
   Listener* listener = nullptr;
-  bool expects_failure = false;  // a drain was told to fail: later steps are not performed
+  bool expects_failure = false;  // a drain will fail: later steps are not performed
 
  private:
   CrashMedium* medium_;
@@ -141,9 +144,10 @@ class Driver {
 
 pool::TableSpec table_spec(const std::string& name, uint64_t capacity, uint32_t row_bytes,
                            bool with_default = false);
-// A table whose scenario uses `keys` keys, drawn from all of u64.
+// Return a table whose scenario uses `keys` keys, drawn from all of u64.
 std::shared_ptr<const Shape> shape_of(const pool::TableSpec& spec, size_t keys, uint64_t seed);
-// The same with keys that all have one home bucket (and so fill it and everything behind it).
+// Return a table with `keys` keys of one home bucket (so they fill it and the buckets behind it),
+// and `others` random keys.
 std::shared_ptr<const Shape> crowded_shape(const pool::TableSpec& spec, size_t keys, size_t others,
                                            uint64_t seed);
 

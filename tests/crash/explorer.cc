@@ -9,12 +9,12 @@ using table::Tables;
 
 namespace {
 
-constexpr uint64_t kExhaustiveStates =
-    40;  // a point with no more states than this gets each of them
+// A point with no more states than this gets all of them.
+constexpr uint64_t kExhaustiveStates = 40;
 constexpr int kSecondCrashes = 2;
 constexpr size_t kGoOnSteps = 3;
 
-// Remembers where in the recording each step was acknowledged, and the world it made.
+// The points of the recording where each step was acknowledged, with the world after it.
 class Boundaries : public Listener {
  public:
   Boundaries(CrashMedium& medium, const World& start) : medium_(&medium) {
@@ -39,7 +39,7 @@ std::shared_ptr<const Shape> late_shape(const std::string& instance) {
 
 }  // namespace
 
-// Random further life of a reopened pool: mostly rows, sometimes everything else.
+// Perform random further steps on a reopened pool: mostly on rows, sometimes any other kind.
 void go_on(Driver* driver) {
   Driver& d = *driver;
   const size_t steps = 1 + d.random() % kGoOnSteps;
@@ -102,10 +102,10 @@ void Explorer::after_step(Driver& driver, const Status& status, const World& aft
   std::unique_ptr<Tables> live = std::move(driver.tables);
   explore(driver, before, after);
   driver.tables = std::move(live);
-  if (!problem_.empty()) driver.problem = "explored";  // nothing further is to be done
+  if (!problem_.empty()) driver.problem = "explored";  // stop the scenario
 }
 
-// Points with few states get all of them, up to `until`.
+// Give each point with few states all of them, until `until` states.
 void Explorer::explore_exhaustively(Driver& driver, const World& before, const World& after,
                                     uint64_t until) {
   CrashMedium& medium = driver.medium();
@@ -176,7 +176,7 @@ void Explorer::try_state(Driver& live, const World& before, const World& after, 
   medium.undo();
 }
 
-// Checks a reopened pool, writes to it, walks it before or after that, and checks again.
+// Check a reopened pool, write to it, walk it before or after that, and check again.
 void Explorer::live_on(Driver* driver, Life* life, const std::string& where) {
   CrashMedium& medium = driver->medium();
   World found;
@@ -200,7 +200,7 @@ void Explorer::live_on(Driver* driver, Life* life, const std::string& where) {
   if (!wrong.empty()) report(wrong, medium, where + "\n  after going on");
 }
 
-// Another crash, anywhere in what the reopened pool did, its opening included.
+// Crash again at any point of what the reopened pool did, including its opening.
 void Explorer::second_crash(CrashMedium& medium, const Life& life) {
   const size_t events = medium.events();
   size_t point = random_() % (events + 1);
@@ -221,7 +221,7 @@ void Explorer::second_crash(CrashMedium& medium, const Life& life) {
   }
   const bool opening = point < life.open_done;
   const Choices unopened{life.opened_before, life.opened_after, life.reverted};
-  // Nothing that a kill left is durable before the open is done.
+  // Nothing that a kill left is durable before the open is complete.
   const Choices& allowed = opening && life.killed ? unopened : choices;
   medium.crash(point, random_);
   states_ += 1;
@@ -229,7 +229,8 @@ void Explorer::second_crash(CrashMedium& medium, const Life& life) {
   if (tables != nullptr) {
     World found;
     std::string wrong = check(*tables, allowed, &found);
-    // The new superblock copy may complete the torn one of a change that was under way: it is made after all, whole.
+    // The new superblock copy may complete the torn one of an interrupted change. Then the change
+    // has happened after all, whole.
     if (opening && wrong == kOtherCatalogue) wrong = check(*tables, unopened, &found);
     if (!wrong.empty()) report(wrong, medium, "reopened after a second crash");
     if (problem_.empty() && (random_() & 1) != 0) {

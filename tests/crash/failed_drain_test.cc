@@ -1,5 +1,5 @@
-// Each drain of each step of each scenario fails once. The step must say so, the pool must refuse every write, pulls must go on,
-// and reopening must find every acknowledged row.
+// Each drain of each step of each scenario fails once. The step must return an error, the pool
+// must refuse every write, pulls must go on, and reopening must find every acknowledged row.
 #include <gtest/gtest.h>
 
 #include <iostream>
@@ -14,7 +14,7 @@ namespace {
 
 using base::Status;
 
-// Lets one drain of one explored step fail, and ends the scenario there.
+// A listener that makes one drain of one explored step fail, and stops the scenario there.
 class FailOnce : public Listener {
  public:
   FailOnce(size_t step, size_t drain, uint64_t seed) : step_(step), drain_(drain), random_(seed) {}

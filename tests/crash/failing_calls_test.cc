@@ -1,6 +1,6 @@
-// Every system call of room media fails once, at each call number, while a pool is created, opened,
-// written, grown, closed and opened again as a sparse copy. Afterwards every acknowledged row is
-// whole, no other row is claimed, and the pool is whole or read-only.
+// Every system call of room media fails once, at each call number, while a pool is created,
+// opened, written, grown, closed, and opened again as a sparse copy. Afterwards every
+// acknowledged row is whole, no other row appears, and the pool is whole or read-only.
 //
 //   build/release/test_crash --gtest_filter='*FailingCalls*'
 //
@@ -38,15 +38,15 @@ constexpr size_t kRowBytes = 64;
 constexpr uint64_t kKeysPerBatch = 500;
 constexpr uint64_t kBatches = 3;
 
-// What fails, and how.
+// The call that fails, and how it fails.
 struct Fault {
-  uint64_t at = 0;  // the number of the call; 0: none
+  uint64_t at = 0;  // the number of the call; 0: no call fails
   int error_number = 0;
   bool stays = false;  // every later call of that kind fails too
 };
 
-// Counts calls and lets them fail. As Linux does, a failed sync stands for pages that every writer may
-// have lost, and only one sync is told.
+// A counter of calls that makes them fail. As in Linux, a failed sync may have lost the pages of
+// every writer, but only one sync returns the error.
 class Injector {
  public:
   void begin(const Fault& fault, int threads) {
@@ -71,14 +71,14 @@ class Injector {
     writer() = number;
     threads_of_[number] = gettid();
   }
-  // Of this thread: 0 or 1.
+  // The number of this thread's writer: 0 or 1.
   static size_t& writer() {
     static thread_local size_t number = 0;
     return number;
   }
   void writer_ends() { writers_ -= 1; }
-  // Whether this thread's last sync overlapped one that failed, or came after it: what it says
-  // cannot be believed.
+  // True if this thread's last sync overlapped a failed one, or came after it: its success must
+  // not be trusted.
   bool& is_misled() {
     static thread_local bool misled = false;
     return misled;
@@ -106,8 +106,8 @@ class Injector {
     return fault_.error_number;
   }
 
-  // Until the other thread is in a sync of its own, sleeps (on this sync, or on a lock that this
-  // thread holds), or has ended.
+  // Wait until the other thread is in a sync of its own, sleeps (on this sync, or on a lock that
+  // this thread holds), or has ended.
   void await_another_writer() {
     const int syncing = syncing_;
     while (writers_ > 1 && syncing_ == syncing && !sleeps(threads_of_[1 - writer()]))
@@ -117,7 +117,7 @@ class Injector {
   static bool sleeps(pid_t thread) {
     std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
     std::string text;
-    std::getline(file, text);  // nothing of a thread that ended; a stream buffer would throw
+    std::getline(file, text);  // empty if the thread has ended; a stream buffer would throw
     const size_t name_end = text.rfind(')');
     return name_end == std::string::npos || text[name_end + 2] == 'S';
   }
@@ -126,13 +126,13 @@ class Injector {
   int threads_ = 1;
   std::atomic<uint64_t> calls_{0};
   std::atomic<Call> fired_{Call::kCount};
-  std::atomic<int> syncing_{0};                     // begun
-  std::array<std::atomic<pid_t>, 2> threads_of_{};  // by the kernel's number
+  std::atomic<int> syncing_{0};                     // number of syncs begun
+  std::array<std::atomic<pid_t>, 2> threads_of_{};  // the kernel's thread ids
   std::atomic<int> writers_{1};
   std::atomic<bool> sync_failed_{false};
 };
 
-// What a table must hold: of each key the acknowledged value, or one that was tried since.
+// What a table must hold: for each key the acknowledged value, or one that was tried since.
 struct Expected {
   std::map<uint64_t, uint64_t> acknowledged;
   std::map<uint64_t, std::set<uint64_t>> tried;
@@ -165,7 +165,7 @@ std::string content_of(const std::string& path) {
   return content;
 }
 
-// As `cp --sparse=always`.
+// Copy like `cp --sparse=always`.
 void copy_sparsely(const std::string& from, const std::string& to) {
   constexpr size_t kPage = 4096;
   const std::string content = content_of(from);
@@ -191,7 +191,7 @@ class Life {
     copy_ = folder + "/copy";
   }
 
-  // Empty, or what is wrong.
+  // Live one life with the fault. Return the first error, or an empty string.
   std::string live(const Fault& fault) {
     remove_files();
     Injector& injector = Injector::the();
@@ -237,7 +237,7 @@ class Life {
     return "";
   }
 
-  // Batches of both tables, by one thread or by one each.
+  // Write batches to both tables, by one thread for both or one for each.
   std::string write(Tables& tables, uint64_t first_batch) {
     std::string wrong[2];
     Injector& injector = Injector::the();
@@ -270,7 +270,7 @@ class Life {
     return wrong[0].empty() ? wrong[1] : wrong[0];
   }
 
-  // A third of the keys are those of the batch before.
+  // Apply one batch. A third of its keys are also in the batch before.
   std::string apply(Tables& tables, int i, uint64_t batch) {
     const auto table = tables.find("m@1", kNames[i]);
     if (table == nullptr) return "";
@@ -315,8 +315,8 @@ class Life {
     return content_of(copy_) == before ? "" : "an open that failed changed the file";
   }
 
-  // A pool that was not closed is written by its opening: generation and clean flag. Media itself
-  // writes nothing, so the length and the rows are what they were.
+  // Opening a pool that was not closed writes its superblock: generation and clean flag. Media
+  // itself writes nothing, so the length and the rows are unchanged.
   bool wrote_while_opening(const std::string& before) const {
     const std::string after = content_of(copy_);
     constexpr size_t kSuperblocks = size_t{1} << 20;
@@ -324,7 +324,7 @@ class Life {
            after.compare(kSuperblocks, std::string::npos, before, kSuperblocks) == 0;
   }
 
-  // Nothing fails any more.
+  // Reopen the pool and check it; no call fails any more.
   std::string reopen() {
     if (!was_created_) return create_again();
     table::TablesOptions options = options_;
@@ -351,7 +351,7 @@ class Life {
     return closed.ok() ? "" : "closed again: " + closed.to_string();
   }
 
-  // A create that failed left nothing, or said that it could not remove the file.
+  // A failed create must have left no file, or reported that it could not remove the file.
   std::string create_again() {
     if (Injector::the().fired() != Call::kUnlink &&
         std::filesystem::exists(options_.pool.media.path))
@@ -374,7 +374,7 @@ struct Setting {
   const char* name;
   const char* folder;  // null: the temporary folder
   int threads;
-  uint64_t stride;  // of call numbers; a real disk is slow
+  uint64_t stride;  // step between call numbers; a real disk is slow
   uint64_t promised;
 };
 
@@ -403,7 +403,8 @@ TEST_P(FailingCalls, LoseNothingThatWasAcknowledged) {
   const std::vector<std::pair<int, bool>> faults = {{ENOSPC, false}, {ENOSPC, true},
                                                     {EIO, false},    {EIO, true},
                                                     {EINTR, false},  {media::kHalf, false}};
-  // Two threads make their calls in another order each time, and share some.
+  // With two threads, the order of the calls varies and some syncs are shared, so `calls` varies
+  // too.
   const uint64_t stride = setting.stride * scaled(1, 1);
   const uint64_t skipped =
       std::max<uint64_t>(1, calls * faults.size() / scaled(calls * faults.size(), 60));

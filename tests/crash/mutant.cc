@@ -12,7 +12,7 @@ std::string run_in_child(const std::function<std::string()>& run) {
   const pid_t child = fork();
   if (child == 0) {
     close(channel[0]);
-    close(STDERR_FILENO);  // a failed check of a mutant is no news
+    close(STDERR_FILENO);  // the failed checks of a mutant are expected
     const rlimit limit{kBusySeconds, kBusySeconds};
     setrlimit(RLIMIT_CPU, &limit);
     alarm(kHangSeconds);

@@ -1,7 +1,9 @@
-// Every persist call is needed: with any one site suppressed, some scenario must fail.
+// Checks that every persist call is needed: with any one site suppressed, some scenario must
+// fail.
 //
-// A mutant runs in a child process, because what it breaks may be anything: a wrong answer, a failed check, a hang. Each of
-// them is a kill. Suppression begins with the explored steps, so that a scenario kills by what it performs and not by its set-up.
+// A mutant runs in a child process, because it may break anything: it may give a wrong answer,
+// fail a check, or hang. Each of these kills it. Suppression starts with the explored steps, so
+// that a scenario kills a mutant by its explored steps and not by its set-up.
 #include <gtest/gtest.h>
 
 #include <iostream>
@@ -18,11 +20,12 @@ namespace {
 
 using media::Site;
 
-// A mutant that lives longer than this in every scenario, with each seed, has survived.
+// A mutant survives if it lives through this number of states per step, in every scenario and
+// with each seed.
 constexpr uint64_t kStatesPerStep = 2000;
 constexpr uint64_t kSeeds = 4;
 
-// Sites that each scenario reaches in its explored steps.
+// Return the sites that a scenario reaches in its explored steps.
 std::bitset<kSites> sites_reached(const Scenario& scenario, uint64_t seed) {
   CrashMedium medium;
   Driver driver(medium, seed);
@@ -41,7 +44,7 @@ const std::map<std::string, std::bitset<kSites>>& reached() {
   return all;
 }
 
-// What the child found, as text; empty when it found nothing.
+// Return what the child found, as text; empty if it found nothing.
 std::string run_mutant(const Scenario& scenario, Site site, uint64_t seed) {
   CrashMedium medium;
   Driver driver(medium, seed);
@@ -64,7 +67,7 @@ TEST_P(Mutation, IsKilled) {
   const bool matrix = std::getenv("PETPS_MUTATION_MATRIX") != nullptr;
   bool heard = false;
   bool killed = false;
-  // A seed may have no state that needs the site: another one is tried before the mutant has survived.
+  // A seed may have no state that needs the site, so try other seeds before the mutant survives.
   for (uint64_t seed = tests::seed(); seed < tests::seed() + kSeeds && !killed; ++seed) {
     for (const Scenario& scenario : scenarios()) {
       if (!reached().at(scenario.name).test(static_cast<size_t>(site))) continue;

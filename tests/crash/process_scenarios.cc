@@ -1,4 +1,4 @@
-// The steps that only pools with durability `process` are taken through.
+// The scenarios that run only on pools with durability `process`.
 #include <algorithm>
 
 #include "scenarios.h"
@@ -9,7 +9,8 @@ namespace {
 
 using Begin = std::function<void()>;
 
-// The durability changes while rows are written; each change is also closed and opened over.
+// The durability changes while rows are written. After a change the pool is also closed and
+// opened.
 void durabilities(Driver& d, const Begin& begin) {
   start(d, shape_of(table_spec("t", 60, kOddRow), 60, 50), 40);
   begin();
@@ -27,7 +28,8 @@ void durabilities(Driver& d, const Begin& begin) {
   d.open();
 }
 
-// New tables of the same keys, in the space of dropped ones: an old row must not pass for a new one.
+// New tables get the same keys, in the space of dropped ones: an old row must not pass for a new
+// one.
 void same_keys_again(Driver& d, const Begin& begin) {
   start(d, shape_of(table_spec("t", 40, kOddRow), 40, 51), 40);
   d.create_instance("model@2");
@@ -42,10 +44,12 @@ void same_keys_again(Driver& d, const Begin& begin) {
   d.apply("v", d.random_changes("v", 0, 20, 0));
 }
 
-// Killed when the clean superblock is stored and not synced; the next process writes the other copy.
+// The process is killed when the clean superblock is stored but not synced. The next process
+// writes the other copy.
 void killed_clean_close(Driver& d, const Begin& begin) {
   d.format();
-  // Their row counts, which a close writes, stand in several sectors: a superblock that can be torn.
+  // A close writes the tables' row counts, which are in several sectors: the superblock can be
+  // torn.
   const auto table = [](int i) { return "t" + std::to_string(i); };
   constexpr int kTables = 4;
   const auto apply = [&](size_t inserts) {
@@ -57,14 +61,14 @@ void killed_clean_close(Driver& d, const Begin& begin) {
   d.close();
   d.open();
   apply(3);
-  constexpr size_t kCleanSuperblockDrain = 1;  // after the close's own
+  constexpr size_t kCleanSuperblockDrain = 1;  // follows the drain of the close itself
   d.kill_before_drain(kCleanSuperblockDrain, /*seen=*/true, [&] { d.close(); });
   begin();
   d.open();
   apply(2);
 }
 
-// More partitions than a page has progress pairs.
+// There are more partitions than one page holds progress pairs.
 void many_partitions(Driver& d, const Begin& begin) {
   start(d, shape_of(table_spec("t", 60, kOddRow), 60, 53), 40);
   for (uint32_t i = 0; i < 14; ++i) d.create_instance("model@" + std::to_string(i + 2));

@@ -1,4 +1,4 @@
-// How much of the suite runs.
+// The share of the suite that runs.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,8 @@
 
 namespace petps::crash {
 
-// `whole` in a release run; sanitizer runs set PETPS_TEST_SCALE to take a part of it.
+// Return `whole` in a release run; sanitizer runs set PETPS_TEST_SCALE to run a part of it. The
+// result is at least `least`.
 inline uint64_t scaled(uint64_t whole, uint64_t least) {
   const char* given = std::getenv("PETPS_TEST_SCALE");
   const double scale = given != nullptr ? std::atof(given) : 1.0;

@@ -27,17 +27,18 @@ using base::Status;
 using media::Site;
 
 constexpr uint32_t kLongRow = 512;  // streamed past the cache
-// A capacity beyond the slots that the first extents of kOddRow have. After a kill the rows of a table count as many as its
-// slots, so a smaller one takes new keys only after the walk.
+// A capacity beyond the slots in the first extents of kOddRow rows. After a kill a table counts
+// all its slots as rows, so with a smaller capacity it takes new keys only after the walk.
 constexpr uint64_t kMoreThanSlots = 1500;
 
-// Rewrites rows until the allocator has come round and hands out slots that held rows before.
+// Rewrite rows until the allocator has completed a round and hands out slots that held rows
+// before.
 void come_round(Driver& d, const std::string& table) {
   const uint64_t slots = d.table(table).status().slots;
   for (uint64_t used = 0; used < slots; used += 8) d.apply(table, d.random_changes(table, 0, 8, 0));
 }
 
-// Keys that are displaced now.
+// Return the keys that are displaced now.
 std::vector<uint64_t> displaced_keys(Driver& d, const std::string& table) {
   std::vector<uint64_t> keys;
   const index::Index& index = d.table(table).impl().index;
@@ -49,7 +50,7 @@ std::vector<uint64_t> displaced_keys(Driver& d, const std::string& table) {
   return keys;
 }
 
-// Deletes `count` keys from the home bucket of a displaced key, so that re-homing has something to do.
+// Delete `count` keys from the home bucket of a displaced key, so that re-homing has work to do.
 void make_room_at_home(Driver& d, const std::string& table, size_t count) {
   const std::vector<uint64_t> displaced = displaced_keys(d, table);
   if (displaced.empty()) {
@@ -108,7 +109,7 @@ void duplicates(Driver& d, const Begin& begin) {
   for (int i = 0; i < 3; ++i) {
     std::vector<Change> changes = d.random_changes("t", 4, 3, 3);
     const std::vector<Change> first = changes;
-    for (const Change& change : first) {  // again: with another row, or the other way round
+    for (const Change& change : first) {  // again, with another row or as a deletion
       changes.push_back({change.key, (d.random() & 1) != 0 ? d.next_value() : 0});
     }
     for (const Change& change : first) {
@@ -174,7 +175,7 @@ void table_creation(Driver& d, const Begin& begin) {
   d.apply("t", d.random_changes("t", 3, 3, 3));
 }
 
-// Each batch needs more slots than are free: extents are added in its middle.
+// Each batch needs more slots than are free, so extents are added in its middle.
 void extent_growth(Driver& d, const Begin& begin) {
   start(d, shape_of(table_spec("t", 900, kLongRow), 700, 13), 100);
   begin();
@@ -197,7 +198,8 @@ void catalogue(Driver& d, const Begin& begin) {
   d.apply("t", d.random_changes("t", 4, 2, 2));
 }
 
-// Two instances with tables of one shape; the first, once dropped, leaves its space to new tables of the second.
+// Make two instances with tables of one shape. Once the first is dropped, its space goes to new
+// tables of the second.
 void two_instances(Driver& d) {
   start(d, shape_of(table_spec("t", 40, kOddRow), 40, 40), 30);
   d.create_instance("model@2");
@@ -226,19 +228,20 @@ void dropping(Driver& d, const Begin& begin) {
   begin();
   d.drop_instance("model@1");
   if (d.tables != nullptr) d.tables->reclaim();
-  // What the dropped table had, buckets and slots, then more.
+  // This table takes the space of the dropped table, buckets and slots, and more.
   d.create_table(
       of_instance("model@2", table_spec("v", 40, kOddRow, /*with_default=*/true), 40, 42));
   d.apply("v", d.random_changes("v", 20, 0, 0));
   d.create_instance("model@3");
-  d.record_progress({3, 1, 5, 1, 1, 1, {}, 0});  // takes a place that model@1 had
+  d.record_progress({3, 1, 5, 1, 1, 1, {}, 0});  // uses a progress pair that model@1 had
   d.apply("u", d.random_changes("u", 3, 3, 3));
   d.open();
   d.create_table(of_instance("model@3", table_spec("w", 40, kLongRow), 40, 43));
   d.apply("w", d.random_changes("w", 10, 0, 0));
 }
 
-// The space of a dropped table is free to whoever opens the pool next, whatever was under way.
+// The space of a dropped table is free for the next process that opens the pool, whatever was in
+// progress.
 void dropping_and_reopening(Driver& d, const Begin& begin) {
   two_instances(d);
   d.set_alias("model", "model@2");
@@ -265,8 +268,8 @@ void progress(Driver& d, const Begin& begin) {
   d.record_progress({1, 1, 8, 1, 1, 3, pool::ProgressState::kCatchingUp, 9});
 }
 
-// Several partitions written for the first time, one drain for the records of all. The second window claims more pairs behind
-// them, and the third one takes pairs of both.
+// Several partitions are recorded for the first time, with one drain for all records. The second
+// window claims more pairs behind them, and the third one uses pairs of both.
 void progress_together(Driver& d, const Begin& begin) {
   d.format();
   begin();
@@ -279,7 +282,7 @@ void progress_together(Driver& d, const Begin& begin) {
   }
 }
 
-// Twice, so that the second close overwrites what the first one stored.
+// Closes twice, so that the second close overwrites what the first one stored.
 void clean_close(Driver& d, const Begin& begin) {
   start(d, crowded_shape(table_spec("t", 56, kOddRow), 30, 30, 16), 40);
   begin();
@@ -296,7 +299,7 @@ void clean_close(Driver& d, const Begin& begin) {
   d.open();
 }
 
-// The process dies; what follows meets buckets of an older generation and no free list.
+// The process dies; the next one finds buckets of an older generation and no free list.
 void reopening(Driver& d, const Begin& begin) {
   start(d, crowded_shape(table_spec("t", 56, kOddRow), 30, 30, 17), 40);
   begin();
@@ -308,12 +311,12 @@ void reopening(Driver& d, const Begin& begin) {
   d.apply("t", d.random_changes("t", 4, 8, 4));
 }
 
-// Power fails when an entry stands at both places of a move; the next opening finishes it.
+// The power fails when an entry is at both places of a move. The next opening completes the move.
 void interrupted_move(Driver& d, const Begin& begin) {
   start(d, crowded_shape(table_spec("t", 56, kOddRow), 30, 30, 18), 56);
   make_room_at_home(d, "t", 6);
   d.medium().settle();
-  constexpr size_t kVacatedDrainOfMove = 2;  // after the journal's and the copy's
+  constexpr size_t kVacatedDrainOfMove = 2;  // after the drains of the journal and of the copy
   d.medium().fail_drain(kVacatedDrainOfMove);
   if (d.table("t").rehome().ok()) d.problem = "the interrupted move was to fail";
   d.drop();
@@ -324,11 +327,12 @@ void interrupted_move(Driver& d, const Begin& begin) {
   d.apply("t", d.random_changes("t", 4, 4, 4));
 }
 
-// The process is killed when its deletions are seen and not durable; the next one writes those keys anew, before its walk. A power
-// cut must not bring an old entry back beside the new one.
+// The process is killed when its deletions are visible but not durable. The next process inserts
+// those keys again, before its walk. A power cut must not bring an old entry back beside the new
+// one.
 void killed_erase(Driver& d, const Begin& begin) {
   start(d, crowded_shape(table_spec("t", kMoreThanSlots, kOddRow), 40, 20, 22), 58);
-  std::vector<Change> away;  // displaced keys, and keys that stand in the way at their home
+  std::vector<Change> away;  // displaced keys; `home` takes keys that occupy places at their home
   std::vector<Change> home;
   const std::vector<uint64_t> displaced = displaced_keys(d, "t");
   for (const uint64_t key : displaced) {
@@ -346,7 +350,7 @@ void killed_erase(Driver& d, const Begin& begin) {
   d.open();
   begin();
   for (Change& change : away) change.value = d.next_value();
-  d.apply("t", {away.begin(), away.begin() + 3});  // their homes have room now
+  d.apply("t", {away.begin(), away.begin() + 3});  // their home buckets have room now
   d.apply("t", {away.begin() + 3, away.end()});
   if (d.problem.empty() && d.table("t").impl().walked()) d.problem = "new keys waited for the walk";
   d.walk();
@@ -354,7 +358,8 @@ void killed_erase(Driver& d, const Begin& begin) {
   d.apply("t", home);
 }
 
-// The process is killed when rows were published and not drained; the next one walks and gives away the slots they replaced.
+// The process is killed when rows are published but not drained. The next process walks and
+// reuses the slots that they replaced.
 void killed_update(Driver& d, const Begin& begin) {
   start(d, shape_of(table_spec("t", 60, kOddRow), 60, 23), 50);
   const std::vector<Change> changes = d.random_changes("t", 4, 16, 0);
@@ -366,7 +371,7 @@ void killed_update(Driver& d, const Begin& begin) {
   d.apply("t", d.random_changes("t", 0, 20, 4));
 }
 
-// The process is killed when the copy of a moved entry is seen and not durable.
+// The process is killed when the copy of a moved entry is visible but not durable.
 void killed_move(Driver& d, const Begin& begin) {
   start(d, crowded_shape(table_spec("t", 56, kOddRow), 30, 30, 24), 56);
   make_room_at_home(d, "t", 6);
@@ -378,7 +383,8 @@ void killed_move(Driver& d, const Begin& begin) {
   d.apply("t", d.random_changes("t", 4, 4, 4));
 }
 
-// The process is killed when the place that an entry left is seen empty and not durable; the next one deletes the key.
+// The process is killed when the place that an entry left is visibly empty, but not durably. The
+// next process deletes the key.
 void killed_departure(Driver& d, const Begin& begin) {
   start(d, crowded_shape(table_spec("t", 700, kOddRow), 40, 20, 26), 58);
   make_room_at_home(d, "t", 1);
@@ -398,7 +404,8 @@ void killed_departure(Driver& d, const Begin& begin) {
   d.apply("t", moved);
 }
 
-// The process is killed when an extent's record, a progress record, a superblock are seen and not durable.
+// The process is killed three times, each time with something visible but not durable: an extent
+// record, a progress record, a superblock.
 void killed_metadata(Driver& d, const Begin& begin) {
   start(d, shape_of(table_spec("t", 900, kLongRow), 700, 25), 100);
   const std::vector<Change> many = d.random_changes("t", 40, 0, 0);
@@ -407,7 +414,7 @@ void killed_metadata(Driver& d, const Begin& begin) {
   d.kill_before_drain(0, /*seen=*/true, [&] { d.record_progress({1, 0, 7, 1, 1, 1, {}, 0}); });
   d.open();
   d.record_progress({1, 1, 7, 1, 1, 1, {}, 0});
-  constexpr size_t kCleanFlagDrain = 1;  // after the close's own
+  constexpr size_t kCleanFlagDrain = 1;  // follows the drain of the close itself
   d.walk();
   d.kill_before_drain(kCleanFlagDrain, /*seen=*/true, [&] { d.close(); });
   begin();
@@ -416,8 +423,8 @@ void killed_metadata(Driver& d, const Begin& begin) {
   d.record_progress({1, 2, 7, 1, 1, 1, {}, 0});
 }
 
-// The process is killed when counters were raised and what they count was not published: they are too high, and come down while
-// the table is written.
+// The process is killed when counters are raised and their entries are not published. The
+// counters are too high; a recount lowers them between writes to the table.
 void recounting(Driver& d, const Begin& begin) {
   start(d, crowded_shape(table_spec("t", 56, kOddRow), 40, 30, 27), 36);
   d.kill_before_drain(0, /*seen=*/false, [&] { d.apply("t", d.random_changes("t", 16, 0, 0)); });
@@ -434,7 +441,7 @@ void recounting(Driver& d, const Begin& begin) {
   d.recount("t");
 }
 
-// exchange and erase by themselves: durable when they return, without a batch around them.
+// exchange and erase alone, without a batch: they are durable when they return.
 void single_forms(Driver& d, const Begin& begin) {
   start(d, crowded_shape(table_spec("t", 56, kOddRow), 40, 20, 19), 14);
   begin();
@@ -468,7 +475,7 @@ void single_forms(Driver& d, const Begin& begin) {
   }
 }
 
-// Anything after anything.
+// Random steps in random order.
 void everything(Driver& d, const Begin& begin) {
   start(d, crowded_shape(table_spec("t", 80, kOddRow), 30, 70, 20), 40);
   d.create_table(shape_of(table_spec("u", 40, 264), 50, 21));

@@ -15,7 +15,8 @@ uint64_t row_word(uint64_t key, uint64_t value, size_t i) {
   return i == 0 ? value : (key * 0x9E3779B97F4A7C15 ^ value * 0xC2B2AE3D27D4EB4F) + i;
 }
 
-// The value that a whole row of `key` was written with; 0 when the row is torn or another key's.
+// Return the value that a whole row of `key` was written with; 0 if the row is torn or another
+// key's.
 uint64_t value_of(uint64_t key, const std::byte* row, size_t bytes) {
   uint64_t value;
   std::memcpy(&value, row, sizeof value);
@@ -38,7 +39,7 @@ bool same_spec(const pool::TableSpec& a, const pool::TableSpec& b) {
          a.capacity == b.capacity;
 }
 
-// Instances, aliases, tables and their feeds are one superblock: all old or all new.
+// Instances, aliases, tables and their feeds are in one superblock: all old or all new.
 bool catalogue_is(const Tables& tables, const World& world) {
   const pool::Pool& pool = const_cast<Tables&>(tables).pool();
   std::set<std::string> instances;
@@ -77,7 +78,7 @@ std::string check_default(const Table& table, const pool::TableSpec& spec) {
   return right ? "" : "table '" + spec.name + "' has another default row";
 }
 
-// Every key of the shape by batched lookup; what is there into `observed`.
+// Check every key of the shape by batched lookup; store the values found in `observed`.
 std::string check_keys(const Table& table, std::span<const TableWorld* const> choices,
                        TableWorld* observed) {
   const Shape& shape = *choices[0]->shape;
@@ -106,7 +107,7 @@ std::string check_keys(const Table& table, std::span<const TableWorld* const> ch
   return "";
 }
 
-// A scan shows exactly the keys that lookups find, each once.
+// Check that a scan shows exactly the keys that lookups find, each once.
 std::string check_scan(const Table& table, const TableWorld& observed) {
   std::vector<uint64_t> expected;
   for (size_t i = 0; i < observed.values.size(); ++i) {
@@ -121,7 +122,7 @@ std::string check_scan(const Table& table, const TableWorld& observed) {
 
 std::string check_progress(const Tables& tables, const World& before, const World& after,
                            World* observed) {
-  std::map<Place, pool::Progress> all;  // *observed may be one of the two worlds
+  std::map<Place, pool::Progress> all;  // a copy, because *observed may be one of the two worlds
   for (const pool::Progress& found : const_cast<Tables&>(tables).pool().all_progress()) {
     const Place place{found.instance, found.partition};
     const auto old = before.progress.find(place);
@@ -135,7 +136,7 @@ std::string check_progress(const Tables& tables, const World& before, const Worl
     all[place] = found;
   }
   for (const auto& [place, value] : before.progress) {
-    // A dropped instance takes its progress along.
+    // A dropped instance's progress is dropped with it.
     if (!all.contains(place) && after.progress.contains(place)) {
       return "progress of partition " + std::to_string(place.second) + " is gone";
     }
@@ -144,7 +145,7 @@ std::string check_progress(const Tables& tables, const World& before, const Worl
   return "";
 }
 
-// As check_keys, of a pool that lost power.
+// Like check_keys, for a pool that lost power.
 std::string check_old_keys(const Table& table, const WasWritten& was_written,
                            TableWorld* observed) {
   const Shape& shape = *observed->shape;

@@ -1,7 +1,7 @@
 // What a pool must hold: the slow, obvious model of the crash suite.
 //
-// A World is the acknowledged state. A crash in the middle of one step may leave, key by key and
-// record by record, what was before the step or what it makes; check() says which, or what is wrong.
+// A World is the acknowledged state. A crash in the middle of a step may leave, for each key and
+// each record, the content before or after the step. check() reports which one, or what is wrong.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,8 @@
 
 namespace petps::crash {
 
-// What never changes of a table: its spec and every key that the scenario may ever use, ascending.
+// The constant parts of a table: its spec and every key that the scenario may ever use,
+// ascending.
 struct Shape {
   pool::TableSpec spec;
   std::string instance;
@@ -26,7 +27,7 @@ struct Shape {
 
 struct TableWorld {
   std::shared_ptr<const Shape> shape;
-  std::vector<uint64_t> values;  // of shape->keys; 0 = the key is not there
+  std::vector<uint64_t> values;  // of shape->keys; 0 = the key is absent
   std::vector<uint8_t> written;  // of shape->keys; 1 = acknowledged since the pool was last opened
   pool::Feed feed = pool::Feed::kPush;
 
@@ -41,15 +42,15 @@ using Place = std::pair<uint32_t, uint32_t>;  // instance id, partition
 
 struct Alias {
   std::string instance;
-  std::string previous;  // empty: none
+  std::string previous;  // empty if there is none
   bool operator==(const Alias&) const = default;
 };
 
 struct World {
-  std::vector<TableWorld> tables;  // in the order they were created; no two of one name
+  std::vector<TableWorld> tables;  // in the order of creation; names are unique
   std::map<std::string, Alias> aliases;
   std::set<std::string> instances;
-  std::set<std::string> frozen;  // instances
+  std::set<std::string> frozen;  // the frozen instances
   std::map<Place, pool::Progress> progress;
   media::Durability durability = media::Durability::kPower;
   bool closed = false;
@@ -59,36 +60,38 @@ struct World {
   void switch_alias(const std::string& alias, std::string instance);
 };
 
-// Fills `row` so that a torn or foreign row is seen without asking anybody.
+// Fill `row` so that a test can detect a torn or foreign row without a model.
 void write_row(uint64_t key, uint64_t value, std::byte* row, size_t bytes);
 
-// What a crash may leave: instances, aliases, tables, feeds and progress as one of the two worlds has them, each row as any of
-// them has it, or as one of `reverted` has it. The same world twice: nothing is under way.
+// What a crash may leave. Instances, aliases, tables, feeds and progress are as in one of the two
+// worlds. Each row is as in one of the two, or as in one of `reverted`. The same world twice: no
+// step is in progress.
 struct Choices {
   const World& before;
   const World& after;
   std::vector<World> reverted = {};
 };
 
-// `now` with every key that was not written since it was opened as `then` had it: a killed process had changed it, and the change
-// was never drained.
+// Return `now`, but with every key that was not written since the open as in `then`: the killed
+// process had changed it, and the change was never drained.
 World reverted_to(const World& then, const World& now);
 
 inline constexpr char kOtherCatalogue[] =
     "instances, aliases, tables or feeds are neither as before nor as after";
 
-// Empty when the pool is clean and every thing in it is one of the choices, whole; then *observed is what is there. Else the problem.
+// Return an empty string if the pool is clean and everything in it is one of the choices, whole;
+// *observed is then its content. Otherwise return the problem.
 std::string check(const table::Tables& tables, const Choices& choices, World* observed);
 
-// Whether a row of `value` was ever written for the key of the table.
+// Returns whether a row of `value` was ever written for the key of the table.
 using WasWritten = std::function<bool(const std::string& table, uint64_t key, uint64_t value)>;
 
-// Of a pool that lost power and was accepted: its names are as before or as after; each key is absent or
-// has a whole row that was written for it at some time; every progress needs a base.
+// Check a pool that lost power and was accepted. Its names are as before or as after. Each key is
+// absent or has a whole row that was written for it at some time. Every progress needs a base.
 std::string check_accepted(const table::Tables& tables, const Choices& choices,
                            const WasWritten& was_written, World* observed);
 
-// Pulls only: no verify, no catalogue. For a pool that refused a write.
+// Check pulls only, without verify and catalogue. For a pool that refused a write.
 std::string check_rows(const table::Tables& tables, const Choices& choices, World* observed);
 
 }  // namespace petps::crash

@@ -24,7 +24,7 @@ void use_boot(uint64_t number) {
   pool::set_boot_id_for_test(number == 0 ? std::nullopt : std::optional(id));
 }
 
-// Remembers where in the recording each step was acknowledged, and the world it made.
+// The points of the recording where each step was acknowledged, with the world after it.
 class Boundaries : public Listener {
  public:
   Boundaries(CrashMedium& medium, const World& start) : medium_(&medium) {
@@ -33,7 +33,7 @@ class Boundaries : public Listener {
   void after_step(Driver&, const Status& status, const World& after) override {
     if (status.ok()) list.emplace_back(medium_->events(), after);
   }
-  // What a crash at `point` may leave.
+  // Return what a crash at `point` may leave.
   Choices choices(size_t point) const {
     size_t done = 0;
     while (done + 1 < list.size() && list[done + 1].first <= point) ++done;
@@ -65,7 +65,7 @@ void WritebackExplorer::report(const std::string& what, const std::string& where
 void WritebackExplorer::before_step(Driver& driver) {
   if (!exploring_) return;
   driver.medium().settle();
-  first_ = driver.medium().events();  // earlier ones are stores that nothing has synced yet
+  first_ = driver.medium().events();  // earlier events are stores that nothing has synced yet
 }
 
 void WritebackExplorer::after_step(Driver& driver, const Status& status, const World& after) {
@@ -89,7 +89,7 @@ void WritebackExplorer::after_step(Driver& driver, const Status& status, const W
   while (counts_.states < until && problem_.empty()) {
     size_t point = first_ + random_() % (events - first_ + 1);
     const uint64_t kind = random_() % 8;
-    // Just before a sync, and in the middle of what it follows.
+    // Prefer points just before a sync, and the end of the step; the other points are random.
     if (kind < 3 && !syncs.empty()) point = syncs[random_() % syncs.size()];
     if (kind == 3) point = events;
     const World& least = point == events ? after : before;
@@ -102,10 +102,10 @@ void WritebackExplorer::after_step(Driver& driver, const Status& status, const W
     }
   }
   driver.tables = std::move(live);
-  if (!problem_.empty()) driver.problem = "explored";  // nothing further is to be done
+  if (!problem_.empty()) driver.problem = "explored";  // stop the scenario
 }
 
-// The medium was just crashed. Undoes that.
+// The medium was just crashed. Check it, then undo the crash.
 void WritebackExplorer::try_power_loss(Driver& live, size_t point, const World& before,
                                        const World& after) {
   CrashMedium& medium = live.medium();
@@ -116,7 +116,7 @@ void WritebackExplorer::try_power_loss(Driver& live, size_t point, const World& 
   medium.undo();
 }
 
-// The process was just killed. What it had stored is seen; then the power fails in the life that follows.
+// The process was just killed. The next process sees what was stored, and then the power fails.
 void WritebackExplorer::try_kill(Driver& live, size_t point, const World& before,
                                  const World& after) {
   CrashMedium& medium = live.medium();
@@ -191,7 +191,7 @@ void WritebackExplorer::judge(CrashMedium& medium, const Choices& choices, const
   live_on(&driver, where + "\n  believed");
 }
 
-// Random further steps; nothing may be wrong after them.
+// Perform random further steps; the pool must be right after them.
 void WritebackExplorer::live_on(Driver* driver, const std::string& where) {
   if ((random_() & 1) != 0) driver->walk();
   go_on(driver);
@@ -208,7 +208,7 @@ void WritebackExplorer::accept(CrashMedium& medium, std::unique_ptr<pool::Pool> 
   const uint64_t sequence = pool->sequence();
   auto tables = Tables::attach(std::move(pool), /*background=*/false, /*accept_lost_power=*/true);
   if (!tables.ok()) return report("it cannot be accepted: " + tables.status().to_string(), where);
-  if (!tables.value()->verify().clean()) {  // nothing promises that it is
+  if (!tables.value()->verify().clean()) {  // allowed after a power loss
     counts_.faulty += 1;
     return;
   }
@@ -236,7 +236,7 @@ void WritebackExplorer::accept(CrashMedium& medium, std::unique_ptr<pool::Pool> 
   if (!problem_.empty() || !driver.problem.empty()) return report(driver.problem, where);
   driver.drop();
   if (!driver.world.closed) return;
-  // A clean close is believed by every boot.
+  // Every boot trusts a clean close.
   medium.crash(medium.events(), random_);
   {
     const Boot boot;
@@ -248,7 +248,7 @@ void WritebackExplorer::accept(CrashMedium& medium, std::unique_ptr<pool::Pool> 
   medium.undo();
 }
 
-// Killed, or another power loss, while it was being accepted: it is accepted whole or not at all.
+// Kill, or fail the power again, during the acceptance: the pool is accepted whole or not at all.
 void WritebackExplorer::crash_accepting(CrashMedium& medium, size_t events, const Choices& choices,
                                         const History& history, const std::string& where) {
   const size_t point = random_() % (events + 1);

@@ -1,4 +1,4 @@
-// The crash suite over a file: a kernel that writes pages back when it likes.
+// The crash suite over a file: the kernel writes pages back at any time.
 #include "writeback.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@
 namespace petps::crash {
 namespace {
 
-// With the scenarios of both suites more than the 100,000 that they promise together.
+// Together, the scenarios of both suites exceed the 100,000 states that they promise.
 constexpr uint64_t kPowerStates = 1'500;
 constexpr uint64_t kProcessStates = 3'000;
 constexpr uint64_t kLeastStates = 100;
@@ -59,7 +59,7 @@ std::string explore(const Scenario& scenario, uint64_t states_per_step, media::S
   return explorer.problem() + (explorer.problem().empty() ? driver.problem : "");
 }
 
-// All but the one that leaves durability power, which PowerLossIsNoticed runs.
+// Return all scenarios but the one that changes the durability; PowerLossIsNoticed runs that one.
 std::vector<Scenario> power_scenarios() {
   std::vector<Scenario> chosen = scenarios();
   std::erase_if(chosen,
@@ -109,8 +109,8 @@ TEST_P(WritebackOfProcess, PowerLossIsNoticed) {
 INSTANTIATE_TEST_SUITE_P(Scenarios, WritebackOfProcess, testing::ValuesIn(process_scenarios()),
                          [](const auto& scenario) { return std::string(scenario.param.name); });
 
-// What the pool is after one sync of `act` failed and lost its pages, and the process was killed. The
-// pages look clean, so no later sync writes them. False: `act` has fewer syncs.
+// Let one sync of `act` fail and lose its pages, kill the process, and check the pool. The pages
+// look clean, so no later sync writes them. Return false if `act` has fewer syncs.
 bool fail_one_sync(size_t which, const std::function<base::Status(table::Tables&)>& act,
                    bool* lost_power) {
   const Boot boot;
@@ -167,7 +167,7 @@ TEST(FailedSync, ThatLostRowsCountsAsALossOfPower) {
   }
 }
 
-// Each real sync is needed: without it some scenario must fail.
+// The scenario that needs this real sync. Without the sync, some scenario must fail.
 std::string made_for(media::Site site) {
   switch (site) {
     case media::Site::kAdoptedSync:
@@ -187,7 +187,8 @@ class WithoutSync : public testing::TestWithParam<int> {};
 
 TEST_P(WithoutSync, IsNoticed) {
   const auto site = static_cast<media::Site>(GetParam());
-  // A torn superblock is one state in 200: the scenario made for a site has states to spare.
+  // A torn superblock is one state in 200, so the scenario for a site gets more states than it
+  // needs.
   constexpr uint64_t kStatesPerStep = 1'000;
   constexpr uint64_t kStatesOfItsOwn = 5'000;
   std::vector<Scenario> tried = process_scenarios();

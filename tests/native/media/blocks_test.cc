@@ -1,5 +1,5 @@
-// What opening does to a file that lacks blocks of its own (a sparse copy, a reflink), on real file
-// systems and with system calls that fail: it never changes a byte or the length.
+// Opens files that lack blocks of their own (a sparse copy, a reflink), on real file systems and
+// with failing system calls. Opening never changes a byte or the length.
 #include "media/blocks.h"
 
 #include <fcntl.h>
@@ -47,7 +47,8 @@ uint64_t allocated(const std::string& path) {
   return static_cast<uint64_t>(about.st_blocks) * 512;
 }
 
-// Data in three places, the last bytes included, and holes between them: what `cp --sparse` leaves.
+// Write data in three places, the last bytes included, with holes between them: a `cp --sparse`
+// copy.
 std::string make_sparse(const std::string& path) {
   const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600);
   EXPECT_EQ(ftruncate(file, kPoolBytes), 0);
@@ -60,7 +61,8 @@ std::string make_sparse(const std::string& path) {
   return content_of(path);
 }
 
-// Stores into every page of the pool in a child process. 0: it lived, 2: the pool did not open.
+// Store into every page of the pool in a child process. Return 0 if it survived, 2 if the pool
+// did not open, 3 if the drain failed, 128 + n if signal n killed it.
 int store_into_every_page(const std::string& path) {
   const pid_t child = fork();
   if (child == 0) {
@@ -76,11 +78,11 @@ int store_into_every_page(const std::string& path) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// What before() of FileCalls does: the n-th call of one kind fails.
+// Makes the n-th call of one kind fail, from before() of FileCalls.
 struct Failure {
   Call call = Call::kCount;
   int error_number = 0;
-  int at = 0;  // 0: each of them
+  int at = 0;  // 0: every call
   int seen = 0;
 };
 Failure g_failure;
@@ -136,7 +138,8 @@ TEST_P(BlocksOn, ASparseCopyOnAFullDiskStaysAsItIs) {
 INSTANTIATE_TEST_SUITE_P(FileSystems, BlocksOn, testing::Values("tmpfs", "ext2", "ext4", "xfs"),
                          [](const auto& kind) { return std::string(kind.param); });
 
-// More blocks than bytes, and still a hole: counting blocks does not find it.
+// The file has more blocks than bytes, and still a hole, so counting blocks does not find the
+// hole.
 TEST_F(Blocks, AHoleBesideBlocksBehindTheEndIsFilled) {
   const SmallDisk disk("ext4", disk_bytes("ext4"));
   if (!disk.missing().empty()) GTEST_SKIP() << disk.missing();
@@ -152,7 +155,8 @@ TEST_F(Blocks, AHoleBesideBlocksBehindTheEndIsFilled) {
   EXPECT_EQ(allocated(path), before + kPage);
 }
 
-// NFS 4.2, FUSE: SEEK_HOLE, but neither FIEMAP nor fallocate. Every write of zeros fails once.
+// Like NFS 4.2 and FUSE: SEEK_HOLE, but neither FIEMAP nor fallocate. Every call of four kinds
+// fails once in each of four ways.
 TEST_F(Blocks, HolesThatAreFilledByWritingKeepEveryByteWhateverFails) {
   const TemporaryFolder folder;
   const std::string path = folder.path("pool");
@@ -169,7 +173,7 @@ TEST_F(Blocks, HolesThatAreFilledByWritingKeepEveryByteWhateverFails) {
         const std::string what = std::string(call_name(call)) + " " + std::to_string(at) +
                                  " answers " + std::to_string(error_number);
         ASSERT_TRUE(content_of(path) == before) << what;
-        if (g_failure.seen < at) break;  // all have failed once
+        if (g_failure.seen < at) break;  // every call has failed once
         failures += 1;
         if (error_number == EINTR || error_number == kHalf)
           EXPECT_TRUE(media.ok()) << what << ": " << media.status().to_string();
@@ -184,7 +188,7 @@ TEST_F(Blocks, HolesThatAreFilledByWritingKeepEveryByteWhateverFails) {
   EXPECT_GE(failures, 40);
 }
 
-// The file system knows of no page that a killed process left dirty.
+// The file system knows nothing of pages that a killed process left dirty.
 TEST_F(Blocks, AHoleThatHoldsDataIsNotOverwritten) {
   static std::string path;
   const TemporaryFolder folder;
@@ -203,7 +207,7 @@ TEST_F(Blocks, AHoleThatHoldsDataIsNotOverwritten) {
   EXPECT_TRUE(content_of(path) == expected);
 }
 
-// ext2's own driver, NFS 3: nothing tells where the holes are.
+// Like ext2's own driver and NFS 3: nothing reports where the holes are.
 TEST_F(Blocks, WhereNothingTellsOfHolesNothingIsWritten) {
   const TemporaryFolder folder;
   const std::string path = folder.path("pool");
@@ -262,7 +266,7 @@ TEST_F(Blocks, BtrfsWritesANewPoolInPlaceAndRefusesOneThatItCopies) {
   const auto shared = Media::open(options_of(snapshot));
   EXPECT_EQ(shared.status().code(), Code::kFailedPrecondition) << shared.status().to_string();
   EXPECT_NE(shared.status().message().find("shares"), std::string::npos);
-  // The remedy of both messages.
+  // Apply the remedy of both messages.
   const std::string mended = disk.path("mended");
   ASSERT_TRUE(SmallDisk::run("touch " + mended + " && chattr +C " + mended + " && cat " + copy +
                              " > " + mended + " && rm " + snapshot + " && sync"));

@@ -1,5 +1,5 @@
-// A page of a pool that the kernel cannot give ends the process with a message and a status of its
-// own; every other SIGBUS goes where it went before.
+// If the kernel cannot provide a page of a pool, the process stops with a message and its own
+// status. Every other SIGBUS goes to the previous handler.
 #include "media/bus_error.h"
 
 #include <fcntl.h>
@@ -37,7 +37,7 @@ class BusError : public testing::Test {
     EXPECT_TRUE(media.ok()) << media.status().to_string();
     return std::move(media).value();
   }
-  // A mapped page that is not a pool's and that the kernel cannot give.
+  // Return a mapped page that belongs to no pool and that the kernel cannot provide.
   volatile char* foreign_page() const {
     const int file = ::open(folder_.path("foreign").c_str(), O_RDWR | O_CREAT, 0600);
     void* const page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);

@@ -1,4 +1,4 @@
-// What can go wrong with the file under a pool, and what the message says.
+// The errors of the file under a pool, and their messages.
 #include "media/file.h"
 
 #include <fcntl.h>
@@ -117,7 +117,7 @@ TEST_F(FileMedium, AnOddLengthIsOpenedAsItIs) {
 TEST_F(FileMedium, OneWriterAtATimeAcrossProcesses) {
   auto writer = make();
   const pid_t child = fork();
-  if (child == 0) {  // a process of its own: the lock is the kernel's
+  if (child == 0) {  // a separate process, because the kernel holds the lock per process
     const auto second = Media::open(options());
     const auto reader = Media::open(read_only());
     const bool refused = second.status().code() == Code::kFailedPrecondition &&
@@ -198,7 +198,7 @@ TEST_F(FileMedium, AFullDiskWhenGrowingChangesNothing) {
   EXPECT_EQ(media->base()[0], std::byte{1});
 }
 
-// A disk that is really full: a tmpfs of 1 MiB.
+// The disk is really full: a tmpfs of 1 MiB.
 TEST_F(FileMedium, ARealFullDiskIsAnErrorAndNotASignal) {
   const std::string mount_point = folder_.path("small");
   ASSERT_EQ(mkdir(mount_point.c_str(), 0700), 0);
@@ -219,7 +219,7 @@ TEST_F(FileMedium, ARealFullDiskIsAnErrorAndNotASignal) {
     ASSERT_EQ(stat(path_.c_str(), &about), 0);
     EXPECT_EQ(about.st_size, static_cast<off_t>(kBytes)) << "what was given is handed back";
     ASSERT_TRUE(media->grow(kBytes * 8).ok());
-    std::memset(media->base(), 0x33, media->size());  // every byte is there: no SIGBUS
+    std::memset(media->base(), 0x33, media->size());  // every byte has a page: no SIGBUS
   }
   EXPECT_EQ(umount(mount_point.c_str()), 0);
 }
@@ -273,7 +273,7 @@ TEST_F(FileMedium, AFailedSyncNamesThePathAndStays) {
   EXPECT_TRUE(contains(status, "read-only until it is reopened")) << status.to_string();
   EXPECT_TRUE(media->failed());
   file_calls() = system_file_calls();
-  // Linux reports a lost write once. A later success must not make anybody believe it.
+  // Linux reports a lost write once. A later success must not hide it.
   Flusher other(*media);
   other.flush(media->base(), 64, Site::kRow);
   EXPECT_EQ(other.drain(Site::kFilled).code(), Code::kIoError);

@@ -1,7 +1,7 @@
-// One contract, every medium: dram, file in both durabilities, borrowed memory (as dram and as dax), a
-// device that is an ordinary file. Real persistent memory is opt-in, as in tests/lab:
-// PETPS_TEST_DAX_FOLDER is a folder of a dax mount, PETPS_TEST_DAX_DEVICE a device-DAX device whose
-// content is lost.
+// One contract for every medium: dram, file in both durabilities, borrowed memory (as dram and as
+// dax), and a device that is an ordinary file. Real persistent memory is opt-in, as in tests/lab:
+// PETPS_TEST_DAX_FOLDER is a folder of a dax mount, and PETPS_TEST_DAX_DEVICE is a device-DAX
+// device whose content the tests destroy.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -26,7 +26,7 @@ struct Backend {
   Kind kind;
 };
 
-// A folder of a dax mount, a device-DAX device; null when there is none to test with.
+// Return a folder of a dax mount, or a device-DAX device; null if there is none to test with.
 const char* dax_folder() { return std::getenv("PETPS_TEST_DAX_FOLDER"); }
 const char* dax_device() { return std::getenv("PETPS_TEST_DAX_DEVICE"); }
 
@@ -42,7 +42,7 @@ std::vector<Backend> backends(bool (*wanted)(const Backend&)) {
 }
 constexpr uint64_t kStartBytes = 64 * 1024;
 constexpr uint64_t kRoomBytes = 16 * 1024 * 1024;
-constexpr uint64_t kDeviceAlignment = 4 * 1024 * 1024;  // of the fake one
+constexpr uint64_t kDeviceAlignment = 4 * 1024 * 1024;  // of the fake device
 
 class MediaContract : public testing::TestWithParam<Backend> {
  protected:
@@ -139,7 +139,7 @@ TEST_P(MediaContract, CopyCopiesExactlyTheBytes) {
                                        320, 321, 384, 511, 512, 513, 577, 1024, 1087};
   for (size_t offset = 0; offset < 2 * kLineBytes; ++offset) {
     for (const size_t bytes : lengths) {
-      const size_t from = (offset * 5 + bytes) % 64;  // every alignment of the source too
+      const size_t from = (offset * 5 + bytes) % 64;  // covers every alignment of the source
       std::memset(media->base(), 0x11, expected.size());
       std::fill(expected.begin(), expected.end(), std::byte{0x11});
       std::copy_n(source.begin() + from, bytes, expected.begin() + kMargin + offset);
@@ -208,7 +208,7 @@ TEST_P(MediaContract, GrowsInPlaceWithZeros) {
 
 TEST_P(MediaContract, RefusesToGrowBeyondTheReservedRange) {
   auto media = make();
-  const uint64_t room = media->reserved();  // of a device: at least its size
+  const uint64_t room = media->reserved();  // for a device: at least its size
   const base::Status status = media->grow(room + 4096);
   EXPECT_EQ(status.code(), base::Code::kResourceExhausted);
   EXPECT_NE(status.message().find("reserve_bytes"), std::string::npos) << status.to_string();
@@ -233,7 +233,7 @@ TEST_P(PersistentMedia, AReopenedMediumHoldsWhatWasDrained) {
   ASSERT_TRUE(reopened.ok()) << reopened.status().to_string();
   if (is_device()) {
     EXPECT_GT(reopened.value()->size(), bytes);
-    std::memset(reopened.value()->base() + bytes, 0xee, kLineBytes);  // of an earlier pool
+    std::memset(reopened.value()->base() + bytes, 0xee, kLineBytes);  // left by an earlier pool
   }
   reopened.value()->forget_beyond(bytes);
   EXPECT_EQ(reopened.value()->size(), bytes);
@@ -289,7 +289,7 @@ struct Heard : Observer {
   const std::byte* base = nullptr;
   uint64_t seen = 0;
   void on_store(const void* at, size_t bytes) override {
-    std::memcpy(&seen, at, sizeof seen);  // the store is visible by now
+    std::memcpy(&seen, at, sizeof seen);  // the store must be visible by now
     note("store", at, bytes);
   }
   void on_flush(const void* at, size_t bytes, Site) override { note("flush", at, bytes); }

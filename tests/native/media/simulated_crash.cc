@@ -1,4 +1,4 @@
-// The states that a crash can leave a SimulatedMedium in: drawn at random, or every one.
+// The states that a crash can leave a SimulatedMedium in: random ones, or all of them.
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -49,7 +49,8 @@ void SimulatedMedium::write_page(const OpenPage& page, const std::array<uint32_t
       {page.number * kPageLines, 0, least, static_cast<uint32_t>(page.events.size())});
 }
 
-// What was stored and is durable.
+// Write every line with its stores up to the point. write_page() then overwrites the lines of open
+// pages.
 void SimulatedMedium::write_settled(size_t point) {
   for (size_t i = 0; i < top().used; ++i) {
     const Line& line = top().lines[i];
@@ -58,8 +59,8 @@ void SimulatedMedium::write_settled(size_t point) {
 }
 
 void SimulatedMedium::crash_pages(size_t point, std::mt19937_64& random) {
-  // Most states are those of a kernel that wrote everything back at some moment and a few pages at
-  // another one; uniform ones alone would almost never be whole.
+  // Most states are those of a kernel that wrote everything back at some moment and a few pages
+  // at another moment. Uniform states alone would almost never be whole.
   enum Mode : uint32_t { kUniform, kAllOrNothing, kFewEarlier, kFewLater, kOneOther, kModes };
   const auto mode = static_cast<Mode>(random() % kModes);
   const bool tears = random() % 3 == 0;
@@ -100,14 +101,14 @@ void SimulatedMedium::crash(size_t point, std::mt19937_64& random) {
     end_crash(point);
     return;
   }
-  // Uniform prefixes alone would almost never leave a single line behind, which is what finds a
+  // Uniform prefixes alone would almost never leave out a single line, and that is what finds a
   // missing flush.
   enum Mode : uint32_t { kUniform, kAllOrNothing, kFewKept, kFewLost, kOneKept, kOneLost, kModes };
   const auto mode = static_cast<Mode>(random() % kModes);
-  const uint32_t few =
-      1 + static_cast<uint32_t>(random() % 8);  // one line in 2..256 is the exception
+  // In kFewKept and kFewLost, one line in 2..256 is the exception.
+  const uint32_t few = 1 + static_cast<uint32_t>(random() % 8);
   Recording& recording = top();
-  // kOneKept, kOneLost: which of the open lines.
+  // For kOneKept and kOneLost: the number of the chosen open line.
   size_t one =
       mode == kOneKept || mode == kOneLost ? random() % std::max<size_t>(1, open_lines(point)) : 0;
   for (size_t i = 0; i < recording.used; ++i) {

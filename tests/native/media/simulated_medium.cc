@@ -18,13 +18,13 @@
 namespace petps::media {
 namespace {
 
-constexpr size_t kImageAlignment = size_t{2} << 20;  // as real media align their base
-// A full comparison costs as much as the image is long. The live run gets one at every drain; the
-// many short runs on crash states get one in this many, and a comparison of the lines that they
-// touched at each.
+constexpr size_t kImageAlignment = size_t{2} << 20;  // like the base of real media
+// A full comparison takes time proportional to the image. The live run gets one at every drain. The
+// many short runs on crash states get one at every kFullCheckEvery-th drain, and compare only the
+// lines that they touched at the others.
 constexpr uint64_t kFullCheckEvery = 64;
 
-// Reads a word that may lie next to, or in, a poisoned free slot.
+// Read a word that may be next to, or in, a poisoned free slot.
 __attribute__((no_sanitize("address"), noinline)) uint64_t read_word(const std::byte* at) {
   return *reinterpret_cast<const volatile uint64_t*>(at);
 }
@@ -95,8 +95,8 @@ SimulatedMedium::Line& SimulatedMedium::line_of(uint32_t number) {
     line.flushed = 0;
     line.stores.clear();
     line.durable.clear();
-    std::memcpy(line.start.data(), shadow_ + uint64_t{number} * kLineBytes,
-                kLineBytes);  // before the store
+    // The content before the store.
+    std::memcpy(line.start.data(), shadow_ + uint64_t{number} * kLineBytes, kLineBytes);
   }
   return recording.lines[slot - 1];
 }
@@ -131,7 +131,7 @@ void SimulatedMedium::on_flush(const void* at, size_t bytes, Site site) {
     for (uint64_t number = offset / kLineBytes; number <= (offset + bytes - 1) / kLineBytes;
          ++number) {
       const uint32_t slot = recording.slot_of_line[number];
-      if (slot == 0) continue;  // nothing stored there since the start
+      if (slot == 0) continue;  // nothing was stored there since the start
       Line& line = recording.lines[slot - 1];
       line.flushed = static_cast<uint32_t>(line.stores.size());
       recording.flushed_lines.push_back(slot - 1);
@@ -155,8 +155,8 @@ base::Status SimulatedMedium::on_drain(Site site) {
   if (suppressed_.test(static_cast<size_t>(site))) return base::Status();
   if (fail_next_drain_) {
     fail_next_drain_ = false;
-    // What was on its way may be lost for good: as after a failed fsync, only a new flush starts it
-    // again.
+    // The write-backs in flight may be lost for good: as after a failed fsync, only a new flush
+    // starts them again.
     for (const uint32_t place : recording.flushed_lines) recording.lines[place].flushed = 0;
     recording.flushed_lines.clear();
     if (keeps_ == Keeps::kPages) lose_pages();
@@ -210,7 +210,7 @@ void SimulatedMedium::on_grow(const void* at, size_t bytes) {
   const auto event = static_cast<uint32_t>(top().events);
   size_ = offset + bytes;
   top().sizes.push_back({event, size_});
-  // What an earlier life left beyond the end is zero now, and durably so. Bytes below `offset` in
+  // Data of an earlier life beyond the end is zero now, and durably so. Bytes below `offset` in
   // its word are kept.
   for (uint64_t word = offset / 8; word * 8 < size_; ++word) {
     if (read_word(shadow_ + word * 8) == read_word(memory_ + word * 8)) continue;
@@ -238,7 +238,7 @@ SimulatedMedium::LineContent SimulatedMedium::content(const Line& line, uint32_t
 
 SimulatedMedium::LineContent SimulatedMedium::torn_content(const Line& line, uint32_t durable,
                                                            uint32_t kept, std::mt19937_64& random) {
-  // The store that the prefix ends in: any of its words may have landed, whatever their order.
+  // Any words of the store in which the prefix ends may have landed, in any order.
   const uint32_t event = line.stores[kept].event;
   uint32_t first = kept;
   while (first > durable && line.stores[first - 1].event == event) --first;
@@ -327,8 +327,8 @@ void SimulatedMedium::carry_on(std::vector<Line> open, const std::vector<uint32_
   }
   std::sort(events.begin(), events.end());
   events.erase(std::unique(events.begin(), events.end()), events.end());
-  recording.events =
-      events.size();  // only the stores that are still open keep a place in the order
+  // Only the stores that are still open keep a place in the order.
+  recording.events = events.size();
   for (Line& kept : open) {
     for (Store& store : kept.stores) {
       const auto place = std::lower_bound(events.begin(), events.end(), store.event);
@@ -346,7 +346,7 @@ void SimulatedMedium::carry_on(std::vector<Line> open, const std::vector<uint32_
     recording.lost_since[page] = static_cast<uint32_t>(recording.events);
 }
 
-// Pages that look clean and are lost stay so under the stores that are carried on.
+// Return the pages that look clean and are lost; carried-on stores do not change that.
 std::vector<uint32_t> SimulatedMedium::lost_pages() const {
   std::vector<uint32_t> pages;
   for (const auto& [page, since] : top().lost_since) {
@@ -367,7 +367,7 @@ void SimulatedMedium::kill(size_t point) {
   begin_crash(point);
   std::vector<Line> open = open_at(point);
   const std::vector<uint32_t> lost = point == top().events ? lost_pages() : std::vector<uint32_t>();
-  for (Line& line : open) line.flushed = 0;  // a write-back that was under way may not have been
+  for (Line& line : open) line.flushed = 0;  // a write-back in flight may not have happened
   for (size_t i = 0; i < top().used; ++i) {
     const Line& line = top().lines[i];
     write_line(line.number, content(line, span_at(line, point).stored));

@@ -1,30 +1,30 @@
 // A medium whose power can fail at any instant: the test double of the crash suite.
 //
-// It hears every store, flush and drain of a Media over memory it owns, and can afterwards turn
-// that memory into any state that a crash at any event could have left:
-//   - a line (64 bytes) holds what was durable of it plus ANY prefix of its later stores, each line
-//   on its own;
-//   - an aligned 8-byte store is never torn; a longer one is split into its 8-byte words, in
-//   address order
-//     (or, with set_any_word(true), into any subset of them: what streamed and string stores may
-//     really do);
-//   - a flush marks what its lines hold as being written back; a drain makes every mark durable;
-//   nothing else does.
+// It observes every store, flush and drain of a Media over memory that it owns. Afterwards it can
+// turn that memory into any state that a crash at any event could have left:
+//   - A line (64 bytes) holds its durable content plus ANY prefix of its later stores, each line
+//     on its own.
+//   - An aligned 8-byte store is never torn. A longer store is split into its 8-byte words, in
+//     address order (or, with set_any_word(true), into any subset of them, as streamed and string
+//     stores may really do).
+//   - A flush marks the content of its lines as being written back. A drain makes every mark
+//     durable. Nothing else makes anything durable.
 //
 // With Keeps::kPages it is an ordinary file behind a page cache instead, a Media of kind kFile:
-//   - a page (4 KiB) holds any of the versions that it had since it was last synced, each page on its
-//   own; one that was on its way holds any of them in each of its 512-byte sectors;
-//   - a sync makes the pages of its range durable as they are then; flushes and drains do nothing;
-//   - a sync that fails loses its pages: they look clean, and a later sync passes over those that were
-//   not written again.
+//   - A page (4 KiB) holds any of the versions that it had since its last sync, each page on its
+//     own. A page whose write-back was in flight holds any of them in each of its 512-byte
+//     sectors.
+//   - A sync makes the pages of its range durable as they are then. Flushes and drains do
+//     nothing.
+//   - A failed sync loses its pages: they look clean, and a later sync skips those that were not
+//     written again.
 //
-// Recordings form a stack, so that a state can be reopened, written to, crashed again, and taken
-// back, at the cost of the lines that were touched and never of the whole image:
+// Recordings form a stack, so that a test can reopen a state, write to it, crash it again, and
+// take all that back. This costs the touched lines and never the whole image:
 //
 //   SimulatedMedium disk(4 << 20);
 //   auto pool = Pool::format(disk.media(kBytes), kTestUnitBytes);  // recording 0
-//   disk.settle();                                                  // what is durable by now is
-//   the start
+//   disk.settle();                         // what is durable by now is the start
 //   ... one operation on the pool ...
 //   for (size_t point = 0; point <= disk.events(); ++point) {
 //     disk.crash(point, rng);              // memory is a crash state; recording 1 begins
@@ -32,12 +32,12 @@
 //     disk.crash(disk.events(), rng);      // a second crash; recording 2 begins
 //     { auto again = Pool::attach(disk.media()); ... verify ... }
 //     disk.undo();                         // back to recording 1
-//     disk.undo();                         // back to recording 0: memory as the live pool left it,
-//     which may go on
+//     disk.undo();                         // back to recording 0: memory as the live pool left it
 //   }
+//   ... the live pool may continue ...
 //
-// A store that nobody reported is a test failure that names its offset: each drain compares memory
-// with the record. Not covered: two threads storing at once; stores that the CPU makes visible out
+// An unreported store is a test failure that names its offset: each drain compares memory with
+// the record. Not covered: two threads that store at once; stores that the CPU makes visible out
 // of program order within a line (x86 does not, except as set_any_word says); a drain that loses
 // lines of another process.
 #pragma once
@@ -59,62 +59,67 @@ namespace petps::media {
 class SimulatedMedium : public Observer {
  public:
   enum class Keeps : uint8_t { kLines, kPages };
-  // Zeroed memory of `capacity` bytes, a multiple of 64 (4096 for kPages); all of it durable.
+  // Make zeroed memory of `capacity` bytes, a multiple of 64 (4096 for kPages); all of it is
+  // durable.
   explicit SimulatedMedium(size_t capacity, Keeps keeps = Keeps::kLines);
   ~SimulatedMedium() override;
   SimulatedMedium(const SimulatedMedium&) = delete;
   SimulatedMedium& operator=(const SimulatedMedium&) = delete;
 
-  // A Media over the memory, `bytes` long and growable to the capacity, recorded by the top
-  // recording.
+  // Return a Media over the memory, `bytes` long and growable to the capacity. The top recording
+  // records it.
   std::unique_ptr<Media> media(uint64_t bytes);
-  // The same with the length that the medium had at the crash.
+  // Return a Media with the length that the medium had at the crash.
   std::unique_ptr<Media> media() { return media(size_); }
   std::byte* memory() { return memory_; }
   uint64_t size() const { return size_; }
 
-  // Events (stores, flushes, drains, grows) of the top recording. A crash point p is "after the
-  // first p events".
+  // Return the number of events (stores, flushes, drains, syncs, grows) of the top recording. A
+  // crash point p is "after the first p events".
   size_t events() const { return top().events; }
-  // For each drain of the top recording, the point just before it: where the most lines are open.
+  // Return, for each drain of the top recording, the point just before it: most lines are open
+  // there.
   const std::vector<size_t>& drains() const { return top().drains; }
-  // For each sync of the top recording likewise.
+  // Return the same for each sync of the top recording.
   const std::vector<size_t>& syncs() const { return top().syncs; }
   size_t depth() const { return depth_; }
 
-  // Forgets what is durable already: the top recording restarts at event 0 with only the undrained
-  // stores open.
+  // Forget what is durable already: the top recording restarts with only the undrained stores
+  // open.
   void settle();
 
-  // Turns memory into a random crash state at `point` of the top recording and begins a new one
-  // above it.
+  // Turn memory into a random crash state at `point` of the top recording, and begin a new
+  // recording above it.
   void crash(size_t point, std::mt19937_64& random);
-  // How many states there are at `point` (saturating), and the index-th of them.
+  // Return the number of states at `point` (saturating); turn memory into the index-th of them.
+  // With kPages, these states contain no torn page.
   uint64_t state_count(size_t point) const;
   void crash_exhaustive(size_t point, uint64_t index);
-  // The process dies at `point` and the power stays: memory is everything that was stored by then, and a
-  // new recording begins, in which what was not drained is still open. Whoever reopens the memory sees
-  // stores that a later crash may yet take back.
+  // Kill the process at `point`, with the power on: memory is everything that was stored by then.
+  // A new recording begins, in which undrained stores are still open. A test that reopens the
+  // memory sees stores that a later crash may still take back.
   void kill(size_t point);
-  // Lines that hold undrained stores at `point`.
+  // Return the number of lines that hold undrained stores at `point`.
   size_t open_lines(size_t point) const;
-  // Drops the top recording; memory is again what the recording below it had when it was crashed.
+  // Drop the top recording; memory is again what the recording below had when it was crashed.
   void undo();
-  // What the last crash() chose, for messages: "point 17 of 40: lines 3 (1 of 4), 9 (0 of 2)".
+  // Return what the last crash() chose, for messages: "crash point 17 of 40: offset 192 kept 1 of
+  // 4, offset 576 kept 0 of 2,".
   std::string describe() const;
 
-  // Mutation check: flushes and drains of `site` do nothing from now on.
+  // For mutation checks: from now on, flushes, drains and syncs of `site` do nothing.
   void suppress(Site site) { suppressed_.set(static_cast<size_t>(site)); }
   void suppress_none() { suppressed_.reset(); }
-  // Sites heard since construction, so that a suite can tell that it reaches each of them.
+  // Return the sites seen since construction, so that a suite can check that it reaches each of
+  // them.
   const std::bitset<static_cast<size_t>(Site::kCount)>& sites_heard() const { return heard_; }
 
-  // The next drain that is not suppressed fails, and makes nothing durable.
+  // Make the next drain that is not suppressed fail; it makes nothing durable.
   void fail_next_drain() { fail_next_drain_ = true; }
-  // The same for a sync.
+  // Do the same for a sync.
   void fail_next_sync() { fail_next_sync_ = true; }
   void set_any_word(bool any) { any_word_ = any; }
-  // Compares all of memory with the record now. Adds a test failure per line that differs (at most
+  // Compare all of memory with the record now. Add a test failure per line that differs (at most
   // 8).
   bool check_all_recorded();
 
@@ -132,7 +137,7 @@ class SimulatedMedium : public Observer {
   using LineContent = std::array<uint64_t, kWords>;
 
   struct Store {
-    uint64_t value;  // of the whole word, after the store
+    uint64_t value;  // the whole word, after the store
     uint32_t event;
     uint32_t word;  // 0..7
   };
@@ -155,21 +160,23 @@ class SimulatedMedium : public Observer {
     size_t events = 0;
     std::vector<size_t> drains;
     std::vector<size_t> syncs;
-    // kPages: the last store into a page, and since when a failed sync has it look clean.
+    // kPages: the event of the last store into each page, and of the failed sync since which a
+    // page looks clean.
     std::unordered_map<uint32_t, uint32_t> last_store;
     std::unordered_map<uint32_t, uint32_t> lost_since;
     std::vector<Line> lines;  // the first `used`; the rest keep their vectors for reuse
     size_t used = 0;
-    std::vector<uint32_t> slot_of_line;  // 1 + place in lines; 0 = untouched
+    std::vector<uint32_t> slot_of_line;  // 1 + index in lines; 0 = untouched
     std::vector<uint32_t> flushed_lines;
     std::vector<SizeChange> sizes;
     uint64_t start_size = 0;
     void clear();
   };
-  // A page with open stores: it may be as it was before the first of `events`, or after any of them.
+  // A page with open stores. It may be as it was before the first of `events`, or after any of
+  // them.
   struct OpenPage {
     uint32_t number;
-    std::vector<uint32_t> lines;  // places in Recording::lines
+    std::vector<uint32_t> lines;  // indexes into Recording::lines
     std::vector<uint32_t> events;
   };
   struct Choice {
@@ -190,7 +197,7 @@ class SimulatedMedium : public Observer {
   static LineContent torn_content(const Line& line, uint32_t durable, uint32_t kept,
                                   std::mt19937_64& random);
   std::vector<OpenPage> open_pages(size_t point) const;
-  // Writes the page as it was after the first `kept` events, or each sector as after kept[sector].
+  // Write the page as it was after the first `kept` events, or each sector as after kept[sector].
   void write_page(const OpenPage& page, const std::array<uint32_t, kSectors>& kept, size_t point);
   void write_settled(size_t point);
   void crash_pages(size_t point, std::mt19937_64& random);
@@ -207,7 +214,7 @@ class SimulatedMedium : public Observer {
   size_t capacity_;
   Keeps keeps_;
   std::byte* memory_;
-  std::byte* shadow_;  // memory as the recorded stores make it
+  std::byte* shadow_;  // memory as the recorded stores produce it
   uint64_t size_ = 0;
   size_t depth_ = 0;
   std::vector<std::unique_ptr<Recording>> recordings_;

@@ -1,5 +1,5 @@
-// The simulator simulates: what is durable stays, what is not may be any prefix, and nothing else
-// happens.
+// Tests the simulator: what is durable stays, what is not durable may be any prefix, and nothing
+// else happens.
 #include "simulated_medium.h"
 
 #include <gtest/gtest-spi.h>
@@ -30,7 +30,7 @@ class SimulatedMediumTest : public testing::Test {
     std::memcpy(&value, disk.memory() + offset, sizeof value);
     return value;
   }
-  // Every content of the words that a crash at `point` can leave, by trying all states.
+  // Try all states of a crash at `point`; return every content of the words.
   std::set<std::vector<uint64_t>> all_states(size_t point, const std::vector<uint64_t>& offsets) {
     std::set<std::vector<uint64_t>> seen;
     const uint64_t states = disk.state_count(point);
@@ -158,7 +158,7 @@ TEST_F(SimulatedMediumTest, SuppressedSitesDoNothing) {
   flush(0);
   drain(Site::kFilled);
   EXPECT_EQ(all_states(disk.events(), {0}), (States{{0}, {1}}));
-  drain(Site::kPublished);  // what was flushed for the suppressed drain
+  drain(Site::kPublished);  // drains the flush of the suppressed drain
   EXPECT_EQ(all_states(disk.events(), {0}), (States{{1}}));
   EXPECT_TRUE(disk.sites_heard().test(static_cast<size_t>(Site::kPublished)));
   EXPECT_FALSE(disk.sites_heard().test(static_cast<size_t>(Site::kProgress)));
@@ -250,7 +250,7 @@ TEST_F(SimulatedMediumTest, SettleKeepsOnlyWhatIsOpen) {
   EXPECT_EQ(disk.events(), 3u);
   EXPECT_EQ(all_states(disk.events(), {0, 8, 64}),
             (States{{1, 0, 0}, {2, 0, 0}, {2, 4, 0}, {1, 0, 3}, {2, 0, 3}, {2, 4, 3}}));
-  drain();  // the flush before settle() is still on its way
+  drain();  // the flush before settle() is still in flight
   EXPECT_EQ(all_states(disk.events(), {0, 8, 64}), (States{{2, 4, 0}, {2, 4, 3}}));
   flush(64);
   drain();
@@ -262,7 +262,7 @@ TEST_F(SimulatedMediumTest, SettleKeepsOnlyWhatIsOpen) {
 TEST_F(SimulatedMediumTest, UnrecordedStoresFailTheTest) {
   store(0, 1);
   flush(0);
-  disk.memory()[4100] = std::byte{1};  // nobody is told
+  disk.memory()[4100] = std::byte{1};  // not reported
   EXPECT_NONFATAL_FAILURE(static_cast<void>(flusher.drain(Site::kFilled)), "offset 4096");
   disk.memory()[4100] = std::byte{0};
   EXPECT_TRUE(disk.check_all_recorded());
@@ -317,8 +317,8 @@ TEST(SimulatedGrowth, GrownSpaceIsZeroEvenAfterAnEarlierLife) {
   disk.undo();
 }
 
-// 200,000 states of a 4 MiB image are a run of the crash suite; this is what the simulator itself
-// may take of it.
+// A run of the crash suite has 200,000 states of a 4 MiB image; this limits the simulator's share
+// of the time.
 TEST(SimulatedCost, AStateCostsItsLinesAndNotTheImage) {
   SimulatedMedium disk(size_t{4} << 20);
   auto media = disk.media(size_t{4} << 20);

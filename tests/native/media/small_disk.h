@@ -1,5 +1,5 @@
-// A small file system of its own in a file, mounted for one test. Needs root and mkfs; where they are
-// missing the test is skipped, with the reason.
+// A small file system in a file, mounted for one test. It needs root and mkfs; without them the
+// test is skipped, with the reason.
 #pragma once
 
 #include <fcntl.h>
@@ -18,8 +18,8 @@ namespace petps::testing_support {
 
 class SmallDisk {
  public:
-  // kind: "tmpfs", or what mkfs knows ("ext2", "ext4", "xfs", "btrfs"), with options if need be.
-  // image: the file that holds the blocks; empty: one of its own.
+  // kind: "tmpfs", or a kind of mkfs ("ext2", "ext4", "xfs", "btrfs"), with options if needed.
+  // image: the file that holds the blocks; if empty, a new one.
   SmallDisk(const std::string& kind, uint64_t bytes, std::string image = "") {
     const std::string size = std::to_string(bytes);
     mount_point_ = folder_.path("disk");
@@ -41,24 +41,24 @@ class SmallDisk {
   SmallDisk(const SmallDisk&) = delete;
   SmallDisk& operator=(const SmallDisk&) = delete;
 
-  // Why there is none; empty: there is.
+  // Return why there is no disk; empty if there is one.
   const std::string& missing() const { return missing_; }
   std::string path(const std::string& name) const { return mount_point_ + "/" + name; }
 
-  // Writes a file until no block is left.
+  // Write a file until no block is left.
   void fill(const std::string& name = "filler") const {
     const int file = ::open(path(name).c_str(), O_WRONLY | O_CREAT, 0600);
     const std::vector<char> piece(1 << 16, 'f');
     for (size_t bytes : {piece.size(), size_t{4096}, size_t{512}}) {
       while (::write(file, piece.data(), bytes) > 0) {
       }
-      fsync(file);  // what was promised twice is refused now
+      fsync(file);  // delayed allocation may have promised a block twice; now it fails
     }
     ::close(file);
   }
   void empty(const std::string& name = "filler") const {
     unlink(path(name).c_str());
-    ::sync();  // btrfs and xfs give the blocks back later
+    ::sync();  // btrfs and xfs free the blocks only now
   }
 
   static bool run(const std::string& command) {

@@ -1,4 +1,4 @@
-// Two threads that sync at once, and what is left in the page cache after a sync that failed.
+// Two threads that sync at once, and the page cache after a failed sync.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
@@ -23,8 +23,8 @@ using base::Code;
 
 constexpr uint64_t kBytes = 64 * 1024;
 
-std::atomic<int> g_begun{0};    // syncs
-std::atomic<int> g_waiting{0};  // calls that wait for the sync of another
+std::atomic<int> g_begun{0};    // number of syncs
+std::atomic<int> g_waiting{0};  // number of calls that wait for another call's sync
 std::atomic<bool> g_may_end{true};
 
 int count_waits(Call call) {
@@ -38,8 +38,9 @@ int sync_when_told(int) {
   return 0;
 }
 
-// As Linux: one failed write-back takes the pages of both writers, and the descriptor hears of it
-// once. The first sync fails after the second writer is in its own, or waits for the first.
+// Fail like Linux: one failed write-back loses the pages of both writers, and the descriptor
+// reports it once. The first sync fails after the second writer is in its own sync, or waits for
+// the first.
 int fail_once_as_linux_does(int) {
   const bool is_first = g_begun.fetch_add(1) == 0;
   while (g_begun < 2 && g_waiting < 1) std::this_thread::yield();
@@ -102,7 +103,7 @@ TEST_F(Syncs, GrowHearsOfAFailureThatAWriterWasToldOf) {
   EXPECT_EQ(media->size(), kBytes);
 }
 
-// The running sync may have passed their pages already, so that they need a second one; it serves
+// The running sync may have passed their pages already, so they need a second sync. One serves
 // all of them.
 TEST_F(Syncs, WritersThatWaitShareTheNextSync) {
   constexpr int kWriters = 6;
@@ -134,7 +135,7 @@ int note_syncs(Call call) {
   return call == Call::kSyncFileSystem && g_disk_fails ? EIO : 0;
 }
 
-// ext4 without a journal, and ext2, on Linux 5.5 to 6.4; `make lab` cuts the power under it.
+// As on ext4 without a journal, and ext2, on Linux 5.5 to 6.4; `make lab` cuts the power there.
 TEST_F(Syncs, WhereTheyMaySkipTheFlushOfTheDiskTheFileSystemIsSyncedToo) {
   file_calls().may_skip_flush = [](int) { return true; };
   g_disk_fails = false;
@@ -159,7 +160,7 @@ bool has_mark(const std::string& path) {
   return getxattr(path.c_str(), "user.petps.failed_sync", &value, 1) >= 0;
 }
 
-// Linux drops no page that somebody maps: a reader would hand the lost pages to the next writer.
+// Linux drops no page that a process maps: a reader would pass the lost pages to the next writer.
 TEST_F(Syncs, PagesThatAReaderMapsKeepThePoolClosedAfterAFailedSync) {
   auto media = make();
   auto reader = Media::open(options(Access::kReadBeside));
@@ -183,7 +184,7 @@ TEST_F(Syncs, PagesThatAReaderMapsKeepThePoolClosedAfterAFailedSync) {
   EXPECT_FALSE(has_mark(options().path));
 }
 
-// A killed writer drops nothing itself.
+// A killed writer drops no pages.
 TEST_F(Syncs, AFailedSyncOfAKilledWriterIsFoundByTheNextOpen) {
   make();
   const pid_t child = fork();
@@ -206,11 +207,11 @@ TEST_F(Syncs, AFailedSyncOfAKilledWriterIsFoundByTheNextOpen) {
   EXPECT_FALSE(has_mark(options().path));
 }
 
-// A real disk that loses pages: an image with holes, on a file system that has become full.
+// A real disk that loses pages: an image with holes, on a file system that becomes full.
 TEST_F(Syncs, WhatADiskLostIsNotReadAfterTheNextOpen) {
   const testing_support::SmallDisk backing("tmpfs", uint64_t{8} << 20);
   if (!backing.missing().empty()) GTEST_SKIP() << backing.missing();
-  // Without a journal the file system itself goes on.
+  // Without a journal, the file system itself continues after the error.
   const testing_support::SmallDisk disk("ext4 -O ^has_journal", uint64_t{64} << 20,
                                         backing.path("image"));
   ASSERT_EQ(disk.missing(), "");
@@ -220,7 +221,7 @@ TEST_F(Syncs, WhatADiskLostIsNotReadAfterTheNextOpen) {
   ASSERT_TRUE(made.ok()) << made.status().to_string();
   std::memset(made.value()->base(), 7, kBytes);
   ASSERT_TRUE(store_and_drain(*made.value(), 0).ok());
-  // The image has these blocks. Those of what the pool grows by are only promised.
+  // The image has these blocks. The blocks of what the pool grows by are only promised.
   ASSERT_TRUE(made.value()->grow(uint64_t{32} << 20).ok());
   backing.fill();
   Options beside = on_disk;

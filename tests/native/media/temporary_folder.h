@@ -1,4 +1,4 @@
-// A folder that a test owns, removed with its files at the end.
+// A folder that a test owns; it is removed with its files at the end.
 #pragma once
 
 #include <cstdlib>

@@ -1,5 +1,5 @@
-// Which lines are written back, for every (offset, length) up to four lines; and that each
-// instruction of this processor runs and leaves the bytes alone.
+// Checks which lines are written back, for every (offset, length) up to four lines, and that each
+// instruction of this processor runs and leaves the bytes unchanged.
 #include "media/writeback.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ class LineSeamGuard {
 
 alignas(4096) std::byte g_memory[16 * kLineBytes];
 
-// The lines that hold a byte of [offset, offset + bytes), found the slow way: byte by byte.
+// Find the lines that hold a byte of [offset, offset + bytes) the slow way, byte by byte.
 std::vector<const std::byte*> lines_of(size_t offset, size_t bytes) {
   std::vector<const std::byte*> lines;
   for (size_t i = offset; i < offset + bytes; ++i) {
@@ -62,8 +62,9 @@ TEST(WriteBack, AFlusherOnDaxWritesBackTheSameLines) {
   }
 }
 
-// On dax a copied byte is durable after the fence when its line was written back or streamed. Streamed
-// lines are told apart by what the copy does not write back: that must be whole lines of a long copy.
+// On dax a copied byte is durable after the fence if its line was written back or streamed. The
+// streamed lines are those that the copy does not write back; they must be whole lines of a long
+// copy.
 TEST(WriteBack, ACopyOnDaxWritesBackEveryLineThatItDoesNotStream) {
   const LineSeamGuard guard;
   auto media = Media::borrow(g_memory, sizeof g_memory, sizeof g_memory, nullptr, Kind::kDax);
@@ -131,8 +132,8 @@ uint64_t median_load_cycles(void (*between)()) {
   return cycles[kRounds / 2];
 }
 
-// The loop is counted above; this shows that the instruction behind it does something: a flushed line
-// is gone from the cache. (clwb may keep it, so it cannot be seen this way.)
+// The tests above count the lines; this one shows that the instruction has an effect: a flushed
+// line is no longer in the cache. (clwb may keep the line, so this cannot show it.)
 TEST_P(LineInstructionTest, AFlushedLineLeavesTheCache) {
   if (GetParam() == LineInstruction::kClwb) GTEST_SKIP() << "clwb may keep the line in the cache";
   if (!cpu_has(GetParam())) {

@@ -1,5 +1,5 @@
-// A pool on a device-DAX device, played by an ordinary file: its space is what some earlier pool left.
-// Does not cover: a real device (tests/lab).
+// A pool on a device-DAX device, simulated by an ordinary file whose space holds what an earlier
+// pool left. Does not cover a real device (tests/lab).
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -44,7 +44,7 @@ class DevicePool : public testing::Test {
     EXPECT_TRUE(pool.value()->create_instance("model", "model@1", 2).ok());
     return std::move(pool).value();
   }
-  // A table's buckets must be zero: a stale entry would be a key that nobody wrote.
+  // Check that a table's buckets are zero: a stale entry would be a key that no caller wrote.
   static void expect_empty(Pool& pool, const TableRecord& table) {
     const auto* words = reinterpret_cast<const uint64_t*>(pool.at(table.bucket_offset));
     for (uint64_t i = 0; i < table.bucket_count * 8; ++i) ASSERT_EQ(words[i], 0u) << i;

@@ -1,4 +1,4 @@
-// A pool over memory that outlives it, so that tests can open it again, copy it and spoil it.
+// A pool over memory that outlives it, so that tests can reopen it, copy it and corrupt it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ class Memory {
     const auto address = reinterpret_cast<uintptr_t>(bytes_.data());
     return bytes_.data() + (4096 - address % 4096) % 4096;
   }
-  // A new pool of 64 KiB units with one instance of two partitions.
+  // Make a new pool of 64 KiB units with one instance of two partitions.
   std::unique_ptr<Pool> format() {
     used = layout::kMap.metadata_bytes;
     auto pool = Pool::format(medium(), kTestUnitBytes);
@@ -31,7 +31,7 @@ class Memory {
     return std::move(pool).value();
   }
   base::Result<std::unique_ptr<Pool>> attach() { return Pool::attach(medium()); }
-  // Takes what the pool uses now as the length to open next.
+  // Make the pool's present length the length of the next open.
   void keep(const Pool& pool) { used = pool.medium().size(); }
   std::unique_ptr<media::Media> medium() {
     return media::Media::borrow(base(), used, reserve_, nullptr);

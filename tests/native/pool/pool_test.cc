@@ -1,4 +1,4 @@
-// What can be wrong with a pool's metadata, and what the message says; limits of the catalogue.
+// Faults in a pool's metadata and their error messages; limits of the catalogue.
 #include "pool/pool.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ using testing_support::contains;
 using testing_support::Memory;
 using testing_support::spec;
 
-// Where the two superblock copies stand.
+// The offsets of the two superblock copies.
 constexpr uint64_t kCopies[2] = {layout::kMap.superblock(0), layout::kMap.superblock(1)};
 
 TEST(Pool, ComesBackAsItWasLeft) {
@@ -83,7 +83,7 @@ TEST(Pool, BytesThatAreNoPool) {
       << pool.status().to_string();
 }
 
-// Writes a header as another version would, with a right checksum.
+// Write a header as another version would, with a correct checksum.
 void set_format_version(Memory& memory, uint64_t copy, uint32_t version) {
   auto header = memory.read<layout::Superblock>(copy);
   header.format_version = version;
@@ -121,7 +121,7 @@ TEST(Pool, CutShort) {
   EXPECT_TRUE(contains(pool.status(), "copy it again")) << pool.status().to_string();
 }
 
-// Each byte of a copy that the checksum covers.
+// Spoils each byte of a copy that the checksum covers, one at a time.
 TEST(Pool, OneSpoiledSuperblockCopyIsPassedOver) {
   Memory memory;
   {
@@ -185,7 +185,7 @@ TEST(Pool, SpoiledExtentRecord) {
   EXPECT_TRUE(memory.attach().ok());
 }
 
-// The table's buckets stand in an extent that no record names: not this table's, or nobody's.
+// The table's buckets are in an extent that no record names as this table's.
 TEST(Pool, ATableWithoutItsExtents) {
   Memory memory;
   {
@@ -226,7 +226,7 @@ TEST(Pool, ProgressSurvivesASpoiledRecord) {
     memory.keep(*pool);
   }
   ASSERT_EQ(std::move(memory.attach()).value()->read_progress(1, 0)->seq, 2u);
-  memory.base()[layout::kMap.progress() + 8] ^= std::byte{1};  // turn 2 stands in the first line
+  memory.base()[layout::kMap.progress() + 8] ^= std::byte{1};  // turn 2 is in the first record
   EXPECT_EQ(std::move(memory.attach()).value()->read_progress(1, 0)->seq, 1u);
 }
 
@@ -246,7 +246,8 @@ std::vector<Progress> window_of(uint32_t partitions, uint64_t seq) {
   return all;
 }
 
-// Two drains when pairs are claimed, one each time after, however many partitions a window touched.
+// A window takes two drains if it claims pairs and one drain otherwise, whatever the number of
+// partitions.
 TEST(Pool, ProgressOfAWindowCostsOneDrain) {
   Memory memory;
   { memory.keep(*memory.format()); }
@@ -288,7 +289,8 @@ TEST(Pool, AWindowOfProgressThatCannotBeWrittenLeavesEverythingAsItWas) {
   for (const Progress& progress : pool->all_progress()) EXPECT_EQ(progress.seq, 1u);
 }
 
-// A crash between the marks of a window and its records: the pairs are taken again, none is lost.
+// A crash comes between the marks of a window and its records: the pairs are used again, and none
+// is lost.
 TEST(Pool, PairsThatACrashLeftWithoutARecordAreUsedAgain) {
   Memory memory;
   auto pool = memory.format();
@@ -297,7 +299,7 @@ TEST(Pool, PairsThatACrashLeftWithoutARecordAreUsedAgain) {
       media::Flusher flusher(pool->medium());
       ASSERT_TRUE(pool->write_progress(window_of(kMaxProgress, round), flusher).ok());
     }
-    for (uint32_t pair = 0; pair < kMaxProgress; ++pair) {  // torn: no record is whole
+    for (uint32_t pair = 0; pair < kMaxProgress; ++pair) {  // tear them: no record is whole
       for (const uint64_t record : {0, 64})
         memory.base()[layout::kMap.progress() + pair * 128 + record + 60] ^= std::byte{1};
     }
@@ -365,7 +367,8 @@ TEST(Pool, ALargeTableThatDoesNotFitLeavesThePoolAsItWas) {
   EXPECT_TRUE(pool->create_table(spec("t", 100)).ok());
 }
 
-// Bits of its slots are made by the walk and by writers; opening reads a record of each extent and nothing more.
+// The walk and writers make the bits of the slots. Opening reads one record per extent and
+// nothing more.
 TEST(Pool, OpeningMakesNothingThatGrowsWithSlots) {
   Memory memory;
   std::vector<SlotRef> refs(5000);
@@ -421,7 +424,7 @@ TEST(Pool, LimitsOfTheCatalogue) {
   const auto too_many = pool->create_instance("model", "model@99", 2);
   EXPECT_EQ(too_many.status().code(), Code::kResourceExhausted);
   EXPECT_TRUE(contains(too_many.status(), "at most 64 instances")) << too_many.status().to_string();
-  for (uint32_t i = 1; i < kMaxAliases; ++i)  // "model" is the first
+  for (uint32_t i = 1; i < kMaxAliases; ++i)  // "model" is the first alias
     ASSERT_TRUE(pool->set_alias("a" + std::to_string(i), 1 + i % 5).ok());
   EXPECT_EQ(pool->set_alias("b", 1).code(), Code::kResourceExhausted);
   EXPECT_TRUE(pool->set_alias("a3", 7).ok()) << "one that is there may change";
@@ -505,7 +508,7 @@ TEST(Versions, NamesAreOfOneMoment) {
   });
   while (!done) {
     const Names names = pool->names();
-    for (const AliasRecord& alias : names.aliases) {  // none until there are two instances
+    for (const AliasRecord& alias : names.aliases) {  // no alias until there are two instances
       EXPECT_TRUE(
           std::any_of(names.instances.begin(), names.instances.end(),
                       [&](const InstanceRecord& record) { return record.id == alias.instance; }))
@@ -534,7 +537,8 @@ TEST(Versions, WhatAnAliasMeansIsNotDropped) {
   EXPECT_EQ(pool->instances().back().id, 3u) << "ids are never given twice";
 }
 
-// Model after model in one pool: what a dropped one had goes to the next, before and after an open.
+// Creates model after model in one pool: the space and progress of a dropped one go to the next
+// one, before and after an open.
 TEST(Versions, SpaceAndProgressOfTheDroppedAreUsedAgain) {
   Memory memory;
   auto pool = memory.format();

@@ -1,4 +1,4 @@
-// A table that could never be full is refused when it is made, with the numbers.
+// Creating a table whose rows could never all fit is refused, and the message has the numbers.
 #include <filesystem>
 
 #include "media/file.h"
@@ -44,7 +44,7 @@ TEST_F(Room, ACapacityThatNoDiskOfThisSizeHoldsIsRefused) {
   EXPECT_TRUE(pool_->create_table(spec("t", 1000)).ok()) << "the name is still free";
 }
 
-// What is free at the moment does not count: a table takes its space as rows come.
+// The space that is free now does not count: a table takes its space as rows come.
 TEST_F(Room, ACapacityBelowTheSizeOfTheFileSystemIsAccepted) {
   const uint64_t disk = pool_->medium().largest_size();
   const uint64_t row_bytes = 16384;

@@ -1,4 +1,4 @@
-// Slots against a slow model: every slot is free, taken, or waiting for the walk, and never two of them.
+// Slots against a slow model: every slot is either free, or taken, or waiting for the walk.
 #include "pool/slots.h"
 
 #include <gtest/gtest.h>
@@ -73,7 +73,7 @@ class Fuzz {
   void walk() {
     if (!slots().needs_walk()) return;
     for (const SlotRef ref : taken_) slots().mark(ref);
-    for (const SlotRef ref : waiting_) slots().mark(ref);  // as a reader's slot would be
+    for (const SlotRef ref : waiting_) slots().mark(ref);  // like a slot that a reader still reads
     slots().finish_walk();
     waiting_.clear();
   }
@@ -115,7 +115,7 @@ class Fuzz {
   Memory memory_;
   std::unique_ptr<Pool> pool_;
   std::set<SlotRef> taken_;
-  std::set<SlotRef> waiting_;  // released and of an extent that the walk has not judged
+  std::set<SlotRef> waiting_;  // released, but in an extent that the walk has not yet checked
   uint64_t old_end_ = 0;
 };
 
@@ -171,7 +171,7 @@ TEST(Slots, WhenThePoolIsFullNothingIsTaken) {
   EXPECT_EQ(pool->slots(1).free_count(), 0u);
 }
 
-// Rows that are replaced all the time need free slots near one another.
+// Rows that are replaced continuously need free slots near one another.
 TEST(Slots, AWrittenTableKeepsAShareOfItsSlotsFree) {
   Memory memory;
   auto pool = memory.format();

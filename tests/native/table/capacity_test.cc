@@ -1,4 +1,5 @@
-// A table takes exactly `capacity` keys: none fewer is refused, none more is taken, whoever writes beside whom.
+// A table takes exactly `capacity` keys, whatever writers run in parallel: it refuses no key
+// below capacity and takes none above it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,7 +26,7 @@ struct Rig {
     tables = std::move(opened).value();
     table = tables->create_table(spec("t", capacity)).value();
   }
-  // Forgets the process, as a kill does.
+  // Reopen the pool without a close, as after a kill.
   void reopen() {
     memory.keep(tables->pool());
     table.reset();
@@ -64,7 +65,7 @@ TEST(Capacity, NoKeyIsRefusedBelowIt) {
 
 TEST(Capacity, SeveralWritersTakeItTogether) {
   constexpr uint64_t kCapacity = 8000;
-  constexpr uint64_t kEach = 3000;  // four of them bring more than there is room for
+  constexpr uint64_t kEach = 3000;  // four writers bring more keys than the table has room for
   Rig rig(kCapacity);
   std::vector<ApplyReport> reports(4);
   std::vector<std::thread> threads;
@@ -84,8 +85,10 @@ TEST(Capacity, SeveralWritersTakeItTogether) {
   rig.expect_clean();
 }
 
-// Every writer deletes keys of its own, then brings as many others: all together never need more than there is. (A batch that does
-// both is not one step: beside others it may need room for what it brings before it has made it.)
+// Every writer deletes keys of its own, then inserts at most as many others, so that all writers
+// together never need more room than exists. (They use two batches. A single batch with both is
+// not one step: beside other writers it may need room for its new keys before its deletions have
+// made that room.)
 TEST(Capacity, WritersThatKeepWithinItAreNeverRefused) {
   for (const uint64_t capacity : {22, 200, 2000}) {
     Rig rig(capacity);
@@ -124,8 +127,8 @@ TEST(Capacity, WritersThatKeepWithinItAreNeverRefused) {
   }
 }
 
-// Another writer takes room while a divided batch is under way. The last new keys of the batch then
-// find none, until its last deletions have made it.
+// Another writer takes room while a divided batch runs. The last new keys of the batch then find no
+// room until the batch has made its last deletions.
 TEST(Capacity, ABatchUsesTheRoomOfItsOwnDeletions) {
   constexpr uint64_t kRows = 2000;
   constexpr uint64_t kNew = 16384;  // enough for two threads
@@ -135,7 +138,7 @@ TEST(Capacity, ABatchUsesTheRoomOfItsOwnDeletions) {
     ASSERT_EQ(testing::apply(*rig.table, puts(0, kRows)).value().inserted, kRows);
     std::vector<Change> changes = puts(kRows, kRows + kNew);
     for (uint64_t key = 0; key < kDeleted; ++key) changes.push_back({key, 0, true});
-    uint64_t others = 0;  // rows that it brings; fewer if it comes late, before the deletions
+    uint64_t others = 0;  // rows inserted; fewer if the thread runs late, before the deletions
     std::thread other([&] {
       while (rig.table->status().rows == kRows) base::yield();
       const uint64_t from = kRows + kNew;
@@ -149,7 +152,8 @@ TEST(Capacity, ABatchUsesTheRoomOfItsOwnDeletions) {
   }
 }
 
-// New keys first, then the deletions that make room for them, in two buckets that cannot hold both.
+// The batch has the new keys first, then the deletions that make room for them, in two buckets
+// that cannot hold both.
 TEST(Capacity, ABatchMayReplaceEveryKey) {
   Rig rig(22);
   ASSERT_EQ(testing::apply(*rig.table, puts(0, 22)).value().inserted, 22u);
@@ -184,7 +188,7 @@ TEST(Capacity, ItIsExactBeforeTheWalkToo) {
   }
 }
 
-// Where the slots of an unclean open leave room, nothing waits.
+// If the slots of an unclean open leave room, no writer waits.
 TEST(Capacity, ATableWithRoomTakesKeysBeforeTheWalk) {
   Rig rig(100'000);
   ASSERT_EQ(testing::apply(*rig.table, puts(0, 20'000)).value().inserted, 20'000u);

@@ -1,5 +1,4 @@
-// What a close leaves while somebody still reads: no slot is lost, and no pool is called clean that
-// is not.
+// A close while a reader still holds rows: no slot is lost, and no unclean pool is marked clean.
 #include <gtest/gtest.h>
 
 #include "model.h"
@@ -35,7 +34,7 @@ class Close : public ::testing::Test {
     for (uint64_t key = 0; key < kRows; ++key) changes.push_back({key, value, false});
     EXPECT_TRUE(testing::apply(*table_, changes).ok());
   }
-  // Nobody's: neither free, nor a row's.
+  // Count the slots that are neither free, nor in use, nor retired.
   uint64_t lost_slots() {
     const TableStatus status = tables_->tables().front()->status();
     return status.slots - status.free_slots - status.rows - status.retired_slots;
@@ -85,7 +84,8 @@ TEST_F(Close, RowsThatAPinHoldsMakeItUnclean) {
   ASSERT_TRUE(tables_->close().ok());
 }
 
-// The rows a pin holds may be a dropped table's: its extents stay its own until the next open.
+// The rows that a pin holds may belong to a dropped table; its extents stay its own until the
+// next open.
 TEST_F(Close, ADroppedTableThatAPinHolds) {
   const uint32_t other = tables_->pool().create_instance("model", "model@2", 1).value().id;
   ASSERT_TRUE(tables_->switch_alias("model", other).ok());

@@ -1,8 +1,9 @@
-// Pools written by every version of the format (clean-VERSION, killed-VERSION): each later one opens them, or says that it can't.
+// Pools written by every version of the format (clean-VERSION, killed-VERSION). Each later
+// version opens them, or reports that it cannot.
 //
-// tests/golden/pool/*.lines hold a pool as text: its length, then each 64-byte line that is not all zeros, offset and bytes in
-// hexadecimal. PETPS_WRITE_GOLDEN=1 writes those of this version anew, which only a new
-// format version may do.
+// tests/golden/pool/*.lines hold a pool as text: its length, then each 64-byte line that is not
+// all zeros, as offset and bytes in hexadecimal. PETPS_WRITE_GOLDEN=1 writes the pools of this
+// version again; use it only for a new format version.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -44,7 +45,7 @@ void write_lines(const std::string& name, const std::byte* bytes, uint64_t lengt
   }
 }
 
-// The pool's length; its bytes into zeroed memory.
+// Read the pool's bytes into zeroed memory; return its length.
 uint64_t read_lines(const std::string& name, std::byte* bytes) {
   std::ifstream file(path_of(name));
   uint64_t length = 0;
@@ -86,7 +87,7 @@ std::unique_ptr<Tables> attach(std::byte* memory, uint64_t bytes) {
   return tables.ok() ? std::move(tables).value() : nullptr;
 }
 
-// What both golden pools went through; "killed" stops before the close.
+// Make the contents of both golden pools; "killed" stops before the close.
 std::unique_ptr<Tables> make(media::SimulatedMedium& disk, Model* items, Model* users) {
   auto pool = pool::Pool::format(disk.media(kMetadata), pool::kTestUnitBytes);
   EXPECT_TRUE(pool.ok() && pool.value()->create_instance("ranking", "ranking@7", 3).ok());
@@ -104,7 +105,7 @@ std::unique_ptr<Tables> make(media::SimulatedMedium& disk, Model* items, Model* 
   apply_both(a, items, rows(1000, 1060, 3));
   apply_both(a, items, rows(1020, 1030, 5));
   apply_both(a, items, {{1001, 0, true}, {1002, 0, true}});
-  apply_both(b, users, rows(1, 23, 7));  // two buckets: some are displaced
+  apply_both(b, users, rows(1, 23, 7));  // the table has two buckets, so some keys are displaced
   EXPECT_TRUE(b->rehome().ok());
   EXPECT_TRUE(tables->pool().create_instance("ranking", "ranking@8", 3).ok());
   EXPECT_TRUE(tables->pool().set_alias("live", 2).ok());
@@ -206,7 +207,8 @@ T at(const std::byte* bytes, uint64_t offset) {
   return value;
 }
 
-// Offsets are written out here and not taken from layout.h, which is what they pin. FORMAT.md is the same in prose.
+// The offsets are literals here and not taken from layout.h, because they pin layout.h. FORMAT.md
+// gives the same offsets in prose.
 struct Offsets {
   uint32_t version;
   uint64_t second_copy;
@@ -262,8 +264,8 @@ TEST_P(GoldenPoolBytes, Superblock) {
 }
 
 TEST_P(GoldenPoolBytes, ProgressAndExtents) {
-  const std::byte* first =
-      memory.data() + GetParam().progress;  // turn 2 in the first line, turn 1 in the second
+  // Turn 2 is in the first record, turn 1 in the second.
+  const std::byte* first = memory.data() + GetParam().progress;
   EXPECT_EQ(at<uint32_t>(first, 0), 1u);    // instance
   EXPECT_EQ(at<uint32_t>(first, 4), 0u);    // partition
   EXPECT_EQ(at<uint64_t>(first, 8), 11u);   // run
@@ -283,7 +285,8 @@ TEST_P(GoldenPoolBytes, ProgressAndExtents) {
   const std::byte* fourth = first + 3 * 128 + 64;
   EXPECT_EQ(at<uint64_t>(fourth, 40), 45u);      // target
   EXPECT_EQ(at<uint32_t>(fourth, 56), 0x0103u);  // publisher's mark, incomplete
-  // Buckets of table 1; buckets of 2 and slots of 2 for its default row; slots of 1. Kind, check, table, units.
+  // Buckets of table 1; buckets of table 2, and slots of table 2 for its default row; slots of
+  // table 1. Each word has kind, check, table and units.
   const std::byte* extents = memory.data() + GetParam().extents;
   const uint64_t expected[4][2] = {{1, 1}, {1, 2}, {2, 2}, {2, 1}};
   for (uint64_t i = 0; i < 4; ++i) {

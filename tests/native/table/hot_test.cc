@@ -1,4 +1,4 @@
-// Hot sets of several clients: what one wants at home, another's does not evict.
+// Hot sets of several clients: one client's set does not evict another client's keys from home.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -41,7 +41,7 @@ struct Rig {
   Memory memory;
   std::unique_ptr<Tables> tables;
   TablePointer table;
-  std::vector<uint64_t> keys;  // all of one home
+  std::vector<uint64_t> keys;  // all with the same home
   std::vector<uint64_t> displaced;
 };
 
@@ -53,7 +53,7 @@ TEST(HotKeys, TwoClientsDoNotEvictEachOther) {
   const std::vector<uint64_t> other(rig.displaced.begin() + 10, rig.displaced.begin() + 20);
   uint64_t first = 0;
   uint64_t later = 0;
-  for (int round = 0; round < 10; ++round) {  // in turns, each once an interval
+  for (int round = 0; round < 10; ++round) {  // alternately, each client once per interval
     const HotKeys::Time now = kStart + round * HotKeys::kInterval;
     const uint64_t moves = rig.migrate(one, now) + rig.migrate(other, now + HotKeys::kInterval / 2);
     (round == 0 ? first : later) += moves;
@@ -87,7 +87,7 @@ TEST(HotKeys, AKeyGoesHomeOnceAnInterval) {
   EXPECT_TRUE(hot.spared().contains(key));
 }
 
-// Both sets wait for the background thread.
+// Both sets are pending for the background thread.
 TEST(HotKeys, ASetDoesNotReplaceOneThatWaits) {
   Rig rig;
   rig.table->set_hot_keys({rig.displaced[0]});

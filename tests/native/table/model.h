@@ -1,5 +1,5 @@
-// A slow, obvious model of a table, and the rows both sides agree on. A row says which key and which value it was written with, so a
-// torn or foreign row is seen without asking the model.
+// A slow, obvious model of a table, and rows that both sides can check. A row contains its key
+// and its value, so a test can detect a torn or foreign row without the model.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@
 
 namespace petps::table::testing {
 
-// Row of `bytes` (a multiple of 8): every 8-byte word is mix(key, value, position).
+// Write a row of `bytes` (a multiple of 8): the first 8-byte word is the value, and every other
+// word mixes key, value and position.
 inline void write_row(uint64_t key, uint64_t value, std::byte* row, size_t bytes) {
   for (size_t i = 0; i < bytes / 8; ++i) {
     const uint64_t word =
@@ -23,7 +24,7 @@ inline void write_row(uint64_t key, uint64_t value, std::byte* row, size_t bytes
   }
 }
 
-// The value if the row is whole and of this key.
+// Return true and the value if the row is whole and belongs to this key.
 inline bool read_row(uint64_t key, const std::byte* row, size_t bytes, uint64_t* value) {
   std::memcpy(value, row, 8);
   std::vector<std::byte> expected(bytes);
@@ -69,7 +70,8 @@ inline void apply(Model* model, const std::vector<Change>& changes) {
   }
 }
 
-// Empty when every key of `keys` answers as the model says; else what is wrong.
+// Compare the table's answers for `keys` with the model. Return a message for the first
+// difference, or an empty string.
 inline std::string compare(const Table& table, const Model& model,
                            const std::vector<uint64_t>& keys) {
   std::vector<const std::byte*> rows(keys.size());

@@ -1,4 +1,5 @@
-// Overflow counters that are too high come down to what they count, whoever writes meanwhile, and never below.
+// A recount lowers overflow counters that are too high to the exact count, and never below, while
+// writers run.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -44,7 +45,7 @@ struct Rig {
       n += index().bucket(i).overflow == index::kSaturated ? 1 : 0;
     return n;
   }
-  // Every counter is what the places of the entries say.
+  // Check that every counter is the number that the places of the entries imply.
   void expect_exact() const {
     std::vector<uint64_t> passed(index().bucket_count(), 0);
     for (const uint64_t key : table->scan(0, index().bucket_count()).keys) {
@@ -79,13 +80,13 @@ TEST(Recount, ASaturatedCounterComesDown) {
   EXPECT_GT(rig.table->recount().value(), 0u);
   EXPECT_FALSE(rig.index().recount_wanted());
   rig.expect_exact();
-  rig.write({keys.begin(), keys.begin() + 150}, false);  // they count on
+  rig.write({keys.begin(), keys.begin() + 150}, false);  // the lowered counters keep counting
   rig.expect_exact();
   rig.write(keys, true);
   rig.expect_exact();
 }
 
-// Keys come, go and move while the buckets are counted and the counters lowered.
+// Keys are inserted, deleted and moved while the buckets are counted and the counters lowered.
 TEST(Recount, WritersGoOn) {
   Rig rig(4000);
   const std::vector<uint64_t> crowd = rig.keys_of(5, 400);
@@ -123,7 +124,7 @@ TEST(Recount, WritersGoOn) {
   rig.expect_exact();
 }
 
-// A table that is opened after a kill is counted in the background.
+// A table that is opened after a kill is recounted in the background.
 TEST(Recount, FollowsAKill) {
   Rig rig(400);
   const std::vector<uint64_t> keys = rig.keys_of(3, 340);

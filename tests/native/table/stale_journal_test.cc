@@ -1,4 +1,4 @@
-// The journal of hot moves outlives the table that it is about.
+// The journal of hot moves outlives the table to which it belongs.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -23,7 +23,8 @@ Journal journal_of(const pool::Pool& pool) {
   return journal;
 }
 
-// Keys that fill the buckets so that some are displaced, then some of them gone, so that those move.
+// Fill the buckets with keys so that some are displaced, then delete some keys, so that displaced
+// ones move.
 void move_some(Table& table) {
   std::vector<uint64_t> keys;
   for (uint64_t key = 0; key < table.record().spec.capacity; ++key) keys.push_back(key);
@@ -51,7 +52,7 @@ pool::TableSpec spec_of(const std::string& name, uint32_t instance, uint32_t row
   return spec;
 }
 
-// Rows that look like the entry of the key of the last move, wherever in the row one looks.
+// The rows look like the entry of the last moved key at every offset.
 TEST(StaleJournal, RowsWhereTheBucketsOfADroppedTableWereAreLeftAlone) {
   testing_support::TemporaryFolder folder;
   TablesOptions options;
@@ -62,8 +63,8 @@ TEST(StaleJournal, RowsWhereTheBucketsOfADroppedTableWereAreLeftAlone) {
     auto tables = Tables::create(options).value();
     ASSERT_TRUE(tables->pool().create_instance("m", "m@1", 1).ok());
     ASSERT_TRUE(tables->pool().create_instance("m", "m@2", 1).ok());
-    // Its buckets take two units: the smallest free extent for the slots of the table that comes next,
-    // whose buckets take the one unit of its first slots.
+    // Its buckets take two units, the smallest free extent for the slots of the next table. The
+    // next table's buckets take the one unit of this table's first slots.
     const auto dropped = tables->create_table(spec_of("dropped", 1, 8, 5000)).value();
     const uint64_t buckets = dropped->record().bucket_offset;
     move_some(*dropped);
@@ -80,7 +81,7 @@ TEST(StaleJournal, RowsWhereTheBucketsOfADroppedTableWereAreLeftAlone) {
     const auto rows = tables->create_table(spec_of("rows", 2, kRowBytes, 64)).value();
     std::vector<uint64_t> row(kRowBytes / 8);
     for (size_t i = 0; i < row.size(); ++i) row[i] = i % 2 == 0 ? journal.key : 1;
-    const auto holds = [&](uint64_t at) {  // a row that looks like the entry
+    const auto holds = [&](uint64_t at) {  // true if a row there looks like the entry
       uint64_t found[2];
       std::memcpy(found, tables->pool().at(at), sizeof found);
       return found[0] == journal.key && found[1] == 1;

@@ -23,7 +23,7 @@ using testing::Model;
 
 constexpr uint64_t kReserve = uint64_t{256} << 20;
 
-// A pool over a buffer of our own, so that "the process dies" is just forgetting the Tables.
+// A pool over the test's own buffer: destroying the Tables equals the death of the process.
 struct Memory {
   std::vector<std::byte> bytes = std::vector<std::byte>(kReserve / 4 + 4096);
   uint64_t used = 0;
@@ -86,8 +86,9 @@ TEST(Table, AnswersWhatWasApplied) {
   expect_clean(*tables);
 }
 
-// Keys that stand twice, in a batch that only replaces, one that brings keys and one that deletes: the last one counts, each change
-// is reported once, and every slot but one a key is free again.
+// Keys that occur twice: in a batch that only replaces, one that inserts, and one that deletes.
+// The last entry counts, each change is reported once, and all slots but one per key are free
+// again.
 TEST(Table, OfAKeyThatStandsTwiceTheLastCounts) {
   Memory memory;
   auto tables = format(memory);
@@ -134,8 +135,9 @@ TEST(Table, FullTableRefusesNewKeysAndUpdatesOldOnes) {
   expect_clean(*tables);
 }
 
-// The same random events to a table and to a map, compared after each; crashes (forgetting the process; nothing is lost of
-// memory) and clean closes in between. Does not cover: lost lines (tests/crash), threads (tests/stress).
+// Applies the same random events to a table and to a map, and compares after each one, with
+// crashes (the process is forgotten; memory loses nothing) and clean closes in between. Does not
+// cover: lost lines (tests/crash), threads (tests/stress).
 void fuzz(uint64_t rounds, uint64_t capacity, uint64_t key_space, uint64_t s) {
   std::mt19937_64 rng(s);
   Memory memory;
@@ -154,7 +156,7 @@ void fuzz(uint64_t rounds, uint64_t capacity, uint64_t key_space, uint64_t s) {
     ASSERT_TRUE(report.ok()) << report.status().to_string();
     if (next.size() <= capacity && report.value().refused == 0) {
       model = std::move(next);
-    } else {  // what was refused is not there; the rest is: take over what the table says of new keys only
+    } else {  // refused keys are absent, the rest present: ask the table only for new keys
       for (const auto& [key, v] : next) {
         if (model.contains(key) || table->lookup_one(key) != nullptr) model[key] = v;
       }
@@ -269,7 +271,7 @@ TEST(Drop, ADroppedTableIsReadUnderItsPinsAndThenItsSpaceIsUsedAgain) {
   const std::vector<uint64_t> keys = {0, 1, 450, 899, 900};
   EXPECT_EQ(testing::compare(*old, model, keys), "");
   pin.drop();
-  tables->reclaim();  // slots that it had retired may come first
+  tables->reclaim();  // the first call may only free slots that the table had retired
   tables->reclaim();
   EXPECT_GT(tables->pool().free_bytes(), 0u);
   const uint64_t bytes = tables->pool().medium().size();
@@ -283,7 +285,7 @@ TEST(Drop, ADroppedTableIsReadUnderItsPinsAndThenItsSpaceIsUsedAgain) {
   tables->epochs().release(reader);
 }
 
-// Killed once the first of two instances was dropped, and its space free.
+// Drop the first of two instances, free its space, report over `told`, and wait to be killed.
 void leave_free_space(const TablesOptions& options, int told) {
   auto tables = Tables::create(options).value();
   const bool made = tables->pool().create_instance("model", "model@1", 1).ok() &&
@@ -296,7 +298,7 @@ void leave_free_space(const TablesOptions& options, int told) {
   ::_exit(1);
 }
 
-// A server that is killed again and again would take new space each time.
+// Otherwise a server that is killed repeatedly takes new space each time.
 TEST(Drop, AfterAKillFreeSpaceIsTakenAtOnceUnlessAProcessMayReadIt) {
   for (const bool read : {false, true}) {
     testing_support::TemporaryFolder folder;
@@ -339,7 +341,7 @@ TEST(Drop, WhoKeepsATableReadsItOnAndItsSpaceStays) {
   auto tables = format(memory);
   Table* old = tables->create_table(spec("t", 1000)).value().get();
   ASSERT_TRUE(testing::apply(*old, rows_of(1)).ok());
-  ASSERT_TRUE(testing::apply(*old, rows_of(2)).ok());  // retired slots wait
+  ASSERT_TRUE(testing::apply(*old, rows_of(2)).ok());  // some slots are retired and wait
   add_instance(*tables, 2);
   ASSERT_TRUE(tables->pool().set_alias("model", 2).ok());
   TablePointer held = tables->find(old->id());
@@ -354,7 +356,7 @@ TEST(Drop, WhoKeepsATableReadsItOnAndItsSpaceStays) {
   EXPECT_EQ(tables->applied_version(1), 0u);
 }
 
-// The drop begins as soon as the pool has the new table.
+// The drop starts as soon as the pool has the new table.
 TEST(Drop, ATableThatIsJustMadeIsDroppedToo) {
   Memory memory;
   auto tables = format(memory);
@@ -379,7 +381,7 @@ TEST(Drop, ATableThatIsJustMadeIsDroppedToo) {
   }
 }
 
-// Instances come and go for longer than there are places for them.
+// Instances are created and dropped until every place for applied versions has been reused.
 TEST(Drop, AppliedVersionsBelongToTheirInstance) {
   Memory memory;
   auto tables = format(memory);

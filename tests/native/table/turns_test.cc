@@ -1,4 +1,5 @@
-// Who may write which range of a table, and that batches of several writers come out as one after another would.
+// The locks of a table's ranges, and batches of several writers: their result equals that of the
+// batches one after another.
 #include "table/turns.h"
 
 #include <gtest/gtest.h>
@@ -41,7 +42,7 @@ TEST(WriterTurns, ATakenRangeIsWaitedFor) {
     taken = true;
     turns.give(0b0100);
   });
-  EXPECT_EQ(turns.take_one(kAllRanges, 0), 0u);  // others go on meanwhile
+  EXPECT_EQ(turns.take_one(kAllRanges, 0), 0u);  // other ranges stay available
   EXPECT_FALSE(taken);
   turns.give(0b0100);
   other.join();
@@ -62,7 +63,8 @@ TEST(WriterTurns, WhoWantsAllComesBeforeWhoWantsOneLater) {
     turns.give(kAllRanges);
   });
   wait_until([&] { return waits.load(); });
-  // However long the spin lasts, a single range that is taken again and again does not keep the other out.
+  // However long the spin lasts, repeated takes of a single range do not starve the writer of all
+  // ranges.
   for (int i = 0; i < 1000 && order == 0; ++i) {
     turns.give(0b0001);
     ASSERT_EQ(turns.take_one(0b0001, 0), 0u);
@@ -75,10 +77,11 @@ TEST(WriterTurns, WhoWantsAllComesBeforeWhoWantsOneLater) {
   EXPECT_EQ(one, 2);
 }
 
-// Two threads hand the shared side to one another, so that it is never empty unless a newcomer is made to wait.
+// Two threads hold the shared side alternately, overlapping, so it is never empty unless a
+// newcomer has to wait.
 TEST(Gate, TheExclusiveSideGetsInBetweenOverlappingSharedOnes) {
   constexpr uint64_t kEnough = 20'000;
-  constexpr int kPatience = 20'000;  // in yields, for a newcomer that waits for the exclusive side
+  constexpr int kPatience = 20'000;  // yields, for a newcomer that waits for the exclusive side
   Gate gate;
   std::atomic<bool> stop{false};
   std::array<std::atomic<uint64_t>, 2> entered{};
@@ -127,8 +130,9 @@ World make_world(uint64_t capacity) {
   return world;
 }
 
-// A scan is open for as long as its owner likes, who may wait for a batch meanwhile, as a catch-up does: a move that wants
-// its turn must not hold the batch up. What was to move is moved once the scan has ended.
+// A scan may stay open for any time, and its owner may wait for a batch (a catch-up does). So a
+// move that waits for the scan must not block the batch. The pending move runs once the scan has
+// ended.
 TEST(Scan, ABatchGoesOnBesideAMoveThatWantsItsTurn) {
   constexpr uint64_t kKeys = 4000;
   World world = make_world(kKeys);
@@ -152,7 +156,7 @@ TEST(Scan, ABatchGoesOnBesideAMoveThatWantsItsTurn) {
     const std::vector<Change> few(changes.begin(), changes.begin() + 10);
     for (int i = 0; i < 200; ++i) {
       ASSERT_TRUE(testing::apply(table, few).ok());
-      std::this_thread::sleep_for(std::chrono::microseconds(100));  // the move gets its chance
+      std::this_thread::sleep_for(std::chrono::microseconds(100));  // lets the move run
     }
   });
   EXPECT_EQ(batches.wait_for(std::chrono::seconds(30)), std::future_status::ready)
@@ -169,7 +173,8 @@ TEST(Scan, ABatchGoesOnBesideAMoveThatWantsItsTurn) {
   EXPECT_TRUE(world.tables->verify().clean());
 }
 
-// Each writer has the keys of one residue, in batches of several blocks with repeated keys and deletions.
+// Each writer owns the keys of one residue and sends batches of several chunks, with repeated
+// keys and deletions.
 TEST(ParallelApply, ComesOutAsOneWriterAfterAnother) {
   constexpr uint64_t kWriters = 3;
   constexpr uint64_t kKeys = 9000;
@@ -203,7 +208,8 @@ TEST(ParallelApply, ComesOutAsOneWriterAfterAnother) {
   EXPECT_EQ(report.rows, all.size());
 }
 
-// One batch that several threads work on: counts and rows are those of one thread, and of a key that stands twice the last counts.
+// Several threads apply one batch: counts and rows equal those of one thread, and the last entry
+// of a repeated key counts.
 TEST(ParallelApply, SeveralThreadsOfOneBatchDoWhatOneDoes) {
   constexpr uint64_t kKeys = 60'000;
   const uint64_t s = tests::seed();
@@ -218,7 +224,8 @@ TEST(ParallelApply, SeveralThreadsOfOneBatchDoWhatOneDoes) {
     const auto four = testing::apply(*worlds[1].table, changes, 4);
     ASSERT_TRUE(one.ok() && four.ok());
     testing::apply(&model, changes);
-    // What becomes of a key between two of its entries depends on whether they meet in a chunk; the sums do not.
+    // The reports of a key with two entries depend on whether both are in one chunk; the sums do
+    // not.
     EXPECT_EQ(one.value().inserted - one.value().deleted,
               four.value().inserted - four.value().deleted);
     EXPECT_EQ(four.value().refused, 0u);
@@ -233,10 +240,11 @@ TEST(ParallelApply, SeveralThreadsOfOneBatchDoWhatOneDoes) {
   }
 }
 
-// A full table: what a batch deletes makes room for what it brings, in whatever range, also beside another writer.
+// In a full table the deletions of a batch make room for its new keys, in any range, also beside
+// another writer.
 TEST(ParallelApply, InAFullTableDeletionsMakeRoom) {
   constexpr uint64_t kWriters = 2;
-  constexpr uint64_t kRows = 512;  // of each writer; one chunk swaps half of them
+  constexpr uint64_t kRows = 512;  // of each writer; one chunk replaces half of them
   World world = make_world(kWriters * kRows);
   std::vector<std::thread> writers;
   std::atomic<uint64_t> ready{0};
@@ -265,7 +273,7 @@ TEST(ParallelApply, InAFullTableDeletionsMakeRoom) {
   EXPECT_TRUE(world.tables->verify().clean());
 }
 
-// Keys of one range follow one another in the buckets, and every range gets its share.
+// The keys of a range have consecutive home buckets, and every range gets an equal share.
 TEST(ParallelApply, RangesShareTheBucketsEvenly) {
   std::array<uint64_t, kRanges> count{};
   for (uint64_t key = 0; key < 40'000; ++key) count[index::Index::range_of(key, kRanges)] += 1;
