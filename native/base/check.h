@@ -1,6 +1,6 @@
-// PETPS_CHECK: an assert that stands in every build, for our own mistakes only.
+// PETPS_CHECK: an assert that every build keeps, for our own mistakes only.
 //
-// Bad input from outside is a Status, never a check. A failed check prints
+// Bad input from outside is reported as a Status, never by a check. A failed check prints
 // "file:line: check failed: condition: message" to stderr and aborts.
 #pragma once
 

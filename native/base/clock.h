@@ -6,14 +6,14 @@
 
 namespace petps::base {
 
-// Nanoseconds since an arbitrary start; never goes back. For deadlines and durations.
+// Return nanoseconds since an arbitrary start. Never goes back; use it for deadlines and durations.
 inline uint64_t monotonic_ns() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
   return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec);
 }
 
-// Nanoseconds since 1970 (UTC); may jump either way. For people and for messages only.
+// Return nanoseconds since 1970 (UTC). May jump either way; use it for people and messages only.
 inline uint64_t wall_ns() {
   timespec now{};
   clock_gettime(CLOCK_REALTIME, &now);

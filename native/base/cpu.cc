@@ -10,8 +10,8 @@ namespace {
 
 constexpr unsigned kExtendedFeaturesLeaf = 7;
 
-// __builtin_cpu_supports also asks whether the operating system saves the wide registers; the
-// cache-line instructions have no such state and are not known to it.
+// __builtin_cpu_supports also checks that the operating system saves the wide registers. The
+// cache-line instructions have no such state, and the builtin does not know them.
 CpuFeatures find_features() {
   __builtin_cpu_init();
   CpuFeatures found;
@@ -29,7 +29,8 @@ CpuFeatures find_features() {
     found.clflushopt = (b & bit_CLFLUSHOPT) != 0;
     found.clwb = (b & bit_CLWB) != 0;
   }
-  // Lets a test machine with wide registers run the narrower paths: PETPS_CPU=avx2 or baseline.
+  // PETPS_CPU=avx2 or PETPS_CPU=baseline makes a machine with wide registers run the narrower
+  // paths, for tests.
   const char* limit = std::getenv("PETPS_CPU");
   if (limit != nullptr) {
     const std::string_view wanted(limit);

@@ -1,4 +1,4 @@
-// What this processor can do, asked once at run time: one binary runs on all of them.
+// What this processor can do, detected once at run time, so that one binary runs on all processors.
 #pragma once
 
 namespace petps::base {
@@ -14,7 +14,7 @@ struct CpuFeatures {
   bool clwb = false;
 };
 
-// The features that both processor and operating system support.
+// Return the features that both the processor and the operating system support.
 const CpuFeatures& cpu_features();
 
 inline bool has_avx2() { return cpu_features().avx2; }

@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint32_t kPolynomial = 0x82F63B78u;  // Castagnoli, bit-reflected
 
-// x^n modulo the polynomial, bit-reflected.
+// Return x^n modulo the polynomial, bit-reflected.
 constexpr uint32_t power_of_x(unsigned n) {
   uint32_t power = 0x80000000u;
   for (unsigned i = 0; i < n; ++i) power = (power >> 1) ^ ((power & 1) != 0 ? kPolynomial : 0);
@@ -19,8 +19,8 @@ constexpr uint32_t power_of_x(unsigned n) {
 }
 
 // The two multipliers that move 16 bytes forward by `bytes` (Gopal et al., "Fast CRC computation
-// for generic polynomials using PCLMULQDQ"): first for the earlier 8 bytes, then for the later.
-// The products of reflected 64- and 32-bit values come out 33 bits low, hence -33.
+// for generic polynomials using PCLMULQDQ"): `earlier` for the first 8 bytes, `later` for the last
+// 8. The product of a reflected 64-bit and a reflected 32-bit value is 33 bits too low, hence -33.
 consteval uint64_t earlier(unsigned bytes) { return power_of_x(8 * bytes + 64 - 33); }
 consteval uint64_t later(unsigned bytes) { return power_of_x(8 * bytes - 33); }
 static_assert(earlier(16) == 0xF20C0DFEu && later(16) == 0x493C7D27u,
@@ -32,7 +32,7 @@ uint64_t load_u64(const uint8_t* at) {
   return word;
 }
 
-// Works on the inner state (the checksum with its bits inverted).
+// Extend the inner state, which is the checksum with its bits inverted.
 uint32_t instruction_state(uint32_t state, const uint8_t* at, size_t size) {
   uint64_t wide = state;
   for (; size >= 8; size -= 8, at += 8) wide = _mm_crc32_u64(wide, load_u64(at));
@@ -57,7 +57,7 @@ inline __m128i load_block(const uint8_t* at) {
   return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
 }
 
-// Folds what is left 16 bytes at a time into `block`, then ends with the crc32 instruction.
+// Fold the remaining bytes into `block`, 16 at a time, then finish with the crc32 instruction.
 [[gnu::target("pclmul")]] inline uint32_t finish(__m128i block, const uint8_t* at, size_t size) {
   const __m128i by_16 = multipliers<16>();
   for (; size >= 16; size -= 16, at += 16) block = fold(block, by_16, load_block(at));
@@ -66,8 +66,8 @@ inline __m128i load_block(const uint8_t* at) {
   return instruction_state(static_cast<uint32_t>(wide), at, size);
 }
 
-// Shorter input is faster by the crc32 instruction, whose chains overlap from row to row
-// (bench/micro/crc32c.cc: 512 bytes in 21 ns by instruction, 31 by pclmul, 11 by vpclmulqdq).
+// For shorter input the crc32 instruction is faster, because the chains of consecutive rows overlap
+// (bench/micro/crc32c.cc: 512 bytes take 21 ns by instruction, 31 by pclmul, 11 by vpclmulqdq).
 constexpr size_t kPclmulFloor = 1024;
 constexpr size_t kVpclmulqdqFloor = 256;
 static_assert(kPclmulFloor >= 64, "pclmul starts with four 16-byte registers");
@@ -100,7 +100,7 @@ static_assert(kVpclmulqdqFloor >= 256, "vpclmulqdq starts with four 64-byte regi
   return _mm512_ternarylogic_epi64(low, high, next, kXorOfThree);
 }
 
-// The 64 bytes at `at`; if they are copied, streamed to `to` on the way.
+// Load the 64 bytes at `at`. If `copies`, also stream them to `to`.
 template <bool copies>
 [[gnu::target(PETPS_WIDE)]] inline __m512i take(const uint8_t* at, std::byte* to) {
   const __m512i block = _mm512_loadu_si512(at);
@@ -108,7 +108,8 @@ template <bool copies>
   return block;
 }
 
-// If it copies: to `to`, past the cache; `to` is line-aligned and `size` a multiple of 64.
+// Extend `state` by `size` bytes. If `copies`, also write them to `to`, past the cache; `to` must
+// then be line-aligned and `size` a multiple of 64.
 // ASSUMPTION: size >= kVpclmulqdqFloor.
 template <bool copies>
 [[gnu::target(PETPS_WIDE)]] inline uint32_t wide_state(uint32_t state, const uint8_t* at,
@@ -126,7 +127,8 @@ template <bool copies>
     d = fold_wide(d, by_256, take<copies>(at + 192, to + 192));
   }
   const __m512i by_64 = _mm512_broadcast_i32x4(multipliers<64>());
-  // Four to one, then one's four lanes to one: each step's products are independent of one another.
+  // Fold four registers into one, then its four lanes into one. The products of a step are
+  // independent of one another.
   const __m512i ahead = fold_wide(a, _mm512_broadcast_i32x4(multipliers<192>()),
                                   fold_wide(b, _mm512_broadcast_i32x4(multipliers<128>()), d));
   a = fold_wide(c, by_64, ahead);
@@ -144,7 +146,8 @@ template <bool copies>
 [[gnu::target(PETPS_WIDE)]] uint32_t vpclmulqdq_state(uint32_t state, const uint8_t* at,
                                                       size_t size) {
   if (size < kVpclmulqdqFloor) return instruction_state(state, at, size);
-  // Nothing is written there; only its place is counted on.
+  // Without copying, wide_state advances `to` but never writes through it, so any valid address
+  // will do.
   return wide_state<false>(state, at, size, reinterpret_cast<std::byte*>(const_cast<uint8_t*>(at)));
 }
 

@@ -1,6 +1,6 @@
 // The two hashes of a key. Both are XXH3-64 of the key's 8 little-endian bytes; only the seed
-// differs. Sharing bits between them would fill buckets unevenly: the keys of one partition agree
-// in partition_hash mod P, so those bits can't also choose the bucket (DESIGN section 6).
+// differs. The keys of one partition agree in partition_hash mod P, so those bits must not also
+// choose the bucket: buckets would fill unevenly (DESIGN section 6).
 #pragma once
 
 #include <bit>
@@ -16,17 +16,17 @@ namespace petps::base {
 static_assert(std::endian::native == std::endian::little,
               "keys are hashed as little-endian bytes straight from memory");
 
-// Never change: delta logs and shard maps hold partitions made with seed 0.
+// Never change: delta logs and shard maps hold partition numbers computed with seed 0.
 inline constexpr uint64_t kPartitionSeed = 0;
-// Never change: pools hold buckets made with it (2^64 divided by the golden ratio).
+// Never change: pools hold buckets computed with it (2^64 divided by the golden ratio).
 inline constexpr uint64_t kIndexSeed = 0x9E3779B97F4A7C15u;
 
-// partition = partition_hash(key) mod P.
+// Return the hash that gives a key's partition: partition = partition_hash(key) mod P.
 inline uint64_t partition_hash(uint64_t key) {
   return XXH3_64bits_withSeed(&key, sizeof key, kPartitionSeed);
 }
 
-// Home bucket, tag and probe step come from this one.
+// Return the hash that gives a key's home bucket, tag and probe step.
 inline uint64_t index_hash(uint64_t key) {
   return XXH3_64bits_withSeed(&key, sizeof key, kIndexSeed);
 }

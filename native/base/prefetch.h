@@ -1,4 +1,4 @@
-// Asking for memory before it is needed.
+// Prefetch: load memory into the cache before it is needed.
 #pragma once
 
 #include <cstddef>
@@ -7,13 +7,14 @@ namespace petps::base {
 
 inline constexpr size_t kCacheLineBytes = 64;
 
-// Asks for the cache lines of [at, at + bytes).
+// Prefetch the cache lines of [at, at + bytes).
 inline void prefetch(const void* at, size_t bytes) {
   const auto* byte = static_cast<const char*>(at);
   for (size_t i = 0; i < bytes; i += kCacheLineBytes) __builtin_prefetch(byte + i);
 }
 
-// Asks for the line of `at` in order to change it. A processor without the instruction does nothing.
+// Prefetch the line of `at` in order to change it. Does nothing on a processor without the
+// instruction.
 inline void prefetch_for_write(const void* at) {
   asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(at)));
 }

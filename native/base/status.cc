@@ -37,7 +37,7 @@ std::string_view code_name(Code code) {
     case Code::kIoError:
       return "IO_ERROR";
   }
-  return "UNKNOWN";  // a peer of a newer version may send a code that this one has no word for
+  return "UNKNOWN";  // a newer peer may send a code that this version does not know
 }
 
 Status::Status(Code code, std::string message) {

@@ -1,7 +1,7 @@
-// Status and Result: how every native room reports what went wrong.
+// Status and Result: how every native room reports an error.
 //
 // A Status is one pointer; OK is null, so the data path returns it for free.
-// Codes travel on the wire and stand in FORMAT.md of room wire: never renumber.
+// Codes travel on the wire and are listed in FORMAT.md of room wire: never renumber.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +15,20 @@ namespace petps::base {
 
 enum class Code : uint16_t {  // never renumber: these travel on the wire
   kOk = 0,
-  kInvalidArgument = 1,     // the caller's input is wrong; asking again changes nothing
+  kInvalidArgument = 1,     // the caller's input is wrong; a retry changes nothing
   kNotFound = 2,            // no such table, file, instance
-  kAlreadyExists = 3,       // table, pool or instance of that name is there
+  kAlreadyExists = 3,       // a table, pool or instance of that name exists
   kResourceExhausted = 4,   // table full, disk full, a limit reached
   kFailedPrecondition = 5,  // wrong state: read-only pool, delta-fed table, locked pool
-  kUnavailable = 6,         // peer away, connection closed: ask again
+  kUnavailable = 6,         // peer away, connection closed: retry
   kDeadlineExceeded = 7,    // the caller's deadline passed
   kDataLoss = 8,            // checksum mismatch, torn file, corrupt chunk
   kPermissionDenied = 9,
-  kStale = 10,          // server older than min_version
-  kWrongShard = 11,     // a key of the request is not owned here
+  kStale = 10,          // the server is older than min_version
+  kWrongShard = 11,     // the server does not own a key of the request
   kUnimplemented = 12,  // unknown opcode or newer format
   kInternal = 13,       // our own mistake
-  kIoError = 14,        // the operating system refused: errno is in the message
+  kIoError = 14,        // a system call failed: errno is in the message
 };
 
 std::string_view code_name(Code code);  // "INVALID_ARGUMENT"
@@ -58,7 +58,7 @@ class [[nodiscard]] Status {
   std::unique_ptr<Rep> rep_;
 };
 
-// A Status of `code` whose message carries errno's text: "open /x: No such file or directory".
+// Return a Status of `code` with errno's text in its message: "open /x: No such file or directory".
 Status errno_status(Code code, std::string what, int error_number);
 
 template <typename T>
@@ -80,7 +80,7 @@ class [[nodiscard]] Result {
 
 }  // namespace petps::base
 
-// Returns the Status of `expression` from the calling function unless it is OK.
+// Evaluate `expression` and return its Status from the calling function unless it is OK.
 #define PETPS_RETURN_IF_ERROR(expression)                                        \
   do {                                                                           \
     if (::petps::base::Status petps_status_ = (expression); !petps_status_.ok()) \

@@ -8,7 +8,7 @@ namespace petps::base {
 
 namespace {
 
-// The kernel's struct sched_attr in its first version; glibc has it since 2.41.
+// The first version of the kernel's struct sched_attr; glibc declares it since 2.41.
 struct Attributes {
   uint32_t size = sizeof(Attributes);
   uint32_t policy = 0;
@@ -26,7 +26,7 @@ static_assert(sizeof(Attributes) == 48);
 void take_turns(uint64_t ns) {
   Attributes mine;
   if (syscall(SYS_sched_getattr, 0, &mine, sizeof(mine), 0) != 0) return;
-  if (mine.policy != SCHED_OTHER) return;  // somebody chose it
+  if (mine.policy != SCHED_OTHER) return;  // the policy was set on purpose: keep it
   mine.size = sizeof(mine);
   mine.runtime_ns = ns;
   syscall(SYS_sched_setattr, 0, &mine, 0);

@@ -1,19 +1,20 @@
-// How long a thread's turns on a busy processor are.
+// The length of a thread's time slices on a busy processor.
 #pragma once
 
 #include <cstdint>
 
 namespace petps::base {
 
-// Shorter than the turns of others, 0.7 ms and more, so who wakes up is not kept waiting; longer
-// than what it wakes up for mostly takes.
+// Shorter than the usual time slices, which are 0.7 ms or more, so that a thread waking up does
+// not wait; longer than most of the work that a thread wakes up for.
 inline constexpr uint64_t kShortTurnNs = 300'000;
 
-// The calling thread, and those that it starts from now on, take turns of so many ns; 0: the
-// kernel's own. Since Linux 6.12 who wakes up with a shorter turn than what runs on its processor
-// takes it at once; otherwise it waits until that turn is over, for milliseconds, whatever their
-// niceness. Its share of a busy processor stays the same, and no privilege is needed. Does nothing
-// where the kernel does not know it, or where the thread is not SCHED_OTHER.
+// Set the time slice of the calling thread, and of the threads that it starts from now on, to
+// `ns` nanoseconds; 0 restores the kernel's default. Since Linux 6.12 a waking thread whose slice
+// is shorter than the running thread's takes the processor at once. Otherwise it waits for the
+// end of the running slice, for milliseconds, whatever the niceness of the two. The thread's
+// share of a busy processor does not change, and no privilege is needed. Does nothing if the
+// kernel does not support this or the thread is not SCHED_OTHER.
 void take_turns(uint64_t ns);
 
 }  // namespace petps::base

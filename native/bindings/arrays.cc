@@ -15,8 +15,8 @@ std::string shape_of(const py::array& array) {
   return text + "]";
 }
 
-// The object as an array of this dtype and rank, C-contiguous and aligned, or an error that says
-// what it is instead.
+// Return the object as an array of this dtype and rank, C-contiguous and aligned. Otherwise raise
+// an error that says what the object is.
 template <typename T>
 py::array checked(const py::object& object, const char* name, const char* wanted,
                   py::ssize_t rank) {

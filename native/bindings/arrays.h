@@ -1,4 +1,5 @@
-// Checked views of numpy arrays: dtype, shape and contiguity, never a silent conversion or copy.
+// Checked views of numpy arrays: dtype, shape and contiguity are checked, nothing is converted or
+// copied.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -12,9 +13,9 @@
 
 namespace petps::bindings {
 
-// `name` is the argument's name, for the message. The views live as long as the Python object does.
+// `name` is the argument's name, for error texts. A view is valid as long as its Python object.
 std::span<const uint64_t> keys_of(const py::object& object, const char* name = "keys");
-// bool[n] (or uint8[n]) with n rows; empty for None.
+// View bool[n] (or uint8[n]) with exactly n rows; empty for None.
 std::span<const uint8_t> mask_of(const py::object& object, const char* name, size_t n);
 std::span<uint8_t> writable_mask_of(const py::object& object, const char* name, size_t n);
 

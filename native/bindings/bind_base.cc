@@ -1,4 +1,4 @@
-// Small facts of the build: processor features, versions, the checksum of rows.
+// Properties of the build and the machine: processor features, versions, the checksum of rows.
 #include "base/base.h"
 #include "base/turns.h"
 #include "bindings/bindings.h"

@@ -14,7 +14,7 @@ namespace {
 using server::CallReply;
 using server::Calls;
 
-// A Python bytes object as what it holds. ASSUMPTIONS: the object outlives the view.
+// View the content of a Python bytes object. ASSUMPTIONS: the object outlives the view.
 std::span<const std::byte> view_of(const py::bytes& bytes) {
   char* data = nullptr;
   py::ssize_t size = 0;
@@ -54,7 +54,7 @@ uint64_t pull(Calls& calls, uint32_t instance,
   return unwrap(calls.submit(std::move(frame)));
 }
 
-// deleted: empty, or a bit a key.
+// deleted: empty, or one bit per key.
 std::vector<uint64_t> deletions_of(const py::bytes& deleted, size_t keys, bool all) {
   std::vector<uint64_t> words;
   const std::span<const std::byte> view = view_of(deleted);

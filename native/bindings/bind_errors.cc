@@ -9,7 +9,8 @@ void raise_in_python(const base::Status& status) {
   py::object kind =
       py::module_::import("petps.errors").attr("class_of")(static_cast<int>(status.code()));
   const std::string_view message = status.message();
-  // A message may quote bytes of a foreign file: what is not UTF-8 is shown, never a second error.
+  // A message may quote bytes of a foreign file: escape bytes that are not UTF-8 instead of
+  // raising a second error.
   py::object text = py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(
       message.data(), static_cast<Py_ssize_t>(message.size()), "backslashreplace"));
   PyErr_SetObject(kind.ptr(), text.ptr());

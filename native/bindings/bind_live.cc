@@ -35,7 +35,7 @@ class Live {
   }
   const std::string& path() const { return path_; }
 
-  // f(tables) under a pin.
+  // Call f(tables) under a pin.
   template <typename F>
   auto with(F&& f) {
     const std::shared_lock lock(mutex_);
@@ -58,14 +58,14 @@ class Live {
   }
 
  private:
-  // The caller holds mutex_.
+  // The caller must hold mutex_.
   void check_open() const {
     if (reader_ != nullptr) return;
     throw StatusError(Status(Code::kFailedPrecondition,
                              "pool " + path_ + " is closed; open it again with petps.open_live"));
   }
 
-  // A list for one call; a process has few, because calls are short.
+  // An epoch list for one call. A process has few, because calls are short.
   class List {
    public:
     explicit List(Live& live) : live_(live) {
@@ -89,7 +89,7 @@ class Live {
     }
     List(const List&) = delete;
     List& operator=(const List&) = delete;
-    epoch::Pin pin() { return reader_->pin(); }  // one at a time: the list is never full
+    epoch::Pin pin() { return reader_->pin(); }  // one at a time, so the list is never full
 
    private:
     Live& live_;
@@ -118,8 +118,8 @@ pool::TableRecord find(table::Tables& tables, const pool::InstanceRecord& instan
                                                 (known.empty() ? "none yet" : known)));
 }
 
-// Tables of one instance: the model is resolved once, and what the caller then does with the
-// records can mix no other instance in.
+// Return the records of tables of one instance. The model is resolved once, so a caller that uses
+// the records cannot mix in another instance.
 std::vector<pool::TableRecord> find_all(Live& live, const std::string& model,
                                         const std::vector<std::string>& names) {
   const Released released_gil;
@@ -131,8 +131,8 @@ std::vector<pool::TableRecord> find_all(Live& live, const std::string& model,
   });
 }
 
-// Of the table that find_all() gave, whatever its instance is called by now. Nothing: it was
-// dropped before the last key was pulled.
+// Pull from the table that find_all() returned, whatever its instance is called now. Return
+// nothing if the table was dropped before the last key was pulled.
 std::optional<uint64_t> pull(Live& live, const pool::TableRecord& record, const py::object& keys,
                              const py::object& out, const py::object& mask) {
   const pool::TableSpec& spec = record.spec;
@@ -142,9 +142,8 @@ std::optional<uint64_t> pull(Live& live, const pool::TableRecord& record, const 
   const size_t out_bytes = target.stored ? spec.row_bytes : spec.dim * sizeof(float);
   const Released released_gil;
   uint64_t found = 0;
-  // A pin a batch, so that no call holds up the server's reclaim for long. Without one the table
-  // may be dropped, so each batch asks again whether its number is there: ids are never given
-  // twice.
+  // One pin per batch, so that no call delays the server's reclaim for long. Between two batches
+  // the table may be dropped, so each batch finds its id again: ids are never reused.
   for (size_t from = 0; from < wanted.size(); from += kPullBatch) {
     const size_t n = std::min(kPullBatch, wanted.size() - from);
     const bool is_there = live.with([&](table::Tables& tables) {

@@ -14,7 +14,7 @@ transport::GatherMode parse_gather(const std::string& name) {
   invalid("gather '" + name + "' is unknown; write 'auto', 'copy', 'sendmsg' or 'zerocopy'");
 }
 
-// Takes a limit by name out of `limits` when it is there; what is left at the end is unknown.
+// Take a limit called `name` out of `limits` if it is present. What remains at the end is unknown.
 template <typename T>
 void take(py::dict& limits, const char* name, T& value) {
   if (!limits.contains(name)) return;
@@ -75,7 +75,7 @@ py::dict histogram(const server::HistogramSnapshot& snapshot) {
   result["p50_ns"] = snapshot.quantile_ns(0.50);
   result["p99_ns"] = snapshot.quantile_ns(0.99);
   result["p999_ns"] = snapshot.quantile_ns(0.999);
-  py::list buckets;  // (largest value, values up to it), only where values are
+  py::list buckets;  // (largest value, number of values up to it), for buckets that have values
   uint64_t below = 0;
   for (size_t bucket = 0; bucket < snapshot.counts.size(); ++bucket) {
     if (snapshot.counts[bucket] == 0) continue;

@@ -1,4 +1,4 @@
-// petps._native.ShardMap: who owns which partitions.
+// petps._native.ShardMap: the servers and the partitions that each owns.
 #include <pybind11/operators.h>
 #include <pybind11/stl.h>
 

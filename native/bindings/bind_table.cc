@@ -64,7 +64,7 @@ py::array_t<uint8_t> default_row(const TableHandle& handle) {
 }
 
 py::array_t<uint64_t> keys_of_table(const TableHandle& handle) {
-  constexpr uint64_t kBucketsAtOnce = 4096;  // bounds how long one pin lives
+  constexpr uint64_t kBucketsAtOnce = 4096;  // bounds how long a pin is held
   std::vector<uint64_t> keys;
   released(handle.session, [&](table::Tables&) {
     const table::TablePointer table = handle.open();
@@ -145,7 +145,7 @@ void bind_table(py::module_& module) {
   table.def(
       "scan",
       [](const TableHandle& handle, uint64_t buckets) {
-        const Released released;  // a move that is under way is waited for
+        const Released released;  // the Scan waits for a move in progress
         return std::make_unique<Scan>(handle, buckets);
       },
       py::arg("buckets_per_page") = 4096, "Pages (keys, rows) of the whole table.");

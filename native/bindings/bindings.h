@@ -1,13 +1,13 @@
-// Room bindings: petps._native, what Python sees of the native rooms.
+// Room bindings: petps._native, the native rooms as Python sees them.
 //
 // Owns:         the extension module, array checks, Status -> petps.errors, the guard that keeps a
 //               pool open while a call uses it.
-// Never does:   decide anything: a call is checked, the GIL dropped, one room asked, the answer
-//               wrapped.
+// Never does:   decide anything. A binding checks its arguments, drops the GIL, calls one room and
+//               wraps the result.
 // Called by:    petps (Python).
-// Invariants:   the GIL is held while Python objects are touched and dropped while a room works; a
-//               Use (session.h) lives only while the GIL is dropped, so that a closer can never
-//               wait for a caller who waits for the GIL.
+// Invariants:   a thread holds the GIL while it touches Python objects and drops it while a room
+//               works. Session::with (session.h) runs only with the GIL dropped, so a thread that
+//               closes a pool never waits for a call that waits for the GIL.
 // Threads:      any Python thread may call anything.
 #pragma once
 
@@ -24,7 +24,7 @@ namespace petps::bindings {
 
 namespace py = pybind11;
 
-// A Status on its way to Python; errors.cc turns it into the class of petps.errors.
+// A Status on its way to Python; bind_errors.cc turns it into the class of petps.errors.
 class StatusError : public std::exception {
  public:
   explicit StatusError(base::Status status)
@@ -33,7 +33,7 @@ class StatusError : public std::exception {
   const char* what() const noexcept override { return "petps status"; }
 
  private:
-  std::shared_ptr<base::Status> status_;  // exceptions are copied, a Status need not be
+  std::shared_ptr<base::Status> status_;  // shared, because exceptions are copied
 };
 
 inline void check(base::Status status) {
@@ -46,8 +46,9 @@ T unwrap(base::Result<T> result) {
   return std::move(result).value();
 }
 
-// Drops the GIL for its lifetime. pybind11's own would end the process when a daemon thread comes back while the
-// interpreter is being finalized: CPython then ends the thread by unwinding it, through a destructor that is noexcept.
+// A guard that drops the GIL for its lifetime. pybind11's own class would abort the process if a
+// daemon thread returns while the interpreter is being finalized: CPython then terminates the
+// thread by unwinding it through a noexcept destructor.
 class Released {
  public:
   Released() : state_(PyEval_SaveThread()) {}

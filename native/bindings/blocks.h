@@ -1,4 +1,4 @@
-// A block of memory handed to numpy, without a copy.
+// A block of memory that becomes a numpy array without a copy.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -11,7 +11,7 @@
 
 namespace petps::bindings {
 
-// The block's own memory as an array, which frees it.
+// Return an array over the block's own memory; the array frees it.
 template <typename T>
 py::array_t<T> array_of(unique::Block<T> values) {
   auto owned = std::make_unique<unique::Block<T>>(std::move(values));

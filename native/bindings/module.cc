@@ -1,4 +1,4 @@
-// petps._native. Sign on the door: bindings.h.
+// petps._native. The sign of this room is in bindings.h.
 #include <unistd.h>
 
 #include "bindings/bindings.h"
@@ -18,7 +18,8 @@ bool interpreter_ends() {
 }  // namespace
 
 Released::~Released() noexcept(false) {
-  // As CPython does from 3.14 on: a thread that comes back too late sleeps until the process is gone.
+  // As in CPython 3.14 and later, a thread that returns too late sleeps until the process
+  // terminates.
   while (interpreter_ends()) ::pause();
   PyEval_RestoreThread(state_);
 }

@@ -1,4 +1,4 @@
-// What Python is told of an open pool.
+// The description of an open pool that Python receives.
 #pragma once
 
 #include <cstdint>

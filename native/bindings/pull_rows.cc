@@ -24,7 +24,7 @@ class Gather {
 
   size_t out_bytes() const { return out_bytes_; }
 
-  // The row (null: the default row) -> out. Returns whether it was there.
+  // Copy `row` (null: the default row) to `out`. Return whether `row` was found.
   bool one(const std::byte* row, std::byte* out) const {
     if (row == nullptr) {
       std::memcpy(out, missing_.data(), out_bytes_);

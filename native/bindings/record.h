@@ -24,7 +24,7 @@ class Record {
     });
   }
 
-  // `value`: a pointer to member, or a function of const T&.
+  // Add a field. `value` is a pointer to member, or a function of const T&.
   template <typename Value>
   Record& field(const char* name, Value value) {
     auto read = [value](const T& record) { return py::cast(std::invoke(value, record)); };

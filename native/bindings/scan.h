@@ -1,5 +1,5 @@
-// The pages of a table, copied out under a pin. Holds off migration and the closing of the pool
-// while it lives.
+// The pages of a table, copied out under a pin. While a Scan exists, migration waits and the pool
+// cannot be closed.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@
 
 namespace petps::bindings {
 
-// Keys and rows of one page, owned by the numpy arrays that show them.
+// The keys and rows of one page; numpy arrays that show them own the page.
 struct Page {
   std::vector<uint64_t> keys;
   std::vector<uint8_t> rows;
@@ -38,7 +38,8 @@ class Scan {
   uint64_t buckets_done() const { return next_.load(std::memory_order_relaxed); }
   uint64_t buckets() const { return handle_.record.bucket_count; }
 
-  // The next page; nothing after the last one, which also closes, and after close().
+  // Return the next page. Return nothing after the last page, which also closes the scan, and
+  // after close().
   std::optional<Page> page() {
     const std::lock_guard lock(mutex_);
     const uint64_t from = buckets_done();
@@ -69,8 +70,8 @@ class Scan {
   TableHandle handle_;
   uint64_t buckets_per_page_;
   std::atomic<uint64_t> next_{0};
-  std::mutex mutex_;                   // guards the three below: one page or close() at a time
-  std::optional<Session::Hold> hold_;  // before the next two: the pool outlives them
+  std::mutex mutex_;                   // guards the members below: one page() or close() at a time
+  std::optional<Session::Hold> hold_;  // before table_ and guard_, so that the pool outlives them
   table::TablePointer table_;
   std::optional<table::Table::ScanGuard> guard_;
 };

@@ -1,4 +1,4 @@
-// A running server as Python holds it.
+// A running server as Python sees it.
 #pragma once
 
 #include <memory>
@@ -12,15 +12,15 @@
 
 namespace petps::bindings {
 
-// A server and what keeps its pool open. The server goes first.
+// A server and the Hold that keeps its pool open. The server is destroyed first.
 class ServerHandle {
  public:
   ServerHandle(const std::shared_ptr<Session>& session, const server::ServerOptions& options)
       : hold_(std::make_unique<Session::Hold>(session, "a running server")),
         server_(unwrap(server::Server::start(hold_->tables(), options))) {}
 
-  // Calls f(Server&) while the pool cannot be closed. kFailedPrecondition after stop(): nothing of
-  // the server may look at the pool then. The GIL is dropped (see session.h).
+  // Call f(Server&) while the pool cannot be closed. Call it with the GIL dropped (see session.h).
+  // Raise kFailedPrecondition after stop(), because the server must not use the pool then.
   template <typename F>
   auto with(F&& f) {
     const std::shared_lock lock(mutex_);
@@ -30,13 +30,13 @@ class ServerHandle {
     }
     return std::forward<F>(f)(*server_);
   }
-  // What the server is, also after stop().
+  // These remain valid after stop().
   uint16_t port() const { return server_->port(); }
   std::string address() const { return server_->address(); }
-  server::Calls& calls() { return server_->calls(); }  // refuses by itself
+  server::Calls& calls() { return server_->calls(); }  // refuses calls after stop()
 
-  // The pool may be closed afterwards, also when something was still in flight after the drain
-  // time. Other calls go on while it drains. Calling it again does nothing.
+  // Stop the server. Afterwards the pool may be closed, even if something was still in flight
+  // after the drain time. Other calls continue during the drain. A second call does nothing.
   void stop() {
     const std::lock_guard one(stop_mutex_);
     const base::Status status = server_->stop();
@@ -48,10 +48,10 @@ class ServerHandle {
   }
 
  private:
-  std::unique_ptr<Session::Hold> hold_;  // null: stopped
+  std::unique_ptr<Session::Hold> hold_;  // null after stop()
   std::unique_ptr<server::Server> server_;
   std::mutex stop_mutex_;    // one stop at a time; taken before mutex_
-  std::shared_mutex mutex_;  // shared: a call; exclusive: the end of stop
+  std::shared_mutex mutex_;  // shared: a call; exclusive: the last step of stop()
 };
 
 }  // namespace petps::bindings

@@ -1,6 +1,7 @@
-// Keeps an open pool open while a call uses it, and says so clearly once it is closed.
+// The guard that keeps an open pool open while a call uses it, and raises a clear error once it
+// is closed.
 //
-// Assumptions: with() is called with the GIL dropped (see bindings.h); close() too.
+// ASSUMPTIONS: with() and close() are called with the GIL dropped (see bindings.h).
 #pragma once
 
 #include <atomic>
@@ -19,11 +20,11 @@ namespace petps::bindings {
 class Session {
  public:
   explicit Session(std::unique_ptr<table::Tables> tables);
-  ~Session();  // an open pool is dropped as by a crash: it recovers at its next open
+  ~Session();  // an open pool is left as after a crash: it recovers at its next open
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // Calls f(Tables&) while the pool cannot be closed. kFailedPrecondition when it is closed.
+  // Call f(Tables&) while the pool cannot be closed. Raise kFailedPrecondition if it is closed.
   template <typename F>
   auto with(F&& f) {
     std::shared_lock lock(mutex_);
@@ -31,21 +32,22 @@ class Session {
     return std::forward<F>(f)(*tables_);
   }
 
-  // Waits for the calls in progress, then closes. kFailedPrecondition while a server or scan holds
-  // it. Twice is once.
+  // Wait for the calls in progress, then close. Raise kFailedPrecondition while a server or scan
+  // holds the pool. A second call does nothing.
   void close();
   bool closed() const { return closing_.load(std::memory_order_acquire); }
   const std::string& path() const { return path_; }
 
-  // An epoch reader for one call; readers are few because calls are short. Dropped pins must
-  // precede the return.
+  // An epoch reader for one call. A session has few, because calls are short. Pins must be
+  // dropped before the lease.
   class Lease {
    public:
     explicit Lease(Session& session);
     ~Lease();
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
-    // Never empty: waits (bounded by the other callers' work) when the list is full.
+    // Return a pin, never an empty one. Wait while the list is full; the work of the other
+    // callers bounds the wait.
     epoch::Pin pin();
 
    private:
@@ -53,14 +55,15 @@ class Session {
     epoch::Reader* reader_;
   };
 
-  // What keeps the pool from being closed: "a running server". Released by its destructor.
+  // A guard that keeps the pool from being closed until its destructor runs. `what` names the
+  // holder in errors: "a running server".
   class Hold {
    public:
     Hold(std::shared_ptr<Session> session, std::string what);
     ~Hold();
     Hold(const Hold&) = delete;
     Hold& operator=(const Hold&) = delete;
-    table::Tables& tables() { return *session_->tables_; }  // valid as long as the Hold
+    table::Tables& tables() { return *session_->tables_; }  // valid while the Hold exists
 
    private:
     std::shared_ptr<Session> session_;
@@ -74,12 +77,12 @@ class Session {
   std::atomic<bool> closing_{false};
   std::unique_ptr<table::Tables> tables_;
   std::string path_;
-  std::mutex readers_mutex_;  // readers_, holds_
+  std::mutex readers_mutex_;  // guards readers_ and holds_
   std::vector<epoch::Reader*> readers_;
   std::vector<std::string> holds_;
 };
 
-// Drops the GIL, keeps the pool open, calls f(Tables&).
+// Call f(Tables&) with the GIL dropped and the pool kept open.
 template <typename F>
 auto released(const std::shared_ptr<Session>& session, F&& f) {
   const Released released_gil;

@@ -1,5 +1,5 @@
-// A table of an open pool as Python holds it: the session keeps the pool's memory, with() says when
-// it is closed.
+// A table of an open pool as Python sees it. The session keeps the pool's memory; its with()
+// reports whether the pool is closed.
 #pragma once
 
 #include <memory>
@@ -10,10 +10,10 @@ namespace petps::bindings {
 
 struct TableHandle {
   std::shared_ptr<Session> session;
-  std::weak_ptr<table::Table> table;  // a handle keeps no dropped table's space
-  pool::TableRecord record;           // a copy: readable after close
+  std::weak_ptr<table::Table> table;  // weak: a handle must not keep a dropped table's space
+  pool::TableRecord record;           // a copy, readable after close
 
-  // Inside session->with only. kNotFound: the table has been dropped.
+  // Return the table. Call it inside session->with. Raise kNotFound if the table has been dropped.
   table::TablePointer open() const {
     table::TablePointer found = table.lock();
     if (found == nullptr) {

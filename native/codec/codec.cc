@@ -9,9 +9,9 @@
 namespace petps::codec {
 namespace {
 
-constexpr std::string_view kNames[] = {"f32", "f16", "bf16", "int8"};  // by number of the Dtype
+constexpr std::string_view kNames[] = {"f32", "f16", "bf16", "int8"};  // by Dtype number
 
-// Exponent all ones in any of `count` 16-bit values.
+// Return whether any of `count` 16-bit values has all exponent bits set.
 bool has_odd_half(const std::byte* values, size_t count, uint16_t exponent_mask) {
   bool odd = false;
   for (size_t i = 0; i < count; ++i)
@@ -22,7 +22,7 @@ bool has_odd_half(const std::byte* values, size_t count, uint16_t exponent_mask)
 bool is_odd_row(Dtype dtype, const std::byte* row, uint32_t dim) {
   switch (dtype) {
     case Dtype::kF32:
-      return false;  // answered by first_not_finite
+      return false;  // the caller uses first_not_finite
     case Dtype::kF16:
       return has_odd_half(row, dim, 0x7c00u);
     case Dtype::kBf16:

@@ -1,4 +1,5 @@
-// The loops behind codec.h, one set per instruction set. Included by codec's own files, its tests and its benchmarks only.
+// The loops behind codec.h, one set per instruction set. Only codec's own files, tests and
+// benchmarks include this.
 #pragma once
 
 #include <cstddef>
@@ -8,26 +9,23 @@ namespace petps::codec {
 
 struct Grid;  // values.h
 
-enum class Level : uint8_t {
-  kScalar,
-  kAvx2,
-  kAvx512
-};  // kAvx2 includes F16C; kAvx512 is both and F, BW, VL
+// kAvx2 includes F16C; kAvx512 is kAvx2 and F, BW, VL.
+enum class Level : uint8_t { kScalar, kAvx2, kAvx512 };
 
 const char* level_name(Level level);
 bool is_supported(Level level);  // by this processor and its operating system
 
-// Rows whose range is searched at the same time, one in each lane.
+// Rows whose range is searched at the same time, one per lane.
 inline constexpr size_t kSearchRows = 16;
 
-// How Check-N-Run 5.2 narrows a range (FORMAT.md): `steps` times by one step at the better end.
+// How Check-N-Run 5.2 narrows a range (FORMAT.md): `steps` times, by one step at the better end.
 struct Search {
   float levels = 15.0f;  // the highest code
   uint32_t steps = 0;
 };
 
-// In: minimum, range = maximum - minimum > 0 and step = range / bins of each lane's row. Out: of the
-// narrowings tried, the best: `moved` steps in all, `low` of them at the lower end.
+// In: minimum, range = maximum - minimum > 0 and step = range / bins of each lane's row. Out: the
+// best of the ranges tried, `moved` steps narrower, of which `low` at the lower end.
 struct SearchRows {
   float minimum[kSearchRows];
   float range[kSearchRows];
@@ -36,8 +34,9 @@ struct SearchRows {
   float moved[kSearchRows];
 };
 
-// ASSUMPTIONS: pointers of bytes may be unaligned, pointers of floats are 4-byte aligned; ranges do not overlap.
-// ERRORS: none; every bit pattern has a defined outcome (FORMAT.md), the same at every Level.
+// ASSUMPTIONS: pointers to bytes may be unaligned, pointers to floats are 4-byte aligned; memory
+// ranges do not overlap.
+// ERRORS: none; every bit pattern has a defined result (FORMAT.md), the same at every Level.
 struct Kernels {
   void (*encode_f16)(const float* values, size_t count, std::byte* out);
   void (*decode_f16)(const std::byte* values, size_t count, float* out);
@@ -45,25 +44,25 @@ struct Kernels {
   void (*decode_bf16)(const std::byte* values, size_t count, float* out);
   void (*encode_int8)(const float* rows, size_t n, uint32_t dim, std::byte* out);
   void (*decode_int8)(const std::byte* rows, size_t n, uint32_t dim, float* out);
-  // Minimum and maximum of one row; false if a value is not finite (they then mean nothing).
+  // Minimum and maximum of one row; false if a value is not finite (both are then undefined).
   bool (*range_of)(const float* row, uint32_t dim, float* minimum, float* maximum);
-  // One code a byte. grid.scale > 0; levels <= 255.
+  // One code per byte. grid.scale > 0; levels <= 255.
   void (*codes_of)(const float* values, uint32_t count, const Grid& grid, float levels,
                    std::byte* codes);
   void (*values_of)(const std::byte* codes, uint32_t count, const Grid& grid, float* out);
-  // lanes: float32[dim, kSearchRows], a row in each column.
+  // lanes: float32[dim, kSearchRows], one row per column.
   void (*search)(const float* lanes, uint32_t dim, const Search& wanted, SearchRows* rows);
   size_t (*first_not_finite)(const float* values, size_t count);  // index of the value, or count
 };
 
 // ASSUMPTIONS: is_supported(level).
 const Kernels& kernels_of(Level level);
-// What codec.h runs: those of the highest supported level. Chosen once.
+// Return the kernels that codec.h runs: those of the highest supported level, chosen once.
 const Kernels& best_kernels();
 
 extern const Kernels kScalarKernels;
 extern const Kernels kAvx2Kernels;
-// `kernels` with the loops replaced that 512 bits make faster.
+// Return `kernels` with AVX-512 versions of the loops that 512 bits make faster.
 Kernels with_avx512(Kernels kernels);
 
 }  // namespace petps::codec

@@ -151,7 +151,7 @@ PETPS_AVX2 void decode_int8(const std::byte* rows, size_t n, uint32_t dim, float
   }
 }
 
-// Adds the squared distance of eight values to the nearest code, in codes.
+// Add to `sum` the squared distance, in codes, of eight values to their nearest codes.
 PETPS_AVX2 inline __m256 add_distance(__m256 sum, __m256 values, __m256 zero, __m256 inverse,
                                       __m256 levels) {
   const __m256 at = _mm256_mul_ps(_mm256_sub_ps(values, zero), inverse);
@@ -213,7 +213,7 @@ PETPS_AVX2 void search(const float* lanes, uint32_t dim, const Search& wanted, S
 
 PETPS_AVX2 size_t first_not_finite(const float* values, size_t count) {
   size_t i = 0;
-  for (; i + 4 * kWide <= count; i += 4 * kWide) {  // four loads a branch
+  for (; i + 4 * kWide <= count; i += 4 * kWide) {  // four loads per branch
     const __m256i first = not_finite(_mm256_loadu_ps(values + i));
     const __m256i second = not_finite(_mm256_loadu_ps(values + i + kWide));
     const __m256i third = not_finite(_mm256_loadu_ps(values + i + 2 * kWide));

@@ -66,7 +66,7 @@ void decode_int8(const std::byte* rows, size_t n, uint32_t dim, float* out) {
   }
 }
 
-// The sum of squared distances to the nearest code, in codes, of one lane.
+// Return the sum of squared distances, in codes, of one lane's values to their nearest codes.
 inline float distance_of(const float* lanes, uint32_t dim, float zero, float inverse,
                          float levels) {
   float sum = 0.0f;

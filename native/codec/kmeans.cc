@@ -13,8 +13,8 @@
 namespace petps::codec {
 namespace {
 
-// The elements to start from: `count` distinct places of the row, drawn by the seed and the row's
-// bytes, so that a row has one encoding wherever it stands.
+// Choose the elements to start from: `count` distinct places of the row. The seed and the row's
+// bytes determine them, so a row has the same encoding at any position.
 void start(const float* row, uint32_t dim, uint32_t count, uint64_t seed, float* codebook) {
   std::mt19937_64 random(XXH3_64bits_withSeed(row, dim * sizeof(float), seed));
   std::vector<uint32_t> places(dim);
@@ -25,7 +25,7 @@ void start(const float* row, uint32_t dim, uint32_t count, uint64_t seed, float*
   }
 }
 
-// The first of the nearest.
+// Return the first of the nearest entries.
 uint32_t nearest(const float* codebook, uint32_t count, float value) {
   uint32_t best = 0;
   float least = std::abs(value - codebook[0]);

@@ -1,4 +1,4 @@
-// The reference that the grids are compared with: one-dimensional k-means of a row's values
+// One-dimensional k-means of a row's values: the reference that the grids are compared with
 // (FORMAT.md).
 #pragma once
 
@@ -7,8 +7,8 @@
 
 namespace petps::codec {
 
-// row: float32[dim] -> codebook: float32[entries], codes: uint8[dim]. ASSUMPTIONS: finite values;
-// entries <= 256.
+// Quantise row: float32[dim] -> codebook: float32[entries], codes: uint8[dim]. ASSUMPTIONS:
+// finite values; entries <= 256.
 void kmeans(const float* row, uint32_t dim, uint32_t entries, uint64_t seed, float* codebook,
             std::byte* codes);
 

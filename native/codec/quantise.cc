@@ -14,23 +14,22 @@
 namespace petps::codec {
 namespace {
 
-constexpr std::string_view kNames[] = {"symmetric", "asymmetric", "adaptive",
-                                       "kmeans"};  // by number
+// By number of the Method.
+constexpr std::string_view kNames[] = {"symmetric", "asymmetric", "adaptive", "kmeans"};
 constexpr uint32_t kPiece = 512;  // codes between packing and the loops of kernels.h
-constexpr size_t kCheckedRows =
-    64;  // int8 rows whose headers are looked at while they are in the cache
+// int8 rows whose headers are checked while they are in the cache.
+constexpr size_t kCheckedRows = 64;
 
 float levels_of(const Quantisation& wanted) { return static_cast<float>((1u << wanted.bits) - 1); }
 
 size_t code_bytes(uint32_t bits, size_t dim) { return (dim * bits + 7) / 8; }
 
-// What stands before the codes: grid or codebook.
+// Return the bytes before the codes: grid or codebook.
 size_t front_bytes(const Quantisation& wanted) {
   return wanted.method == Method::kKmeans ? sizeof(float) << wanted.bits : kGridBytes;
 }
 
-// The last group of a row may hold fewer than eight codes: the bits of those that are not there are
-// 0.
+// The last group of a row may hold fewer than eight codes; the bits of the missing codes are 0.
 void pack(const std::byte* codes, uint32_t count, uint32_t bits, std::byte* out) {
   for (uint32_t i = 0; i < count; i += 8) {
     uint64_t eight = 0;
@@ -64,7 +63,7 @@ void write_row(const Grid& grid, const Quantisation& wanted, const float* row, u
   }
 }
 
-// Its 8 bits are dtype int8's, loop and bytes.
+// Asymmetric with 8 bits is dtype int8: the same loop and the same bytes.
 size_t quantise_int8(const float* rows, size_t n, uint32_t dim, std::byte* out) {
   const size_t bytes = row_bytes(Dtype::kInt8, dim);
   for (size_t i = 0; i < n; i += kCheckedRows) {
@@ -95,7 +94,8 @@ size_t quantise_plainly(const Quantisation& wanted, const float* rows, size_t n,
   return n;
 }
 
-// Sixteen rows at a time: the search of FORMAT.md costs a row alone several times as much.
+// A block of sixteen rows that are searched together; one row alone would cost several times as
+// much (FORMAT.md).
 class AdaptiveRows {
  public:
   AdaptiveRows(const Quantisation& wanted, uint32_t dim)
@@ -104,7 +104,7 @@ class AdaptiveRows {
     search_ = {levels_of(wanted), std::min(static_cast<uint32_t>(steps), wanted.bins - 1)};
   }
 
-  // count <= kSearchRows; as quantise().
+  // Quantise count <= kSearchRows rows, as quantise() does.
   size_t quantise(const float* rows, size_t count, std::byte* out) {
     const size_t representable = take(rows, count);
     best_kernels().search(lanes_.data(), dim_, search_, &found_);
@@ -119,7 +119,7 @@ class AdaptiveRows {
   }
 
  private:
-  // Puts rows into the lanes until one cannot be represented; returns its index, or count.
+  // Put rows into the lanes until one cannot be represented. Return its index, or count.
   size_t take(const float* rows, size_t count) {
     size_t r = 0;
     for (; r < count; ++r) {
@@ -141,7 +141,7 @@ class AdaptiveRows {
     return r;
   }
 
-  // A lane without a row holds numbers that no loop stumbles over.
+  // Fill a lane that has no row with numbers that are safe in every loop.
   void leave_empty(size_t lane) {
     found_.minimum[lane] = 0.0f;
     found_.range[lane] = 1.0f;

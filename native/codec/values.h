@@ -1,5 +1,6 @@
-// One value or one row header at a time: the definition of every format. The scalar kernels are loops over these; the
-// wide kernels use them for the ends of rows, so there is one text of each rule.
+// The definition of every format, for one value or one row header at a time. The scalar kernels
+// are loops over these functions, and the wide kernels use them for the ends of rows, so each
+// rule has one definition.
 #pragma once
 
 #include <bit>
@@ -30,7 +31,8 @@ inline bool is_finite_value(float value) {
   return (std::bit_cast<uint32_t>(value) & kExponentMask) != kExponentMask;
 }
 
-// Round to nearest even; too large becomes infinity; a NaN stays one (quiet, upper payload bits kept).
+// Round to nearest even. Too large a value becomes infinity. A NaN stays a NaN (quiet, upper
+// payload bits kept).
 inline uint16_t f16_of(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const auto sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
@@ -55,8 +57,8 @@ inline uint16_t f16_of(float value) {
   const uint32_t rest = significand & ((1u << shift) - 1);
   const uint32_t half = 1u << (shift - 1);
   const uint32_t up = rest > half || (rest == half && (kept & 1u) != 0) ? 1u : 0u;
-  return static_cast<uint16_t>(
-      sign | (base + kept + up));  // a carry moves into the exponent, as it should
+  // A carry moves into the exponent, which is correct.
+  return static_cast<uint16_t>(sign | (base + kept + up));
 }
 
 inline float f16_value(uint16_t half) {
@@ -70,13 +72,13 @@ inline float f16_value(uint16_t half) {
   if (exponent != 0)
     return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (significand << 13));
   if (significand == 0) return std::bit_cast<float>(sign);
-  const int shift = std::countl_zero(significand) - 21;  // brings the leading bit to bit 10
+  const int shift = std::countl_zero(significand) - 21;  // moves the leading bit to bit 10
   significand = (significand << shift) & 0x3ffu;
   return std::bit_cast<float>(sign | static_cast<uint32_t>(113 - shift) << 23 |
                               (significand << 13));
 }
 
-// Round to nearest even; a NaN stays one (quiet, upper payload bits kept).
+// Round to nearest even. A NaN stays a NaN (quiet, upper payload bits kept).
 inline uint16_t bf16_of(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7fffffffu) > kExponentMask) return static_cast<uint16_t>((bits >> 16) | 0x40u);
@@ -87,20 +89,21 @@ inline float bf16_value(uint16_t half) {
   return std::bit_cast<float>(static_cast<uint32_t>(half) << 16);
 }
 
-// The values that a row's codes stand for, evenly spaced: value = zero + scale * code, code 0 .. levels.
+// The values of a row's codes, evenly spaced: value = zero + scale * code, code 0 .. levels.
 struct Grid {
   bool representable = false;  // false: a value is not finite, or the width is not
   float scale = 0.0f;          // 0: every code is 0
   float zero = 0.0f;
 };
 
-// From `zero` up to zero + width. ASSUMPTIONS: the sign of a zero is not significant; width >= 0 or not finite.
+// Return the grid from `zero` up to zero + width. ASSUMPTIONS: the sign of a zero is not
+// significant; width >= 0 or not finite.
 inline Grid grid_over(bool finite, float zero, float width, float levels) {
   zero += 0.0f;  // -0 becomes +0: which zero a minimum returns depends on the order of comparison
   if (!finite || !is_finite_value(width)) return {};
   float scale = width / levels;
-  while (!is_finite_value(
-      zero + scale * levels)) {  // rounded up at the very end of float's range: one step or two
+  // The product may round up at the end of float's range; one or two steps correct it.
+  while (!is_finite_value(zero + scale * levels)) {
     scale = std::nextafter(scale, 0.0f);
   }
   return {true, scale, zero};
@@ -117,8 +120,9 @@ inline uint8_t code_of(const Grid& grid, float levels, float value) {
   return static_cast<uint8_t>(std::lrintf(quotient));
 }
 
-// Writes scale and zero. False: all codes of this row are 0, and written (constant, or not representable: then zero is
-// NaN, and so is every decoded value; a row that cannot be represented must not come back as plausible numbers).
+// Write scale and zero. Return true if the caller must write the codes. Otherwise write all codes
+// as 0 and return false: the row is constant or not representable. A row that is not representable
+// gets a NaN as zero, so every value decodes to NaN and never to a plausible number.
 inline bool write_grid(const Grid& grid, size_t code_bytes, std::byte* out) {
   store(out, grid.scale);
   store(out + 4, grid.representable ? grid.zero : std::bit_cast<float>(kQuietNan));
@@ -127,21 +131,22 @@ inline bool write_grid(const Grid& grid, size_t code_bytes, std::byte* out) {
   return false;
 }
 
-// The grid of a stored row; not representable when scale or zero is not finite.
+// Return the grid of a stored row; it is not representable if scale or zero is not finite.
 inline Grid load_grid(const std::byte* row) {
   const auto scale = load<float>(row);
   const auto zero = load<float>(row + 4);
   return {is_finite_value(scale) && is_finite_value(zero), scale, zero};
 }
 
-// A stored row whose scale or zero is not finite: one text for all levels, because which of two NaNs an addition
-// returns depends on the order of its operands.
+// Decode a stored row whose scale or zero is not finite. All levels use this one function,
+// because the NaN that an addition of two NaNs returns depends on the order of its operands.
 inline void fill_not_finite(uint32_t dim, float* out) {
   for (uint32_t i = 0; i < dim; ++i) out[i] = std::bit_cast<float>(kQuietNan);
 }
 
-// Codes below 8 bits stand one after the other in a stream of bits, lowest bit first: code i takes bits i * bits and up.
-// Eight codes are `bits` bytes, so eight at a time are pushed together pair by pair.
+// Codes below 8 bits form a stream of bits, lowest bit first: code i takes the bits from i * bits
+// up. Eight codes fill exactly `bits` bytes, so these functions pack and unpack eight at a time,
+// pairwise.
 inline uint64_t pack_eight(uint64_t codes, uint32_t bits) {
   codes = (codes & 0x00ff00ff00ff00ffu) | ((codes >> 8) & 0x00ff00ff00ff00ffu) << bits;
   codes = (codes & 0x0000ffff0000ffffu) | ((codes >> 16) & 0x0000ffff0000ffffu) << (2 * bits);

@@ -23,14 +23,14 @@ Status stopping() {
 
 void encode_refusal(const wire::Frame& request, const Status& reason, wire::Frame& reply) {
   wire::FrameHeader header;
-  // A frame of which this fails was refused by the worker already; opcode 0 then.
+  // The worker has already refused a frame that fails here; the opcode is then 0.
   [[maybe_unused]] const Status decoded = wire::decode_request_header(request, header);
   wire::encode_error(header.opcode, header.request_id, reason, reply);
 }
 
 }  // namespace
 
-// Each call is a connection that brings one frame and is gone with its reply.
+// A transport in which each call is a connection that brings one frame and closes with its reply.
 class CallEndpoint final : public transport::Endpoint {
  public:
   explicit CallEndpoint(Calls& calls) : calls_(calls) {}
@@ -43,7 +43,7 @@ class CallEndpoint final : public transport::Endpoint {
     changed_.notify_one();
   }
 
-  // Those without a reply. The worker has ended.
+  // Remove and return the calls without a reply. The worker must have stopped.
   std::vector<CallReply> left() {
     const std::lock_guard lock(mutex_);
     std::vector<CallReply> calls = std::exchange(arrived_, {});
@@ -154,12 +154,12 @@ class CallEndpoint final : public transport::Endpoint {
     const size_t i = free_.back();
     free_.pop_back();
     transport::Counters::add(counters_.bytes_received, call.frame.size());
-    // The generation begins at 1: a connection is never 0.
+    // The generation begins at 1, so a connection id is never 0.
     slots_[i] = {call.ticket, slots_[i].generation + 1, false, false, std::move(call.frame)};
     events_.push_back({Event::Kind::kFrames, id_of(i), {}});
   }
 
-  // Calls whose frame is still in front, such as those that were resumed.
+  // Report calls whose frame is still at the front, such as those that were resumed.
   void report_waiting() {
     for (size_t i = 0; i < slots_.size(); ++i) {
       const Slot& slot = slots_[i];
@@ -176,12 +176,12 @@ class CallEndpoint final : public transport::Endpoint {
   }
 
   Calls& calls_;
-  std::vector<Slot> slots_;  // worker's thread only, as all but the four at the end
+  std::vector<Slot> slots_;  // worker's thread only, like all members but the last four
   std::vector<size_t> free_;
   std::vector<Event> events_;
   std::vector<CallReply> arriving_;
 
-  std::mutex mutex_;                // guards the two below
+  std::mutex mutex_;                // guards arrived_ and woken_
   std::vector<CallReply> arrived_;  // tickets and requests
   bool woken_ = false;
   std::condition_variable changed_;
@@ -217,7 +217,7 @@ base::Result<uint64_t> Calls::submit(wire::Frame frame) {
     ++open_;
     memory_->change(0, bytes);
     ticket = next_ticket_++;
-    // Under the lock, so that finish() sees it.
+    // Under the lock, so that finish() finds it.
     endpoints_[ticket % endpoints_.size()]->add(ticket, std::move(frame));
   }
   return ticket;
@@ -232,13 +232,13 @@ std::vector<CallReply> Calls::take() {
   return std::exchange(replies_, {});
 }
 
-// Of a request of so many bytes, which goes now.
+// Store the reply of a request of `asked` bytes, whose memory is freed now.
 void Calls::answer(uint64_t ticket, size_t asked, wire::Frame frame) {
   memory_->change(asked, frame.size());
   const std::lock_guard lock(mutex_);
   replies_.push_back({ticket, std::move(frame)});
   const uint64_t one = 1;
-  // Cannot fail: the counter overflows after 2^64 - 1 of them.
+  // Cannot fail: the counter overflows only after 2^64 - 1 writes.
   [[maybe_unused]] const ssize_t put = ::write(ready_, &one, sizeof(one));
 }
 

@@ -1,5 +1,5 @@
-// Requests from this process: whole frames in, whole frames out, no socket between. They are answered
-// by workers of their own, so that every limit and error is the one of the native port.
+// Requests from this process: whole frames in, whole frames out, no socket between. Separate
+// workers answer them, so every limit and error is that of the native port.
 #pragma once
 
 #include <condition_variable>
@@ -15,7 +15,7 @@
 
 namespace petps::server {
 
-// Calls that wait or are worked on, at most; more are refused.
+// Calls that wait or are being answered; further calls are refused.
 inline constexpr size_t kMaxCalls = 4096;
 
 struct CallReply {
@@ -25,22 +25,22 @@ struct CallReply {
 
 class CallEndpoint;
 
-// Their frames and replies count in `memory`, from submit to take.
+// The calls of this process and their replies, which count in `memory` from submit to take.
 //
-// Threads: submit, take and finish by any; an endpoint by its worker.
+// Threads: any thread may call submit, take and finish; an endpoint belongs to its worker.
 class Calls {
  public:
   Calls(size_t endpoints, std::shared_ptr<transport::MemoryBudget> memory);
   ~Calls();
 
-  // `frame` is a whole request; its reply has this ticket. Errors: kUnavailable (finished),
-  // kResourceExhausted (kMaxCalls, memory).
+  // Queue `frame`, a whole request, and return the ticket of its reply. Errors: kUnavailable
+  // (finished), kResourceExhausted (kMaxCalls, memory), kFailedPrecondition (no endpoints).
   base::Result<uint64_t> submit(wire::Frame frame);
-  // The replies that have come, each once.
+  // Return the replies that have arrived, each once.
   std::vector<CallReply> take();
   // Readable while replies wait (an eventfd; take() resets it).
   int ready_descriptor() const { return ready_; }
-  // After the workers have ended: answers what they have not, with kUnavailable.
+  // Answer the remaining calls with kUnavailable. Call it when the workers have stopped.
   void finish();
 
   size_t endpoints() const { return endpoints_.size(); }
@@ -53,7 +53,7 @@ class Calls {
   const std::shared_ptr<transport::MemoryBudget> memory_;
   std::vector<std::unique_ptr<CallEndpoint>> endpoints_;
   int ready_ = -1;
-  std::mutex mutex_;  // guards all below
+  std::mutex mutex_;  // guards the members below
   bool finished_ = false;
   uint64_t next_ticket_ = 1;
   size_t open_ = 0;

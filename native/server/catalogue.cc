@@ -24,7 +24,8 @@ Status Worker::hello(const wire::FrameHeader& header, std::span<const std::byte>
   return {};
 }
 
-// An instance that is listed has its tables: both are read again when one was dropped between.
+// Describe the catalogue. If an instance is dropped in between, read names and tables again, so
+// that every listed instance has its tables.
 wire::TablesReply describe_tables(table::Tables& tables, const wire::TablesRequest& request) {
   wire::TablesReply out;
   uint64_t generation = 0;
@@ -47,7 +48,7 @@ wire::TablesReply describe_tables(table::Tables& tables, const wire::TablesReque
     const bool is_listed = std::any_of(
         names.instances.begin(), names.instances.end(),
         [&](const pool::InstanceRecord& instance) { return instance.id == record.spec.instance; });
-    if (!is_listed) continue;  // being dropped, or made since
+    if (!is_listed) continue;  // being dropped, or created since
     wire::TableInfo info;
     info.id = record.id;
     info.instance = record.spec.instance;

@@ -1,4 +1,4 @@
-// Just enough JSON to write a status: objects, arrays, escaped strings. Internal to server.
+// A minimal JSON writer for the status: objects, arrays, escaped strings. Internal to server.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ class JsonWriter {
     }
   }
   void element(std::string_view value) { member({}, value); }
-  // `json` is a value already.
+  // Write a member whose value `json` is already JSON.
   void raw(std::string_view key, std::string_view json) {
     start(key);
     text_ += json;

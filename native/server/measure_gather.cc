@@ -1,5 +1,6 @@
-// Which way of sending rows is cheapest on this machine, from this pool's medium: measured beside the
-// first requests, on a thread of its own, so that a reopened pool serves at once.
+// The measurement of which way of sending rows is cheapest on this machine, from this pool's
+// medium. It runs beside the first requests on a thread of its own, so that a reopened pool
+// serves at once.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -17,13 +18,13 @@ namespace petps::server {
 namespace {
 
 constexpr uint64_t kMeasureMs = 100;
-// Rows are taken from so much of the medium: beyond a second-level cache, little enough to be read
-// from a disk once.
+// The rows come from this much of the medium: more than a second-level cache, but little enough
+// to be read from a disk once.
 constexpr size_t kSampleBytes = size_t{16} << 20;
-constexpr int kNiceness = 10;  // as ingest: pulls go first
+constexpr int kNiceness = 10;  // like ingest: pulls have priority
 
-// Memory of the pool's kind that nobody writes meanwhile: a second, read-only mapping of its file, or
-// fresh anonymous memory.
+// Memory of the pool's kind for the measurement to read: a second, read-only mapping of its file,
+// or fresh anonymous memory.
 class Sample {
  public:
   explicit Sample(const media::Media& medium) {
@@ -37,8 +38,8 @@ class Sample {
     bytes_ = kSampleBytes;
     at_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at_ == MAP_FAILED) return;
-    ::madvise(at_, bytes_, MADV_HUGEPAGE);  // as media maps it
-    std::memset(at_, 1, bytes_);            // untouched pages would all be the one zero page
+    ::madvise(at_, bytes_, MADV_HUGEPAGE);  // as media does
+    std::memset(at_, 1, bytes_);            // untouched pages would all be the same zero page
   }
   ~Sample() {
     if (at_ != MAP_FAILED) ::munmap(at_, bytes_);

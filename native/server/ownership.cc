@@ -1,4 +1,4 @@
-// Which keys this server owns: the shard map, changed while requests go on.
+// Which keys this server owns: the shard map, which may change while requests run.
 #include "server/shared.h"
 #include "server/worker.h"
 
@@ -28,9 +28,11 @@ Status check_against_pool(const wire::ShardMap& map, const pool::Pool& pool) {
 
 }  // namespace
 
-// A request reads the applied version and then looks whether the map is still the one that its keys
-// were checked by: the generation is raised before the versions count the new partitions, and who
-// wants the new map waits for the lock, so until they do.
+// No reply mixes two maps. A request reads the applied version (acquire) and then checks that the
+// generation is still that of the map its keys were checked by. This function raises the
+// generation before the versions count the new partitions (release), so a request that read such
+// a version sees the new generation and starts again. A worker takes the new map under the lock
+// held here, so only after the versions count its partitions.
 Status Shared::set_shard_map(const wire::ShardMap& map) {
   PETPS_RETURN_IF_ERROR(wire::check_shard_map(map));
   PETPS_RETURN_IF_ERROR(check_against_pool(map, tables.pool()));

@@ -1,4 +1,5 @@
-// A pull: pin, applied version, lookups, in this order; then everything moves into the transport.
+// A pull takes a pin, reads the applied version and looks up the keys, in this order. Then the
+// list and the pin move into the transport.
 #include <algorithm>
 
 #include "base/clock.h"
@@ -19,8 +20,8 @@ Worker::Outcome Worker::pull(transport::ConnectionId connection, const wire::Fra
   refusal = check_owned(request.keys);
   if (!refusal.ok()) return Outcome::kDone;
 
-  epoch::Pin pin = reader_.pin();  // before the tables are found: they may be dropped meanwhile
-  if (!pin) {                      // every list in flight holds one: wait for completions
+  epoch::Pin pin = reader_.pin();  // before finding the tables, which may be dropped at any time
+  if (!pin) {                      // each list in flight holds a pin: wait for completions
     stats_.waits_for_pin.add(1);
     return Outcome::kWait;
   }
@@ -31,7 +32,7 @@ Worker::Outcome Worker::pull(transport::ConnectionId connection, const wire::Fra
   refusal = check_reply_size(request, head_bytes, rows_bytes_max);
   if (!refusal.ok()) return Outcome::kDone;
   const Applied applied = applied_version(request);
-  if (!has_current_map()) {  // changed since the keys were checked: `applied` may count by the new one
+  if (!has_current_map()) {  // changed since the keys were checked: `applied` may be of the new map
     pin.drop();
     take_map();
     return pull(connection, header, body, refusal);
@@ -61,15 +62,15 @@ Worker::Outcome Worker::pull(transport::ConnectionId connection, const wire::Fra
   const size_t rows_bytes = list_.bytes() - head_bytes;
   wire::finish_pull_reply(header.request_id, applied.version, request.sections.size(), rows_bytes,
                           head);
-  stats_.pulls.add(1);  // before its reply: whoever has that sees it counted
+  stats_.pulls.add(1);  // before the reply, so that a client that has the reply sees it counted
   stats_.keys.add(request.keys.size());
   stats_.rows_found.add(found);
   endpoint_.post(connection, std::move(list_), std::move(pin));
   return Outcome::kDone;
 }
 
-// Fills section_tables_. One unknown table among others does not take them along; if none is known,
-// the request is refused.
+// Fill section_tables_. An unknown table does not affect the others; if no table is known, refuse
+// the request.
 Status Worker::find_tables(const wire::PullRequest& request) {
   section_tables_.resize(request.sections.size());
   bool any = false;
@@ -121,8 +122,8 @@ Worker::Applied Worker::applied_version(const wire::PullRequest& request) const 
   return lowest;
 }
 
-// The frame stays where it is and its connection is not read meanwhile, so a parked pull holds no pin
-// and no memory of its own.
+// The frame stays at the front of its connection, which is not read until the pull resumes. So a
+// parked pull holds no pin and no memory of its own.
 Worker::Outcome Worker::park(transport::ConnectionId connection, const wire::PullRequest& request,
                              const Applied& applied, Status& refusal) {
   ConnectionState& state = state_of(connection);
@@ -140,10 +141,10 @@ Worker::Outcome Worker::park(transport::ConnectionId connection, const wire::Pul
   return Outcome::kDone;
 }
 
-// Small rows are copied in step with the lookup of later ones, which keeps memory and core busy; large
-// ones become pieces that the transport or the kernel reads.
+// Small rows are copied while later rows are looked up, which keeps memory and core busy. Large
+// rows become pieces that the transport or the kernel reads.
 bool Worker::copies_rows(size_t keys, uint64_t rows_bytes_max) const {
-  if (over_rdma_) return false;  // the card reads them
+  if (over_rdma_) return false;  // the network card reads them
   if (keys == 0) return true;
   return shared_.gather->of(rows_bytes_max / keys, keys) == transport::GatherMode::kCopy;
 }

@@ -1,4 +1,4 @@
-// What the writer's thread performs, pushes and control: checked by the worker, which answers too.
+// Pushes and control: the worker checks and answers them, the writer's thread performs them.
 #include "base/clock.h"
 #include "server/shared.h"
 #include "server/worker.h"
@@ -32,7 +32,7 @@ Status Worker::check_push(const wire::PushRequest& push, const table::Table& tab
   if (ownership_->replicas.size() > 1)
     return wire::refuse_replicated_push(spec.name, ownership_->replicas);
   if (push.row_bytes == 0 && push.rows.empty())
-    return {};  // deletions only: no rows whose shape could be wrong
+    return {};  // deletions only: there are no rows whose shape could be wrong
   if (push.dim != spec.dim) {
     return Status(Code::kInvalidArgument, name_of(table) + " has rows of dim " +
                                               std::to_string(spec.dim) + ", the push has dim " +

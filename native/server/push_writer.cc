@@ -31,7 +31,7 @@ void PushWriter::start() {
 bool PushWriter::queue(PushJob& job) {
   {
     const std::lock_guard lock(mutex_);
-    // An empty queue takes any frame: one may be as large as the bound.
+    // An empty queue takes any frame, because one frame may be as large as the bound.
     if (!jobs_.empty() &&
         (jobs_.size() >= kPushQueueJobs || bytes_ + job.frame.size() > kPushQueueBytes ||
          !memory_.has_room(job.frame.size()))) {

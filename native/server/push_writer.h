@@ -1,5 +1,5 @@
-// The thread that applies pushes and changes of the catalogue: a drain to a file may take
-// milliseconds, and no pull of the same worker waits for it. Internal to server.
+// The thread that applies pushes and changes of the catalogue. A drain to a file may take
+// milliseconds, and no pull may wait for it. Internal to server.
 #pragma once
 
 #include <condition_variable>
@@ -18,19 +18,21 @@
 
 namespace petps::server {
 
-// Frames that wait for the writer, in all: four of the largest. More wait in their connections'
-// buffers, then in the kernel's.
+// Bytes of all frames that wait for the writer: four frames of the largest size. Further frames
+// wait in their connections' buffers, then in the kernel's.
 inline constexpr size_t kPushQueueBytes = size_t{64} << 20;
 inline constexpr size_t kPushQueueJobs = 1024;
 
-// Clients whose pushes are remembered: at least so many of the last, at most twice as many.
+// Clients whose pushes are remembered: at least this many of the most recent, at most twice as
+// many.
 inline constexpr size_t kPushClients = 32'768;
 
-// Tells a push that its client gave up, and that arrives behind a newer one (wire::PushOrder).
+// A detector of pushes that their client gave up and that arrive after a newer push
+// (wire::PushOrder).
 // Threads: one.
 class GivenUpPushes {
  public:
-  // Whether `order` is of such a push. Remembers what it says of others.
+  // Return whether `order` belongs to such a push, and remember what it reports about other calls.
   bool has(const wire::PushOrder& order);
 
  private:
@@ -40,7 +42,8 @@ class GivenUpPushes {
   };
   static void combine(Calls& known, Calls other);
 
-  // By client. When the first is full it becomes the second. Trees: peers choose the keys.
+  // By client. When calls_ is full, it replaces calls_before_. Trees, because peers choose the
+  // keys.
   std::map<uint64_t, Calls> calls_;
   std::map<uint64_t, Calls> calls_before_;
 };
@@ -52,7 +55,7 @@ struct PushJob {
   uint64_t start_ns = 0;
   uint16_t opcode = 0;           // kPush or kControl
   table::TablePointer table;     // of a push
-  std::vector<std::byte> frame;  // whole and checked
+  std::vector<std::byte> frame;  // a whole, checked frame
 };
 
 struct PushDone {
@@ -66,14 +69,14 @@ struct PushDone {
 
 class PushWriter {
  public:
-  // `done` is called on the writer's thread, with the job's worker.
+  // Call `done` for each finished job, on the writer's thread, with the job's worker.
   PushWriter(table::Tables& tables, const wire::Limits& limits, transport::MemoryBudget& memory,
              std::function<void(size_t worker, PushDone done)> done);
-  ~PushWriter();  // finish()
+  ~PushWriter();  // calls finish()
 
   void start();
-  void finish();  // applies what is queued, then ends the thread
-  // False: the queue is full, and job is untouched.
+  void finish();  // applies what is queued, then stops the thread
+  // Queue a job. Return false, with `job` unchanged, if the queue is full.
   bool queue(PushJob& job);
   size_t waiting() const;
 
@@ -87,12 +90,12 @@ class PushWriter {
   const wire::Limits limits_;
   transport::MemoryBudget& memory_;
   const std::function<void(size_t, PushDone)> done_;
-  mutable std::mutex mutex_;  // guards the four below
+  mutable std::mutex mutex_;  // guards jobs_, bytes_ and ending_
   std::condition_variable ready_;
   std::deque<PushJob> jobs_;
   size_t bytes_ = 0;
   bool ending_ = false;
-  std::vector<uint8_t> deleted_;  // this and the next: writer's thread only
+  std::vector<uint8_t> deleted_;  // this and given_up_: writer's thread only
   GivenUpPushes given_up_;
   std::thread thread_;
 };

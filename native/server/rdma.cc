@@ -1,5 +1,5 @@
-// Rdma beside TCP: a client offers its queue pair over a TCP connection, which stays open as the line that
-// tells of either side's end. The other connection is served by a worker over rdma.
+// RDMA beside TCP. A client offers its queue pair over a TCP connection, which stays open so that
+// either side notices when the other is gone. An rdma worker serves the queue pair's connection.
 #include <linux/magic.h>
 #include <sys/statfs.h>
 
@@ -22,8 +22,9 @@ wire::QueuePair pair_of(const transport::QueuePairAddress& address) {
   return {address.number, address.packet_number, address.lid, address.mtu, 0, address.gid};
 }
 
-// Whether a network card may keep the pool's pages. Those of a file system on a disk or on fsdax move under
-// it; those of a device-DAX device and of a file in memory (tmpfs, huge pages) do not.
+// Return whether a network card may keep the pool's pages. Pages of a file system on a disk or on
+// fsdax may move while the card uses them. Pages of a device-DAX device or of a file in memory
+// (tmpfs, huge pages) do not move.
 bool keeps_pages(const media::Media& medium) {
   if (medium.kind() == media::Kind::kDax) return medium.is_device();
   if (medium.kind() == media::Kind::kDram) return true;
@@ -75,7 +76,7 @@ void Shared::close_door(uint64_t line) {
   {
     const std::lock_guard lock(lines_mutex);
     const auto found = lines.find(line);
-    if (found == lines.end()) return;  // its door was closed first
+    if (found == lines.end()) return;  // the TCP connection was closed first
     door = found->second;
     lines.erase(found);
   }

@@ -14,7 +14,7 @@ namespace {
 bool run_in_real_time(uint32_t priority) {
   sched_param wanted{};
   wanted.sched_priority = static_cast<int>(priority);
-  return sched_setscheduler(0, SCHED_FIFO, &wanted) == 0;  // of this thread
+  return sched_setscheduler(0, SCHED_FIFO, &wanted) == 0;  // 0: the calling thread
 }
 
 }  // namespace

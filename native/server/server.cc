@@ -21,8 +21,8 @@ Status check_limit(const char* name, uint32_t value, uint32_t most) {
                                             std::to_string(most));
 }
 
-// What the least memory must hold: a request and its reply, of one that is served and of one that
-// comes.
+// The least memory must hold the request and the reply of one call that is served and of one that
+// arrives.
 constexpr uint64_t kFramesInMemory = 4;
 
 Status check_options(const ServerOptions& options) {
@@ -56,14 +56,14 @@ Status frame_length(std::span<const std::byte> bytes, size_t& length) {
   return {};
 }
 
-// An error that answers no request: its id is 0 and its opcode is the hello's, which every client
+// An error that answers no request has id 0 and the opcode of hello, whose reply every client
 // waits for first.
 void encode_connection_error(const Status& reason, std::vector<std::byte>& frame) {
   wire::encode_error(static_cast<uint16_t>(wire::Opcode::kHello), 0, reason, frame);
 }
 
-// Leases one epoch list a worker and starts the threads: those of the transport, then of calls, then over
-// rdma.
+// Lease one epoch list per worker and start the threads: first the transport's workers, then
+// those of calls, then those of rdma.
 Status start_workers(Shared& shared) {
   const size_t network = shared.options.workers;
   const size_t first_rdma = shared.first_rdma_worker();
@@ -174,7 +174,7 @@ base::Result<std::unique_ptr<Server>> Server::start_over(
 Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Server::~Server() {
-  // What could not be drained was closed; a destructor has nobody to tell.
+  // Connections that could not be drained are closed; a destructor cannot report that.
   [[maybe_unused]] const Status status = stop();
 }
 
@@ -195,7 +195,7 @@ Status Server::stop() {
   const size_t pushes = shared.writer->waiting();
   shared.writer->finish();
   shared.calls->finish();
-  // The pool may be unmapped next, and its epochs with it: nothing may read a row or hold a pin.
+  // The pool and its epochs may be unmapped next, so nothing may read a row or hold a pin any more.
   shared.transport->end();
   if (shared.rdma != nullptr) shared.rdma->end();
   release_readers(shared);

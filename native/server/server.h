@@ -1,14 +1,14 @@
 // Room server: answers requests over a transport from the tables of one pool.
 //
-// Owns:        worker threads (run to completion), the push writer, back-pressure, which keys this
+// Owns:        worker threads (run to completion), the push writer, backpressure, which keys this
 //              server owns, pulls that wait for a version, statistics, the status text.
 // Never does:  decode rows, open pools, touch an index; let one connection's fault reach another.
 // Called by:   bindings (Python's `petps serve`), tests, bench.
-// Invariants:  in a pull: pin, then the applied version, then lookups; the pin moves into the
-//              transport with the rows; a push is answered after it is durable; every request gets
-//              exactly one reply, or its connection is closed; a request sees the shard map of one
-//              moment, and its applied version counts the partitions of that map.
-// Threads:     start and stop by one thread; the others by any, at any time.
+// Invariants:  a pull takes its pin, then reads the applied version, then looks up; the pin moves
+//              into the transport with the rows; a push is answered after it is durable; every
+//              request gets exactly one reply, or its connection is closed; a request sees one
+//              shard map, and its applied version counts the partitions of that map.
+// Threads:     one thread calls start and stop; any thread may call the other functions.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ namespace petps::server {
 
 struct ServerOptions {
   std::string host = "127.0.0.1";  // numeric IPv4 or IPv6 address
-  uint16_t port = 7070;            // 0: any free one, see Server::port()
+  uint16_t port = 7070;            // 0: any free port, see Server::port()
   uint32_t workers = 1;            // 1..kMaxWorkers
   uint32_t call_workers = 0;  // 0..kMaxWorkers, for requests from this process: Server::calls()
   uint32_t real_time = 0;     // 1..99: priority of the workers, see check_real_time; 0: none
@@ -35,28 +35,28 @@ struct ServerOptions {
   transport::GatherMode gather = transport::GatherMode::kAuto;
   wire::Limits limits;  // lowered, never raised above wire's constants
   transport::Limits transport;
-  // What requests and replies of all connections may hold, in bytes (transport/memory_budget.h); at
-  // least four frames of the largest size. 0: an eighth of the machine's memory, at most 2 GiB.
+  // Bytes that the requests and replies of all connections may hold (transport/memory_budget.h):
+  // at least four frames of the largest size. 0: an eighth of the machine's memory, at most 2 GiB.
   uint64_t memory_bytes = 0;
-  // An open device (transport::open_verbs): clients may ask for rdma, served by as many workers again.
-  // Null: they may not.
+  // An open device (transport::open_verbs): clients may use rdma, served by as many workers
+  // again. Null: no rdma.
   std::shared_ptr<transport::Verbs> rdma;
   wire::ShardMap shard_map;       // version 0: this server owns everything
-  std::string address;            // its own in the map; empty: host:port
-  uint32_t hot_set_seconds = 10;  // told to clients
-  uint64_t drain_ms = 5'000;      // how long stop() waits for what is in flight
+  std::string address;            // this server's address in the map; empty: host:port
+  uint32_t hot_set_seconds = 10;  // sent to clients
+  uint64_t drain_ms = 5'000;      // how long stop() waits for requests in flight
   std::string software;           // version text for the status
 };
 
-// Pulls of one worker that wait for a version. Each costs its connection and a look a millisecond;
-// the next one is told STALE at once.
+// Pulls of one worker that may wait for a version. Each costs its connection and one check per
+// millisecond; a further pull gets STALE at once.
 inline constexpr size_t kMaxParkedPulls = 1024;
 
 // More workers than this is a mistake in a configuration file, not a machine.
 inline constexpr uint32_t kMaxWorkers = 256;
 
-// Latencies in nanoseconds, log-linear: 8 buckets for each power of two, so a quantile is off by at
-// most 6 %.
+// Latencies in nanoseconds, log-linear: 8 buckets for each power of two, so a quantile is at most
+// 12.5 % too high.
 struct HistogramSnapshot {
   static constexpr size_t kSubBuckets = 8;
   static constexpr size_t kBuckets = 8 + 37 * kSubBuckets;  // up to 2^40 ns = 18 minutes
@@ -64,8 +64,8 @@ struct HistogramSnapshot {
   uint64_t count = 0;
   uint64_t sum_ns = 0;
   static size_t bucket_of(uint64_t ns);
-  static uint64_t upper_ns(size_t bucket);  // largest value that falls into it
-  uint64_t quantile_ns(double q) const;     // 0 when empty
+  static uint64_t upper_ns(size_t bucket);  // largest value in the bucket
+  uint64_t quantile_ns(double q) const;     // 0 if empty
   void merge(const HistogramSnapshot& other);
 };
 
@@ -79,13 +79,13 @@ struct StatsSnapshot {
   uint64_t rows_refused = 0;  // new keys that full tables did not take
   uint64_t hot_sets = 0;
   uint64_t errors = 0;             // error replies
-  uint64_t stale = 0;              // of those: STALE
-  uint64_t wrong_shard = 0;        // of those: WRONG_SHARD
+  uint64_t stale = 0;              // STALE errors
+  uint64_t wrong_shard = 0;        // WRONG_SHARD errors
   uint64_t waits_for_pin = 0;      // times a worker stopped because its epoch list was full
-  uint64_t waits_for_version = 0;  // times a pull was parked until its version is applied
+  uint64_t waits_for_version = 0;  // times a pull was parked until its version was applied
   uint64_t bytes_received = 0;
   uint64_t bytes_sent = 0;
-  // Replies over tcp by the way their rows went out (transport::Counters).
+  // Replies over tcp, by the way their rows were sent (transport::Counters).
   uint64_t lists_copied = 0;
   uint64_t lists_gathered = 0;
   uint64_t lists_zerocopy = 0;
@@ -96,10 +96,10 @@ struct StatsSnapshot {
   uint64_t connections_opened = 0;  // ever
   uint64_t connections_refused = 0;
   uint64_t connections_closed_for_cause = 0;
-  uint64_t connections_closed_idle = 0;      // nothing came for transport::Limits::idle_ms
-  uint64_t connections_closed_for_room = 0;  // idle, and a new one needed the place
+  uint64_t connections_closed_idle = 0;      // no frame arrived for transport::Limits::idle_ms
+  uint64_t connections_closed_for_room = 0;  // idle, and a new connection needed the place
   uint64_t refused_for_memory = 0;           // requests and replies beyond memory_limit_bytes
-  uint64_t memory_used_bytes = 0;            // by requests and replies now
+  uint64_t memory_used_bytes = 0;            // held by requests and replies now
   uint64_t memory_limit_bytes = 0;
   uint64_t pushes_waiting = 0;  // in the writer's queue
   // By opcode number (wire::Opcode): from the decoded request to the posted reply.
@@ -108,9 +108,10 @@ struct StatsSnapshot {
 
 class Server {
  public:
-  // Listens and serves when it returns OK. `tables` must outlive the Server.
-  // Errors: kInvalidArgument (names the option), kUnavailable / kIoError (address in use, not an
-  // address), kFailedPrecondition (rdma from memory that no device may keep; real_time not permitted).
+  // Listen and serve. `tables` must outlive the Server.
+  // Errors: kInvalidArgument (names the option, or the host is not an address), kUnavailable
+  // (address in use), kIoError (another failed system call), kResourceExhausted (no epoch list
+  // left), kFailedPrecondition (rdma from memory that no device may keep; real_time not permitted).
   static base::Result<std::unique_ptr<Server>> start(table::Tables& tables,
                                                      const ServerOptions& options);
   // The same over a transport that the caller made with frame_rules(options.limits) (tests:
@@ -120,28 +121,28 @@ class Server {
       std::unique_ptr<transport::Transport> transport);
   static transport::FrameRules frame_rules(const wire::Limits& limits);
 
-  ~Server();  // stop()
+  ~Server();  // calls stop()
 
   uint16_t port() const;
   transport::Transport& transport();
-  // Requests from this process; none are taken without call_workers.
+  // Requests from this process; refused if call_workers is 0.
   Calls& calls();
-  // Accepts no more, answers what has arrived, ends the workers. kDeadlineExceeded: something was
-  // still in flight after drain_ms; it was closed. Calling it again does nothing.
+  // Accept no more, answer what has arrived, stop the workers. kDeadlineExceeded: something was
+  // still in flight after drain_ms, and its connection was closed. A second call does nothing.
   base::Status stop();
 
-  // From now on each request sees this map, or still the one before it: never a mixture.
-  // Errors: kInvalidArgument (the map, or it is of another model or has other partitions than the
-  // instances of the pool), kFailedPrecondition (its version is not above that of the one in use).
+  // Use this map from now on. Each request sees this map or the one before it, never a mixture.
+  // Errors: kInvalidArgument (the map is invalid, or its model or partitions differ from those of
+  // the pool's instances), kFailedPrecondition (its version is not above that of the map in use).
   base::Status set_shard_map(const wire::ShardMap& map);
   wire::Shard shard() const;
-  std::string address() const;  // in the shard map
+  std::string address() const;  // this server's address in the shard map
 
   StatsSnapshot stats() const;
-  // What `petps status` shows: one JSON object.
+  // Return what `petps status` shows: one JSON object.
   std::string status_json() const;
-  // Adds or replaces a member of the status object. `json` must be a JSON value (Python's ingest
-  // reports itself here).
+  // Add or replace a member of the status object. `json` must be a JSON value (Python's ingest
+  // reports its state here).
   void set_status_member(const std::string& name, std::string json);
 
   struct Impl;

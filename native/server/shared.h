@@ -1,4 +1,4 @@
-// What all workers of one server share. Internal to server.
+// The state that all workers of one server share. Internal to server.
 #pragma once
 
 #include <atomic>
@@ -21,16 +21,17 @@
 
 namespace petps::server {
 
-// Connections that were closed for a cause, kept for the status: enough to see a pattern, not a
-// log.
+// Incidents (such as connections closed for a cause) kept for the status: enough to see a
+// pattern, not a log.
 inline constexpr size_t kIncidentsKept = 32;
 
-// Which keys are this server's, by the map that it was last given. Immutable.
+// The keys that this server owns according to its newest map. Immutable.
 struct Ownership {
   wire::ShardMap map;
   wire::Shard shard;
   bool owns_all = true;
-  // This server and those that own the same partitions; at most one of them: pushes are taken.
+  // This server and those that own the same partitions. Pushes are accepted only if it has at
+  // most one.
   std::vector<std::string> replicas;
 };
 
@@ -46,7 +47,7 @@ struct Shared {
   const ServerOptions options;
   const std::shared_ptr<transport::GatherChoice> gather;
   const std::shared_ptr<transport::MemoryBudget> memory;
-  std::thread measuring;  // fills it
+  std::thread measuring;  // publishes its figures into `gather`
   uint64_t started_ns = 0;
   std::atomic<bool> stopping{false};
   std::atomic<uint64_t> drain_until_ns{0};
@@ -57,7 +58,7 @@ struct Shared {
   std::vector<std::unique_ptr<Worker>> workers;
   std::vector<std::thread> threads;
 
-  // The connection that each rdma line came by: closed when the line's is.
+  // The TCP connection over which each rdma connection was opened. Closed with the rdma connection.
   struct Door {
     size_t worker;
     transport::ConnectionId connection;
@@ -66,12 +67,12 @@ struct Shared {
   std::unordered_map<uint64_t, Door> lines;
 
   std::string address;  // in the shard map; set before the workers start
-  // Workers compare it with that of their own copy: one load a request, no lock.
+  // Workers compare it with the generation of their own copy: one load per request, no lock.
   std::atomic<uint64_t> ownership_generation{0};
   mutable std::mutex ownership_mutex;  // guards ownership; held while the map is changed
   std::shared_ptr<const Ownership> ownership = std::make_shared<Ownership>();
 
-  std::mutex mutex;                            // guards the two below
+  std::mutex mutex;                            // guards members and incidents
   std::map<std::string, std::string> members;  // of the status, by name
   std::deque<std::string> incidents;
 
@@ -90,10 +91,10 @@ struct Shared {
   StatsSnapshot stats() const;
 };
 
-// Starts shared.measuring where the choice is to be measured.
+// Start shared.measuring if the gather mode is to be measured.
 void start_measuring(Shared& shared);
 
-// What a client is told about the catalogue.
+// Return the catalogue as clients receive it.
 wire::TablesReply describe_tables(table::Tables& tables, const wire::TablesRequest& request);
 
 struct Server::Impl {

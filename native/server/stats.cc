@@ -42,7 +42,7 @@ void Histogram::add_to(HistogramSnapshot& snapshot) const {
   for (size_t i = 0; i < counts_.size(); ++i) {
     const uint64_t n = counts_[i].read();
     snapshot.counts[i] += n;
-    // from the buckets, so that quantiles agree with it while the worker goes on
+    // The sum of the buckets, so that quantiles agree with it while the worker keeps counting.
     snapshot.count += n;
   }
   snapshot.sum_ns += sum_ns_.read();

@@ -9,7 +9,7 @@
 
 namespace petps::server {
 
-// One writer, so a load and a store do: no locked instruction on the data path.
+// Only one thread writes, so a load and a store suffice: no locked instruction on the data path.
 class Counter {
  public:
   void add(uint64_t n) {
@@ -34,7 +34,7 @@ class Histogram {
   Counter sum_ns_;
 };
 
-// Its own cache lines: a neighbour's counting must not slow this worker down.
+// On its own cache lines, so that another worker's counting does not slow this worker down.
 struct alignas(64) WorkerStats {
   Counter pulls;
   Counter keys;

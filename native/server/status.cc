@@ -130,7 +130,7 @@ void write_catalogue(table::Tables& tables, JsonWriter& json) {
     json.member("partitions", record.partitions);
     json.member("frozen", record.frozen);
     json.member("applied_version", tables.applied_version(record.id));
-    uint64_t run = 0;  // the newest that any partition has applied
+    uint64_t run = 0;  // the newest run that any partition has applied
     for (const pool::Progress& progress : progresses)
       run = std::max(run, progress.instance == record.id ? progress.run : 0);
     json.member("run", run);

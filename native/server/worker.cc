@@ -13,10 +13,10 @@ using wire::Opcode;
 
 namespace {
 
-// A poll returns at least so often, to see that the server stops.
+// A poll returns at least this often, to check whether the server stops.
 constexpr int kPollMs = 500;
-// A frame that waits for a pin or for the writer is tried again after this, if nothing wakes the
-// worker earlier.
+// A frame that waits for a pin or for the writer is retried after this, unless something wakes
+// the worker earlier.
 constexpr int kRetryMs = 1;
 
 }  // namespace
@@ -44,7 +44,7 @@ void Worker::run() {
   drain();
 }
 
-// Answers what has arrived, then waits for pushes and for posted lists, but reads nothing new.
+// Answer what has arrived, then wait for pushes and posted lists, but read nothing new.
 void Worker::drain() {
   draining_ = true;
   for (const Event& event : endpoint_.poll(0)) handle(event);
@@ -71,7 +71,7 @@ Worker::ConnectionState& Worker::state_of(ConnectionId connection) {
   const uint32_t slot = transport::slot_of(connection);
   if (slot >= connections_.size()) connections_.resize(slot + 1);
   ConnectionState& state = connections_[slot];
-  if (state.id != connection) state = {.id = connection};  // the slot has another connection now
+  if (state.id != connection) state = {.id = connection};  // a new connection uses the slot
   return state;
 }
 
@@ -81,7 +81,7 @@ void Worker::handle(const Event& event) {
       opened(event.connection);
       break;
     case Event::Kind::kFrames:
-      while (handle_frames(event.connection) && draining_) {  // the last turn takes what there is
+      while (handle_frames(event.connection) && draining_) {  // a drain takes all frames
       }
       if (draining_) endpoint_.pause(event.connection);
       break;
@@ -89,7 +89,7 @@ void Worker::handle(const Event& event) {
       closed(event);
       break;
     case Event::Kind::kOverdue: {
-      if (!event.reason.ok()) {  // it is closed already
+      if (!event.reason.ok()) {  // already closed
         shared_.report_incident(event.reason.to_string());
         break;
       }
@@ -97,14 +97,14 @@ void Worker::handle(const Event& event) {
                                " has held rows longer than " +
                                std::to_string(shared_.options.transport.pin_ms) + " ms: closed";
       endpoint_.close(event.connection,
-                      Status(Code::kDeadlineExceeded, text));  // its kClosed reports it
+                      Status(Code::kDeadlineExceeded, text));  // the kClosed event reports it
       break;
     }
   }
 }
 
-// A turn is bounded, so that a client with a long pipeline does not keep its neighbours waiting; what
-// is left is reported by the next poll, with theirs. True: the turn ended before the frames did.
+// Handle at most in_flight frames, so that a client with a long pipeline does not delay other
+// clients. The next poll reports the rest with theirs. Return true if the limit was reached.
 bool Worker::handle_frames(ConnectionId connection) {
   uint32_t handled = 0;
   std::span<const std::byte> frame;
@@ -123,16 +123,16 @@ bool Worker::handle_frames(ConnectionId connection) {
   return handled == shared_.options.limits.in_flight;
 }
 
-// Their frames are reported by the next poll, which does not wait for that.
+// Resume the connections; the next poll reports their frames without waiting.
 void Worker::resume_blocked() {
   unblocked_.swap(blocked_);
   blocked_.clear();
   collect_due();
   for (const ConnectionId connection : unblocked_) endpoint_.resume(connection);
-  if (!draining_) unblocked_.clear();  // a drain looks whether anything waited
+  if (!draining_) unblocked_.clear();  // drain() checks whether any waited
 }
 
-// Parked pulls whose version is applied, or whose time is over, are tried again.
+// Retry parked pulls whose version is applied or whose time is over.
 void Worker::collect_due() {
   if (parked_.empty()) return;
   const uint64_t now = base::monotonic_ns();
@@ -150,7 +150,7 @@ Worker::Outcome Worker::handle_frame(ConnectionId connection, std::span<const st
   wire::FrameHeader header;
   Status refusal = wire::decode_request_header(frame, header);
   const std::span<const std::byte> body = frame.subspan(wire::kHeaderBytes);
-  bool answered = false;  // by the opcode's own function, now or later
+  bool answered = false;  // the pull function has posted the reply
   if (refusal.ok()) {
     switch (static_cast<Opcode>(header.opcode)) {
       case Opcode::kPull:
@@ -163,7 +163,7 @@ Worker::Outcome Worker::handle_frame(ConnectionId connection, std::span<const st
       case Opcode::kPush:
         if (push(connection, header, frame, start, refusal) == Outcome::kWait)
           return Outcome::kWait;
-        if (refusal.ok()) return Outcome::kDone;  // its latency ends with its reply
+        if (refusal.ok()) return Outcome::kDone;  // post_pushes records the latency
         break;
       case Opcode::kControl:
         if (control(connection, header, frame, start, refusal) == Outcome::kWait)
@@ -220,14 +220,13 @@ void Worker::reply_error(ConnectionId connection, const wire::FrameHeader& heade
 
 table::Table* Worker::find_table(uint32_t id) {
   const uint64_t generation = shared_.tables.generation();
-  if (generation != tables_generation_) {  // some of them have been dropped
+  if (generation != tables_generation_) {  // tables were dropped
     tables_by_id_.clear();
     tables_generation_ = generation;
   }
   if (id < tables_by_id_.size() && tables_by_id_[id] != nullptr) return tables_by_id_[id];
   table::Table* table = shared_.tables.find(id).get();
-  // Ids are small in every pool that a catalogue of this size can make; others are looked up each
-  // time.
+  // Ids are small in every pool whose catalogue has this size; larger ids are looked up each time.
   constexpr uint32_t kRemembered = 1u << 16;
   if (table != nullptr && id < kRemembered) {
     if (id >= tables_by_id_.size()) tables_by_id_.resize(id + 1);

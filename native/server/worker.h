@@ -1,5 +1,5 @@
-// One worker: run to completion, receive -> decode -> pin -> lookup -> gather -> post. Internal to
-// server.
+// One worker, run to completion: receive -> decode -> pin -> lookup -> gather -> post. Internal
+// to server.
 #pragma once
 
 #include <atomic>
@@ -24,13 +24,13 @@ struct Ownership;
 
 class Worker {
  public:
-  // over_rdma: endpoint is one of shared.rdma's.
+  // over_rdma: `endpoint` is one of shared.rdma's.
   Worker(Shared& shared, size_t number, transport::Endpoint& endpoint, epoch::Reader& reader,
          bool over_rdma);
 
-  void run();                                // until shared.stopping, then drains
-  bool drained() const { return drained_; }  // after run(): nothing was in flight any more
-  void finish_push(PushDone done);           // writer's thread
+  void run();                                           // until shared.stopping, then drains
+  bool drained() const { return drained_; }             // after run(): nothing was left in flight
+  void finish_push(PushDone done);                      // called by the writer's thread
   void close_soon(transport::ConnectionId connection);  // any thread
 
   const WorkerStats& stats() const { return stats_; }
@@ -38,14 +38,14 @@ class Worker {
   epoch::Reader& reader() { return reader_; }
 
  private:
-  // What became of a frame: answered (or refused), or it must wait and stays in front of its
-  // connection: to be tried again soon, or when what it is parked for has come.
+  // What happened to a frame. kDone: it was answered or refused. Otherwise it stays at the front
+  // of its connection: kWait tries it again soon, kPark when the version it waits for is applied.
   enum class Outcome : uint8_t { kDone, kWait, kPark };
   struct ConnectionState {
     transport::ConnectionId id = 0;
     uint32_t pushes_in_flight = 0;
-    uint64_t parked_until_ns = 0;  // of the frame in front; 0: it has not been parked
-    uint64_t line = 0;             // rdma: of the connection that it opened, or that it is
+    uint64_t parked_until_ns = 0;  // of the frame at the front; 0: it has not been parked
+    uint64_t line = 0;             // the rdma connection that it opened, or its own over rdma
   };
   struct Parked {
     transport::ConnectionId connection;
@@ -55,7 +55,7 @@ class Worker {
   };
   struct Applied {
     uint64_t version;
-    uint32_t instance;  // whose it is: the lowest of those asked for
+    uint32_t instance;  // that has this version: the lowest of the requested instances
   };
 
   ConnectionState& state_of(transport::ConnectionId connection);
@@ -85,24 +85,26 @@ class Worker {
 
   Outcome control(transport::ConnectionId connection, const wire::FrameHeader& header,
                   std::span<const std::byte> frame, uint64_t start_ns, base::Status& refusal);
+  // Queue a frame for the writer's thread.
   Outcome queue(transport::ConnectionId connection, const wire::FrameHeader& header,
                 std::span<const std::byte> frame, uint64_t start_ns,
-                const table::TablePointer& table);  // for the writer's thread
+                const table::TablePointer& table);
 
   // Parts of a pull.
   base::Status find_tables(const wire::PullRequest& request);
-  // rows_bytes_max: of all rows that the request could find.
+  // Set rows_bytes_max to the bytes of all rows that the request could find.
   base::Status check_reply_size(const wire::PullRequest& request, size_t head_bytes,
                                 uint64_t& rows_bytes_max) const;
   bool copies_rows(size_t keys, uint64_t rows_bytes_max) const;
   Applied applied_version(const wire::PullRequest& request) const;
-  // For a pull whose version is not applied yet.
+  // Park a pull whose version is not applied yet, or refuse it as STALE.
   Outcome park(transport::ConnectionId connection, const wire::PullRequest& request,
                const Applied& applied, base::Status& refusal);
   void gather_section(std::span<const uint64_t> keys, const table::Table& table,
                       wire::PullReplySection& section, std::span<uint64_t> bitmap, bool copy);
 
-  // Null: unknown. Good under the Pin that was taken before, which is why pull takes it first.
+  // Return null for an unknown table. The pointer is valid under a Pin that was taken before the
+  // call, which is why pull takes its Pin first.
   table::Table* find_table(uint32_t id);
   base::Status unknown_table(uint32_t id) const;
   bool has_current_map() const;
@@ -123,16 +125,16 @@ class Worker {
 
   std::vector<ConnectionState> connections_;  // by slot
   std::vector<transport::ConnectionId>
-      blocked_;                 // paused: a frame in front waits for a pin or for the writer
-  std::vector<Parked> parked_;  // paused: a pull in front waits for a version
+      blocked_;                 // paused: the frame at the front waits for a pin or for the writer
+  std::vector<Parked> parked_;  // paused: the pull at the front waits for a version
   std::vector<transport::ConnectionId> unblocked_;
   std::vector<table::Table*> tables_by_id_;  // ids are never reused
-  uint64_t tables_generation_ = 0;           // of the tables when they were found
+  uint64_t tables_generation_ = 0;           // generation of shared.tables for tables_by_id_
   uint64_t pushes_in_flight_ = 0;
   bool draining_ = false;
   bool drained_ = false;
 
-  // Reused by every request: the data path allocates nothing.
+  // Reused by every request, so that the data path allocates nothing.
   wire::Frame reply_;
   gather::GatherList list_;
   std::vector<const std::byte*> rows_;

@@ -5,8 +5,8 @@ namespace petps::transport {
 namespace {
 
 constexpr std::array<const char*, 4> kNames{"auto", "copy", "sendmsg", "zerocopy"};
-// Without figures: on every machine that was looked at, the kernel's walk over pieces costs more than
-// copying them up to here, and less from twice that on.
+// Used without figures: on every machine that was measured, the kernel's walk over the pieces
+// costs more than a copy up to this row size, and less from twice this size on.
 constexpr size_t kCopyRowBytes = 1024;
 // A gain below a tenth of the cost may be chance.
 constexpr uint64_t kNoiseShare = 10;
@@ -24,7 +24,7 @@ bool parse_gather_mode(std::string_view name, GatherMode& mode) {
   return false;
 }
 
-// The nearest class on a logarithmic scale; what is beyond the last is like the last.
+// Return the nearest class on a logarithmic scale; larger sizes belong to the last class.
 size_t GatherCosts::row_class(size_t piece_bytes) {
   size_t i = 0;
   while (i + 1 < kRowBytes.size() && piece_bytes > kRowBytes[i] + kRowBytes[i] / 2) ++i;

@@ -1,7 +1,7 @@
-// Which way the rows of a reply go out: one decision, asked by the server (copy the rows while it
-// looks them up, or make pieces of them) and by tcp (what to do with pieces).
+// The choice of how the rows of a reply are sent. The server asks whether to copy the rows during
+// the lookup or to list them as pieces; tcp asks how to send the pieces.
 //
-// ASSUMPTIONS: publish() is called once at most, by one thread; everything else by any thread.
+// ASSUMPTIONS: publish() is called at most once, by one thread; any thread may call the rest.
 #pragma once
 
 #include <array>
@@ -14,15 +14,15 @@
 
 namespace petps::transport {
 
-// "auto", "copy", "sendmsg", "zerocopy".
+// Return "auto", "copy", "sendmsg" or "zerocopy".
 const char* gather_mode_name(GatherMode mode);
-// False: there is no mode of that name.
+// Set `mode` to the mode called `name`. Return false if no mode has that name.
 bool parse_gather_mode(std::string_view name, GatherMode& mode);
 
 inline constexpr std::array<GatherMode, 3> kGatherModes{GatherMode::kCopy, GatherMode::kSendmsg,
                                                         GatherMode::kZerocopy};
 
-// What was measured at start-up: sending one reply of `kBatches[b]` rows of `kRowBytes[r]` bytes.
+// Costs measured at start-up: of sending one reply of `kBatches[b]` rows of `kRowBytes[r]` bytes.
 struct GatherCosts {
   static constexpr std::array<size_t, 7> kRowBytes{64, 128, 256, 512, 1024, 2048, 4096};
   static constexpr std::array<size_t, 3> kBatches{100, 500, 2000};
@@ -30,23 +30,25 @@ struct GatherCosts {
   static size_t batch_class(size_t pieces);
 
   struct Cell {
-    std::array<uint64_t, kGatherModes.size()> ns{};  // 0: not measured, the time was over
-    bool zerocopy_copied = false;  // the kernel copied in spite of being asked not to
-    // The cheapest. A way that was not measured, or zero-copy that copied, never is. Without figures,
-    // and where they hardly differ, rows are copied up to the class of 1 KiB.
+    // 0: not measured, because the time limit was reached.
+    std::array<uint64_t, kGatherModes.size()> ns{};
+    bool zerocopy_copied = false;  // the kernel copied although MSG_ZEROCOPY was set
+    // Return the cheapest mode. A mode without a figure is never chosen, nor is zero-copy that
+    // copied. Without figures, and where the gain is below the noise, return the usual mode: copy
+    // up to the class of 1 KiB, sendmsg above.
     GatherMode cheapest(size_t row_class) const;
   };
   std::array<std::array<Cell, kBatches.size()>, kRowBytes.size()> cells{};
-  double milliseconds = 0;  // that the measurement took
-  bool complete = false;    // false: it ran into its limit
+  double milliseconds = 0;  // duration of the measurement
+  bool complete = false;    // false: the measurement reached its time limit
 };
 
 class GatherChoice {
  public:
-  // Anything but kAuto is obeyed whatever the figures say.
+  // Use `wish` for every reply unless it is kAuto, whatever the figures say.
   explicit GatherChoice(GatherMode wish = GatherMode::kAuto);
 
-  // How to send `pieces` pieces of `piece_bytes` bytes on average. Never kAuto.
+  // Return how to send `pieces` pieces of `piece_bytes` bytes on average. Never returns kAuto.
   GatherMode of(size_t piece_bytes, size_t pieces) const {
     if (wish_ != GatherMode::kAuto) return wish_;
     return modes_[GatherCosts::row_class(piece_bytes)][GatherCosts::batch_class(pieces)].load(
@@ -54,7 +56,7 @@ class GatherChoice {
   }
   GatherMode wish() const { return wish_; }
   void publish(const GatherCosts& costs);
-  // Null until published.
+  // Return the published costs, or null before publish().
   const GatherCosts* costs() const {
     return published_.load(std::memory_order_acquire) ? &costs_ : nullptr;
   }

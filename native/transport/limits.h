@@ -1,5 +1,5 @@
-// What every transport tells a peer that broke one of Limits, and since when a frame has been incomplete.
-// Internal to transport.
+// Error texts for peers that broke one of Limits, and the clocks that measure incomplete frames
+// and idle connections. Internal to transport.
 #pragma once
 
 #include <cstddef>
@@ -20,10 +20,10 @@ base::Status slow_frame(const Limits& limits);
 
 class FrameClock {
  public:
-  // No frame is incomplete, or the peer may not send the rest of it.
+  // Call this when no frame is incomplete, or when the connection is not read.
   void reset() { since_ns_ = 0; }
-  // Asked while the frame in front of `in` is incomplete: whether it has been so for longer than
-  // Limits::frame_ms.
+  // Call this while the frame at the front of `in` is incomplete. Return whether it has been
+  // incomplete for longer than Limits::frame_ms.
   bool overdue(const ReceiveBuffer& in, const Limits& limits, uint64_t now);
 
  private:
@@ -31,16 +31,16 @@ class FrameClock {
   uint64_t frame_ = 0;  // in.frames_consumed() at that time
 };
 
-// A connection must have been idle so long to give its place to a new peer: longer than a hello
-// takes.
+// A connection may lose its place to a new peer only after this idle time, which is longer than a
+// hello takes.
 inline constexpr uint64_t kSpareIdleMs = 1'000;
 
-// Since when a connection has brought no whole frame, though nothing is owed to it. Looked at now
-// and then, so that requests pay nothing for it.
+// The time for which a connection has brought no whole frame although nothing is owed to it. The
+// sweep reads it now and then, so that requests pay nothing for it.
 class IdleClock {
  public:
   void begin(const ReceiveBuffer& in, uint64_t now);
-  // is_awaited: something is owed to the peer, or depends on the connection.
+  // is_awaited: a reply is owed to the peer, or something depends on the connection.
   bool idle_for(const ReceiveBuffer& in, bool is_awaited, uint64_t now, uint64_t ms);
   uint64_t since_ns() const { return since_ns_; }
 

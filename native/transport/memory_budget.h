@@ -1,10 +1,10 @@
-// Bytes that connections hold in all: what has arrived and is not answered, replies that were
-// copied out, pushes that wait for the writer. Each connection has its own limits; this bounds
-// their sum.
+// The memory that all connections hold together: requests that arrived and are not answered yet,
+// replies that were copied out, pushes that wait for the writer. Each connection has its own
+// limits; this class bounds the sum.
 //
-// Beyond it a connection that wants more than kFreeBytes is refused with RESOURCE_EXHAUSTED and
-// closed, pushes wait, and a peer that leaves replies unread is not read. Small requests are
-// answered as ever.
+// Above the limit, a connection that needs more than kFreeBytes is refused with
+// RESOURCE_EXHAUSTED and closed, pushes wait, and a peer that leaves replies unread is not read.
+// Small requests are answered as usual.
 //
 // Threads: any.
 #pragma once
@@ -18,13 +18,14 @@
 
 namespace petps::transport {
 
-// The default is an eighth of the machine's memory, and at most this.
+// The default limit is this share of the machine's memory, and at most kMemoryBytesMax.
 inline constexpr size_t kMemoryBytesMax = size_t{2} << 30;
 inline constexpr size_t kMemoryShare = 8;
-// Of a connection: counted and never refused. 15 pulls of 500 keys, or their replies of 8-byte
-// rows.
+// A connection may always hold this much; it is counted and never refused. 64 KiB are 15 pulls of
+// 500 keys, or their replies of 8-byte rows.
 inline constexpr size_t kFreeBytes = size_t{64} << 10;
-// What a connection may take at once beyond that, so that the sum is exceeded by little.
+// A connection may take at most this much at once beyond kFreeBytes, so that the sum exceeds the
+// limit by little.
 inline constexpr size_t kTakeBytes = size_t{1} << 20;
 
 size_t default_memory_bytes();
@@ -35,16 +36,16 @@ class MemoryBudget {
   MemoryBudget(const MemoryBudget&) = delete;
   MemoryBudget& operator=(const MemoryBudget&) = delete;
 
-  // From `was` to `is` bytes. Counts, whatever the limit says.
+  // Count a change from `was` to `is` bytes, whatever the limit.
   void change(size_t was, size_t is) {
     if (was != is) used_.fetch_add(is - was, std::memory_order_relaxed);  // modulo 2^64
   }
   bool has_room(size_t more) const { return used() + more <= limit_; }
-  // Whoever leaves replies unread waits from here on.
+  // Return whether peers that leave replies unread must wait.
   bool is_tight() const { return used() > limit_ - limit_ / 4; }
   size_t used() const { return used_.load(std::memory_order_relaxed); }
   size_t limit() const { return limit_; }
-  // What a peer is told. Counts it.
+  // Count a refusal and return the error for the peer.
   base::Status refuse(size_t more) {
     refused_.fetch_add(1, std::memory_order_relaxed);
     return base::Status(base::Code::kResourceExhausted,
@@ -54,8 +55,9 @@ class MemoryBudget {
                             " more wanted): ask another replica, try again later, or raise "
                             "server.limits.memory_bytes");
   }
-  // Whether `more` bytes of replies may wait for `peer` beside the `waiting` ones that it leaves
-  // unread, where its connection may hold `limit`. An error: close the connection with it.
+  // Check whether `more` bytes of replies may wait for `peer` beside the `waiting` bytes that it
+  // has not read, where its connection may hold `limit` bytes. On an error the caller must close
+  // the connection with it.
   base::Status admit_output(const std::string& peer, size_t waiting, size_t more, size_t limit) {
     if (waiting + more > limit) {
       return base::Status(base::Code::kResourceExhausted, "peer " + peer + " leaves more than " +

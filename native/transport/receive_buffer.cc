@@ -10,7 +10,7 @@ using base::Code;
 using base::Status;
 
 void ReceiveBuffer::grow(size_t capacity) {
-  // Uninitialised on purpose: a header that announces 16 MiB costs nothing before the bytes arrive.
+  // Uninitialised on purpose: a header that announces 16 MiB costs nothing until the bytes arrive.
   std::unique_ptr<std::byte[]> bigger(new std::byte[capacity]);
   if (end_ > begin_) std::memcpy(bigger.get(), memory_.get() + begin_, end_ - begin_);
   memory_ = std::move(bigger);
@@ -26,7 +26,8 @@ std::span<std::byte> ReceiveBuffer::space(const FrameRules& rules) {
     if (capacity_ > kKeptBytes) release();
   }
   if (capacity_ == 0) grow(kFirstBytes);
-  // The frame in front must fit behind begin_; and a nearly full buffer would make tiny receives.
+  // The frame at the front must fit behind begin_, and a nearly full buffer would cause tiny
+  // receives.
   const size_t wanted = std::max(frame_, std::min(bytes() + 1, rules.frame_bytes_max));
   if (wanted > capacity_) {
     grow(std::max(wanted, std::min(2 * capacity_, rules.frame_bytes_max)));

@@ -1,8 +1,9 @@
-// Bytes of one connection that have arrived and were not consumed; finds whole frames in them.
+// Bytes of one connection that have arrived and are not consumed yet; finds whole frames in them.
 // Internal to transport.
 //
-// ASSUMPTIONS: one thread. rules.frame_length looks at header_bytes only.
-// ERRORS: a frame that breaks the rules stays in front: every further look reports it again.
+// ASSUMPTIONS: one thread. rules.frame_length reads header_bytes bytes only.
+// ERRORS: a frame that breaks the rules stays at the front, and every later look() reports it
+// again.
 #pragma once
 
 #include <algorithm>
@@ -17,14 +18,14 @@ namespace petps::transport {
 
 class ReceiveBuffer {
  public:
-  // One recv should take everything a pipelining client has sent: 64 KiB are 15 pulls of 500 keys.
-  // Untouched pages cost nothing, so idle connections stay small.
+  // One recv should take everything that a pipelining client has sent: 64 KiB are 15 pulls of 500
+  // keys. Pages that are never written cost nothing, so idle connections stay small.
   static constexpr size_t kFirstBytes = size_t{64} << 10;
-  // A buffer that once held a large frame is given back when it runs empty.
+  // A buffer that grew beyond this for a large frame is freed when it runs empty.
   static constexpr size_t kKeptBytes = size_t{1} << 20;
 
-  // Room for at least one more byte, or empty: the buffer holds a whole frame of the largest size
-  // already.
+  // Return room for at least one more byte. Return an empty span if the buffer already holds a
+  // whole frame of the largest size.
   std::span<std::byte> space(const FrameRules& rules);
   void received(size_t bytes) {
     end_ += bytes;
@@ -32,12 +33,12 @@ class ReceiveBuffer {
   }
 
   enum class Look { kNothing, kPartial, kFrame, kBroken };
-  // What stands in front. kFrame: `frame` views it. kBroken: `reason` tells why.
+  // Look at the front of the buffer. kFrame: `frame` views the frame. kBroken: `reason` says why.
   Look look(const FrameRules& rules, std::span<const std::byte>& frame, base::Status& reason);
-  void consume();  // the frame that look() gave last
+  void consume();  // removes the frame that look() returned last
 
   size_t bytes() const { return end_ - begin_; }
-  // Memory that it really has: pages that were never written cost nothing.
+  // Return the memory in use: pages that were never written cost nothing.
   size_t touched() const { return touched_; }
   uint64_t frames_consumed() const { return frames_consumed_; }
   void release();
@@ -49,8 +50,8 @@ class ReceiveBuffer {
   size_t capacity_ = 0;
   size_t begin_ = 0;
   size_t end_ = 0;
-  size_t touched_ = 0;  // of memory_, from its start
-  size_t frame_ = 0;    // length of the frame in front; 0: not known yet
+  size_t touched_ = 0;  // bytes of memory_ ever written, from its start
+  size_t frame_ = 0;    // length of the frame at the front; 0: not known yet
   uint64_t frames_consumed_ = 0;
 };
 

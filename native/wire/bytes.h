@@ -1,9 +1,9 @@
-// A cursor over received bytes and a builder of sent ones; internal to room wire.
+// A cursor over received bytes and a builder of frames to send. Internal to room wire.
 //
-// ASSUMPTIONS: offsets never exceed the span; every take checks what is left by subtraction, which
-//              cannot overflow.
-// ERRORS: a failed take leaves the cursor where it was and returns false; the caller names what was
-// being read.
+// ASSUMPTIONS: offsets never exceed the span; every take checks what is left by subtraction,
+// which cannot overflow.
+// ERRORS: a failed take leaves the cursor in place and returns false; the caller names the part
+// that it was reading.
 #pragma once
 
 #include <cstring>
@@ -39,8 +39,8 @@ class Cursor {
     return true;
   }
 
-  // A view of n values in place. The span handed in must be aligned for T, as FORMAT.md lays frames
-  // out.
+  // View n values in place. The span given to the constructor must be aligned for T, as FORMAT.md
+  // lays out frames.
   template <typename T>
   bool take_array(size_t n, std::span<const T>& out) {
     if (n > left() / sizeof(T)) return false;
@@ -51,7 +51,7 @@ class Cursor {
     return true;
   }
 
-  // u16 length and that many bytes.
+  // Take a u16 length and that many bytes.
   bool take_name(std::string_view& out) {
     uint16_t length = 0;
     const size_t before = at_;
@@ -69,7 +69,7 @@ class Cursor {
   size_t at_ = 0;
 };
 
-// Starts `frame` with a header whose body_bytes finish_frame fills in.
+// Start `frame` with a header; finish_frame fills in its body_bytes.
 inline void start_frame(uint16_t opcode, uint64_t request_id, Frame& frame) {
   FrameHeader header;
   header.opcode = opcode;
@@ -99,7 +99,7 @@ void append(const T& value, Frame& frame) {
   append_bytes(&value, sizeof(T), frame);
 }
 
-// A longer name is cut: names are bounded where they are made, and a frame must stay decodable.
+// A longer name is cut: names are bounded where they are created, and a frame must stay decodable.
 inline void append_name(std::string_view name, Frame& frame) {
   name = name.substr(0, kMaxNameBytes);
   append(static_cast<uint16_t>(name.size()), frame);
@@ -121,11 +121,11 @@ inline base::Status bad_frame(std::string message) {
   return base::Status(base::Code::kInvalidArgument, std::move(message));
 }
 
-// "truncated push: the body ends inside the keys (1000 keys, 24 of 8,024 bytes)"
+// Return "truncated push: the body of 8024 bytes ends inside the keys".
 base::Status truncated(std::string_view message, std::string_view part, size_t body_bytes);
 
-// kInvalidArgument unless the header is of this opcode (reply bit included) and its body is all of
-// `body`.
+// Return kInvalidArgument unless the header has this opcode (reply bit included) and code 0, and
+// its body is exactly `body`.
 base::Status expect(const FrameHeader& header, uint16_t opcode, std::span<const std::byte> body);
 
 }  // namespace petps::wire

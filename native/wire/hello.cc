@@ -16,7 +16,7 @@ struct HelloHead {
   uint32_t reserved;
 };
 
-// Later versions append fields; a reader takes what it knows and ignores the rest.
+// Later versions append fields; a reader takes the fields that it knows.
 struct HelloReplyBody {
   uint16_t version_min;
   uint16_t version_max;
@@ -91,7 +91,7 @@ Status decode_hello_reply(const FrameHeader& header, std::span<const std::byte> 
                      std::to_string(in.shards) + ", " + std::to_string(in.partitions) +
                      " partitions is no shard map");
   }
-  // The first release ended here.
+  // The reply of the first release stops here.
   if (!cursor.take(hello.features)) {
     if (cursor.left() != 0) return truncated("hello reply", "features", body.size());
     hello.features = 0;
@@ -100,7 +100,7 @@ Status decode_hello_reply(const FrameHeader& header, std::span<const std::byte> 
   hello.version_max = in.version_max;
   hello.hot_set_seconds = in.hot_set_seconds;
   hello.pool_uuid = in.pool_uuid;
-  // Never more than this build can hold, whatever the peer says.
+  // Never more than this build can hold, whatever the peer reports.
   hello.limits.body_bytes = std::min(in.limits.body_bytes, kMaxBodyBytes);
   hello.limits.keys_per_pull = std::min(in.limits.keys_per_pull, kMaxKeysPerPull);
   hello.limits.sections_per_pull = std::min(in.limits.sections_per_pull, kMaxSectionsPerPull);

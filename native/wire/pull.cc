@@ -27,7 +27,7 @@ Status too_many(std::string_view what, uint64_t count, uint32_t limit) {
   return Status(Code::kResourceExhausted, std::move(text));
 }
 
-// Bits of a section's bitmap, or ~0 when one lies beyond its keys.
+// Return the number of bits in a section's bitmap, or ~0 if a bit lies beyond its keys.
 uint64_t count_bits(std::span<const uint64_t> words, size_t keys) {
   uint64_t bits = 0;
   for (uint64_t word : words) bits += static_cast<uint64_t>(std::popcount(word));

@@ -42,7 +42,7 @@ void encode_rdma_reply(uint64_t request_id, const RdmaReply& rdma, Frame& frame)
   finish_frame(frame);
 }
 
-// Later releases may append; a reader takes what it knows.
+// Later releases may append fields; a reader takes the fields that it knows.
 Status decode_rdma_reply(const FrameHeader& header, std::span<const std::byte> body,
                          RdmaReply& rdma) {
   PETPS_RETURN_IF_ERROR(expect(header, static_cast<uint16_t>(Opcode::kRdma) | kReplyBit, body));

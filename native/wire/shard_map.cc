@@ -1,4 +1,4 @@
-// Key -> partition -> shard, and the map that says so.
+// Key -> partition -> shard, and the shard map.
 #include <algorithm>
 
 #include "base/hash.h"
@@ -19,7 +19,7 @@ struct ShardMapHead {
 };
 static_assert(sizeof(ShardMapHead) == 16, "copied whole: see FORMAT.md, shard_map");
 
-// More addresses than this make an error unreadable.
+// An error that names more addresses than this is unreadable.
 constexpr size_t kServersNamed = 8;
 
 Status wrong_map(std::string what) {
@@ -45,8 +45,8 @@ Status check_server(const ShardMap& map, const ShardServer& server) {
   return wrong_map(server.address + " owns no partition: leave it out");
 }
 
-// Two servers have the same partitions or none in common: clients go from one replica to another
-// with a whole request.
+// Two servers must own the same partitions or none in common, because a client sends a whole
+// request to one replica or another.
 Status check_overlap(const ShardMap& map) {
   std::array<const ShardServer*, kMaxPartitions> owner{};
   for (const ShardServer& server : map.servers) {

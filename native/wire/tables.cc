@@ -167,7 +167,7 @@ Status decode_tables_reply(const FrameHeader& header, std::span<const std::byte>
   Cursor cursor(body);
   TablesHead head{};
   if (!cursor.take(head)) return truncated("tables reply", "counts", body.size());
-  // Grown one by one, never reserved from a count of the peer's: memory stays in proportion to the
+  // Append one by one and never reserve by the peer's count, so memory stays in proportion to the
   // frame.
   reply = {};
   for (uint32_t i = 0; i < head.instances; ++i) {

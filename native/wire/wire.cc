@@ -110,8 +110,8 @@ void encode_error(uint16_t request_opcode, uint64_t request_id, const Status& st
   append_bytes(text.data(), text.size(), frame);
   FrameHeader header;
   std::memcpy(&header, frame.data(), kHeaderBytes);
-  // An error reply of code 0 would be read as a success: an OK status here is our own mistake, and
-  // said so.
+  // An OK status here is our own mistake, reported as kInternal: an error reply of code 0 would
+  // be read as a success.
   header.code = static_cast<uint16_t>(status.ok() ? Code::kInternal : status.code());
   std::memcpy(frame.data(), &header, kHeaderBytes);
   finish_frame(frame);

@@ -1,14 +1,14 @@
-// Room wire: the bytes between processes. FORMAT.md beside this file gives every field of every
-// frame.
+// Room wire: the bytes between processes. FORMAT.md beside this file describes every field of
+// every frame.
 //
 // Owns:        the frame header, opcodes, limits, encode and decode of every request and reply; key
-//              -> partition -> shard, and what a shard map may say.
-// Never does:  sockets, tables, threads; allocate more than the frame it was handed; trust a length
-//              before checking it.
+//              -> partition -> shard, and which shard maps are valid.
+// Never does:  sockets, tables, threads; allocate memory out of proportion to the frame; trust a
+//              length before checking it.
 // Called by:   server (decodes requests, encodes replies) and client (the other way round).
-// Invariants:  decode(encode(x)) == x; a decoded message only views the bytes it was decoded from;
-//              every check is written so that it cannot overflow; the numbers of opcodes, flags and
-//              codes are never reused.
+// Invariants:  decode(encode(x)) == x; the views in a decoded message point only into the bytes it
+//              was decoded from; every check is written so that it cannot overflow; the numbers of
+//              opcodes, flags and codes are never reused.
 // Threads:     pure functions.
 #pragma once
 
@@ -28,58 +28,58 @@ namespace petps::wire {
 static_assert(std::endian::native == std::endian::little,
               "frames are little-endian and are read in place");
 
-// ---- Limits. Every one is in the hello reply; breaking it gets an error on that connection alone.
+// ---- Limits. Breaking one gets an error on that connection alone. The hello reply has those in
+// struct Limits, which a server may lower.
 
-// Longest body of a frame, both ways: 500 rows of the largest row (4096 x f32 = 16 KiB) need 8 MiB;
-// twice that leaves room for pushes of the same, and bounds what one connection can make a server
-// hold.
+// Longest body of a frame, both ways. 500 rows of the largest size (4096 x f32 = 16 KiB) need 8
+// MiB. Twice that leaves room for a push of the same rows, and bounds what a server must hold for
+// one connection.
 inline constexpr uint32_t kMaxBodyBytes = 16u << 20;
-// A pull is run to completion by one worker: 65,536 keys are about 10 ms, the longest a neighbour
-// should wait.
+// One worker runs a pull to completion: 65,536 keys take about 10 ms, the longest that other
+// connections should wait.
 inline constexpr uint32_t kMaxKeysPerPull = 65536;
-// Sections of one pull: thousands of features in one inference exist; more is a client's mistake.
+// Sections of one pull. Inference with thousands of features exists; more is a client's mistake.
 inline constexpr uint32_t kMaxSectionsPerPull = 4096;
 // Rows of one push: what one durable batch may hold before its drain delays the pushes behind it.
 inline constexpr uint32_t kMaxKeysPerPush = 65536;
-// Hot keys of one message: a hot set is the head of a skewed distribution; 512 KiB of keys.
+// Hot keys of one message, 512 KiB of keys: a hot set is the head of a skewed distribution.
 inline constexpr uint32_t kMaxHotKeys = 65536;
-// Requests that one connection may have unanswered; beyond it, the server stops reading from that
-// connection.
+// Requests of one connection that may be unanswered. At this number the server stops reading from
+// the connection.
 inline constexpr uint32_t kMaxInFlight = 64;
-// Connections of one server: a file descriptor and at least one receive buffer (64 KiB) each.
+// Connections of one server. Each costs a file descriptor and at least one receive buffer (64 KiB).
 inline constexpr uint32_t kMaxConnections = 4096;
-// Names of tables, models, instances, aliases and clients.
+// Bytes of a name: of a table, model, instance, alias or client.
 inline constexpr uint32_t kMaxNameBytes = 255;
-// Text of an error reply; longer ones are cut.
+// Bytes of an error reply's text; a longer text is cut.
 inline constexpr uint32_t kMaxErrorBytes = 4096;
 // Partitions of a model, and so bits of a shard's ownership bitmap.
 inline constexpr uint32_t kMaxPartitions = 1024;
-// Servers of a shard map: one for each partition; replicas count too.
+// Servers of a shard map, replicas included.
 inline constexpr uint32_t kMaxShardServers = 1024;
-// How long a pull may wait for its version: what a parked connection may cost a server.
+// How long a pull may wait for its version. It bounds what a parked connection costs a server.
 inline constexpr uint32_t kMaxWaitMs = 60'000;
 
-inline constexpr uint16_t kProtocolVersion = 1;     // the newest this build speaks
-inline constexpr uint16_t kProtocolVersionMin = 1;  // the oldest
+inline constexpr uint16_t kProtocolVersion = 1;     // the newest that this build speaks
+inline constexpr uint16_t kProtocolVersionMin = 1;  // the oldest that this build speaks
 inline constexpr uint32_t kSignature = 0x53505450;  // the bytes "PTPS"
 inline constexpr uint16_t kReplyBit = 0x8000;       // reply opcode = request opcode | kReplyBit
-// A request's body is a multiple of this, so that frames behind each other in a buffer keep their
-// keys aligned.
+// A request's body is a multiple of this, so that consecutive frames in a buffer have aligned keys.
 inline constexpr uint32_t kBodyAlignment = 8;
 
 enum class Opcode : uint16_t {  // never renumber
-  kHello = 1,                   // who speaks, and the limits
+  kHello = 1,                   // versions, and the limits
   kTables = 2,                  // tables, instances and aliases
   kPull = 3,                    // read rows
   kPush = 4,                    // write full rows or deletions
   kStatus = 5,                  // the server's status as JSON text
   kHotKeys = 6,                 // a client's hot set of one table
-  kShardMap = 7,                // who owns which partitions; see kFeatureShardMap
+  kShardMap = 7,                // which server owns which partitions; see kFeatureShardMap
   kControl = 8,                 // switch an alias, drop an instance
   kRdma = 9,                    // offer a queue pair; see kFeatureRdma
 };
-std::string_view opcode_name(
-    uint16_t opcode);  // "pull"; "unknown" for what is not known; ignores kReplyBit
+// Return "pull"; "unknown" for an unknown opcode. kReplyBit is ignored.
+std::string_view opcode_name(uint16_t opcode);
 
 // ---- The header: 32 bytes before every body.
 
@@ -91,23 +91,23 @@ struct FrameHeader {
   uint32_t flags = 0;       // none is defined yet; must be 0
   uint32_t sections = 0;    // pull and its reply; 0 elsewhere
   uint32_t body_bytes = 0;
-  // base::Code; 0 in requests. Not 0 in a reply: the body is the message, UTF-8 text
+  // base::Code; 0 in requests. If it is not 0 in a reply, the body is the message, UTF-8 text.
   uint16_t code = 0;
   uint16_t reserved = 0;
 };
 static_assert(sizeof(FrameHeader) == 32, "the header is copied to and from frames whole");
 inline constexpr size_t kHeaderBytes = sizeof(FrameHeader);
 
-// Bytes are at least kHeaderBytes. Checks signature, version and body length: what must hold before
-// a body is waited for.
-// Errors: kInvalidArgument (not petps, reserved bits), kUnimplemented (version), kResourceExhausted
-// (body above the limit).
+// Decode a header from at least kHeaderBytes bytes. Check signature, version and body length,
+// which must hold before the body is received.
+// Errors: kInvalidArgument (not petps, reserved bits), kUnimplemented (version),
+// kResourceExhausted (body above the limit).
 base::Status decode_header(std::span<const std::byte> bytes, FrameHeader& header);
-// The same, and that it is a request: no reply bit, code 0, body a multiple of kBodyAlignment.
-// Servers.
+// As decode_header, for servers. Also check that it is a request: no reply bit, code 0, body a
+// multiple of kBodyAlignment.
 base::Status decode_request_header(std::span<const std::byte> bytes, FrameHeader& header);
-// The same, and that it is a reply. Clients. An error reply is OK here: see header.code and
-// decode_error.
+// As decode_header, for clients. Also check that it is a reply. An error reply is OK here: see
+// header.code and decode_error.
 base::Status decode_reply_header(std::span<const std::byte> bytes, FrameHeader& header);
 
 // Every encode_... below replaces the content of `frame` (header included); reusing a vector
@@ -118,7 +118,7 @@ using Frame = std::vector<std::byte>;
 
 void encode_error(uint16_t request_opcode, uint64_t request_id, const base::Status& status,
                   Frame& frame);
-// The Status of a reply whose header.code is not 0.
+// Return the Status of a reply whose header.code is not 0.
 base::Status decode_error(const FrameHeader& header, std::span<const std::byte> body);
 
 // ---- Hello
@@ -138,10 +138,10 @@ using PartitionSet = std::array<uint64_t, kMaxPartitions / 64>;  // bit p: parti
 inline bool has_partition(const PartitionSet& set, uint32_t partition) {
   return ((set[partition / 64] >> (partition % 64)) & 1) != 0;
 }
-// "0-3, 7"; "none" of an empty one.
+// Return "0-3, 7", or "none" for an empty set.
 std::string partitions_text(const PartitionSet& set);
 
-// The partitions that one server owns. partitions = 1, owned: this server has everything.
+// The partitions that one server owns. partitions = 1 with bit 0 of `owned`: it owns everything.
 struct Shard {
   uint32_t shard = 0;  // this server's number in the map
   uint32_t shards = 1;
@@ -155,15 +155,15 @@ struct Shard {
   bool operator==(const Shard&) const = default;
 };
 
-// What a server can do beyond the first release of protocol version 1 (hello reply). Bits are never
-// reused; unknown ones are ignored.
+// What a server can do beyond the first release of protocol version 1 (hello reply). Bits are
+// never reused; unknown bits are ignored.
 inline constexpr uint64_t kFeatureShardMap = 1;  // answers kShardMap
-inline constexpr uint64_t kFeaturePullWait = 2;  // heeds PullRequest::wait_ms; else it must be 0
+inline constexpr uint64_t kFeaturePullWait = 2;  // supports PullRequest::wait_ms; else it must be 0
 inline constexpr uint64_t kFeatureRdma = 4;      // answers kRdma
-inline constexpr uint64_t kFeatureCatalogueState =
-    8;  // tables: TablesRequest::with_state may be set
-inline constexpr uint64_t kFeaturePushOrder =
-    16;  // heeds PushRequest::order; else it must be empty
+// TablesRequest::with_state may be set.
+inline constexpr uint64_t kFeatureCatalogueState = 8;
+// Supports PushRequest::order; else it must be empty.
+inline constexpr uint64_t kFeaturePushOrder = 16;
 
 struct HelloRequest {
   uint16_t version_min = kProtocolVersionMin;
@@ -173,8 +173,8 @@ struct HelloRequest {
 struct HelloReply {
   uint16_t version_min = kProtocolVersionMin;
   uint16_t version_max = kProtocolVersion;
-  std::array<uint8_t, 16>
-      pool_uuid{};  // another uuid after a reconnect: another pool, ask for its tables again
+  // Another uuid after a reconnect means another pool: request its tables again.
+  std::array<uint8_t, 16> pool_uuid{};
   Limits limits;
   Shard shard;
   uint32_t hot_set_seconds = 10;  // how often a client should send its hot set
@@ -214,32 +214,32 @@ struct InstanceInfo {
 struct AliasInfo {
   std::string name;
   uint32_t instance = 0;
-  uint32_t previous = 0;  // what it meant before the last switch; 0: nothing, or not told
+  uint32_t previous = 0;  // the instance before the last switch; 0: none, or not reported
   bool operator==(const AliasInfo&) const = default;
 };
-// Which state of which pool a list of names is. Of two states of one pool the higher counter is the
-// newer one; the counters of two pools say nothing about each other.
+// The state of the pool that a list of names describes. Of two states of one pool, the one with
+// the higher counter is newer. Counters of different pools are not comparable.
 struct CatalogueState {
   std::array<uint8_t, 16> pool_uuid{};
-  uint64_t counter = 0;  // of a pool at least 1; grows with every change of names
+  uint64_t counter = 0;  // at least 1 in a pool; grows with every change of names
   bool operator==(const CatalogueState&) const = default;
 };
 struct TablesReply {
   std::vector<InstanceInfo> instances;
   std::vector<AliasInfo> aliases;
   std::vector<TableInfo> tables;
-  CatalogueState state;  // counter 0: not told
+  CatalogueState state;  // counter 0: not reported
   bool operator==(const TablesReply&) const = default;
 };
 struct TablesRequest {
-  bool with_state = false;  // only to a server of kFeatureCatalogueState
+  bool with_state = false;  // only to a server with kFeatureCatalogueState
 };
 
 void encode_tables(uint64_t request_id, const TablesRequest& request, Frame& frame);
 base::Status decode_tables(const FrameHeader& header, std::span<const std::byte> body,
                            TablesRequest& request);
-// With the state and what aliases meant before when reply.state.counter is not 0.
-// kResourceExhausted when the catalogue does not fit in one frame.
+// Include the state and the aliases' previous instances if reply.state.counter is not 0.
+// Errors: kResourceExhausted if the catalogue does not fit in one frame.
 base::Status encode_tables_reply(uint64_t request_id, const TablesReply& reply, Frame& frame);
 base::Status decode_tables_reply(const FrameHeader& header, std::span<const std::byte> body,
                                  TablesReply& reply);
@@ -255,20 +255,19 @@ static_assert(sizeof(PullSection) == 8, "read in place from the frame");
 struct PullRequest {
   uint64_t min_version = 0;  // 0: any
   uint32_t instance = 0;     // every table must be of this instance; 0: do not check
-  uint32_t wait_ms = 0;  // how long to wait for min_version before STALE; at most kMaxWaitMs counts
+  uint32_t wait_ms = 0;      // how long to wait for min_version before STALE; at most kMaxWaitMs
   std::span<const PullSection> sections;
-  std::span<const uint64_t> keys;  // of all sections, one after another
+  std::span<const uint64_t> keys;  // of all sections, one section after another
 };
 
-size_t pull_request_bytes(size_t sections, size_t keys);  // whole frame
-// sections' keys must sum to keys.size(). Limits are the caller's to keep (the hello reply has
-// them).
+size_t pull_request_bytes(size_t sections, size_t keys);  // of the whole frame
+// The sections' keys must sum to keys.size(). The caller must keep the limits (in the hello reply).
 void encode_pull(uint64_t request_id, const PullRequest& pull, Frame& frame);
 base::Status decode_pull(const FrameHeader& header, std::span<const std::byte> body,
                          const Limits& limits, PullRequest& pull);
 
 struct PullReplySection {
-  // base::Code: kNotFound when the table is unknown; then row_bytes and rows_found are 0
+  // base::Code: kNotFound if the table is unknown; then row_bytes and rows_found are 0.
   uint16_t code = 0;
   uint16_t reserved = 0;
   uint32_t table = 0;
@@ -279,46 +278,45 @@ struct PullReplySection {
 };
 static_assert(sizeof(PullReplySection) == 24, "read in place from the frame");
 
-// The start of a pull reply's body. Reading it tells how much to read before the rows begin.
+// The start of a pull reply's body. It gives the number of bytes to read before the rows.
 struct PullReplyPrefix {
   uint64_t applied_version = 0;
   uint64_t rows_offset = 0;  // from the start of the body: prefix, section heads, bitmaps
 };
 static_assert(sizeof(PullReplyPrefix) == 16, "read in place from the frame");
 
-// body = prefix | PullReplySection[sections] | bitmap of each section | rows. Rows found lie in
-// request order and packed, section after section, so that a client can read them straight into the
-// caller's array.
+// body = prefix | PullReplySection[sections] | bitmap of each section | rows. The rows found are
+// packed in request order, section after section, so that a client can read them straight into
+// the caller's array.
 struct PullReply {
   uint64_t applied_version = 0;
   std::span<const PullReplySection> sections;
-  std::span<const uint64_t>
-      // of all sections, one after another; bitmap_words(keys) each; bit i%64 of word i/64 = key i
-      bitmaps;
+  // Of all sections, one after another; bitmap_words(keys) each; bit i%64 of word i/64 = key i.
+  std::span<const uint64_t> bitmaps;
   uint64_t rows_offset = 0;
   uint64_t rows_bytes = 0;  // body_bytes - rows_offset
 };
 
 inline constexpr size_t bitmap_words(size_t keys) { return (keys + 63) / 64; }
-// Bytes of a whole pull reply before its rows: header, prefix, section heads, bitmaps.
+// Return the bytes of a pull reply before its rows: header, prefix, section heads, bitmaps.
 size_t pull_reply_head_bytes(std::span<const PullSection> sections);
-// Where the parts of a reply's head lie in a buffer of pull_reply_head_bytes, 8-byte aligned.
+// The parts of a reply's head in a buffer of pull_reply_head_bytes, 8-byte aligned.
 struct PullReplyParts {
   std::span<PullReplySection> sections;
   std::span<uint64_t> bitmaps;
 };
-// Writes heads with nothing found and zeroed bitmaps; the server sets bits, rows_found, row_bytes
-// and code, then calls finish.
+// Write section heads with nothing found, and zeroed bitmaps. The server then sets bits,
+// rows_found, row_bytes and code, and calls finish_pull_reply.
 PullReplyParts start_pull_reply(std::span<const PullSection> sections, std::span<std::byte> head);
 void finish_pull_reply(uint64_t request_id, uint64_t applied_version, size_t sections,
                        uint64_t rows_bytes, std::span<std::byte> head);
 
-// `prefix`: at least the first 16 bytes of the body. Checks rows_offset against the header and the
-// limits.
+// Decode the prefix from at least the first 16 bytes of the body. Check rows_offset against the
+// header and the limits.
 base::Status decode_pull_reply_prefix(const FrameHeader& header, std::span<const std::byte> prefix,
                                       PullReplyPrefix& out);
-// `head`: the first rows_offset bytes of the body, 8-byte aligned. Checks that bitmaps, rows_found
-// and row_bytes agree with each other and with the body's length.
+// Decode `head`, the first rows_offset bytes of the body, 8-byte aligned. Check that bitmaps,
+// rows_found and row_bytes agree with each other and with the body's length.
 base::Status decode_pull_reply_head(const FrameHeader& header, std::span<const std::byte> head,
                                     PullReply& reply);
 
@@ -327,34 +325,33 @@ base::Status decode_pull_reply_head(const FrameHeader& header, std::span<const s
 inline constexpr uint32_t kPushHasDeletions = 1;  // a deletion bitmap follows the keys
 inline constexpr uint32_t kPushHasOrder = 2;      // a PushOrder precedes the keys
 
-// Where a push stands among those of its client. A server refuses a push of a call that had ended
-// when its client sent another: bytes of a push that was given up may arrive late, and must not
-// overwrite a newer one.
+// The position of a push among the pushes of its client. A server refuses a push whose call had
+// already finished when the client sent a later push. The bytes of a push that the client gave up
+// may arrive late, and must not overwrite a newer push.
 struct PushOrder {
   uint64_t client = 0;  // drawn at random; 0: no order
   uint64_t number = 0;  // of the call; all frames of a call share it
-  uint64_t oldest = 0;  // of the calls that had not ended when this was sent; at most `number`
-  uint64_t ended = 0;   // bit i: call `oldest` + i had ended
+  uint64_t oldest = 0;  // oldest call that had not finished when this was sent; at most `number`
+  uint64_t ended = 0;   // bit i: call `oldest` + i had finished
   bool operator==(const PushOrder&) const = default;
 };
 static_assert(sizeof(PushOrder) == 32, "copied whole: see FORMAT.md, push");
-inline constexpr uint64_t kPushOrderCalls = 64;  // that `ended` tells of
+inline constexpr uint64_t kPushOrderCalls = 64;  // calls that `ended` reports
 
 struct PushRequest {
   uint32_t table = 0;
   uint32_t instance = 0;   // 0: do not check
-  uint32_t dim = 0;        // the server refuses another dim, dtype or row_bytes than the table's
+  uint32_t dim = 0;        // the server refuses a dim, dtype or row_bytes unlike the table's
   uint32_t dtype = 0;      // codec::Dtype
-  uint32_t row_bytes = 0;  // 0: all are deletions and no rows follow
+  uint32_t row_bytes = 0;  // 0: all keys are deletions and no rows follow
   uint32_t stamp = 0;      // low bits of the version, kept beside the row
-  PushOrder order;         // only to a server of kFeaturePushOrder
+  PushOrder order;         // only to a server with kFeaturePushOrder
   std::span<const uint64_t> keys;
   std::span<const uint64_t> deletions;  // empty, or bitmap_words(keys): bit = delete that key
   std::span<const std::byte> rows;  // keys * row_bytes, as stored; those of deletions are ignored
 };
-struct
-    // table::ApplyReport. refused != 0: the table is full; clients report RESOURCE_EXHAUSTED
-    PushReply {
+// table::ApplyReport. refused != 0: the table is full; clients report RESOURCE_EXHAUSTED.
+struct PushReply {
   uint64_t inserted = 0;
   uint64_t updated = 0;
   uint64_t deleted = 0;
@@ -363,7 +360,7 @@ struct
   bool operator==(const PushReply&) const = default;
 };
 
-// Of the whole frame, with an order.
+// Return the bytes of the whole frame, with an order.
 size_t push_request_bytes(size_t keys, size_t row_bytes, bool deletions);
 void encode_push(uint64_t request_id, const PushRequest& push, Frame& frame);
 base::Status decode_push(const FrameHeader& header, std::span<const std::byte> body,
@@ -376,7 +373,7 @@ base::Status decode_push_reply(const FrameHeader& header, std::span<const std::b
 
 void encode_status(uint64_t request_id, Frame& frame);
 base::Status decode_status(const FrameHeader& header, std::span<const std::byte> body);
-// kResourceExhausted when the text does not fit in one frame.
+// Errors: kResourceExhausted if the text does not fit in one frame.
 base::Status encode_status_reply(uint64_t request_id, std::string_view json, Frame& frame);
 base::Status decode_status_reply(const FrameHeader& header, std::span<const std::byte> body,
                                  std::string_view& json);
@@ -394,29 +391,30 @@ base::Status decode_hot_keys_reply(const FrameHeader& header, std::span<const st
 // ---- Shard map
 
 struct ShardServer {
-  std::string address;  // where clients reach it: "host:port"
+  std::string address;  // "host:port", as clients reach the server
   PartitionSet partitions{};
   bool operator==(const ShardServer&) const = default;
 };
-// Who owns which partitions. Servers with the same partitions are replicas of each other.
+// The servers and the partitions that each owns. Servers with the same partitions are replicas.
 struct ShardMap {
   std::string model;
-  uint64_t version = 0;  // grows with every change; 0: no map, each server has everything
+  uint64_t version = 0;  // grows with every change; 0: no map, each server owns everything
   uint32_t partitions = 1;
   std::vector<ShardServer> servers;
   bool operator==(const ShardMap&) const = default;
 };
 
-// kInvalidArgument names the first fault: a limit, an address that stands twice, a partition that
-// nobody owns, servers that share a part of their partitions. A map of version 0 has no servers.
+// Check a map. Errors: kInvalidArgument, which names the first fault: a limit, a repeated
+// address, a partition without an owner, servers that share only a part of their partitions. A
+// map of version 0 has no servers.
 base::Status check_shard_map(const ShardMap& map);
-// What the server of this address owns: nothing, when the map does not name it.
+// Return what the server of this address owns: nothing if the map does not name it.
 Shard shard_of(const ShardMap& map, std::string_view address);
 // Return the addresses of all servers that own the same partitions as `address`, itself included:
-// one, or the replicas. Empty when the map does not name the address.
+// one, or the replicas. Return none if the map does not name the address.
 std::vector<std::string> replicas_of(const ShardMap& map, std::string_view address);
 // Refuse a push (or deletions) that would reach `servers`, which are replicas of each other.
-// Pushes have no order across servers, so two clients could leave replicas different for ever.
+// Pushes have no order across servers, so two clients could leave replicas different forever.
 // Client and server refuse with this text. Errors: kFailedPrecondition, always.
 base::Status refuse_replicated_push(std::string_view table, std::span<const std::string> servers);
 
@@ -430,8 +428,8 @@ base::Status decode_shard_map_reply(const FrameHeader& header, std::span<const s
 // ---- Control
 
 enum class Control : uint16_t {  // never renumber
-  kSwitchAlias = 1,              // `alias` means `instance` from now on
-  kDropInstance = 2,             // `instance` and its tables go; `alias` is empty
+  kSwitchAlias = 1,              // `alias` names `instance` from now on
+  kDropInstance = 2,             // drop `instance` and its tables; `alias` is empty
 };
 struct ControlRequest {
   Control control = Control::kSwitchAlias;
@@ -457,7 +455,7 @@ struct QueuePair {
 };
 struct RdmaRequest {
   QueuePair pair;
-  uint32_t ring_key = 0;  // of the memory that replies are written into
+  uint32_t ring_key = 0;  // of the memory that replies are written to
   uint64_t ring_address = 0;
   uint32_t ring_bytes = 0;
   uint32_t ring_messages = 0;  // receives that the client keeps posted
@@ -465,7 +463,7 @@ struct RdmaRequest {
 };
 struct RdmaReply {
   QueuePair pair;
-  uint32_t credits = 0;        // SENDs with content that may be unanswered
+  uint32_t credits = 0;        // SENDs with content that may be in flight
   uint32_t message_bytes = 0;  // of one SEND
   uint32_t reserved = 0;
   bool operator==(const RdmaReply&) const = default;
@@ -482,8 +480,8 @@ base::Status decode_rdma_reply(const FrameHeader& header, std::span<const std::b
 
 // ---- Key -> partition
 
-// XXH3-64 of the key's 8 little-endian bytes, seed 0, modulo partitions (DESIGN: a partition never
-// changes for a key).
+// Return XXH3-64 of the key's 8 little-endian bytes, seed 0, modulo partitions (DESIGN: the
+// partition of a key never changes).
 uint32_t partition_of(uint64_t key, uint32_t partitions);
 
 }  // namespace petps::wire

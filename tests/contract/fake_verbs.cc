@@ -35,7 +35,7 @@ struct FakeRegion final : MemoryRegion {
 struct Completion {
   ibv_wc wc;
   uint32_t pair;
-  uint64_t frees;  // work requests of the pair that are free once this one is read
+  uint64_t frees;  // work requests of the pair that become free when this one is read
 };
 
 struct FakeQueue final : CompletionQueue {
@@ -82,16 +82,16 @@ struct FakePair final : QueuePair {
   int post_send(ibv_send_wr* chain) override;
   int post_receive(ibv_recv_wr* chain) override;
 
-  // All below with the fabric's mutex held.
+  // The caller of every function below must hold the fabric's mutex.
   int check(const ibv_send_wr& wr) const;
-  void run();        // what may run now
+  void run();        // runs what may run now
   bool run_front();  // false: it waits for a receive
   void run_to_signaled();
   ibv_wc_status execute(const Request& request, FakePair& peer);
   ibv_wc_status write(const Request& request, FakePair& peer);
   bool readable(const ibv_sge& piece) const;
   void finish_front(ibv_wc_status status);
-  void break_down(ibv_wc_status status);  // the front fails so, the rest flushes
+  void break_down(ibv_wc_status status);  // the front fails with `status`, the others flush
   void complete_receive(const Request& request, uint32_t bytes);
 
   FakeVerbs& device;
@@ -184,7 +184,7 @@ int FakePair::post_receive(ibv_recv_wr* chain) {
   receives.push_back(*chain);
   receive_pieces.push_back(chain->num_sge > 0 ? chain->sg_list[0] : ibv_sge{});
   const auto peer = device.fabric_.pairs_.find(peer_number);
-  // A sender that was told "not ready" tries again.
+  // A sender that found no receive tries again.
   if (peer != device.fabric_.pairs_.end() && peer->second->told_not_ready) peer->second->run();
   return 0;
 }

@@ -1,11 +1,12 @@
-// RDMA devices in memory: two of them on one fabric move bytes between their queue pairs, keep the rules
-// of verbs that a program can break, and fail where a test says so.
+// RDMA devices in memory. Two devices on one fabric move bytes between their queue pairs, enforce
+// the rules of verbs that a program can break, and fail where a test requests it.
 //
-// Kept: limits are refused as a device does (pieces, inline bytes, work requests until a later signaled
-// completion is read), keys cover what they are used for, a write needs the peer's permission, a SEND or a
-// write with immediate needs a receive, work requests of a queue pair complete in order, only signaled or
-// failed ones complete, everything flushes after an error, an armed queue makes one event.
-// Not kept: packets, timing, loss.
+// Enforced: limits are refused as a device does (pieces, inline bytes, work requests until a
+// later signaled completion is read), keys cover the memory they are used for, a write needs the
+// peer's permission, a SEND or a write with immediate needs a receive, work requests of a queue
+// pair complete in order, only signaled or failed ones complete, everything flushes after an
+// error, an armed queue raises one event.
+// Not modelled: packets, timing, loss.
 #pragma once
 
 #include <atomic>
@@ -29,16 +30,16 @@ struct FakeLimits {
   uint32_t completions_max = 1u << 16;
 };
 
-// What a held device does with what it is asked.
+// When a device executes its work requests.
 enum class Work : uint8_t { kAtOnce, kHeld, kShuffled };  // as loopback's Completions
 
 class FakeFabric {
  public:
-  // How often a message found no receive: credits are there so that this stays 0.
+  // Number of messages that found no receive. The credits keep it at 0.
   uint64_t not_ready() const { return not_ready_; }
-  // Of a completion queue that was too small. Must stay 0.
+  // Completions that found their queue full. Must stay 0.
   uint64_t overflows() const { return overflows_; }
-  uint64_t writes() const { return writes_; }        // RDMA writes that were made
+  uint64_t writes() const { return writes_; }        // RDMA writes that were executed
   uint64_t doorbells() const { return doorbells_; }  // posts of sends
 
  private:
@@ -52,7 +53,7 @@ class FakeFabric {
     int access;
     const void* device;
   };
-  std::mutex mutex_;  // everything; a device is not fast here
+  std::mutex mutex_;  // guards everything; a device is not fast here
   std::map<uint32_t, FakePair*> pairs_;
   std::map<uint32_t, Registered> regions_;
   uint32_t next_pair_ = 1;
@@ -75,17 +76,18 @@ class FakeVerbs final : public Verbs {
   base::Result<std::unique_ptr<QueuePair>> make_pair(const ibv_qp_cap& wanted,
                                                      CompletionQueue& queue) override;
 
-  // Test control, any thread. Pairs of this device are numbered in the order they were made, from 0.
+  // Test control, any thread. Pairs of this device are numbered in the order of their creation,
+  // from 0.
   void set_work(Work work, uint64_t seed = 0);
   size_t held() const;        // signaled work requests that wait
-  bool run_one(size_t pair);  // up to the pair's next signaled work request; false: none waits
+  bool run_one(size_t pair);  // runs up to the pair's next signaled work request; false: none waits
   void run_all();
-  bool has_pair(size_t pair) const;  // it was made, and is there
-  // The oldest waiting work request of the pair fails so; the others flush.
+  bool has_pair(size_t pair) const;  // the pair exists
+  // Fail the oldest waiting work request of the pair with `status`; the others flush.
   void fail(size_t pair, ibv_wc_status status);
-  // Called on the thread that gives a pair up, when the device has let it go.
+  // Called on the thread that destroys a pair, after the device has released it.
   std::function<void()> on_pair_gone;
-  // What is registered from now on is refused with this errno; 0: no more.
+  // Refuse every further registration with this errno; 0: accept again.
   void refuse_registration(int error) { refusal_ = error; }
 
  private:

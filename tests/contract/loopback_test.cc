@@ -1,5 +1,5 @@
-// What only the loopback transport can show: completions that come late, in another order, or
-// never.
+// Behaviour that only the loopback transport can produce: completions that arrive late, in
+// another order, or never.
 #include "transport/loopback/loopback.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ class LoopbackCompletions : public testing::Test {
     echo_ = std::make_unique<Echo>(*transport_, 0, domain_);
     client_ = transport_->connect();
   }
-  virtual uint64_t pin_ms() const { return 60'000; }  // no test but the one about it waits so long
+  virtual uint64_t pin_ms() const { return 60'000; }  // only the test of this limit waits this long
   void request(uint32_t number) { ASSERT_TRUE(client_->send(test_frame(number, 8))); }
   void run_until_held(size_t n) {
     for (int i = 0; i < 1000 && transport_->held() < n; ++i) echo_->step(1);

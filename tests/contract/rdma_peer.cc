@@ -19,7 +19,7 @@ class RdmaClient final : public Client {
     auto opened = RdmaPeer::open(rdma.clients(), RdmaPeerOptions{kTestRingBytes, 32});
     EXPECT_TRUE(opened.ok()) << opened.status().to_string();
     auto welcome = rdma.rdma().accept({std::move(address)}, opened.value()->hello());
-    if (!welcome.ok()) {  // as the door would tell it
+    if (!welcome.ok()) {  // as the server reports it over TCP
       test_rules().encode_error(welcome.status(), refusal_);
       return;
     }
@@ -48,7 +48,7 @@ class RdmaClient final : public Client {
         waiting.fd = peer_->file();
       }
       if (base::monotonic_ns() >= until) return 0;
-      // Short: the sending thread may take the event that this one waits for.
+      // Short, because the sending thread may take the event that this thread waits for.
       constexpr int kLookMs = 2;
       ::poll(&waiting, 1, kLookMs);
     }
@@ -81,7 +81,7 @@ class RdmaClient final : public Client {
 };
 
 RowMemory everything() {
-  // Registering reads nothing of it; a row may lie anywhere.
+  // Registration reads nothing of this memory; a row may lie anywhere.
   return {reinterpret_cast<const std::byte*>(uintptr_t{4096}), (size_t{1} << 47) - 8192};
 }
 
@@ -153,7 +153,8 @@ std::vector<Backend> rdma_backends() {
       backend("sge30_inline2", {30, 2, 4096, 1 << 16}, Registered::kEverything),
       backend("sge32_inline30", {32, 30, 4096, 1 << 16}, Registered::kEverything),
       backend("sge32_inline32", {32, 32, 4096, 1 << 16}, Registered::kEverything),
-      // 24 work requests: most replies take more and are copied; 100 completions: a queue each.
+      // 24 work requests: most replies need more and are copied; 100 completions: one pair per
+      // queue.
       backend("small_queues", {2, 32, 24, 100}, Registered::kEverything),
       backend("nothing_registered", {30, 64, 4096, 1 << 16}, Registered::kNothing),
   };

@@ -1,4 +1,5 @@
-// The rdma transport as the contract suite makes it: on fake devices, and on one of this machine.
+// The rdma transport as the contract suite makes it: on fake devices, and on a device of this
+// machine.
 #pragma once
 
 #include "fake_verbs.h"
@@ -9,10 +10,10 @@ namespace petps::transport {
 
 inline constexpr uint32_t kTestRingBytes = 1u << 20;  // of each client
 
-// Row memory that the device is told of: all of it, or nothing, so that every row is copied.
+// The row memory that the device knows: all of it, or none, so that every row is copied.
 enum class Registered : uint8_t { kEverything, kNothing };
 
-// A transport whose clients are made here; they share a device with it, or a fabric.
+// A transport that also makes its clients. They share a device or a fabric with it.
 class TestRdma : public Transport {
  public:
   size_t endpoints() const override { return rdma_->endpoints(); }
@@ -35,7 +36,8 @@ class TestRdma : public Transport {
   std::atomic<uint64_t> next_peer_{1};
 };
 
-// With its own fabric: the server's device has `limits`, the clients' has ordinary ones.
+// A transport with its own fabric: the server's device has `limits`, the clients' has ordinary
+// ones.
 class FakeRdma final : public TestRdma {
  public:
   FakeRdma(const FakeLimits& device, Registered registered, const Limits& limits, size_t endpoints,
@@ -52,7 +54,7 @@ class FakeRdma final : public TestRdma {
   FakeVerbs clients_;
 };
 
-// Null where this machine has no RDMA device; soft-RoCE is one.
+// Return null if this machine has no RDMA device; soft-RoCE counts as one.
 std::shared_ptr<Verbs> rdma_device();
 
 std::vector<Backend> rdma_backends();

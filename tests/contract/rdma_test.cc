@@ -1,5 +1,5 @@
-// What only the rdma transport has: work requests and completions, credits, registered memory, a device
-// that fails. The device is the fake one; on a real one the lab runs.
+// Behaviour that only the rdma transport has: work requests and completions, credits, registered
+// memory, a device that fails. The device is a fake; the lab runs on a real one.
 #include "transport/rdma/rdma.h"
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ class Rdma : public testing::Test {
   void run_until_held(size_t n) {
     run_until([&] { return rdma_->device().held() == n; });
   }
-  // With the endpoint stepped by this thread.
+  // Return the client's next frame; this thread steps the endpoint.
   std::vector<std::byte> reply(Client& client) {
     for (int i = 0; i < 400; ++i) {
       echo_->step(0);
@@ -216,7 +216,7 @@ TEST_F(Rdma, ALostPeerShowsWhenItIsWrittenTo) {
   ASSERT_TRUE(welcome.ok());
   ASSERT_TRUE(opened.value()->connect(welcome.value()).ok());
   ASSERT_TRUE(opened.value()->send(test_frame(5, 8)).ok());
-  opened.value().reset();  // and nobody hangs up
+  opened.value().reset();  // and nothing calls hang_up()
   run_until([&] { return echo_->closed == 1; });
   EXPECT_EQ(echo_->reader().live(), 0u);
   EXPECT_NE(echo_->reasons()[0].find("transport retry counter exceeded"), std::string::npos)
@@ -246,7 +246,7 @@ TEST_F(Rdma, AFullEpochListIsBackPressure) {
   std::vector<std::unique_ptr<Client>> clients;
   const auto all = static_cast<uint32_t>(epoch::kPinsPerReader) + 20;
   for (uint32_t i = 0; i * 10 < all; ++i) clients.push_back(rdma_->connect());
-  echo_->rows_of = [](uint32_t number) { return 1 + number % 7; };  // each holds its pin
+  echo_->rows_of = [](uint32_t number) { return 1 + number % 7; };  // each reply holds its pin
   for (uint32_t i = 0; i < all; ++i) request(*clients[i / 10], i);
   run_until([&] { return echo_->no_pin > 0; });
   EXPECT_EQ(echo_->reader().live(), epoch::kPinsPerReader);
@@ -281,7 +281,7 @@ class Growing : public testing::Test {
     connection_ = events_[0].connection;
     server_.set_work(Work::kHeld);
   }
-  // Posts one row; true: the device reads it, to its last byte, where it lies.
+  // Post one row. Return whether the device reads it in place, up to its last byte.
   bool reads_in_place(size_t offset) {
     gather::GatherList list;
     const std::span<std::byte> head = list.header(64);
@@ -397,7 +397,7 @@ TEST_F(Rdma, AnOfferThatMakesNoSenseIsRefused) {
   EXPECT_TRUE(rdma_->rdma().accept({"honest"}, good).ok());
 }
 
-// A peer whose own memory is not where it says: the writes fail and its connection goes.
+// The peer's memory is not where the peer says: the writes fail and its connection is closed.
 TEST_F(Rdma, ARingOfAnotherKeyBreaksItsOwnConnection) {
   make();
   auto opened = RdmaPeer::open(rdma_->clients(), {});

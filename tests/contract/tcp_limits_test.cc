@@ -1,5 +1,5 @@
-// Limits over tcp that need many connections, or none that does anything: idleness, places, memory
-// in all. Does not cover: the clock's accuracy.
+// Limits over tcp that need many connections, or idle ones: idleness, places, memory of all
+// connections. Does not cover: the clock's accuracy.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -39,13 +39,13 @@ class TcpLimits : public testing::Test {
     return client.send(test_frame(kSmall, 8)) &&
            client.receive_frame() == echo_->expected_reply(kSmall);
   }
-  // A frame's first bytes.
+  // Return a frame's first bytes.
   static std::vector<std::byte> part_of_frame(size_t content, size_t bytes) {
     std::vector<std::byte> frame = test_frame(kSmall, content);
     frame.resize(bytes);
     return frame;
   }
-  // Connects until a place is free, while `busy` goes on working.
+  // Connect until a place is free, while `busy` keeps working.
   std::unique_ptr<Client> connect_until_served(Client& busy) {
     std::unique_ptr<Client> found;
     EXPECT_TRUE(echo_->waits_until([&] {
@@ -72,7 +72,7 @@ TEST_F(TcpLimits, AnIdleConnectionIsClosedWithoutAWord) {
   echo_->start();
   auto idle = connect();
   ASSERT_TRUE(is_served(*idle));
-  auto silent = connect();  // not one byte ever
+  auto silent = connect();  // sends no byte at all
   EXPECT_EQ(idle->read_to_end(), "");
   EXPECT_EQ(silent->read_to_end(), "");
   EXPECT_TRUE(echo_->waits_until([&] { return echo_->closed == 2; }));
@@ -153,7 +153,7 @@ TEST_F(TcpLimits, PeersThatSendHalfARequestKeepNobodyOut) {
   EXPECT_TRUE(is_served(*busy));
 }
 
-// It waits for its error to be read, and is no connection meanwhile.
+// A refused peer waits until its error is read, but does not count as a connection.
 TEST_F(TcpLimits, ARefusedPeerTakesNoPlace) {
   limits_.connections = 2;
   make();
@@ -184,7 +184,7 @@ TEST_F(TcpLimits, LongRequestsTakeNoMoreThanTheBudget) {
   auto good = connect();
   ASSERT_TRUE(is_served(*good));
   std::vector<std::unique_ptr<Client>> hostile;
-  for (int i = 0; i < 8; ++i) {  // 3 MiB each of a frame of 4
+  for (int i = 0; i < 8; ++i) {  // each sends 3 MiB of a frame of 4 MiB
     hostile.push_back(connect());
     hostile.back()->send(part_of_frame(kTestFrameBytesMax - 64, 3 * kMiB));
     EXPECT_TRUE(is_served(*good));
@@ -210,7 +210,7 @@ TEST_F(TcpLimits, RepliesThatNobodyReadsTakeNoMoreThanTheBudget) {
   auto good = connect();
   ASSERT_TRUE(is_served(*good));
   std::vector<std::unique_ptr<Client>> mute;
-  for (int i = 0; i < 12; ++i) {  // 4 MB a reply
+  for (int i = 0; i < 12; ++i) {  // 4 MB per reply
     mute.push_back(connect());
     for (int k = 0; k < 4; ++k) mute.back()->send(test_frame(kLarge, 8));
     EXPECT_TRUE(is_served(*good));
@@ -229,7 +229,7 @@ TEST_F(TcpLimits, TheEndLetsGoOfEverything) {
   auto client = connect();
   auto half = connect();
   ASSERT_TRUE(half->send(part_of_frame(kTestFrameBytesMax - 64, kMiB)));
-  // More than any socket takes: what a socket takes at once leaves nothing pending.
+  // More than any socket takes; otherwise nothing would be pending.
   for (int i = 0; i < 8; ++i) ASSERT_TRUE(client->send(test_frame(kLarge, 8)));
   ASSERT_TRUE(echo_->waits_until([&] {
     echo_->step(50);

@@ -1,4 +1,4 @@
-// What only the tcp transport has: addresses, ports, file descriptors.
+// Behaviour that only the tcp transport has: addresses, ports, file descriptors.
 #include "transport/tcp/tcp.h"
 
 #include <gtest/gtest.h>
@@ -46,16 +46,14 @@ TEST(Tcp, SurvivesTheLackOfFileDescriptors) {
   ASSERT_TRUE(before->send(test_frame(1, 8)));
   EXPECT_EQ(before->receive_frame(), echo.expected_reply(1));
 
-  auto refused =
-      tcp.connect(*made.value());  // accepted while there are descriptors; then there are none
+  // Accepted while descriptors are left; afterwards none are left.
+  auto refused = tcp.connect(*made.value());
   ASSERT_TRUE(refused->send(test_frame(2, 8)));
   EXPECT_EQ(refused->receive_frame(), echo.expected_reply(2));
   rlimit old{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &old), 0);
-  const int next = ::dup(
-      // the lowest free number: the client's socket will take it, and nothing is left for the
-      // server's
-      0);
+  // The lowest free number: the client's socket takes it, and no descriptor is left for the server.
+  const int next = ::dup(0);
   ::close(next);
   const rlimit tight{static_cast<rlim_t>(next) + 1, old.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &tight), 0);

@@ -91,7 +91,7 @@ Backend tcp_backend(std::string name, GatherMode mode) {
     TcpOptions options;
     options.endpoints = endpoints;
     options.gather = std::make_shared<const GatherChoice>(mode);
-    options.zerocopy_bytes = 1;  // so that small lists show it too
+    options.zerocopy_bytes = 1;  // so that small lists test it too
     options.limits = limits;
     options.rules = test_rules();
     options.admit = admit;

@@ -1,4 +1,4 @@
-// The peer's side of a connection, over any transport: what the contract suite speaks through.
+// The peer's side of a connection, over any transport; the contract suite uses it as its client.
 #pragma once
 
 #include <chrono>
@@ -15,8 +15,8 @@
 
 namespace petps::transport {
 
-// Frames of the suite: u32 length of the whole frame (a multiple of 8), u32 number, content. Length
-// 0xbad is broken.
+// Frames of the suite: u32 length of the whole frame (a multiple of 8), u32 number, content. The
+// length 0xbad makes the frame broken.
 inline constexpr uint32_t kBadLength = 0xbad;
 inline constexpr size_t kTestFrameBytesMax = size_t{4} << 20;
 std::vector<std::byte> test_frame(uint32_t number, size_t content_bytes);
@@ -26,30 +26,30 @@ struct TestHeader {
 };
 TestHeader header_of(std::span<const std::byte> frame);
 FrameRules test_rules();
-// Error frames have this number; their content is the message.
+// An error frame has this number; its content is the message.
 inline constexpr uint32_t kErrorNumber = 0xffffffff;
 
 class Client {
  public:
   virtual ~Client() = default;
-  virtual bool send(std::span<const std::byte>
-                        bytes) = 0;  // all of it; false: the server closed, or it does not take it
-  virtual size_t receive(std::span<std::byte> out,
-                         int timeout_ms) = 0;  // 0: closed, or the time is over
+  // Send all of `bytes`. Return false if the server has closed or does not take them.
+  virtual bool send(std::span<const std::byte> bytes) = 0;
+  // Return 0 if the server has closed or the time is over.
+  virtual size_t receive(std::span<std::byte> out, int timeout_ms) = 0;
   virtual void end_sending() = 0;
   virtual void close() = 0;
 
-  // One whole frame, or empty.
+  // Return one whole frame, or an empty vector.
   std::vector<std::byte> receive_frame(int timeout_ms = 60'000);
-  // Reads until the server has closed; the last error frame's message, or "".
+  // Read until the server has closed. Return the last error frame's message, or "".
   std::string read_to_end(int timeout_ms = 60'000);
 
  private:
   bool receive_exactly(std::byte* out, size_t n, int timeout_ms);
 };
 
-// Where the suite's rows lie: memory that a device can be told of before there are rows. A piece is
-// somebody else's after kRowMemoryBytes more.
+// The memory of the suite's rows, which a device can register before rows exist. Pieces are handed
+// out in a ring: a piece is reused after kRowMemoryBytes more.
 inline constexpr size_t kRowMemoryBytes = size_t{32} << 20;
 std::span<std::byte> row_memory();
 std::span<std::byte> row_memory(size_t bytes);

@@ -1,4 +1,4 @@
-// A server in miniature for the transport suites: every frame is answered from rows.
+// A small server for the transport suites.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ namespace petps::transport {
 
 inline constexpr uint64_t kMs = 1'000'000;
 
-// A server in miniature: every frame is answered with a frame of the same number, whose content is
+// A small server that answers every frame with a frame of the same number, whose content is
 // gathered from rows.
 class Echo {
  public:
@@ -66,10 +66,10 @@ class Echo {
           break;
         case Event::Kind::kClosed:
           keep_reason(event.reason);
-          ++closed;  // who sees the count finds the reason
+          ++closed;  // counted last, so that a test that sees the count finds the reason
           break;
         case Event::Kind::kOverdue:
-          if (!event.reason.ok()) {  // it is closed already
+          if (!event.reason.ok()) {  // already closed
             keep_reason(event.reason);
           } else {
             endpoint_.close(event.connection,

@@ -76,10 +76,10 @@ TEST_P(TransportContract, BigFramesBothWays) {
   Echo echo(*transport_, 0, domain_, 4096);
   echo.rows_of = [](uint32_t) {
     return Echo::kRows - 1;
-  };  // 4 MiB: beyond any socket buffer, beyond IOV_MAX pieces
+  };  // 4 MiB: more than any socket buffer, more than IOV_MAX pieces
   echo.start();
   auto client = connect();
-  // Requests wait while replies are not read, so one thread sends and the other reads.
+  // Requests wait while replies are not read, so one thread sends and another reads.
   std::thread sending([&] {
     for (uint32_t number = 0; number < 3; ++number)
       EXPECT_TRUE(client->send(test_frame(number, kTestFrameBytesMax - sizeof(TestHeader))));
@@ -125,7 +125,7 @@ TEST_P(TransportContract, ManyConnectionsAreSpreadEvenly) {
   EXPECT_EQ(second.opened, 50);
   clients.clear();
   EXPECT_TRUE(first.waits_until([&] { return first.closed == 50 && second.closed == 50; }));
-  // Their places are used again.
+  // Their places are reused.
   auto client = connect();
   ASSERT_TRUE(client->send(test_frame(5, 0)));
   EXPECT_EQ(client->receive_frame(), first.expected_reply(5));
@@ -144,14 +144,14 @@ TEST_P(TransportContract, RefusesConnectionsAboveTheLimit) {
     EXPECT_EQ(clients.back()->receive_frame(), echo.expected_reply(i));
   }
   auto refused = connect();
-  refused->send(test_frame(9, 4096));  // a client that speaks first must still hear why
+  refused->send(test_frame(9, 4096));  // a client that sends first must still receive the reason
   EXPECT_NE(refused->read_to_end().find("RESOURCE_EXHAUSTED: the server has its 3 connections"),
             std::string::npos);
   EXPECT_EQ(transport_->refused(), 1u);
   clients.pop_back();
   EXPECT_TRUE(echo.waits_until([&] { return echo.closed == 1; }));
   refused.reset();
-  EXPECT_TRUE(echo.waits_until([&] {  // until the refused one's socket has ended
+  EXPECT_TRUE(echo.waits_until([&] {  // until the refused connection's socket is closed
     auto again = connect();
     return again->send(test_frame(4, 0)) && again->receive_frame() == echo.expected_reply(4);
   }));
@@ -198,8 +198,8 @@ TEST_P(TransportContract, OversizedFrameIsRefusedByItsHeader) {
   echo.start();
   auto client = connect();
   const TestHeader header{static_cast<uint32_t>(kTestFrameBytesMax + 8), 0};
-  ASSERT_TRUE(client->send(
-      std::as_bytes(std::span(&header, 1))));  // its body never comes, and nobody waits for it
+  // The body never arrives, and the server does not wait for it.
+  ASSERT_TRUE(client->send(std::as_bytes(std::span(&header, 1))));
   EXPECT_NE(client->read_to_end(10'000).find("RESOURCE_EXHAUSTED: frame of 4194312 bytes"),
             std::string::npos);
 }
@@ -252,7 +252,7 @@ TEST_P(TransportContract, SlowLorisIsClosedAndIdleIsNot) {
             std::string::npos);
   told = true;
   dribble.join();
-  ASSERT_TRUE(idle->send(test_frame(2, 8)));  // idle for longer than that
+  ASSERT_TRUE(idle->send(test_frame(2, 8)));  // idle for longer than the limit
   EXPECT_EQ(idle->receive_frame(), echo.expected_reply(2));
 }
 
@@ -310,7 +310,7 @@ TEST_P(TransportContract, APeerThatDiesHoldsNoRows) {
   for (int life = 0; life < 10; ++life) {
     auto dying = connect();
     for (uint32_t i = 0; i < 8; ++i) dying->send(test_frame(i, 8));
-    EXPECT_FALSE(dying->receive_frame().empty());  // it is served, and has read a part
+    EXPECT_FALSE(dying->receive_frame().empty());  // it is served and has read a part
     dying->close();
     EXPECT_TRUE(echo.waits_until([&] { return echo.closed == life + 1; }));
   }
@@ -322,7 +322,7 @@ TEST_P(TransportContract, APeerThatDiesHoldsNoRows) {
 TEST_P(TransportContract, OutputIsBoundedInBytes) {
   Limits limits;
   limits.output_close_bytes = 8 << 20;
-  limits.output_pause_bytes = 64 << 20;  // so that only the byte limit acts
+  limits.output_pause_bytes = 64 << 20;  // so that only the byte limit applies
   make(limits);
   Echo echo(*transport_, 0, domain_, 4096);
   echo.rows_of = [](uint32_t) { return 1000; };
@@ -365,7 +365,7 @@ TEST_P(TransportContract, PostToAClosedConnectionDropsThePin) {
   while (seen.empty()) echo.step(50);
   client->close();
   while (echo.closed == 0) echo.step(50);
-  auto next = connect();  // takes the same slot
+  auto next = connect();  // uses the same slot
   while (echo.opened < 2) echo.step(50);
   gather::GatherList list;
   list.assign(test_frame(77, 8));

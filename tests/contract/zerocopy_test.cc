@@ -1,6 +1,6 @@
-// What only zero-copy shows: rows that are read after their list was posted, and who waits for that.
-// Does not cover: a network card that reads late (tests/lab); loopback copies when a packet is
-// received, so only what waits in the send queue is read late here.
+// Behaviour that only zero-copy has: rows that are read after their list was posted, and what must
+// wait for that. Does not cover: a network card that reads late (tests/lab). Loopback copies when
+// a packet is received, so only what waits in the send queue is read late here.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <net/if.h>
@@ -40,7 +40,7 @@ class Zerocopy : public testing::Test {
     }
     return nullptr;
   }
-  // Requests are answered until rows wait in the send queue: more than any window takes.
+  // Answer requests until rows wait in the send queue, which is more than any window takes.
   void fill_send_queue(Client& mute, uint32_t requests) {
     for (uint32_t i = 0; i < requests; ++i) ASSERT_TRUE(mute.send(test_frame(kFirst + i, 8)));
     ASSERT_TRUE(echo_->waits_until([&] { return counters().lists_zerocopy > 0; }));
@@ -54,7 +54,7 @@ class Zerocopy : public testing::Test {
 
   static constexpr uint32_t kSmall = 1;
   static constexpr uint32_t kFirst = 10;
-  static constexpr size_t kRowBytes = 4000;  // 4 MB a reply
+  static constexpr size_t kRowBytes = 4000;  // 4 MB per reply
   epoch::Domain domain_;                     // outlives every pin
   std::string host_ = "127.0.0.1";
   std::unique_ptr<Transport> transport_;
@@ -77,7 +77,7 @@ TEST_F(Zerocopy, RowsAreReadAfterTheyWerePosted) {
   EXPECT_TRUE(echo_->waits_until([&] { return echo_->reader().live() == 0; }));
 }
 
-// The domain may go next: a pin that outlived this would be dropped into memory that is no more.
+// The domain may be destroyed next: a pin that outlived this would be dropped into freed memory.
 TEST_F(Zerocopy, TheEndDropsEveryPin) {
   make();
   auto mute = connect();
@@ -102,7 +102,7 @@ TEST_F(Zerocopy, SmallListsAreCopied) {
 TEST_F(Zerocopy, APeerThatStopsReadingIsClosedAndItsRowsReleased) {
   Limits limits;
   limits.pin_ms = 2'000;
-  limits.output_stall_ms = 600'000;  // so that only the pin's limit acts
+  limits.output_stall_ms = 600'000;  // so that only the pin's limit applies
   limits.output_pause_bytes = limits.output_close_bytes;
   make(limits);
   echo_->start();
@@ -170,7 +170,8 @@ TEST_F(Zerocopy, AnEndpointThatEndsWaitsForItsRows) {
   EXPECT_EQ(reader.live(), 0u);
 }
 
-// A network of its own for the calling thread and those it starts. False: not allowed here.
+// Give the calling thread, and the threads it starts, a network of their own. Return false if not
+// permitted.
 bool enter_own_network() {
   if (::unshare(CLONE_NEWNET) != 0) return false;
   const int fd = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -190,8 +191,8 @@ bool set_optmem(const char* bytes) {
   return written;
 }
 
-// A queue of packets below the socket stands for a network card that is slow: it still reads rows when
-// the connection has long been reset.
+// A queue of packets below the socket acts as a slow network card: it still reads rows long after
+// the connection was reset.
 TEST_F(Zerocopy, ClosingKeepsRowsUntilTheLastPacketIsGone) {
   bool allowed = false;
   std::thread apart([&] {
@@ -204,7 +205,7 @@ TEST_F(Zerocopy, ClosingKeepsRowsUntilTheLastPacketIsGone) {
     echo_->start();
     auto client = connect();
     ASSERT_TRUE(client->send(test_frame(kFirst, 8)));
-    std::thread reading([&] { client->read_to_end(60'000); });  // so that packets are under way
+    std::thread reading([&] { client->read_to_end(60'000); });  // so that packets are in flight
     EXPECT_TRUE(echo_->waits_until([&] { return echo_->closed == 1; }));
     EXPECT_TRUE(echo_->waits_until([&] { return echo_->reasons().size() == 2; }))
         << "closed, then reported as still being read";
@@ -248,7 +249,7 @@ TEST_F(Zerocopy, CompletionsComeOverIpv6Too) {
 TEST_F(Zerocopy, WithoutMemoryForCompletionsTheKernelCopies) {
   bool allowed = false;
   std::thread apart([&] {
-    // Per network since Linux 6.8; before, the file is not there in a network of one's own.
+    // Per network since Linux 6.8; before, the file does not exist in a separate network namespace.
     allowed = enter_own_network() && set_optmem("1");
     if (!allowed) return;
     make();

@@ -13,7 +13,7 @@ using base::Status;
 
 namespace {
 
-// How often limits are looked at while a poll waits.
+// How often a waiting poll checks the limits.
 constexpr std::chrono::milliseconds kLook(1);
 
 uint64_t ns(uint64_t ms) { return ms * 1'000'000; }
@@ -128,7 +128,7 @@ void LoopbackEndpoint::take_input(Connection& c) {
     Counters::add(counters_.bytes_received, n);
     std::span<const std::byte> frame;
     Status reason;
-    // One buffer's worth a poll, unless the frame in front still needs more.
+    // Take one buffer's worth per poll, unless the frame at the front still needs more.
     if (c.in.look(transport_.options_.rules, frame, reason) != ReceiveBuffer::Look::kPartial)
       return;
   }
@@ -187,8 +187,8 @@ void LoopbackEndpoint::complete(Posted& posted) {
   posted.complete = true;
 }
 
-// Completed lists go to their clients in the order they were posted, each behind its connection's
-// earlier ones.
+// Deliver completed lists to their clients in the order of their posts, each behind its
+// connection's earlier lists.
 void LoopbackEndpoint::deliver() {
   std::vector<ConnectionId> blocked;
   for (auto it = posted_.begin(); it != posted_.end();) {
@@ -256,7 +256,7 @@ void LoopbackEndpoint::close(ConnectionId connection, Status reason) {
   end_connection(*c, std::move(reason), for_cause, for_cause);
 }
 
-// Lists that are still on their way stay in posted_, with their pins, until they complete; their
+// Lists that are still in flight stay in posted_, with their pins, until they complete; their
 // bytes are then lost.
 void LoopbackEndpoint::end_connection(Connection& c, Status reason, bool for_cause, bool tell) {
   if (tell) {

@@ -33,7 +33,7 @@ class LoopbackEndpoint final : public Endpoint {
  private:
   friend class LoopbackTransport;
 
-  // A list on its way. It outlives its connection: only completion drops the pin.
+  // A list in flight. It outlives its connection, because only completion drops the pin.
   struct Posted {
     uint64_t number = 0;
     ConnectionId connection = 0;
@@ -42,7 +42,7 @@ class LoopbackEndpoint final : public Endpoint {
     uint64_t posted_ns = 0;
     bool reported = false;
     bool complete = false;
-    std::vector<std::byte> bytes;  // once complete, until those before it are
+    std::vector<std::byte> bytes;  // of a complete list, until the lists before it are complete
   };
   struct Connection {
     std::shared_ptr<Line> line;
@@ -50,13 +50,13 @@ class LoopbackEndpoint final : public Endpoint {
     uint32_t generation = 1;
     bool open = false;
     bool paused = false;
-    int64_t owed = 0;  // frames consumed less lists posted
+    int64_t owed = 0;  // frames consumed minus lists posted
     ReceiveBuffer in;
     FrameClock frame_clock;
     std::string address;
   };
 
-  // All below with transport_.mutex_ held.
+  // The caller of every method below must hold transport_.mutex_.
   ConnectionId id_of(const Connection& c) const { return uint64_t{c.generation} << 32 | c.slot; }
   Connection* find(ConnectionId id) const;
   bool may_read(const Connection& c) const;

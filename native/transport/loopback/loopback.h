@@ -1,8 +1,8 @@
-// transport inside one process, for tests: the same contract as tcp, and completions that a test
-// holds, shuffles or loses.
+// The transport inside one process, for tests: the same contract as tcp, with completions that a
+// test can hold, shuffle or lose.
 //
-// A held list is read only when it completes, as a network card would: a row that was freed too
-// early shows in the reply.
+// A held list is read only when it completes, as a network card would read it, so a row that was
+// freed too early shows in the reply.
 #pragma once
 
 #include <condition_variable>
@@ -19,30 +19,30 @@ struct LoopbackOptions {
   size_t endpoints = 1;
   Limits limits;
   FrameRules rules;
-  Admit admit;  // empty: everyone
+  Admit admit;  // empty: every peer is admitted
 };
 
 enum class Completions : uint8_t {
   kAtOnce,    // post() reads the rows and drops the pin
-  kHeld,      // nothing completes until the test says so
-  kShuffled,  // each poll completes a random part, in random order
+  kHeld,      // nothing completes until the test completes it
+  kShuffled,  // each poll completes a random subset, in random order
 };
 
-// Both directions of one connection. Guarded by LoopbackTransport's mutex.
+// Both directions of one connection. LoopbackTransport's mutex guards it.
 struct Line {
   std::vector<std::byte> to_server;
   std::vector<std::byte> to_client;
   size_t to_client_at = 0;
-  uint64_t taken_ns = 0;      // when the client last took something, or had nothing to take
-  bool client_ended = false;  // sends no more
-  bool client_gone = false;   // reads no more either
+  uint64_t taken_ns = 0;      // when the client last took bytes, or had none to take
+  bool client_ended = false;  // the client sends no more
+  bool client_gone = false;   // the client reads no more either
   bool server_ended = false;
   size_t unread() const { return to_client.size() - to_client_at; }
 };
 
 class LoopbackTransport;
 
-// The peer's side. Safe from any thread.
+// The peer's side. Any thread may use it.
 class LoopbackClient {
  public:
   LoopbackClient(LoopbackTransport& transport, std::shared_ptr<Line> line)
@@ -50,8 +50,8 @@ class LoopbackClient {
   ~LoopbackClient() { close(); }
 
   bool send(std::span<const std::byte> bytes);  // false: the server has closed
-  // Some bytes, at most out.size(); 0: closed by the server and read to the end, or the time is
-  // over.
+  // Receive up to out.size() bytes and return their number. Return 0 after timeout_ms, or when the
+  // server has closed and all its bytes are read.
   size_t receive(std::span<std::byte> out, int timeout_ms);
   void end_sending();
   void close();
@@ -80,15 +80,16 @@ class LoopbackTransport final : public Transport {
   uint64_t refused() const override { return refused_.load(std::memory_order_relaxed); }
   const char* name() const override { return "loopback"; }
 
-  // A refused peer gets a client whose only bytes are the error frame.
+  // Return a client for a new connection. The client of a refused peer receives the error frame
+  // only.
   std::unique_ptr<LoopbackClient> connect();
 
-  // Test control, any thread. Oldest and newest are those of all connections of all endpoints.
+  // Test control, from any thread. Oldest and newest are over all connections of all endpoints.
   void set_completions(Completions completions, uint64_t seed = 0);
   size_t held() const;
   bool complete_oldest();
   bool complete_newest();
-  bool drop_newest();  // the list is lost: its pin ends, its connection breaks
+  bool drop_newest();  // loses the list: its pin is dropped and its connection closed
   void complete_all();
 
  private:
@@ -103,7 +104,7 @@ class LoopbackTransport final : public Transport {
   std::vector<std::unique_ptr<LoopbackEndpoint>> endpoints_;
   Completions completions_ = Completions::kAtOnce;
   std::mt19937_64 random_;
-  uint64_t next_post_ = 0;  // order of all posts
+  uint64_t next_post_ = 0;  // numbers the posts of all endpoints
   bool accepting_ = false;
   uint64_t next_peer_ = 1;
   std::atomic<uint64_t> refused_{0};

@@ -1,5 +1,5 @@
-// How a peer becomes a connection: its queue pair is made by the thread that was asked, and handed to the
-// endpoint's.
+// How a peer becomes a connection: the thread that calls accept() makes the queue pair and hands
+// it to the endpoint's thread.
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -31,7 +31,7 @@ RdmaEndpoint::RdmaEndpoint(Verbs& verbs, const RdmaOptions& options, Regions& re
 }
 
 RdmaEndpoint::~RdmaEndpoint() {
-  slots_.clear();  // queue pairs before the queues they complete in
+  slots_.clear();  // queue pairs before the completion queues that they use
   new_.clear();
   queues_.clear();
   channel_.reset();
@@ -57,8 +57,8 @@ Status RdmaEndpoint::open() {
   return {};
 }
 
-// Holds mutex_. Every work request may complete, by error, before one completion is read: a queue has
-// room for all of its pairs' or it is lost.
+// The caller must hold mutex_. All work requests may complete, with an error, before a completion
+// is read. So a queue needs room for those of all its pairs, or it is lost.
 Result<RdmaQueue*> RdmaEndpoint::queue_with_room() {
   for (const auto& queue : queues_) {
     if (queue->room > 0) return queue.get();
@@ -81,7 +81,7 @@ int RdmaEndpoint::post_buffer(Connection& c, uint16_t buffer) {
   return c.pair->post_receive(&request);
 }
 
-// Everything that the connection needs of the device.
+// Make everything that the connection needs of the device.
 Status RdmaEndpoint::prepare(Connection& c) {
   const size_t bytes = size_t{kReceiveRequests} * kMessageBytes;
   c.receive_memory = std::make_unique<std::byte[]>(bytes);

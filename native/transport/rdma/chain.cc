@@ -55,7 +55,7 @@ ibv_send_wr* Chain::finish(uint32_t immediate, uint64_t id, unsigned flags) {
   if (used_ == 0) open_request();  // a message without bytes
   for (uint32_t i = 0; i + 1 < used_; ++i) requests_[i].next = &requests_[i + 1];
   for (uint32_t i = 0; i < used_; ++i) {
-    requests_[i].wr_id = id;  // a flushed one is reported too
+    requests_[i].wr_id = id;  // flushed requests complete too
     requests_[i].send_flags = flags;
   }
   ibv_send_wr& last = requests_[used_ - 1];

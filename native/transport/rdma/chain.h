@@ -1,5 +1,5 @@
-// The work requests of one message: pieces in order, each work request as long as the device allows, one
-// post for all of them. Internal to transport/rdma.
+// The work requests of one message: pieces in order, as many per work request as the device
+// allows, one post for all of them. Internal to transport/rdma.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace petps::transport {
 
-// The peer's memory that replies are written into.
+// The peer's memory that replies are written to.
 struct Ring {
   uint64_t address = 0;
   uint32_t key = 0;
@@ -23,13 +23,13 @@ class Chain {
         pieces_(size_t{work_requests_max} * pieces_max),
         pieces_max_(pieces_max) {}
 
-  // A message of `bytes` at `position` (bytes written since the beginning) of the ring; at most `requests`
-  // work requests.
+  // Start a message at `position` of the ring (bytes written since the beginning), of at most
+  // `requests` work requests.
   void begin(const Ring& ring, uint64_t position, uint32_t requests);
-  // False: it takes more work requests than there are.
+  // Add a piece. Return false if the message needs more work requests than allowed.
   bool add(const std::byte* address, uint32_t key, size_t bytes);
-  // The chain: writes, all with `flags`, the last with `immediate`, and only that one signaled, as `id`.
-  // Valid until begin().
+  // Return the chain: writes with `flags`, of which only the last carries `immediate` and is
+  // signaled, as `id`. It is valid until begin().
   ibv_send_wr* finish(uint32_t immediate, uint64_t id, unsigned flags);
   uint32_t requests() const { return used_; }
 
@@ -43,7 +43,7 @@ class Chain {
   uint64_t position_ = 0;
   uint32_t limit_ = 0;
   uint32_t used_ = 0;
-  uint64_t room_ = 0;  // until the ring's end, of the work request that is open
+  uint64_t room_ = 0;  // bytes from the open work request's end to the ring's end
 };
 
 }  // namespace petps::transport

@@ -1,5 +1,5 @@
-// How a connection ends: limits that are swept for, the error frame a peer is told, and the moment from
-// which the device reads nothing more.
+// How a connection is closed: the sweep that enforces limits, the error frame for the peer, and
+// the moment from which the device reads nothing more.
 #include <algorithm>
 #include <cstring>
 
@@ -43,7 +43,7 @@ void RdmaEndpoint::sweep_connection(Connection& c, uint64_t now) {
   }
   std::span<const std::byte> frame;
   Status reason;
-  // Back-pressure of ours is not the peer's slowness: its time begins again when it may send.
+  // Our backpressure is not the peer's slowness: its time restarts when it may send again.
   if (!may_read(c) || c.in.look(options_.rules, frame, reason) != ReceiveBuffer::Look::kPartial) {
     c.frame_clock.reset();
     return;
@@ -71,7 +71,7 @@ void RdmaEndpoint::fail(Connection& c, Status reason) {
   std::vector<std::byte> frame;
   options_.rules.encode_error(reason, frame);
   std::memcpy(grow_output(c, frame.size()), frame.data(),
-              frame.size());  // replies before the error
+              frame.size());  // the replies go before the error
   finish(c, std::move(reason), true);
   start_linger(c);
 }
@@ -102,8 +102,8 @@ void RdmaEndpoint::end() {
   new_.clear();
 }
 
-// The queue pair stays until its last message is the peer's, or for kRdmaLingerMs: what is under way is
-// not torn.
+// Keep the queue pair until the peer has its last message, or for kRdmaLingerMs, so that messages
+// in flight are not torn.
 void RdmaEndpoint::start_linger(Connection& c) {
   c.state = Connection::State::kLingering;
   c.in.release();
@@ -116,12 +116,12 @@ void RdmaEndpoint::start_linger(Connection& c) {
 
 void RdmaEndpoint::destroy(Connection& c) {
   options_.budget->change(c.counted, 0);
-  c.pair.reset();  // from here on the device reads nothing of it
+  c.pair.reset();  // from here on the device reads nothing for this connection
   for (const RdmaSent& sent : c.sent) stage_.give_back(sent.block);
   give_up(c);
   by_number_.erase(c.number);
   const uint32_t slot = c.slot;
-  slots_[slot].reset();  // and with it the pins
+  slots_[slot].reset();  // drops the pins
   free_slots_.push_back(slot);
   assigned_.fetch_sub(1, std::memory_order_relaxed);
 }

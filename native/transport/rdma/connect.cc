@@ -1,4 +1,4 @@
-// A queue pair's way to ready: init, ready to receive, ready to send.
+// The steps that make a queue pair ready: init, ready to receive, ready to send.
 #include <algorithm>
 #include <random>
 
@@ -12,10 +12,10 @@ using base::Status;
 namespace {
 
 constexpr uint32_t kPacketNumberMask = 0xffffff;
-// 4.096 us x 2^14 = 67 ms a try, 7 tries: a lost peer shows within about a second.
+// 4.096 us x 2^14 = 67 ms per try, 7 tries: a lost peer is detected within about a second.
 constexpr uint8_t kAcknowledgeTimeout = 14;
 constexpr uint8_t kRetries = 7;
-// Credits keep a receiver ready. 7 = for ever: only a peer that breaks them waits, and it alone.
+// Credits keep a receiver ready. 7 = forever: only a peer that breaks the credits waits, alone.
 constexpr uint8_t kNotReadyRetries = 7;
 constexpr uint8_t kNotReadyTimer = 12;  // 0.64 ms
 constexpr uint8_t kHops = 64;

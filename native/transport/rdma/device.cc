@@ -63,7 +63,7 @@ class RealVerbs final : public Verbs {
     if (context_ != nullptr) ibv_close_device(context_);
   }
 
-  // False: no port of it is active. Not OK: it is broken.
+  // Open `device`. Return false if no port of it is active. Errors: the device is broken.
   Result<bool> open(ibv_device* device) {
     device_.name = ibv_get_device_name(device);
     context_ = ibv_open_device(device);
@@ -88,7 +88,7 @@ class RealVerbs final : public Verbs {
 
   Result<std::unique_ptr<MemoryRegion>> register_memory(const void* address, size_t bytes,
                                                         int access) override {
-    // The device only reads when no access is given; libibverbs has no const form.
+    // Without an access flag the device may only read; libibverbs has no const form.
     ibv_mr* region = ibv_reg_mr(domain_, const_cast<void*>(address), bytes, access);
     if (region == nullptr) {
       const int error = errno;
@@ -139,7 +139,8 @@ class RealVerbs final : public Verbs {
     ibv_cq* completions = static_cast<RealQueue&>(queue).queue;
     ibv_qp_init_attr init{};
     ibv_qp* pair = nullptr;
-    // How much may go inline no device tells before it is asked for a queue pair.
+    // No device reports its inline limit before a queue pair is made, so halve the request until it
+    // succeeds.
     for (uint32_t bytes = wanted.max_inline_data;; bytes /= 2) {
       init = {};
       init.send_cq = init.recv_cq = completions;
@@ -163,7 +164,7 @@ class RealVerbs final : public Verbs {
                               errno);
   }
 
-  // RoCE v2 over IPv4 is what routers and soft-RoCE carry; anything else is better than nothing.
+  // Prefer RoCE v2 over IPv4, which routers and soft-RoCE carry; any other gid is better than none.
   bool choose_gid(int entries) {
     int best = -1;
     for (int i = 0; i < std::min(entries, 256); ++i) {

@@ -70,8 +70,8 @@ std::span<const Event> RdmaEndpoint::poll(int timeout_ms) {
   return events_;
 }
 
-// Sleeps until a completion, wake() or the time. A completion between the last look and the arming
-// would make no event: so it is armed first, then looked once more.
+// Sleep until a completion, wake() or `until_ns`. A completion between the last poll and the
+// arming would raise no event, so arm first and then poll once more.
 void RdmaEndpoint::wait(uint64_t until_ns) {
   if (!candidates_.empty()) return;
   for (RdmaQueue* queue : polled_) {
@@ -115,10 +115,10 @@ void RdmaEndpoint::complete(const ibv_wc& completion) {
   const uint64_t number = completion.wr_id >> 16;
   auto found = by_number_.find(number);
   if (found == by_number_.end() && has_new_.load(std::memory_order_acquire)) {
-    adopt_new();  // a peer may send before poll() has seen it
+    adopt_new();  // a peer may send before poll() has adopted its connection
     found = by_number_.find(number);
   }
-  if (found == by_number_.end()) return;  // of a queue pair that is gone
+  if (found == by_number_.end()) return;  // the queue pair is gone
   Connection& c = *found->second;
   add_candidate(c);
   if (completion.status != IBV_WC_SUCCESS) {
@@ -133,7 +133,7 @@ void RdmaEndpoint::complete(const ibv_wc& completion) {
   RdmaSent& sent = c.sent.front();
   stage_.give_back(sent.block);
   c.requests_in_flight -= sent.requests;
-  c.sent.pop_front();  // and its pin
+  c.sent.pop_front();  // drops its pin
 }
 
 void RdmaEndpoint::receive(Connection& c, uint16_t buffer, const ibv_wc& completion) {
@@ -153,7 +153,7 @@ void RdmaEndpoint::receive(Connection& c, uint16_t buffer, const ibv_wc& complet
   }
 }
 
-// The peer has taken so many lines of its ring since the beginning, modulo 2^31.
+// The peer has taken `lines` lines of its ring since the beginning, modulo 2^31.
 void RdmaEndpoint::take(Connection& c, uint32_t lines) {
   const uint32_t more = (lines - static_cast<uint32_t>(c.taken_lines)) & kTakenMask;
   if (more == 0) return;
@@ -169,8 +169,8 @@ void RdmaEndpoint::take(Connection& c, uint32_t lines) {
   c.out_since_ns = base::monotonic_ns();
 }
 
-// Moves what has arrived into `in` and gives its buffers back, until `in` has its fill: what a request of
-// ordinary size needs, or what the frame in front still lacks.
+// Move what has arrived into `in` and repost its buffers. Stop when `in` holds enough for a
+// request of ordinary size, unless the frame at the front still needs more.
 void RdmaEndpoint::take_input(Connection& c) {
   while (!c.received.empty()) {
     std::span<const std::byte> frame;
@@ -204,7 +204,7 @@ void RdmaEndpoint::take_input(Connection& c) {
   }
 }
 
-// Connections that something happened to, or that were reported by the last poll.
+// Handle the connections that had a completion or another change, or that the last poll reported.
 void RdmaEndpoint::review_candidates() {
   scratch_.swap(candidates_);
   for (const uint32_t slot : scratch_) {
@@ -232,7 +232,8 @@ void RdmaEndpoint::report(Connection& c) {
   Status reason;
   const ReceiveBuffer::Look look =
       may_read(c) ? c.in.look(options_.rules, frame, reason) : ReceiveBuffer::Look::kNothing;
-  if (look != ReceiveBuffer::Look::kFrame) send_credits(c);  // else they go with its reply
+  // Otherwise the credits travel with the frame's reply.
+  if (look != ReceiveBuffer::Look::kFrame) send_credits(c);
   if (c.broken) {
     add_candidate(c);
     return;
@@ -251,8 +252,8 @@ void RdmaEndpoint::report(Connection& c) {
   }
 }
 
-// The peer sends no more and everything was sent to it. While paused or owed a reply, the server still
-// works for it.
+// The peer sends no more and has received everything. A connection that is paused, or owed a
+// reply, must stay, because the server still works for it.
 bool RdmaEndpoint::may_end(const Connection& c) const {
   return c.ended && c.received.empty() && c.output() == 0 && !c.paused && c.owed <= 0;
 }

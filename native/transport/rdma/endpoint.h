@@ -18,32 +18,34 @@
 
 namespace petps::transport {
 
-// Send work requests of a connection, where the device has so many: 15 replies of 500 rows at 30 pieces
-// each. Longer chains are copied, and then take 1 for 16 KiB x pieces.
+// Send work requests of a connection, if the device allows that: 15 replies of 500 rows at 30
+// pieces each. Longer chains are copied and then take one request per 16 KiB x pieces.
 inline constexpr uint32_t kSendRequests = 256;
-// Pieces of a work request that are used of what the device allows: memory of a queue grows with them.
+// The most pieces of a work request used, even if the device allows more: a queue's memory grows
+// with them.
 inline constexpr uint32_t kPiecesMax = 32;
-// Asked of the device for small replies, which then need no completion to let their pin go.
+// Requested from the device for small replies, whose pin then need not wait for a completion.
 inline constexpr uint32_t kInlineBytes = 256;
 inline constexpr uint32_t kReceiveRequests = kCredits + kEmptySends;
-// Connections of one completion queue, where the device has so many completions; the next gets another.
+// Connections of one completion queue, if the device allows that many completions; the next
+// connection gets another queue.
 inline constexpr uint32_t kPairsPerQueue = 32;
 inline constexpr size_t kCompletionsAtOnce = 64;
-// One message of copied output: what a peer should have before it is asked to take it.
+// The most bytes in one message of copied output: the peer should read these while the next follow.
 inline constexpr size_t kPartBytes = size_t{1} << 20;
-// Low bits of a work request id: a receive buffer, or this.
+// The low bits of a work request id are a receive buffer's number, or this value.
 inline constexpr uint16_t kSendId = 0xffff;
 static_assert(kReceiveRequests < kSendId, "a buffer's number must not look like a send");
-// A peer that is told why it is closed may take so long.
+// A peer that receives the reason of its closing may take this long to read it.
 inline constexpr uint64_t kRdmaLingerMs = 1'000;
 
 struct RdmaQueue {
   std::unique_ptr<CompletionQueue> queue;
-  uint32_t room = 0;  // connections that it can still hold; guarded by the endpoint's mutex
+  uint32_t room = 0;  // further connections that it can hold; guarded by the endpoint's mutex
 };
 
-// A message that the device works on. It is done with its memory when the message completes, or when the
-// queue pair is gone.
+// A message that the device works on. The device has finished with its memory when the message
+// completes, or when the queue pair is gone.
 struct RdmaSent {
   epoch::Pin pin;
   uint32_t requests = 0;
@@ -54,10 +56,11 @@ struct RdmaSent {
 
 struct RdmaConnection {
   enum class State : uint8_t { kOpen, kLingering };
-  // Members that hold memory of the device's come before its queue pair, so that they go after it.
+  // Members that hold the device's memory come before its queue pair, so that they are destroyed
+  // after it.
   std::unique_ptr<std::byte[]> receive_memory;
   std::unique_ptr<MemoryRegion> receive_region;
-  std::deque<RdmaSent> sent;  // in order of posting, which is that of completion
+  std::deque<RdmaSent> sent;  // in order of posting, which is the order of completion
   std::unique_ptr<QueuePair> pair;
   RdmaQueue* queue = nullptr;
   uint64_t number = 0;  // names it in work request ids and to hang_up(); never reused
@@ -70,7 +73,7 @@ struct RdmaConnection {
   uint32_t ring_messages = 0;
   uint64_t written_lines = 0;
   uint64_t taken_lines = 0;
-  std::deque<uint64_t> untaken;  // where each message that the peer has not taken ends, in lines
+  std::deque<uint64_t> untaken;  // the end, in lines, of each message that the peer has not taken
 
   struct Received {
     uint16_t buffer;
@@ -78,7 +81,7 @@ struct RdmaConnection {
     uint32_t end;
   };
   std::deque<Received> received;  // not yet in `in`
-  uint32_t credits_owed = 0;      // buffers that the peer may use again and does not know of
+  uint32_t credits_owed = 0;      // buffers that the peer may use again but does not know of yet
   ReceiveBuffer in;
   bool ended = false;  // the peer sends no more
 
@@ -93,14 +96,14 @@ struct RdmaConnection {
   bool broken = false;
   bool broken_for_cause = false;
   base::Status broken_reason;
-  int64_t owed = 0;  // frames consumed less lists posted
+  int64_t owed = 0;  // frames consumed minus lists posted
   FrameClock frame_clock;
   IdleClock idle_clock;
-  size_t counted = 0;  // of it in the budget
+  size_t counted = 0;  // bytes of this connection in the memory budget
   uint64_t linger_until_ns = 0;
 
   size_t output() const { return out.size() - out_at; }
-  // The peer waits for us, not we for it.
+  // The peer waits for the server, not the server for the peer.
   bool is_awaited() const {
     return paused || owed > 0 || output() > 0 || !sent.empty() || !received.empty();
   }
@@ -129,7 +132,7 @@ class RdmaEndpoint final : public Endpoint {
   std::string peer(ConnectionId connection) const override;
   void wake() override;
 
-  // Any thread: makes the queue pair, ready for the peer; poll() reports it opened.
+  // Make the queue pair and connect it to the peer; poll() then reports kOpened. Any thread.
   base::Result<RdmaWelcome> accept(const Peer& peer, const RdmaHello& hello, uint64_t number);
   void hang_up(uint64_t number);
   uint64_t line(ConnectionId connection) const;
@@ -144,14 +147,14 @@ class RdmaEndpoint final : public Endpoint {
   bool may_read(const Connection& c) const;
   void add_candidate(Connection& c);
 
-  // set-up: accept.cc
+  // Set-up: accept.cc.
   base::Status prepare(Connection& c);
   base::Result<RdmaQueue*> queue_with_room();
   void give_up(Connection& c);
   void adopt_new();
   uint32_t completions_of_pair() const { return send_requests_ + kReceiveRequests; }
 
-  // receive side: endpoint.cc
+  // Receive side: endpoint.cc.
   bool run_completions();
   void complete(const ibv_wc& completion);
   void receive(Connection& c, uint16_t buffer, const ibv_wc& completion);
@@ -163,7 +166,7 @@ class RdmaEndpoint final : public Endpoint {
   bool may_end(const Connection& c) const;
   void wait(uint64_t until_ns);
 
-  // send side: send.cc
+  // Send side: send.cc.
   bool send_list(Connection& c, const gather::GatherList& list, epoch::Pin& pin);
   bool chain_list(Connection& c, const gather::GatherList& list, RdmaSent& sent);
   bool chain_piece(const std::byte* address, size_t bytes, RdmaSent& sent);
@@ -176,7 +179,7 @@ class RdmaEndpoint final : public Endpoint {
   std::byte* grow_output(Connection& c, size_t n);
   void count_memory(Connection& c);
 
-  // ends: close.cc
+  // Closing: close.cc.
   void sweep(uint64_t now);
   void sweep_connection(Connection& c, uint64_t now);
   void break_connection(Connection& c, base::Status reason, bool for_cause = false);
@@ -193,8 +196,8 @@ class RdmaEndpoint final : public Endpoint {
   const uint32_t pieces_max_;
   Stage stage_;
   Chain chain_;
-  size_t stage_used_ = 0;  // of the first block of the message that is being chained
-  bool in_place_ = false;  // of that message: the device reads rows where they lie
+  size_t stage_used_ = 0;  // bytes used in the current block of the message that is being chained
+  bool in_place_ = false;  // the device reads rows of that message in place
   int wake_ = -1;
   bool woken_ = false;
   std::unique_ptr<CompletionChannel> channel_;
@@ -210,13 +213,13 @@ class RdmaEndpoint final : public Endpoint {
   std::vector<Event> events_;
   std::vector<Event> next_events_;
   std::vector<RdmaQueue*> polled_;
-  std::vector<std::byte> waste_;  // for replies of connections that are broken
+  std::vector<std::byte> waste_;  // receives the replies of broken connections
   uint64_t next_sweep_ns_ = 0;
   uint64_t sweep_ns_ = 0;
 
   std::atomic<uint32_t> assigned_{0};
   std::atomic<bool> has_new_{false};
-  std::mutex mutex_;  // guards what follows, and each queue's room
+  std::mutex mutex_;  // guards the members below, and each queue's room
   std::vector<std::unique_ptr<RdmaQueue>> queues_;
   std::vector<std::unique_ptr<Connection>> new_;
   std::vector<uint64_t> gone_;

@@ -16,7 +16,7 @@ namespace {
 constexpr uint32_t kBuffers = kCredits;
 constexpr uint32_t kSends = kBuffers + kEmptySends;
 constexpr uint32_t kPeerInlineBytes = 256;
-// Low bits of a work request id that name no buffer.
+// The low bits of a work request id that names no buffer.
 constexpr uint64_t kNoBuffer = 0xffff;
 constexpr uint64_t kReceive = uint64_t{1} << 32;
 
@@ -66,7 +66,7 @@ Status RdmaPeer::broke(std::string text) {
 }
 
 int RdmaPeer::post_receive() {
-  ibv_recv_wr request{};  // replies are written into the ring: it only takes the immediate
+  ibv_recv_wr request{};  // replies are written into the ring: this takes only the immediate
   request.wr_id = kReceive;
   return pair_->post_receive(&request);
 }
@@ -144,8 +144,8 @@ Status RdmaPeer::send_some() {
   return tell_taken();
 }
 
-// The server must know before its room is used up: at half of it. What is taken earlier goes with the
-// next request.
+// The server must learn of taken lines before its room is used up, so report them at half of it.
+// Lines that are taken earlier are reported by the next request.
 Status RdmaPeer::tell_taken() {
   const bool half = (taken_lines_ - told_lines_) * 2 >= options_.ring_bytes / kLineBytes ||
                     untold_messages_ * 2 >= options_.ring_messages;
@@ -176,7 +176,7 @@ Status RdmaPeer::complete(const ibv_wc& completion) {
   if ((immediate & kLastMessage) != 0) last_seen_ = true;
   messages_.push_back({arrived_lines_, bytes, 0});
   arrived_lines_ += lines;
-  // Before the server may know that it has room: the next message finds a receive.
+  // Post before the server may learn that it has room, so that its next message finds a receive.
   if (!last_seen_ && post_receive() != 0) return broke("the device takes no receive");
   return {};
 }
@@ -187,7 +187,7 @@ Status RdmaPeer::progress() {
   int n = 0;
   Status status;
   while ((n = queue_->poll(completions)) > 0) {
-    // All of them: a reply may have come before what broke the connection.
+    // Handle all of them: a reply may have arrived before the failure that broke the connection.
     for (int i = 0; i < n; ++i) {
       const Status one = complete(completions[static_cast<size_t>(i)]);
       if (status.ok()) status = one;
@@ -198,7 +198,7 @@ Status RdmaPeer::progress() {
   return status.ok() ? send_some() : status;
 }
 
-// Messages that only gave credits back.
+// Remove messages that only gave credits back.
 void RdmaPeer::drop_empty() {
   while (!messages_.empty() && messages_.front().bytes == 0) {
     ++taken_lines_;

@@ -1,7 +1,7 @@
-// The other end of the rdma transport: one connection of a client, as a stream of bytes.
+// The client's end of the rdma transport: one connection, as a stream of bytes.
 //
-// ASSUMPTIONS: one thread at a time. The Verbs outlives it.
-// ERRORS: kUnavailable (the connection broke); it stays broken.
+// ASSUMPTIONS: one thread at a time. The Verbs outlives the peer.
+// ERRORS: kUnavailable (the connection broke). It stays broken.
 #pragma once
 
 #include <array>
@@ -23,21 +23,23 @@ class RdmaPeer {
  public:
   static base::Result<std::unique_ptr<RdmaPeer>> open(Verbs& verbs, const RdmaPeerOptions& options);
 
-  const RdmaHello& hello() const { return hello_; }  // for the server
+  const RdmaHello& hello() const { return hello_; }  // to be sent to the server
   base::Status connect(const RdmaWelcome& welcome);
 
-  // Queues bytes; sends what the credits allow now, the rest in later calls of any of these.
+  // Queue bytes and send what the credits allow now; later calls of any of these send the rest.
   base::Status send(std::span<const std::byte> bytes);
   base::Status end_sending();
-  // Sends and takes what can be. An error: the connection broke; what came before it can still be read.
+  // Send and take what is possible. An error means that the connection broke; what arrived before
+  // can still be read.
   base::Status progress();
-  // The bytes that have come, at most out.size(); 0: none yet.
+  // Return up to out.size() bytes that have arrived; 0: none yet.
   size_t receive(std::span<std::byte> out);
-  // Everything that the server sent was received, and it sends no more.
+  // Whether everything that the server sent was received and the server sends no more.
   bool ended() const { return last_seen_ && messages_.empty(); }
   bool has_bytes() const { return !messages_.empty(); }
   bool unsent() const { return out_at_ < out_.size(); }
-  // Readable when progress() may have something to do, once arm() was called and progress() after it.
+  // The file becomes readable when progress() may have something to do. First call arm(), then
+  // progress() once more.
   int file() const { return channel_->file; }
   base::Status arm();
 
@@ -62,7 +64,7 @@ class RdmaPeer {
   const RdmaPeerOptions options_;
   std::unique_ptr<std::byte[]> ring_;
   std::unique_ptr<MemoryRegion> ring_region_;
-  std::unique_ptr<std::byte[]> buffers_;  // of requests, kMessageBytes each
+  std::unique_ptr<std::byte[]> buffers_;  // for requests, kMessageBytes each
   std::unique_ptr<MemoryRegion> buffers_region_;
   std::unique_ptr<CompletionChannel> channel_;
   std::unique_ptr<CompletionQueue> queue_;
@@ -76,12 +78,12 @@ class RdmaPeer {
   std::vector<std::byte> out_;
   size_t out_at_ = 0;
   bool ending_ = false;  // end_sending() was called
-  bool ended_ = false;   // and the server was told
+  bool ended_ = false;   // the last message was sent to the server
 
   std::deque<Message> messages_;
   uint64_t arrived_lines_ = 0;
   uint64_t taken_lines_ = 0;
-  uint64_t told_lines_ = 0;  // of taken
+  uint64_t told_lines_ = 0;  // taken lines that were reported
   uint32_t untold_messages_ = 0;
   bool last_seen_ = false;
   base::Status broken_;

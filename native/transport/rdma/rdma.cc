@@ -50,7 +50,7 @@ class Rdma final : public RdmaTransport {
   const char* name() const override { return "rdma"; }
 
   Result<RdmaWelcome> accept(const Peer& peer, const RdmaHello& hello) override {
-    const std::lock_guard lock(accept_mutex_);  // the counts below are of one moment
+    const std::lock_guard lock(accept_mutex_);  // so that the counts below are consistent
     auto welcome = place(peer, hello);
     if (!welcome.ok()) refused_.fetch_add(1, std::memory_order_relaxed);
     return welcome;
@@ -89,7 +89,7 @@ class Rdma final : public RdmaTransport {
 
   const RdmaOptions options_;
   Regions regions_;
-  std::vector<std::unique_ptr<RdmaEndpoint>> endpoints_;  // after the regions: go first
+  std::vector<std::unique_ptr<RdmaEndpoint>> endpoints_;  // after regions_: destroyed first
   std::atomic<bool> accepting_{false};
   std::atomic<uint64_t> refused_{0};
   std::mutex accept_mutex_;

@@ -11,7 +11,7 @@ using base::Status;
 
 namespace {
 
-// Between two looks, however many rows lie outside: not one registration a row.
+// The pause between two registrations, however many rows lie outside: not one registration per row.
 constexpr std::chrono::milliseconds kLook(20);
 
 }  // namespace
@@ -47,7 +47,7 @@ void Regions::run() {
     wanted_.wait(lock, [this] { return stopping_ || asked_; });
     if (stopping_) return;
     lock.unlock();
-    // Rows that cannot be registered are copied: a reply is never refused for it.
+    // Rows that cannot be registered are copied, so a failure here never refuses a reply.
     [[maybe_unused]] const Status status = follow();
     asked_.store(false, std::memory_order_release);
     lock.lock();

@@ -1,8 +1,8 @@
 // The row memory that the device may read, registered piece by piece as it grows. Internal to
 // transport/rdma.
 //
-// Threads: find() and ask() any thread; registering is done by one thread of its own, because it takes
-// milliseconds a GiB and a worker must not wait for it.
+// Threads: any thread may call find() and ask(). One thread of this class registers, because that
+// takes milliseconds per GiB and a worker must not wait for it.
 #pragma once
 
 #include <array>
@@ -20,18 +20,21 @@ class Regions {
  public:
   Regions(Verbs& verbs, std::function<RowMemory()> memory);
   ~Regions();
-  // Registers what there is and starts to follow. Errors: the device's.
+  // Register the existing memory and start the thread that follows its growth. Errors: the
+  // device's.
   base::Status start();
-  // Nothing is found any more, and the device has no access. No endpoint is polled any more.
+  // Deregister everything: find() finds nothing and the device has no access. The caller must
+  // have stopped polling the endpoints.
   void end();
 
-  // The key of the registration that [address, ...) begins in, and how far it goes from there; 0 bytes:
-  // none (yet).
+  // Set `key` to the key of the registration that contains `address`. Return the bytes from there
+  // to the registration's end; 0: not registered (yet).
   size_t find(const std::byte* address, uint32_t& key) const;
-  // A row lay outside: looks whether the memory has grown. Costs a load when that is known already.
+  // Request a check whether the memory has grown, because a row lay outside. Costs one load if a
+  // check is already requested.
   void ask() {
     if (asked_.load(std::memory_order_relaxed) || asked_.exchange(true)) return;
-    { const std::lock_guard lock(mutex_); }  // the thread sleeps, or will see it
+    { const std::lock_guard lock(mutex_); }  // the thread now sleeps, or it will see asked_
     wanted_.notify_one();
   }
   uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
@@ -43,7 +46,8 @@ class Regions {
     uint32_t key = 0;
     std::unique_ptr<MemoryRegion> registered;
   };
-  // Growths between two looks become one registration; when all are used, rows beyond are copied.
+  // All growth between two checks becomes one registration. When all are used, later rows are
+  // copied.
   static constexpr size_t kRegionsMax = 1024;
 
   base::Status follow();
@@ -54,7 +58,7 @@ class Regions {
   std::array<Region, kRegionsMax> regions_;  // by address; [0, count_) never change
   std::atomic<size_t> count_{0};
   std::atomic<uint64_t> bytes_{0};
-  const std::byte* end_ = nullptr;  // of what is registered
+  const std::byte* end_ = nullptr;  // end of the registered memory
   std::atomic<bool> asked_{false};
   std::mutex mutex_;
   std::condition_variable wanted_;

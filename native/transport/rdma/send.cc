@@ -1,4 +1,4 @@
-// The way out: a list is gathered where it lies, or copied, or kept until the peer has room.
+// The output path: a list is gathered in place, or copied, or kept until the peer has room.
 #include <algorithm>
 #include <cstring>
 
@@ -11,7 +11,7 @@ using base::Code;
 using base::Status;
 
 void RdmaEndpoint::post(ConnectionId connection, gather::GatherList&& list, epoch::Pin&& pin) {
-  // Dropped on return unless the device was given the rows themselves.
+  // Dropped on return, unless the device was given the rows in place.
   epoch::Pin reading = std::move(pin);
   Connection* c = find(connection);
   if (c == nullptr || c->broken) {
@@ -20,7 +20,8 @@ void RdmaEndpoint::post(ConnectionId connection, gather::GatherList&& list, epoc
   }
   Counters::add(counters_.lists_posted, 1);
   if (--c->owed <= 0 && c->ended) add_candidate(*c);
-  // A peer that takes nothing must not hold the pin: what it has no room for is copied out.
+  // A peer that takes nothing must not hold the pin, so a list that it has no room for is copied
+  // out.
   if (c->output() > 0 || !send_list(*c, list, reading)) {
     if (!c->broken) list.copy_to(grow_output(*c, list.bytes()));
     Counters::add(counters_.lists_copied, 1);
@@ -28,7 +29,7 @@ void RdmaEndpoint::post(ConnectionId connection, gather::GatherList&& list, epoc
   list.clear();
 }
 
-// Each list left with its own post; what is left is telling the peer of its credits.
+// Does nothing: post() sends each list at once, and report() returns the peer's credits.
 void RdmaEndpoint::flush() {}
 
 bool RdmaEndpoint::send_list(Connection& c, const gather::GatherList& list, epoch::Pin& pin) {
@@ -42,7 +43,7 @@ bool RdmaEndpoint::send_list(Connection& c, const gather::GatherList& list, epoc
   if (n <= std::min<size_t>(c.pair->cap.max_inline_data, inline_.size())) {
     list.copy_to(inline_.data());
     chain_.begin(c.ring, c.written_lines * kLineBytes, send_requests_ - c.requests_in_flight);
-    if (!chain_.add(inline_.data(), 0, n)) return false;  // it wraps, and one request is left
+    if (!chain_.add(inline_.data(), 0, n)) return false;  // it wraps, but only one request is left
     flags = IBV_SEND_INLINE;
   } else if (chain_list(c, list, sent)) {
     if (in_place_) sent.pin = std::move(pin);
@@ -54,8 +55,8 @@ bool RdmaEndpoint::send_list(Connection& c, const gather::GatherList& list, epoc
   return true;
 }
 
-// The header copied, because its list is used again when post() returns; the rows as they lie. False: too
-// long a chain, or no block; nothing is held then.
+// Chain the list: the header copied, because its buffer is reused when post() returns, and the
+// rows in place. Return false if the chain is too long or no block is free; then no block is held.
 bool RdmaEndpoint::chain_list(Connection& c, const gather::GatherList& list, RdmaSent& sent) {
   chain_.begin(c.ring, c.written_lines * kLineBytes, send_requests_ - c.requests_in_flight);
   in_place_ = false;
@@ -77,7 +78,7 @@ bool RdmaEndpoint::chain_list(Connection& c, const gather::GatherList& list, Rdm
   return fits;
 }
 
-// Straight from where it is registered, otherwise copied.
+// Chain a piece in place where it is registered; otherwise copy it.
 bool RdmaEndpoint::chain_piece(const std::byte* address, size_t bytes, RdmaSent& sent) {
   while (bytes > 0) {
     uint32_t key = 0;
@@ -95,7 +96,7 @@ bool RdmaEndpoint::chain_piece(const std::byte* address, size_t bytes, RdmaSent&
   return true;
 }
 
-// Behind what was copied before, in the message's last block or a new one.
+// Copy behind the bytes that were copied before, into the message's last block or a new one.
 bool RdmaEndpoint::chain_copied(const std::byte* bytes, size_t n, RdmaSent& sent) {
   while (n > 0) {
     if (sent.block == kNoBlock || stage_used_ == kStageBlockBytes) {
@@ -133,11 +134,12 @@ bool RdmaEndpoint::chain_copy(Connection& c, const gather::GatherList& list, Rdm
   return true;
 }
 
-// At most `most` bytes of the output that waits; `n`: how many. False: no block is free.
+// Chain at most `most` bytes of the waiting output and set `n` to their number. Return false if
+// no block is free.
 bool RdmaEndpoint::chain_output(Connection& c, size_t most, RdmaSent& sent, size_t& n) {
   const uint32_t requests = send_requests_ - c.requests_in_flight;
   if (requests < 2) return false;
-  // One request is left for the message that wraps around the ring's end.
+  // Keep one request for the message that wraps around the ring's end.
   most = std::min(most, size_t{requests - 1} * pieces_max_ * kStageBlockBytes);
   chain_.begin(c.ring, c.written_lines * kLineBytes, requests);
   for (n = 0; n < most;) {
@@ -152,7 +154,7 @@ bool RdmaEndpoint::chain_output(Connection& c, size_t most, RdmaSent& sent, size
   return n > 0;
 }
 
-// One doorbell for the whole chain. The credits that the peer is owed travel with it.
+// Post the whole chain with one doorbell. The credits owed to the peer travel with it.
 void RdmaEndpoint::post_message(Connection& c, size_t bytes, bool last, unsigned flags,
                                 RdmaSent sent) {
   const uint32_t credits = std::min(c.credits_owed, kReplyCreditsMax);
@@ -162,7 +164,8 @@ void RdmaEndpoint::post_message(Connection& c, size_t bytes, bool last, unsigned
   const int error = c.pair->post_send(chain);
   sent.requests = chain_.requests();
   sent.posted_ns = base::monotonic_ns();
-  // Even if it was refused, a part of the chain may be the device's: it is kept until the pair is gone.
+  // Even if the post failed, the device may hold a part of the chain: keep it until the pair is
+  // gone.
   c.sent.push_back(std::move(sent));
   if (error != 0) {
     break_connection(c, base::errno_status(Code::kUnavailable, "rdma: post send", error));
@@ -189,7 +192,7 @@ void RdmaEndpoint::send_output(Connection& c) {
     c.out_since_ns = base::monotonic_ns();
   }
   if (c.output() > 0 || c.broken) {
-    if (c.out_at > c.out.size() / 2) {  // each byte is moved once at most
+    if (c.out_at > c.out.size() / 2) {  // so each byte moves at most once
       c.out.erase(c.out.begin(), c.out.begin() + static_cast<ptrdiff_t>(c.out_at));
       c.out_at = 0;
     }
@@ -208,7 +211,8 @@ void RdmaEndpoint::send_output(Connection& c) {
   }
 }
 
-// Half of them is early enough: the peer still has the others. Fewer travel with the next reply.
+// Returning half of them is early enough, because the peer still has the others. Fewer travel
+// with the next reply.
 void RdmaEndpoint::send_credits(Connection& c) {
   if (c.credits_owed * 2 < kCredits || c.broken || c.output() > 0 || c.room_bytes() == 0 ||
       c.requests_in_flight == send_requests_) {
@@ -224,8 +228,8 @@ void RdmaEndpoint::count_memory(Connection& c) {
   c.counted = now;
 }
 
-// Room for n bytes behind what waits. Where a limit forbids them they go nowhere, and the
-// connection with them.
+// Return room for n bytes behind the waiting output. If a limit forbids them, return a scratch
+// buffer and break the connection.
 std::byte* RdmaEndpoint::grow_output(Connection& c, size_t n) {
   Status refusal =
       options_.budget->admit_output(c.address, c.output(), n, options_.limits.output_close_bytes);
@@ -238,7 +242,7 @@ std::byte* RdmaEndpoint::grow_output(Connection& c, size_t n) {
     c.out.clear();
     c.out_at = 0;
     c.out_since_ns = base::monotonic_ns();
-    add_candidate(c);  // what fits is sent by the next poll
+    add_candidate(c);  // the next poll sends what fits
   }
   const size_t at = c.out.size();
   c.out.resize(at + n);

@@ -22,8 +22,8 @@ using base::Status;
 
 namespace {
 
-// Numeric addresses only: a name that resolves to something public would open a door nobody asked
-// for.
+// Accept numeric addresses only: a name that resolves to a public address would open a port to
+// the world by accident.
 Status parse_address(const std::string& host, uint16_t port, sockaddr_storage& out,
                      socklen_t& length) {
   out = {};
@@ -81,7 +81,7 @@ Status Acceptor::listen() {
   if (listener_ < 0) return base::errno_status(Code::kIoError, "socket", errno);
   const int on = 1;
   setsockopt(listener_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));  // reopen at once after a crash
-  // Buffer sizes are inherited by accepted sockets, and the receive window must be known before the
+  // Accepted sockets inherit the buffer sizes, and the receive window must be known before the
   // handshake.
   if (options_.socket_buffer_bytes > 0) {
     const int size = options_.socket_buffer_bytes;
@@ -122,7 +122,7 @@ void Acceptor::stop() {
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t n = ::write(stop_, &one, sizeof(one));
   thread_.join();
-  ::close(listener_);  // peers in the backlog are reset now and do not wait for nothing
+  ::close(listener_);  // resets the peers in the backlog now, so that they do not wait in vain
   listener_ = -1;
 }
 
@@ -145,7 +145,7 @@ void Acceptor::accept_one() {
     hand_over(fd, address_text(address));
     return;
   }
-  // A peer that gave up (ECONNABORTED) and network errors concern that peer only.
+  // A peer that gave up (ECONNABORTED) or a network error concerns that peer only.
   if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
     survive_no_descriptors();
 }
@@ -153,7 +153,7 @@ void Acceptor::accept_one() {
 void Acceptor::hand_over(int fd, std::string address) {
   const int on = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  // A peer whose machine is gone never says so: probed after a minute, given up after two.
+  // A peer whose machine is gone sends nothing. Probe it after a minute, give up after two.
   const int idle_s = 60;
   const int interval_s = 10;
   const int probes = 6;
@@ -161,8 +161,8 @@ void Acceptor::hand_over(int fd, std::string address) {
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof(idle_s));
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
   setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
-  // The one place where a peer becomes known: TLS, certificates and tokens are checked by
-  // options.admit.
+  // The one place where a peer becomes known: checks of TLS, certificates and tokens belong into
+  // options_.admit.
   Status refusal = options_.admit ? options_.admit(Peer{address}) : Status();
   uint32_t open = 0;
   uint32_t leaving = 0;
@@ -171,7 +171,7 @@ void Acceptor::hand_over(int fd, std::string address) {
     const uint32_t connections = endpoint->open_count();
     open += connections;
     const uint32_t sockets = endpoint->assigned();
-    leaving += sockets - std::min(sockets, connections);  // the counts are of two moments
+    leaving += sockets - std::min(sockets, connections);  // the two counts are not read together
     if (sockets < fewest->assigned()) fewest = endpoint.get();
   }
   TcpEndpoint* idlest = nullptr;
@@ -190,7 +190,8 @@ void Acceptor::hand_over(int fd, std::string address) {
   chosen.adopt({fd, std::move(address), std::move(refusal), idlest != nullptr});
 }
 
-// Where a connection has been idle for the longest, if any has been for kSpareIdleMs.
+// Return the endpoint whose connection has been idle the longest, or null if none has been idle
+// for kSpareIdleMs.
 TcpEndpoint* Acceptor::longest_idle() const {
   const uint64_t now = base::monotonic_ns();
   TcpEndpoint* found = nullptr;
@@ -203,8 +204,7 @@ TcpEndpoint* Acceptor::longest_idle() const {
   return found;
 }
 
-// Without this the listener stays readable for ever and the thread spins, while the peer waits for
-// nothing.
+// Without this the listener stays readable forever: the thread spins, and the peer waits in vain.
 void Acceptor::survive_no_descriptors() {
   ::close(reserve_);
   const int fd = ::accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
@@ -218,7 +218,7 @@ void Acceptor::survive_no_descriptors() {
         frame);
     [[maybe_unused]] const ssize_t n = ::send(fd, frame.data(), frame.size(), MSG_NOSIGNAL);
     ::close(fd);
-    if (TcpEndpoint* idlest = longest_idle()) idlest->ask_for_room();  // for the next one
+    if (TcpEndpoint* idlest = longest_idle()) idlest->ask_for_room();  // for the next peer
   } else {
     ::poll(nullptr, 0, 10);  // memory is short: try again in a moment
   }

@@ -1,5 +1,5 @@
-// The thread that accepts peers and gives each to the endpoint with the fewest. Internal to
-// transport/tcp.
+// The thread that accepts peers and gives each to the endpoint with the fewest connections.
+// Internal to transport/tcp.
 #pragma once
 
 #include <sys/socket.h>
@@ -13,9 +13,10 @@
 
 namespace petps::transport {
 
-// Refused peers that may be told so at the same time; more are closed without a word.
+// At most this many refused peers wait for their error frame at the same time; further ones are
+// closed without a frame.
 inline constexpr uint32_t kRefusalsAtOnce = 64;
-// Waiting connections that the kernel keeps for us.
+// Length of the kernel's queue of connections that wait to be accepted.
 inline constexpr int kBacklog = 1024;
 
 class Acceptor {
@@ -39,10 +40,9 @@ class Acceptor {
   std::vector<std::unique_ptr<TcpEndpoint>>& endpoints_;
   int listener_ = -1;
   int stop_ = -1;
-  int reserve_ =
-      // given up for a moment when there are no descriptors, to refuse a peer instead of leaving it
-      // waiting
-      -1;
+  // Closed for a moment when no descriptors are left, so that a peer can be refused instead of
+  // being left waiting.
+  int reserve_ = -1;
   uint16_t port_ = 0;
   std::atomic<uint64_t> refused_{0};
   std::thread thread_;

@@ -1,5 +1,5 @@
-// How a connection ends: limits that are swept for, the error frame a peer is told, and the wait
-// for it to be read.
+// How a connection is closed: the sweep that enforces limits, the error frame for the peer, and
+// the wait until the peer has read it.
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -26,8 +26,8 @@ void TcpEndpoint::sweep(uint64_t now) {
   idle_since_ns_.store(idle_since, std::memory_order_relaxed);
 }
 
-// Of those that nobody waits for, the one that has brought nothing whole for the longest goes.
-// False: none has been idle for kSpareIdleMs.
+// Close the connection that has been idle the longest, among those to which nothing is owed.
+// Return false if none has been idle for kSpareIdleMs.
 bool TcpEndpoint::make_room() {
   const uint64_t now = base::monotonic_ns();
   Connection* longest = nullptr;
@@ -64,7 +64,7 @@ void TcpEndpoint::sweep_connection(Connection& c, uint64_t now) {
   }
   std::span<const std::byte> frame;
   Status reason;
-  // Back-pressure of ours is not the peer's slowness: its time begins again when it may send.
+  // Our backpressure is not the peer's slowness: its time restarts when it may send again.
   if (!may_read(c) || c.in.look(options_.rules, frame, reason) != ReceiveBuffer::Look::kPartial) {
     c.frame_clock.reset();
     return;
@@ -94,7 +94,7 @@ void TcpEndpoint::finish(Connection& c, Status reason, bool for_cause) {
 }
 
 void TcpEndpoint::fail(Connection& c, Status reason) {
-  if (staged_for_ == &c) send_staged();  // replies before the error
+  if (staged_for_ == &c) send_staged();  // the replies go before the error
   std::vector<std::byte> frame;
   options_.rules.encode_error(reason, frame);
   keep_output(c, frame.data(), frame.size());
@@ -104,7 +104,7 @@ void TcpEndpoint::fail(Connection& c, Status reason) {
 
 void TcpEndpoint::abort_connection(Connection& c, Status reason, bool for_cause) {
   finish(c, std::move(reason), for_cause);
-  const linger now{1, 0};  // what the kernel still holds for it is thrown away
+  const linger now{1, 0};  // discard what the kernel still holds for the connection
   setsockopt(c.fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
   destroy(c);
 }
@@ -121,8 +121,8 @@ void TcpEndpoint::close(ConnectionId connection, Status reason) {
   start_linger(*c);
 }
 
-// Closing a socket with unread input resets it, and the peer would lose the error frame. So: stop
-// sending, throw away what still comes, and close when the peer has closed, or after kLingerMs.
+// Closing a socket with unread input resets it, and the peer would lose the error frame. So stop
+// sending, discard what still arrives, and close when the peer has closed, or after kLingerMs.
 void TcpEndpoint::start_linger(Connection& c) {
   c.state = State::kLingering;
   c.in.release();
@@ -141,7 +141,7 @@ void TcpEndpoint::discard(Connection& c) {
   const ssize_t n = ::recv(c.fd, waste.data(), waste.size(), 0);
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
   if (n > 0) c.linger_bytes += static_cast<size_t>(n);
-  if (n == 0 && (c.output() > 0 || !c.flights.empty())) {  // it stopped sending and may still read
+  if (n == 0 && (c.output() > 0 || !c.flights.empty())) {  // the peer may still read
     c.ended = true;
     set_interest(c);
     return;
@@ -149,7 +149,8 @@ void TcpEndpoint::discard(Connection& c) {
   if (n <= 0 || c.linger_bytes > kLingerBytes) destroy(c);
 }
 
-// Lists whose rows the kernel reads: what became of them, and whether it takes too long.
+// Collect the completions of lists whose rows the kernel reads, and report lists that take too
+// long.
 void TcpEndpoint::check_flights(Connection& c, uint64_t now) {
   if (c.state == State::kSettling) {
     settle(c);
@@ -171,14 +172,14 @@ void TcpEndpoint::check_flights(Connection& c, uint64_t now) {
   }
 }
 
-// Resets the connection, which empties its send queue, but keeps the socket: only its error queue
-// tells when clones of packets, held by network cards, are gone too.
+// Reset the connection, which empties its send queue, but keep the socket: only its error queue
+// shows when the clones of packets that network cards hold are gone too.
 void TcpEndpoint::settle(Connection& c) {
   if (c.state != State::kSettling) {
     sockaddr nobody{};
     nobody.sa_family = AF_UNSPEC;
     if (::connect(c.fd, &nobody, sizeof(nobody)) != 0) ::shutdown(c.fd, SHUT_RDWR);
-    // A reset socket is readable for ever; the sweep looks at it instead.
+    // A reset socket is readable forever, so the sweep checks it instead of epoll.
     epoll_ctl(epoll_, EPOLL_CTL_DEL, c.fd, nullptr);
     if (c.output() > 0) --with_output_;
     c.out = std::vector<std::byte>();
@@ -197,16 +198,16 @@ void TcpEndpoint::settle_all() {
   for (const auto& c : slots_) {
     while (!c->flights.empty()) {
       settle(*c);
-      // Its peer has been reset: whoever reads these rows now reads them for nobody.
+      // The peer has been reset, so a device that still reads these rows sends them to nobody.
       if (c->flights.empty() || base::monotonic_ns() >= until) break;
       ::poll(nullptr, 0, 1);
     }
   }
 }
 
-// Nobody polls any more. A socket that does not settle in time goes with the others: its connection
-// is reset, so what a device still reads of its rows reaches nobody, and the kernel keeps the pages
-// until then.
+// No thread polls any more. A socket that does not settle in time is closed like the others. Its
+// connection is reset, so what a device still reads of its rows reaches nobody, and the kernel
+// keeps the pages until then.
 void TcpEndpoint::end() {
   settle_all();
   for (const auto& c : slots_) {
@@ -224,7 +225,7 @@ void TcpEndpoint::destroy(Connection& c) {
     settle(c);
     return;
   }
-  ::close(c.fd);  // leaves the epoll set with it
+  ::close(c.fd);  // also removes it from the epoll set
   if (c.output() > 0) --with_output_;
   c.fd = -1;
   c.state = State::kFree;

@@ -23,7 +23,8 @@ uint64_t ns(uint64_t ms) { return ms * 1'000'000; }
 }  // namespace
 
 TcpEndpoint::TcpEndpoint(const TcpOptions& options) : options_(options) {
-  // Limits are kept with a quarter's accuracy; 250 ms is often enough for any of them.
+  // Limits are enforced to within a quarter of the shortest one, and the sweep runs at least
+  // every 250 ms.
   const Limits& limits = options_.limits;
   const uint64_t idle_ms = limits.idle_ms == 0 ? limits.pin_ms : limits.idle_ms;
   const uint64_t shortest =
@@ -145,7 +146,7 @@ void TcpEndpoint::adopt_new() {
       destroy(c);
       continue;
     }
-    if (!peer.refusal.ok()) {  // the server never hears of it
+    if (!peer.refusal.ok()) {  // the server gets no event for it
       std::vector<std::byte> frame;
       options_.rules.encode_error(peer.refusal, frame);
       keep_output(c, frame.data(), frame.size());
@@ -157,8 +158,8 @@ void TcpEndpoint::adopt_new() {
   }
 }
 
-// What became of the candidates since they were reported. Keeps those that have something to
-// report; true if there are any.
+// Check the candidates of the last poll again and keep those that have something to report.
+// Return true if there are any.
 bool TcpEndpoint::review_candidates() {
   scratch_.swap(candidates_);
   size_t tries = kReceiveTries;
@@ -178,14 +179,14 @@ bool TcpEndpoint::review_candidates() {
   return !candidates_.empty();
 }
 
-// The peer sends no more and everything was sent to it. While paused or owed a reply, the server
-// still works for it.
+// The peer sends no more and has received everything. A connection that is paused, or owed a
+// reply, must stay, because the server still works for it.
 bool TcpEndpoint::may_end(const Connection& c) const {
   return c.ended && c.output() == 0 && c.flights.empty() && !c.paused && c.owed <= 0;
 }
 
-// False too when paused or when its output is not taken: resume() or the drained output makes it a
-// candidate again.
+// Also false while the connection is paused or its output is not taken: resume() or the drained
+// output makes it a candidate again.
 bool TcpEndpoint::has_frame(Connection& c) {
   if (!may_read(c)) return false;
   std::span<const std::byte> frame;
@@ -195,8 +196,8 @@ bool TcpEndpoint::has_frame(Connection& c) {
 }
 
 void TcpEndpoint::report_candidates() {
-  for (size_t i = 0; i < candidates_.size();
-       ++i) {  // fail() adds none: the connection is no longer open
+  // fail() adds no candidate, because its connection is no longer open.
+  for (size_t i = 0; i < candidates_.size(); ++i) {
     Connection& c = *slots_[candidates_[i]];
     if (c.state != State::kOpen) continue;
     if (c.broken) {
@@ -229,12 +230,13 @@ std::span<const Event> TcpEndpoint::poll(int timeout_ms) {
   const bool busy = waiting || !next_events_.empty();
   if (busy) {
     wait = 0;
-  } else if (free_slots_.size() !=
-             slots_.size()) {  // there are connections whose limits want looking after
+  } else if (free_slots_.size() != slots_.size()) {
+    // The sweep must check the limits of the connections in time.
     const int until = static_cast<int>((next_sweep_ns_ - now) / 1'000'000) + 1;
     wait = wait < 0 ? until : std::min(wait, until);
   }
-  // While the connections at hand keep this thread busy, the others are looked at now and then only.
+  // While the connections at hand keep this thread busy, the others are checked every
+  // kLookEveryNs.
   int n = 0;
   if (!busy || now - looked_ns_ >= kLookEveryNs) {
     looked_ns_ = now;
@@ -260,7 +262,7 @@ std::span<const Event> TcpEndpoint::poll(int timeout_ms) {
 
 void TcpEndpoint::handle(Connection& c, uint32_t events) {
   if (c.state == State::kSettling) return;
-  // Completions show as an error. A real one shows again when none are left.
+  // Completions appear as an error. A real error appears again when no completions are left.
   const bool completions = (events & EPOLLERR) != 0 && !c.flights.empty();
   if (completions) collect_completions(c);
   if ((events & EPOLLOUT) != 0 && c.output() > 0) send_output(c);
@@ -275,7 +277,7 @@ void TcpEndpoint::handle(Connection& c, uint32_t events) {
     return;
   }
   if (hung_up && (c.ended || !may_read(c)))
-    break_connection(c, {});  // nobody is left to read the replies
+    break_connection(c, {});  // the peer can no longer read the replies
   if ((events & EPOLLIN) != 0 || hung_up) receive(c);
   add_candidate(c);
 }
@@ -284,11 +286,11 @@ void TcpEndpoint::receive(Connection& c) {
   if (c.ended || c.broken || !may_read(c)) return;
   std::span<std::byte> space = c.in.space(options_.rules);
   if (space.empty()) return;
-  if (c.in.bytes() >= kFreeBytes) {  // of a long request
+  if (c.in.bytes() >= kFreeBytes) {  // part of a long request
     space = space.first(std::min(space.size(), kTakeBytes));
     if (!options_.memory->has_room(space.size())) {
       if (!has_frame(c)) fail(c, options_.memory->refuse(space.size()));
-      return;  // whole requests are answered first
+      return;  // answer whole requests first
     }
   }
   const ssize_t n = ::recv(c.fd, space.data(), space.size(), 0);

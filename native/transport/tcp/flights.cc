@@ -12,7 +12,7 @@ void Flights::add(gather::GatherList&& list, epoch::Pin&& pin, uint32_t first, u
 void Flights::complete(uint32_t low, uint32_t high, std::vector<gather::GatherList>& landed) {
   for (size_t i = 0; i < flights_.size();) {
     Flight& flight = flights_[i];
-    // Both ends counted from the list's first send: the numbers wrap, their differences do not.
+    // Count both ends from the list's first send: the numbers wrap, their differences do not.
     const int64_t from = std::max<int64_t>(static_cast<int32_t>(low - flight.first), 0);
     const int64_t to = std::min<int64_t>(static_cast<int32_t>(high - flight.first),
                                          static_cast<int64_t>(flight.sends) - 1);

@@ -20,15 +20,16 @@ using base::Status;
 
 namespace {
 
-// A longer reply is measured by its beginning: from here on, a row costs what the last one did.
+// Only the beginning of a longer reply is measured: beyond this size, each further row costs as
+// much as the last.
 constexpr size_t kReplyBytesMax = size_t{1} << 20;
 constexpr size_t kHeaderBytes = 64;
-// A first figure may hold page faults and a growing socket buffer.
+// The first figure may include page faults and a growing socket buffer.
 constexpr int kRoundsMin = 2;
 constexpr int kRoundsMax = 20;
 constexpr uint64_t kStuckNs = 1'000'000'000;  // a loopback connection that moves nothing
 
-// A server's endpoint of one mode and a client that throws away what it receives.
+// A server's endpoint of one mode, and a client that discards what it receives.
 class Lane {
  public:
   Lane(GatherMode mode, std::span<const std::byte> memory) : mode_(mode), memory_(memory) {}
@@ -67,7 +68,8 @@ class Lane {
     return {};
   }
 
-  // Nanoseconds that the server's side spent on one reply; 0: it did not go this lane's way.
+  // Return the nanoseconds that the server's side spent on one reply, or 0 if the reply was not
+  // sent in this lane's mode.
   uint64_t send(size_t row_bytes, size_t rows, std::mt19937_64& random) {
     draw(row_bytes, rows, random);
     const Counters& counters = endpoint().counters();
@@ -81,7 +83,8 @@ class Lane {
     const uint64_t until = start + kStuckNs;
     size_t received = 0;
     while (received < bytes || endpoint().pending_posts() > 0) {
-      // The system call itself: a sanitizer's recv would believe that the dropped bytes go to address 0.
+      // Call the kernel directly: a sanitizer's recv would assume that the discarded bytes go to
+      // address 0.
       const long n = ::syscall(SYS_recvfrom, client_, nullptr, bytes, MSG_TRUNC | MSG_DONTWAIT,
                                nullptr, nullptr);
       if (n > 0) received += static_cast<size_t>(n);
@@ -103,7 +106,7 @@ class Lane {
       addresses_.push_back(memory_.data() + random() % (memory_.size() / row_bytes) * row_bytes);
   }
 
-  // As server/pull.cc does, without the lookup.
+  // Gather as server/pull.cc does, without the lookup.
   void gather(size_t row_bytes) {
     constexpr size_t kAhead = 8;
     list_.clear();
@@ -151,7 +154,7 @@ base::Result<GatherCosts> measure_gather(std::span<const std::byte> memory, uint
         const size_t rows = std::min(GatherCosts::kBatches[b], kReplyBytesMax / row_bytes);
         for (size_t m = 0; m < lanes.size(); ++m) {
           if (stop.load(std::memory_order_relaxed) || base::monotonic_ns() > until) return false;
-          // What copies never wins: one figure to show is enough.
+          // Zero-copy that copies never wins: one figure to show is enough.
           if (lanes[m]->copied() && costs.cells[r][b].ns[m] > 0) continue;
           const uint64_t ns =
               lanes[m]->send(row_bytes, rows, random) * GatherCosts::kBatches[b] / rows;

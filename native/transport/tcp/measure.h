@@ -1,7 +1,8 @@
-// What each way of sending rows costs on this machine, over a loopback connection of its own.
+// The measurement of what each way of sending rows costs on this machine, over a loopback
+// connection of its own.
 //
-// Why loopback: it is what can be had at start-up, and it always copies, so zero-copy never wins
-// here; who has a network card that gathers says so in the configuration (GATHER.md).
+// Why loopback: it is available at start-up. It always copies, so zero-copy never wins here; an
+// operator whose network card gathers sets zero-copy in the configuration (GATHER.md).
 #pragma once
 
 #include <atomic>
@@ -14,8 +15,8 @@
 
 namespace petps::transport {
 
-// Sends rows at random places of `memory` (at least one of the largest class) for at most about
-// limit_ms, or until `stop`. Errors: what opening the connection said.
+// Send rows at random places of `memory` (at least one row of the largest class) for at most
+// about limit_ms, or until `stop`. Errors: those of opening the connection.
 base::Result<GatherCosts> measure_gather(std::span<const std::byte> memory, uint64_t limit_ms,
                                          const std::atomic<bool>& stop);
 

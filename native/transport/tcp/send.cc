@@ -1,7 +1,7 @@
-// The way out: staging, sending, and keeping what a socket does not take. GATHER.md tells the life of
-// a zero-copy send.
+// The output path: staging, sending, and keeping what a socket does not take. GATHER.md describes
+// the life of a zero-copy send.
 // clang-format off
-#include <time.h>  // errqueue.h uses it and does not say so
+#include <time.h>  // errqueue.h needs it but does not include it
 #include <linux/errqueue.h>
 // clang-format on
 #include <netinet/in.h>
@@ -20,8 +20,8 @@ using base::Code;
 using base::Status;
 
 void TcpEndpoint::post(ConnectionId connection, gather::GatherList&& list, epoch::Pin&& pin) {
-  // Every way out of here has read the rows or given them up, so the pin ends with this call: but
-  // for zero-copy, which takes it.
+  // Every path through this function has read the rows or given them up, so the pin is dropped on
+  // return. Zero-copy is the exception: it takes the pin.
   epoch::Pin reading = std::move(pin);
   Connection* c = find(connection);
   if (c == nullptr || c->broken) {
@@ -60,7 +60,7 @@ GatherMode TcpEndpoint::mode_of(Connection& c, const gather::GatherList& list) {
   return full || list.bytes() < options_.zerocopy_bytes ? GatherMode::kCopy : mode;
 }
 
-// Bytes that lie in one place and are worth a send of their own.
+// Send bytes that lie in one place and are worth a send of their own.
 void TcpEndpoint::send_whole(Connection& c, std::span<const std::byte> bytes) {
   size_t sent = 0;
   if (!send_some(c, bytes.data(), bytes.size(), sent)) return;
@@ -71,7 +71,7 @@ void TcpEndpoint::stage_list(Connection& c, const gather::GatherList& list) {
   gather::Position at;
   size_t left = list.bytes();
   while (left > 0) {
-    if (c.output() > 0) {  // the socket is full: the rest queues behind what it did not take
+    if (c.output() > 0) {  // the socket is full: queue the rest behind what it did not take
       list.copy_from(at, grow_output(c, left));
       return;
     }
@@ -133,30 +133,30 @@ void TcpEndpoint::send_list(Connection& c, gather::GatherList& list, epoch::Pin&
     if (took < 0) {
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) break;
-      if (errno == ENOBUFS && zerocopy) {  // optmem_max or locked memory: the kernel shall copy
+      if (errno == ENOBUFS && zerocopy) {  // optmem_max or locked memory used up: let it copy
         Counters::add(counters_.zerocopy_refused, 1);
         zerocopy = false;
         continue;
       }
-      // A row's page cannot be read, or not by the network card. The copy below reads it as any
-      // pull does: where the medium is gone that ends the process with media's message, and no
-      // client asks for such a row again and again.
+      // The page of a row cannot be read, or the network card cannot read it. The copy below
+      // reads it as any pull does. If the medium is gone, that terminates the process with
+      // media's message, and no client asks for such a row again and again.
       if (errno == EFAULT) break;
       break_connection(c, base::errno_status(Code::kUnavailable, "sendmsg", errno));
       break;
     }
-    if (zerocopy) ++c.next_send;  // the kernel numbers the calls that took something
+    if (zerocopy) ++c.next_send;  // the kernel numbers only the calls that took something
     sent += static_cast<size_t>(took);
     at = list.advance(at, static_cast<size_t>(took));
   }
   Counters::add(counters_.bytes_sent, sent);
-  // The rows may change once the pin is dropped, and a slow peer must not hold it: what is left is
-  // copied out.
+  // The rows may change once the pin is dropped, and a slow peer must not hold the pin. So copy
+  // out what is left.
   if (sent < list.bytes() && !c.broken) list.copy_from(at, grow_output(c, list.bytes() - sent));
   if (c.next_send != first) take_flight(c, list, pin, first);
 }
 
-// The kernel reads the list's rows and header from now on, by address: both stay where they are.
+// From now on the kernel reads the list's rows and header by address, so both must stay in place.
 void TcpEndpoint::take_flight(Connection& c, gather::GatherList& list, epoch::Pin& pin,
                               uint32_t first) {
   const uint32_t sends = c.next_send - first;
@@ -169,8 +169,8 @@ void TcpEndpoint::take_flight(Connection& c, gather::GatherList& list, epoch::Pi
   landed_.pop_back();
 }
 
-// Reads the socket's error queue. It holds nothing but completions, so it is empty when all lists
-// have landed.
+// Read the socket's error queue. It holds completions only, so it is empty when all lists have
+// landed.
 void TcpEndpoint::collect_completions(Connection& c) {
   const size_t before = c.flights.size();
   do {
@@ -199,8 +199,8 @@ void TcpEndpoint::collect_completions(Connection& c) {
   if (before > 0 && c.flights.empty() && c.state == State::kOpen) add_candidate(c);
 }
 
-// Room for n bytes behind what waits. Where a limit forbids them they go nowhere, and the
-// connection with them.
+// Return room for n bytes behind the waiting output. If a limit forbids them, return a scratch
+// buffer and break the connection.
 std::byte* TcpEndpoint::grow_output(Connection& c, size_t n) {
   Status refusal =
       options_.memory->admit_output(c.address, c.output(), n, options_.limits.output_close_bytes);
@@ -250,7 +250,7 @@ void TcpEndpoint::send_output(Connection& c) {
     } else {
       add_candidate(c);  // it may be read again
     }
-  } else if (c.out_at > c.out.size() / 2) {  // each byte is moved once at most
+  } else if (c.out_at > c.out.size() / 2) {  // so each byte moves at most once
     c.out.erase(c.out.begin(), c.out.begin() + static_cast<ptrdiff_t>(c.out_at));
     c.out_at = 0;
   }

@@ -38,7 +38,7 @@ class TcpTransport final : public Transport {
  private:
   const TcpOptions options_;
   std::vector<std::unique_ptr<TcpEndpoint>> endpoints_;
-  Acceptor acceptor_;  // last: its thread ends before the endpoints go
+  Acceptor acceptor_;  // last: its thread stops before the endpoints are destroyed
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
-// transport over TCP: one acceptor thread, one epoll per endpoint.
+// The transport over TCP: one acceptor thread, one epoll per endpoint.
 //
-// Why an acceptor and not SO_REUSEPORT: the kernel spreads REUSEPORT by a hash of the addresses, so
-// two connections on two workers share one worker half of the time; the acceptor gives each
+// Why an acceptor and not SO_REUSEPORT: the kernel spreads REUSEPORT by a hash of the addresses,
+// so two connections on two workers share one worker half of the time. The acceptor gives each
 // connection to the endpoint with the fewest.
 #pragma once
 
@@ -14,26 +14,26 @@
 
 namespace petps::transport {
 
-// A shorter list is copied: pinning its pages and reading the completion cost more than its bytes
-// (Documentation/networking/msg_zerocopy.rst puts the border at 10 KB; this is four pages).
+// A shorter list is copied, because pinning its pages and reading the completion cost more than its
+// bytes (Documentation/networking/msg_zerocopy.rst puts the limit at 10 KB; this is four pages).
 inline constexpr size_t kZerocopyBytes = size_t{16} << 10;
 
 struct TcpOptions {
   std::string host = "127.0.0.1";  // numeric
   uint16_t port = 0;
   size_t endpoints = 1;
-  // How rows go out. Shared: whoever measures publishes into it later.
+  // How rows are sent. Shared, because the measurement publishes its figures into it later.
   std::shared_ptr<const GatherChoice> gather = std::make_shared<const GatherChoice>();
   size_t zerocopy_bytes = kZerocopyBytes;
   int socket_buffer_bytes = 0;  // SO_SNDBUF and SO_RCVBUF; 0: the kernel tunes them
   Limits limits;
   std::shared_ptr<MemoryBudget> memory = std::make_shared<MemoryBudget>();
   FrameRules rules;
-  Admit admit;  // empty: everyone
+  Admit admit;  // empty: every peer is admitted
 };
 
-// Binds and listens; peers are accepted after start(). Errors: kInvalidArgument (not an address),
-// kUnavailable (in use).
+// Bind and listen; start() begins to accept peers. Errors: kInvalidArgument (not an address),
+// kUnavailable (the address is in use), kIoError (another failed system call).
 base::Result<std::unique_ptr<Transport>> make_tcp(const TcpOptions& options);
 
 }  // namespace petps::transport

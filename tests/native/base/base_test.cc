@@ -10,7 +10,7 @@
 namespace petps::base {
 namespace {
 
-// The same values stand in tests/python/test_hash_golden.py, computed by another implementation.
+// tests/python/test_hash_golden.py has the same values, computed by another implementation.
 TEST(Hash, GoldenPartitionHash) {
   EXPECT_EQ(partition_hash(0x0u), 0xC77B3ABB6F87ACD9u);
   EXPECT_EQ(partition_hash(0x1u), 0x2FBC593564DB792Eu);

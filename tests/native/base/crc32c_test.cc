@@ -10,7 +10,7 @@
 namespace petps::base {
 namespace {
 
-// The slow, obvious model: one bit at a time.
+// The slow, simple model: one bit at a time.
 uint32_t crc32c_by_bits(uint32_t crc, const uint8_t* data, size_t size) {
   crc = ~crc;
   for (size_t i = 0; i < size; ++i) {
@@ -43,7 +43,7 @@ using Path = uint32_t (*)(uint32_t, const void*, size_t);
 void expect_equals_model(Path path) {
   const std::vector<uint8_t> bytes = random_bytes(2600, 1);
   for (size_t size = 0; size <= 2100; ++size) {
-    const size_t offset = size % 67;  // every alignment of a line, and more
+    const size_t offset = size % 67;  // every alignment within a cache line, and more
     ASSERT_EQ(path(0, bytes.data() + offset, size), crc32c_by_bits(0, bytes.data() + offset, size))
         << "size " << size;
     ASSERT_EQ(path(0xDEADBEEFu, bytes.data() + offset, size),

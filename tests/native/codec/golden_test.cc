@@ -1,4 +1,4 @@
-// The bytes of native/codec/FORMAT.md. A change here is a change of every pool that was ever written.
+// The bytes of native/codec/FORMAT.md. A change here changes the meaning of every existing pool.
 #include <gtest/gtest.h>
 
 #include <limits>

@@ -1,4 +1,5 @@
-// Every wide path against the scalar one, bit by bit; the scalar one against the compiler's own conversions.
+// Every wide path against the scalar path, bit by bit; the scalar path against the compiler's own
+// conversions.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -96,7 +97,8 @@ TEST_P(WideLevel, EqualsScalarForEveryHalf) {
 }
 
 TEST_P(WideLevel, EqualsScalarAroundEveryHalf) {
-  // The two floats beside each half and beside each middle between halves: every rounding decision there is.
+  // The two floats beside each half and beside each middle between two halves: they cover every
+  // rounding decision.
   std::vector<float> floats;
   for (uint32_t i = 0; i < 1u << 16; ++i) {
     const uint32_t at_half = std::bit_cast<uint32_t>(f16_value(static_cast<uint16_t>(i)));
@@ -124,7 +126,7 @@ TEST_P(WideLevel, FindsTheFirstNotFiniteWhereverItIs) {
   }
 }
 
-// What quantise.cc is made of: range, codes, values, search.
+// The functions that quantise.cc is built from: range, codes, values, search.
 TEST_P(WideLevel, QuantisesAsScalarDoes) {
   std::mt19937_64 random(testing::seed());
   const Kernels& plain = kScalarKernels;
@@ -182,7 +184,7 @@ TEST_P(WideLevel, SearchesAsScalarDoes) {
   }
 }
 
-// Of two ends that are equally good the upper one moves (FORMAT.md).
+// If both ends are equally good, the upper one moves (FORMAT.md).
 TEST_P(WideLevel, ATieOfTheSearchMovesTheUpperEnd) {
   const std::vector<float> row = {0, 8, 8, 8,
                                   8, 8, 16};  // 16 bins and 15 levels: all sums are exact
@@ -225,7 +227,7 @@ TEST(ScalarValues, Bf16IsTheNearestEven) {
     const float value = testing::finite_bits(random);
     const uint16_t found = bf16_of(value);
     const double error = std::abs(static_cast<double>(bf16_value(found)) - value);
-    if (!is_finite_value(bf16_value(found))) continue;  // above the largest
+    if (!is_finite_value(bf16_value(found))) continue;  // above the largest value
     for (const int step : {-1, 1}) {
       const float other = bf16_value(static_cast<uint16_t>(found + step));
       if (!is_finite_value(other)) continue;

@@ -1,5 +1,6 @@
-// Quantised rows: bytes, bounds, and rows that codes cannot represent. That the wide loops give the
-// scalar ones' bits is levels_test.cc; that the search is the paper's is tests/python/codec.
+// Quantised rows: bytes, bounds, and rows that codes cannot represent. levels_test.cc checks that
+// the wide loops give the scalar loops' bits; tests/python/codec checks that the search is the
+// paper's.
 #include "codec/quantise.h"
 
 #include <gtest/gtest.h>
@@ -59,9 +60,9 @@ TEST(QuantiseGolden, NumbersOfMethods) {
   EXPECT_EQ(3, static_cast<int>(Method::kKmeans));
 }
 
-// A change here is a change of every checkpoint that was ever written.
+// A change here changes the meaning of every existing checkpoint.
 TEST(QuantiseGolden, Bytes) {
-  // Scale 1, zero 0: what follows the eight bytes is the codes.
+  // Scale 1, zero 0: the codes follow the first eight bytes.
   EXPECT_EQ(
       "0000803f00000000"
       "10f2",
@@ -193,7 +194,7 @@ TEST(Quantise, TheFirstRowThatCannotBeRepresentedIsNamed) {
         for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(random() % 100);
         const size_t bad = random() % n;
         testing::fill_row(Kind::kNotFinite, random, rows.data() + bad * dim, dim);
-        rows[n * dim - 1] = std::numeric_limits<float>::infinity();  // a later one does not matter
+        rows[n * dim - 1] = std::numeric_limits<float>::infinity();  // a later one has no effect
         const Quantisation wanted{method, bits};
         std::vector<std::byte> out(n * quantised_row_bytes(wanted, dim));
         ASSERT_EQ(bad, quantise(wanted, rows.data(), n, dim, out.data()))

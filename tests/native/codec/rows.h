@@ -1,4 +1,4 @@
-// Rows for codec tests: seeded, with the values that break converters.
+// Rows for codec tests: seeded, including values that break converters.
 #pragma once
 
 #include <bit>

@@ -1,4 +1,4 @@
-// The data path allocates nothing once it is warm: every operator new of this program is counted.
+// The data path allocates nothing once it is warm: this program counts every operator new.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -16,7 +16,7 @@ namespace {
 std::atomic<uint64_t> allocations{0};
 }  // namespace
 
-// Not inlined: the compiler would pair one's free() with the other's call and warn.
+// Not inlined: the compiler would pair one function's free() with the other's call and warn.
 [[gnu::noinline]] void* operator new(size_t bytes) {
   allocations.fetch_add(1, std::memory_order_relaxed);
   void* memory = std::malloc(bytes == 0 ? 1 : bytes);
@@ -36,7 +36,7 @@ namespace {
 constexpr size_t kKeys = 500;
 constexpr size_t kRowBytes = 512;
 
-// A client that allocates nothing either: one prepared request, one buffer.
+// A client that does not allocate either: one prepared request, one buffer.
 class QuietClient {
  public:
   QuietClient(uint16_t port, wire::Frame request)
@@ -49,7 +49,7 @@ class QuietClient {
   }
   ~QuietClient() { ::close(fd_); }
 
-  // Pulls twice at once; false when a reply is not a success.
+  // Send two pulls at once. Return false if a reply is not a success.
   bool pull_two() {
     for (int i = 0; i < 2; ++i) {
       if (::send(fd_, request_.data(), request_.size(), MSG_NOSIGNAL) < 0) return false;
@@ -84,11 +84,12 @@ void expect_no_allocations(transport::GatherMode mode, uint64_t others = 60) {
   for (size_t i = 0; i < kKeys; ++i) keys[i] = i * 3;  // a third of them are missing
   QuietClient client(server.value()->port(),
                      pull_frame(1, {{table.id(), keys}, {table.id(), {1, 2}}}));
-  // Buffers grow to what the pulls need; a socket that takes little at first makes output be kept.
+  // Buffers grow to the size the pulls need; a socket that takes little at first causes waiting
+  // output.
   for (int i = 0; i < 300; ++i) ASSERT_TRUE(client.pull_two());
   const uint64_t before = allocations.load();
   for (int i = 0; i < 300; ++i) ASSERT_TRUE(client.pull_two());
-  // The background walk may wake once; a pull that allocated would show 600 times.
+  // The background walk may wake up once; a pull that allocates would count 600 times.
   EXPECT_LT(allocations.load() - before, others);
 }
 
@@ -101,7 +102,8 @@ TEST(ServerAllocations, PullsAllocateNothingInSendmsgMode) {
 }
 
 TEST(ServerAllocations, PullsAllocateNothingInZerocopyMode) {
-  // A socket counts whole pages of what it sends so: it is full more often, and output is kept.
+  // A socket counts whole pages of what it sends in this mode, so it is full more often and
+  // output waits.
   expect_no_allocations(transport::GatherMode::kZerocopy, 300);
 }
 

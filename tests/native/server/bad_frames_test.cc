@@ -1,4 +1,5 @@
-// Frames that no client of ours sends: each is refused by name, and the server goes on.
+// Frames that none of our clients sends: the server names each fault in its refusal and keeps
+// serving.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -102,12 +103,12 @@ TEST_F(BadFrames, MutatedFramesNeverStopTheServer) {
     const size_t sample = random() % samples.size();
     wire::Frame frame = samples[sample];
     for (uint64_t n = 1 + random() % 3; n > 0; --n) {
-      // The body mostly: a broken header is refused by its first check.
+      // Mutate the body mostly: a broken header is refused by its first check.
       const size_t from = random() % 4 == 0 ? 0 : wire::kHeaderBytes;
       if (frame.size() > from)
         frame[from + random() % (frame.size() - from)] = static_cast<std::byte>(random());
     }
-    // A pull that waits for a version is answered late: shards_test.
+    // A pull that waits for a version is answered late; shards_test covers that.
     if (sample == 0) std::fill_n(frame.begin() + wire::kHeaderBytes + 12, 4, std::byte{0});
     auto client = connect();
     client->send(frame);

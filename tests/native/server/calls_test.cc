@@ -1,4 +1,4 @@
-// Requests from this process: each gets exactly one reply, also while the server stops.
+// Requests from this process: each gets exactly one reply, even while the server stops.
 #include "server/calls.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ class CallsTest : public testing::Test {
   Calls& calls() { return server_->calls(); }
   wire::Frame pull(uint64_t key) { return pull_frame(key, {{users_.id(), {key}}}); }
 
-  // Replies by ticket, once there are `count` of them in all.
+  // Take replies, by ticket, until `count` of them have arrived in all.
   void take_until(std::map<uint64_t, Reply>& replies, size_t count) {
     while (replies.size() < count) {
       pollfd ready{calls().ready_descriptor(), POLLIN, 0};
@@ -90,7 +90,7 @@ TEST_F(CallsTest, NoneIsLeftWithoutAReplyByAStop) {
     while (true) {
       const auto ticket = calls().submit(pull(submitted % 100));
       if (!ticket.ok() && ticket.status().code() == Code::kUnavailable) break;
-      // RESOURCE_EXHAUSTED: nobody takes replies meanwhile, so the bound is reached.
+      // RESOURCE_EXHAUSTED: no thread takes replies during this loop, so the bound is reached.
       if (ticket.ok()) ++submitted;
       if (submitted > 10) begun.store(true);
     }

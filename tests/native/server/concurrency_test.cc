@@ -1,4 +1,4 @@
-// Pulls while pushes and deletions go on, and the pins behind it all.
+// Pulls during pushes and deletions, and the pins that protect them.
 // Does not cover: crashes (tests/crash) and kills of a real process (tests/system).
 #include <gtest/gtest.h>
 
@@ -76,8 +76,7 @@ TEST_F(HeldCompletions, RowsOfAHeldReplyOutliveTheirReplacement) {
   RawClient client(loopback_->connect());
   ASSERT_TRUE(client.send(pull_frame(1, {{rows_.id(), {1, 2, 3}}})));
   ASSERT_TRUE(waits_until([&] { return loopback_->held() == 1; }));
-  for (uint64_t version = 2; version < 30;
-       ++version) {  // enough writes to use every free slot again
+  for (uint64_t version = 2; version < 30; ++version) {  // enough writes to reuse every free slot
     fill(rows_, 1000, version);
     pool_.tables->reclaim();
   }
@@ -114,8 +113,8 @@ TEST_F(HeldCompletions, StopReportsWhatCouldNotBeDrained) {
   loopback_->complete_all();
 }
 
-// A server may outlive the pool that it served, and its epochs: a pin that is dropped then would be
-// a write to memory that is no more.
+// A server may outlive the pool that it served, and the pool's epochs. A pin that is dropped
+// after that would write to freed memory.
 TEST_F(HeldCompletions, NoPinOutlivesStop) {
   start(60'000, 50);
   loopback_->set_completions(transport::Completions::kHeld);
@@ -129,12 +128,12 @@ TEST_F(HeldCompletions, NoPinOutlivesStop) {
   EXPECT_EQ(epochs.oldest(), epochs.current() + 1) << "a pin is live";
   EXPECT_TRUE(pool_.tables->close().ok());
   pool_.tables.reset();
-  client.reset();  // its peer is the server's
+  client.reset();  // the client's peer belongs to the server
   server_.reset();
 }
 
-// Each reader checks that every row is whole, of its key, and never older than what was
-// acknowledged before it asked.
+// Each reader checks that every row is whole, has its key, and is never older than the version
+// that was acknowledged before the pull.
 class Storm {
  public:
   Storm(table::Table& table, uint64_t seed) : table_(table), seed_(seed) {}

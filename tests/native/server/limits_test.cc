@@ -1,4 +1,4 @@
-// Limits that a server keeps over all of its connections, and a medium that goes away under it.
+// Limits that a server enforces over all of its connections, and a medium that fails under it.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -60,7 +60,7 @@ TEST_F(ServerLimits, APullThatWaitsForItsVersionIsNotIdle) {
   auto parked = connect();
   ASSERT_TRUE(parked->send(pull_frame(1, {{rows_.id(), {1}}}, 0, /*min_version=*/5, 60'000)));
   ASSERT_TRUE(waits_until([&] { return server_->stats().waits_for_version > 0; }));
-  auto idle = connect();  // later
+  auto idle = connect();  // connected later
   EXPECT_TRUE(idle->last_error().ok() || idle->last_error().code() == Code::kUnavailable);
   ASSERT_TRUE(waits_until([&] { return server_->stats().connections_closed_idle == 1; }));
   for (uint32_t partition = 0; partition < 2; ++partition) {
@@ -83,8 +83,8 @@ TEST_F(ServerLimits, MemoryBelowFourFramesIsRefused) {
       << started.status().to_string();
 }
 
-// Hostile clients of every kind at once: half of a long push, replies that are never read, pushes
-// without end.
+// Hostile clients of every kind at once: half of a long push, replies that are never read,
+// endless pushes.
 TEST_F(ServerLimits, HostileClientsShareOneBudget) {
   options_.limits.body_bytes = uint32_t{2} << 20;
   options_.memory_bytes = uint64_t{10} << 20;
@@ -128,7 +128,7 @@ TEST_F(ServerLimits, CallsOfThisProcessCountUntilTheyAreTaken) {
   while (sent < 64 && server_->stats().memory_used_bytes < options_.memory_bytes) {
     ASSERT_TRUE(server_->calls().submit(request).ok());
     ++sent;
-    ASSERT_TRUE(waits_until([&] {  // each reply is 1 MiB
+    ASSERT_TRUE(waits_until([&] {  // each reply has 1 MiB
       return server_->stats().memory_used_bytes >= sent * kRowBytes * 256;
     }));
   }
@@ -139,9 +139,9 @@ TEST_F(ServerLimits, CallsOfThisProcessCountUntilTheyAreTaken) {
   EXPECT_EQ(server_->stats().memory_used_bytes, 0u);
 }
 
-// The kernel says EFAULT where a pull would be killed by SIGBUS. Closing the connection would let
-// clients ask for the row again and again, each time with an error that names neither the pool nor
-// what is wrong with it.
+// The kernel returns EFAULT where a pull would be killed by SIGBUS. If the server closed the
+// connection, clients would ask for the row again and again, and each error would name neither
+// the pool nor its fault.
 using LostMedium = ServerLimits;
 
 void pull_from_a_file_that_was_cut(transport::GatherMode mode) {
@@ -163,7 +163,7 @@ void pull_from_a_file_that_was_cut(transport::GatherMode mode) {
   RawClient client(server.value()->port());
   static_cast<void>(client.call(pull_frame(1, {{rows.id(), {key}}})));
   static_cast<void>(client.call(pull_frame(2, {{rows.id(), {key}}})));
-  _exit(0);  // whoever gets here goes on serving errors
+  _exit(0);  // reached only by a server that keeps serving errors
 }
 
 bool is_stopped(int status) {

@@ -1,5 +1,5 @@
-// A client of bytes: sends any frame, good or bad, and reads one reply. Over a socket or the
-// loopback transport.
+// A raw client: sends any frame, good or bad, and reads one reply, over a socket or the loopback
+// transport.
 #pragma once
 
 #include <functional>
@@ -17,8 +17,8 @@ namespace petps::server {
 struct Reply {
   wire::FrameHeader header;
   std::vector<std::byte> body;
-  bool closed = false;         // nothing came: the connection ended or the time was over
-  base::Status error() const;  // OK when the code is 0; kUnavailable when closed
+  bool closed = false;         // no reply: the connection was closed, or the time was over
+  base::Status error() const;  // OK if the code is 0; kUnavailable if closed
 };
 
 class RawClient {
@@ -35,7 +35,7 @@ class RawClient {
     send(frame);
     return receive();
   }
-  // Reads until the connection is closed; the last error.
+  // Read until the connection is closed; return the last error.
   base::Status last_error(int timeout_ms = 60'000);
 
  private:
@@ -44,7 +44,7 @@ class RawClient {
   std::unique_ptr<transport::LoopbackClient> loopback_;
 };
 
-// What a pull answered: rows[i] empty for a missing key.
+// The result of a pull: rows[i] is empty for a missing key.
 struct Pulled {
   base::Status status;
   uint64_t applied_version = 0;
@@ -60,7 +60,7 @@ struct Ask {
 wire::Frame pull_frame(uint64_t id, const std::vector<Ask>& asks, uint32_t instance = 0,
                        uint64_t min_version = 0, uint32_t wait_ms = 0);
 
-// A pool with one instance and the tables that the tests name: in memory, or at a path.
+// A pool with one instance and the tables that the tests create, in memory or at a path.
 struct TestPool {
   explicit TestPool(const std::string& path = "");
   table::Table& add_table(const std::string& name, uint32_t dim, uint32_t row_bytes,
@@ -69,7 +69,7 @@ struct TestPool {
   uint32_t instance = 0;
 };
 
-// A row that shows which key and which write it came from, and whether it is torn.
+// Make a row that shows its key and version, and whether it is torn.
 std::vector<std::byte> row_of(uint64_t key, uint64_t version, size_t row_bytes);
 bool is_whole(uint64_t key, std::span<const std::byte> row, uint64_t* version = nullptr);
 wire::Frame push_frame(uint64_t id, const table::Table& table, const std::vector<uint64_t>& keys,

@@ -1,4 +1,4 @@
-// A client of bytes over rdma: a raw TCP connection, and the queue pair that was offered over it.
+// A raw client over rdma: a raw TCP connection, and the queue pair that was offered over it.
 #pragma once
 
 #include <poll.h>

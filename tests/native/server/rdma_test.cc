@@ -1,5 +1,5 @@
-// Rdma beside TCP, over fake devices: the offer, pulls and pushes, and how each side's end reaches the
-// other. Does not cover: a real device (tests/lab).
+// Rdma beside TCP, over fake devices: the offer, pulls and pushes, and how each side notices that
+// the other is gone. Does not cover: a real device (tests/lab).
 #include <gtest/gtest.h>
 #include <linux/magic.h>
 #include <poll.h>
@@ -44,7 +44,7 @@ class RdmaServer : public testing::Test {
   std::unique_ptr<RdmaClient> connect() {
     return std::make_unique<RdmaClient>(server_->port(), clients_);
   }
-  // A server of a new pool in that folder; both are gone again when it returns.
+  // Start a server of a new pool in that folder; destroy both before returning.
   Status start_in(const std::string& folder) {
     const std::string path =
         folder + "/rdma_test_" + std::to_string(base::monotonic_ns()) + ".pool";
@@ -81,7 +81,7 @@ TEST_F(RdmaServer, PullsAndPushesAsOverTcp) {
   start();
   auto client = connect();
   std::vector<uint64_t> keys(500);
-  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i * 37 % 2100;  // some are not there
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i * 37 % 2100;  // some keys are missing
   const wire::Frame pull = pull_frame(7, {{rows_.id(), keys}, {users_.id(), {1, 5000}}});
   const Reply over_rdma = client->call(pull);
   const Reply over_tcp = client->door.call(pull);
@@ -106,7 +106,7 @@ TEST_F(RdmaServer, PullsAndPushesAsOverTcp) {
   EXPECT_EQ(fabric_.not_ready(), 0u);
 }
 
-// Nothing comes over the line as long as requests come over the other connection.
+// Nothing arrives over the TCP connection while requests use the rdma connection.
 TEST_F(RdmaServer, TheLineOfABusyConnectionIsNotIdle) {
   options_.transport.idle_ms = 3'000;
   start();
@@ -120,7 +120,7 @@ TEST_F(RdmaServer, TheLineOfABusyConnectionIsNotIdle) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));  // far below the limit
   }
   EXPECT_TRUE(client->door.call(pull).error().ok());
-  // Then neither brings anything, and both go: the line with its connection.
+  // Then neither connection brings anything and both are closed, the TCP one with the rdma one.
   EXPECT_TRUE(waits_until([&] { return server_->stats().connections == 0; }));
   EXPECT_EQ(server_->stats().connections_closed_idle, 2u);
 }
@@ -172,7 +172,7 @@ TEST_F(RdmaServer, ADeadClientLeavesWithItsDoor) {
   auto client = connect();
   ASSERT_TRUE(client->send(pull_frame(7, {{rows_.id(), {1, 2, 3}}})));
   EXPECT_TRUE(waits_until([&] { return device_->held() == 1; }));
-  client.reset();  // the process is gone, and with it both
+  client.reset();  // the process and both connections are gone
   EXPECT_TRUE(waits_until([&] { return server_->stats().connections == 0; }));
   EXPECT_TRUE(waits_until([&] { return device_->held() == 0; }));
   EXPECT_TRUE(waits_until([&] {
@@ -210,7 +210,7 @@ TEST_F(RdmaServer, StoppingEndsWhatTheDeviceStillReads) {
 }
 
 TEST_F(RdmaServer, APoolInAFileIsRefusedWithTheRemedy) {
-  // The build folder is on a disk, whatever the machine's temporary folder is.
+  // The build folder is on a disk even if the machine's temporary folder is not.
   struct statfs system {};
   ASSERT_EQ(statfs("build", &system), 0);
   if (system.f_type == TMPFS_MAGIC) GTEST_SKIP() << "build/ is in memory here";
@@ -225,8 +225,8 @@ TEST_F(RdmaServer, APoolInAFileInMemoryIsServed) {
   EXPECT_TRUE(started.ok()) << started.to_string();
 }
 
-// Rows that check themselves, pulled over a device that reads late and in any order, while they are
-// replaced and their slots used again. Returns the torn, foreign or missing ones.
+// Rows that check themselves are pulled over a device that reads late and in any order, while
+// they are replaced and their slots reused. Return the number of torn, foreign or missing rows.
 class RdmaUnderUpdates : public RdmaServer {
  protected:
   uint64_t run(double seconds) {

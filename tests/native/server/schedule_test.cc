@@ -1,4 +1,4 @@
-// How workers are scheduled, as the kernel tells it.
+// How workers are scheduled, as the kernel reports it.
 #include "server/schedule.h"
 
 #include <gtest/gtest.h>
@@ -21,12 +21,12 @@
 namespace petps::server {
 namespace {
 
-constexpr size_t kRuntime = 3;  // of the kernel's sched_attr, in words of 8 bytes
+constexpr size_t kRuntime = 3;  // index in the kernel's sched_attr, in words of 8 bytes
 using Words = std::array<uint64_t, 6>;
 
 Words attributes_of(pid_t thread) {
   Words words{};
-  syscall(SYS_sched_getattr, thread, words.data(), sizeof(words), 0);  // zeros where it may not
+  syscall(SYS_sched_getattr, thread, words.data(), sizeof(words), 0);  // zeros if not permitted
   return words;
 }
 
@@ -47,7 +47,8 @@ class ScheduleTest : public testing::Test {
  protected:
   ScheduleTest() : users_(pool_.add_table("users", 16, 64, 1000)) {}
 
-  // The attributes of the one worker, once it has answered; all others must not have its slice.
+  // Return the attributes of the one worker, once it has answered; no other thread may have its
+  // slice.
   Words worker_of(uint32_t real_time) {
     ServerOptions options;
     options.port = 0;
@@ -94,7 +95,7 @@ TEST_F(ScheduleTest, APriorityThatIsNotPermittedIsRefusedBeforeAnythingListens) 
   ASSERT_EQ(getrlimit(RLIMIT_RTPRIO, &before), 0);
   const rlimit none{0, before.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_RTPRIO, &none), 0);
-  std::thread([&] {  // of this thread and those that it starts
+  std::thread([&] {  // affects this thread and those that it starts
     __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
     __user_cap_data_struct data[2] = {};
     EXPECT_EQ(syscall(SYS_capset, &header, data), 0);

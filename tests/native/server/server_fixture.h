@@ -1,4 +1,4 @@
-// The fixture of the tests that speak to one server through raw sockets.
+// The fixture of tests that use one server through raw sockets.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ class ServerTest : public testing::Test {
     EXPECT_EQ(status.code(), code) << status.to_string();
     EXPECT_NE(status.message().find(part), std::string_view::npos) << status.to_string();
   }
-  // A bad request must not hurt its connection's next one.
+  // A bad request must not affect the connection's next request.
   void expect_serves(RawClient& client) {
     const Pulled pulled = decode_pulled(client.call(pull_frame(7, {{users_.id(), {1}}})));
     ASSERT_TRUE(pulled.status.ok()) << pulled.status.to_string();

@@ -1,5 +1,5 @@
-// Requests and their replies through a raw socket: the message of every refusal is read.
-// bad_frames_test has the frames that no client of ours sends.
+// Requests and their replies through a raw socket; the message of every refusal is checked.
+// bad_frames_test has the frames that none of our clients sends.
 #include "server/server.h"
 
 #include <gtest/gtest.h>
@@ -286,13 +286,14 @@ TEST(GivenUpPushes, AreToldWhileAnOlderCallIsUnderWay) {
   EXPECT_FALSE(given_up.has({1, 264, 200, 0})) << "beyond what the bits tell";
 }
 
-// A slow model: the ended calls as a set. Snapshots arrive in any order, as over many connections.
+// A slow model: the finished calls as a set. Snapshots arrive in any order, as over many
+// connections.
 TEST(GivenUpPushes, AreWhatAModelSays) {
   std::mt19937_64 random(tests::seed());
   for (int round = 0; round < 200; ++round) {
     GivenUpPushes given_up;
     std::set<uint64_t> under_way;
-    std::set<uint64_t> told;  // ended, by what was taken
+    std::set<uint64_t> told;  // finished, according to the received pushes
     uint64_t next = 1;
     std::vector<std::pair<wire::PushOrder, std::set<uint64_t>>> sent;
     for (int step = 0; step < 300; ++step) {
@@ -457,7 +458,7 @@ TEST_F(ServerTest, AClientThatNeverReadsIsClosed) {
   start();
   auto mute = connect();
   const std::vector<uint64_t> keys(20'000, 1);
-  const wire::Frame frame = pull_frame(1, {{users_.id(), keys}});  // 1.3 MB of reply each
+  const wire::Frame frame = pull_frame(1, {{users_.id(), keys}});  // 1.3 MB per reply
   std::thread flood([&] {
     for (int i = 0; i < 200 && mute->send(frame); ++i) {
     }
@@ -487,7 +488,7 @@ TEST_F(ServerTest, ConnectionsAboveTheLimitAreTold) {
 }
 
 TEST_F(ServerTest, ManyRequestsInFlightAreAllAnswered) {
-  options_.limits.in_flight = 4;  // far fewer than are sent: the rest waits in its connection
+  options_.limits.in_flight = 4;  // far fewer than are sent: the others wait in the connection
   start();
   auto client = connect();
   constexpr uint64_t kRequests = 300;

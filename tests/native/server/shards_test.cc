@@ -18,7 +18,7 @@ using base::Status;
 constexpr const char* kOwn = "here:1";
 constexpr const char* kOther = "there:1";
 
-// Of the two partitions of the pool's instance.
+// Return a map of the two partitions of the pool's instance.
 wire::ShardMap map_of(uint64_t version, uint64_t own) {
   wire::ShardMap map{"ranking", version, 2, {}};
   const uint64_t other = own == 0b11 ? 0 : 0b11 & ~own;
@@ -58,7 +58,7 @@ class ShardsTest : public testing::Test {
   Reply pull(const std::vector<uint64_t>& keys, uint64_t min_version = 0, uint32_t wait_ms = 0) {
     return connect()->call(pull_frame(1, {{users_.id(), keys}}, 0, min_version, wait_ms));
   }
-  // A bound on any wait for what must happen: a hang is a failure.
+  // Wait for a condition that must become true; the wait is bounded, because a hang is a failure.
   template <typename Condition>
   static void wait_until(const Condition& condition) {
     const uint64_t until = base::monotonic_ns() + 20'000'000'000;
@@ -91,11 +91,12 @@ TEST_F(ShardsTest, AForeignKeyRefusesTheWholeRequest) {
   expect_error(pull(keys).error(), Code::kWrongShard, named);
   expect_error(client->call(push_frame(2, users_, keys, 3)).error(), Code::kWrongShard, named);
   EXPECT_EQ(server_->stats().wrong_shard, 2u);
-  // Nothing of the refused push was applied.
+  // No row of the refused push was applied.
   EXPECT_EQ(decode_pulled(pull({keys_[0][0]})).rows[0], row_of(keys_[0][0], 2, 64));
 }
 
-// Whoever writes past the client is refused too, with the client's words; and is not, once the map gives the keys one server.
+// A program that writes without the client library is refused too, with the client's text. It is
+// accepted once the map gives the keys a single server.
 TEST_F(ShardsTest, APushToAReplicaIsRefused) {
   start(0b11);
   auto client = connect();
@@ -178,8 +179,9 @@ TEST_F(ShardsTest, AppliedVersionCountsOwnedPartitionsOnly) {
   expect_error(pull({keys_[0][0]}).error(), Code::kWrongShard, "map version 4");
 }
 
-// Partition 0 is at version 9, partition 1 at version 2, and the map goes to and fro. A pull of
-// partition 1 never claims more than 2, one of both is whole or refused, and nothing is a miss.
+// Partition 0 is at version 9, partition 1 at version 2, and the map changes back and forth. A
+// pull of partition 1 never claims more than version 2. A pull of both is answered as a whole or
+// refused, and never misses a row.
 TEST_F(ShardsTest, AMapChangeIsSeenWholeByEachRequest) {
   start(0b01);
   record(0, 9);
@@ -223,7 +225,7 @@ TEST_F(ShardsTest, AMapChangeIsSeenWholeByEachRequest) {
   EXPECT_GE(refused.load(), 200u);
 }
 
-// ---- min_version that waits
+// ---- Pulls that wait for min_version
 
 TEST_F(ShardsTest, APullWaitsForItsVersionAndItsNeighboursDoNot) {
   start(0b11);
@@ -232,7 +234,7 @@ TEST_F(ShardsTest, APullWaitsForItsVersionAndItsNeighboursDoNot) {
   auto waiting = connect();
   waiting->send(pull_frame(1, {{users_.id(), {1}}}, 0, 2, 60'000));
   wait_until([&] { return server_->stats().waits_for_version > 0; });
-  EXPECT_EQ(decode_pulled(pull({1})).applied_version, 1u);  // by the same, only worker
+  EXPECT_EQ(decode_pulled(pull({1})).applied_version, 1u);  // by the same worker, the only one
   record(0, 2);
   EXPECT_EQ(decode_pulled(pull({1})).applied_version, 1u);
   record(1, 3);
@@ -241,7 +243,7 @@ TEST_F(ShardsTest, APullWaitsForItsVersionAndItsNeighboursDoNot) {
   EXPECT_EQ(pulled.applied_version, 2u);
   EXPECT_EQ(pulled.rows[0], row_of(1, 1, 64));
   EXPECT_EQ(server_->stats().stale, 0u);
-  // The connection goes on, and its next pull has a time of its own.
+  // The connection stays open, and its next pull has its own time limit.
   expect_error(waiting->call(pull_frame(2, {{users_.id(), {1}}}, 0, 9, 1)).error(), Code::kStale,
                "version 9 is asked for, this server has applied 2");
 }

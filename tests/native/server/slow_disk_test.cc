@@ -1,11 +1,11 @@
-// A disk that takes its time: whatever a writer waits for there, no request waits with it.
+// A slow disk: no request waits for the disk operation of a writer.
 //
-// The medium holds one operation of the disk (a drain of one site, or the growth of the file) until it is
-// let go. While a writer stands in it, each kind of request must be answered on the one worker of the
-// server, and pulls through the worker of calls. No clock decides: a request that waits fails the test
-// when its patience is over.
+// The medium holds one operation of the disk (a drain at one site, or the growth of the file)
+// until the test releases it. While a writer waits in this operation, each kind of request must
+// be answered on the server's one worker, and pulls also through the worker of calls. The result
+// does not depend on timing: a request that waits fails the test after kPatienceMs.
 //
-// Does not cover: page faults of the mapping, which the kernel serves without a lock of ours.
+// Does not cover: page faults of the mapping, which the kernel serves without our locks.
 #include <gtest/gtest.h>
 
 #include <condition_variable>
@@ -27,7 +27,7 @@ constexpr int kPatienceMs = 20'000;
 
 class SlowDisk final : public media::Observer {
  public:
-  // Holds the next operation that `is_slow` names; one at a time.
+  // Hold the next operation that `is_slow` selects; one at a time.
   void hold_drain(Site site) {
     hold([site](const Site* at) { return at != nullptr && *at == site; });
   }
@@ -128,7 +128,7 @@ class SlowDiskTest : public testing::Test {
   }
 
   void expect_answer(const std::string& what, const wire::Frame& request) {
-    if (HasFailure()) return;  // the worker waits already
+    if (HasFailure()) return;  // the worker is already blocked
     ASSERT_TRUE(client_->send(request));
     const Reply reply = client_->receive(kPatienceMs);
     ASSERT_FALSE(reply.closed) << what << " waits for the disk";
@@ -144,7 +144,7 @@ class SlowDiskTest : public testing::Test {
     }
     FAIL() << "a pull of this process waits for the disk";
   }
-  // Whatever a worker can be asked for, and what changes under it meanwhile.
+  // Send every kind of request that a worker serves, and some that change its state.
   void expect_everything_answered() {
     wire::Frame frame;
     expect_answer("a pull", pull_frame(1, {{users_->id(), {1, 2, 3}}}));
@@ -169,7 +169,7 @@ class SlowDiskTest : public testing::Test {
     expect_call_answered();
     if (HasFailure()) disk_.let_go();  // `changed` may wait for it
   }
-  // `work` must come to the operation that is held.
+  // `work` must reach the operation that is held.
   void expect_no_request_waits(const std::function<Status()>& work) {
     auto done = std::async(std::launch::async, work);
     ASSERT_TRUE(disk_.wait_until_held()) << "the work never came to the disk";
@@ -247,7 +247,7 @@ TEST_F(SlowDiskTest, WhileAnInstanceIsDropped) {
   expect_no_request_waits([&] { return tables_->drop_instance(second_); });
 }
 
-// A worker that lists the tables holds them for that time; it may be the last that does.
+// A worker that lists the tables holds them while it does so, and may be the last that holds one.
 TEST_F(SlowDiskTest, WhoeverLetsADroppedTableGoWaitsForNoDisk) {
   ASSERT_TRUE(tables_->drop_instance(second_).ok());
   tables_->reclaim();
@@ -275,7 +275,8 @@ TEST_F(SlowDiskTest, WhoeverLetsADroppedTableGoWaitsForNoExtent) {
   busy.get();
 }
 
-// Two writers that need slots at once: one grows, the other takes what it brought or grows again.
+// Two writers need slots at the same time: one grows the pool, the other takes the new slots or
+// grows it again.
 TEST_F(SlowDiskTest, ASecondTableGrowsNothingTwice) {
   disk_.hold_growth();
   auto one = std::async(std::launch::async, [&] { fill(*users_, 10'000, 2); });

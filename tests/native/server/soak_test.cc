@@ -1,10 +1,11 @@
-// Pulls under full-speed updates and reclaim, over tcp in each way of gathering and over rdma where there
-// is a device. Rows check themselves,
-// so a torn, foreign, missing or outdated one is seen; under ASan freed slots are poisoned, so a read
-// that comes too late ends the program. With pins that protect nothing the same run must see the fault.
-// How long: PETPS_SOAK_SECONDS a mode; `make soak` gives it ten minutes. In the lab also on persistent
-// memory (PETPS_TEST_POOL: a path or a device) and between two networks (PETPS_TEST_HOST: the server's
-// address; PETPS_TEST_CLIENT_NETWORK: the clients', a file of /run/netns), where zero-copy is real.
+// Pulls under full-speed updates and reclaim, over tcp in each gather mode, and over rdma where a
+// device exists. Rows check themselves, so a torn, foreign, missing or outdated row is detected.
+// Under ASan freed slots are poisoned, so a late read terminates the program. With pins that
+// protect nothing the same run must detect the fault.
+// PETPS_SOAK_SECONDS sets the seconds per mode; `make soak` sets ten minutes. The lab also runs
+// it on persistent memory (PETPS_TEST_POOL: a path or a device) and between two networks, where
+// zero-copy is real (PETPS_TEST_HOST: the server's address; PETPS_TEST_CLIENT_NETWORK: the
+// clients' network, a file of /run/netns).
 // Does not cover: crashes (tests/crash).
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -40,14 +41,14 @@ namespace {
 
 using transport::GatherMode;
 
-// null: not given.
+// Null if not set.
 const char* given_pool() { return std::getenv("PETPS_TEST_POOL"); }
 const char* given_network() { return std::getenv("PETPS_TEST_CLIENT_NETWORK"); }
 std::string host() {
   const char* given = std::getenv("PETPS_TEST_HOST");
   return given != nullptr ? given : "127.0.0.1";
 }
-// The first RDMA device of this machine, or null.
+// Return the first RDMA device of this machine, or null.
 std::shared_ptr<transport::Verbs> rdma_device() {
   static const std::shared_ptr<transport::Verbs> device = [] {
     auto opened = transport::open_verbs("");
@@ -56,7 +57,7 @@ std::shared_ptr<transport::Verbs> rdma_device() {
   return device;
 }
 
-// How rows travel.
+// The path that rows take to the client.
 struct Way {
   GatherMode gather = GatherMode::kCopy;
   bool rdma = false;
@@ -103,7 +104,7 @@ class Soak {
 
   void disable_pins() { pool_.tables->epochs().disable_pins_for_test(); }
 
-  // Ends after `seconds`, or at the first violation unless only a death is waited for.
+  // Run for `seconds`, or until the first violation unless the test waits for the program's death.
   void run(double seconds, bool until_death = false) {
     const uint64_t until = base::monotonic_ns() + static_cast<uint64_t>(seconds * 1e9);
     const uint64_t give_up = until + kPatienceNs;
@@ -120,7 +121,7 @@ class Soak {
         pool_.tables->reclaim();
       }
     });
-    // One that is always ready; and one that takes its time, so that rows wait in the send queue.
+    // One reader that is always ready, and one that is slow, so that rows wait in the send queue.
     threads.emplace_back([&] { read(500, 2, 0, 1, over); });
     threads.emplace_back([&] { read(2000, 4, 3, 2, over); });
     for (std::thread& thread : threads) thread.join();
@@ -140,10 +141,10 @@ class Soak {
   static constexpr uint64_t kListsLeast = 10;
   std::atomic<uint64_t> violations{0};
   std::atomic<uint64_t> rows_read{0};
-  std::string first;  // after run()
+  std::string first;  // valid after run()
 
  private:
-  static constexpr uint64_t kPatienceNs = 60'000'000'000;  // of a busy machine
+  static constexpr uint64_t kPatienceNs = 60'000'000'000;  // enough for a busy machine
 
   bool has_seen_enough() const {
     const StatsSnapshot stats = server_->stats();
@@ -172,7 +173,7 @@ class Soak {
     for (const uint64_t key : keys) acknowledged_[key].store(version, std::memory_order_release);
   }
 
-  // The calling thread's network becomes the clients'.
+  // Move the calling thread into the clients' network.
   static void enter_network() {
     if (given_network() == nullptr) return;
     const int network = ::open(given_network(), O_RDONLY | O_CLOEXEC);
@@ -297,7 +298,7 @@ TEST_P(Soaked, SeesTheFaultWhenPinsAreDisabled) {
           soak.disable_pins();
           soak.run(60, /*until_death=*/true);  // a torn row may be seen before a poisoned one
         },
-        // The second when the slot was used again before ASan looked for what it was.
+        // unknown-crash occurs if the slot was reused before ASan looked up what it was.
         "use-after-poison|unknown-crash");
     return;
   }

@@ -1,5 +1,5 @@
-// The histogram: every value falls into a bucket whose bounds hold it, and quantiles are off by at
-// most one bucket.
+// The histogram: every value falls into a bucket whose bounds contain it, and a quantile is wrong
+// by at most one bucket.
 #include "server/stats.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Completions of zero-copy sends against a slow model: a set of numbers for each list.
-// Does not cover: which numbers the kernel gives (tests/contract, over real sockets).
+// Completions of zero-copy sends, checked against a slow model: a set of numbers per list.
+// Does not cover: which numbers the kernel assigns (tests/contract, over real sockets).
 #include "transport/tcp/flights.h"
 
 #include <gtest/gtest.h>
@@ -88,7 +88,7 @@ TEST_F(FlightsTest, AsASlowModelDoes) {
       }
     } else if (!open.empty()) {
       const size_t at = random() % open.size();
-      size_t end = at + 1;  // a range of neighbours, which may belong to several lists
+      size_t end = at + 1;  // a range of neighbours, perhaps of several lists
       while (end < open.size() && open[end] == open[end - 1] + 1 && random() % 4 != 0) ++end;
       for (size_t i = at; i < end; ++i) {
         for (std::set<uint32_t>& numbers : model) numbers.erase(open[i]);

@@ -1,5 +1,5 @@
 // The choice between copy, sendmsg and zero-copy, and the measurement behind it.
-// Does not cover: whether the figures are right (make bench ONLY=gather shows that).
+// Does not cover: whether the figures are right (run make bench ONLY=gather for that).
 #include "transport/gather_choice.h"
 
 #include <gtest/gtest.h>
@@ -73,7 +73,7 @@ TEST(GatherChoice, ZeroCopyThatCopiedNeverWins) {
 TEST(MeasureGather, MeasuresEveryWayAndSeesThatLoopbackCopies) {
   const std::vector<std::byte> memory(size_t{1} << 20, std::byte{1});
   const std::atomic<bool> stop{false};
-  const auto measured = measure_gather(memory, 60'000, stop);  // ends when it is complete
+  const auto measured = measure_gather(memory, 60'000, stop);  // returns when it is complete
   ASSERT_TRUE(measured.ok()) << measured.status().to_string();
   EXPECT_TRUE(measured.value().complete);
   for (size_t r = 0; r < GatherCosts::kRowBytes.size(); ++r) {

@@ -61,7 +61,7 @@ QueuePair sample_queue_pair() {
   return pair;
 }
 
-// Two replicas of partitions 0 to 63 and 69, and the server of the others.
+// Two servers that are replicas for partitions 0 to 63 and 69, and one server of the others.
 ShardMap sample_shard_map() {
   ShardMap map{"ranking", 5, 70, {}};
   PartitionSet half{};
@@ -272,7 +272,7 @@ std::vector<NamedFrame> sample_frames() {
 Status decode_any(std::span<const std::byte> frame) {
   FrameHeader header;
   PETPS_RETURN_IF_ERROR(decode_header(frame, header));
-  // What a transport does with a length: it waits for more, or hands over exactly the frame.
+  // What a transport does with a length: it waits for more bytes, or hands over exactly the frame.
   if (frame.size() - kHeaderBytes < header.body_bytes)
     return Status(Code::kInvalidArgument, "incomplete");
   const std::span<const std::byte> body = frame.subspan(kHeaderBytes, header.body_bytes);

@@ -1,5 +1,5 @@
-// One frame of each kind, with fixed content: what the golden bytes hold and what the mutation test
-// starts from.
+// One frame of each kind, with fixed content: the golden bytes hold them, and the mutation test
+// starts from them.
 #pragma once
 
 #include <string>
@@ -16,11 +16,11 @@ struct NamedFrame {
 
 std::vector<NamedFrame> sample_frames();
 
-// Decodes the frame by the opcode of its own header; the Status of whatever it is. Checks that
-// views lie inside it.
+// Decode the frame by the opcode of its own header and return the Status. Check that views lie
+// inside the frame.
 base::Status decode_any(std::span<const std::byte> frame);
 
-std::string to_hex(std::span<const std::byte> bytes);  // 16 bytes a line
+std::string to_hex(std::span<const std::byte> bytes);  // 16 bytes per line
 Frame from_hex(const std::string& text);
 
 }  // namespace petps::wire

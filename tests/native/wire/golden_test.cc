@@ -1,5 +1,5 @@
-// The bytes of one frame of each kind never change: clients and servers of different ages talk to
-// each other.
+// The bytes of one frame of each kind never change, because clients and servers of different ages
+// communicate.
 #include <gtest/gtest.h>
 
 #include <fstream>

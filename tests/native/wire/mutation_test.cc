@@ -1,7 +1,7 @@
-// Broken frames: never a crash, always a Status that says something. Run under ASan, each frame
-// lies in memory of exactly its size, so that one byte read too many is seen. Does not cover:
-// frames larger than a few hundred bytes, and what a server does with a frame that decodes
-// (tests/native/server).
+// Broken frames: they never cause a crash, and always return a Status with a message. Under ASan
+// each frame lies in memory of exactly its size, so that reading one byte too many is detected.
+// Does not cover: frames larger than a few hundred bytes, and what a server does with a frame
+// that decodes (tests/native/server).
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -59,7 +59,7 @@ class Mutator {
     const size_t at = random_() % (frame.size() - width + 1) / width * width;
     std::memcpy(frame.data() + at, &value, width);
   }
-  // Makes the header agree with the size, so that the mutation reaches the body's decoder.
+  // Make the header agree with the size, so that the mutation reaches the body's decoder.
   void fix_length(Frame& frame) {
     if (frame.size() < kHeaderBytes) return;
     const auto length = static_cast<uint32_t>(frame.size() - kHeaderBytes);
@@ -95,7 +95,8 @@ TEST(Mutation, NeverACrashAlwaysAMessage) {
     }
     ASSERT_LT(base::monotonic_ns() - start, kDeadlineNs);
   }
-  // Both ways must have been taken, or the mutations are too wild or too tame to test anything.
+  // Both outcomes must occur often; otherwise the mutations are too wild or too tame to test
+  // anything.
   EXPECT_GT(refused, 1000u);
   EXPECT_GT(accepted, 1000u);
 }
@@ -106,12 +107,12 @@ TEST(Mutation, EveryTruncationIsRefused) {
       const std::unique_ptr<std::byte[]> exact(new std::byte[n]);
       if (n > 0) std::memcpy(exact.get(), sample.bytes.data(), n);
       EXPECT_FALSE(decode_any({exact.get(), n}).ok()) << sample.name << " cut to " << n;
-      // Cut, and the header says so: only texts may still be whole.
+      // A cut frame whose header has the cut length: only texts may still be whole.
       if (n < kHeaderBytes || sample.name == "error" || sample.name == "status_reply") continue;
       const auto length = static_cast<uint32_t>(n - kHeaderBytes);
-      // What is appended to the hello reply later than the first release may be missing.
+      // Fields that releases after the first append to the hello reply may be missing.
       if (sample.name == "hello_reply" && length == 200) continue;
-      // So may the state of the tables: the 24 bytes and the one alias's word behind them.
+      // So may the state of the tables: 24 bytes, then one word for the one alias.
       if (sample.name == "tables_state" && length == 0) continue;
       if (sample.name == "tables_state_reply" && n + 28 == sample.bytes.size()) continue;
       std::memcpy(exact.get() + offsetof(FrameHeader, body_bytes), &length, sizeof(length));

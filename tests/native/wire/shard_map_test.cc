@@ -1,4 +1,4 @@
-// What a shard map may say, and who owns what by it.
+// Which shard maps are valid, and which server owns which partitions.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -96,8 +96,8 @@ TEST(ShardMap, PartitionsAsText) {
   EXPECT_EQ(partitions_text(set_of({0, 1, 2, 7, 1022, 1023})), "0-2, 7, 1022-1023");
 }
 
-// Any split of the partitions over servers and their replicas comes back from the wire as it was,
-// and every key has an owner.
+// Any split of the partitions over servers and replicas survives the wire unchanged, and every
+// key has an owner.
 TEST(ShardMap, AnyMapComesBack) {
   const uint64_t seed = tests::seed();
   std::mt19937_64 random(seed);

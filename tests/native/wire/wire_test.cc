@@ -209,7 +209,7 @@ TEST(Wire, RefusesTooManyKeysAndSections) {
 
 TEST(Wire, RefusesCountsThatDoNotFit) {
   Frame frame = pull_frame(1, 4);
-  change<uint32_t>(frame, 20, 5);  // the section says 5 keys, 4 are there
+  change<uint32_t>(frame, 20, 5);  // the section says 5 keys, the frame has 4
   expect_refused(decode_pull_frame(frame), Code::kInvalidArgument, "truncated pull");
   change<uint32_t>(frame, 20, 3);
   expect_refused(decode_pull_frame(frame), Code::kInvalidArgument, "8 bytes are left");
