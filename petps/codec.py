@@ -1,10 +1,10 @@
-"""Quantised rows: how checkpoints are made smaller (Check-N-Run 5.2, ``native/codec/FORMAT.md``).
+"""Quantised rows, which make checkpoints smaller (Check-N-Run 5.2, ``native/codec/FORMAT.md``).
 
-Owns:        the choice of method, bits and search parameters; the Python face of the native codec.
+Owns:        the choice of method, bits and search parameters; the Python API of the native codec.
 Never does:  know tables, chunks or files; change a row that is kept whole.
 Called by:   delta and checkpoint.
-Invariants:  the same rows, ``Quantisation`` and build give the same bytes on every processor.
-Threads:     any; the GIL is released while rows are worked on.
+Invariants:  The same rows, ``Quantisation`` and build give the same bytes on every processor.
+Threads:     any. The GIL is released while the codec runs.
 """
 
 from __future__ import annotations
@@ -37,31 +37,38 @@ Method = Literal["symmetric", "asymmetric", "adaptive", "kmeans"]
 METHODS: Final[tuple[Method, ...]] = ("symmetric", "asymmetric", "adaptive", "kmeans")
 BITS: Final = (2, 3, 4, 8)
 
-# Where Check-N-Run's Figures 10 and 11 flatten; ``choose_parameters`` finds a table's own.
+# Where the curves of Check-N-Run's Figures 10 and 11 flatten. ``choose_parameters`` finds
+# the values of a table.
 BINS_DEFAULT: Final = {2: 25, 3: 25, 4: 45, 8: 45}
 BINS_TRIED: Final = (5, 10, 15, 20, 25, 30, 35, 40, 45, 50)
 RATIOS_TRIED: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-# The gain tapers off where this share of the largest gain is reached.
+# A gain of at least this share of the largest gain is enough.
 GAIN_SHARE: Final = 0.98
-# Rows that tell the gain: 0.001 % of a large table, but never fewer than this (a thousand rows of
-# GloVe choose as all of them do).
+# Rows that show the gain: 0.001 % of a large table, but at least this number. (A thousand rows of
+# GloVe lead to the same choice as all of them.)
 SAMPLE_SHARE: Final = 1e-5
 SAMPLE_ROWS_MIN: Final = 1000
 
-# Check-N-Run 6.2: a training that is resumed at most so often loses less than 0.01 % accuracy.
+# (restores, bits) of Check-N-Run 6.2: a training that is resumed at most that often loses less
+# than 0.01 % accuracy.
 RESTORES_MAX: Final = ((1, 2), (3, 3), (20, 4))
 BITS_SAFE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """How rows are quantised. What was written is read with the same ``method`` and ``bits``.
+    """A method of quantising rows, with its parameters.
 
-    bins: steps that the range of a row is divided into (adaptive, 1..1024).
-    ratio: the share of the range that the search walks over (adaptive, 0..1).
-    seed: which elements of a row k-means starts from.
+    Rows can be read with the ``method`` and ``bits`` that wrote them; the rest affects writing.
 
-    Errors: InvalidArgument for a number outside its limits, when rows are given.
+    Attributes:
+        method: One of ``METHODS``.
+        bits: Bits per value, one of ``BITS``.
+        bins: Steps into which the search divides a row's range (adaptive, 1..1024).
+        ratio: Share of the range that the search covers (adaptive, 0..1).
+        seed: Selects the elements of a row from which k-means starts.
+
+    A number outside its limits raises InvalidArgument when rows are quantised.
     """
 
     method: Method = "asymmetric"
@@ -71,26 +78,27 @@ class Quantisation:
     seed: int = 0
 
     def row_bytes(self, dim: int) -> int:
-        """Bytes of one quantised row of ``dim`` values."""
+        """Return the bytes of one quantised row of ``dim`` values."""
         return _native.quantised_row_bytes(self.method, self.bits, dim)
 
     def quantise(self, rows: Floats) -> Bytes:
-        """rows: float32[n, dim] -> uint8[n, row_bytes(dim)].
+        """Quantise rows, float32[n, dim], to uint8[n, row_bytes(dim)].
 
-        Errors: InvalidArgument names the first row with a NaN, an infinity or a range beyond
-        float32.
+        Raises:
+            InvalidArgument: A row has a NaN, an infinity or a range beyond float32; names the
+                first such row.
         """
         return _native.quantise_rows(
             self.method, self.bits, rows, bins=self.bins, ratio=self.ratio, seed=self.seed
         )
 
     def dequantise(self, rows: Bytes, dim: int) -> Floats:
-        """rows: uint8[n, row_bytes(dim)] -> float32[n, dim]."""
+        """Decode rows, uint8[n, row_bytes(dim)], to float32[n, dim]."""
         return _native.dequantise_rows(self.method, self.bits, dim, rows)
 
 
 def default_quantisation(bits: int) -> Quantisation:
-    """Check-N-Run's choice: 8 bits asymmetric, fewer adaptive."""
+    """Return Check-N-Run's choice: asymmetric with 8 bits, adaptive with fewer."""
     _check_bits(bits)
     if bits == BITS_SAFE:
         return Quantisation("asymmetric", bits)
@@ -98,9 +106,9 @@ def default_quantisation(bits: int) -> Quantisation:
 
 
 def bits_for_restores(expected: float, restores: int = 0) -> int:
-    """Bits of a checkpoint's rows for a training expected to resume ``expected`` times.
+    """Return the bits of a checkpoint's rows for a training expected to resume ``expected`` times.
 
-    restores: how often it has resumed; once that exceeds ``expected``, 8 bits.
+    ``restores`` is how often it has resumed. Once that exceeds ``expected``, the result is 8.
     """
     if not expected >= 0 or restores < 0:
         raise InvalidArgument(
@@ -112,26 +120,31 @@ def bits_for_restores(expected: float, restores: int = 0) -> int:
 
 
 def bits_for_state(bits: int, asked: int | None = None) -> int:
-    """Bits of optimizer state beside rows of ``bits``: never below 8 unless ``asked`` for."""
+    """Return the bits of optimizer state: ``asked``, or by default ``bits`` but at least 8."""
     chosen = max(bits, BITS_SAFE) if asked is None else asked
     _check_bits(chosen)
     return chosen
 
 
 def sample_rows(n: int, seed: int = 0) -> npt.NDArray[np.int64]:
-    """Which of ``n`` rows ``choose_parameters`` should see: int64[m], ascending, distinct."""
+    """Return the numbers of the rows, of ``n``, for ``choose_parameters``: ascending int64[m]."""
     count = min(n, max(SAMPLE_ROWS_MIN, int(n * SAMPLE_SHARE)))
     generator = np.random.default_rng(seed)
     return np.sort(generator.choice(n, count, replace=False, shuffle=False))
 
 
 def choose_parameters(rows: Floats, bits: int) -> Quantisation:
-    """The quantisation of a table with rows like ``rows``: float32[n, dim], see ``sample_rows``.
+    """Return the quantisation for a table with rows like ``rows``.
 
-    First the least number of bins, then with it the least ratio, whose gain over asymmetric is near
-    the largest. 8 bits are asymmetric: there is nothing to gain.
+    The search takes the smallest number of bins whose gain over asymmetric is near the largest
+    gain, and then the smallest ratio in the same way. 8 bits are asymmetric: nothing to gain.
 
-    Errors: InvalidArgument as of ``Quantisation.quantise``, or without rows.
+    Args:
+        rows: float32[n, dim]; see ``sample_rows``.
+        bits: Bits per value.
+
+    Raises:
+        InvalidArgument: As in ``Quantisation.quantise``, or there are no rows.
     """
     chosen = default_quantisation(bits)
     if chosen.method != "adaptive":
@@ -144,7 +157,7 @@ def choose_parameters(rows: Floats, bits: int) -> Quantisation:
 
 
 def mean_l2_error(rows: Floats, quantisation: Quantisation) -> float:
-    """Mean over rows (float32[n, dim], n > 0) of the l2 distance of a row to what is read back."""
+    """Return the mean l2 distance between rows, float32[n > 0, dim], and the rows as decoded."""
     if len(rows) == 0:
         raise InvalidArgument("rows: none given, so there is no mean error")
     back = quantisation.dequantise(quantisation.quantise(rows), rows.shape[1])
@@ -152,7 +165,7 @@ def mean_l2_error(rows: Floats, quantisation: Quantisation) -> float:
 
 
 def _where_gain_tapers_off(rows: Floats, plain: float, tried: list[Quantisation]) -> Quantisation:
-    """The first of ``tried`` (cheapest first) with nearly the largest gain."""
+    """Return the first of ``tried`` (cheapest first) with nearly the largest gain."""
     gains = [plain - mean_l2_error(rows, one) for one in tried]
     enough = GAIN_SHARE * max(gains)
     return next(one for one, gain in zip(tried, gains, strict=True) if gain >= enough)

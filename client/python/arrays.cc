@@ -11,7 +11,8 @@ std::string shape_of(const py::array& array) {
   return text + "]";
 }
 
-// `wanted` such as "float32[n, dim]": its rank and dtype are T's and `rank`.
+// Return `object` as an array after checking its type, dtype T, rank and layout. `wanted`
+// describes these in messages, such as "float32[n, dim]".
 template <typename T>
 py::array checked(const py::object& object, const std::string& name, const char* wanted,
                   py::ssize_t rank) {

@@ -9,7 +9,8 @@
 namespace petps::client::python {
 namespace {
 
-// keys uint64[n] -> (uint64[u] in order of first occurrence, int64[n] which of them stands where).
+// Return (distinct keys uint64[u] in order of first occurrence, int64[n] places: which of them is
+// key i). `keys`: uint64[n].
 py::tuple distinct(const py::object& keys) {
   const auto view = keys_of(keys);
   if (view.size() >= uint64_t{1} << 32) invalid("keys: 4,294,967,296 or more in one call");
@@ -59,7 +60,7 @@ py::tuple tuple_of(const PushReport& report) {
                         report.refused);
 }
 
-// Calls hold the client while they run, so that close() in another thread takes it away from later calls only.
+// Shares the client with calls in progress: close() in another thread affects later calls only.
 class Session {
  public:
   Session(const std::string& url, const Options& options) {
@@ -71,8 +72,9 @@ class Session {
   ~Session() { close(); }
 
   void close() {
-    const py::gil_scoped_release
-        released;  // before the mutex; the last one out waits for the background thread
+    // Release the GIL before taking the mutex. The last owner's destructor waits for the
+    // client's background thread.
+    const py::gil_scoped_release released;
     std::shared_ptr<Client> last;
     const std::lock_guard lock(mutex_);
     last.swap(client_);
@@ -85,13 +87,13 @@ class Session {
         base::Status(base::Code::kFailedPrecondition, "the client is closed: connect again"));
   }
 
-  // pulls: (table, keys, out, mask or None) each.
+  // `pulls`: a list of (table, keys, out, mask or None). Return (found, version, instance).
   py::tuple pull(const py::list& pulls, const std::string& dtype, uint32_t deadline_ms,
                  uint64_t min_version, uint32_t wait_ms, const py::object& dedup) {
     const Form form = form_of(dtype);
     std::vector<std::string> names;
     std::vector<TablePull> wanted;
-    names.reserve(pulls.size());  // the views below point into it
+    names.reserve(pulls.size());  // `wanted` holds views into it
     for (const py::handle each : pulls) {
       const auto [table, keys, out, mask] =
           each.cast<std::tuple<std::string, py::object, py::object, py::object>>();
@@ -195,7 +197,7 @@ class Session {
   }
 
  private:
-  // (error or None, counts): a push to a full table fails and has counts.
+  // Return (error or None, counts). A push to a full table is an error with counts.
   template <typename Push>
   py::tuple run_push(PushOptions& options, const Push& push) {
     const std::shared_ptr<Client> held = client();

@@ -1,4 +1,4 @@
-// petps_client._native: the C++ client as Python sees it. Thin: checks arrays, releases the GIL, raises.
+// petps_client._native: the C++ client for Python. It checks arrays, releases the GIL and raises.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -14,7 +14,7 @@ namespace petps::client::python {
 
 namespace py = pybind11;
 
-// A Status on its way to petps_client.errors.
+// Carries a Status to the translator in bind_errors.cc.
 class StatusError : public std::exception {
  public:
   explicit StatusError(base::Status status)
@@ -31,11 +31,13 @@ class StatusError : public std::exception {
   throw StatusError(base::Status(base::Code::kInvalidArgument, std::move(message)));
 }
 
-// Views of arrays: dtype, rank and layout are checked, nothing is converted. They live as long as the Python object.
+// The functions below return views of arrays after checking dtype, rank and layout; they convert
+// nothing. A view is valid as long as its Python object.
 std::span<const uint64_t> keys_of(const py::object& object);
-// bool[n] to write to; empty for None.
+// Return a writable bool[n]; empty for None.
 std::span<uint8_t> mask_of(const py::object& object, size_t n);
-// float32[n, dim] or uint8[n, row_bytes] to write to, by the form; the width is the C++ client's to check.
+// Return a writable float32[n, dim] or uint8[n, row_bytes], by `form`. The C++
+// client checks the width.
 std::span<std::byte> out_of(const py::object& object, size_t n, Form form);
 struct FloatRows {
   std::span<const float> values;

@@ -1,7 +1,7 @@
-"""One tree of errors for everything petps says no to.
+"""The classes of all errors that petps raises.
 
-Every class carries the code that native code and the wire use (native/base/status.h), so that one
-name means one thing in C++, on the wire, in a log line and in an ``except``. The text of an error
+Every class carries the code that native code and the wire use (native/base/status.h). So an error
+has the same name in C++, on the wire, in a log line and in an ``except``. The text of an error
 names the thing that is wrong and the remedy. Native code raises exactly these classes.
 """
 
@@ -31,51 +31,51 @@ __all__ = [
 
 
 class PetpsError(Exception):
-    """Base of every error of petps. ``code`` is the name of native/base/status.h."""
+    """Base class of every error of petps. ``code`` is the name in native/base/status.h."""
 
     code: ClassVar[str] = "INTERNAL"
     number: ClassVar[int] = 13
 
 
 class InvalidArgument(PetpsError, ValueError):
-    """The input is wrong; asking again changes nothing."""
+    """Wrong input. A retry fails in the same way."""
 
     code = "INVALID_ARGUMENT"
     number = 1
 
 
 class NotFound(PetpsError, LookupError):
-    """No such table, file, model or instance."""
+    """An unknown table, file, model or instance."""
 
     code = "NOT_FOUND"
     number = 2
 
 
 class AlreadyExists(PetpsError):
-    """A pool, table or instance of that name is there already."""
+    """The name of a pool, table or instance exists already."""
 
     code = "ALREADY_EXISTS"
     number = 3
 
 
 class ResourceExhausted(PetpsError):
-    """Table full, disk full, or a limit reached."""
+    """A full table, a full disk, or a limit that is reached."""
 
     code = "RESOURCE_EXHAUSTED"
     number = 4
     report: object = None
-    """What was done before the limit was reached (a push to a full table: its PushReport)."""
+    """What was applied before the limit was reached (for a push to a full table: a PushReport)."""
 
 
 class FailedPrecondition(PetpsError):
-    """The thing is in the wrong state: closed, read-only, locked, fed by deltas."""
+    """A wrong state: closed, read-only, locked, fed by deltas."""
 
     code = "FAILED_PRECONDITION"
     number = 5
 
 
 class Unavailable(PetpsError, ConnectionError):
-    """The peer is away; asking again may help."""
+    """An unreachable peer. A retry may succeed."""
 
     code = "UNAVAILABLE"
     number = 6
@@ -89,51 +89,51 @@ class DeadlineExceeded(PetpsError, TimeoutError):
 
 
 class DataLoss(PetpsError):
-    """A checksum does not fit, a file is torn, a chunk is corrupt."""
+    """Damaged data: a wrong checksum, a torn file, a corrupt chunk."""
 
     code = "DATA_LOSS"
     number = 8
 
 
 class PermissionDenied(PetpsError):
-    """The caller may not do this."""
+    """A request that the caller is not allowed to make."""
 
     code = "PERMISSION_DENIED"
     number = 9
 
 
 class Stale(PetpsError):
-    """The server is older than the ``min_version`` asked for."""
+    """The server's rows are older than the requested ``min_version``."""
 
     code = "STALE"
     number = 10
     applied_version: int = 0
-    """Of the instance that was asked for, where the server adds it."""
+    """The applied version of the requested instance, if the server sends it."""
 
 
 class WrongShard(PetpsError):
-    """A key of the request is not owned by the server asked."""
+    """The server does not own a key of the request."""
 
     code = "WRONG_SHARD"
     number = 11
 
 
 class Unimplemented(PetpsError):
-    """Unknown operation, or a format newer than this program."""
+    """An unknown operation, or a format newer than this program."""
 
     code = "UNIMPLEMENTED"
     number = 12
 
 
 class InternalError(PetpsError):
-    """A mistake of petps itself: please report it."""
+    """A bug in petps. Please report it."""
 
     code = "INTERNAL"
     number = 13
 
 
 class IoError(PetpsError, OSError):
-    """The operating system refused; its reason is in the message."""
+    """An error of the operating system. The message has its reason."""
 
     code = "IO_ERROR"
     number = 14
@@ -161,5 +161,5 @@ _BY_NUMBER: dict[int, type[PetpsError]] = {leaf.number: leaf for leaf in _LEAVES
 
 
 def class_of(number: int) -> type[PetpsError]:
-    """The class of a native code's number; ``PetpsError`` for an unknown one."""
+    """Return the class for a native code's number; ``PetpsError`` for an unknown number."""
     return _BY_NUMBER.get(number, PetpsError)

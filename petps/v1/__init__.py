@@ -1,7 +1,7 @@
 """Room v1: the messages and the service of gRPC, package ``petps.v1``.
 
-Owns:        petps.proto; the build makes ``petps_pb2`` and ``petps_pb2_grpc`` of it.
-Never does:  anything: what a call does is server's.
-Called by:   server (grpc/), and whoever speaks to it: ``petps_pb2_grpc.PetpsStub(channel)``.
-Invariants:  numbers of fields are never reused.
+Owns:        petps.proto. The build generates ``petps_pb2`` and ``petps_pb2_grpc`` from it.
+Never does:  anything: the server implements the calls.
+Called by:   server (grpc/), and its clients: ``petps_pb2_grpc.PetpsStub(channel)``.
+Invariants:  Field numbers are never reused.
 """

@@ -1,4 +1,4 @@
-// petps:// URLs.
+// petps:// URLs and their parser.
 #pragma once
 
 #include <string>
@@ -9,13 +9,13 @@
 
 namespace petps::client {
 
-// Replicas of one model beyond this are a mistake in a configuration.
+// A URL with more replicas than this is a configuration error.
 inline constexpr size_t kMaxAddresses = 64;
 
 struct Address {
   std::string host;  // without brackets
   uint16_t port = 0;
-  std::string text() const;  // "h1:7070", "[::1]:7070"
+  std::string text() const;  // "h1:7070" or "[::1]:7070"
   bool operator==(const Address&) const = default;
 };
 
@@ -24,9 +24,10 @@ struct Url {
   std::string model;               // may be empty
 };
 
-// Errors: kInvalidArgument, naming the part that is wrong and the form that is expected.
+// Parse a petps:// URL.
+// Errors: kInvalidArgument; the message names the wrong part and the expected form.
 base::Result<Url> parse_url(std::string_view url);
-// One "host:port" of `whole`, which messages name.
+// Parse `text`, one "host:port" of the URL `whole`. Error messages quote `whole`.
 base::Result<Address> parse_address(std::string_view whole, std::string_view text);
 
 }  // namespace petps::client

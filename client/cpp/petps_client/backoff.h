@@ -1,4 +1,4 @@
-// How long a server is left alone after it failed.
+// Backoff: how long the client leaves a server alone after a failure.
 #pragma once
 
 #include <algorithm>
@@ -7,24 +7,25 @@
 
 namespace petps::client {
 
-// After so many failures in a row, and until its next answer, what a server was last known to have
-// does not count. The rests between them make about 10 ms at least.
+// After this number of failures in a row a server counts as gone until its next reply, and its
+// last catalogue no longer counts. The two backoffs between three failures take 7.5 to 15 ms.
 inline constexpr uint32_t kFailuresUntilGone = 3;
 
 struct Patience {
-  // The first rest is shorter than a server's restart, the longest one costs a recovered server little.
+  // The first backoff is shorter than a server's restart; the longest delays a recovery little.
   uint64_t first_rest_ns = 5'000'000;
   uint64_t longest_rest_ns = 500'000'000;
-  // A server that is silent for so long has failed. One that is silent for less was asked by a
-  // caller with less time, which says nothing about the server.
+  // A server that is silent for this long has failed. A shorter silence only means that the
+  // caller had less time; it says nothing about the server.
   uint64_t silence_ns = 500'000'000;
   uint32_t failures_until_gone = kFailuresUntilGone;
-  // Of the jitter; 0: another one in each process.
+  // Seed of the jitter; 0: a different one in each process.
   uint64_t seed = 0;
 };
 
-// Growing rests, each between a half and the whole of what is due: clients that lost one server at
-// the same moment do not come back at the same moment. Not thread-safe.
+// Exponential backoff. Each pause is drawn between half of the current limit and the whole. So
+// clients that lost a server at the same moment do not all return at the same moment.
+// Not thread-safe.
 class Backoff {
  public:
   explicit Backoff(const Patience& patience)

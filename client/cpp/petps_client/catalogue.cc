@@ -10,9 +10,9 @@ using base::Status;
 
 namespace {
 
-// More names than this make an error unreadable.
+// A longer list of names would make an error unreadable.
 constexpr size_t kMaxNamesShown = 20;
-// Instances that a pool has left: more than a pool has, and switches are hours apart.
+// Limit of left instances per pool. A pool has fewer, and switches are hours apart.
 constexpr size_t kMaxLeft = 64;
 
 std::string list_of(std::vector<std::string> names) {
@@ -155,7 +155,8 @@ void Catalogue::leave(LeftInstance left) {
 
 void Catalogue::follow(const Catalogue& before) {
   const std::string& meant = before.instance_name_;
-  // It means again what it had left, so leaving it counts anew.
+  // `before` has no record of its own current instance (see leave). So a pool that returned to an
+  // instance and leaves it again is counted from this second time.
   if (meant != instance_name_) leave({meant, before.instance(meant), state_.counter});
   for (const LeftInstance& left : before.left_) leave(left);
 }

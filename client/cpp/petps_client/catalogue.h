@@ -1,4 +1,4 @@
-// The tables of one server as it last told them, checked.
+// The checked list of tables that a server last sent.
 #pragma once
 
 #include <cstdint>
@@ -15,56 +15,67 @@
 
 namespace petps::client {
 
+// One table of an instance, with its default row in both forms.
 struct CatalogueTable {
   uint32_t id = 0;
   Table table;
-  std::vector<std::byte> default_stored;  // row_bytes
-  std::vector<float> default_values;      // dim
+  std::vector<std::byte> default_stored;  // row_bytes bytes
+  std::vector<float> default_values;      // dim values
 };
 
-// An instance that a pool meant before, seen or told by the pool itself.
+// An instance that the pool's alias resolved to earlier. Known from an earlier catalogue, or from
+// the previous instance that the pool records for the alias.
 struct LeftInstance {
   std::string name;
   uint32_t id = 0;
-  uint64_t counter = 0;  // of the first reply that showed the pool without it
+  uint64_t counter = 0;  // of the first reply in which the pool no longer resolves to it
 };
 
-// ASSUMPTIONS: immutable after build and follow; shared by calls that are under way while a newer one replaces it.
+// The tables and instances of one server.
+//
+// The current instance is the one that the URL's model resolves to on this server.
+// ASSUMPTIONS: immutable after build and follow. Calls in flight share it while a
+// newer one replaces it.
 class Catalogue {
  public:
-  // `model` is that of the URL: an alias, instance or model, or empty.
+  // Build a catalogue from a reply. `model` is the model of the URL: an alias, an
+  // instance, a model, or empty.
   // Errors: kUnavailable when the reply contradicts itself (a table's dim, dtype or row bytes).
   static base::Result<std::shared_ptr<Catalogue>> build(const wire::TablesReply& reply,
                                                         const std::string& model,
                                                         const std::string& peer);
-  // Remembers what the pool meant in `before`, an earlier catalogue of the same pool.
+  // Record the instances that the pool has left. `before`: an earlier catalogue of the same pool.
   void follow(const Catalogue& before);
 
-  // Of `instance` by name, or of the one that the URL's model stands for when it is empty.
-  // kNotFound: lists the tables, or the instances or models when that is not there; kInvalidArgument: no model was named and there are several.
+  // Find a table of `instance`, or of the current instance when `instance` is empty.
+  // Errors: kNotFound (lists the known tables, instances or models); kInvalidArgument (the URL
+  // names no model and the server has several).
   base::Result<const CatalogueTable*> find(std::string_view table,
                                            std::string_view instance = {}) const;
-  // Its number here; 0: unknown, and the tables are of no single instance.
+  // Return the id of the instance here, or of the current one when `name` is empty. 0: unknown,
+  // or the URL's model resolves to no single instance.
   uint32_t instance(std::string_view name = {}) const;
-  // Of the URL's model; empty when it is not here.
+  // Return the name of the current instance; empty when the URL's model is unknown here.
   const std::string& instance_name() const { return instance_name_; }
-  // Which pool, and which state of it; counter 0: a server of an earlier release.
+  // Return the pool's uuid and its counter of changes; counter 0: a server of an earlier release.
   const wire::CatalogueState& state() const { return state_; }
-  // Whether the server can be asked for all rows of this instance: it means it, or has gone on to a
-  // later one since. Of two instances of a pool the one made later has the higher number.
+  // Return whether the server can serve all rows of this instance: it is the current one, or the
+  // server has switched to a later one since. Within a pool a later instance has a higher id.
   bool reaches(std::string_view instance) const;
-  // The counter of the first reply that showed the pool without it as its meaning; 0: not known.
+  // Return the counter of the first reply in which the pool no longer resolved to the
+  // instance; 0: unknown.
   uint64_t left_at(std::string_view instance) const;
-  // 1: `a` is known here to be older than `b`; -1: newer; 0: not known here.
+  // Return 1 if `a` is known here to be older than `b`, -1 if newer, 0 if unknown here.
   int order(std::string_view a, std::string_view b) const;
-  // The version that the instance had applied here; 0: none, or not listed. Versions grow over all
-  // instances of a model.
+  // Return the version that the instance had applied here; 0: none, or the instance is not
+  // listed. Versions grow across all instances of a model.
   uint64_t applied_version(std::string_view instance) const;
-  // The instances that are known here to be older than `instance`.
+  // Return the instances that are known here to be older than `instance`.
   std::vector<std::string> older_than(std::string_view instance) const;
-  // Whether the URL's model is here.
+  // Return OK if the URL's model is known here, else the error that says why not.
   base::Status model_status() const { return model_status_; }
-  std::vector<Table> tables() const;  // of the URL's model, or all when there is no single one
+  // Return the tables of the current instance, or all tables when there is no current instance.
+  std::vector<Table> tables() const;
 
  private:
   struct Hash {
@@ -78,7 +89,7 @@ class Catalogue {
   };
   base::Status choose_instance(const wire::TablesReply& reply, const std::string& model,
                                const std::string& peer);
-  uint32_t number_of(std::string_view name) const;  // also of one that the pool has left
+  uint32_t number_of(std::string_view name) const;  // also finds instances that the pool has left
   void leave(LeftInstance left);
 
   wire::CatalogueState state_;

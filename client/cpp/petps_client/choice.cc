@@ -6,13 +6,15 @@ namespace petps::client {
 
 namespace {
 
-// Names known to be older than the last answer. Switches are hours apart, and a pool keeps few.
+// Limit of names known to be older than the last answer. Switches are hours apart, and a pool
+// keeps few instances.
 constexpr size_t kMaxOlder = 256;
 
 size_t hash_of(const std::string& name) { return std::hash<std::string>()(name); }
 
-// 1: `a` is known to be older than `b`; the pool that means `b` knows best. Where no pool knows both,
-// their versions say it; pushed tables have none. `first`: that of `a`, as remembered.
+// Return 1 if `a` is known to be older than `b`, -1 if newer, 0 if unknown. A pool whose current
+// instance is `b` overrides the others. If no pool knows both, compare their applied versions;
+// pushed tables have none. `first`: the remembered version of `a`.
 int order(std::string_view a, std::string_view b, std::span<const CataloguePointer> known,
           uint64_t first = 0) {
   int order = 0;
@@ -40,8 +42,8 @@ Answered::Last Answered::last() const {
   return {instance_, version_};
 }
 
-// A pool that meant the last answer's instance, and no longer does since a state that is newer than
-// the one it had then, was switched back.
+// A pool was switched back if it has left the last answer's instance in a state that is newer
+// than the pool's state when that answer was recorded.
 bool Answered::allows_locked(const Catalogue& server) const {
   const std::string& meant = server.instance_name();
   if (instance_.empty() || meant == instance_ || !older_.contains(meant)) return true;
@@ -100,7 +102,7 @@ bool counts(const ServerView& server, bool also_dead) {
          (server.answers || also_dead);
 }
 
-// Every group of which a server counts has one that can be asked for it.
+// Whether every group with a server that counts has one that can serve the instance.
 bool is_feasible(const std::string& instance, std::span<const GroupView> groups, bool also_dead) {
   return std::all_of(groups.begin(), groups.end(), [&](const GroupView& group) {
     bool any = false;
@@ -117,15 +119,16 @@ bool is_feasible(const std::string& instance, std::span<const GroupView> groups,
 struct Candidates {
   std::vector<std::string> allowed;
   std::vector<std::string> too_old;
-  std::vector<CataloguePointer> known;  // of all servers: what is older than what is no news
+  std::vector<CataloguePointer> known;  // of all servers: the order of two instances is permanent
 };
 
 void add_once(const std::string& name, std::vector<std::string>& names) {
   if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
 }
 
-// What nobody can compare with the last answer is not taken while a server that answers still has
-// that one; then the fleet has moved on, and the dead hold nobody back.
+// An instance that cannot be compared with the last answer's is refused while a live server
+// still lists that one. Once none does, the fleet has moved on, and dead servers must not
+// hold the client back.
 bool is_newer(const Catalogue& server, const Answered::Last& last,
               std::span<const CataloguePointer> known, std::span<const CataloguePointer> live) {
   if (last.instance.empty() || server.left_at(last.instance) != 0) return true;
@@ -164,7 +167,7 @@ Choice choose(std::span<const GroupView> groups, const Answered& answered) {
   bool also_dead = false;
   Candidates found = candidates_of(groups, answered, also_dead);
   if (found.allowed.empty() && found.too_old.empty()) {
-    // Nobody answers: the call tries again what was known.
+    // No server is live: the call tries the last known ones again.
     also_dead = true;
     found = candidates_of(groups, answered, also_dead);
   }
@@ -176,7 +179,7 @@ Choice choose(std::span<const GroupView> groups, const Answered& answered) {
       choice.too_old.append(choice.too_old.empty() ? "'" : ", '").append(name).append("'");
     return choice;
   }
-  // Where no instance has a server in every group, the newest: the group without one says so.
+  // If no instance has a server in every group, take the newest; the group without it reports so.
   const bool any_feasible =
       std::any_of(found.allowed.begin(), found.allowed.end(),
                   [&](const std::string& name) { return is_feasible(name, groups, also_dead); });

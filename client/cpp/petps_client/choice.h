@@ -1,12 +1,13 @@
-// Which instance of a model a call asks for, when servers mean different ones.
+// Choice of a model's instance for one call, when servers resolve the model differently.
 //
-// Servers switch a model one after another; they die, come back late, are restored, change places
-// behind an address. The rules (client/README.md, "While a model is being switched"):
-//   1. Only servers that answer count.
-//   2. Within a group, the newest instance that one of its servers means.
-//   3. Over all groups, the newest instance that every group has a server for.
-//   4. Never an instance older than the client has answered with, unless a pool that meant the newer
-//      one has gone back: an operator switched it back.
+// Servers switch a model one after another. They die, come back late, are restored from a copy,
+// or swap places behind an address. A server's current instance is the one that the URL's model
+// resolves to there. The rules (client/README.md, "While a model is being switched"):
+//   1. Only live servers count.
+//   2. Within a group, take the newest current instance of its servers.
+//   3. Across groups, take the newest instance that every group has a server for.
+//   4. Never take an instance older than one that the client has already returned rows of. The
+//      exception is a pool that an operator switched to the newer one and then back.
 #pragma once
 
 #include <array>
@@ -25,26 +26,27 @@ namespace petps::client {
 
 using CataloguePointer = std::shared_ptr<const Catalogue>;
 
-// What is known of one server: null when nothing is.
+// What the client knows of one server.
 struct ServerView {
-  CataloguePointer catalogue;
-  bool answers = true;
+  CataloguePointer catalogue;  // null: unknown
+  bool answers = true;         // false: it counts as gone
 };
 using GroupView = std::vector<ServerView>;
 
-// The newest instance that this client has answered with. Threads: all methods from any.
+// The newest instance that this client has returned rows of. Threads: all methods from any.
 class Answered {
  public:
-  // Whether rows of what this server means may be answered: they are not known to be older.
+  // Return whether this server's current instance is allowed: it is not known to be older.
   bool allows(const Catalogue& server) const;
-  // An answer of `instance` was given. `known`: the catalogues of all servers, for their order.
-  // An answer that began before a newer one was given changes nothing.
+  // Record that a call returned rows of `instance`. `known`: the catalogues of all servers, which
+  // order the instances. A call that began before a newer instance was recorded changes nothing.
   void note(const std::string& instance, std::span<const CataloguePointer> known);
   std::string instance() const;  // empty: none yet
-  // With the version that it had applied when it was noted: what told of it may be gone by now.
+  // The instance with the version that it had applied when it was recorded. The servers that
+  // reported that version may be gone by now.
   struct Last {
     std::string instance;
-    uint64_t version = 0;  // 0: none was told
+    uint64_t version = 0;  // 0: unknown
   };
   Last last() const;
   bool is(const std::string& instance) const {
@@ -55,20 +57,23 @@ class Answered {
   bool allows_locked(const Catalogue& server) const;
   bool is_older(const std::string& instance, std::span<const CataloguePointer> known) const;
 
-  std::atomic<size_t> hash_{0};  // of instance_: spares the lock where nothing has changed
+  std::atomic<size_t> hash_{0};  // of instance_; readers skip the lock when it has not changed
   mutable std::mutex mutex_;     // guards everything below
   std::string instance_;
-  uint64_t version_ = 0;                                  // of instance_
-  std::unordered_set<std::string> older_;                 // known to be older than instance_
-  std::map<std::array<uint8_t, 16>, uint64_t> counters_;  // of the pools when it was noted
+  uint64_t version_ = 0;                   // of instance_
+  std::unordered_set<std::string> older_;  // instances known to be older than instance_
+  // The counter of each pool, by uuid, when instance_ was recorded.
+  std::map<std::array<uint8_t, 16>, uint64_t> counters_;
 };
 
+// The instance that one call requests.
 struct Choice {
-  std::string instance;         // empty: no server is known to mean one, or `too_old`
-  bool all_agree = true;        // every server that counts means it
-  std::string too_old;          // what the servers that answer mean, when nothing of it is allowed
-  bool nobody_answers = false;  // then all servers count, by what was last known of them
+  std::string instance;   // empty: no server has a current instance, or all of them are too old
+  bool all_agree = true;  // all servers that count have the same current instance
+  std::string too_old;    // the current instances of the servers, when none of them is allowed
+  bool nobody_answers = false;  // no server is live, so all count with their last known state
 };
+// Choose by these rules. Dead servers count only when no live one has a current instance.
 Choice choose(std::span<const GroupView> groups, const Answered& answered);
 
 }  // namespace petps::client

@@ -18,10 +18,10 @@ using base::Status;
 
 namespace {
 
-// The background thread's own requests: nobody waits for them.
+// Deadline of the background thread's own requests. No caller waits for them.
 constexpr uint32_t kBackgroundDeadlineMs = 1'000;
 constexpr uint32_t kShortestPeriodMs = 10;
-// Between looks whether a server has come back or switched, while all that answer are too old.
+// Pauses between checks for a server that came back or switched, while all live ones are too old.
 constexpr uint64_t kFirstLookNs = 2'000'000;
 constexpr uint64_t kLongestLookNs = 100'000'000;
 
@@ -54,13 +54,14 @@ Status greet(Client::Impl& impl, Endpoint& endpoint, const Deadline& until) {
     has_map = leased->map_version() != 0;
     const auto catalogue = endpoint.read_catalogue(**leased, until);
     if (!catalogue.ok()) return catalogue.status();
-    // Without a model in the URL, what is asked for later decides.
+    // A URL without a model is no error yet: later calls report it if they need one.
     if (!impl.url.model.empty()) PETPS_RETURN_IF_ERROR(catalogue.value()->model_status());
   }
   return has_map ? impl.read_shard_map(endpoint, until) : Status();
 }
 
-// First contact: any server that knows the model will do; all that do not are named.
+// Contact the servers one after another until one knows the model. If none does, the error names
+// every server and its reason.
 Status first_contact(Client::Impl& impl, const Deadline& deadline) {
   Status failure;
   std::string reasons;
@@ -100,8 +101,8 @@ TableMemory& Client::Impl::memory(std::string_view table) {
 Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Client::~Client() {
-  if (!impl_->check_process()
-           .ok()) {  // the parent's thread cannot be joined here, nor its locks be trusted
+  // In a forked child the parent's thread cannot be joined, and its locks cannot be trusted.
+  if (!impl_->check_process().ok()) {
     impl_->background.detach();
     (void)impl_.release();
     return;
@@ -374,7 +375,7 @@ void Client::Impl::run_background() {
     const uint64_t now = base::monotonic_ns();
     if (now >= hot_at) {
       if (!first && options.hot_sample_every != 0)
-        (void)send_hot_sets();  // the next set replaces a lost one
+        (void)send_hot_sets();  // a lost set is replaced by the next one
       hot_at = now + uint64_t{std::max(hot_ms, kShortestPeriodMs)} * 1'000'000;
     }
     if (options.catalogue_ms != 0 && now >= catalogue_at) {
@@ -397,8 +398,8 @@ bool Client::Impl::pause_background(uint64_t until_ns) {
                                     [this] { return stopping; });
 }
 
-// A server that was there is asked until it answers or counts as gone, so that one round is enough
-// to find that out. One that is gone already is asked once, when its rest is over.
+// Read the catalogue of one server. A live server is retried until it replies or counts as gone,
+// so that one round settles it. A gone server is tried once, after its backoff.
 bool Client::Impl::read_catalogue_in_background(Endpoint& endpoint) {
   do {
     if (!endpoint.answers() && endpoint.rests_until_ns() > base::monotonic_ns()) return true;

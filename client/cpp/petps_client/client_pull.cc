@@ -1,4 +1,4 @@
-// Client::pull and pull_many: from the caller's arrays to exchanges with one server or several, and back.
+// Client::pull and pull_many: the caller's arrays, split into exchanges with one or more servers.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -15,8 +15,8 @@ using base::Status;
 
 namespace {
 
-// A call plans again when servers have switched, died or come back meanwhile; more often than this
-// within one call, something else is wrong.
+// A call plans again when servers have switched, died or come back during the call. More plans
+// than this in one call point to another error.
 constexpr int kMostPlans = 8;
 
 Status check_arguments(std::span<const TablePull> pulls) {
@@ -60,7 +60,7 @@ bool wants_dedup(Dedup wish, DedupGauge& gauge, const PullPart& part) {
 // One table of a call, with what dedup needs to give every position its row.
 struct PullCall::Plan {
   const TablePull* pull = nullptr;
-  std::span<const uint64_t> keys;  // distinct, if that was wanted
+  std::span<const uint64_t> keys;  // distinct after dedup
   uint8_t* mask = nullptr;
   Distinct distinct;
   bool deduped = false;
@@ -83,7 +83,8 @@ void PullCall::Plan::dedup(Dedup wish, DedupGauge& gauge, const PullPart& part) 
   keys = distinct.keys();
 }
 
-// Gives every position its row; how many of them were found.
+// Copy the row and the mask of every distinct key to all positions of the key. Return the number
+// of positions found.
 uint64_t PullCall::Plan::finish(size_t row_bytes, uint64_t found) {
   if (!deduped) return found;
   const std::span<const uint32_t> positions = distinct.positions();
@@ -96,7 +97,7 @@ uint64_t PullCall::Plan::finish(size_t row_bytes, uint64_t found) {
   return found;
 }
 
-// What one group of servers is asked for, and what came.
+// The part of a call for one group of servers, and its result.
 struct PullCall::Share {
   size_t group = 0;
   std::vector<Slice> slices;  // by table of the call; empty: all keys, in order
@@ -106,7 +107,7 @@ struct PullCall::Share {
   std::string instance;
 };
 
-// One share under way at one server.
+// One share in flight at one server.
 struct PullCall::Flight {
   Flight(Share& of, Endpoint& at, Lease lease, const Deadline& deadline)
       : share(of), endpoint(at), leased(std::move(lease)), until(deadline) {}
@@ -117,7 +118,7 @@ struct PullCall::Flight {
   std::shared_ptr<const Catalogue> catalogue;
   std::vector<PullPart> parts;
   std::unique_ptr<PullExchange> exchange;
-  bool ready = false;  // something can be read, or nothing is left to
+  bool ready = false;  // bytes can be read, or the exchange is done
 };
 
 PullCall::PullCall(Client::Impl& client, std::span<const TablePull> pulls,
@@ -139,14 +140,14 @@ Status PullCall::run(const Routing& by, PullReport& report) {
   for (int plans = 1;; ++plans) {
     const Status status = run_once(by, report);
     const std::string asked = choice_.instance;
-    // The instance that was asked for has been dropped somewhere, or is frozen at an older version: the alias may mean another one
-    // by now.
+    // The requested instance was dropped at some server, or is frozen at an older version. The
+    // alias may resolve to another one by now.
     const bool dropped = status.code() == Code::kNotFound && !asked.empty();
     const bool stale = status.code() == Code::kStale && options_.min_version != 0 &&
                        !std::exchange(was_stale, true);
     if (dropped || stale) Client::Impl::read_catalogues(by, deadline_, 1);
     if (stale && is_switched(by, before)) continue;
-    // Or servers have switched, died or come back since it was chosen.
+    // Servers may also have switched, died or come back since the instance was chosen.
     const bool may_be_outdated =
         dropped || status.code() == Code::kStale || is_unreachable(status.code());
     if (!may_be_outdated || plans == kMostPlans || deadline_.passed() || !is_outdated(by))
@@ -158,7 +159,8 @@ bool PullCall::is_outdated(const Routing& by) const {
   return !choice_.instance.empty() && client_.choose_now(by).instance != choice_.instance;
 }
 
-// Whether the alias means another instance at one of them by now, whoever read that.
+// Return whether the alias now resolves to another instance than `before` at some server. Any
+// thread may have read that.
 bool PullCall::is_switched(const Routing& by,
                            const std::vector<std::shared_ptr<const Catalogue>>& before) {
   for (size_t i = 0; i < by.all.size(); ++i) {
@@ -193,7 +195,8 @@ Status PullCall::run_once(const Routing& by, PullReport& report) {
   return {};
 }
 
-// The shapes of the tables in the chosen instance, from any server that was read before or that answers now.
+// Find a catalogue with the shapes of all tables in the chosen instance: a known one, or else
+// (`was_known` becomes false) the one of a server that replies now.
 Status PullCall::find_shapes(const Routing& by, CataloguePointer& catalogue, bool& was_known) {
   const auto lists_all = [&] {
     return catalogue != nullptr &&
@@ -219,7 +222,8 @@ Status PullCall::find_shapes(const Routing& by, CataloguePointer& catalogue, boo
   return client_.try_endpoints("pull", by, by.all, deadline_, attempt);
 }
 
-// With several servers also the instance, which all of them are then asked for by name, so that no answer mixes two.
+// Choose the instance, look up the tables' shapes and dedup the keys. With several servers the
+// instance is then requested by name from each, so that no answer mixes two.
 Status PullCall::plan(const Routing& by) {
   CataloguePointer catalogue;
   for (int plans = 1;; ++plans) {
@@ -227,7 +231,7 @@ Status PullCall::plan(const Routing& by) {
     bool was_known = true;
     const Status found = find_shapes(by, catalogue, was_known);
     if (!found.ok() && found.code() != Code::kNotFound) return found;
-    // A catalogue that was read for it may mean something else: the first one, or a newer one.
+    // The catalogue just read is the first one or a newer one, and may change the choice.
     const bool changed =
         !was_known && by.all.size() > 1 && client_.choose_now(by).instance != choice_.instance;
     if (changed && plans < kMostPlans) continue;
@@ -276,13 +280,15 @@ uint32_t PullCall::wait_ms(const Flight& flight, bool wait) const {
   if (!wait || options_.min_version == 0 || !flight.leased.has(wire::kFeaturePullWait)) return 0;
   const uint64_t now = base::monotonic_ns();
   const uint64_t left = flight.until.left_ns();
-  // STALE must arrive before the deadline: an answer, and a connection that stays good.
+  // Leave time for STALE to arrive before the deadline: it is a reply, so the
+  // connection stays usable.
   const uint64_t most = left - std::min<uint64_t>(left / 4, 500'000'000);
   const uint64_t wished = wait_until_ns_ > now ? wait_until_ns_ - now : 0;
   return static_cast<uint32_t>(std::min(most, wished) / 1'000'000);
 }
 
-// Whether this very server may be asked: the one that was known may have another pool by now, or one that is late.
+// Check that this server may serve the call. Its address may lead to another pool by now, or to a
+// pool that has not switched yet.
 Status PullCall::check_meaning(Flight& flight) const {
   if (pulls_.empty()) return {};
   const auto fits = [&] {
@@ -301,7 +307,8 @@ Status PullCall::check_meaning(Flight& flight) const {
                                   newer + "': it has not switched yet");
 }
 
-// Finds the tables in the server's own catalogue (their numbers differ from server to server) and sends the first requests.
+// Find the tables in the server's own catalogue (ids differ between servers) and
+// send the first requests.
 Status PullCall::start(Flight& flight, bool wait) {
   Connection& connection = *flight.leased;
   for (const TablePull& pull : pulls_) {
@@ -311,7 +318,7 @@ Status PullCall::start(Flight& flight, bool wait) {
   }
   PETPS_RETURN_IF_ERROR(check_meaning(flight));
   flight.parts.assign(pulls_.size(), {});
-  for (size_t i = 0; i < pulls_.size(); ++i) {  // all of one catalogue, so of one instance
+  for (size_t i = 0; i < pulls_.size(); ++i) {  // all from one catalogue, so of one instance
     PullPart& part = flight.parts[i];
     const auto found = flight.catalogue->find(pulls_[i].table, choice_.instance);
     if (!found.ok()) return found.status();
@@ -343,14 +350,14 @@ void PullCall::finish(const Flight& flight) {
   if (!flight.parts.empty()) flight.share.instance = flight.parts[0].table->table.instance;
 }
 
-// One group, on one replica after another. A replica that lags must not use up the time of one that does not: all are asked
-// before one is waited for.
+// Ask one group, one replica after another. A replica that lags must not use up the time of one
+// that does not, so the first round over all replicas lets none of them wait for the version.
 Status PullCall::ask_alone(const Routing& by, Share& share) {
   Endpoints some;
   const Endpoints& replicas = Client::Impl::replicas_with(by.groups[share.group], choice_, some);
   const auto is_moot = [&] {
     if (choice_.all_agree) return false;
-    // Only the servers of the chosen instance are asked for rows; others may be back by now.
+    // The call requests rows only from servers of the chosen instance; others may be back by now.
     if (choice_.nobody_answers) Client::Impl::read_catalogues(by, deadline_, 1);
     return is_outdated(by);
   };
@@ -373,8 +380,9 @@ Status PullCall::ask_one(Share& share, Endpoint& endpoint, const Deadline& until
   if (!leased.ok()) return leased.status();
   Flight flight(share, endpoint, std::move(leased).value(), until);
   Status status;
-  // A table that the server no longer has may have come back under another id, and a dropped instance have a successor: read the
-  // catalogue and ask again, for as long as it names another instance each time.
+  // kNotFound after a request: the table may have come back under another id, or the instance was
+  // dropped and has a successor. Read the catalogue and retry once, and again as long as the
+  // instance's id changes each time.
   for (int round = 0;; ++round) {
     const uint32_t before = round > 0 ? flight.catalogue->instance(choice_.instance) : 0;
     if (round > 0) {
@@ -395,7 +403,8 @@ Status PullCall::ask_one(Share& share, Endpoint& endpoint, const Deadline& until
   }
 }
 
-// All groups at once, one replica of each. Shares that are not done afterwards are asked for alone; WRONG_SHARD ends the call.
+// Ask all groups at once, one replica of each. Shares that are not done afterwards are retried
+// alone. A final error, such as WRONG_SHARD, fails the call.
 Status PullCall::ask_together(const Routing& by, std::vector<Share>& shares) {
   std::vector<std::unique_ptr<Flight>> flights;
   const size_t turn = client_.next_turn();
@@ -403,7 +412,7 @@ Status PullCall::ask_together(const Routing& by, std::vector<Share>& shares) {
   Endpoint* wrong_shard = nullptr;
   const auto fail = [&](const Share& share, Endpoint& endpoint, const Status& status) {
     if (status.code() == Code::kUnavailable) endpoint.failed();
-    // Where no replica can be fresher, STALE came after the wait.
+    // A single replica has already waited for the version, so its STALE is final.
     const bool stale = status.code() == Code::kStale && by.groups[share.group].size() == 1;
     if (!is_final(status.code()) && !stale) return;
     if (refusal.ok()) refusal = status;
@@ -441,18 +450,19 @@ Status PullCall::ask_together(const Routing& by, std::vector<Share>& shares) {
       if (status.ok()) {
         flight->endpoint.answered();
         finish(*flight);
-      } else if (!flight->leased->was_closed_while_idle()) {  // else its share is asked for again
+      } else if (!flight->leased->was_closed_while_idle()) {  // otherwise the share is retried
         fail(flight->share, flight->endpoint, status);
       }
       return true;
     });
   }
-  // Now that no flight holds a connection: asking for the map takes one, and there may be but one.
+  // Reading the map needs a connection, and there may be only one: no flight holds one any more.
   if (wrong_shard != nullptr) (void)client_.read_shard_map(*wrong_shard, deadline_);
   return refusal;
 }
 
-// Until a reply begins to arrive on one of them, or the first one's time is over. Sends what waits to be sent.
+// Wait until a reply begins to arrive on one flight, or until the earliest of their deadlines.
+// Sends queued bytes.
 void PullCall::wait_for_any(std::span<const std::unique_ptr<Flight>> flights) {
   std::vector<pollfd> wishes;
   uint64_t until_ns = UINT64_MAX;
@@ -470,7 +480,7 @@ void PullCall::wait_for_any(std::span<const std::unique_ptr<Flight>> flights) {
   for (size_t i = 0; i < flights.size(); ++i) {
     const short events = count > 0 ? wishes[i].revents : short{0};
     flights[i]->ready = flights[i]->leased->has_arrived(events) || flights[i]->exchange->is_done();
-    // A connection that fails here says so when its reply is read.
+    // A connection that fails here reports the error when its reply is read.
     if ((events & POLLOUT) != 0) (void)flights[i]->leased->flush();
   }
 }

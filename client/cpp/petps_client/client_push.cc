@@ -1,4 +1,4 @@
-// Client::push, push_stored and erase: each key to the one server that owns it. Replicas take no pushes.
+// Client::push, push_stored and erase: each key goes to its one owner. Replicas take no pushes.
 #include <algorithm>
 #include <numeric>
 #include <random>
@@ -51,7 +51,8 @@ Status check_shape(const PushWork& work, const Table& table) {
   return {};
 }
 
-// The rows as they are stored: the caller's own memory when nothing has to change.
+// Check the rows and encode them. `rows` is the caller's own memory when nothing has to change,
+// otherwise `encoded`.
 Status encode_rows(const PushWork& work, const Table& table, std::vector<std::byte>& encoded,
                    std::span<const std::byte>& rows) {
   const size_t n = work.keys.size();
@@ -97,8 +98,8 @@ void add(const Counts& reply, PushReport& report) {
 size_t keys_per_frame(const wire::Limits& limits, size_t row_bytes) {
   const size_t fixed = wire::push_request_bytes(0, 0, true);
   const size_t room = limits.body_bytes > fixed ? limits.body_bytes - fixed : 0;
-  const size_t a_key =
-      sizeof(uint64_t) + row_bytes + 1;  // its bit of the deletion bitmap, rounded up
+  // One byte more for its bit of the deletion bitmap, rounded up.
+  const size_t a_key = sizeof(uint64_t) + row_bytes + 1;
   return std::clamp<size_t>(room / a_key, 1, limits.keys_per_push);
 }
 
@@ -196,7 +197,7 @@ Status Client::Impl::push_to(Endpoint& endpoint, const Deadline& until, const Pu
   return {};
 }
 
-// Some of the keys of a push and their rows as stored, in memory of their own: what one group is sent.
+// Some keys of a push with copies of their stored rows: the part for one group.
 struct PushPart {
   std::vector<uint64_t> keys;
   std::vector<std::byte> stored;
@@ -219,7 +220,7 @@ struct PushPart {
   }
 };
 
-// Refuses the whole push, before anything is sent, when any of its keys has more than one server.
+// Refuse the whole push, before anything is sent, if any of its keys has more than one server.
 Status Client::Impl::refuse_replicas(const Routing& by, const PushWork& work) {
   std::vector<bool> is_pushed_to(by.groups.size(), by.groups.size() == 1);
   if (by.groups.size() > 1) {
@@ -235,7 +236,7 @@ Status Client::Impl::refuse_replicas(const Routing& by, const PushWork& work) {
   return {};
 }
 
-// To the one server of a group. `report` grows by what it did.
+// Push to the one server of a group. Adds its counts to `report`.
 Status Client::Impl::push_to_owner(Endpoint& owner, const Deadline& until, const PushWork& work,
                                    PushReport& report, size_t& acknowledged) {
   PushReport here;
@@ -250,7 +251,7 @@ Status Client::Impl::push_to_owner(Endpoint& owner, const Deadline& until, const
                     "or erase rows");
 }
 
-// All rows are checked and encoded before the first is sent; the instance is chosen for all groups.
+// Check and encode all rows before the first is sent, and choose the instance for all groups.
 Status Client::Impl::encode_push(const Routing& by, const Deadline& until, PushWork& work,
                                  std::vector<std::byte>& encoded) {
   Choice choice;
@@ -270,12 +271,13 @@ Status Client::Impl::encode_push(const Routing& by, const Deadline& until, PushW
     if (work.deletes) return {};
     work.floats = {};
     work.stored = rows;
-    work.options.allow_not_finite = true;  // checked
+    work.options.allow_not_finite = true;  // the rows were checked above
     return {};
   });
 }
 
-// Group after group. What a group refuses with WRONG_SHARD is left in `left`; a full one does not keep rows from the others.
+// Push group by group. Keys that a group refuses with WRONG_SHARD remain in `left`. A full group
+// does not keep rows from the other groups.
 Status Client::Impl::push_by(const Routing& by, const Deadline& until, const PushWork& work,
                              PushReport& report, std::vector<uint32_t>& left) {
   std::vector<std::vector<uint32_t>> shares(by.groups.size());
@@ -295,7 +297,7 @@ Status Client::Impl::push_by(const Routing& by, const Deadline& until, const Pus
     left.insert(left.end(), shares[group].begin() + static_cast<ptrdiff_t>(rows),
                 shares[group].end());
   }
-  std::sort(left.begin(), left.end());  // of a repeated key the last row counts
+  std::sort(left.begin(), left.end());  // the last row of a repeated key wins
   return full.ok() ? refusal : full;
 }
 
@@ -312,7 +314,7 @@ Result<PushReport> Client::Impl::push(const PushWork& given) {
   bool is_encoded = false;
   const Status status = by_shard_map(until, [&](const Routing& by) -> Status {
     PETPS_RETURN_IF_ERROR(refuse_replicas(by, work));
-    // One group, nothing of it acknowledged: the caller's own memory is sent.
+    // One group and nothing acknowledged yet: send the caller's own memory.
     if ((by.groups.size() == 1 && left.size() == work.keys.size()) || work.keys.empty()) {
       size_t rows = 0;
       const Status pushed = push_to_owner(*by.groups[0][0], until, work, report, rows);
@@ -343,7 +345,7 @@ Result<PushReport> Client::push(std::string_view table, std::span<const uint64_t
 Result<PushReport> Client::push_stored(std::string_view table, std::span<const uint64_t> keys,
                                        std::span<const std::byte> rows,
                                        const PushOptions& options) {
-  alignas(8) static constexpr std::byte kNoRows{};  // stored rows of no keys are still stored rows
+  alignas(8) static constexpr std::byte kNoRows{};  // marks `stored` as set when there are no keys
   PushWork work;
   work.table = table;
   work.keys = keys;

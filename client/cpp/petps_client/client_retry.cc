@@ -1,4 +1,4 @@
-// Which server is asked next: another replica, or another one by a newer shard map.
+// Retries: the choice of the next server, by replica or by a newer shard map.
 #include <algorithm>
 #include <thread>
 
@@ -12,12 +12,12 @@ using base::Status;
 
 namespace {
 
-// Between looks for a newer map: servers look at theirs every second.
+// Pauses between checks for a newer map. Servers check theirs every second.
 constexpr uint64_t kFirstMapPauseNs = 2'000'000;
 constexpr uint64_t kLongestMapPauseNs = 100'000'000;
-// Between two rounds over servers of which none rests.
+// Pause between two rounds over servers when none is in backoff.
 constexpr uint64_t kShortestPauseNs = 1'000'000;
-// Servers that are asked for a newer map in one look; each takes a share of the time that is left.
+// Servers that one check asks for a newer map. Each gets a share of the time that is left.
 constexpr size_t kAskedForMap = 3;
 
 uint64_t next_wake_ns(const Endpoints& of) {
@@ -110,18 +110,18 @@ Status Client::Impl::try_endpoints(std::string_view what, const Routing& by,
                                    const Endpoints& replicas, const Deadline& deadline,
                                    const Attempt& attempt, const std::function<bool()>& is_moot) {
   Status last(Code::kUnavailable, "every server is resting after a failure");
-  std::string
-      before;  // the failure before the last: a last attempt cut short by the deadline tells little
-  Status refusal;  // of a server that was reached: tells more than that another was not
+  // The failure before the last one: a last attempt that the deadline cut short says little.
+  std::string before;
+  Status refusal;  // of a reachable server: says more than that another one was unreachable
   size_t tried = 0;
   for (;;) {
     const std::vector<Endpoint*> awake = awake_endpoints(replicas, next_turn());
     size_t refused = 0;
     for (size_t i = 0; i < awake.size() && !deadline.passed(); ++i) {
-      // A silent server must leave time to ask its replicas.
+      // A silent server must leave time for its replicas.
       const uint64_t idle_losses = awake[i]->idle_losses();
       Status status = attempt(*awake[i], deadline.share(awake.size() - i));
-      // Its connection was closed while nobody used it: no failure, and what was asked for is read.
+      // An idle connection was closed. That is no failure, and a read can be repeated.
       if (status.code() == Code::kUnavailable && awake[i]->idle_losses() != idle_losses)
         status = attempt(*awake[i], deadline.share(awake.size() - i));
       ++tried;
@@ -129,7 +129,7 @@ Status Client::Impl::try_endpoints(std::string_view what, const Routing& by,
       if (status.code() == Code::kWrongShard) (void)read_shard_map(*awake[i], deadline);
       if (status.ok() || is_final(status.code())) return status;
       if (is_unreachable(status.code())) {
-        // Whose fault a timeout is was decided where it was waited for.
+        // A timeout counts as a failure only after a long silence (Endpoint::timed_out).
         if (status.code() == Code::kUnavailable) awake[i]->failed();
         if (last.message() != status.message()) before = last.message();
         last = status;

@@ -148,7 +148,7 @@ Status Connection::read_pieces(std::span<iovec> pieces, const Deadline& deadline
     pieces.front().iov_base = static_cast<std::byte*>(pieces.front().iov_base) + n;
     pieces.front().iov_len -= n;
   };
-  advance(0);  // empty ones
+  advance(0);  // skip empty pieces
   while (!pieces.empty()) {
     if (rdma_ != nullptr) {
       const size_t n = rdma_->receive(
@@ -165,7 +165,7 @@ Status Connection::read_pieces(std::span<iovec> pieces, const Deadline& deadline
       advance(n);
       continue;
     }
-    // What comes behind the last piece may be read ahead into the inbox.
+    // Bytes behind the last piece may be read ahead into the inbox.
     std::array<iovec, kPiecesPerReceive + 1> parts;
     const size_t asked = std::min(pieces.size(), kPiecesPerReceive);
     size_t wanted = 0;
@@ -205,7 +205,7 @@ Status Connection::read_header(wire::FrameHeader& header, const Deadline& deadli
 
 Result<std::span<const std::byte>> Connection::read_body(const wire::FrameHeader& header,
                                                          const Deadline& deadline) {
-  body_.resize((size_t{header.body_bytes} + 7) / 8);  // decode_header bounds it
+  body_.resize((size_t{header.body_bytes} + 7) / 8);  // decode_header limits body_bytes
   const std::span<std::byte> body =
       std::as_writable_bytes(std::span(body_)).first(header.body_bytes);
   PETPS_RETURN_IF_ERROR(read(body, deadline));
@@ -235,8 +235,8 @@ Result<std::span<const std::byte>> Connection::ask(const wire::Frame& request,
   if (reply.code != 0) {
     Status error;
     PETPS_RETURN_IF_ERROR(read_error(reply, deadline, error));
-    if (reply.request_id != sent.request_id)
-      broken_ = true;  // such as a refused connection: it answers nobody
+    // An error for no request of ours, as when the server refuses the connection.
+    if (reply.request_id != sent.request_id) broken_ = true;
     return error;
   }
   if (reply.request_id != sent.request_id || reply.opcode != (sent.opcode | wire::kReplyBit)) {

@@ -1,4 +1,4 @@
-// A connection that has moved to RDMA: the same frames, as messages into memory of ours.
+// A connection over RDMA: the same frames, as messages that arrive in this process's memory.
 #include <sys/epoll.h>
 
 #include <cerrno>
@@ -29,7 +29,7 @@ transport::RdmaWelcome welcome_of(const wire::RdmaReply& reply) {
           0};
 }
 
-// An epoll of both, or -1 with errno set.
+// Return an epoll of both files, or -1 with errno set.
 int poll_both(int socket, int completions) {
   const int both = epoll_create1(EPOLL_CLOEXEC);
   if (both < 0) return -1;
@@ -66,7 +66,8 @@ Status Connection::move_to_rdma(transport::Verbs& verbs, const Deadline& deadlin
   return {};
 }
 
-// Until bytes have come. What was armed before the last look wakes the poll.
+// Wait until bytes have arrived. No wake-up is lost: arm() precedes the last progress(), so a
+// completion after that progress() wakes the poll.
 Status Connection::wait_rdma(const Deadline& deadline) {
   Status status = rdma_->arm();
   if (status.ok()) status = rdma_->progress();
@@ -88,7 +89,7 @@ pollfd Connection::wish() {
     const bool sending = outgoing_sent_ < outgoing_.size();
     return {socket_, static_cast<short>(sending ? POLLIN | POLLOUT : POLLIN), 0};
   }
-  // A connection that fails here says so when its reply is read.
+  // A connection that fails here reports the error when its reply is read.
   if (rdma_->arm().ok()) (void)rdma_->progress();
   return {either_, POLLIN, 0};
 }

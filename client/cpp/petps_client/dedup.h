@@ -1,4 +1,4 @@
-// Repeated keys of a pull: asked for once, answered everywhere.
+// Dedup of a pull: a repeated key is requested once, and its row copied to every position.
 #pragma once
 
 #include <atomic>
@@ -9,34 +9,35 @@
 
 namespace petps::client {
 
-// The distinct keys of a list, in order of first occurrence, and which of them stands where.
+// The distinct keys of a list, in order of first occurrence, and the number of each position's key.
 class Distinct {
  public:
-  // ASSUMPTIONS: keys.size() < 2^32. Keeps its memory for the next call.
+  // ASSUMPTIONS: keys.size() < 2^32. The memory is kept for the next call.
   void build(std::span<const uint64_t> keys);
   std::span<const uint64_t> keys() const { return keys_; }
-  std::span<const uint32_t> positions() const {
-    return positions_;
-  }  // keys()[positions()[i]] == key i
+  // positions()[i] is the number of key i: keys()[positions()[i]] == key i.
+  std::span<const uint32_t> positions() const { return positions_; }
 
  private:
   std::vector<uint64_t> keys_;
   std::vector<uint32_t> positions_;
-  std::vector<uint32_t> cells_;  // 1 + number of a distinct key; 0 = free
+  std::vector<uint32_t> cells_;  // hash table: 1 + the number of a distinct key; 0 = free
 };
 
-// Rows of the distinct keys stand packed at the start of `rows`; afterwards each position has its row. In place: a distinct
-// key's number is never above any position it stands at, so going from the back nothing is overwritten that is still needed.
+// Copy the rows of the distinct keys, packed at the start of `rows`, to every position of each key.
+// This works in place from the back: a distinct key's number is never above a position of that key.
+// So when position i is written, the rows that earlier positions still need are all below i.
 void spread(std::span<const uint32_t> positions, size_t row_bytes, std::byte* rows);
 
-// Whether asking for distinct keys pays for one table, from what was seen. A relaxed guess: races lose an update, no more.
+// Estimates whether dedup pays for one table. The atomics are relaxed: a race loses an update of
+// the estimate, no more.
 class DedupGauge {
  public:
   bool pays(size_t keys, size_t row_bytes);
   void saw(size_t keys, size_t distinct);
 
  private:
-  // Of 1024 keys, how many repeat an earlier one of their pull (moving average). Starts hopeful.
+  // Repeated keys per 1,024 keys of a pull (moving average). Starts at the optimistic end.
   std::atomic<uint32_t> repeated_{1024};
   std::atomic<uint32_t> calls_{0};
 };

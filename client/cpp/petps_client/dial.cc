@@ -23,11 +23,11 @@ using base::Status;
 
 namespace {
 
-// A name's addresses change when a server moves. Connections are opened rarely; this spares the
-// resolver when many are opened at once.
+// How long a resolved name is used: its addresses change when a server moves. Connections are
+// opened rarely, but then many at once; the cache spares the resolver.
 constexpr uint64_t kFreshNs = 10'000'000'000;
-// How much later the next address of a name is begun, at most (RFC 8305 recommends 100 to 2,000 ms
-// on the internet; a data centre answers sooner).
+// Longest delay before the next address of a name is tried. RFC 8305 recommends 100 to 2,000 ms
+// on the internet; a data centre replies sooner.
 constexpr uint64_t kNextAddressNs = 100'000'000;
 
 int resolve_by(const Address& address, int flags, std::vector<SocketAddress>& found) {
@@ -56,12 +56,12 @@ int resolve_by_system(const Address& address, std::vector<SocketAddress>& found)
 
 std::vector<SocketAddress> resolve_numeric(const Address& address) {
   std::vector<SocketAddress> found;
-  // A name fails at once: nothing is asked of any server.
+  // With AI_NUMERICHOST a name fails at once, without a query to a name server.
   if (resolve_by(address, AI_NUMERICHOST, found) != 0) found.clear();
   return found;
 }
 
-// A socket that is connecting, or has. -1: it failed at once, errno says why.
+// Return a socket that is connecting or connected; -1 if it failed at once, with errno set.
 int begin_connect(const SocketAddress& to) {
   const int socket = ::socket(to.bytes.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (socket < 0) return -1;
@@ -74,13 +74,13 @@ int begin_connect(const SocketAddress& to) {
   return -1;
 }
 
-// Attempts under way; closes all that are left when it goes.
+// Connection attempts in flight. The destructor closes the remaining ones.
 struct Attempts {
   std::vector<pollfd> sockets;
   ~Attempts() {
     for (const pollfd& entry : sockets) close(entry.fd);
   }
-  // Takes out the first that is connected, or -1; drops those that failed.
+  // Remove and return the first connected socket, or return -1. Closes sockets that failed.
   int take_connected(int& error) {
     int connected = -1;
     std::erase_if(sockets, [&](const pollfd& entry) {
@@ -107,7 +107,7 @@ HostLookup::HostLookup(Address address, Resolve resolve)
       resolve_(resolve != nullptr ? resolve : resolve_by_system),
       numeric_(resolve != nullptr ? std::vector<SocketAddress>() : resolve_numeric(address_)) {}
 
-// Under shared_->mutex.
+// Called with shared_->mutex held.
 void HostLookup::start() {
   shared_->is_running = true;
   const auto run = [shared = shared_, resolve = resolve_, address = address_] {

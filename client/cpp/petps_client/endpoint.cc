@@ -13,9 +13,10 @@ using base::Status;
 
 namespace {
 
-// Pools that one address led to: more than a load balancer has servers.
+// Limit of pools remembered for one address: more than a load balancer has servers.
 constexpr size_t kMaxPools = 64;
-// Servers close connections that are idle for tens of seconds; a write takes none that comes near.
+// Servers close connections that are idle for tens of seconds. A write avoids connections that
+// come anywhere near that.
 constexpr uint64_t kIdleForWriteNs = 1'000'000'000;
 
 Status check_limits(const wire::Limits& limits, Connection& connection) {
@@ -25,7 +26,7 @@ Status check_limits(const wire::Limits& limits, Connection& connection) {
   return usable ? Status() : connection.distrust("its hello announces a limit of 0");
 }
 
-// A server may announce more than this build was made for.
+// Lower the limits to those of this build: a newer server may announce more.
 wire::Limits lower_of(wire::Limits limits) {
   const wire::Limits ours;
   limits.body_bytes = std::min(limits.body_bytes, ours.body_bytes);
@@ -60,7 +61,7 @@ Result<std::unique_ptr<Connection>> Endpoint::open(const Deadline& deadline) {
   hello.limits = lower_of(hello.limits);
   if (options_.rdma != nullptr && (hello.features & wire::kFeatureRdma) != 0) {
     const Status moved = connection.move_to_rdma(*options_.rdma, deadline);
-    if (connection.broken()) return moved;  // else it was refused, and TCP goes on
+    if (connection.broken()) return moved;  // otherwise the server refused, and TCP stays in use
   }
   return opened;
 }
@@ -69,7 +70,7 @@ Result<Lease> Endpoint::lease(const Deadline& deadline, Use use) {
   std::unique_lock lock(mutex_);
   const std::chrono::nanoseconds left(deadline.left_ns());
   if (!returned_.wait_for(lock, left, [this] { return leased_ < options_.connections; })) {
-    // Not the server's fault: it must not rest for it.
+    // This is no failure of the server, so it causes no backoff.
     return Status(Code::kResourceExhausted,
                   name_ + ": all " + std::to_string(options_.connections) +
                       " connections were in use for " + std::to_string(deadline.given_ms) +
@@ -107,7 +108,7 @@ void Endpoint::take_back(std::unique_ptr<Connection> connection) {
   if (connection->timed_out_after_ns() != 0) timed_out(connection->timed_out_after_ns());
   if (connection->was_closed_while_idle()) {
     ++idle_losses_;
-    idle_.clear();  // as old as that one, most likely
+    idle_.clear();  // the others are most likely as old
   }
   if (!connection->broken()) {
     connection->end_use();
@@ -170,7 +171,8 @@ Result<std::shared_ptr<const Catalogue>> Endpoint::read_catalogue(Connection& co
     const uint64_t seen = kept.value->state().counter;
     const bool has_counters = counter != 0 && seen != 0;
     const bool is_older = has_counters ? counter < seen : asked_at < kept.asked_at;
-    // The kept one was read after this one was asked for, and is newer: it is of this call's time.
+    // The kept catalogue is newer and was read after this request began, so it is a state that
+    // the server had during this call.
     if (is_older && (!has_counters || kept.read_at > asked_at)) {
       connection.has_read_catalogue = true;
       return kept.value;
@@ -261,7 +263,7 @@ uint64_t Endpoint::idle_losses() const {
 
 uint32_t Endpoint::hot_set_ms() const {
   const std::lock_guard lock(mutex_);
-  constexpr uint32_t kLongest = 3'600;  // a server that asks for more is not believed
+  constexpr uint32_t kLongest = 3'600;  // limit of the period, whatever the server asks for
   return greeted_ ? std::min(hello_.hot_set_seconds, kLongest) * 1000 : 0;
 }
 

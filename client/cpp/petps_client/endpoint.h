@@ -1,4 +1,4 @@
-// One server address: its connections, its catalogue, and whether it is worth asking.
+// One server address: its connections, its catalogue, and its state (live, in doubt, in backoff).
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ namespace petps::client {
 
 class Endpoint;
 
-// A connection lent to one call; goes back, or is closed when broken.
+// A connection leased to one call. The destructor returns it, or closes it if it is broken.
 class Lease {
  public:
   Lease(Endpoint* endpoint, std::unique_ptr<Connection> connection)
@@ -31,7 +31,7 @@ class Lease {
   ~Lease();
   Connection& operator*() const { return *connection_; }
   Connection* operator->() const { return connection_.get(); }
-  // As the server said when the connection was opened.
+  // The limits in the server's hello on this connection.
   const wire::Limits& limits() const { return connection_->hello.limits; }
   bool has(uint64_t feature) const { return (connection_->hello.features & feature) != 0; }
   uint64_t map_version() const { return connection_->hello.shard.map_version; }
@@ -41,12 +41,13 @@ class Lease {
   std::unique_ptr<Connection> connection_;  // null: moved from
 };
 
-// What a connection is leased for. A server may close a connection that has been idle, and a write
-// that meets that moment may have been taken or not; a read is asked again.
+// The purpose of a lease. A server may close an idle connection. A read that meets this moment is
+// retried; a write may or may not have been taken, so it uses no connection that was idle for long.
 enum class Use : uint8_t { kRead, kWrite };
 
-// Threads: every method from any thread. A call leases a connection of its own, so that rows are received by the thread
-// that wants them, into its memory, without a hand-over.
+// One server address.
+// Threads: every method from any thread. Each call leases a connection of its own. So the thread
+// that wants the rows receives them itself, into its own memory, without a hand-over.
 class Endpoint {
  public:
   Endpoint(Address address, std::string model, const Options& options,
@@ -61,47 +62,51 @@ class Endpoint {
 
   const std::string& name() const { return name_; }
 
-  // An idle connection, or a new one after its hello; waits while all are in use. For a write: none
-  // that was idle for longer than kIdleForWriteNs.
-  // Errors: kUnavailable, kDeadlineExceeded, kResourceExhausted (all in use until the deadline), kUnimplemented.
+  // Lease an idle connection, or a new one after its hello; wait while all are in use. For a
+  // write, skip connections that were idle for longer than kIdleForWriteNs.
+  // Errors: kUnavailable, kDeadlineExceeded, kResourceExhausted (all in use until the
+  // deadline), kUnimplemented.
   base::Result<Lease> lease(const Deadline& deadline, Use use = Use::kRead);
-  // The tables of the pool behind the connection, as last read; read now when nothing was read over
-  // this connection yet: its server may be another one, or may have been restored since.
+  // Return the last catalogue of the pool behind the connection. Read it now if this connection
+  // has not read one yet: its server may be another one, or may have been restored since.
   base::Result<std::shared_ptr<const Catalogue>> catalogue(Connection& connection,
                                                            const Deadline& deadline);
-  // As the server had it at some time during this call. What is kept of a pool never goes back to
-  // an earlier state. Errors: as of a request; kUnavailable when the pool was restored from an
-  // older copy, until it has passed the state that was seen.
+  // Read the catalogue. The result is a state that the server had at some time during this call.
+  // The kept catalogue of a pool never goes back to an earlier state.
+  // Errors: those of a request; kUnavailable while the pool is an older copy of itself, until its
+  // counter has passed the one seen.
   base::Result<std::shared_ptr<const Catalogue>> read_catalogue(Connection& connection,
                                                                 const Deadline& deadline);
-  // Of the pool that the last connection led to; null: none yet.
+  // Return the catalogue of the pool that the newest connection led to; null: none yet.
   std::shared_ptr<const Catalogue> last_catalogue() const;
-  // Version 0: the server has everything.
+  // Read the server's shard map. Version 0: no map, the server owns all keys.
   base::Result<wire::ShardMap> read_shard_map(const Deadline& deadline);
 
-  // The server failed (refused, reset, broke the protocol, silent for longer than our patience): it
-  // rests for a growing time. Other calls prefer its replicas meanwhile.
+  // Record a failure of the server: refused, reset, broke the protocol, or silent for longer than
+  // Patience::silence_ns. The backoff grows with each failure; calls prefer the server's replicas.
   void failed();
+  // Record a reply: ends backoff and doubt.
   void answered();
+  // Return the end of the backoff, by base::monotonic_ns; 0: none.
   uint64_t rests_until_ns() const;
-  // A caller's time passed before it answered, less than our patience: others are asked first, but
-  // no call fails for it.
+  // Return whether a caller's time, shorter than Patience::silence_ns, ran out before the server
+  // replied. Calls try other servers first, but none fails because of this.
   bool is_in_doubt() const;
-  // False from kFailuresUntilGone failures in a row until the next answer.
+  // Return whether the server is live: fewer than kFailuresUntilGone failures since its last reply.
   bool answers() const;
-  // Counts connections that were closed while idle: a read that met one is asked again.
+  // Return how many connections closed while idle. A read that met one of them is retried.
   uint64_t idle_losses() const;
-  // What the last hello asked for; 0 before any.
+  // Return the period that the last hello requested; 0 before the first hello.
   uint32_t hot_set_ms() const;
 
  private:
   friend class Lease;
   using Uuid = std::array<uint8_t, 16>;
-  // The newest catalogue of one pool. The counter says which of two is newer. Servers of earlier
-  // releases tell none: then it is the one that was asked for later.
+  // The newest catalogue of one pool. Of two catalogues the one with the higher counter is newer.
+  // Servers of earlier releases send no counter: then the later request wins.
   struct Kept {
     std::shared_ptr<const Catalogue> value;
-    uint64_t asked_at = 0;  // by clock_
+    uint64_t asked_at = 0;  // these three by clock_
     uint64_t read_at = 0;
     uint64_t used_at = 0;
   };
@@ -127,13 +132,13 @@ class Endpoint {
   uint32_t leased_ = 0;
   wire::HelloReply hello_;
   bool greeted_ = false;
-  std::map<Uuid, Kept> kept_;  // by pool: several may stand behind one address
-  uint64_t clock_ = 0;         // ticks as catalogues are asked for and read
+  std::map<Uuid, Kept> kept_;  // by pool: one address may lead to several
+  uint64_t clock_ = 0;         // counts catalogue requests and replies
   Backoff rest_;
   Backoff doubt_;
   uint64_t rests_until_ns_ = 0;
   uint64_t doubted_until_ns_ = 0;
-  uint32_t failures_ = 0;  // in a row
+  uint32_t failures_ = 0;  // since the last reply
   uint64_t idle_losses_ = 0;
 };
 

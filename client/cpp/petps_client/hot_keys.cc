@@ -8,7 +8,7 @@
 namespace petps::client {
 namespace {
 
-// Of a larger pull, every k-th key is looked at: a bulk read must not pay for statistics.
+// Of a larger pull only every k-th key is sampled: a bulk read must not pay for statistics.
 constexpr size_t kMaxSampledKeys = 1024;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Which keys of a table are pulled most, in bounded memory.
+// The keys of a table that are pulled most, in bounded memory.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,18 @@
 
 namespace petps::client {
 
-// Space-saving (Metwally et al.) in sets of eight cells, so that one key costs one set: a new key takes over the cell with the
-// lowest count of its set and inherits that count plus one. A key that is pulled often is never lost to rare ones.
-// Threads: from any; a sample that meets another one under way is dropped, because a pull must not wait for statistics.
+// Space-saving (Metwally et al.) in sets of eight cells, so that a key touches one set only. A
+// new key takes the cell with the lowest count of its set, and inherits that count plus one. A
+// key with more than an eighth of its set's samples is therefore always present.
+// Threads: all methods from any. A sample that meets another one in progress is dropped, because
+// a pull must not wait for statistics.
 class HotKeys {
  public:
-  // Cells: four times the longest hot set, so that its tail is more than chance.
+  // Allocate four cells per key of the longest hot set: with fewer, its tail would be chance.
   explicit HotKeys(size_t hot_keys);
   void sample(std::span<const uint64_t> keys);
-  // The most sampled keys, most first, seen at least twice; starts anew.
+  // Return the keys with the highest counts, highest first, without those counted
+  // once. Clear the counts.
   std::vector<uint64_t> take();
 
  private:

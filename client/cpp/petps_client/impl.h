@@ -1,4 +1,4 @@
-// What a Client is made of; included by its own .cc files only.
+// The implementation of Client; included by its own .cc files only.
 #pragma once
 
 #include <sys/types.h>
@@ -26,29 +26,30 @@
 
 namespace petps::client {
 
-// What the client remembers of a table, whichever server answered.
+// The client's statistics of a table, over all servers.
 struct TableMemory {
   explicit TableMemory(size_t hot_keys) : hot(hot_keys) {}
   DedupGauge dedup;
   HotKeys hot;
 };
 
-// Numbers the pushes of one client, so that servers can refuse one that was given up and comes late.
+// The numbers of one client's pushes. With them servers refuse a push that the client gave up
+// and that arrives late.
 class PushNumbers {
  public:
   PushNumbers();
   uint64_t begin();
   void end(uint64_t number);
-  wire::PushOrder order(uint64_t number) const;  // as it is now
+  wire::PushOrder order(uint64_t number) const;  // at this moment
 
  private:
   const uint64_t client_;
-  mutable std::mutex mutex_;  // guards the two below
+  mutable std::mutex mutex_;  // guards the members below
   uint64_t next_ = 1;
-  std::set<uint64_t> under_way_;  // calls that have not ended
+  std::set<uint64_t> under_way_;  // calls that have not returned
 };
 
-// One call's number, for as long as the call lasts.
+// The number of one call; released when the call returns.
 struct PushNumber {
   explicit PushNumber(PushNumbers& of) : numbers(of), value(of.begin()) {}
   ~PushNumber() { numbers.end(value); }
@@ -57,16 +58,16 @@ struct PushNumber {
   const uint64_t value;
 };
 
-// One kind of rows for all three verbs of push.
+// One push, push_stored or erase. Exactly one of `floats`, `stored` and `deletes` is set.
 struct PushWork {
   std::string_view table;
   std::span<const uint64_t> keys;
-  std::span<const float> floats;      // encoded to the table's dtype, or
-  std::span<const std::byte> stored;  // as given, or
-  bool deletes = false;               // neither
-  uint32_t dim = 0;                   // of floats
-  uint64_t number = 0;                // of the call: see PushNumbers
-  // For several groups: all of them take it so, by the name of its instance.
+  std::span<const float> floats;      // to be encoded to the table's dtype
+  std::span<const std::byte> stored;  // rows as stored
+  bool deletes = false;
+  uint32_t dim = 0;     // of floats
+  uint64_t number = 0;  // of the call (see PushNumbers)
+  // Set when the keys go to several groups: every group must have this dtype, dim and instance.
   std::optional<Table> encoded_as;
   PushOptions options;
 };
@@ -78,19 +79,19 @@ struct Client::Impl {
   Options options;
   Endpoints seeds;  // of the URL; fixed after connect
   std::atomic<size_t> rotation{0};
-  std::atomic<uint64_t> calls{0};  // of pull, for sampling
-  pid_t process = 0;               // that made this client
+  std::atomic<uint64_t> calls{0};  // pull calls, for sampling
+  pid_t process = 0;               // that created this client
 
   std::shared_mutex memories_mutex;
-  std::map<std::string, std::unique_ptr<TableMemory>, std::less<>>
-      memories;  // grows by known tables only
+  // Grows by known tables only.
+  std::map<std::string, std::unique_ptr<TableMemory>, std::less<>> memories;
 
   std::mutex background_mutex;
   std::condition_variable background_wakes;
   bool stopping = false;
   std::thread background;
 
-  // In a forked child the background thread and the connections are the parent's.
+  // Return an error in a forked child: the background thread and the connections are the parent's.
   base::Status check_process() const;
   Deadline deadline(uint32_t ms) const {
     return Deadline::in_ms(ms != 0 ? ms : options.deadline_ms);
@@ -103,44 +104,49 @@ struct Client::Impl {
     const std::lock_guard lock(routing_mutex);
     return routing;
   }
-  // Asks one server for its shard map, and takes it if it is newer than the one in use.
+  // Read one server's shard map, and use it if it is newer than the current one.
   base::Status read_shard_map(Endpoint& endpoint, const Deadline& deadline);
-  // The same of servers outside `group`, which does not answer or has no news. True: `than` is no longer the newest.
+  // Look for a newer map at servers outside `group`, which is unreachable or has no newer one.
+  // Return whether the current map is newer than `than`.
   bool find_newer_map(const Routing& than, const Endpoints& group, const Deadline& deadline);
-  // Runs `attempt` by the current map, and again by a newer one as long as servers answer WRONG_SHARD and time is left:
-  // servers do not read a changed map at the same moment.
+  // Run `attempt` with the current map, and again with a newer one while servers reply
+  // WRONG_SHARD and time is left: servers do not read a changed map at the same moment.
   base::Status by_shard_map(const Deadline& deadline,
                             const std::function<base::Status(const Routing&)>& attempt);
 
-  // Runs `attempt` on one of the replicas after another until it succeeds. Unreachable or silent ones rest and are tried again
-  // until the deadline, or until a newer map is found, or until `is_moot`: nobody should be asked for this any more. Other errors
-  // are final once every replica gave one.
+  // Run `attempt` on one replica after another until it succeeds. Unreachable or silent replicas
+  // are retried, with backoff, until the deadline, until a newer map is found, or until `is_moot`
+  // says that the request is out of date. Other errors are final once every replica that is not
+  // in backoff gave one.
   base::Status try_endpoints(std::string_view what, const Routing& by, const Endpoints& replicas,
                              const Deadline& deadline, const Attempt& attempt,
                              const std::function<bool()>& is_moot = nullptr);
   base::Status try_any(std::string_view what, const Deadline& deadline, const Attempt& attempt);
   size_t next_turn() { return rotation.fetch_add(1, std::memory_order_relaxed); }
-  // From the one whose turn it is, those in doubt last. The groups of one call share a turn, or with two of each the same ones would always be first.
+  // Return the replicas that are not in backoff, rotated by `turn`, those in doubt last. All
+  // groups of a call share one turn: with a turn each, two groups of two replicas would always
+  // start with the same ones.
   static std::vector<Endpoint*> awake_endpoints(const Endpoints& of, size_t turn);
 
-  Answered answered;  // what pulls were answered with: no later one is of something older
+  Answered answered;  // the newest instance that pulls returned; later pulls return none older
 
-  // The instance that all servers are asked for by name (choice.h). Empty with one server in all,
-  // where its own meaning counts, and while nothing is known of any.
-  // Errors: kStale when the servers that answer only have older rows than were answered before, and
-  // no other comes back by the deadline.
+  // Choose the instance that is requested by name from all servers (choice.h). It is empty with a
+  // single server, whose own current instance counts, and while no server is known.
+  // Errors: kStale when all live servers have only older rows than the client has returned, and
+  // no other server comes back by the deadline.
   base::Status choose_instance(const Routing& by, const Deadline& deadline, Choice& choice);
   Choice choose_now(const Routing& by) const;
   void note_answer(const Routing& by, const std::string& instance);
-  // Reads a catalogue where none is known yet; asks no server that rests.
+  // Read the catalogues of servers that have none yet; skip servers in backoff.
   static void read_missing_catalogues(const Routing& by, const Deadline& deadline);
-  // Of all servers that do not rest; a silent one leaves time for the others, and for `spare` parts more.
+  // Read the catalogues of all servers that are not in backoff. A silent server leaves time for
+  // the others and for `spare` further shares.
   static void read_catalogues(const Routing& by, const Deadline& deadline, size_t spare);
-  // In the background: also finds out which servers are gone. False: the client is stopping.
+  // Also finds out which servers are gone. Returns false when the client is stopping.
   bool read_catalogue_in_background(Endpoint& endpoint);
   bool pause_background(uint64_t until_ns);
-  // Those that can be asked for the instance, or of which nothing is known; all, when there are none.
-  // `some` holds them where they are not all.
+  // Return the replicas that can serve the instance or whose catalogue is unknown; all replicas
+  // if there are none. `some` holds the result when it is not `replicas`.
   static const Endpoints& replicas_with(const Endpoints& replicas, const Choice& choice,
                                         Endpoints& some);
 
@@ -163,14 +169,15 @@ struct Client::Impl {
   void run_background();
 };
 
-// Finds the table, over the lease's connection if need be: a table that is not in the last catalogue may be new.
+// Find the table in the endpoint's last catalogue. If it is missing there it may be new: read the
+// catalogue again over `connection`.
 base::Result<const CatalogueTable*> find_table(Endpoint& endpoint, Connection& connection,
                                                std::string_view table, const Deadline& deadline,
                                                std::shared_ptr<const Catalogue>& catalogue,
                                                std::string_view instance = {});
 
 bool is_unreachable(base::Code code);
-// Another replica would say the same, or the map has to be read first.
+// Whether the error is final: another replica would say the same, or the map must be read first.
 bool is_final(base::Code code);
 
 }  // namespace petps::client

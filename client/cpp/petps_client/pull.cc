@@ -14,12 +14,12 @@ bool is_present(const uint64_t* bitmap, size_t key) {
   return ((bitmap[key / 64] >> (key % 64)) & 1) != 0;
 }
 
-// `found` rows stand packed at the start of `rows`; afterwards each present key has its row and each other one the default.
-// From the back: a row only ever moves to a later place.
+// Move `found` rows, packed at the start of `rows`, to their keys' places; give missing keys the
+// default row. This goes from the back, because a row only ever moves to a later place.
 void place_rows(const uint64_t* bitmap, size_t keys, size_t found, const std::byte* default_row,
                 size_t row_bytes, std::byte* rows) {
-  for (size_t i = keys;
-       i-- > 0 && found <= i;) {  // found == i + 1: the rest is in its place already
+  // When found == i + 1, all remaining rows are already in place.
+  for (size_t i = keys; i-- > 0 && found <= i;) {
     const bool present = is_present(bitmap, i);
     const std::byte* from = present ? rows + --found * row_bytes : default_row;
     std::memmove(rows + i * row_bytes, from, row_bytes);
@@ -38,14 +38,14 @@ PullExchange::PullExchange(Connection& connection, const PullLimits& limits,
   plan(limits);
 }
 
-// Fills requests in the order of the keys: each as full as keys, sections and the size of its reply allow.
+// Fill requests in the order of the keys, each up to the limits of keys, sections and reply size.
 void PullExchange::plan(const PullLimits& limits) {
   const size_t keys_limit =
       std::clamp<size_t>(limits.keys_per_request, 1, limits.wire.keys_per_pull);
   const size_t bytes_limit = limits.wire.body_bytes;
   size_t bytes = 0;
   for (uint32_t p = 0; p < parts_.size(); ++p) {
-    // A key in a reply: its row, and a bit of a bitmap (a word for every section).
+    // Reply bytes per key: its row, and a bit of a bitmap (each section adds one word).
     const size_t row_bytes = parts_[p].table->table.row_bytes + size_t{1};
     const size_t section_bytes = sizeof(wire::PullReplySection) + sizeof(uint64_t);
     size_t left = parts_[p].keys.size();
@@ -81,7 +81,8 @@ void PullExchange::encode(const Request& request, uint64_t id) {
   }
   wire::PullRequest pull;
   pull.min_version = version_.least;
-  // Requests behind one that waits do so with it, on the same connection.
+  // Only the first request waits. The server reads nothing further of the connection until then,
+  // so the requests behind it wait too.
   pull.wait_ms = &request == &requests_.front() ? version_.wait_ms : 0;
   pull.instance = instance_;
   pull.sections = sections_;
@@ -93,7 +94,7 @@ void PullExchange::encode(const Request& request, uint64_t id) {
 }
 
 void PullExchange::send_requests() {
-  // Half a window at a time: one send call carries several requests.
+  // Send half a window at a time, so that one system call carries several requests.
   if (!error_.ok() || sent_ == requests_.size() || sent_ - answered_ > window_ / 2) return;
   const size_t until = std::min(requests_.size(), answered_ + window_);
   for (; sent_ < until; ++sent_) {
@@ -112,7 +113,7 @@ Status PullExchange::begin() {
 Status PullExchange::receive_one(const Deadline& deadline) {
   PETPS_RETURN_IF_ERROR(receive(deadline));
   ++answered_;
-  send_requests();  // after an error nothing more is sent, but what is under way is read
+  send_requests();  // after an error: sends nothing more; the replies in flight are still read
   return connection_.flush();
 }
 
@@ -129,7 +130,7 @@ Status PullExchange::receive(const Deadline& deadline) {
   if (number >= sent_ || requests_[number].answered) {
     if (header.code == 0)
       return connection_.distrust("a reply to a request that is not waiting for one");
-    Status error;  // such as that of a server that is about to close the connection
+    Status error;  // for example from a server that is about to close the connection
     PETPS_RETURN_IF_ERROR(connection_.read_error(header, deadline, error));
     return connection_.distrust(error.message());
   }
@@ -157,7 +158,7 @@ Status PullExchange::receive_error(const wire::FrameHeader& header, const Deadli
 
 Status PullExchange::receive_head(const wire::FrameHeader& header, const Request& request,
                                   const Deadline& deadline, wire::PullReply& reply) {
-  // All of its length is known from the request: whatever the server says, no more is read than that.
+  // The request determines this length. The client reads no more, whatever the server says.
   size_t expected = sizeof(wire::PullReplyPrefix) + request.pieces * sizeof(wire::PullReplySection);
   for (size_t i = 0; i < request.pieces; ++i) {
     expected += wire::bitmap_words(pieces_[request.first_piece + i].keys) * sizeof(uint64_t);
@@ -245,7 +246,7 @@ Status PullExchange::receive_in_order(const Piece& piece, size_t found, const ui
   return {};
 }
 
-// The kernel puts each row into its place; neighbours in both are one piece.
+// Receive each row straight into its place. Rows adjacent in the reply and in `out` are one piece.
 Status PullExchange::receive_scattered(const Piece& piece, size_t found, const uint64_t* bitmap,
                                        const Deadline& deadline) {
   const PullPart& part = parts_[piece.part];

@@ -14,15 +14,16 @@
 
 namespace petps::client {
 
-// What one request stream wants of one table. The rows of `keys` go to `out`, packed in their order or to their positions.
+// The part of an exchange for one table. The rows of `keys` go to `out`: packed in order, or
+// each to its position.
 struct PullPart {
   const CatalogueTable* table = nullptr;
   Form form = Form::kFloat32;
-  std::span<const uint64_t> keys;       // already distinct, if that was wanted
+  std::span<const uint64_t> keys;       // already distinct, if dedup was done
   std::byte* out = nullptr;             // rows of out_row_bytes()
-  uint8_t* mask = nullptr;              // a byte for each of them, or null
-  const uint32_t* positions = nullptr;  // which row of `out` is that of each key; null: in order
-  uint64_t found = 0;                   // filled in
+  uint8_t* mask = nullptr;              // one byte per row of `out`, or null
+  const uint32_t* positions = nullptr;  // each key's row in `out`; null: in order
+  uint64_t found = 0;                   // set by the exchange
 
   size_t out_row_bytes() const {
     const Table& about = table->table;
@@ -33,7 +34,7 @@ struct PullPart {
     return form == Form::kStored ? table->default_stored.data()
                                  : reinterpret_cast<const std::byte*>(table->default_values.data());
   }
-  // Rows arrive in the form that the caller wants.
+  // Return whether rows arrive in the form that the caller wants.
   bool in_place() const {
     return form == Form::kStored || table->table.dtype == codec::Dtype::kF32;
   }
@@ -45,22 +46,24 @@ struct PullLimits {
   uint32_t requests_in_flight = 8;
 };
 
-// Rows at least that new, for which a server may wait so long.
+// Rows must be at least as new as version `least`. A server may wait up to `wait_ms` for that.
 struct PullVersion {
   uint64_t least = 0;
   uint32_t wait_ms = 0;
 };
 
-// ASSUMPTIONS: one thread; parts, their tables and memory outlive the call.
-// ERRORS: those of the server (the connection stays good: every reply was read), kDeadlineExceeded and kUnavailable
-// (connection broken). A reply that contradicts the request, itself or the catalogue is kUnavailable: nothing in it was trusted.
+// One pull over one connection.
+// ASSUMPTIONS: one thread. The parts, their tables and their memory outlive the exchange.
+// ERRORS: the server's own errors (the connection stays usable: every reply was read);
+// kDeadlineExceeded and kUnavailable (the connection is broken). A reply that contradicts the
+// request, itself or the catalogue is kUnavailable, and nothing in it is trusted.
 class PullExchange {
  public:
   PullExchange(Connection& connection, const PullLimits& limits, std::span<PullPart> parts,
                uint32_t instance, PullVersion version);
   base::Status run(const Deadline& deadline);
-  // run() in steps, so that several exchanges can be under way: begin, then receive_one until is_done. An error of receive_one
-  // ends the exchange; error() is what a server sent.
+  // The steps of run(), for several exchanges in flight: begin, then receive_one until is_done.
+  // An error of receive_one terminates the exchange; error() is an error that the server sent.
   base::Status begin();
   base::Status receive_one(const Deadline& deadline);
   bool is_done() const { return answered_ == sent_; }
@@ -112,7 +115,7 @@ class PullExchange {
   size_t sent_ = 0;
   size_t answered_ = 0;
   uint64_t applied_version_ = 0;
-  base::Status error_;  // the first one a server sent
+  base::Status error_;  // the first error that the server sent
   std::vector<wire::PullSection> sections_;
   std::vector<uint64_t> keys_;
   std::vector<uint64_t> head_;

@@ -1,4 +1,4 @@
-// One call of pull: planned once, split over the groups of servers that own its keys, put together again.
+// One pull call: planned once, split over the groups of servers that own its keys, and merged.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,9 @@
 
 namespace petps::client {
 
-// ASSUMPTIONS: one thread; pulls and options outlive it. run() may be called again, by another routing.
+// One call of Client::pull_many.
+// ASSUMPTIONS: one thread; pulls and options outlive it. run() may be called again with another
+// routing.
 class PullCall {
  public:
   PullCall(Client::Impl& client, std::span<const TablePull> pulls, const PullOptions& options,
@@ -44,7 +46,7 @@ class PullCall {
   const PullOptions& options_;
   const Deadline deadline_;
   const uint64_t wait_until_ns_;
-  Choice choice_;                  // its instance is empty: what each server's catalogue says
+  Choice choice_;                  // instance empty: each server's own current instance
   std::vector<Plan> plans_;        // by table of the call
   std::vector<size_t> row_bytes_;  // of `out`, by table of the call
 };

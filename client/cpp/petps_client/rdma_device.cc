@@ -1,4 +1,4 @@
-// Apart from everything else: only a program that opens a device needs libibverbs.
+// In a file of its own, because only a program that opens a device needs libibverbs.
 #include "petps_client/client.h"
 #include "transport/rdma/verbs.h"
 

@@ -23,7 +23,7 @@ Result<std::shared_ptr<const Routing>> route_by_map(
   routing->version = map.version;
   routing->partitions = map.partitions;
   routing->group_of.resize(map.partitions);
-  std::vector<wire::PartitionSet> sets;  // of the groups
+  std::vector<wire::PartitionSet> sets;  // by group
   for (const wire::ShardServer& server : map.servers) {
     auto address = parse_address(server.address, server.address);
     if (!address.ok()) {
@@ -38,7 +38,7 @@ Result<std::shared_ptr<const Routing>> route_by_map(
     }
     if (endpoint == nullptr) endpoint = make(std::move(address).value());
     routing->all.push_back(endpoint);
-    // The map is checked: who shares one partition shares all.
+    // The map was checked: servers that share one partition share all of them.
     const auto at = std::find(sets.begin(), sets.end(), server.partitions);
     const auto group = static_cast<size_t>(at - sets.begin());
     if (at == sets.end()) {

@@ -1,4 +1,4 @@
-// Which servers are asked for which keys.
+// Routing: which servers receive the requests for which keys.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ namespace petps::client {
 
 using Endpoints = std::vector<std::shared_ptr<Endpoint>>;
 
-// Groups of servers that own the same keys: each is a replica of the others of its group. Immutable; calls under way keep the
-// one they began with.
+// Groups of servers. The servers of a group own the same keys, so they are replicas. Immutable:
+// calls in flight keep the routing that they began with.
 struct Routing {
-  uint64_t version = 0;  // of the shard map; 0: none, one group has everything
+  uint64_t version = 0;  // of the shard map; 0: no map, one group owns all keys
   uint32_t partitions = 1;
   std::vector<Endpoints> groups;
   std::vector<uint32_t> group_of;  // by partition
@@ -28,20 +28,21 @@ struct Routing {
   }
 };
 
-// Without a map: each of these has everything.
+// Return the routing without a map: every endpoint has all keys.
 std::shared_ptr<const Routing> route_to_all(const Endpoints& endpoints);
-// By a map; endpoints that are known already keep their connections and catalogues, others come from `make`.
-// Errors: kUnavailable when `peer`, who gave the map, names something that is no address.
+// Return the routing of a map. Endpoints in `known` keep their connections and catalogues; `make`
+// creates the others.
+// Errors: kUnavailable when the map of server `peer` contains an invalid address.
 base::Result<std::shared_ptr<const Routing>> route_by_map(
     const wire::ShardMap& map, const std::string& peer, std::span<const Endpoints> known,
     const std::function<std::shared_ptr<Endpoint>(Address)>& make);
 
-// The part of a list of keys that goes to one group, and where each stood.
+// The keys of a list that go to one group, and their positions in the list.
 struct Slice {
   std::vector<uint64_t> keys;
   std::vector<uint32_t> positions;
 };
-// By group, in one pass over the keys.
+// Split the keys by group, in one pass over them.
 std::vector<Slice> split(const Routing& routing, std::span<const uint64_t> keys);
 
 }  // namespace petps::client

@@ -1,4 +1,4 @@
-"""Pull embedding rows from petps servers into numpy arrays, and push rows to them.
+"""A client that pulls embedding rows from petps servers into numpy arrays, and pushes rows.
 
 >>> import petps_client
 >>> with petps_client.connect("petps://h1:7070,h2:7070/ranking") as client:  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""Types of the extension module: arrays are checked, never converted; the GIL is released."""
+"""Types of the extension module. It checks arrays, converts none, and releases the GIL."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What callers hand in, as the arrays native code takes; or an error that says what is wrong."""
+"""Conversion of the caller's arguments to the arrays that native code takes, or to an error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["as_keys", "as_rows"]
 
 
 def as_keys(keys: npt.ArrayLike) -> npt.NDArray[np.uint64]:
-    """keys: integers[n] of 0 to 2**64 - 1 -> uint64[n], contiguous; uint64 is not copied."""
+    """Return integers[n], 0 to 2**64 - 1, as a contiguous uint64[n], without a copy if possible."""
     if isinstance(keys, Sequence) and not isinstance(keys, str):
         return _from_numbers(keys)
     array: npt.NDArray[Any] = np.asarray(keys)
@@ -34,7 +34,7 @@ def as_keys(keys: npt.ArrayLike) -> npt.NDArray[np.uint64]:
 
 
 def _from_numbers(keys: Sequence[Any]) -> npt.NDArray[np.uint64]:
-    # numpy alone would take a list of small and very large whole numbers for floats.
+    # numpy would convert a list of small and very large integers to floats.
     for where, key in enumerate(keys):
         if not isinstance(key, int | np.integer) or isinstance(key, bool):
             raise InvalidArgument(f"keys[{where}] is {key!r}, expected a whole number")
@@ -44,9 +44,9 @@ def _from_numbers(keys: Sequence[Any]) -> npt.NDArray[np.uint64]:
 
 
 def as_rows(rows: npt.ArrayLike) -> npt.NDArray[np.float32]:
-    """rows: floats[n, dim] -> float32[n, dim], contiguous; float32 is not copied."""
+    """Return floats[n, dim] as a contiguous float32[n, dim], without a copy if possible."""
     array: npt.NDArray[Any] = np.asarray(rows)
     if array.dtype.kind != "f":
         raise InvalidArgument(f"rows are {array.dtype}, expected floats")
-    with np.errstate(over="ignore"):  # beyond float32 it becomes infinite, which push refuses
+    with np.errstate(over="ignore"):  # larger values become infinite, which push refuses
         return np.ascontiguousarray(array, dtype=np.float32)

@@ -1,12 +1,12 @@
-"""Rows pulled lately, so that hot ones need not be pulled again: a cache for one caller's tables.
+"""A cache of recently pulled rows for one caller's tables.
 
 Owns:        RowCache.
-Never does:  pull; decide how old a row may be (its caller says so with each lookup).
+Never does:  pull; decide how old a row may be (the caller passes that with each lookup).
 Called by:   petps_client.puller.
-Invariants:  never more than the bytes it was made with; rows of one instance only; a row is stored
-             under the moment before it was asked for, so it is never taken for younger than it is;
-             an older row never takes the place of a newer one, nor its instance that of an
-             answer that was asked for later.
+Invariants:  The cache never exceeds the bytes given at its creation, and holds rows of one
+             instance only. A row's age counts from the moment before its request, so a row is
+             never taken for younger than it is. An older row never replaces a newer one. The
+             instance of an earlier request never replaces that of a later one.
 Threads:     any.
 """
 
@@ -30,9 +30,9 @@ Rows = npt.NDArray[np.float32]
 Found = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.uint32]
 
-# Places in which a key may stand. With 8, at half of the capacity 8 keys in 1,000 find no place.
+# Places in a key's set. With 8, when half of the capacity is used, 8 keys in 1,000 find no place.
 WAYS: Final = 8
-# Beside its values, a row's key, table, version, moment of asking and moment of use.
+# Bytes beside a row's values: key, table, version, time of request, time of last use.
 ENTRY_BYTES: Final = 8 + 4 + 8 + 8 + 8
 
 _VERSION_MAX: Final = (1 << 64) - 1
@@ -41,26 +41,29 @@ _NO_KEYS: Final = np.empty(0, np.uint64)
 
 @dataclass
 class Taken:
-    """What a cache had."""
+    """The result of a lookup."""
 
     instance: str
-    """Whose rows they are; empty before the first."""
+    """The instance of the rows; empty before the first."""
     hits: dict[str, Found]
-    """{table: bool[n]}: which keys were there."""
+    """{table: bool[n]}: which keys were found."""
     rows: dict[str, Rows]
-    """{table: float32[n, dim]}; anything where there was none."""
+    """{table: float32[n, dim]}; undefined where a key was not found."""
     asked: float
-    """When the oldest of them was asked for; now, if there was none."""
+    """Request time of the oldest row found; the time of the lookup if none was found."""
     version: int
-    """Of the least new of them; 2**64 - 1, if there was none."""
+    """Version of the least new row found; 2**64 - 1 if none was found."""
 
 
 class RowCache:
-    """Rows of several tables, {name: dim}, in at most ``bytes_max`` bytes.
+    """A cache of rows of several tables, {name: dim}, in at most ``bytes_max`` bytes.
 
-    A row that finds no place takes that of the least recently used. Tables of one dim share their
-    room; each table brings as many places as any other. Memory is taken when it is first written.
-    InvalidArgument: the bytes hold not even a set of places for each table.
+    A row whose set is full replaces the least recently used row of the set. Tables with the same
+    dim share their places. Every table contributes the same number of places. The operating
+    system provides memory on the first write.
+
+    Raises:
+        InvalidArgument: The bytes do not hold one set of places for each table.
     """
 
     def __init__(self, bytes_max: int, dims: Mapping[str, int]) -> None:
@@ -71,22 +74,31 @@ class RowCache:
 
     @property
     def instance(self) -> str:
-        """Whose rows these are; empty before the first."""
+        """The instance of the rows; empty before the first."""
         with self._lock:
             return self._instance
 
     @property
     def nbytes(self) -> int:
-        """Of all its arrays; at most ``bytes_max``."""
+        """Bytes of all arrays; at most ``bytes_max``."""
         with self._lock:
             return sum(places.nbytes for places in self._places.values())
 
     def begin(self, instance: str, dims: Mapping[str, int], asked: float, now: float) -> bool:
-        """Forgets all rows, and takes those of another instance, whose tables have these dims.
+        """Delete all rows, and accept rows of ``instance``, whose tables have these dims.
 
-        asked: the moment before the answer was asked for that told of the instance. False, and all
-        stays as it was, if the cache has begun with another since then: which of the two answers
-        is the newer nobody knows, and the cache never goes back. Errors as when it is made.
+        Args:
+            instance: The name of the new instance.
+            dims: {table: dim}.
+            asked: The time before the request whose reply named the instance.
+            now: The time of this call.
+
+        Returns:
+            False, and the cache is unchanged, if begin() was called for another instance after
+            ``asked``. The order of the two replies is then unknown, and the cache never goes back.
+
+        Raises:
+            InvalidArgument: The bytes do not hold one set of places for each table.
         """
         entry_bytes = sum(ENTRY_BYTES + 4 * dim for dim in dims.values())
         sets_a_table = self._bytes_max // max(1, entry_bytes * WAYS)
@@ -111,9 +123,10 @@ class RowCache:
     def take(
         self, wanted: Mapping[str, Keys], now: float, oldest: float, min_version: int
     ) -> Taken:
-        """What there is of distinct keys, asked for at ``oldest`` or later, and so new.
+        """Return the rows of distinct keys that are recent enough. Set their last use to ``now``.
 
-        now: the moment of use.
+        A row is recent enough if it was requested at ``oldest`` or later, and its version is at
+        least ``min_version``.
         """
         with self._lock:
             taken = Taken(self._instance, {}, {}, now, _VERSION_MAX)
@@ -141,7 +154,7 @@ class RowCache:
         asked: float,
         version: int,
     ) -> None:
-        """Stores rows of distinct keys, unless they are of another instance, or of another dim."""
+        """Store rows of distinct keys, unless their instance or dim is not that of the cache."""
         with self._lock:
             if instance != self._instance:
                 return
@@ -155,7 +168,7 @@ class RowCache:
 
 
 class _Group:
-    """The keys of several tables one after another."""
+    """The concatenated keys of several tables."""
 
     def __init__(
         self, numbers: Mapping[str, int], tables: list[str], keys: Mapping[str, Keys]
@@ -168,18 +181,18 @@ class _Group:
         self.numbers = np.repeat(own, lengths)
 
     def by_table(self, array: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-        """{table: what belongs to its keys} (views)."""
+        """Split an array with one element per key into {table: its part} (views)."""
         return dict(zip(self._tables, np.split(array, self._ends[:-1]), strict=True))
 
 
 class _Places:
-    """Sets of WAYS places for rows of one dim; a key's set follows from its hash."""
+    """Sets of WAYS places for rows of one dim. A key's hash determines its set."""
 
     def __init__(self, sets: int, dim: int) -> None:
         count = sets * WAYS
         self.sets = sets
         self.key = np.zeros(count, np.uint64)
-        self.table = np.zeros(count, np.uint32)  # 0: nothing is here
+        self.table = np.zeros(count, np.uint32)  # 0: the place is free
         self.version = np.zeros(count, np.uint64)
         self.asked = np.zeros(count, np.float64)
         self.used = np.zeros(count, np.float64)
@@ -191,7 +204,7 @@ class _Places:
         return sum(array.nbytes for array in arrays)
 
     def find(self, tables: Numbers, keys: Keys) -> tuple[npt.NDArray[np.int64], Found]:
-        """(slot int64[n], bool[n]: is it the key's?) of keys; a slot of others' means nothing."""
+        """Return (int64[n] slot, bool[n] found) of keys. A slot that is not found is undefined."""
         sets = self._set(tables, keys)
         same = self.key.reshape(-1, WAYS).take(sets, axis=0) == keys[:, None]
         same &= self.table.reshape(-1, WAYS).take(sets, axis=0) == tables[:, None]
@@ -205,7 +218,7 @@ class _Places:
         sets = self._set(tables[new], keys[new])
         order = np.argsort(sets, kind="stable")
         new, sets = new[order], sets[order]
-        # Of the new keys of a set, the first takes the place longest unused, the second the next...
+        # The new keys of a set take its least recently used places, in order.
         begins = np.flatnonzero(np.r_[True, sets[1:] != sets[:-1]]) if len(sets) else sets
         rank = np.arange(len(sets)) - np.repeat(begins, np.diff(np.r_[begins, len(sets)]))
         fits = rank < WAYS
@@ -223,7 +236,7 @@ class _Places:
         self.rows[at] = rows[which]
 
     def _set(self, tables: Numbers, keys: Keys) -> npt.NDArray[np.int64]:
-        """The number of each key's set: splitmix64's end, so that near keys lie apart."""
+        """Return each key's set: splitmix64's finalizer spreads keys that are near each other."""
         mixed: Any = keys ^ (tables * np.uint64(0x9E3779B97F4A7C15))
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""The client: arrays in, arrays out. The work is done by ``petps_client._native``."""
+"""The client: a thin layer over ``petps_client._native`` that takes and returns numpy arrays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Mask = npt.NDArray[np.bool_]
 Form = Literal["f32", "stored"]
 T = TypeVar("T")
 _Wanted = tuple[str, npt.NDArray[np.uint64], Any, Mask | None]
-"""(table, keys, rows, mask) of a pull; rows are None where the caller gave none."""
+"""(table, keys, rows, mask) of a pull; rows are None if the caller passed none."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Table:
     """'f32', 'f16', 'bf16' or 'int8'."""
     dim: int
     row_bytes: int
-    """Of one row as stored."""
+    """Bytes of one row as stored."""
     takes_pushes: bool
     """False: the table is fed by deltas."""
     capacity: int
@@ -50,41 +50,41 @@ class Table:
 
 @dataclass(frozen=True)
 class PushReport:
-    """What a push did, in rows."""
+    """The result of a push, in rows."""
 
     inserted: int
     updated: int
     deleted: int
     absent: int
-    """Deletions of keys that were not there."""
+    """Deletions of keys that did not exist."""
     refused: int
-    """New keys that a full table did not take."""
+    """New keys that did not fit into a full table."""
 
 
 class Answer(NamedTuple):
-    """Everything that an answer says."""
+    """The complete result of a pull."""
 
     rows: Rows
     mask: Mask
-    """bool[n]: which keys were found; the others have the table's default row."""
+    """bool[n]: which keys were found. The others have the table's default row."""
     found: int
     applied_version: int
-    """Every row is at least that new (of the shards asked the lowest); 0: no key was asked for."""
+    """Every row is at least this new: the lowest version of all shards. 0: there were no keys."""
     instance: str
-    """That all rows are of ("ranking@7"); may be empty when no key was asked for."""
+    """The instance of all rows ("ranking@7"); may be empty when there were no keys."""
 
 
 class ManyAnswer(NamedTuple):
-    """Everything that an answer over several tables says."""
+    """The complete result of a pull from several tables."""
 
     rows: dict[str, Rows]
     masks: dict[str, Mask]
-    """{table: bool[n]}: which keys were found; the others have the table's default row."""
+    """{table: bool[n]}: which keys were found. The others have the table's default row."""
     found: int
     applied_version: int
-    """Every row is at least that new (of the shards asked the lowest); 0: no key was asked for."""
+    """Every row is at least this new: the lowest version of all shards. 0: there were no keys."""
     instance: str
-    """That all rows are of ("ranking@7"); may be empty when no key was asked for."""
+    """The instance of all rows ("ranking@7"); may be empty when there were no keys."""
 
 
 def connect(
@@ -100,21 +100,29 @@ def connect(
     hot_set_ms: int = 0,
     catalogue_ms: int = 5000,
 ) -> Client:
-    """Connects to the servers of ``petps://h1:7070,h2:7070/model``.
+    """Connect to the servers of ``petps://h1:7070,h2:7070/model``.
 
-    The addresses are any servers of the model. If the servers have a shard map, it says who is
-    asked for which keys and who is a replica of whom, and a changed map is followed; without one
-    the addresses are replicas. A call that one replica fails goes to another, within its deadline.
-    The model (an alias or an instance will do) may be left out when a server has only one.
+    The addresses are any servers of the model. If the servers have a shard map, it assigns keys
+    and replicas to servers, and the client follows its changes. Without one the addresses are
+    replicas. A call that fails on one replica is retried on another within its deadline. The
+    model (an alias, an instance or a model) may be omitted when a server has only one.
 
-    name: shown in the servers' reports. deadline_ms: of calls that name none. keys_per_request: a
-    longer pull is split. requests_in_flight: per connection. connections: at most, per server; so
-    many calls run at once. hot_sample_every: 1 of so many pulls is sampled for the hot set that is
-    sent to the servers (0: none is); hot_keys: its longest; hot_set_ms: how often (0: as the
-    servers ask). catalogue_ms: how often tables and aliases are read again (0: only when needed).
+    Args:
+        url: Addresses and model, as above.
+        name: Shown in the servers' reports.
+        deadline_ms: Deadline of calls that set none.
+        keys_per_request: A longer pull is split.
+        requests_in_flight: Limit per connection.
+        connections: Limit per server, and so of the calls that run at the same time.
+        hot_sample_every: One pull in this number is sampled for the hot sets; 0: none are sent.
+        hot_keys: Limit of a table's hot set.
+        hot_set_ms: Period of sending hot sets; 0: the servers' choice.
+        catalogue_ms: Period of reading tables and aliases; 0: only when needed.
 
-    Errors: InvalidArgument (the URL, an option), Unavailable (each server with its reason),
-    NotFound (the model; lists the known ones).
+    Raises:
+        InvalidArgument: The URL or an option is wrong.
+        Unavailable: No server is reachable; names each server and its reason.
+        NotFound: The model is unknown; lists the known ones.
     """
     options = {
         "deadline_ms": deadline_ms,
@@ -132,9 +140,10 @@ def connect(
 
 
 class Client:
-    """Pulls and pushes from any number of threads. Made by :func:`connect`.
+    """A client made by :func:`connect`. It pulls and pushes from any number of threads.
 
-    A ``with`` statement, or :meth:`close`, ends it. After fork() a child must connect itself.
+    Close it with :meth:`close` or a ``with`` statement. After fork() a child must call
+    :func:`connect` again.
     """
 
     def __init__(self, native: _native.Client, *, threads: int) -> None:
@@ -156,7 +165,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends the client; calls under way in other threads finish first. Twice does nothing."""
+        """Close the client. Calls in other threads finish first. A second call does nothing."""
         with self._lock:
             self._closed = True
             executor, self._executor = self._executor, None
@@ -210,18 +219,30 @@ class Client:
         wait_ms: int = 0,
         dedup: bool | None = None,
     ) -> Rows | tuple[Rows, Mask]:
-        """keys: integers[n] -> float32[n, dim]; a missing key has the table's default row.
+        """Pull rows. A missing key has the table's default row.
 
-        out: a C-contiguous float32[n, dim] to receive the rows, without a copy; it is returned.
-        return_mask: return (rows, mask), mask bool[n] says which keys were found. mask: a bool[n]
-        to receive it. dtype: "f32", or "stored" for uint8[n, row_bytes] as the server stores them.
-        min_version: rows at least that new, of every shard asked; Stale if they are not, after
-        servers have waited for it for at most wait_ms and within the deadline. dedup: ask once for
-        a repeated key (None: when it pays).
+        Args:
+            table: The table's name.
+            keys: integers[n].
+            out: A C-contiguous float32[n, dim] that receives the rows without a copy, and is
+                returned. After an error its contents are undefined.
+            return_mask: Return (rows, mask); mask, bool[n], says which keys were found.
+            dtype: "f32", or "stored" for uint8[n, row_bytes] as the server stores them.
+            mask: A bool[n] that receives the mask.
+            deadline_ms: Deadline of this call.
+            min_version: Rows must be at least this new on every shard.
+            wait_ms: How long servers may wait for ``min_version``, within the deadline.
+            dedup: Whether to request a repeated key once. None: when it pays.
 
-        Errors: NotFound (lists the tables), InvalidArgument (names the array), Stale,
-        DeadlineExceeded and Unavailable (name the server). After an error ``out`` may hold
-        anything.
+        Returns:
+            float32[n, dim], or with ``return_mask`` (rows, mask).
+
+        Raises:
+            NotFound: Lists the tables.
+            InvalidArgument: Names the array.
+            Stale: The rows are older than ``min_version``.
+            DeadlineExceeded: Names the server.
+            Unavailable: Names the server.
         """
         if return_mask and mask is None:
             answer = self.pull_answer(
@@ -238,7 +259,7 @@ class Client:
         wanted = [(table, as_keys(keys), out, mask)]
         if out is None:
             (out,), *_ = self._pull(wanted, dtype, deadline_ms, min_version, wait_ms, dedup)
-        else:  # the quick way: nothing is made
+        else:  # fast path: no array is created
             self._native.pull(
                 wanted,
                 dtype,
@@ -261,7 +282,7 @@ class Client:
         wait_ms: int = 0,
         dedup: bool | None = None,
     ) -> Answer:
-        """As :meth:`pull`, and returns all that the answer says, the applied version included."""
+        """Pull like :meth:`pull`, and return the complete result with the applied version."""
         checked = as_keys(keys)
         mask = np.empty(checked.shape[0], np.bool_)
         (rows,), found, version, instance = self._pull(
@@ -307,10 +328,10 @@ class Client:
         wait_ms: int = 0,
         dedup: bool | None = None,
     ) -> dict[str, Rows] | dict[str, tuple[Rows, Mask]]:
-        """{table: integers[n]} -> {table: float32[n, dim]}, in one request, of one instance.
+        """Pull {table: integers[n]} as {table: float32[n, dim]}, in one call, of one instance.
 
-        out: {table: array} for tables whose rows go into the caller's arrays; the rest as
-        :meth:`pull`.
+        ``out`` is {table: array} for tables whose rows go into the caller's arrays. The other
+        arguments and the errors are those of :meth:`pull`.
         """
         answer = self.pull_many_answer(
             keys,
@@ -336,7 +357,7 @@ class Client:
         wait_ms: int = 0,
         dedup: bool | None = None,
     ) -> ManyAnswer:
-        """As :meth:`pull_many`, and returns all that the answer says."""
+        """Pull like :meth:`pull_many`, and return the complete result."""
         given = {} if out is None else out
         unknown = set(given) - set(keys)
         if unknown:
@@ -358,7 +379,7 @@ class Client:
         wait_ms: int,
         dedup: bool | None,
     ) -> tuple[list[Rows], int, int, str]:
-        """(rows, found, applied version, instance); rows that are not given are made."""
+        """Return (rows, found, applied version, instance). Creates rows that are None."""
         left_ms = _deadline(deadline_ms)
         options = (_version(min_version), _wait(wait_ms), dedup)
         end = time.monotonic() + left_ms / 1e3
@@ -367,7 +388,7 @@ class Client:
             try:
                 found, version, instance = self._native.pull(pulls, dtype, left_ms, *options)
             except InvalidArgument:
-                # The pull may have found the model switched to an instance whose rows are longer.
+                # The pull may have found a switch to an instance with longer rows.
                 if left_ms:
                     left_ms = max(1, int(1e3 * (end - time.monotonic())))
                 before, pulls = pulls, self._with_rows(wanted, dtype, left_ms)
@@ -404,16 +425,25 @@ class Client:
         allow_not_finite: bool = False,
         deadline_ms: int | None = None,
     ) -> PushReport:
-        """Writes full rows to every server that owns the key; durable when it returns.
+        """Write full rows to the servers that own their keys. They are durable when it returns.
 
-        keys: integers[n], rows: floats[n, dim], encoded to the table's dtype, or with
-        dtype="stored" uint8[n, row_bytes]. Of a repeated key the last row counts. It is not
-        retried: an error says how many rows were acknowledged. A push that timed out may be
-        applied later, but never over a newer push of this client.
+        A push is not retried: an error says how many rows were acknowledged. A push that timed
+        out may be applied later, but never over a newer push of this client.
 
-        Errors: ResourceExhausted (the table is full: ``error.report`` counts what was refused, the
-        rest is applied), FailedPrecondition (the table is fed by deltas), InvalidArgument (shape;
-        a row with NaN or infinity, named).
+        Args:
+            table: The table's name.
+            keys: integers[n]. For a repeated key the last row counts.
+            rows: floats[n, dim], encoded to the table's dtype; with dtype="stored"
+                uint8[n, row_bytes].
+            dtype: "f32" or "stored".
+            allow_not_finite: Accept NaN and infinity.
+            deadline_ms: Deadline of this call.
+
+        Raises:
+            ResourceExhausted: The table is full. ``error.report`` counts the refused rows; the
+                others are applied.
+            FailedPrecondition: The table is fed by deltas, or a key has several servers.
+            InvalidArgument: The shape is wrong, or a row has NaN or infinity; names the row.
         """
         stored = dtype == "stored"
         checked = rows if stored else as_rows(rows)
@@ -426,44 +456,46 @@ class Client:
     def erase(
         self, table: str, keys: npt.ArrayLike, *, deadline_ms: int | None = None
     ) -> PushReport:
-        """Deletes keys; durable when it returns. Keys that are not there are counted, no error."""
+        """Delete keys; durable when it returns. Keys that do not exist are counted as absent."""
         return _report(self._native.erase(table, as_keys(keys), _deadline(deadline_ms)))
 
-    # ---- what there is
+    # ---- tables, status and operation
 
     def describe(self, table: str) -> Table:
-        """The table as last read from a server. NotFound lists the tables."""
+        """Return the table as last read from a server. NotFound lists the known tables."""
         return Table(**self._native.describe(table, 0))
 
     def tables(self, *, deadline_ms: int | None = None) -> list[Table]:
-        """The tables of the URL's model, read now; rows and capacity are those of one server."""
+        """Read the tables of the URL's model; rows and capacity are those of one server."""
         return [Table(**each) for each in self._native.tables(_deadline(deadline_ms))]
 
     def status(
         self, server: int | None = None, *, deadline_ms: int | None = None
     ) -> dict[str, Any]:
-        """The status of server number ``server`` of the URL, or of any of them that answers."""
+        """Return the status of server number ``server`` of the URL; None: of any that replies."""
         number = -1 if server is None else server
         status: dict[str, Any] = json.loads(self._native.status(number, _deadline(deadline_ms)))
         return status
 
     def switch_alias(self, alias: str, instance: str, *, deadline_ms: int | None = None) -> None:
-        """From now on ``alias`` means ``instance``, of all tables at once, on every server.
+        """Make ``alias`` resolve to ``instance``, for all tables at once, on every server.
 
-        Durable when it returns. After an error (it names the server) call again: what is switched
-        stays so. Other clients notice when they read the catalogue next (5 s by default).
+        The switch is durable when this returns. After an error, which names the server, call
+        again: the call is idempotent. Other clients notice the switch when they next read the
+        catalogue (5 s by default).
         """
         self._native.switch_alias(alias, instance, _deadline(deadline_ms))
 
     def drop_instance(self, instance: str, *, deadline_ms: int | None = None) -> None:
-        """Removes an instance and its tables on every server of the URL.
+        """Remove an instance and its tables on every server of the URL or of the shard map.
 
-        FailedPrecondition while an alias (or the plain model name) means it.
+        Raises:
+            FailedPrecondition: An alias, or the plain model name, resolves to the instance.
         """
         self._native.drop_instance(instance, _deadline(deadline_ms))
 
     def send_hot_sets(self) -> None:
-        """Sends the hot sets sampled so far, now; a background thread does it every 10 s."""
+        """Send the sampled hot sets now. A background thread does this every 10 s."""
         self._native.send_hot_sets()
 
     # ---- asyncio
@@ -471,26 +503,26 @@ class Client:
     async def pull_async(
         self, table: str, keys: npt.ArrayLike, out: Rows | None = None, **options: Any
     ) -> Any:
-        """As :meth:`pull`, without blocking the event loop. Cancelling it does not stop the pull:
+        """Pull like :meth:`pull`, without blocking the event loop.
 
-        do not touch ``out`` before its deadline then.
+        Cancelling it does not stop the pull: after that, do not touch ``out`` before the deadline.
         """
         return await self._in_thread(lambda: self.pull(table, keys, out, **options))
 
     async def pull_answer_async(
         self, table: str, keys: npt.ArrayLike, out: Rows | None = None, **options: Any
     ) -> Answer:
-        """As :meth:`pull_answer`, without blocking the event loop."""
+        """Pull like :meth:`pull_answer`, without blocking the event loop."""
         return await self._in_thread(lambda: self.pull_answer(table, keys, out, **options))
 
     async def pull_many_async(self, keys: Mapping[str, npt.ArrayLike], **options: Any) -> Any:
-        """As :meth:`pull_many`, without blocking the event loop."""
+        """Pull like :meth:`pull_many`, without blocking the event loop."""
         return await self._in_thread(lambda: self.pull_many(keys, **options))
 
     async def push_async(
         self, table: str, keys: npt.ArrayLike, rows: npt.ArrayLike, **options: Any
     ) -> PushReport:
-        """As :meth:`push`, without blocking the event loop."""
+        """Push like :meth:`push`, without blocking the event loop."""
         return await self._in_thread(lambda: self.push(table, keys, rows, **options))
 
     async def _in_thread(self, call: Callable[[], T]) -> T:

@@ -1,7 +1,7 @@
-"""What a petps client raises: one class for each code of the wire, under :class:`PetpsError`.
+"""The errors of a petps client: one class for each code of the wire, under :class:`PetpsError`.
 
-The package needs nothing of ``petps`` itself; the names and codes are the same. The text of an
-error names the server and the thing that is wrong.
+Names and codes are those of ``petps.errors``, but the package does not depend on ``petps``. The
+text of an error names the server and the thing that is wrong.
 """
 
 from __future__ import annotations
@@ -28,107 +28,107 @@ __all__ = [
 
 
 class PetpsError(Exception):
-    """Base of every error of a client. ``code`` is its name on the wire."""
+    """Base class of every error of a client. ``code`` is its name on the wire."""
 
     code: ClassVar[str] = "INTERNAL"
     number: ClassVar[int] = 13
 
 
 class InvalidArgument(PetpsError, ValueError):
-    """The input is wrong; asking again changes nothing."""
+    """Wrong input. A retry fails in the same way."""
 
     code = "INVALID_ARGUMENT"
     number = 1
 
 
 class NotFound(PetpsError, LookupError):
-    """No such table or model; the text lists the known ones."""
+    """An unknown table, instance or model. The text lists the known ones."""
 
     code = "NOT_FOUND"
     number = 2
 
 
 class AlreadyExists(PetpsError):
-    """A thing of that name is there already."""
+    """The name exists already."""
 
     code = "ALREADY_EXISTS"
     number = 3
 
 
 class ResourceExhausted(PetpsError):
-    """Table full, or a limit of the server reached."""
+    """A full table, a limit of the server, or all of the client's connections in use."""
 
     code = "RESOURCE_EXHAUSTED"
     number = 4
     report: object = None
-    """Of a push to a full table: its PushReport."""
+    """The PushReport of a push to a full table, else None."""
 
 
 class FailedPrecondition(PetpsError):
-    """The thing is in the wrong state: a closed client, a table fed by deltas."""
+    """A wrong state, such as a closed client, or a push to a table that is fed by deltas."""
 
     code = "FAILED_PRECONDITION"
     number = 5
 
 
 class Unavailable(PetpsError, ConnectionError):
-    """No server could be reached, or it closed the connection; asking again may help."""
+    """No reachable server, or a broken connection. A retry may succeed."""
 
     code = "UNAVAILABLE"
     number = 6
 
 
 class DeadlineExceeded(PetpsError, TimeoutError):
-    """The deadline passed before a complete answer came."""
+    """The deadline passed before a complete reply arrived."""
 
     code = "DEADLINE_EXCEEDED"
     number = 7
 
 
 class DataLoss(PetpsError):
-    """The server found damaged data."""
+    """Damaged data on the server."""
 
     code = "DATA_LOSS"
     number = 8
 
 
 class PermissionDenied(PetpsError):
-    """The server does not allow it."""
+    """A request that the server does not allow."""
 
     code = "PERMISSION_DENIED"
     number = 9
 
 
 class Stale(PetpsError):
-    """No server is as new as ``min_version``."""
+    """No live server is as new as ``min_version``, or as what this client has returned already."""
 
     code = "STALE"
     number = 10
 
 
 class WrongShard(PetpsError):
-    """A key is not owned by the server that was asked."""
+    """The server does not own a key of the request."""
 
     code = "WRONG_SHARD"
     number = 11
 
 
 class Unimplemented(PetpsError):
-    """The server speaks another version of the protocol, or does not know the request."""
+    """A request, dtype or version of the protocol that one side does not know."""
 
     code = "UNIMPLEMENTED"
     number = 12
 
 
 class InternalError(PetpsError):
-    """A mistake of petps itself."""
+    """A bug in petps."""
 
     code = "INTERNAL"
     number = 13
 
 
 class IoError(PetpsError, OSError):
-    """The server's operating system refused."""
+    """An error of the server's operating system."""
 
     code = "IO_ERROR"
     number = 14
@@ -156,5 +156,5 @@ _BY_NUMBER: dict[int, type[PetpsError]] = {
 
 
 def class_of(number: int) -> type[PetpsError]:
-    """The class of a code's number on the wire; InternalError for an unknown one."""
+    """Return the class for a code's number on the wire; InternalError for an unknown number."""
     return _BY_NUMBER.get(number, InternalError)

@@ -1,12 +1,12 @@
-"""Pulls of one caller that asks for the same tables again and again: a model's embeddings.
+"""Pulls for one caller that requests the same tables again and again: a model's embeddings.
 
-Owns:        Puller: each key once, all tables in one call, the next batch ahead of its need, rows
-             pulled lately out of a cache.
-Never does:  pool rows (petps_client.torch); know PyTorch.
+Owns:        Puller: it requests each key once and all tables in one call, prefetches the next
+             batch, and reads recently pulled rows from a cache.
+Never does:  pool rows (petps_client.torch does); know PyTorch.
 Called by:   petps_client.torch, and programs that pool rows themselves.
-Invariants:  all rows of a pull are of one instance, at least as new as min_version, and asked for
-             at most staleness_ms ago, wherever they come from.
-Threads:     pull and prefetch from one; a thread of its own pulls ahead.
+Invariants:  All rows of a pull are of one instance, at least as new as min_version, and requested
+             at most staleness_ms ago, whether cached, prefetched or pulled.
+Threads:     pull and prefetch from one thread; a thread of the Puller's own prefetches.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ __all__ = ["Pulled", "Puller"]
 
 Keys = npt.NDArray[np.uint64]
 
-# Batches that are pulled ahead at most: the next one, and one more while it is being taken.
+# Limit of prefetched batches: the next one, and one more while that is being taken.
 PREFETCHES_MAX: Final = 2
 
 
 @dataclass(frozen=True)
 class Pulled:
-    """Rows of distinct keys, and where each key's row is: ``rows[t][places[t]]`` are in order."""
+    """Rows of distinct keys, and each key's place: ``rows[t][places[t]]`` is in key order."""
 
     rows: dict[str, npt.NDArray[np.float32]]
     """{table: float32[distinct keys, dim]}"""
     places: dict[str, npt.NDArray[np.int64]]
     """{table: int64[keys]}"""
     applied_version: int
-    """Every row is at least that new; 0: no key was asked for."""
+    """Every row is at least this new; 0: there were no keys."""
     instance: str
-    """That all rows are of; empty when no key was asked for."""
+    """The instance of all rows; empty when there were no keys."""
     asked: float
-    """When the oldest row was asked for, by the clock."""
+    """Request time of the oldest row, by the clock."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +60,24 @@ class _Ahead:
 class Puller:
     """Pulls some tables of a model, each key once and all tables in one call.
 
-    client: its URL says which instance is pulled from: ``petps://h/ranking`` follows the alias,
-    ``petps://h/ranking@7`` is pinned. A pull of at most its ``keys_per_request`` distinct keys is
-    one frame, of however many tables.
+    The client's URL determines the instance: ``petps://h/ranking`` follows the alias,
+    ``petps://h/ranking@7`` is pinned. A pull of at most ``keys_per_request`` distinct keys (an
+    option of the client) is one frame for all tables.
 
-    min_version, wait_ms, deadline_ms: as in :meth:`Client.pull`; min_version may be set later, and
-    holds for cached and prefetched rows too. cache_bytes: 0, or the most that the rows pulled
-    lately may take, rows of missing keys included; it needs staleness_ms. staleness_ms: a row that
-    was asked for so long ago is pulled again, cached or prefetched; 0: prefetched rows may have any
-    age. clock: seconds that never go back.
+    Args:
+        client: The client that pulls.
+        tables: The names of the tables.
+        min_version, wait_ms, deadline_ms: As in :meth:`Client.pull`. The attribute
+            ``min_version`` may be changed later, and applies to cached and prefetched rows too.
+        cache_bytes: Limit of the cache of pulled rows, which includes the default rows of missing
+            keys; 0: no cache. A cache needs ``staleness_ms``.
+        staleness_ms: A row requested longer ago than this, cached or prefetched, is pulled again.
+            0: prefetched rows may have any age.
+        clock: Returns seconds that never decrease.
 
-    Errors: NotFound (a table; lists the tables), InvalidArgument (an option).
+    Raises:
+        NotFound: A table is unknown; lists the tables.
+        InvalidArgument: An option is wrong.
     """
 
     def __init__(
@@ -107,9 +114,9 @@ class Puller:
         self._thread: ThreadPoolExecutor | None = None
 
     def pull(self, keys: Mapping[str, npt.ArrayLike]) -> Pulled:
-        """{table: integers[n]} -> their rows, pulled now, or ahead by :meth:`prefetch`.
+        """Return the rows of {table: integers[n]}, pulled now or earlier by :meth:`prefetch`.
 
-        A missing key has the table's default row. Errors: those of :meth:`Client.pull`.
+        A missing key has the table's default row. Raises what :meth:`Client.pull` raises.
         """
         wanted = self._checked(keys)
         for number, ahead in enumerate(self._ahead):
@@ -120,17 +127,17 @@ class Puller:
             try:
                 pulled = ahead.pulled.result()
             except PetpsError:
-                break  # asked for anew, which may go well or tell the same
+                break  # pull again: that may succeed, or raise the same error
             if self._is_good(pulled):
                 return pulled
             break
         return self._pull(wanted)
 
     def prefetch(self, keys: Mapping[str, npt.ArrayLike]) -> None:
-        """Begins to pull these keys; the next :meth:`pull` of just the same keys takes the answer.
+        """Begin to pull these keys. The next :meth:`pull` of exactly the same keys takes the rows.
 
-        It is kept for two batches at most: a third takes the place of the oldest. The arrays may be
-        changed as soon as this returns.
+        At most two batches are kept: a third replaces the oldest. The arrays may be changed as
+        soon as this returns.
         """
         wanted = {table: each.copy() for table, each in self._checked(keys).items()}
         if self._thread is None:
@@ -148,7 +155,7 @@ class Puller:
         return {table: as_keys(each) for table, each in keys.items()}
 
     def _is_good(self, pulled: Pulled) -> bool:
-        if not pulled.instance:  # no keys
+        if not pulled.instance:  # there were no keys
             return True
         if self._staleness > 0 and self._clock() - pulled.asked > self._staleness:
             return False
@@ -183,22 +190,23 @@ class Puller:
         fresh = self._ask(left)
         switched = taken.instance != fresh.instance
         if switched and any(hit.any() for hit in taken.hits.values()):
-            # The alias means another instance by now: no row of the one before stands beside it.
+            # The alias resolves to another instance now. Rows of two instances must not be mixed.
             left, fresh = distinct, self._ask(distinct)
         if cache.instance != fresh.instance:
             dims = {table: self._client.describe(table).dim for table in self.dims}
-            # What is described may be older than what answered.
+            # The described tables may be older than the reply.
             dims |= {table: rows.shape[1] for table, rows in fresh.rows.items()}
             try:
                 if cache.begin(fresh.instance, dims, fresh.asked, self._clock()):
                     self.dims = dims
-            except InvalidArgument:  # its rows are longer: it goes on without a cache
+            except InvalidArgument:  # the new rows are longer: continue without a cache
                 self._cache, self.dims = None, dims
         cache.keep(fresh.instance, left, fresh.rows, fresh.asked, fresh.applied_version)
         if switched:
-            return replace(fresh, rows=taken.rows | fresh.rows)  # where no key was asked for too
+            # The union includes the tables without keys.
+            return replace(fresh, rows=taken.rows | fresh.rows)
         for table, rows in fresh.rows.items():
-            if len(rows) == len(distinct[table]):  # none was cached, perhaps for another dim
+            if len(rows) == len(distinct[table]):  # no key was cached, perhaps for another dim
                 taken.rows[table] = rows
             else:
                 taken.rows[table][~taken.hits[table]] = rows

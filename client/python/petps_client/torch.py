@@ -1,11 +1,11 @@
-"""PyTorch modules without parameters, whose rows come from petps servers.
+"""PyTorch modules without parameters that pull their rows from petps servers.
 
-Owns:        EmbeddingBag, EmbeddingBagCollection: torch's and TorchRec's, for serving.
-Never does:  train (its rows take no gradient); pool by itself: that is torch's embedding_bag.
-Called by:   programs that serve a model; the only module of petps_client that imports torch.
-Invariants:  what they answer is to the bit what torch.nn.functional.embedding_bag gives over the
-             pulled rows; all rows of an answer are of one instance (petps_client.puller).
-Threads:     a module's calls come from one thread.
+Owns:        EmbeddingBag and EmbeddingBagCollection: those of torch and TorchRec, for serving.
+Never does:  train (the rows take no gradient); pool rows itself (torch's embedding_bag does).
+Called by:   programs that serve a model. No other module of petps_client imports torch.
+Invariants:  The result is bit for bit that of torch.nn.functional.embedding_bag over the pulled
+             rows. All rows of a result are of one instance (petps_client.puller).
+Threads:     all calls of a module come from one thread.
 """
 
 from __future__ import annotations
@@ -34,26 +34,34 @@ _KEY_DTYPES: Final = (torch.int64, torch.int32, torch.uint64)
 
 @dataclass(frozen=True)
 class _Bags:
-    """One feature's ids of a batch, checked: bag b has ids[offsets[b]:offsets[b + 1]]."""
+    """One feature's checked ids of a batch: bag b has ids[offsets[b]:offsets[b + 1]]."""
 
     ids: Any  # [n], on the caller's device
-    offsets: Any  # int64[bags], or [bags + 1] with the end
+    offsets: Any  # int64[bags], or with has_end [bags + 1]
     has_end: bool
     weights: Any  # float32[n] or None
 
     def keys(self) -> Any:
-        """uint64[n] or integers[n], in the host's memory."""
+        """Return the ids as uint64[n] or integers[n] in host memory."""
         return self.ids.detach().cpu().numpy()
 
 
 class EmbeddingBag(torch.nn.Module):  # type: ignore[misc]
-    """torch.nn.EmbeddingBag over a table of a server: integers -> float32[bags, dim].
+    """torch.nn.EmbeddingBag over a server's table: integers -> float32[bags, dim].
 
-    mode: "sum" or "mean". include_last_offset: offsets end with the number of ids, as in PyTorch.
-    options: those of :class:`petps_client.Puller`: min_version, wait_ms, deadline_ms, cache_bytes,
-    staleness_ms. A missing id has the table's default row.
+    A missing id has the table's default row.
 
-    Errors: petps_client.NotFound (the table; lists the tables), InvalidArgument.
+    Args:
+        client: The client that pulls.
+        table: The table's name.
+        mode: "sum" or "mean".
+        include_last_offset: Whether offsets end with the number of ids, as in PyTorch.
+        options: Those of :class:`petps_client.Puller`: min_version, wait_ms, deadline_ms,
+            cache_bytes, staleness_ms.
+
+    Raises:
+        NotFound: The table is unknown; lists the tables.
+        InvalidArgument: An argument is wrong.
     """
 
     def __init__(
@@ -77,35 +85,47 @@ class EmbeddingBag(torch.nn.Module):  # type: ignore[misc]
         return self.puller.dims[self.table]
 
     def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
-        """input: integers[n] with offsets integers[bags], or integers[bags, n] -> [bags, dim].
+        """Pool input into float32[bags, dim], on the input's device.
 
-        per_sample_weights: float32 of input's shape, for mode "sum". The answer is on input's
-        device. Errors: InvalidArgument, and those of :meth:`petps_client.Client.pull`.
+        Args:
+            input: integers[n] with ``offsets``, or integers[bags, n].
+            offsets: integers[bags].
+            per_sample_weights: float32 of input's shape, for mode "sum".
+
+        Raises:
+            InvalidArgument: An argument is wrong. Also what :meth:`petps_client.Client.pull`
+                raises.
         """
         bags = self._bags(input, offsets, per_sample_weights)
         pulled = self.puller.pull({self.table: bags.keys()})
         return _pooled(bags, pulled.rows[self.table], pulled.places[self.table], self.mode)
 
     def prefetch(self, input: Any) -> None:
-        """Begins to pull the rows of a batch; the next forward of just the same ids takes them."""
+        """Begin to pull a batch's rows. The next forward of exactly the same ids takes them."""
         self.puller.prefetch({self.table: _ids_of(self.table, input).reshape(-1).cpu().numpy()})
 
     def _bags(self, input: Any, offsets: Any, weights: Any) -> _Bags:
         return _bags_of(self.table, input, offsets, weights, self.mode, self.include_last_offset)
 
     def extra_repr(self) -> str:
-        """For print(module)."""
+        """Return the text for print(module)."""
         return f"{self.table!r}, dim={self.embedding_dim}, mode={self.mode!r}"
 
 
 class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
     """TorchRec's EmbeddingBagCollection over tables of a server, pulled in one call.
 
-    features: {feature: table}, or tables that are their own features. mode: "sum" or "mean", of
-    all or {feature: mode}. options: those of :class:`petps_client.Puller`. A call of at most the
-    client's keys_per_request distinct keys is one frame.
+    A call of at most the client's keys_per_request distinct keys is one frame.
 
-    Errors: petps_client.NotFound (a table; lists the tables), InvalidArgument.
+    Args:
+        client: The client that pulls.
+        features: {feature: table}, or names of tables that are their own features.
+        mode: "sum" or "mean" for all features, or {feature: mode}.
+        options: Those of :class:`petps_client.Puller`.
+
+    Raises:
+        NotFound: A table is unknown; lists the tables.
+        InvalidArgument: An argument is wrong.
     """
 
     def __init__(
@@ -130,11 +150,12 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         self.puller = Puller(client, sorted(set(self.features.values())), **options)
 
     def forward(self, batch: Any) -> Any:
-        """{feature: bags} -> {feature: float32[bags, dim]}; a KeyedJaggedTensor -> a KeyedTensor.
+        """Pool {feature: bags} into {feature: float32[bags, dim]}.
 
-        bags: integers[bags, n], or (integers[n], integers[bags] offsets), either with float32
-        weights as a third. Features that the collection does not have are passed over. Errors as in
-        :meth:`EmbeddingBag.forward`.
+        A KeyedJaggedTensor gives a KeyedTensor. ``bags`` are integers[bags, n], or
+        (integers[n], integers[bags] offsets), either with float32 weights as a third element.
+        Features that the collection does not have are ignored. Raises what
+        :meth:`EmbeddingBag.forward` raises.
         """
         bags = self._bags(batch)
         pulled = self.puller.pull(self._keys(bags))
@@ -154,11 +175,11 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         )
 
     def prefetch(self, batch: Any) -> None:
-        """Begins to pull the rows of a batch; the next forward of just the same ids takes them."""
+        """Begin to pull a batch's rows. The next forward of exactly the same ids takes them."""
         self.puller.prefetch(self._keys(self._bags(batch)))
 
     def _keys(self, bags: Mapping[str, _Bags]) -> dict[str, Any]:
-        """Of each table, the ids of its features one after another."""
+        """Return each table's keys: the ids of its features, concatenated."""
         import numpy as np
 
         keys: dict[str, list[Any]] = {}
@@ -201,14 +222,14 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         return _bags_of(name, ids, offsets, weights, self.modes[name], has_end)
 
     def extra_repr(self) -> str:
-        """For print(module)."""
+        """Return the text for print(module)."""
         return ", ".join(
             f"{name!r}: {table!r} ({self.modes[name]})" for name, table in self.features.items()
         )
 
 
 def _torchrec_of(batch: Any) -> Any:
-    """TorchRec's module of jagged tensors if the batch is of its kind; TorchRec is not imported."""
+    """Return TorchRec's module if the batch is a KeyedJaggedTensor, else None. Never imports it."""
     module = sys.modules.get("torchrec.sparse.jagged_tensor")
     if module is None or not isinstance(batch, module.KeyedJaggedTensor):
         return None
@@ -300,7 +321,7 @@ def _checked_offsets(name: str, ids: Any, offsets: Any, has_end: bool) -> Any:
 
 
 def _pooled(bags: _Bags, rows: Any, places: Any, mode: str) -> Any:
-    """float32[bags, dim], by torch's own embedding_bag over the pulled rows."""
+    """Return float32[bags, dim], by torch's own embedding_bag over the pulled rows."""
     device = bags.ids.device
     return torch.nn.functional.embedding_bag(
         torch.from_numpy(places).to(device),

@@ -1,4 +1,4 @@
-// Which instance is chosen from what is known of the servers, without any server.
+// The choice of an instance from what the client knows of the servers, without any server.
 #include "petps_client/choice.h"
 
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 namespace petps::client::testing {
 namespace {
 
-// A pool that has, and means, one instance of "m".
+// Return the catalogue of a pool that has one instance of "m", which is its current one.
 CataloguePointer pool_with(uint8_t uuid, uint32_t id, const std::string& instance,
                            uint64_t version) {
   wire::TablesReply reply;
@@ -25,8 +25,8 @@ Choice choose_of(const std::vector<CataloguePointer>& servers, const Answered& a
   return choose(groups, answered);
 }
 
-// The address of the only server that had the last answer leads to another pool by now, and none of
-// the others ever had that instance: only its version tells that theirs are older.
+// The only server with the last answer's instance is gone: its address leads to another pool now.
+// No other server ever had that instance, so only its version shows that theirs are older.
 TEST(Choice, AnOlderInstanceIsRefusedWhenNoServerKnowsTheLastAnswerAnyMore) {
   const std::vector<CataloguePointer> before = {pool_with(1, 1, "m@17", 17)};
   Answered answered;
@@ -39,7 +39,8 @@ TEST(Choice, AnOlderInstanceIsRefusedWhenNoServerKnowsTheLastAnswerAnyMore) {
   EXPECT_EQ(choice.instance, "m@18") << "newer by its version";
 }
 
-// Pushed tables have no versions: when the last answer's instance is nowhere, the fleet has moved on.
+// Pushed tables have no versions. Once no server has the last answer's instance,
+// the fleet has moved on.
 TEST(Choice, WhatNobodyCanCompareIsTakenOnceTheLastAnswerIsNowhere) {
   const std::vector<CataloguePointer> before = {pool_with(1, 1, "m@17", 0)};
   Answered answered;

@@ -1,6 +1,6 @@
-// Names that resolve late or never, and hosts of several addresses of which some are silent. The
-// tests wait for what happens, and no outcome depends on how fast the machine is: a resolver is held
-// until a test lets it go, and a silent address stays silent.
+// Names that resolve late or never, and hosts with several addresses of which some are silent.
+// The tests wait for events, so no outcome depends on the speed of the machine: a resolver is
+// held until a test releases it, and a silent address stays silent.
 #include "petps_client/dial.h"
 
 #include <arpa/inet.h>
@@ -20,8 +20,8 @@
 namespace petps::client::testing {
 namespace {
 
-constexpr uint32_t kShortMs = 20;     // of calls that cannot succeed
-constexpr uint32_t kLongMs = 60'000;  // of calls that must: never used up
+constexpr uint32_t kShortMs = 20;     // deadline of calls that cannot succeed
+constexpr uint32_t kLongMs = 60'000;  // deadline of calls that must succeed: never used up
 const Address kName{"server.example", 7070};
 
 SocketAddress loopback(uint16_t port) {
@@ -41,8 +41,8 @@ uint16_t port_of(const SocketAddress& address) {
   return ntohs(plain.sin_port);
 }
 
-// Its first lookup answers when it is let go; those after it only when this goes away. Shared with
-// the threads that look up, which may outlive a HostLookup.
+// A resolver whose first lookup returns at let_go(), and whose later lookups return at
+// destruction. The lookup threads share its state, because they may outlive a HostLookup.
 class HeldResolver {
  public:
   explicit HeldResolver(uint16_t port) : state_(std::make_shared<State>()) { state_->port = port; }
@@ -90,8 +90,8 @@ size_t count_of(const std::string& part, std::string_view text) {
   return count;
 }
 
-// A port of this machine whose connections are refused (it is bound, and nobody listens), or never
-// answered (somebody listens, and the queue is full: the kernel drops what comes).
+// A port of this machine that never connects. kRefuses: bound without a listener. kSilent: the
+// listener's queue is full, so the kernel drops further attempts.
 class DeadPort {
  public:
   enum class Kind { kRefuses, kSilent };
@@ -139,12 +139,13 @@ TEST(HostLookup, AnAnswerThatComesAfterItsCallHasGivenUpIsKept) {
   HostLookup lookup(kName, held.resolve());
   ASSERT_FALSE(lookup.addresses(Deadline::in_ms(kShortMs)).ok());
   held.let_go();
-  // A second lookup would never answer.
+  // A second lookup would never return.
   auto found = lookup.addresses(Deadline::in_ms(kLongMs));
   ASSERT_TRUE(found.ok()) << found.status().to_string();
   ASSERT_EQ(1u, found.value().size());
   EXPECT_EQ(4711, port_of(found.value()[0]));
-  // Nor does it answer now that a newer result is wanted: the older one is used.
+  // After forget() a newer result is wanted, but the second lookup still does not return. The
+  // older result is used.
   lookup.forget();
   found = lookup.addresses(Deadline::in_ms(kShortMs));
   ASSERT_TRUE(found.ok()) << found.status().to_string();
@@ -203,7 +204,7 @@ TEST(ConnectAny, WithNobodyThereItEndsByTheDeadlineOrWhenAllHaveRefused) {
   EXPECT_EQ(std::string("h:1: connect: ") + strerror(ECONNREFUSED), refused.message());
 }
 
-// As a caller meets it: the name belongs to the endpoint, and every layer adds its part.
+// Errors as a caller sees them: the endpoint adds the name, and every layer adds its part.
 TEST(Endpoint, AnErrorOfItsNameOrAddressNamesItOnce) {
   HeldResolver held(1);
   const DeadPort refuses(DeadPort::Kind::kRefuses);

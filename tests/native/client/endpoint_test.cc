@@ -1,4 +1,4 @@
-// Catalogues asked for side by side: what an endpoint read last never goes back to an earlier state of its server.
+// Overlapping reads of catalogues: an endpoint never goes back to an earlier state of its server.
 #include "petps_client/endpoint.h"
 
 #include <gtest/gtest.h>
@@ -14,8 +14,8 @@ namespace {
 
 constexpr uint32_t kDeadlineMs = 20'000;
 
-// Its alias means ranking@2 from the second answer on; the first `held` answers are made at once, and sent when
-// they are let go.
+// A server whose alias resolves to ranking@2 from its second reply on. It builds the first `held`
+// replies at once, but sends each only when the test releases it.
 class SwitchingServer {
  public:
   explicit SwitchingServer(uint64_t held, bool has_counters = true)
@@ -52,7 +52,7 @@ class SwitchingServer {
   };
   const bool has_counters_;
   std::vector<Held> held_;
-  FakeServer server_;  // last: its threads end first
+  FakeServer server_;  // last: its threads terminate before the other members are destroyed
 };
 
 std::string read_instance(Endpoint& endpoint) {
@@ -81,7 +81,7 @@ TEST(Endpoint, AnOlderAnswerThatComesLateIsNotKept) {
   EXPECT_EQ(server.asked(), 2u);
 }
 
-// The second answer shows a newer state, though it was asked for while the first was under way.
+// The second reply shows a newer state, although its request began while the first was in flight.
 TEST(Endpoint, OfTwoAnswersTheHigherCounterIsKept) {
   SwitchingServer server(2);
   const auto endpoint = endpoint_of(server);
@@ -97,7 +97,7 @@ TEST(Endpoint, OfTwoAnswersTheHigherCounterIsKept) {
   EXPECT_EQ(server.asked(), 2u);
 }
 
-// A server of an earlier release tells no counter: what was asked for later is kept.
+// A server of an earlier release sends no counter: the later request wins.
 TEST(Endpoint, WithoutCountersTheLaterQuestionCounts) {
   SwitchingServer server(1, false);
   const auto endpoint = endpoint_of(server);
@@ -109,7 +109,7 @@ TEST(Endpoint, WithoutCountersTheLaterQuestionCounts) {
   EXPECT_EQ(endpoint->last_catalogue()->instance_name(), "ranking@2");
 }
 
-// Shows what the test says, over a connection that is new each time.
+// A server that shows the state chosen by the test.
 struct ChangingServer {
   wire::TablesReply tables;
   FakeServer server;
@@ -168,7 +168,7 @@ TEST(Endpoint, CountersOfTwoPoolsAreNeverCompared) {
   server.show(1, 20, 2);
   EXPECT_EQ(read_instance(*endpoint), "ranking@2");
   {
-    // The address leads to another pool; the old connection is still open.
+    // The address now leads to another pool. The old connection is still open.
     const auto old = endpoint->lease(Deadline::in_ms(kDeadlineMs));
     ASSERT_TRUE(old.ok());
     server.show(2, 5, 1);
@@ -177,7 +177,7 @@ TEST(Endpoint, CountersOfTwoPoolsAreNeverCompared) {
     const auto kept = endpoint->catalogue(*old.value(), Deadline::in_ms(kDeadlineMs));
     ASSERT_TRUE(kept.ok()) << kept.status().to_string();
     EXPECT_EQ(kept.value()->instance_name(), "ranking@2") << "what that connection's pool means";
-    // Tables of another pool than that of the hello are nobody's.
+    // The tables are of another pool than the hello, so they are refused.
     const auto mixed = endpoint->read_catalogue(*old.value(), Deadline::in_ms(kDeadlineMs));
     ASSERT_FALSE(mixed.ok());
     EXPECT_NE(mixed.status().message().find("tables are of another pool"), std::string_view::npos)
@@ -185,7 +185,7 @@ TEST(Endpoint, CountersOfTwoPoolsAreNeverCompared) {
   }
 }
 
-// A caller with less time than a server is given says nothing about the server.
+// The caller's deadline is shorter than the silence that counts as a failure of the server.
 TEST(Endpoint, ACallersOwnTimeoutIsNoFailureOfTheServer) {
   FakeServer server([](wire::Opcode opcode, uint64_t, wire::Frame&) {
     return opcode == wire::Opcode::kTables ? Answer::kSilent : Answer::kSend;
@@ -197,7 +197,7 @@ TEST(Endpoint, ACallersOwnTimeoutIsNoFailureOfTheServer) {
   for (int i = 0; i < 5; ++i) {
     const Deadline deadline = Deadline::in_ms(20);
     auto leased = endpoint.lease(deadline);
-    if (!leased.ok()) continue;  // a busy machine
+    if (!leased.ok()) continue;  // the machine is busy
     EXPECT_EQ(endpoint.read_catalogue(*leased.value(), deadline).status().code(),
               base::Code::kDeadlineExceeded);
   }
@@ -220,7 +220,7 @@ TEST(Endpoint, AServerThatIsSilentForLongerThanOurPatienceFails) {
     EXPECT_TRUE(endpoint.answers()) << i;
     const Deadline deadline = Deadline::in_ms(200);
     auto leased = endpoint.lease(deadline);
-    if (!leased.ok()) continue;  // a busy machine: not answered either
+    if (!leased.ok()) continue;  // the machine is busy: this counts as silence too
     EXPECT_EQ(endpoint.read_catalogue(*leased.value(), deadline).status().code(),
               base::Code::kDeadlineExceeded);
   }

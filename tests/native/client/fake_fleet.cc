@@ -79,7 +79,7 @@ void FakeFleet::listen_at(Server& server) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  // A port that was asked for by number outlives a shutdown; its old connections may linger.
+  // A later listen() needs the same port, although its old connections may linger.
   const int on = 1;
   setsockopt(server.listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   server.port = free_port();
@@ -88,7 +88,7 @@ void FakeFleet::listen_at(Server& server) {
   ASSERT_EQ(0, listen(server.listener, 64));
 }
 
-// Shut down before they are closed: the thread may be waiting for them, which delays a close.
+// Shut the sockets down first: the server's thread may be polling them, which would delay a close.
 void FakeFleet::close_peers(size_t server) {
   std::erase_if(peers_, [&](const Peer& peer) {
     if (peer.server != server) return false;
@@ -111,7 +111,7 @@ FakePool FakeFleet::pool(size_t server) const {
 void FakeFleet::kill(size_t server) {
   const std::lock_guard lock(mutex_);
   close_peers(server);
-  // It keeps its port, and refuses connections until it listens again.
+  // The server keeps its port, and refuses connections until it listens again.
   if (std::exchange(servers_[server].listens, false))
     shutdown(servers_[server].listener, SHUT_RDWR);
   wake();
@@ -223,7 +223,7 @@ void FakeFleet::answer_all(Peer& peer) {
     ASSERT_TRUE(wire::decode_request_header(peer.inbox, header).ok());
     const size_t whole = wire::kHeaderBytes + header.body_bytes;
     if (peer.inbox.size() < whole) return;
-    // Aligned, as a server's receive buffer is.
+    // Aligned like a server's receive buffer.
     std::vector<uint64_t> body((header.body_bytes + 7) / 8);
     std::memcpy(body.data(), peer.inbox.data() + wire::kHeaderBytes, header.body_bytes);
     peer.inbox.erase(peer.inbox.begin(), peer.inbox.begin() + static_cast<ptrdiff_t>(whole));

@@ -1,5 +1,6 @@
-// Servers that die, pause, return late, are restored from old copies and change places, all on one
-// thread: whatever a test does to them between two calls of a client has happened when it calls.
+// Fake servers that die, pause, return late, are restored from old copies and swap places. One
+// thread serves them all, so every change that a test makes between two calls of a client is
+// complete before the second call.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,18 +19,18 @@
 
 namespace petps::client::testing {
 
-// Instance number n is "m@n"; its rows have row_dim(n) values, each of them n.
+// Instance number n is "m@n". Its rows have row_dim(n) values, each equal to n.
 inline std::string instance_of(uint32_t number) { return "m@" + std::to_string(number); }
 inline uint32_t row_dim(uint32_t number) { return 1 + number % 3; }
 
-// The names of a pool, as a server's superblock has them.
+// The names of a pool, as in a server's superblock.
 struct FakePool {
   std::array<uint8_t, 16> uuid{};
   uint64_t counter = 1;
-  uint32_t first_id = 1;            // of instance number 1 here: ids differ from pool to pool
+  uint32_t first_id = 1;            // instance n has id first_id + n: ids differ between pools
   std::vector<uint32_t> instances;  // their numbers, ascending
-  uint32_t meant = 0;
-  uint32_t previous = 0;
+  uint32_t meant = 0;               // the instance that the alias "m" resolves to
+  uint32_t previous = 0;            // the instance that it resolved to before
 
   bool has(uint32_t number) const;
   void create(uint32_t number);
@@ -43,22 +44,22 @@ class FakeFleet {
   ~FakeFleet();
   std::string address(size_t server) const;
 
-  // Changes of the world, each done when it returns.
+  // Changes of the fleet. Each one is complete when the function returns.
   void change(size_t server, const std::function<void(FakePool&)>& how);
   FakePool pool(size_t server) const;
-  void kill(size_t server);    // connections are closed, new ones refused
+  void kill(size_t server);    // closes its connections, refuses new ones
   void revive(size_t server);  // at the same address
   void pause(size_t server, bool paused);
-  void swap(size_t one, size_t other);  // new connections to either address reach the other's pool
+  void swap(size_t one, size_t other);  // exchanges the pools for new connections
   void close_idle(size_t server);
 
-  // What a client (by the name of its hello) did against the promise: took rows of a pool at an
-  // older state than it had seen at the address. Empty: nothing.
+  // Return the violations so far: a client (by the name in its hello) received rows of a pool in
+  // an older state than it had seen at the address.
   std::vector<std::string> violations() const;
-  // The client shows that it knows this state of a pool. An answer that was sent proves nothing:
-  // the client may have given up before it came.
+  // Record that the client knows this state of a pool. Sending a reply proves nothing: the client
+  // may have given up before it arrived.
   void saw(const std::string& client, size_t server, const wire::CatalogueState& state);
-  // The highest counter that this client has seen at the address, of the pool that is there now.
+  // Return the highest counter that this client has seen at the address, of its current pool.
   uint64_t seen(const std::string& client, size_t server) const;
   uint64_t requests() const { return requests_.load(); }
 
@@ -76,7 +77,7 @@ class FakeFleet {
     size_t pool = 0;
     std::string client;
     std::vector<std::byte> inbox;
-    uint64_t sent = 0;  // the counter of the last answer; seen when a request follows
+    uint64_t sent = 0;  // counter of the last reply; seen once another request arrives
   };
   void run();
   void listen_at(Server& server);
@@ -92,7 +93,7 @@ class FakeFleet {
   wire::TablesReply tables_of(const FakePool& pool) const;
   void wake() const;
 
-  mutable std::mutex mutex_;  // guards everything below; held while the thread answers
+  mutable std::mutex mutex_;  // guards everything below; held while the thread replies
   std::vector<Server> servers_;
   std::vector<FakePool> pools_;
   std::vector<Peer> peers_;

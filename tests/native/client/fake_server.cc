@@ -81,7 +81,7 @@ void FakeServer::accept_all() {
   for (;;) {
     const int socket = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
     if (socket < 0) return;
-    const int on = 1;  // replies are several small sends
+    const int on = 1;  // a reply consists of several small sends
     setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     const std::lock_guard lock(mutex_);
     sockets_.push_back(socket);

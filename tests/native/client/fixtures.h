@@ -1,4 +1,4 @@
-// What client tests stand on: a real server over a pool in memory, and a server that lies.
+// Fixtures of client tests: a real server over a pool in memory, and a fake server that can lie.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,9 +22,9 @@ namespace petps::client::testing {
 
 using tests::seed;
 
-// Row of a key: small multiples of 1/4, exact in every dtype but int8.
+// Return the row of a key: small multiples of 1/4, exact in every dtype but int8.
 std::vector<float> row_of(uint64_t key, uint32_t dim, uint64_t version = 0);
-// What a pull of that row shows: the row after the table's dtype.
+// Return the same row as a pull shows it, after encoding to the table's dtype.
 std::vector<float> shown_row(codec::Dtype dtype, uint64_t key, uint32_t dim, uint64_t version = 0);
 
 // A pool in memory, served on a port of 127.0.0.1 that stays the same over restarts.
@@ -32,7 +32,7 @@ class RealServer {
  public:
   explicit RealServer(server::ServerOptions options = {}, uint32_t partitions = 2);
   ~RealServer() { stop(); }
-  // default_row: dim values, or empty. Keys first..first+rows-1 are filled.
+  // `default_row`: dim values, or empty. Fills the keys 0 .. rows - 1.
   table::Table& add_table(const std::string& name, codec::Dtype dtype, uint32_t dim,
                           uint64_t capacity, uint64_t rows,
                           const std::vector<float>& default_row = {},
@@ -40,8 +40,8 @@ class RealServer {
   static void fill(table::Table& table, uint64_t rows, uint64_t version);
   static void fill(table::Table& table, std::span<const uint64_t> keys, uint64_t version);
   void start();
-  void stop();  // waits for what is in flight
-  // Now, and after each restart.
+  void stop();  // waits for requests in flight
+  // Takes effect now, and after each restart.
   void set_shard_map(const wire::ShardMap& map);
   table::Tables& tables() { return *tables_; }
   server::Server& server() { return *server_; }
@@ -58,11 +58,11 @@ class RealServer {
 
 enum class Answer { kSend, kSilent, kClose, kSendAndClose };
 
-// Answers hello, tables, pull and push correctly for one table "users" (dim 4, f32, id 7; odd keys are missing), then lets
-// `tamper` change the frame. One thread per connection.
+// A server that replies correctly for one table "users" (dim 4, f32, id 7; odd keys are missing),
+// and then lets `tamper` change the frame. One thread per connection.
 class FakeServer {
  public:
-  // count: how many requests of this opcode came before, over all connections.
+  // `count`: number of earlier requests with this opcode, over all connections.
   using Tamper = std::function<Answer(wire::Opcode opcode, uint64_t count, wire::Frame& reply)>;
   static constexpr uint32_t kTable = 7;
   static constexpr uint32_t kDim = 4;
@@ -73,10 +73,10 @@ class FakeServer {
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
   std::string url() const { return "petps://" + address() + "/ranking"; }
   uint64_t count(wire::Opcode opcode) const { return counts_[static_cast<size_t>(opcode)].load(); }
-  wire::HelloReply& hello() { return hello_; }        // before connecting
-  wire::TablesReply& tables() { return tables_; }     // before connecting
-  wire::ShardMap& shard_map() { return shard_map_; }  // before connecting
-  // As if restarted on another pool, where the table has another id.
+  wire::HelloReply& hello() { return hello_; }        // change before connecting
+  wire::TablesReply& tables() { return tables_; }     // change before connecting
+  wire::ShardMap& shard_map() { return shard_map_; }  // change before connecting
+  // Act like a restart on another pool, in which the table has another id.
   void move_to_pool(uint8_t uuid, uint32_t table);
 
  private:
@@ -99,9 +99,9 @@ class FakeServer {
   std::vector<std::thread> serving_;
 };
 
-// A socket that listens on a free port of 127.0.0.1.
+// Return a socket that listens on a free port of 127.0.0.1.
 int listen_anywhere(uint16_t* port);
-// A port on which nothing listens.
+// Return a port without a listener.
 uint16_t free_port();
 
 }  // namespace petps::client::testing

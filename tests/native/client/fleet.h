@@ -1,5 +1,5 @@
-// Several servers of one model by one shard map. Each pool holds rows of the keys that the test gives it, so a key asked of the
-// wrong server would be a miss.
+// Several servers of one model with a shard map. Each pool holds only the keys that the test
+// gives it, so a key requested from the wrong server would be missing.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace petps::client::testing {
 
 constexpr uint32_t kPartitions = 8;
-constexpr uint64_t kKeys = 2000;  // keys below are there, if their partition is; others are nowhere
+constexpr uint64_t kKeys = 2000;  // only lower keys exist, on the server with their partition
 constexpr uint32_t kDim = 8;
 
 inline const std::vector<float> kDefault = {9, 8, 7, 6, 5, 4, 3, 2};
@@ -36,11 +36,12 @@ inline std::vector<uint64_t> keys_of(uint64_t partitions) {
 
 class Fleet : public ::testing::Test {
  protected:
-  // One server for each set of partitions (a bitmap). `filled`: what its pool holds; by default what it owns.
+  // Add a server for a set of partitions (a bitmap). `filled`: the partitions whose rows its pool
+  // holds; 0: the owned ones.
   RealServer& add_server(uint64_t owned, uint64_t filled = 0) {
     auto server = std::make_unique<RealServer>(server::ServerOptions{}, kPartitions);
     const std::vector<uint64_t> keys = keys_of(filled != 0 ? filled : owned);
-    // Another number for the same table on each server.
+    // Give the same table another id on each server.
     for (size_t i = 0; i < servers_.size(); ++i)
       server->add_table("spare" + std::to_string(i), codec::Dtype::kF32, 1, 10, 0);
     for (const codec::Dtype dtype :

@@ -1,15 +1,15 @@
 // Clients of all ages against a fleet that changes: servers die, pause, come back late, switch,
-// switch back, resize their rows, are restored from old copies, and change places behind their
-// addresses. A slow model, which sees the whole world, says what each answer may be.
+// switch back, resize their rows, are restored from old copies, and swap places behind their
+// addresses. A slow model, which sees the whole fleet, says which answers are allowed.
 //
 // Checked at every answer: its rows are of one instance and of that instance's length; the client
-// does not go back, unless an operator switched back what it had; no row comes from a pool in an
-// older state than the client has seen. Checked when a client has looked at all servers and nothing
-// changes: it answers with the newest instance that every group has a server for, whatever dead,
-// late or restored servers last said; and it fails only when the model says that it must.
+// does not go back to an older instance, unless an operator switched back; no row comes from a pool
+// in an older state than the client has seen. Checked when a client has contacted all servers and
+// nothing changes: it answers with the newest instance that every group has a server for, whatever
+// dead, lagging or restored servers last said; and it fails only when the model says that it must.
 //
-// Not covered here: several threads of one client (shards_test.cc, versions_test.cc), changes of the
-// shard map (shards_test.cc), applied versions within an instance.
+// Not covered here: several threads of one client (shards_test.cc, versions_test.cc), changes of
+// the shard map (shards_test.cc), applied versions within an instance.
 #include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -32,11 +32,12 @@ constexpr size_t kClients = 4;
 constexpr size_t kKeysPerPull = 24;  // over all partitions
 constexpr uint32_t kInstancesKept = 3;
 constexpr uint64_t kMs = 1'000'000;
-// What a client may need to look at all servers: three failures each, rests between them. A busy
-// machine makes healthy servers look dead for a round; the next answer mends that.
+// Rounds that a client may need to contact all servers: three failures each, with backoffs
+// between them. On a busy machine healthy servers may look dead for a round; their next
+// reply corrects that.
 constexpr int kMostRounds = 400;
 
-// How long the model believes in a client, and the client in its servers.
+// How long the model waits for a client, and the client for its servers.
 struct Trust {
   int rounds = kMostRounds;
   uint64_t pull_ms = 2'000;
@@ -50,14 +51,14 @@ int event_count(int whole) {
 
 struct Leaving {
   uint32_t number;
-  uint64_t at;  // event
+  uint64_t at;  // number of the event
 };
 
 struct Subject {
   std::string name;
   std::unique_ptr<Client::Impl> impl;
   std::shared_ptr<const Routing> by;
-  uint32_t last = 0;  // instance it answered with last
+  uint32_t last = 0;  // instance of its last answer
   uint64_t last_at = 0;
 };
 
@@ -132,7 +133,7 @@ class World {
     }
   }
 
-  // Everybody comes back and catches up: every client ends with the newest instance.
+  // All servers come back and catch up. Then every client must answer with the newest instance.
   void end_well() {
     for (size_t i = 0; i < alive_.size(); ++i) {
       revive(i);
@@ -143,7 +144,8 @@ class World {
       EXPECT_EQ(subject.last, newest_) << where(subject);
     }
   }
-  // A client learns of an instance that one server means, and that server dies: the others answer.
+  // A client learns of an instance that only one server has switched to, and that server dies.
+  // The client must then use the others.
   void lose_the_only_new_one() {
     publish();
     while (fleet_.pool(0).meant != newest_) advance(0);
@@ -179,13 +181,13 @@ class World {
     return all;
   }
 
-  // ---- The world
+  // ---- The fleet and its operator
 
   void publish() {
     if (newest_ < 1'000'000) ++newest_;
     withdrawn_ = false;
   }
-  // One server takes the next step towards the newest instance: makes it, or switches to it.
+  // One server takes the next step towards the newest instance: it creates it, or switches to it.
   void advance(size_t server) {
     if (!alive_[server]) return;
     FakePool pool = fleet_.pool(server);
@@ -217,14 +219,15 @@ class World {
     fleet_.change(server, [&](FakePool& of) { of.switch_to(goal); });
     leavings_[places_[server]].push_back({before, now_});
   }
-  // Nothing that a late pool, or the copy of one, means is dropped.
+  // Return the lowest instance that a pool, or its snapshot, resolves to. Only lower
+  // ones may be dropped.
   uint32_t lowest_meant() const {
     uint32_t lowest = UINT32_MAX;
     for (size_t i = 0; i < alive_.size(); ++i)
       lowest = std::min({lowest, fleet_.pool(i).meant, snapshots_[i].meant});
     return lowest;
   }
-  // The operator takes the newest instance back, on all servers that can be reached.
+  // The operator switches back from the newest instance, on all servers that can be reached.
   void switch_back() {
     if (newest_ < 2 || random_() % 3 != 0) return;
     for (size_t i = 0; i < alive_.size(); ++i) {
@@ -250,10 +253,10 @@ class World {
     fleet_.pause(server, true);
   }
   void snapshot(size_t server) { snapshots_[places_[server]] = fleet_.pool(server); }
-  // The server's pool is replaced by an old copy of itself.
+  // Replace the server's pool by an old copy of itself.
   void restore(size_t server) {
     kill(server);
-    // Once it has passed what was seen, its names are believed: it went back, as by a switch.
+    // Once its counter has passed the one seen, clients accept its names, as after a switch back.
     leavings_[places_[server]].push_back({fleet_.pool(server).meant, now_});
     fleet_.change(server, [&](FakePool& of) { of = snapshots_[places_[server]]; });
     if (random_() % 2 == 0) revive(server);
@@ -309,7 +312,7 @@ class World {
     Client::Impl::read_catalogues(*subject.by, Deadline::in_ms(any_paused() ? 20 : 2'000), 0);
     note_seen(subject);
   }
-  // Between two calls of a client: within one, no server changes.
+  // Record what the client knows. Called between its calls: no server changes during a call.
   void note_seen(const Subject& subject) {
     for (size_t i = 0; i < subject.by->all.size(); ++i) {
       const auto known = subject.by->all[i]->last_catalogue();
@@ -321,7 +324,7 @@ class World {
   }
 
   Outcome pull(Subject& subject) {
-    // Nobody waits long for what the model says cannot be answered.
+    // Do not wait long for a pull that the model expects to fail.
     const uint64_t ms = expected(subject).contains(0) ? 5 : any_paused() ? 60 : trust_.pull_ms;
     const Deadline deadline = Deadline::in_ms(ms);
     Outcome outcome;
@@ -356,7 +359,7 @@ class World {
     for (size_t i = 0; i < keys.size(); ++i) keys[i] = i;
     std::vector<float> rows(keys.size() * row_dim(guess));
     const TablePull wanted{"t", keys, std::as_writable_bytes(std::span(rows)), {}, Form::kFloat32};
-    const PullOptions options;  // the call refers to it
+    const PullOptions options;  // PullCall keeps a reference
     PullCall call(*subject.impl, {&wanted, 1}, options, deadline);
     PullReport report;
     const base::Status status = call.run(*subject.by, report);
@@ -391,13 +394,13 @@ class World {
                          [&](const Leaving& leaving) { return leaving.number == number; });
     });
   }
-  // All instances that the servers that this client can use could answer with; 0: a failure.
-  // Several where it is not said which: after a switch back that the client may not have witnessed.
+  // Return all instances that this client may answer with; 0: a failure. There are several if the
+  // answer depends on whether the client has witnessed a switch back.
   std::set<uint32_t> expected(const Subject& subject) const {
     if (has_dead_group(subject)) return {0};
     std::set<uint32_t> sure;
-    std::set<uint32_t>
-        perhaps;  // older than the last answer, and taken back by a server that means it
+    // Older than the last answer, but allowed if the client has witnessed a switch back.
+    std::set<uint32_t> perhaps;
     for (size_t i = 0; i < alive_.size(); ++i) {
       if (!is_live(subject, i)) continue;
       const uint32_t meant = fleet_.pool(i).meant;
@@ -426,12 +429,12 @@ class World {
     return true;
   }
 
-  // The client looks until it answers as it must.
+  // Let the client contact all servers until its answer is one that the model allows.
   void settle(Subject& subject) {
     Outcome outcome;
     std::set<uint32_t> allowed;
     for (int round = 0; round < trust_.rounds; ++round) {
-      std::this_thread::sleep_for(std::chrono::nanoseconds(kMs / 2));  // rests are over
+      std::this_thread::sleep_for(std::chrono::nanoseconds(kMs / 2));  // let backoffs pass
       look(subject);
       if (round + 1 < static_cast<int>(kFailuresUntilGone)) continue;
       allowed = expected(subject);
@@ -477,7 +480,7 @@ class World {
   std::mt19937_64 random_;
   const std::vector<size_t> groups_;
   FakeFleet fleet_;
-  std::vector<bool> alive_;  // by address, as are these
+  std::vector<bool> alive_;  // by address, like paused_
   std::vector<bool> paused_;
   std::vector<FakePool> snapshots_;             // by pool
   std::vector<std::vector<Leaving>> leavings_;  // by pool
@@ -525,7 +528,8 @@ TEST(FleetAllGone, TheFirstThatIsBackIsAsked) {
     World(groups, tests::seed()).lose_all_and_get_back_the_old_ones();
 }
 
-// What a world says about a client whose servers count as gone after so many failures.
+// Return the model's complaint about a client whose servers count as gone after this number of
+// failures; empty: none.
 std::string said_of(uint32_t failures_until_gone, int rounds) {
   ::testing::TestPartResultArray failures;
   const ::testing::ScopedFakeTestPartResultReporter reporter(
@@ -534,7 +538,7 @@ std::string said_of(uint32_t failures_until_gone, int rounds) {
   return failures.size() == 0 ? "" : failures.GetTestPartResult(0).message();
 }
 
-// The model notices a client that goes on counting what dead servers last said.
+// The model must notice a client that still counts what dead servers last said.
 TEST(FleetModelMutation, AClientThatBelievesTheDeadIsFoundOut) {
   EXPECT_EQ("", said_of(kFailuresUntilGone, kMostRounds));
   const std::string said = said_of(UINT32_MAX, 8);

@@ -1,4 +1,5 @@
-// Servers that lie, stall, hang up or talk nonsense: an error that names the server, by the deadline, and never a crash.
+// Servers that lie, stall, hang up or send garbage. The client returns an error that names the
+// server by the deadline, and never crashes.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,7 +28,7 @@ Options quick() {
   return options;
 }
 
-// Where the call must go well, however busy the machine is.
+// Options for calls that must succeed on a busy machine too.
 Options patient() {
   Options options = quick();
   options.deadline_ms = 20'000;
@@ -45,7 +46,7 @@ Status pull_once(Client& client, uint32_t deadline_ms = 0) {
   return report.status();
 }
 
-// Connects and pulls through `tamper`; the Status of the first thing that failed.
+// Connect and pull through `tamper`. Return the first error.
 Status run(FakeServer::Tamper tamper, const Options& options = quick()) {
   FakeServer server(std::move(tamper));
   auto client = Client::connect(server.url(), options);
@@ -81,7 +82,8 @@ FakeServer::Tamper section_of_pull(std::function<void(wire::PullReplySection&)> 
 }
 
 void expect_distrust(const Status& status, const char* part) {
-  // On a busy machine the deadline may cut the last retry short; what the attempt before it found is then told too.
+  // On a busy machine the deadline may cut the last retry short. The message then includes the
+  // error of the attempt before.
   const bool cut = status.code() == Code::kDeadlineExceeded &&
                    status.message().find("; before: ") != std::string::npos;
   EXPECT_TRUE(status.code() == Code::kUnavailable || cut) << status.to_string();
@@ -134,7 +136,7 @@ TEST(Hostile, WrongSections) {
 }
 
 TEST(Hostile, RowsOfAnotherWidthThatAddUp) {
-  // Half the rows, each twice as wide: consistent in itself, wrong for the table.
+  // Half of the rows, each twice as wide: consistent in itself, but wrong for the table.
   const auto tamper = of(Opcode::kPull, [](wire::Frame& reply) {
     std::byte* at = reply.data() + wire::kHeaderBytes + sizeof(wire::PullReplyPrefix);
     wire::PullReplySection section;
@@ -177,7 +179,7 @@ TEST(Hostile, ClosingAtEveryPoint) {
                     reply.end());
         return Answer::kSendAndClose;
       }));
-      // Tried again until the deadline: on a busy machine the last try may be cut by it.
+      // The client retries until the deadline, which may cut the last attempt on a busy machine.
       EXPECT_TRUE(status.code() == Code::kUnavailable || status.code() == Code::kDeadlineExceeded)
           << status.to_string();
       EXPECT_NE(std::string_view::npos, status.message().find("clos")) << status.to_string();
@@ -227,7 +229,7 @@ TEST(Hostile, LyingShardMaps) {
       << address.to_string();
 }
 
-// It refuses for ever, and its map says that it should not.
+// The server refuses every pull, although its map gives it all keys.
 TEST(Hostile, EndlessWrongShardEndsAtTheDeadline) {
   FakeServer server([](wire::Opcode opcode, uint64_t, wire::Frame& reply) {
     wire::FrameHeader header;
@@ -286,7 +288,7 @@ TEST(Hostile, ErrorRepliesKeepTheConnection) {
 }
 
 TEST(Hostile, RepliesInAnotherOrder) {
-  // Holds replies back and sends them reversed: the request id pairs them.
+  // Hold replies back and send them reversed: the client pairs them by request id.
   std::vector<wire::Frame> held;
   FakeServer server([&](Opcode opcode, uint64_t, wire::Frame& reply) {
     if (opcode != Opcode::kPull) return Answer::kSend;
@@ -361,7 +363,7 @@ TEST(Hostile, RandomDamageNeverCrashesNorHangs) {
 }
 
 TEST(Hostile, DamagedRowsAreBeyondTheClientsKnowledge) {
-  // A row has no checksum on the wire (TCP has): damage there is the one kind that passes.
+  // Rows have no checksum on the wire (TCP has one), so damaged values are not detected.
   const auto damage = [](wire::Frame& reply) {
     reply.back() ^= std::byte{0x40};
     return Answer::kSend;

@@ -1,4 +1,4 @@
-// A push whose deadline passed, and whose bytes reach the server behind those of a newer push.
+// A push whose deadline passed, and whose bytes reach the server after those of a newer push.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -20,8 +20,8 @@ using testing::RealServer;
 constexpr uint32_t kDim = 4;
 constexpr std::chrono::minutes kPatience{1};
 
-// A network between one client and one server. It can keep what the client sends over the
-// connections that it has, and deliver that later, also when the client has closed them since.
+// A network between one client and one server. It can hold what the client sends over its current
+// connections and deliver it later, even if the client has closed them by then.
 class Relay {
  public:
   explicit Relay(uint16_t server) : server_(server) {
@@ -51,12 +51,12 @@ class Relay {
     held_ = 0;
     changed_.notify_all();
   }
-  // Until bytes of so many connections were held.
+  // Wait until bytes of `connections` connections were held.
   bool await_held(size_t connections) {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, kPatience, [&] { return was_held_.size() >= connections; });
   }
-  // Until the server has answered `replies` times since `hold`, over connections that were held.
+  // Wait until the server has sent `replies` replies over connections that were held.
   bool await_late_replies(int replies) {
     std::unique_lock lock(mutex_);
     return changed_.wait_for(lock, kPatience, [&] { return late_replies_ >= replies; });
@@ -101,7 +101,7 @@ class Relay {
       }
       static_cast<void>(send(to, bytes, static_cast<size_t>(n), MSG_NOSIGNAL));
     }
-    // The server must answer what came late before it sees that the client is gone.
+    // The server must answer the late bytes before it sees that the client is gone.
     if (is_reply || !was_held) shutdown(to, SHUT_WR);
   }
 
@@ -109,12 +109,12 @@ class Relay {
   int listener_ = -1;
   uint16_t port_ = 0;
   std::thread accepting_;
-  std::mutex mutex_;  // guards all below
+  std::mutex mutex_;  // guards everything below
   std::condition_variable changed_;
   std::list<std::thread> threads_;
   std::vector<int> sockets_;
   int connections_ = 0;
-  int held_ = 0;  // connections with smaller numbers are held
+  int held_ = 0;  // connections with lower numbers are held
   std::set<int> was_held_;
   int late_replies_ = 0;
 };

@@ -1,4 +1,4 @@
-// The parts that need no server: URLs, dedup, hot keys.
+// The parts of the client that need no server: URLs, dedup, hot keys.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -50,7 +50,7 @@ TEST(Url, WrongOnesAreNamed) {
 
 TEST(Distinct, EqualsASlowModel) {
   std::mt19937_64 random(testing::seed());
-  Distinct distinct;  // reused, as calls do
+  Distinct distinct;  // reused, as in calls
   for (int round = 0; round < 500; ++round) {
     const size_t n = random() % 300;
     const uint64_t range = 1 + random() % 400;
@@ -66,7 +66,7 @@ TEST(Distinct, EqualsASlowModel) {
     ASSERT_EQ(order, std::vector(distinct.keys().begin(), distinct.keys().end()));
     ASSERT_EQ(n, distinct.positions().size());
     for (size_t i = 0; i < n; ++i) ASSERT_EQ(numbers[keys[i]], distinct.positions()[i]);
-    // And in place: rows of the distinct keys become rows of all.
+    // In place: the rows of the distinct keys are copied to all positions.
     std::vector<std::array<uint64_t, 3>> rows(n);
     for (size_t i = 0; i < order.size(); ++i) rows[i] = {order[i], ~order[i], i};
     spread(distinct.positions(), 24, reinterpret_cast<std::byte*>(rows.data()));
@@ -99,7 +99,7 @@ TEST(HotKeys, FindsTheHotOnesOfASkewedStream) {
   HotKeys hot(100);
   std::vector<uint64_t> keys(200);
   for (int round = 0; round < 500; ++round) {
-    // Half of the accesses go to 50 keys, the other half to a million.
+    // Half of the accesses hit 50 keys; the other half are spread over a million.
     for (uint64_t& key : keys)
       key = random() % 2 == 0 ? random() % 50 : 1000 + random() % 1'000'000;
     hot.sample(keys);

@@ -27,7 +27,7 @@ void expect_error(const Status& status, Code code, std::initializer_list<const c
     EXPECT_NE(std::string_view::npos, status.message().find(part)) << status.to_string();
 }
 
-// kDevice: rdma over a real or soft device of this machine, as the lab's guest has one.
+// kDevice: rdma over a real or software device of this machine, such as the one in the lab's guest.
 enum class Over { kTcp, kRdma, kDevice };
 const char* name_of(Over over) {
   return over == Over::kTcp ? "tcp" : over == Over::kRdma ? "rdma" : "rdma_device";
@@ -58,7 +58,7 @@ class PullTest : public ::testing::TestWithParam<Over> {
     return dtype == Dtype::kF16 ? std::vector<float>(kDim, 0.0f)
                                 : testing::shown_row(dtype, 12345, kDim);
   }
-  // Pulls, and compares every row and mask bit with what they must be.
+  // Pull, and compare every row and every byte of the mask with the expected ones.
   static void check_pull(Client& client, Dtype dtype, const std::vector<uint64_t>& keys,
                          const PullOptions& options = {}) {
     std::vector<float> rows(keys.size() * kDim + 1, -99.0f);
@@ -173,7 +173,7 @@ TEST_P(PullTest, StoredBytesAsTheyAre) {
 
 TEST_P(PullTest, ManyTablesInOneCall) {
   Options options;
-  options.keys_per_request = 100;  // so that sections are cut in the middle
+  options.keys_per_request = 100;  // splits sections between requests
   const auto client = connect(options);
   std::mt19937_64 random(testing::seed());
   for (int round = 0; round < 20; ++round) {
@@ -213,7 +213,7 @@ TEST_P(PullTest, ManyTablesInOneCall) {
 
 TEST_P(PullTest, LargestRowsAreSplitByTheReplysSize) {
   Options options;
-  options.keys_per_request = 65536;  // 600 rows of 16 KiB are more than a frame holds
+  options.keys_per_request = 65536;  // 600 rows of 16 KiB do not fit into a frame
   const auto client = connect(options);
   std::vector<uint64_t> keys(1200);
   for (size_t i = 0; i < keys.size(); ++i) keys[i] = i % 600;
@@ -453,7 +453,7 @@ TEST_P(PullTest, HotSetsReachTheServer) {
 
 TEST_P(PullTest, ManyThreadsShareOneClient) {
   Options options;
-  options.connections = 3;  // fewer than threads: some wait
+  options.connections = 3;  // fewer than threads, so that some wait
   const auto client = connect(options);
   std::vector<std::thread> threads;
   for (int t = 0; t < 6; ++t) {

@@ -1,5 +1,5 @@
-// The client over rdma (fake devices): when it is used, and what happens when it ends.
-// Does not cover: what pull_test.cc shows over both.
+// The client over rdma (fake devices): when it uses rdma, and what happens when rdma fails.
+// Does not cover: pulls as such, which pull_test.cc checks over TCP and rdma.
 #include <gtest/gtest.h>
 
 #include <thread>

@@ -1,4 +1,4 @@
-// Servers that die and come back, and replicas that stand in.
+// Servers that die and come back, and replicas that take over.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -162,7 +162,7 @@ TEST(Retry, StaleIsAskedAgainWhenTheBackgroundSawTheSwitch) {
     if (opcode == Opcode::kPull && count == 0) {
       const uint64_t asked = server.count(Opcode::kTables);
       while (server.count(Opcode::kTables) < asked + 2)
-        std::this_thread::yield();  // so one is kept
+        std::this_thread::yield();  // the second request shows that the client kept the first reply
       wire::encode_error(3, header.request_id, Status(Code::kStale, "ranking@1 is at 4"), reply);
     }
     return Answer::kSend;

@@ -28,7 +28,7 @@ TEST_F(ShardsPushTest, PushesGoToTheServerThatOwnsTheKey) {
   auto client = connect();
   std::vector<uint64_t> keys;
   for (uint64_t key = 0; key < kKeys + 100; ++key) keys.push_back(key);
-  keys.push_back(7);  // the later row counts
+  keys.push_back(7);  // the later row wins
   std::vector<float> rows;
   for (size_t i = 0; i < keys.size(); ++i) {
     const std::vector<float> row = row_of(keys[i], kDim, i < kKeys + 100 ? 1 : 2);
@@ -54,7 +54,7 @@ TEST_F(ShardsPushTest, PushesGoToTheServerThatOwnsTheKey) {
   EXPECT_EQ(pull(*client, keys).value().found, 0u);
 }
 
-// One replicated group refuses the whole push; the keys of the others are pushed alone.
+// One replicated group makes the client refuse the whole push. Keys of other groups can be pushed.
 TEST_F(ShardsPushTest, KeysOfReplicasAreRefusedAndNoOtherRowIsSent) {
   add_server(0b00001111);
   add_server(0b11110000);

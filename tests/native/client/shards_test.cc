@@ -1,5 +1,5 @@
-// One client and several servers by a shard map: who is asked, what is put together, and what happens when the map or a server
-// goes.
+// One client and several servers with a shard map: which servers receive requests, how parts are
+// merged, and what happens when the map changes or a server fails.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ using testing::shown_row;
 
 class ShardsTest : public testing::Fleet {};
 
-// Random pulls of all dtypes, both forms, with repeated and missing keys, against what the rows must be.
+// Compare random pulls with the expected rows: all dtypes, both forms, repeated and missing keys.
 TEST_F(ShardsTest, PullsArePutTogetherFromAllShards) {
   add_server(0b00010111);
   add_server(0b11000000);
@@ -41,8 +41,8 @@ TEST_F(ShardsTest, PullsArePutTogetherFromAllShards) {
   for (int round = 0; round < 120; ++round) {
     const auto dtype = static_cast<Dtype>(random() % 4);
     const std::string table(codec::dtype_name(dtype));
-    const uint64_t range =
-        round % 3 == 0 ? 40 : kKeys + kKeys / 4;  // many repeated, or some missing
+    // Many repeated keys, or some missing ones.
+    const uint64_t range = round % 3 == 0 ? 40 : kKeys + kKeys / 4;
     std::vector<uint64_t> keys(random() % 3000);
     for (uint64_t& key : keys) key = random() % range;
     const bool stored = random() % 2 == 0;
@@ -90,7 +90,7 @@ TEST_F(ShardsTest, SeveralTablesInOneCall) {
   add_server(0b11110000);
   publish();
   auto client = connect();
-  const std::vector<uint64_t> some = keys_of(0b00000001);  // one shard alone
+  const std::vector<uint64_t> some = keys_of(0b00000001);  // keys of a single shard
   const std::vector<uint64_t> all = keys_of(0xFF);
   std::vector<float> first(some.size() * kDim);
   std::vector<float> second(all.size() * kDim);
@@ -149,14 +149,14 @@ TEST_F(ShardsTest, MinVersionWaitsForEveryShard) {
   options.min_version = 4;
   options.wait_ms = 30;
   expect_error(pull(*client, keys_of(0xFF), options).status(), Code::kStale, "version 4");
-  // The wait ends before the deadline: an answer, not a timeout.
+  // The servers' wait ends before the deadline: the result is STALE, not a timeout.
   options.wait_ms = 60'000;
   options.deadline_ms = 2'400;
   expect_error(pull(*client, keys_of(0xFF), options).status(), Code::kStale, "version 4");
   EXPECT_TRUE(pull(*client, keys_of(0xFF)).ok());
 }
 
-// The replica that lags is never waited for while the other one has the version.
+// No pull waits for the lagging replica while the other one has the version.
 TEST_F(ShardsTest, AReplicaThatHasTheVersionIsFoundWithoutWaiting) {
   RealServer& lagging = add_server(0xFF);
   RealServer& current = add_server(0xFF);
@@ -218,8 +218,8 @@ TEST_F(ShardsTest, AMapThatMovedTheKeysOfADeadServerIsFound) {
   EXPECT_EQ(report.value().found, kKeys);
 }
 
-// Partitions go to and fro, and the servers take each map at different moments. Both pools have all rows: whatever is missing
-// would be an unowned key that looked like a miss.
+// Partitions move back and forth, and the servers receive each map at different moments. Both
+// pools have all rows, so a missing key would be an unowned key that was answered as a miss.
 TEST_F(ShardsTest, TheMapChangesWhilePullsGoOn) {
   add_server(0b00001111, 0xFF);
   add_server(0b11110000, 0xFF);
@@ -267,7 +267,7 @@ TEST_F(ShardsTest, TheMapChangesWhilePullsGoOn) {
             0u);
 }
 
-// The connection that brought WRONG_SHARD is given back before the map is asked for.
+// The connection that received WRONG_SHARD is returned before the client reads the map.
 TEST_F(ShardsTest, AChangedMapIsReadOverTheOnlyConnection) {
   add_server(0b00001111, 0xFF);
   add_server(0b11110000, 0xFF);
@@ -314,7 +314,8 @@ TEST_F(ShardsTest, HotKeysGoToTheirOwner) {
 
 class ShardVersionsTest : public ShardsTest {
  protected:
-  // Two servers with "ranking@5" and "ranking@6", of which the alias "live" means the first; their numbers differ.
+  // Two servers with "ranking@5" and "ranking@6", whose ids differ between the servers. The alias
+  // "live" resolves to the first.
   ShardVersionsTest() {
     add_server(0b00001111);
     add_server(0b11110000);
@@ -340,7 +341,7 @@ class ShardVersionsTest : public ShardsTest {
     EXPECT_TRUE(client.ok()) << client.status().to_string();
     return std::move(client).value();
   }
-  // Pulls every key; the version that all rows are of.
+  // Pull every key. Return the version that all rows have.
   uint64_t pulled_version(Client& client) {
     const std::vector<uint64_t> keys = keys_of(0xFF);
     std::vector<float> rows(keys.size() * kDim);
@@ -363,7 +364,8 @@ class ShardVersionsTest : public ShardsTest {
   std::vector<uint32_t> instances_[2];  // by server
 };
 
-// Between the switches of an alias on two servers, and when the client has read it from both, every answer is of one instance.
+// After each switch of the alias on one of two servers, once the client has read both catalogues,
+// every answer is of one instance.
 TEST_F(ShardVersionsTest, NoAnswerMixesTwoInstances) {
   Options options = quiet();
   options.catalogue_ms = 10;
@@ -387,7 +389,7 @@ TEST_F(ShardVersionsTest, NoAnswerMixesTwoInstances) {
   EXPECT_EQ(seen.size(), 2u) << "the switch was never seen";
 }
 
-// One server has switched; the other has not loaded its part of the new instance yet.
+// One server has switched. The other has not yet loaded its part of the new instance.
 TEST_F(ShardVersionsTest, TheOldInstanceIsAskedForUntilTheLastServerHasSwitched) {
   for (const size_t first : {size_t{0}, size_t{1}}) {
     const size_t last = 1 - first;
@@ -416,7 +418,8 @@ TEST_F(ShardVersionsTest, TheOldInstanceIsAskedForUntilTheLastServerHasSwitched)
   }
 }
 
-// The new instance's rows are longer: arrays are measured by the instance that is asked for.
+// The new instance has longer rows. The length of the caller's array is checked against the
+// instance that is requested.
 TEST_F(ShardVersionsTest, UntilTheLastServerHasSwitchedRowsHaveTheOldLength) {
   for (size_t i = 0; i < 2; ++i) {
     const auto made =
@@ -470,7 +473,7 @@ TEST_F(ShardVersionsTest, ADroppedInstanceIsFollowedToItsSuccessor) {
   EXPECT_EQ(pulled_version(*client), 6u);
 }
 
-// Each of two servers answers a pull only once the other has received its part.
+// Each of two servers replies to a pull only once the other has received its part.
 TEST(Shards, AreAskedAtTheSameTime) {
   std::atomic<uint64_t> received{0};
   const auto wait_for_both = [&](wire::Opcode opcode, uint64_t, wire::Frame&) {
@@ -493,14 +496,15 @@ TEST(Shards, AreAskedAtTheSameTime) {
   std::iota(keys.begin(), keys.end(), 0);
   std::vector<float> rows(keys.size() * testing::FakeServer::kDim);
   const auto report = client.value()->pull("users", keys, rows);
-  received.store(2);  // a client that asks one after the other has failed: let the servers end
+  received.store(2);  // if the client asked one after the other: let the servers return
   ASSERT_TRUE(report.ok()) << report.status().to_string();
   EXPECT_EQ(report.value().found, 50u);
   EXPECT_EQ(first.count(wire::Opcode::kPull), 1u);
   EXPECT_EQ(second.count(wire::Opcode::kPull), 1u);
 }
 
-// Rows of one shard are received while another is silent, and only that one's part is asked again.
+// Rows of one shard are received while another server is silent. Only the silent
+// server's part is retried.
 TEST(Shards, ASilentReplicaCostsItsOwnPartOnly) {
   testing::FakeServer alive(nullptr);
   testing::FakeServer silent([](wire::Opcode opcode, uint64_t, wire::Frame&) {

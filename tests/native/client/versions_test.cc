@@ -1,4 +1,5 @@
-// Versions of a model side by side: clients follow the alias, no answer mixes two, the dropped are found out.
+// Several versions of a model at the same time: clients follow the alias, no answer mixes two
+// versions, and clients notice dropped ones.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -11,9 +12,9 @@ namespace {
 
 constexpr uint32_t kDim = 16;
 constexpr uint64_t kRows = 300;
-constexpr uint64_t kVersions = 40;  // row_of tells fewer than 97 apart
+constexpr uint64_t kVersions = 40;  // row_of distinguishes up to 96
 
-// Instance ranking@N with the tables a and b, every row of version N.
+// Add instance ranking@N with the tables a and b, every row of version N.
 void add_version(RealServer& server, uint64_t version) {
   uint32_t instance = server.instance();
   if (version > 1) {
@@ -37,7 +38,8 @@ std::unique_ptr<Client> connect(const std::string& url, uint32_t catalogue_ms = 
   return std::move(client).value();
 }
 
-// The one version that all rows of a and b are of, as the report says too; 0: they are of several, or torn, or missing.
+// Return the version that all rows of a and b have, if the report agrees. Return 0 if rows are of
+// several versions, torn or missing.
 base::Result<uint64_t> pull_version(Client& client, uint64_t first_key) {
   std::vector<uint64_t> keys;
   for (uint64_t i = 0; i < 20; ++i) keys.push_back((first_key + i * 7) % kRows);
@@ -143,7 +145,7 @@ TEST(Versions, ControlThatMakesNoSenseIsRefused) {
   EXPECT_EQ(pull_version(*client, 0).value(), 1u);
 }
 
-// Version after version comes, is switched to, and goes, while clients pull both tables.
+// Versions are created, switched to and dropped one after another, while clients pull both tables.
 TEST(Versions, NoAnswerMixesTwoWhileTheyComeAndGo) {
   server::ServerOptions options;
   options.workers = 2;

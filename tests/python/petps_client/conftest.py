@@ -1,4 +1,4 @@
-"""Fixtures: a served pool, and a client of it."""
+"""Fixtures: a served pool, and a client that is connected to it."""
 
 from __future__ import annotations
 

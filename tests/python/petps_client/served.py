@@ -13,11 +13,11 @@ ROWS = 2000
 DIM = 12
 DTYPES = ("f32", "f16", "bf16", "int8")
 DEFAULT = 0.25
-"""Every value of the default row, in all tables but f16's, which has none."""
+"""Every value of the default row. Table f16 has no default row."""
 
 
 def rows_of(keys: npt.NDArray[np.uint64], version: int = 0) -> npt.NDArray[np.float32]:
-    """Rows that name their key: small multiples of 1/4, exact in all dtypes but int8."""
+    """Return rows derived from their keys: small multiples of 1/4, exact in all dtypes but int8."""
     columns = np.arange(DIM, dtype=np.uint64)
     values = (keys[:, None] * np.uint64(31) + columns * np.uint64(7) + np.uint64(version * 13)) % 97
     return (values.astype(np.float32) * np.float32(0.25)) - np.float32(3)
@@ -26,7 +26,7 @@ def rows_of(keys: npt.NDArray[np.uint64], version: int = 0) -> npt.NDArray[np.fl
 def shown_rows(
     dtype: str, keys: npt.NDArray[np.uint64], version: int = 0
 ) -> npt.NDArray[np.float32]:
-    """What a pull shows: the rows after the table's dtype, the default row where there is none."""
+    """Return what a pull shows: rows in the table's precision, default rows for missing keys."""
     stored = _native.encode_rows(dtype, rows_of(keys, version))
     shown = _native.decode_rows(dtype, DIM, stored)
     default = np.full((1, DIM), 0.0 if dtype == "f16" else DEFAULT, np.float32)

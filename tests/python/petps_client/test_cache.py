@@ -29,7 +29,7 @@ def test_it_never_takes_more_bytes(dims: dict[str, int], bytes_max: int) -> None
             RowCache(bytes_max, dims)
         return
     cache = RowCache(bytes_max, dims)
-    assert bytes_max / 2 < cache.nbytes <= bytes_max  # nor does it leave most of them
+    assert bytes_max / 2 < cache.nbytes <= bytes_max  # it uses more than half of them
     for table, dim in dims.items():
         keys = np.arange(5000, dtype=np.uint64)
         cache.keep("", {table: keys}, {table: np.zeros((5000, dim), np.float32)}, 1.0, 1)
@@ -38,7 +38,7 @@ def test_it_never_takes_more_bytes(dims: dict[str, int], bytes_max: int) -> None
 
 @pytest.mark.parametrize("places", [1, 3, 1000])
 def test_it_agrees_with_a_dict(places: int) -> None:
-    """What it has it was given, so new and so late; with room for all, the youngest of each key."""
+    """Every row found was stored and meets both bounds; with room for all, it is the newest."""
     random = np.random.default_rng((SEED, places))
     entry = sum(ENTRY_BYTES + 4 * dim for dim in DIMS.values())
     cache = RowCache(places * WAYS * entry, DIMS)
@@ -52,7 +52,7 @@ def test_it_agrees_with_a_dict(places: int) -> None:
             for table in random.choice(list(DIMS), random.integers(1, 4), replace=False)
         }
         if random.random() < 0.5:
-            asked = now - float(random.integers(0, 4))  # answers overtake each other
+            asked = now - float(random.integers(0, 4))  # replies overtake each other
             version = int(random.integers(1, 9))
             rows = {
                 table: random.random((len(keys), DIMS[table]), np.float32)
@@ -85,7 +85,7 @@ def test_it_agrees_with_a_dict(places: int) -> None:
         assert taken.version == min(version for _, version in seen)
     assert hits > 0
     if places == 1000:
-        assert hits == asked_for  # all had a place
+        assert hits == asked_for  # every row found a place
 
 
 def test_the_least_recently_used_row_goes() -> None:
@@ -97,7 +97,7 @@ def test_the_least_recently_used_row_goes() -> None:
     cache.keep("", {"t": keys_of(50)}, {"t": one}, 101.0, 1)
     taken = cache.take({"t": np.arange(WAYS, dtype=np.uint64)}, 102.0, 0.0, 0)
     assert taken.hits["t"].tolist() == [True, False] + [True] * (WAYS - 2)
-    # Of more keys than there are places, some are kept, each once.
+    # With more keys than places, the cache keeps as many as there are places, each once.
     many = np.arange(100, 100 + 3 * WAYS, dtype=np.uint64)
     cache.keep("", {"t": many}, {"t": many.astype(np.float32)[:, None]}, 103.0, 1)
     taken = cache.take({"t": many}, 104.0, 0.0, 0)
@@ -114,11 +114,11 @@ def test_another_instance_begins_empty() -> None:
     taken = cache.take({"users": keys_of(1, 2, 3, 4), "items": keys_of(1)}, 1.0, 0.0, 0)
     assert taken.instance == "a"
     assert taken.hits["users"].tolist() == [True, True, False, False]
-    assert not taken.hits["items"].any()  # a key of one table is no key of another
+    assert not taken.hits["items"].any()  # the same key of another table is another row
     assert cache.begin("b", DIMS | {"users": 3}, 0, 1)
     too_long = DIMS | {"users": 1 << 20}
-    assert not cache.begin("a", too_long, 0.5, 2)  # asked for before b was known
+    assert not cache.begin("a", too_long, 0.5, 2)  # requested before the cache began with b
     assert cache.instance == "b"
     assert not cache.take({"users": keys_of(1, 2)}, 1.0, 0.0, 0).hits["users"].any()
-    cache.keep("b", {"users": keys_of(1, 2)}, {"users": rows}, 1.0, 1)  # of another dim: not taken
+    cache.keep("b", {"users": keys_of(1, 2)}, {"users": rows}, 1.0, 1)  # another dim: not stored
     assert not cache.take({"users": keys_of(1, 2)}, 1.0, 0.0, 0).hits["users"].any()

@@ -1,4 +1,4 @@
-"""The C++ client as other projects get it: installed, found, built against, run."""
+"""The C++ client as other projects use it: install it, build a program against it, run that."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ def test_installed_client_builds_and_pulls(served: Served, tmp_path: Path) -> No
     example = tmp_path / "example"
     run("cmake", "-S", "client/cpp/example", "-B", example, f"-DCMAKE_PREFIX_PATH={prefix}")
     run("cmake", "--build", example)
-    # Key 17 is there, 4711 is not: (17 * 31) % 97 / 4 - 3.
+    # Key 17 exists, 4711 does not. The first value of row 17 is (17 * 31) % 97 / 4 - 3.
     assert run(example / "example", served.url, "f32") == "1 found, row 0 begins with 7.5\n"

@@ -1,4 +1,4 @@
-"""Pulls through petps_client against a real server: rows, masks, arrays of the caller, errors."""
+"""Pulls through petps_client from a real server: rows, masks, the caller's arrays, errors."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_pull_many(client: petps_client.Client) -> None:
 def test_arrays_are_made_anew_when_the_pull_finds_longer_rows(
     client: petps_client.Client, served: Served
 ) -> None:
-    """The instance that was described is gone; its successor's rows have another length."""
+    """The described instance was dropped, and its successor's rows have another length."""
     client.pull("f32", [1])
     new = served.tables.create_instance("ranking", "ranking@2", 2).id
     for table, dim in (("f32", 2 * DIM), ("int8", 3)):
@@ -264,7 +264,7 @@ def test_threads_share_a_client(client: petps_client.Client) -> None:
 
 
 def test_gil_is_released_while_waiting(served: Served) -> None:
-    # A server that never answers: while one thread waits for it, this one must run.
+    # The server never answers. While one thread waits for it, this thread must run.
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as silent:

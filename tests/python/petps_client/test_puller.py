@@ -1,4 +1,4 @@
-"""Pulls of one caller: each key once, one call, ahead of need, out of a cache with bounds."""
+"""Puller: each key once, all tables in one call, prefetch, and a cache with bounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.seed import SEED
 
 
 class Clock:
-    """Seconds that a test moves."""
+    """A clock in seconds that the test sets."""
 
     def __init__(self) -> None:
         self.now = 1.0
@@ -29,7 +29,7 @@ class Clock:
 
 
 class Server:
-    """In a client's place: each row says whose it is, of which version, and when it was pulled."""
+    """A fake client. Each row holds its key, instance, time of the pull and version."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -38,7 +38,7 @@ class Server:
         self.lock = threading.Lock()
         self.fails = False
         self.dims: dict[str, int] = {}
-        """Of tables whose rows are longer than describe() knows yet."""
+        """Dims of tables whose rows are longer than describe() says."""
 
     def describe(self, table: str) -> petps_client.Table:
         return petps_client.Table(table, "m", "m@1", "f32", 4, 16, True, 1, 1)
@@ -66,7 +66,7 @@ def puller_of(server: Any, **options: Any) -> petps_client.Puller:
 
 @pytest.mark.parametrize("cache_bytes", [0, 2_000, 100_000])
 def test_bounds_hold_whatever_happens(cache_bytes: int) -> None:
-    """Random pulls, some prefetched, while rows change, the alias moves and time goes by."""
+    """Pull at random, partly prefetched, while rows change, the alias moves and time passes."""
     random = np.random.default_rng((SEED, cache_bytes))
     clock = Clock()
     server = Server(clock)
@@ -114,7 +114,7 @@ def test_what_is_cached_is_not_asked_for() -> None:
     puller.pull({"a": [1, 2, 2, 3], "b": [1]})
     puller.pull({"a": [2, 3, 4], "b": [1]})
     puller.pull({"a": [4, 1], "b": [1]})
-    clock.now += 1  # just as old as may be
+    clock.now += 1  # exactly at the limit of staleness
     puller.pull({"a": [1]})
     assert server.calls == [{"a": 3, "b": 1}, {"a": 1}]
     clock.now += 0.001
@@ -131,7 +131,7 @@ def test_rows_of_two_instances_never_stand_together() -> None:
     puller = puller_of(server, cache_bytes=100_000, staleness_ms=1000)
     puller.pull({"a": [1, 2, 3]})
     server.number = 2
-    assert puller.pull({"a": [1, 2]}).instance == "m@1"  # all cached: within its staleness
+    assert puller.pull({"a": [1, 2]}).instance == "m@1"  # all rows cached, within staleness
     pulled = puller.pull({"a": [1, 2, 4], "b": []})
     assert pulled.rows["a"][:, 1].tolist() == [2, 2, 2]
     assert pulled.rows["b"].shape == (0, 4)
@@ -159,7 +159,7 @@ def test_a_late_prefetch_does_not_take_the_cache_back_to_the_instance_before() -
     clock.now, server.number = 2.0, 2
     assert puller.pull({"a": [2]}).instance == "m@2"
     let_go.set()
-    assert puller._ahead[0].pulled.result().instance == "m@1"  # it was asked for before
+    assert puller._ahead[0].pulled.result().instance == "m@1"  # requested before the switch
     clock.now = 3.0
     assert puller.pull({"a": [2]}).instance == "m@2"
     assert len(server.calls) == 2  # still cached
@@ -167,7 +167,7 @@ def test_a_late_prefetch_does_not_take_the_cache_back_to_the_instance_before() -
 
 
 def test_an_instance_of_another_dim_that_describe_does_not_know_yet() -> None:
-    """A server that is down keeps its last catalogue: what is pulled is of the instance after."""
+    """describe() uses the last catalogue, which may be older than the instance of the reply."""
     server = Server(Clock())
     puller = puller_of(server, cache_bytes=100_000, staleness_ms=1000)
     puller.pull({"a": [1, 2, 3], "b": [1]})
@@ -177,7 +177,7 @@ def test_an_instance_of_another_dim_that_describe_does_not_know_yet() -> None:
         assert pulled.rows["a"].shape == (len(keys), 6)
         assert pulled.rows["a"][:, 1].tolist() == [2] * len(keys)
     assert server.calls[1:] == [{"a": 2}, {"a": 1}]
-    for _ in range(2):  # of b nothing was pulled when the instance began
+    for _ in range(2):  # no row of b was pulled yet when the instance began
         pulled = puller.pull({"a": [4], "b": [7, 8]})
         assert pulled.rows["a"].shape == (1, 6)
         assert pulled.rows["b"].shape == (2, 8)
@@ -188,15 +188,15 @@ def test_the_next_pull_takes_what_was_prefetched() -> None:
     puller = puller_of(server)
     keys = np.array([5, 6, 5], np.uint64)
     puller.prefetch({"a": keys})
-    keys[:] = 9  # a loader's buffer, used again
+    keys[:] = 9  # like a loader that reuses its buffer
     pulled = puller.pull({"a": [5, 6, 5]})
     assert pulled.rows["a"][pulled.places["a"], 0].tolist() == [5, 6, 5]
     assert len(server.calls) == 1
-    puller.pull({"a": [5, 6, 5]})  # taken once
+    puller.pull({"a": [5, 6, 5]})  # a prefetch is used once only
     assert len(server.calls) == 2
     puller.prefetch({"a": [1]})
     puller.prefetch({"a": [2]})
-    puller.pull({"a": [3]})  # another batch in between is pulled anew, and drops nothing
+    puller.pull({"a": [3]})  # another batch in between is pulled, and drops no prefetch
     puller.pull({"a": [1]})
     puller.pull({"a": [2]})
     assert len(server.calls) == 5
@@ -229,7 +229,7 @@ def test_a_prefetch_that_fails_is_asked_for_again() -> None:
     with pytest.raises(petps_client.Unavailable, match="no server answers"):
         puller.pull({"a": [1]})
     puller.prefetch({"a": [1]})
-    puller._ahead[0].pulled.exception()  # it has failed before the server is back
+    puller._ahead[0].pulled.exception()  # wait until it has failed, before the server is back
     server.fails = False
     assert puller.pull({"a": [1]}).rows["a"][0, 0] == 1
 
@@ -262,7 +262,8 @@ def test_from_a_server(served: Served, client: petps_client.Client) -> None:
                 rows = pulled.rows[table][pulled.places[table]]
                 np.testing.assert_array_equal(rows, shown_rows(table, each))
             assert pulled.instance == "ranking@1"
-    # The model's next version, whose rows are others and longer: noticed when the alias has moved.
+    # The model's next version has other rows, and another dim in table int8. The puller must notice
+    # the switch of the alias.
     new = served.tables.create_instance("ranking", "ranking@2", 2).id
     for table, dim in (("f32", DIM), ("int8", 2)):
         made = served.tables.create_table(
@@ -286,7 +287,7 @@ def test_from_a_server(served: Served, client: petps_client.Client) -> None:
 
 
 def test_without_torch_the_error_says_what_to_install() -> None:
-    """In a process of its own, in which torch cannot be found."""
+    """Import the module in a separate process, in which torch cannot be found."""
     program = "import sys; sys.modules['torch'] = None; import petps_client.torch"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
