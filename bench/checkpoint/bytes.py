@@ -1,10 +1,11 @@
 """checkpoint.write_bytes and .capacity by bits: Check-N-Run's Figure 17.
 
-The trace has the growth of its Figure 15: an interval modifies 26 % of the rows, most of them in
-every interval, so that half of the model was modified after ten. What is compared with: full
-checkpoints of float32 rows in the same format. Here: the intermittent policy, quantised for the
-number of restores that allows these bits. write_bytes are the mean over the versions, bases among
-them; capacity is the most that the store holds when only the newest version is kept.
+The trace grows as in its Figure 15: an interval modifies 26 % of the rows. Most of them are
+modified in every interval, so that ten intervals modify half of the model. The reference is full
+checkpoints of float32 rows in the same format. The measured side is the intermittent policy,
+quantised for the number of restores that allows these bits. write_bytes is the mean over the
+versions, bases included; capacity is the most that the store holds while it keeps only the newest
+version.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from bench.checkpoint.policies import Trainer
 from petps.checkpoint import POLICIES, Checkpointer, Policy, Quantising, Store, Table
 from petps.checkpoint.chunk import Keys
 
-# By bits, the restores that are expected: Check-N-Run 6.2.
+# The expected restores that allow these bits: Check-N-Run 6.2.
 RESTORES: Final = {2: 1, 3: 3, 4: 20, 8: 100}
 MODIFIED: Final = 0.26
 ALWAYS: Final = 0.22
 
 
 def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Both ratios to full float32, lower is better, by bits."""
+    """Yield both ratios to full float32, by bits; lower is better."""
     keys, count = int(work["modified_of"]), int(work["intervals"])
     intervals = _intervals(keys, count)
     reference = _measure(POLICIES["full"](), None, intervals, keys, work["dim"])
@@ -53,7 +54,7 @@ def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _intervals(keys: int, count: int) -> list[Keys]:
-    """26 % of the rows each: the same 22 %, and others of the rest."""
+    """Return intervals of 26 % of the rows each: the same 22 %, and others of the rest."""
     rng = np.random.default_rng(1)
     shuffled = rng.permutation(keys)
     often, rest = np.split(shuffled, [int(ALWAYS * keys)])

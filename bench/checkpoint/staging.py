@@ -1,9 +1,9 @@
-"""staging.resident_chunks_max and staging.pause: what a staged version takes of memory and time.
+"""staging.resident_chunks_max and staging.pause: what a staged version costs in memory and time.
 
-Resident: buffers in use at a time, which staging counts, at two sizes of the same table; its rows
-are made as they are copied, and the store throws them away, so that nothing else is in memory. The
-process's own peak above what it had before stands beside, in chunks.
-Pause: how long write() takes, to a store that takes so many bytes a second, staged and not.
+Resident: the buffers in use at a time, which staging counts, at two sizes of the same table. Rows
+are generated during the copy and discarded by the store, so that memory holds nothing else. Each
+result also has the growth of the process's peak memory, in chunks.
+Pause: the time of write(), staged and not, to a store with a limited number of bytes a second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FOUR: Final = 4
 
 
 class _Discarding(LocalFiles):
-    """Takes bundles and keeps none: states and lines are as ever."""
+    """A store that discards bundles; it keeps states and lines."""
 
     def write(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
         """See Files."""
@@ -39,7 +39,7 @@ class _Discarding(LocalFiles):
 
 
 class _Throttled(LocalFiles):
-    """Takes so many bytes of bundles a second."""
+    """A store that accepts a limited number of bundle bytes a second."""
 
     def __init__(self, root: Path, bytes_per_second: float) -> None:
         super().__init__(root)
@@ -59,7 +59,7 @@ class _Throttled(LocalFiles):
 
 
 class _Made:
-    """A device whose rows are made as they are copied."""
+    """A device that generates rows during the copy."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -78,7 +78,7 @@ class _Made:
 
 
 def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Both, in a folder of their own each."""
+    """Yield both results, each measured in a folder of its own."""
     for megabytes in work["resident_mb"]:
         yield from _in_folder(_resident, work, megabytes)
     yield from _in_folder(_pause, work, work["pause_mb"])
@@ -97,7 +97,7 @@ def _resident(folder: Path, work: dict[str, Any], megabytes: int) -> dict[str, A
     table = Table.of("items", dim)
     rows = (megabytes << 20) // (4 * dim)
     store = Store.create(_Discarding(folder / "store"), "bench", [table])
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is what it is now
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak to the present value
     before = _memory("VmRSS")
     began = time.perf_counter()
     with StagedCheckpointer(
@@ -125,7 +125,7 @@ def _resident(folder: Path, work: dict[str, Any], megabytes: int) -> dict[str, A
 
 
 def _memory(name: str) -> int:
-    """Bytes, of /proc/self/status."""
+    """Return a size from /proc/self/status, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) << 10

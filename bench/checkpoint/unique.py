@@ -1,9 +1,9 @@
-"""tracker.jagged_unique: ids a second beside a loop of numpy.unique and torch.unique.
+"""tracker.jagged_unique: ids a second, against a loop of numpy.unique and torch.unique.
 
-The grid is DECK's Figure 6. Each table's ids are drawn from half as many row numbers as it has ids,
-so 0.43 of them are distinct; in `ratio_spread`, of some cells, the ids are spread over all numbers.
-torch takes part where it can be imported (bench.report runs this by .venv-train where that is),
-with as many threads as it likes; petps uses one.
+The grid is DECK's Figure 6. Each table draws its ids from half as many row numbers as it has ids,
+so 0.43 of them are distinct. For `ratio_spread`, which some cells have, the ids are spread over all
+numbers. torch takes part if it can be imported (bench.report uses .venv-train if that exists), with
+as many threads as it chooses; petps uses one thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from petps.tracker import jagged_unique
 
-# A side this much slower than another is left out where there are more ids in as many tables.
+# A rival this much slower than the fastest is left out of cells with more ids in as many tables.
 HOPELESS: Final = 3.0
 SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)
 Ids = npt.NDArray[np.int64]
@@ -28,7 +28,7 @@ Result = dict[str, Any]
 
 
 def figures(work: dict[str, Any]) -> Iterator[Result]:
-    """One result a cell of the grid, and the worst of them."""
+    """Yield one result for each cell of the grid, then the worst of them."""
     loops = _loops()
     results = []
     for tables in work["tables"]:
@@ -40,7 +40,7 @@ def figures(work: dict[str, Any]) -> Iterator[Result]:
             rivals = _hopeful(rates, rivals)
             result = _compared(f"tracker.jagged_unique.{ids}.{tables}", rates)
             if ids in work["spread"]:
-                # Odd multiples: other numbers, as many distinct, anywhere below 2^63.
+                # Odd multiples: other numbers below 2^63, with as many distinct ones.
                 spread = ((values.view(np.uint64) * SPREAD) >> np.uint64(1)).view(np.int64)
                 rates = _rates(spread, offsets, rounds, spread_rivals)
                 spread_rivals = _hopeful(rates, spread_rivals)
@@ -61,7 +61,7 @@ def _drawn(ids: int, tables: int) -> tuple[Ids, Ids]:
 def _rates(
     values: Ids, offsets: Ids, rounds: int, rivals: dict[str, Callable[[Ids], object]]
 ) -> dict[str, float]:
-    """Ids a second by side: in turn, the best of each."""
+    """Return the ids a second of each side; they alternate, and the best round of each counts."""
     parts = np.split(values, offsets[1:-1])
     sides: dict[str, Callable[[], object]] = {
         "any": lambda: jagged_unique(values, offsets),

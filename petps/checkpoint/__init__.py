@@ -1,8 +1,9 @@
-"""Room checkpoint: the files that a model's rows are kept in.
+"""Room checkpoint: the files that keep a model's rows.
 
-base.py: one version of an instance in a folder, for bulk load and catch-up (FORMAT.md). The rest: a
-store of many versions that share rows (STORE.md), written by a policy, merged here or by Ray
-(on_ray.py), and caught up to by servers (served.py).
+base.py holds one version of an instance in a folder, for bulk load and catch-up (FORMAT.md). The
+other modules form a store of many versions that share rows (STORE.md). A policy decides what is
+written to it, this process or Ray merges its chunks (on_ray.py), and servers catch up to its
+versions (served.py).
 """
 
 from petps.checkpoint.base import Base, BaseFolder, BaseWriter

@@ -1,12 +1,13 @@
-"""A base: every row of an instance in a folder of sorted chunk files and a manifest. FORMAT.md.
+"""A base: every row of an instance, in a folder of sorted chunk files with a manifest. FORMAT.md.
 
 Owns:        BaseWriter, Base (reading), BaseFolder (finding bases), manifest.json.
 Never does:  apply rows; decide when a base is due.
-Called by:   cli export and load, publish's callers, ingest's catch-up (through its own Protocols).
-Invariants:  a base exists when its manifest does, and the manifest is written last, atomically; a
-             chunk holds rows of one partition, sorted by key, each key once; what does not fit its
-             checksum is never given to a caller.
-Threads:     a BaseWriter belongs to one thread; a Base may be read from several.
+Called by:   cli export and load, callers of publish, the catch-up of ingest (through its own
+             Protocols).
+Invariants:  a base exists when its manifest exists, and the manifest is written last, atomically;
+             a chunk holds rows of one partition, sorted by key, each key once; data that does not
+             match its checksum is never returned to a caller.
+Threads:     a BaseWriter belongs to one thread; several threads may read one Base.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ Mask = npt.NDArray[np.bool_]
 MANIFEST: Final = "manifest.json"
 FORMAT_NAME: Final = "petps-base"
 FORMAT: Final = 1
-# Bytes of rows in a chunk file: what a reader and a writer hold at a time.
+# Bytes of rows in a chunk file; a reader or writer holds this much at a time.
 CHUNK_BYTES: Final = 32 << 20
 MAX_MANIFEST_BYTES: Final = 256 << 20
 _U64 = Annotated[int, Field(ge=0, lt=1 << 64)]
 
 
 class _Model(BaseModel):
-    # Unknown fields are allowed: a later release may add some without a new format number.
+    # Ignore unknown fields: a later release may add some without a new format number.
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
 
@@ -69,7 +70,7 @@ class ChunkFile(_Model):
 
 
 class TableEntry(_Model):
-    """One table: its schema and its chunk files, by partition and then by key."""
+    """One table: its schema, and its chunk files in the order of partition and then key."""
 
     name: str
     dtype: str
@@ -79,7 +80,7 @@ class TableEntry(_Model):
 
 
 class PositionEntry(_Model):
-    """Up to where the base holds a partition's deltas: at least everything to {run, seq}."""
+    """A partition's position: the base holds at least every delta up to {run, seq}."""
 
     partition: Annotated[int, Field(ge=0, lt=MAX_PARTITIONS)]
     run: _U64
@@ -87,7 +88,7 @@ class PositionEntry(_Model):
 
 
 class Manifest(_Model):
-    """manifest.json, checked."""
+    """The contents of manifest.json, validated."""
 
     format: str
     model: str
@@ -101,12 +102,13 @@ class Manifest(_Model):
 
 
 class BaseWriter:
-    """Writes a base into a new folder: add_table() for each table, then commit().
+    """Writer of a base into a new folder.
 
-    discard() instead of commit() removes what was written.
+    Call add_table() for each table, then commit(), or discard() to remove what was written.
 
-    ``positions``: (run, seq) by partition, read **before** the first row was, so that deltas after
-    it make good whatever the rows missed; partitions left out are at (0, 0).
+    ``positions``: (run, seq) by partition. Read them **before** the first row, so that
+    replaying the deltas after them corrects every row that changed during the export. A partition
+    that is left out is at (0, 0).
     """
 
     def __init__(
@@ -148,7 +150,7 @@ class BaseWriter:
 
     @property
     def folder(self) -> Path:
-        """Where the base is written."""
+        """Return the folder that the base is written to."""
         return self._folder
 
     def add_table(
@@ -159,11 +161,11 @@ class BaseWriter:
         *,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Writes one table; returns its rows.
+        """Write one table and return its number of rows.
 
-        keys: uint64[n] in any order, each once; ``rows_of`` gives (uint8[m, row_bytes], bool[m] or
-        None) for m of them: rows, and which of them are there (a key deleted meanwhile is not).
-        ``progress`` is told of each m that is done.
+        keys: uint64[n] in any order, each once. ``rows_of`` takes m of them and returns
+        (uint8[m, row_bytes], bool[m] or None): the rows, and which of the keys still exist (a key
+        may be deleted during the export). ``progress`` is called with each m that is done.
         """
         if any(table["name"] == schema.name for table in self._tables):
             raise AlreadyExists(f"table {schema.name} is in the base already")
@@ -227,7 +229,7 @@ class BaseWriter:
         ]
 
     def discard(self) -> list[Path]:
-        """Removes the files that it wrote, and the folder if it made it. Returns what is left."""
+        """Remove the files written, and the folder if it is new. Return the paths that remain."""
         left: list[Path] = []
         for path in self._written:
             try:
@@ -237,12 +239,12 @@ class BaseWriter:
         if self._made_folder and not left:
             try:
                 self._folder.rmdir()
-            except OSError:  # somebody else put something there
+            except OSError:  # another program put a file there
                 left.append(self._folder)
         return left
 
     def commit(self) -> Path:
-        """Writes the manifest: now the base exists. Returns its folder."""
+        """Write the manifest, with which the base begins to exist. Return its folder."""
         values = {**self._manifest, "created_ns": time.time_ns(), "tables": self._tables}
         values["checksum"] = _manifest_checksum(values)
         text = json.dumps(values, indent=1, sort_keys=True)
@@ -257,7 +259,7 @@ def _manifest_checksum(values: Mapping[str, Any]) -> str:
 
 
 class Base:
-    """A base on disk. Opening checks the manifest; every chunk is checked when it is read."""
+    """A base on disk. Opening it checks the manifest; each read of a chunk checks the chunk."""
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
@@ -272,57 +274,58 @@ class Base:
 
     @property
     def name(self) -> str:
-        """What to call it in messages."""
+        """Return the name for messages."""
         return f"base {self._folder}"
 
     @property
     def manifest(self) -> Manifest:
-        """What manifest.json says."""
+        """Return the contents of manifest.json."""
         return self._manifest
 
     @property
     def model(self) -> str:
-        """The model whose rows it holds."""
+        """Return the model whose rows the base holds."""
         return self._manifest.model
 
     @property
     def instance(self) -> str:
-        """The instance whose rows it holds; the model's plain name: of any."""
+        """Return the instance of the rows, or the model's plain name for any instance."""
         return self._manifest.instance
 
     @property
     def version(self) -> int:
-        """The version it holds."""
+        """Return the version that the base holds."""
         return self._manifest.version
 
     @property
     def dense(self) -> str | None:
-        """Where the dense weights of that version are."""
+        """Return where the dense weights of that version are."""
         return self._manifest.dense
 
     @property
     def partitions(self) -> int:
-        """P of the model."""
+        """Return P, the number of partitions of the model."""
         return self._manifest.partitions
 
     def position(self, partition: int) -> tuple[int, int]:
-        """(run, seq) up to which it holds the partition's deltas."""
+        """Return (run, seq): the base holds the partition's deltas up to it."""
         return self._positions.get(partition, (0, 0))
 
     def schemas(self) -> dict[str, TableSchema]:
-        """Its tables, by name."""
+        """Return the schemas of the tables, by name."""
         return {name: schema for name, (schema, _) in self._tables.items()}
 
     def rows(self, table: str) -> int:
-        """Rows of a table."""
+        """Return the number of rows of a table."""
         return self._entry(table)[1].rows
 
     def chunks(
         self, table: str, partitions: Collection[int] | None = None
     ) -> Iterator[tuple[Keys, Rows]]:
-        """keys uint64[m] and rows uint8[m, row_bytes], sorted by key within each partition.
+        """Yield keys uint64[m] and rows uint8[m, row_bytes] of the given partitions (None: all).
 
-        Of some partitions or of all. Raises DataLoss when a file is missing, cut or altered.
+        They are sorted by key within each partition. Raise DataLoss when a file is missing, cut or
+        altered.
         """
         schema, entry = self._entry(table)
         for file in entry.files:
@@ -339,7 +342,7 @@ class Base:
         if path.parent != self._folder:
             raise DataLoss(f"{self.name}: file name {file.file!r} leaves the folder")
         try:
-            # Read, not mapped: a lost mount is an error here and would be SIGBUS there.
+            # Read, do not map: a lost mount is an error here, but SIGBUS in mapped memory.
             body = path.read_bytes()
         except OSError as error:
             raise DataLoss(
@@ -386,23 +389,26 @@ def _read_manifest(path: Path) -> Manifest:
 
 
 class BaseFolder:
-    """Finds bases: each is a folder with a manifest, directly below ``root``."""
+    """The bases in a folder: each is a folder with a manifest directly below ``root``."""
 
     def __init__(self, root: str | Path) -> None:
         self._root = Path(root)
 
     def open(self, location: str) -> Base:
-        """The base at an absolute path, a file:// URL, or a path below the root. Raises as Base."""
+        """Open the base at an absolute path, a file:// URL, or a path below the root.
+
+        Raise the errors of Base(): NotFound, DataLoss, IoError, Unimplemented.
+        """
         return Base(self._root / location.removeprefix("file://"))
 
     def of_model(self, model: str) -> Sequence[Base]:
-        """The model's bases that can be read, newest first by version, then by time."""
+        """Return the readable bases of a model, newest first: by version, then by time."""
         found = []
         for path in self._root.glob(f"*/{MANIFEST}"):
             try:
                 base = Base(path.parent)
             except PetpsError:
-                continue  # one that is being removed or is damaged hides no other
+                continue  # a base that is damaged or being removed must not hide the others
             if base.model == model:
                 found.append(base)
         found.sort(key=lambda base: (base.version, base.manifest.created_ns), reverse=True)

@@ -1,9 +1,9 @@
-"""Rows as chunks, and chunks one after another as one file. STORE.md.
+"""Encoding of rows as chunks, and writing of bundles: files of several chunks. STORE.md.
 
 Owns:        Edit, Encoded, checked_edits(), write_bundle().
 Never does:  decide which versions a chunk belongs to.
 Called by:   store.py, staging.py.
-Invariants:  a bundle's chunks have the order of its edits; no more than one is in memory.
+Invariants:  a bundle's chunks have the order of its edits; at most one of them is in memory.
 Threads:     any.
 """
 
@@ -24,7 +24,10 @@ __all__ = ["Edit", "Encoded", "Given", "checked_edits", "write_bundle"]
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A chunk's bytes. ``body``: pieces, each valid until the next is asked for; read once."""
+    """The bytes of a chunk.
+
+    ``body`` yields pieces and can be read once; a piece is valid until the next one is requested.
+    """
 
     rows: int
     min_key: int
@@ -38,12 +41,12 @@ class Encoded:
 
     @classmethod
     def of(cls, table: Table, rows: Rows) -> Encoded:
-        """Of rows that are there, at least one."""
+        """Encode rows, which must not be empty."""
         return cls.from_body(table, rows, encode(table, rows))
 
     @classmethod
     def from_body(cls, table: Table, rows: Rows, body: memoryview) -> Encoded:
-        """Of what encode() gave for the rows."""
+        """Return the chunk whose body is ``body``: the result of encode() for these rows."""
         return cls(
             len(rows),
             int(rows.keys[0]),
@@ -57,7 +60,7 @@ class Encoded:
         )
 
 
-# What a version is written from, by table: whole, or pieces whose keys ascend.
+# The rows of a version, by table: either all rows at once, or pieces whose keys ascend.
 Given = Mapping[str, Rows | Iterable[Rows | Encoded]]
 # A chunk to be written: its table, rows, first, end and layer.
 Edit = tuple[str, Rows | Encoded, int, int, int]
@@ -71,7 +74,10 @@ def checked_edits(
     *,
     base: bool,
 ) -> Iterator[Edit]:
-    """Of a version's rows. Raises InvalidArgument; goes_on() is called before each piece."""
+    """Yield the edits that write a version's rows.
+
+    Call goes_on() before each piece. Raise InvalidArgument for rows that the version cannot hold.
+    """
     for name, pieces in given.items():
         last = -1
         for piece in [pieces] if isinstance(pieces, Rows) else pieces:
@@ -101,7 +107,10 @@ def _check_shape(table: Table, rows: Rows) -> None:
 
 
 def write_bundle(files: Files, tables: Mapping[str, Table], edits: Iterable[Edit]) -> list[Chunk]:
-    """One file of all of them, in order; none if there are none."""
+    """Write one file with the chunks of all edits, in order; write none if there are no edits.
+
+    Return the chunks.
+    """
     path = f"data/{new_name()}.chunks"
     chunks: list[Chunk] = []
 

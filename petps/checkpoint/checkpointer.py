@@ -1,7 +1,7 @@
-"""Writes versions of a model that is trained: what changed, as the policy wants it, one at a time.
+"""Writing of versions of a model in training, one at a time, with the rows its policy chooses.
 
-Owns:        Source (what a trainer gives), Checkpointer, next_version().
-Never does:  track changes (petps.tracker), restore.
+Owns:        Source (the rows of a trainer), Checkpointer, next_version().
+Never does:  track changes (petps.tracker); restore.
 Called by:   trainers, publish, demo, bench.
 Threads:     write() from one thread at a time; cancel() from any.
 """
@@ -34,26 +34,26 @@ __all__ = ["Checkpointer", "Next", "Source", "next_version"]
 
 _log = logging.getLogger("petps.checkpoint")
 
-# Rows in a piece: what is in memory at a time beside the model.
+# Bytes of rows in a piece: what is in memory at a time beside the model.
 CHUNK_BYTES: Final = 32 << 20
 
 
 class Source(Protocol):
-    """A trained model's rows."""
+    """The rows of a model in training."""
 
     def keys(self, table: str, since: int | None) -> Keys:
-        """uint64[n], ascending: all keys (None), or those written or deleted after ``since``."""
+        """Return uint64[n], ascending: all keys, or those written or deleted after ``since``."""
 
     def rows(self, table: str, keys: Keys) -> tuple[Mapping[str, Floats | Bytes], Mask | None]:
-        """Columns of those keys; bool[n]: which are deleted, or None.
+        """Return the columns of those keys, and bool[n]: which keys are deleted (None: no key is).
 
-        A column: float32[n, dim], or uint8[n, width] as it is stored unquantised.
+        A column is float32[n, dim], or uint8[n, width] as the trainer stores it, not quantised.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """What the next version is written as: rows changed after ``since``, stored as ``tables``."""
+    """How the next version is written: rows changed after ``since``, stored as ``tables``."""
 
     kind: str
     since: int | None
@@ -61,7 +61,11 @@ class Next:
 
 
 def next_version(store: Store, policy: Policy, sample: Sample) -> Next:
-    """As the policy wants it; a base where the line has too few bits for what was resumed since."""
+    """Return how to write the next version.
+
+    The policy decides, except that a base is due when the line has too few bits for the number of
+    times that the training has resumed.
+    """
     state = store.state
     wanted = state.quantising
     kind = policy.kind(store)
@@ -81,7 +85,7 @@ def next_version(store: Store, policy: Policy, sample: Sample) -> Next:
 
 
 class Checkpointer:
-    """Writes a source's versions to a store by a policy."""
+    """Writer of a source's versions to a store, as a policy decides."""
 
     def __init__(
         self, store: Store, policy: Policy, source: Source, *, chunk_bytes: int = CHUNK_BYTES
@@ -94,9 +98,10 @@ class Checkpointer:
         self._cancelled = threading.Event()
 
     def write(self, version: int, parts: Mapping[str, bytes] | None = None) -> Version:
-        """Writes and commits a version; arrange() may follow at any time before the next.
+        """Write a version and commit it. arrange() may follow at any time before the next one.
 
-        Raises FailedPrecondition when one is being written or was cancelled, and as Store.write.
+        Raise FailedPrecondition when another write is running or this one was cancelled, and the
+        errors of Store.write.
         """
         with self._writing():
             next_ = next_version(self._store, self._policy, self._sample)
@@ -110,7 +115,7 @@ class Checkpointer:
             )
 
     def next(self) -> Next:
-        """What the next version is written as: one rank asks, and tells the others."""
+        """Return how to write the next version; one rank calls this and tells the others."""
         self._store.refresh()  # another rank may be the one that commits
         return next_version(self._store, self._policy, self._sample)
 
@@ -124,9 +129,9 @@ class Checkpointer:
         *,
         replace_own: bool = False,
     ) -> Version:
-        """Writes this rank's share of a version: the source has its keys alone. See write_share.
+        """Write this rank's share of a version; the source holds only this rank's keys.
 
-        The store is refreshed first: all ranks write above the same version.
+        Refresh the store first, so that all ranks write above the same version. See write_share.
         """
         with self._writing():
             self._store.refresh()
@@ -144,7 +149,7 @@ class Checkpointer:
             )
 
     def commit(self, version: int) -> Version:
-        """Commits a version whose shares all ranks have written. See commit_shares."""
+        """Commit a version when all ranks have written their shares. See commit_shares."""
         with self._writing():
             return commit_shares(self._store, version)
 
@@ -159,13 +164,13 @@ class Checkpointer:
             self._busy.release()
 
     def arrange(self) -> None:
-        """What is done behind the trainer: splitting, merging, removing. Changes no version."""
+        """Split, merge and remove files: the work behind the trainer. Change no version."""
         with self._busy:
             self._policy.arrange(self._store)
             self._store.tidy()
 
     def cancel(self) -> None:
-        """The version that is being written is not: write() raises, and the store is as it was."""
+        """Cancel the version being written: write() raises, and the store stays as it was."""
         self._cancelled.set()
 
     def _check(self) -> None:

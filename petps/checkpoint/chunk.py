@@ -1,7 +1,7 @@
-"""Rows of one table in a store: what they are, and their bytes. STORE.md.
+"""Rows of one table in a store, and their encoding as the bytes of a chunk. STORE.md.
 
 Owns:        Column, Table, Rows, lay_over(), encode(), view(), decode(), Bloom, hash_keys().
-Never does:  files, versions.
+Never does:  read or write files; know versions.
 Called by:   store.py, policy.py, state.py.
 """
 
@@ -43,9 +43,9 @@ Keys = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
-Hashes = tuple[Keys, Keys]  # two of each key
+Hashes = tuple[Keys, Keys]  # two hashes of each key
 
-# By dtype: what a column of it is written with if its table's parameters were not chosen.
+# By dtype: the parameters of a quantised column that has none of its own.
 QUANTISED: Final = {
     f"{method}{bits}": replace(default_quantisation(bits), method=method)
     for method in METHODS
@@ -58,10 +58,10 @@ BLOOM_KEYS: Final = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """``dim`` values a key, stored as ``dtype``.
+    """A column with ``dim`` values a key, stored as ``dtype``.
 
     dtype: one of petps.delta.schema.DTYPES, or method and bits of petps.codec ("adaptive4").
-    quantisation: with which parameters of these rows are quantised; reading needs none.
+    quantisation: the parameters that quantise these rows; reading them needs none.
     """
 
     name: str
@@ -84,13 +84,13 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Bytes a key."""
+        """Return the number of bytes for each key."""
         if self.dtype in QUANTISED:
             return QUANTISED[self.dtype].row_bytes(self.dim)
         return _native.row_bytes(self.dtype, self.dim)
 
     def stored(self, values: Floats | Bytes) -> Bytes:
-        """float32[n, dim], or what is stored already as uint8[n, width] -> uint8[n, width]."""
+        """Return uint8[n, width]: encode float32[n, dim], or pass stored uint8[n, width] on."""
         expected = self.width if values.dtype == np.uint8 else self.dim
         if values.ndim != 2 or values.shape[1] != expected:
             raise InvalidArgument(
@@ -109,7 +109,7 @@ class Column:
         return _native.encode_rows(self.dtype, floats)
 
     def values(self, stored: Bytes) -> Floats:
-        """uint8[n, width] -> float32[n, dim]."""
+        """Decode uint8[n, width] to float32[n, dim]."""
         if self.dtype in QUANTISED:
             return QUANTISED[self.dtype].dequantise(np.ascontiguousarray(stored), self.dim)
         return _native.decode_rows(self.dtype, self.dim, np.ascontiguousarray(stored))
@@ -117,7 +117,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of a store: its row, and optimizer state beside it."""
+    """A table of a store: the column ``row``, and columns of optimizer state beside it."""
 
     name: str
     columns: tuple[Column, ...]
@@ -136,20 +136,20 @@ class Table:
 
     @classmethod
     def of(cls, name: str, dim: int, dtype: str = "f32") -> Table:
-        """One with a row only."""
+        """Return a table with the column ``row`` only."""
         return cls(name, (Column(ROW, dtype, dim),))
 
     @property
     def width(self) -> int:
-        """Bytes a key, without the key."""
+        """Return the number of bytes for each key, without the key itself."""
         return sum(column.width for column in self.columns)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of one table, stored: keys uint64[n], ascending, each once; ``columns`` uint8[n, width].
+    """Stored rows of one table: keys uint64[n], ascending, each once; ``columns`` uint8[n, width].
 
-    deleted: bool[n]: these keys are gone; None: none is.
+    deleted: bool[n], True for keys that were deleted; None: no key was.
     """
 
     keys: Keys
@@ -164,7 +164,7 @@ class Rows:
         columns: Mapping[str, Floats | Bytes],
         deleted: Mask | None = None,
     ) -> Rows:
-        """Sorts by key. Raises InvalidArgument for a key that stands twice or a wrong shape."""
+        """Encode and sort rows. Raise InvalidArgument for a repeated key or a wrong shape."""
         given = np.asarray(keys)
         if given.dtype != np.uint64:
             if given.dtype.kind not in "iu" or (given.size and given.min() < 0):
@@ -175,7 +175,8 @@ class Rows:
                 f"table {table.name} has columns {[each.name for each in table.columns]}, "
                 f"given are {sorted(columns)}"
             )
-        if deleted is not None and deleted.any():  # what they held is nobody's business
+        # The values of a deleted row do not matter and may not even be finite.
+        if deleted is not None and deleted.any():
             columns = {name: _blanked(values, deleted) for name, values in columns.items()}
         stored = {column.name: column.stored(columns[column.name]) for column in table.columns}
         for name, values in stored.items():
@@ -194,7 +195,7 @@ class Rows:
         return rows
 
     def at(self, chosen: npt.NDArray[np.intp] | Mask) -> Rows:
-        """Those at ``chosen``."""
+        """Return the rows at the positions ``chosen``."""
         deleted = None if self.deleted is None else self.deleted[chosen]
         return Rows(
             self.keys[chosen],
@@ -203,7 +204,7 @@ class Rows:
         )
 
     def between(self, start: int, stop: int | None) -> Rows:
-        """Those of keys from ``start`` on, up to and without ``stop`` (None: all)."""
+        """Return the rows with ``start`` <= key < ``stop`` (None: no upper bound)."""
         first = int(np.searchsorted(self.keys, np.uint64(start)))
         last = len(self) if stop is None else int(np.searchsorted(self.keys, np.uint64(stop)))
         part = slice(first, last)
@@ -214,7 +215,7 @@ class Rows:
         )
 
     def same(self, other: Rows) -> bool:
-        """Whether keys, columns and deletions are equal."""
+        """Return whether keys, columns and deletions are equal."""
         none = np.zeros(len(self), np.bool_)
         mine, theirs = (none if each.deleted is None else each.deleted for each in (self, other))
         return (
@@ -232,20 +233,22 @@ class Rows:
 
 def _blanked(values: Floats | Bytes, deleted: Mask) -> Floats | Bytes:
     if values.ndim != 2 or deleted.shape != values.shape[:1]:
-        return values  # told as a wrong shape
+        return values  # Rows.of reports the wrong shape
     kept: Floats | Bytes = np.where(deleted[:, None], values.dtype.type(0), values)
     return kept
 
 
 def lay_over(table: Table, layers: list[Rows], *, keep_deleted: bool) -> Rows:
-    """The rows of layers given oldest first: of a key, the newest. Ascending by key.
+    """Return the newest row of each key, ascending by key; ``layers`` are given oldest first.
 
-    keep_deleted: a deletion stays one, for it may delete what lies below; else the key is left out.
+    keep_deleted: keep a deletion in the result, because it may delete a row of a chunk below these
+    layers; otherwise leave its key out.
     """
     if len(layers) == 1 and (keep_deleted or layers[0].deleted is None):
         return layers[0]
     keys = np.concatenate([rows.keys for rows in layers] or [np.empty(0, np.uint64)])
-    order = np.argsort(keys, kind="stable")  # merges runs; of equal keys the newest comes last
+    # A stable sort merges the runs, and puts the newest of equal keys last.
+    order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     last = np.ones(len(keys), np.bool_)
     last[:-1] = ordered[1:] != ordered[:-1]
@@ -263,7 +266,7 @@ def lay_over(table: Table, layers: list[Rows], *, keep_deleted: bool) -> Rows:
         if not keep_deleted:
             chosen, found, deleted = chosen[~deleted], found[~deleted], None
     columns: dict[str, Bytes] = {}
-    # Where each chosen row goes, layer by layer: no copy of all rows beside the result.
+    # Copy layer by layer to the final places: no copy of all rows exists beside the result.
     starts = np.cumsum([0, *(len(rows) for rows in layers)])
     layer_of = np.searchsorted(starts, chosen, side="right") - 1
     by_layer = np.argsort(layer_of, kind="stable")
@@ -279,9 +282,9 @@ def lay_over(table: Table, layers: list[Rows], *, keep_deleted: bool) -> Rows:
 
 
 def encode(table: Table, rows: Rows, into: memoryview | None = None) -> memoryview:
-    """The bytes of a chunk: the body of a ``rows`` message, with the table's further columns.
+    """Return the bytes of a chunk: the body of a ``rows`` message with the table's further columns.
 
-    Without the keys, where they ascend by one.
+    Leave the keys out if they ascend by one.
     """
     columns = {column.name: rows.columns[column.name] for column in table.columns}
     keyed = not ascend_by_one(rows.keys)
@@ -289,19 +292,19 @@ def encode(table: Table, rows: Rows, into: memoryview | None = None) -> memoryvi
 
 
 def ascend_by_one(keys: Keys) -> bool:
-    """Of ascending keys, each there once: whether first and number say them all."""
+    """Return whether ascending, distinct ``keys`` have no gap: first and count give them all."""
     return len(keys) > 0 and int(keys[-1]) - int(keys[0]) == len(keys) - 1
 
 
 def layout_of(table: Table, body: memoryview) -> tuple[int, ...]:
-    """Where in encode()'s bytes the columns are."""
+    """Return the offsets of the columns in the bytes that encode() returned."""
     return locate_columns(body, [column.name for column in table.columns])
 
 
 def view(
     table: Table, body: memoryview, rows: int, layout: tuple[int, ...], first_key: int
 ) -> Rows:
-    """The rows of a chunk: views of ``body``, which fits its checksum and so has that layout."""
+    """Return a chunk's rows as views of ``body``, whose checksum proves that ``layout`` fits."""
     widths = {column.name: column.width for column in table.columns}
     return Rows(*view_columns(body, rows, widths, layout, first_key))
 
@@ -309,9 +312,9 @@ def view(
 def decode(
     table: Table, body: bytes | memoryview, where: str, first_key: int | None = None
 ) -> Rows:
-    """view() by Arrow itself, which checks all. Raises DataLoss that names ``where``.
+    """Parse a chunk with Arrow, which checks all of it. Raise DataLoss that names ``where``.
 
-    first_key: where the keys were left out.
+    first_key: the first key, if the chunk leaves its keys out.
     """
     widths = {column.name: column.width for column in table.columns}
     try:
@@ -321,30 +324,31 @@ def decode(
 
 
 class Bloom:
-    """Which keys a chunk may have: uint64[words], a power of two of bits."""
+    """A bloom filter over the keys of a chunk: uint64[words], a power of two of bits."""
 
     def __init__(self, words: npt.NDArray[np.uint64]) -> None:
         self._bits = np.unpackbits(words.view(np.uint8), bitorder="little").view(np.bool_)
 
     @staticmethod
     def make(keys: Keys) -> bytes:
-        """The filter's bytes."""
+        """Return the bytes of a filter over ``keys``."""
         count = 64
         while count < BLOOM_BITS_PER_KEY * len(keys):
             count *= 2
         bits = np.zeros(count, np.bool_)
-        for start in range(0, len(keys), BLOOM_KEYS):  # so that little is in memory beside them
+        # In blocks, so that the hashes take little memory.
+        for start in range(0, len(keys), BLOOM_KEYS):
             for places in _places(hash_keys(keys[start : start + BLOOM_KEYS]), count):
                 bits[places] = True
         return np.packbits(bits, bitorder="little").tobytes()
 
     @classmethod
     def read(cls, body: memoryview) -> Bloom:
-        """Of make()'s bytes."""
+        """Read a filter from the bytes that make() returned."""
         return cls(np.frombuffer(body, np.uint64))
 
     def hits(self, hashes: Hashes) -> int:
-        """How many keys may be in it, of those that were hashed by hash_keys()."""
+        """Return how many of the keys hashed by hash_keys() the filter may hold."""
         found = np.ones(len(hashes[0]), np.bool_)
         for places in _places(hashes, len(self._bits)):
             found &= self._bits[places]
@@ -352,7 +356,7 @@ class Bloom:
 
 
 def hash_keys(keys: Keys) -> Hashes:
-    """Two hashes of each key, for any number of filters: one mixing of 64 bits, in halves."""
+    """Return two hashes of each key for filters of any size: the halves of one 64-bit mixing."""
     mixed = keys * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(32)
     mixed *= np.uint64(0xD6E8FEB86659FD93)

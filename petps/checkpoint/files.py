@@ -1,9 +1,10 @@
-"""Files of a store: written once, durable when the call returns. STORE.md.
+"""Files of a store: each is written once, and durable when the call returns. STORE.md.
 
 Owns:        LocalFiles, FsspecFiles, open_files().
-Never does:  know what is in a file.
+Never does:  interpret the contents of a file.
 Called by:   state.py, store.py.
-Invariants:  a file that can be read is whole; create() makes a name once, whoever else tries.
+Invariants:  a file is whole once write() or create() has returned, and no reader knows its name
+             before; create() makes a name once, even if several callers try at the same time.
 Threads:     any.
 """
 
@@ -25,35 +26,35 @@ __all__ = ["Files", "FsspecFiles", "LocalFiles", "open_files"]
 
 
 class Files(Protocol):
-    """A folder of files by relative name ("a/b"). Pickled, it is its address and options."""
+    """A folder of files with relative names ("a/b"). It pickles as its address and options."""
 
     @property
     def name(self) -> str:
-        """What to call it in messages."""
+        """Return the name for messages."""
 
     def write(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
-        """Writes a file of a name that nobody else uses. Durable. Raises IoError.
+        """Write a file, durably, under a name that no other caller uses. Raise IoError.
 
-        A piece is valid until the next one is asked for.
+        A piece is valid until the next one is requested.
         """
 
     def create(self, path: str, content: bytes) -> None:
-        """Writes a file whose name only one may take. Durable. Raises AlreadyExists, IoError."""
+        """Write a file, durably, if its name is still free. Raise AlreadyExists, IoError."""
 
     def read(self, path: str) -> bytes:
-        """The whole file. Raises NotFound, IoError."""
+        """Return the contents of a file. Raise NotFound, IoError."""
 
     def read_into(self, path: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
-        """Fills each buffer from its offset on. Raises NotFound, IoError, DataLoss: it is cut."""
+        """Fill each buffer from its offset on. Raise NotFound, IoError, DataLoss for a cut file."""
 
     def list(self, folder: str) -> dict[str, float]:
-        """Names in a folder, with the age in seconds of each. Empty if there is no such folder."""
+        """Return the names in a folder and the age of each in seconds; {} if it does not exist."""
 
     def size(self, path: str) -> int:
-        """Bytes. Raises NotFound."""
+        """Return the size of a file in bytes. Raise NotFound."""
 
     def remove(self, path: str) -> None:
-        """Removes it, if it is there."""
+        """Remove a file, if it exists. Raise IoError."""
 
 
 class LocalFiles:
@@ -63,7 +64,8 @@ class LocalFiles:
         self._root = Path(root)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self._root.absolute()),)  # another process stands elsewhere
+        # Absolute: another process has another working directory.
+        return type(self), (str(self._root.absolute()),)
 
     @property
     def name(self) -> str:
@@ -131,7 +133,7 @@ class LocalFiles:
         try:
             with os.scandir(self._root / folder) as entries:
                 for entry in entries:
-                    with contextlib.suppress(FileNotFoundError):  # removed since
+                    with contextlib.suppress(FileNotFoundError):  # removed after it was listed
                         found[entry.name] = now - entry.stat().st_mtime
         except FileNotFoundError:
             pass
@@ -163,7 +165,7 @@ class LocalFiles:
 
 
 def _make_folder(folder: Path) -> None:
-    """With those above it; durable, as what is written in it will be."""
+    """Create a folder and its parents, durably, because the files in it must be durable."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
@@ -172,7 +174,7 @@ def _make_folder(folder: Path) -> None:
 
 
 class FsspecFiles:
-    """A folder of an fsspec filesystem: durable is what that filesystem calls so."""
+    """A folder of an fsspec filesystem; it is as durable as that filesystem."""
 
     def __init__(self, url: str, **options: Any) -> None:
         import fsspec
@@ -200,7 +202,8 @@ class FsspecFiles:
         target = self._at(path)
         try:
             self._fs.makedirs(str(PurePosixPath(target).parent), exist_ok=True)
-            # Where it appears piece by piece, nobody knows its name before a state names it.
+            # A filesystem may show the file piece by piece; no reader knows its name before a state
+            # names it.
             with self._fs.open(target, "wb") as file:
                 for piece in pieces:
                     file.write(piece)
@@ -212,7 +215,7 @@ class FsspecFiles:
         target = self._at(path)
         try:
             self._fs.makedirs(str(PurePosixPath(target).parent), exist_ok=True)
-            # Atomic where the store has a conditional put (S3, GCS, Azure) and on local disks.
+            # Atomic on local disks, and on stores with a conditional put (S3, GCS, Azure).
             self._fs.pipe_file(target, content, mode="create")
         except FileExistsError:
             raise AlreadyExists(f"{self._url}/{path} is there already") from None
@@ -225,7 +228,7 @@ class FsspecFiles:
             return bytes(self._fs.cat_file(target))
 
     def read_into(self, path: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
-        """See Files: side by side, where the filesystem can."""
+        """See Files: read the pieces in parallel, where the filesystem can."""
         starts = [offset for offset, _ in pieces]
         ends = [offset + len(buffer) for offset, buffer in pieces]
         with self._reading(path) as target:
@@ -282,7 +285,7 @@ def _cut(where: str, at: int) -> DataLoss:
 
 
 def open_files(url: str | Path) -> Files:
-    """Of a local path or file:// URL, or of any URL that fsspec knows."""
+    """Return the files at a local path, a file:// URL, or any URL that fsspec supports."""
     text = str(url)
     if text.startswith("file://"):
         return LocalFiles(text.removeprefix("file://"))

@@ -1,10 +1,10 @@
-"""A version on its way from a device to a store: what its stages share. STAGING.md.
+"""A version in flight from a device to a store: what its stages share. STAGING.md.
 
-Owns:        Flight: four buffers, the channels between stages, their threads, how it ended.
+Owns:        Flight: the four buffers, the channels between stages, their threads, the outcome.
 Never does:  know what a stage does.
 Called by:   staging.py.
-Invariants:  the first error stops every stage; a buffer is one stage's at a time.
-Threads:     a stage each, and the trainer's; one condition for all that they wait for.
+Invariants:  the first error stops every stage; a buffer belongs to one stage at a time.
+Threads:     one for each stage, and the trainer's; they share one condition variable.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ T = TypeVar("T")
 
 
 class Stopped(Exception):
-    """The version is not to be: its error is told elsewhere."""
+    """The version has failed or was cancelled; the caller receives the error from Flight.error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Rows of a table in a buffer, or in the folder."""
+    """Rows of a table in a buffer, or in the folder once ``spooled`` is set."""
 
     table: str
     rows: int
@@ -40,7 +40,7 @@ class Copied:
 
 
 class Channel(Generic[T]):
-    """From one stage to the next."""
+    """The queue from one stage to the next."""
 
     def __init__(self) -> None:
         self.items: deque[T] = deque()
@@ -48,7 +48,7 @@ class Channel(Generic[T]):
 
 
 class Flight:
-    """A version on its way: its buffers, its stages' channels, and what became of it."""
+    """A version in flight: its buffers, the channels of its stages, and its outcome."""
 
     def __init__(self, down: list[memoryview], up: list[memoryview]) -> None:
         self._changed = threading.Condition()
@@ -64,36 +64,36 @@ class Flight:
         self.threads: list[threading.Thread] = []
 
     def fail(self, error: BaseException) -> None:
-        """Stops all stages; the first error counts, and none once it is committed."""
+        """Stop all stages. Only the first error counts, and none after the commit."""
         with self._changed:
             if self.error is None and self.made is None:
                 self.error = error
             self._changed.notify_all()
 
     def succeed(self, made: Version) -> None:
-        """It is committed: a cancel() since came too late."""
+        """Record the commit: a cancel() during the commit came too late."""
         with self._changed:
             self.made, self.error = made, None
 
     def check(self) -> None:
-        """Raises Stopped where it is not to be."""
+        """Raise Stopped if the version has failed or was cancelled."""
         if self.error is not None:
             raise Stopped
 
     def rest(self, seconds: float) -> None:
-        """Waits, but no longer than the version is to be."""
+        """Wait for ``seconds``; raise Stopped as soon as the version fails."""
         with self._changed:
             self._changed.wait_for(lambda: self.error is not None, seconds)
         self.check()
 
     def until(self, ready: Callable[[], bool]) -> None:
-        """Waits for what another stage does."""
+        """Wait until ``ready()``, which another stage makes true; raise Stopped as rest() does."""
         with self._changed:
             self._changed.wait_for(lambda: self.error is not None or ready())
         self.check()
 
     def lease(self, pair: str) -> memoryview:
-        """One of the pair's buffers, once one is free."""
+        """Wait for a free buffer of the pair, and take it."""
         with self._changed:
             free = self.free[pair]
             self._changed.wait_for(lambda: self.error is not None or bool(free))
@@ -103,42 +103,42 @@ class Flight:
             return free.pop()
 
     def release(self, pair: str, buffer: memoryview) -> None:
-        """Nobody reads it any more."""
+        """Return a buffer to its pair; no stage may read it any more."""
         with self._changed:
             self.free[pair].append(buffer)
             self.resident -= 1
             self._changed.notify_all()
 
     def give(self, channel: Channel[T], item: T) -> None:
-        """To the next stage."""
+        """Pass an item to the next stage."""
         with self._changed:
             channel.items.append(item)
             self._changed.notify_all()
 
     def end(self, channel: Channel[T]) -> None:
-        """The next stage has all."""
+        """Tell the next stage that no item follows."""
         with self._changed:
             channel.ended = True
             self._changed.notify_all()
 
     def changed(self) -> None:
-        """What until() waits for may have come."""
+        """Wake the waiters of until()."""
         with self._changed:
             self._changed.notify_all()
 
     def next(self, channel: Channel[T]) -> T | None:
-        """Of the stage before, left in the channel; None: there is no more."""
+        """Return the first item and leave it in the channel; None: no more items follow."""
         self.until(lambda: bool(channel.items) or channel.ended)
         return channel.items[0] if channel.items else None
 
     def of_table(self, name: str) -> Iterator[Encoded]:
-        """The encoded chunks up to those of another table."""
+        """Yield the encoded chunks of table ``name``, and stop at the first of another table."""
         while (item := self.next(self.encoded)) is not None and item[0] == name:
             self.encoded.items.popleft()
             yield item[1]
 
     def start(self, stage: Callable[[], None]) -> None:
-        """In a thread of its own; what it raises is what becomes of the version."""
+        """Run a stage in a thread of its own; an error that it raises fails the version."""
 
         def guarded() -> None:
             try:
@@ -153,7 +153,7 @@ class Flight:
         self.threads.append(thread)
 
     def take(self, channel: Channel[T]) -> Iterator[T]:
-        """All of the stage before."""
+        """Yield all items of the channel."""
         while (item := self.next(channel)) is not None:
             channel.items.popleft()
             yield item

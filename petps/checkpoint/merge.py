@@ -1,12 +1,13 @@
-"""Merging in three steps: what becomes one is planned, merged anywhere, committed. STORE.md.
+"""Merging in three steps: plan, execute anywhere, apply. STORE.md.
 
 Owns:        MergePlan, plan_merges(), merges_due(), execute(), apply(); Executor and InPlace.
-Never does:  decide how many become one, or when (policy.py); know Ray (on_ray.py).
+Never does:  decide how many chunks become one, or when (policy.py); know Ray (on_ray.py).
 Called by:   policy.py; on_ray.py, and its workers.
-Invariants:  execute() reads chunks and writes a bundle, no state; apply() changes nothing unless
-             every chunk of the plan stands. A merge that is given up leaves its chunks as they
-             are, and at most files that no state names.
-Threads:     plan_merges() and apply() are the store's one writer's; execute() is anybody's.
+Invariants:  execute() reads chunks and writes a bundle, and touches no state; apply() changes
+             nothing unless the newest line still has every chunk of the plan. A merge that is
+             given up leaves its chunks as they are, and at most files that no state names.
+Threads:     only the store's one writer calls plan_merges() and apply(); any thread may call
+             execute().
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ __all__ = [
     "plan_merges",
 ]
 
-# How often a merge is committed anew above what another writer has committed meanwhile.
+# How many times apply() tries to commit a merge while other writers commit too.
 APPLY_TRIES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """Chunks that become one of each table: plain data, which may go to another machine.
+    """A plan to merge chunks, into one for each table: plain data that can go to another machine.
 
-    files: the store's, pickled as address and options. chunks: neighbours of one layer, in order.
-    first, layer: of what they become.
+    files: those of the store, pickled as address and options. chunks: neighbours of one layer, in
+    order. first, layer: those of the merged chunks.
     """
 
     files: Files
@@ -57,7 +58,7 @@ class MergePlan:
 
     @property
     def deltas(self) -> int:
-        """How many deltas become one."""
+        """Return how many deltas become one."""
         return len({chunk.first for chunk in self.chunks})
 
     def __str__(self) -> str:
@@ -66,7 +67,7 @@ class MergePlan:
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """What became of a plan: the chunks that were written, or why there are none."""
+    """The outcome of a plan: the chunks that were written, or the error."""
 
     plan: MergePlan
     merged: Sequence[Chunk]
@@ -75,14 +76,14 @@ class Executed:
 
 
 class Executor(Protocol):
-    """Where plans are executed."""
+    """The place where plans are executed."""
 
     def run(self, plans: Sequence[MergePlan]) -> Iterator[Executed]:
-        """Each as it is done, in any order. Plans have no chunk in common."""
+        """Yield the outcome of each plan when it is done, in any order; plans share no chunk."""
 
 
 class InPlace:
-    """In this process, one after the other."""
+    """An executor in this process, one plan after the other."""
 
     def run(self, plans: Sequence[MergePlan]) -> Iterator[Executed]:
         """See Executor."""
@@ -91,7 +92,7 @@ class InPlace:
 
 
 def plan_merges(store: Store, stride: int) -> list[MergePlan]:
-    """What is due of the newest line, oldest first; no two have a chunk in common."""
+    """Return the merges due in the newest line, oldest first; no two of them share a chunk."""
     line = store.state.line
     living = _living(line)
     layers = [layer for layer, _ in living]
@@ -104,7 +105,7 @@ def plan_merges(store: Store, stride: int) -> list[MergePlan]:
 
 
 def merges_due(line: Line, stride: int) -> int:
-    """How many merges there are until nothing is due."""
+    """Return the number of merges until no merge is due."""
     layers = [layer for layer, _ in _living(line)]
     count = 0
     while runs := list(_runs(layers, stride)):
@@ -115,7 +116,10 @@ def merges_due(line: Line, stride: int) -> int:
 
 
 def _living(line: Line) -> list[tuple[int, list[Chunk]]]:
-    """Living deltas in order: the layer of each (of no other, if its chunks differ), its chunks."""
+    """Return the living deltas in order: the layer and the chunks of each.
+
+    A delta whose chunks have several layers gets a layer that no other delta has.
+    """
     found: dict[int, list[Chunk]] = {}
     for chunk in line.deltas():
         found.setdefault(chunk.first, []).append(chunk)
@@ -126,8 +130,9 @@ def _living(line: Line) -> list[tuple[int, list[Chunk]]]:
 
 
 def _runs(layers: Sequence[int], stride: int) -> Iterator[slice]:
-    """Where ``stride`` neighbours are of one layer. Over what lies between others none may jump:
-    of a key, the later row counts.
+    """Yield the runs of ``stride`` neighbours of one layer.
+
+    A run must not jump over another layer: of two rows of a key, the later one counts.
     """
     start = 0
     for at, layer in enumerate(layers):
@@ -139,9 +144,9 @@ def _runs(layers: Sequence[int], stride: int) -> Iterator[slice]:
 
 
 def execute(plan: MergePlan) -> list[Chunk]:
-    """Writes the bundle that stands for the plan's chunks; returns what is in it.
+    """Write the bundle that replaces the plan's chunks, durably; return its chunks.
 
-    Durable. Raises DataLoss for a chunk that is missing, cut or altered, IoError.
+    Raise DataLoss for a chunk that is missing, cut or altered; raise IoError.
     """
     reader = Reader(plan.files)
 
@@ -155,7 +160,7 @@ def execute(plan: MergePlan) -> list[Chunk]:
 
 
 def executed(plan: MergePlan) -> Executed:
-    """execute(); what it raises is the plan's alone."""
+    """Execute a plan; return a PetpsError in the outcome, so that other plans still run."""
     began = time.monotonic()
     try:
         merged, error = execute(plan), None
@@ -165,11 +170,11 @@ def executed(plan: MergePlan) -> Executed:
 
 
 def apply(store: Store, done: Executed) -> None:
-    """Commits what was executed, by one state.
+    """Commit an executed merge with one state.
 
-    Raises its error if it has one; FailedPrecondition where a chunk was purged, split or rolled
-    back meanwhile; DataLoss where the bundle is gone. Then the store is as it was, and purge
-    removes the bundle.
+    Raise its error if it has one; FailedPrecondition if a chunk was purged, split or rolled back
+    since the plan; DataLoss if the bundle is gone. Then the store is as it was, and purge removes
+    the bundle.
     """
     if done.error is not None:
         raise done.error
@@ -192,13 +197,13 @@ def apply(store: Store, done: Executed) -> None:
                 end=plan.first,
             )
             return
-        except FailedPrecondition:  # another writer was faster
+        except FailedPrecondition:  # another writer committed first
             if tries == APPLY_TRIES or store.refresh().number == state.number:
                 raise
 
 
 def _check_there(store: Store, done: Executed) -> None:
-    """That the bundle was not removed meanwhile: purge takes what nobody names for an hour."""
+    """Raise DataLoss if purge removed the bundle, which no state has named for an hour."""
     last = done.merged[-1]
     try:
         whole = store.files.size(last.file) >= last.bloom_offset + last.bloom_length

@@ -1,10 +1,10 @@
-"""Merging on the machines of a Ray cluster: `pip install petps[ray]` here and there. STORE.md.
+"""Merging on the machines of a Ray cluster, which all need `pip install petps[ray]`. STORE.md.
 
 Owns:        OnRay.
-Never does:  read or write a store (merge.py, in Ray's workers); decide what is merged.
-Called by:   trainers that hand it to Merged, the CLI.
-Invariants:  a worker that dies costs a merge at most; what is wrong with a store is told as in
-             place, and not tried again.
+Never does:  read or write a store (merge.py does, in Ray's workers); decide what is merged.
+Called by:   trainers that pass it to Merged, the CLI.
+Invariants:  a worker that dies loses at most its merge; an error of the store is reported as in
+             place, and is not retried.
 Threads:     one.
 """
 
@@ -22,9 +22,10 @@ from petps.errors import FailedPrecondition, PetpsError, Unavailable, Unimplemen
 __all__ = ["OnRay"]
 
 RETRIES: Final = 3  # of a merge whose worker died
-# A cluster that is started here has no dashboard, and holds next to nothing, for rows go from the
-# store to a worker and back. It tells nobody of itself, and listens on loopback alone, which Ray
-# does where it takes itself for incapable of clusters: it looks when it is imported.
+# A cluster started here has no dashboard, and its object store is small, because rows go directly
+# between a worker and the store. It sends no usage statistics. It listens on loopback only: Ray
+# does so on platforms without cluster support, and the first variable makes it treat this machine
+# as one. Ray reads the variable when it is imported.
 LOCAL_OPTIONS: Final = {"include_dashboard": False, "object_store_memory": 100 << 20}
 LOCAL_ENVIRONMENT: Final = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -34,15 +35,17 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 class OnRay:
-    """Executes plans as Ray tasks of one processor each, as many at once as the cluster has.
+    """An executor that runs plans as Ray tasks of one processor each, in parallel.
 
-    address: ``ray://host:port`` (Ray Client), or a cluster's ``host:port``; None: the cluster that
-    this process is connected to, or RAY_ADDRESS names, or else one of this machine, started here
-    and reachable from nowhere else. Workers read and write the store by its own address, with the
-    options it was opened with: of a local folder they see the same one only where it is mounted.
-    retries: how often a merge whose worker died is begun anew, before it is given up. processors:
-    of a cluster that is started here; None: this machine's.
-    Raises Unimplemented where Ray is not installed, Unavailable where no cluster answers.
+    address: ``ray://host:port`` (Ray Client), or a cluster's ``host:port``. None: the cluster that
+    this process is connected to, else the one that RAY_ADDRESS names, else a new one on this
+    machine, which no other machine can reach. Workers open the store by its address, with the
+    options that it was opened with; they see the same local folder only where it is mounted.
+    retries: how often a merge whose worker died is retried before it is given up. processors: those
+    of a cluster started here; None: all of this machine.
+    Raises Unimplemented if Ray is not installed, Unavailable if no cluster answers, and
+    FailedPrecondition if an address is given although the process is connected to a cluster, or if
+    a cluster started here would be reachable from other machines.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class OnRay:
                 plan = pending.pop(ready)
                 yield self._outcome(plan, ready)
         finally:
-            for each in pending:  # nobody waits for them any more
+            for each in pending:  # the caller stopped reading, so cancel the merges in flight
                 with contextlib.suppress(Exception):
                     self._ray.cancel(each, force=True)
 
@@ -116,7 +119,7 @@ class OnRay:
         return Executed(plan, (), failure, 0.0)
 
     def close(self) -> None:
-        """Leaves the cluster; ends it if it was started here."""
+        """Disconnect from the cluster; stop it if it was started here."""
         if self._connected:
             self._connected = False
             self._ray.shutdown()

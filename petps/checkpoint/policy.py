@@ -1,9 +1,9 @@
-"""What a version is written as, and what becomes of the chunks before it. STORE.md has the table.
+"""Policies: how each version is written, and how older chunks change. STORE.md has the table.
 
 Owns:        Policy and its six kinds: Full, OneShot, Consecutive, Intermittent, TwoD, Merged.
-Never does:  read rows that a trainer holds; restore (no restore knows a policy).
+Never does:  read rows from a trainer; restore (a restore knows no policy).
 Called by:   checkpointer.py.
-Invariants:  arrange() changes no version: what a store restores is the same before and after.
+Invariants:  arrange() changes no version: a store restores the same rows before and after it.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ __all__ = [
 
 _log = logging.getLogger("petps.checkpoint")
 
-# Beyond these a sum over layers is taken for infinite.
+# Limits of the searches for layers, for a stride and for a number of deltas.
 MAX_LAYERS: Final = 64
 MAX_STRIDE: Final = 64
 MAX_EVERY: Final = 4096
-STRIDE_BEHIND: Final = 16  # where no stride keeps up: few layers, so little is merged twice
+STRIDE_BEHIND: Final = 16  # when no stride keeps up: few layers, so few rows are merged twice
 
 
 class Policy(ABC):
-    """How versions are written. One for each store that is written."""
+    """A rule that decides how versions are written. Each store has its own Policy object."""
 
     name: str
 
     def kind(self, store: Store) -> str:
-        """BASE, DELTA or DIFFERENCE: what the next version is written as."""
+        """Return BASE, DELTA or DIFFERENCE: how to write the next version."""
         return BASE if not store.state.lines else self.next_kind(store, store.state.line)
 
     @abstractmethod
     def next_kind(self, store: Store, line: Line) -> str:
-        """The same, above a line."""
+        """Return how to write the next version above a line; kind() handles an empty store."""
 
     def arrange(self, store: Store) -> None:
-        """After a version was committed: moves spans of the newest line, rewrites chunks."""
+        """Move spans of the newest line and rewrite its chunks, after a version was committed."""
         del store
 
 
 class Full(Policy):
-    """Every version is a base."""
+    """A policy that writes every version as a base."""
 
     name = "full"
 
@@ -76,7 +76,7 @@ class Full(Policy):
 
 
 class OneShot(Policy):
-    """One base; a version is what changed since it (Check-N-Run's one-shot differential)."""
+    """One base, then differences since that base (Check-N-Run's one-shot differential)."""
 
     name = "oneshot"
 
@@ -86,7 +86,7 @@ class OneShot(Policy):
 
 
 class Consecutive(Policy):
-    """A version is what changed since the last one (Check-N-Run; IncrCP's naive incremental)."""
+    """Deltas since the last version (Check-N-Run; IncrCP's naive incremental)."""
 
     name = "consecutive"
 
@@ -96,12 +96,12 @@ class Consecutive(Policy):
 
 
 class Intermittent(Policy):
-    """As OneShot, with a new base once that is expected to write less (Check-N-Run 5.1)."""
+    """OneShot with a new base once that is expected to write less (Check-N-Run 5.1)."""
 
     name = "intermittent"
 
     def next_kind(self, store: Store, line: Line) -> str:
-        """See Policy. F_c <= I_c, sizes as shares of the base."""
+        """Return BASE if F_c <= I_c, with sizes as shares of the base; else DIFFERENCE."""
         base = line.base_bytes
         sizes = [size / base for _, kind, size, _ in line.written if kind == DIFFERENCE and base]
         if not sizes:
@@ -111,7 +111,7 @@ class Intermittent(Policy):
 
 @dataclass
 class Filters:
-    """How many chunks came to each of IncrCP's filters, and how many were split."""
+    """Counts of the chunks that reached each of IncrCP's filters, and of those that were split."""
 
     chunks: int = 0
     in_range: int = 0
@@ -121,10 +121,10 @@ class Filters:
 
 @dataclass
 class TwoD(Policy):
-    """2-D chunks (IncrCP 4): a version splits from older chunks the rows that it rewrites.
+    """2-D chunks (IncrCP 4): each version splits the rows that it rewrites from older chunks.
 
     ratio: R of the filters. ``by_range``, ``by_bloom``, ``by_count``: use each filter. ``bundles``:
-    write the split chunks of a version into two files, and not each into one of its own.
+    write the split chunks of a version into two files, instead of two files for each split chunk.
     ``resets``: begin a new line once T_base < T_incre.
     """
 
@@ -138,11 +138,11 @@ class TwoD(Policy):
     name = "2d"
 
     def next_kind(self, store: Store, line: Line) -> str:
-        """See Policy."""
+        """Return BASE if resets are on and pay off, else DELTA."""
         return BASE if self.resets and self._reset_pays(store, line) else DELTA
 
     def _reset_pays(self, store: Store, line: Line) -> bool:
-        """T_base = C_base + R_base < T_incre = C_incre + R_base + R_v."""
+        """Return whether T_base = C_base + R_base < T_incre = C_incre + R_base + R_v."""
         bases = [took for _, kind, _, took in line.written if kind == BASE]
         deltas = [took for _, kind, _, took in line.written if kind == DELTA]
         if not bases or not deltas or store.reader.read_seconds == 0:
@@ -152,7 +152,7 @@ class TwoD(Policy):
         return bases[-1] < deltas[-1] + recovery
 
     def arrange(self, store: Store) -> None:
-        """See Policy."""
+        """Split the older chunks by the newest delta. See Policy."""
         line = store.state.line
         version = line.versions[-1].version
         if line.versions[-1].kind != DELTA:
@@ -176,7 +176,7 @@ class TwoD(Policy):
             store.rearrange([chunk], [[out], [rest]] if rest is not None else [[out]])
 
     def _hits(self, store: Store, chunk: Chunk, keys: Keys, hashes: Hashes) -> int:
-        """How many of ascending keys the chunk may have."""
+        """Return how many of the ascending ``keys`` the chunk may have."""
         if chunk.keyed:
             return store.reader.bloom(chunk).hits(hashes)
         first = np.searchsorted(keys, np.uint64(chunk.min_key))
@@ -212,47 +212,47 @@ class TwoD(Policy):
 
 @dataclass
 class Merged(Policy):
-    """Deltas are merged in layers of ``stride``; after ``every`` comes a base (DECK 3.3).
+    """Merge of deltas in layers of ``stride``; a base follows after ``every`` deltas (DECK 3.3).
 
-    0: computed, from the share d of rows that consecutive deltas have in common, the merging speed
-    v relative to the time between versions, and ``volume``, the most that living deltas may hold,
-    in deltas; all measured.
+    If one of them is 0, it is computed from three values. d is the share of rows that consecutive
+    deltas have in common. v is the merging speed relative to the time between versions. Both are
+    measured. ``volume`` is the largest volume of living deltas, in deltas.
     """
 
     stride: int = 0
     every: int = 0
     volume: float = 32.0
     duplication: float = 0.0
-    """d, as measured last."""
+    """d, as last measured."""
     velocity: float = 0.0
-    """v, as measured last."""
+    """v, as last measured."""
     executor: Executor = field(default_factory=InPlace)
-    """Where chunks are merged: in this process, or on_ray.OnRay's workers."""
+    """Where chunks are merged: in this process, or in the workers of on_ray.OnRay."""
     name = "merged"
 
     def next_kind(self, store: Store, line: Line) -> str:
-        """See Policy."""
+        """Return BASE once ``every`` deltas of the line were written, else DELTA."""
         written = sum(1 for _, kind, _, _ in line.written if kind == DELTA)
         d = round(self.duplication, 2)
         every = self.every or full_every(self._stride_now(), d, self.volume)
         return BASE if written >= every else DELTA
 
     def _stride_now(self) -> int:
-        """s: as given, or the least that keeps up by what was measured last."""
+        """Return s: the given stride, or the least that keeps up at the last measured d and v."""
         if self.stride:
             return self.stride
         if not self.velocity:
             return 2
         try:
             return least_stride(self.duplication, self.velocity)
-        except InvalidArgument as error:  # merging lags, and must not stop the versions
+        except InvalidArgument as error:  # a lag of merging must not stop the versions
             if not self._lags:
                 _log.warning("[checkpoint] %s; merging %d at a time", error, STRIDE_BEHIND)
             self._lags = True
             return STRIDE_BEHIND
 
     def _measure(self, store: Store) -> None:
-        """d and v, where they are needed; reads two versions, so never in front of a trainer."""
+        """Measure d and v if they are needed. It reads two versions: call it behind the trainer."""
         if self.stride and self.every:
             return
         deltas = [chunk for chunk in store.state.line.deltas() if chunk.layer == 1]
@@ -267,7 +267,7 @@ class Merged(Policy):
             ]
             for version in versions
         ]
-        if not both[0]:  # the table was left alone
+        if not both[0]:  # one of the two versions did not change this table
             return
         first, second = (
             np.concatenate([rows.keys for rows in store.read(chunks)]) for chunks in both
@@ -278,11 +278,11 @@ class Merged(Policy):
         if self._merge_seconds and len(times) == 2:
             self.velocity = (times[1] - times[0]) / 1e9 / self._merge_seconds
 
-    _merge_seconds: float = 0.0  # of one delta, in the last merge
-    _lags: bool = False  # and that was said
+    _merge_seconds: float = 0.0  # for one delta, in the last merge
+    _lags: bool = False  # merging lags, and a warning was logged
 
     def arrange(self, store: Store) -> None:
-        """See Policy: one merge in each layer that is due, since each version adds one delta."""
+        """Do one due merge in each layer, which is enough as each version adds one delta."""
         self._measure(store)
         stride = self._stride_now()
         for layer in range(1, MAX_LAYERS):
@@ -293,9 +293,10 @@ class Merged(Policy):
                 self._apply(store, done)
 
     def arrange_all(self, store: Store, merged: Callable[[], None] = lambda: None) -> None:
-        """Merges whatever is due, of a line that another policy wrote; ``merged`` is told of each.
+        """Merge everything that is due, also in a line of another policy; call ``merged`` for each.
 
-        A merge that fails leaves its chunks unmerged, and no other; then the first error is raised.
+        A merge that fails leaves its own chunks unmerged and stops no other merge. Raise the first
+        error at the end.
         """
         self._measure(store)
         stride = self._stride_now()
@@ -318,7 +319,7 @@ class Merged(Policy):
 
 
 def least_stride(duplication: float, velocity: float) -> int:
-    """DECK's inequality 1: the least s >= 2 that keeps up. InvalidArgument if none does."""
+    """Return the least s >= 2 that keeps up by DECK's inequality 1, or raise InvalidArgument."""
     if not 0 <= duplication <= 1:
         raise InvalidArgument(f"duplication {duplication} is a share, 0 to 1")
     for stride in range(2, MAX_STRIDE + 1):
@@ -332,7 +333,10 @@ def least_stride(duplication: float, velocity: float) -> int:
 
 
 def living_volume(count: int, stride: int, duplication: float) -> float:
-    """DECK's inequality 2, its left side and the unmerged: living deltas after ``count``."""
+    """Return the volume of living deltas after ``count`` deltas, in deltas.
+
+    This is the left side of DECK's inequality 2, plus the deltas that are not merged yet.
+    """
     volume = float(count % stride)
     layer = 1
     while stride**layer <= count:
@@ -344,7 +348,7 @@ def living_volume(count: int, stride: int, duplication: float) -> float:
 
 @cache
 def full_every(stride: int, duplication: float, volume: float) -> int:
-    """N: as many deltas as stay below ``volume`` all the way; at most MAX_EVERY."""
+    """Return N <= MAX_EVERY: the living volume stays below ``volume`` up to N deltas."""
     count = 1
     while count < MAX_EVERY and living_volume(count + 1, stride, duplication) < volume:
         count += 1

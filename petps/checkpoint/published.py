@@ -1,8 +1,8 @@
-"""Where in a delta log a version's rows stand: two parts that ride along with it. STORE.md.
+"""The position of a version's rows in a delta log: two parts stored with the version. STORE.md.
 
-Owns:        Published: its parts' names and bytes.
+Owns:        Published: the names and bytes of its parts.
 Never does:  publish.
-Called by:   a trainer's feed, which writes it; served.py, which reads it.
+Called by:   a trainer's feed, which writes the parts; served.py, which reads them.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from petps.errors import DataLoss
 
 __all__ = ["POSITION", "UNPUBLISHED", "Published"]
 
-# Parts of a version, beside the trainer's own; where several workers publish one run, of each, with
-# its rank behind (".0").
+# Names of the parts, beside the trainer's own. If several workers publish one run, each worker
+# writes both parts, with its rank appended (".0").
 POSITION: Final = "petps.position"
 UNPUBLISHED: Final = "petps.unpublished"
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The rows hold all that the log has up to ``position``.
+    """A version's rows hold all deltas of the log up to ``position``.
 
-    owed: by table, uint64[n]: keys whose rows the log did not have yet.
+    owed: by table, uint64[n]: keys whose rows the log does not have yet.
     """
 
     position: Position
     owed: Mapping[str, Keys]
 
     def parts(self, rank: int | None = None) -> dict[str, bytes]:
-        """As they ride along; ``rank``: of one of several workers, each of its own partitions."""
+        """Return the parts by name; ``rank``: the worker's rank, if there are several workers."""
         suffix = "" if rank is None else f".{rank}"
         position = json.dumps(self.position.as_json()).encode()
         return {f"{POSITION}{suffix}": position, f"{UNPUBLISHED}{suffix}": _write_keys(self.owed)}
 
     @staticmethod
     def positions(entry: Version) -> list[str]:
-        """The names of its parts that say positions: one, or one of each worker; [] for none."""
+        """Return the names of a version's position parts: one, one for each worker, or none."""
         return [name for name in entry.parts if name == POSITION or name.startswith(f"{POSITION}.")]
 
     @staticmethod
     def of(store: Store, version: int) -> Published | None:
-        """Of a version; None if nothing was published. Raises NotFound, DataLoss, IoError.
+        """Read the parts of a version; None if it has none. Raise NotFound, DataLoss, IoError.
 
-        Of several workers each knows the seqs of its own partitions; a partition of one whose log
-        failed has seq 0.
+        Each of several workers knows the seqs of its own partitions only, so the highest seq of a
+        partition counts. If a worker's log failed, its partitions have seq 0.
         """
         where = f"{store.name}, version {version}"
         saved: list[Position] = []
@@ -74,7 +74,7 @@ class Published:
         return Published(replace(saved[0], seqs=seqs), together)
 
     def behind(self) -> frozenset[int]:
-        """Partitions whose rows are newer than the log was: a key that it was owed is there."""
+        """Return the partitions with rows newer than the log: those of the owed keys."""
         partitions = len(self.position.seqs)
         return frozenset(
             int(each)
@@ -84,7 +84,7 @@ class Published:
 
 
 def _write_keys(keys: Mapping[str, Keys]) -> bytes:
-    """By table: name, count, then the keys, little-endian, behind one line of JSON."""
+    """Return one line of JSON with names and counts, then the keys by table, little-endian."""
     head = json.dumps({name: len(each) for name, each in keys.items()}).encode()
     return b"\n".join([head, b"".join(each.astype("<u8").tobytes() for each in keys.values())])
 

@@ -1,11 +1,11 @@
-"""How a line's rows are quantised: bits by restores, parameters by sampled rows (Check-N-Run 5.2).
+"""Quantisation of a line: bits by restores, parameters by sampled rows (Check-N-Run 5.2).
 
-Owns:        Quantising (what is wanted), stored_tables() (what comes of it), unquantised().
-Never does:  quantise rows (petps.codec does), count restores (the store's state does).
+Owns:        Quantising (the request), stored_tables() (the resulting tables), unquantised().
+Never does:  quantise rows (petps.codec does); count restores (the store's state does).
 Called by:   checkpointer.py, staging.py, state.py, cli.
 Invariants:  the same rows, ``Quantising`` and number of restores give the same tables. Optimizer
-             state has at least 8 bits unless asked for less. What would not get smaller, and what
-             is quantised already (int8, adaptive4, ...), stays as it is.
+             state has at least 8 bits unless the request says fewer. A column stays as it is if it
+             would not get smaller or is quantised already (int8, adaptive4, ...).
 Threads:     any.
 """
 
@@ -38,21 +38,22 @@ __all__ = [
     "unquantised",
 ]
 
-# Dtypes that are made smaller; the others are quantised already.
+# Dtypes that may be quantised; columns of the other dtypes are quantised already.
 WHOLE: Final = ("f32", "f16", "bf16")
 
-# Of a table and a seed the keys that parameters are chosen by (sampled_keys()), and their columns.
+# Takes a table and a seed. Returns the keys that parameters are chosen by (sampled_keys()), and
+# the columns of their rows.
 Sample = Callable[[str, int], tuple[Keys, Mapping[str, Floats | Bytes]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Quantising:
-    """What a store's lines are quantised for.
+    """The number of restores that a store's lines are quantised for.
 
     expected_restores: how often the training will resume from a checkpoint: up to 1, 3 and 20 allow
-    2, 3 and 4 bits, more needs 8. Once it has resumed more often than that, lines have 8 bits.
-    seed: which rows are sampled. state_bits: of optimizer state; None: 8, or what the rows have
-    where that is more.
+    2, 3 and 4 bits, more needs 8. Once it has resumed more often than that, new lines have 8 bits.
+    seed: selects the sampled rows. state_bits: bits of optimizer state; None: 8, or the bits of the
+    rows if they are more.
     """
 
     expected_restores: float
@@ -70,16 +71,16 @@ class Quantising:
         bits_for_state(self.bits(0), self.state_bits)
 
     def bits(self, restores: int) -> int:
-        """Of rows, once the training has resumed so often."""
+        """Return the bits of rows, after the training has resumed ``restores`` times."""
         return bits_for_restores(self.expected_restores, restores)
 
 
 def stored_tables(
     tables: Mapping[str, Table], quantising: Quantising | None, restores: int, sample: Sample
 ) -> dict[str, Table]:
-    """The tables as a new line stores them; ``tables`` are the trainer's own.
+    """Return the tables as a new line stores them; ``tables`` are the trainer's own.
 
-    Raises InvalidArgument that names table, column and key of a sampled row that is not finite.
+    Raise InvalidArgument with table, column and key if a sampled row is not finite.
     """
     if quantising is None:
         return dict(tables)
@@ -122,7 +123,7 @@ def _stored(
 def has_too_few_bits(
     stored: Mapping[str, Table], tables: Mapping[str, Table], quantising: Quantising, restores: int
 ) -> bool:
-    """Whether a line's rows, quantised from the trainer's ``tables``, now need more bits."""
+    """Return whether a line, quantised from the trainer's ``tables``, now needs more bits."""
     return any(
         kept.name == ROW
         and kept.dtype != own.dtype
@@ -136,10 +137,10 @@ def has_too_few_bits(
 def unquantised(
     own: Table, stored: Table, columns: Mapping[str, Floats | Bytes]
 ) -> dict[str, Floats | Bytes]:
-    """A trainer's columns as ``Rows.of(stored, ...)`` takes them.
+    """Return a trainer's columns in the form that ``Rows.of(stored, ...)`` takes.
 
-    What is uint8[n, width] of the trainer's ``own`` dtype becomes float32[n, dim] where ``stored``
-    has another.
+    Decode a column uint8[n, width] of the trainer's ``own`` dtype to float32[n, dim] where
+    ``stored`` has another dtype.
     """
     out = dict(columns)
     for column, kept in zip(own.columns, stored.columns, strict=True):
@@ -150,7 +151,7 @@ def unquantised(
 
 
 def told(tables: Mapping[str, Table]) -> list[str]:
-    """How columns are quantised, in words, one for each that is."""
+    """Return a description of each quantised column."""
     out = []
     for table in tables.values():
         for column in table.columns:
@@ -166,7 +167,7 @@ def told(tables: Mapping[str, Table]) -> list[str]:
 
 
 def sampled_keys(pieces: Callable[[], Iterable[Keys]], seed: int) -> Keys:
-    """Of ascending keys, given in pieces and read twice, those that choose_parameters() sees."""
+    """Return the keys that choose_parameters() sees; the pieces ascend and are read twice."""
     chosen = sample_rows(sum(len(piece) for piece in pieces()), seed)
     out, start = [], 0
     for piece in pieces():

@@ -1,9 +1,9 @@
-"""Chunks read from a store's files, held to their checksums. STORE.md.
+"""Reading of chunks from a store's files, with their checksums verified. STORE.md.
 
 Owns:        Reader: rows, keys and filters of chunks.
 Never does:  know versions; write.
 Called by:   store.py, policies, shares.py.
-Invariants:  what does not fit its checksum is given to nobody.
+Invariants:  rows that do not match their checksum are never returned.
 Threads:     any.
 """
 
@@ -26,33 +26,34 @@ from petps.errors import DataLoss, NotFound, PetpsError
 
 __all__ = ["Reader"]
 
-# Read of a bundle in one piece when the gap between two chunks is less.
+# Two chunks of a bundle are read in one piece if the gap between them is at most this.
 GAP_BYTES: Final = 64 << 10
 READ_THREADS: Final = 4
-# Less is read sooner than threads are started.
+# Reading fewer bytes takes less time than starting threads.
 PARALLEL_BYTES: Final = 64 << 20
 
 
 class Reader:
-    """Reads chunks of one store."""
+    """Reader of the chunks of one store."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self._blooms: dict[tuple[str, int], Bloom] = {}
         self.read_bytes = 0
-        """Bytes of chunks that were read, in read_seconds: what a restore is reckoned from."""
+        """Bytes of chunks read in read_seconds: policy.TwoD estimates a restore from both."""
         self.read_seconds = 0.0
 
     def read(self, chunks: Sequence[Chunk], tables: Mapping[str, Table]) -> list[Rows]:
-        """The rows of chunks, stored as ``tables`` say. Raises DataLoss: file and offset."""
+        """Return the rows of chunks, stored as ``tables``. Raise DataLoss with file and offset."""
         began = time.monotonic()
         order = sorted(range(len(chunks)), key=lambda n: (chunks[n].file, chunks[n].offset))
         runs = list(_runs(chunks, order))
         bounds = [0, *accumulate(chunks[run[-1]].stop - chunks[run[0]].offset for run in runs)]
-        # All in one piece: its pages are large ones, and many small pieces are faulted in each.
+        # One allocation for all: it gets large pages; many small ones would each fault theirs in.
         held = np.empty(bounds[-1], np.uint8).data
         reads = zip(runs, pairwise(bounds), strict=True)
-        # One call a file, for a filesystem may read its pieces side by side; more of a large one.
+        # One call for each file, because a filesystem may read its pieces in parallel; several for
+        # a large file.
         tasks = groupby(
             reads, key=lambda read: (chunks[read[0][0]].file, read[1][0] // PARALLEL_BYTES)
         )
@@ -85,7 +86,7 @@ class Reader:
     def read_ahead(
         self, groups: Sequence[Sequence[Chunk]], tables: Mapping[str, Table]
     ) -> Iterator[list[Rows]]:
-        """read() of each group in turn, READ_THREADS of them side by side. Raises DataLoss."""
+        """Yield read() of each group in order, and read READ_THREADS groups ahead in parallel."""
         with ThreadPoolExecutor(READ_THREADS) as pool:
             ahead: deque[Future[list[Rows]]] = deque()
             try:
@@ -106,7 +107,7 @@ class Reader:
             raise DataLoss(f"{error}: restore the file from a copy of the store") from error
 
     def bytes(self, path: str, offset: int, length: int) -> memoryview:
-        """A part of a file. Raises DataLoss."""
+        """Return a part of a file. Raise DataLoss."""
         body = memoryview(bytearray(length))
         self._fill(path, [(offset, body)])
         return body
@@ -120,14 +121,14 @@ class Reader:
         return view(table, body, chunk.rows, chunk.layout, chunk.min_key)
 
     def keys(self, chunk: Chunk) -> Keys:
-        """A chunk's keys alone, uint64[rows]; not held to its checksum."""
+        """Return a chunk's keys alone, uint64[rows], without a check of the checksum."""
         if not chunk.keyed:
             return np.arange(chunk.rows, dtype=np.uint64) + np.uint64(chunk.min_key)
         body = self.bytes(chunk.file, chunk.offset + chunk.layout[0], 8 * chunk.rows)
         return np.frombuffer(body, "<u8")
 
     def is_whole(self, chunk: Chunk) -> bool:
-        """Whether it is there and fits its checksum."""
+        """Return whether the chunk exists and matches its checksum."""
         try:
             body = self.bytes(chunk.file, chunk.offset, chunk.length)
         except PetpsError:
@@ -135,7 +136,7 @@ class Reader:
         return xxhash.xxh3_64_hexdigest(body) == chunk.checksum
 
     def bloom(self, chunk: Chunk) -> Bloom:
-        """The filter of a chunk's keys, read once. One that is not keyed has none."""
+        """Return the filter of a chunk's keys, which is read once; the chunk must be keyed."""
         at = (chunk.file, chunk.offset)
         if at not in self._blooms:
             body = self.bytes(chunk.file, chunk.bloom_offset, chunk.bloom_length)
@@ -143,13 +144,17 @@ class Reader:
         return self._blooms[at]
 
     def forget_all_but(self, files: Iterable[str]) -> None:
-        """Filters of other files are held no longer."""
+        """Drop the cached filters of all other files."""
         kept = set(files)
         self._blooms = {at: bloom for at, bloom in self._blooms.items() if at[0] in kept}
 
 
 def _runs(chunks: Sequence[Chunk], numbers: Iterable[int]) -> Iterator[list[int]]:
-    """Numbers of chunks by file and offset, cut where a gap is not worth reading, and at a size."""
+    """Yield runs of chunk numbers that one read covers.
+
+    ``numbers`` are in the order of file and offset. A run ends at a new file, at a gap above
+    GAP_BYTES, and at PARALLEL_BYTES.
+    """
     run: list[int] = []
     for number in numbers:
         chunk = chunks[number]

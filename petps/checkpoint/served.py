@@ -1,10 +1,10 @@
-"""Versions of a store as what a running server catches up to, instead of bases. STORE.md.
+"""Versions of a store as the bases that a running server catches up to. STORE.md.
 
 Owns:        ServedVersions (finds them), ServedVersion (reads one); served_column(), served().
-Never does:  apply rows; decide when a server catches up (ingest, which sees its own Protocols).
+Never does:  apply rows; decide when a server catches up (ingest does, through its own Protocols).
 Called by:   server, cli.
-Invariants:  rows are in the served table's dtype; what does not fit its checksum is given to
-             nobody; a version is nothing to catch up to where its rows are ahead of its log.
+Invariants:  rows have the dtype of the served table; rows that do not match their checksum are
+             never returned; no partition catches up to rows that are ahead of its log.
 Threads:     one.
 """
 
@@ -29,22 +29,26 @@ __all__ = ["ServedVersion", "ServedVersions", "served", "served_column"]
 
 _log = logging.getLogger("petps.checkpoint")
 
-# The newest so many are looked at: their positions are two small files each, read once.
+# Only this many of the newest versions are considered: the positions of each are two small files,
+# which are read once.
 CANDIDATES: Final = 32
 
 
 def served_column(own: Column, dtype: str | None = None) -> Column:
-    """A trainer's row column as a table serves it: in a dtype, or its own; quantised: float32."""
+    """Return the served form of a trainer's row column: ``dtype``, else its own, else float32.
+
+    A quantised column is served as float32.
+    """
     return Column(own.name, dtype or (own.dtype if own.dtype in DTYPES else "f32"), own.dim)
 
 
 def served(stored: Column, rows: Bytes, column: Column) -> Bytes:
-    """Stored rows as they are, or as the served column has what they stand for."""
+    """Convert stored rows to the served column, or return them unchanged if it is the same."""
     return rows if stored == column else column.stored(stored.values(rows))
 
 
 class ServedVersion:
-    """A version of a store, read as a base is (petps.ingest.BaseReader)."""
+    """A version of a store, which is read as a base is (petps.ingest.BaseReader)."""
 
     def __init__(
         self,
@@ -53,7 +57,7 @@ class ServedVersion:
         published: Published,
         tables: Mapping[str, TableSchema],
     ) -> None:
-        """tables: as they are served, where they are; others are as the trainer has them."""
+        """Find the version's chunks. tables: the server's; a new table gets the trainer's dtype."""
         self._store = store
         self._version = version
         self._position = published.position
@@ -68,39 +72,40 @@ class ServedVersion:
 
     @property
     def name(self) -> str:
-        """What to call it in messages."""
+        """Return the name for messages."""
         return f"version {self._version} of store {self._store.name}"
 
     @property
     def model(self) -> str:
-        """The model whose rows it holds."""
+        """Return the model whose rows the version holds."""
         return self._store.state.model
 
     @property
     def instance(self) -> str:
-        """The instance that its log feeds; the model's plain name: any."""
+        """Return the instance that the version's log feeds; the model's plain name: any."""
         return self._position.instance or self.model
 
     @property
     def version(self) -> int:
-        """The log's version that it holds at least."""
+        """Return the log's version; the rows hold at least that version."""
         return self._position.version
 
     @property
     def dense(self) -> None:
-        """The log says where dense weights are; here they are a part that only trainers read."""
+        """Return None: the log names the dense weights; in the store only trainers read them."""
         return None
 
     @property
     def partitions(self) -> int:
-        """P of the model."""
+        """Return P, the number of partitions of the model."""
         return len(self._position.seqs)
 
     def position(self, partition: int) -> tuple[int, int]:
-        """(run, seq) up to which it holds the partition's deltas; (0, 0): no catch-up to it.
+        """Return (run, seq) up to which the rows hold the partition's deltas; (0, 0): no catch-up.
 
-        Where its rows are ahead of the log, a trainer that goes on from an older version could
-        never take them back: servers would not see that they have them.
+        (0, 0) marks a partition whose rows are ahead of the log, or whose position is not known.
+        A trainer that continues from an older version could never take back rows that are ahead
+        of the log, because servers would not notice that they have them.
         """
         seq = self._position.seqs[partition]
         if seq == 0 or partition in self._behind:
@@ -108,29 +113,29 @@ class ServedVersion:
         return self._position.run, seq
 
     def schemas(self) -> dict[str, TableSchema]:
-        """Its tables, by name, as they are served."""
+        """Return the schemas of the tables as served, by name."""
         return {
             name: TableSchema(name, column.dtype, column.dim)
             for name, column in self._columns.items()
         }
 
     def rows(self, table: str) -> int:
-        """Rows of a table, at most: some of those written may be written over."""
+        """Return an upper bound of a table's rows: a key counts again in each chunk that has it."""
         return sum(chunk.rows for chunk in self._rows if chunk.table == table)
 
     def chunks(
         self, table: str, partitions: Collection[int] | None = None
     ) -> Iterator[tuple[Keys, Bytes]]:
-        """keys uint64[m] and rows uint8[m, row_bytes], ascending; of some partitions or of all.
+        """Yield keys uint64[m] and rows uint8[m, row_bytes], ascending, of all or some partitions.
 
-        All of the table is read for them. Raises DataLoss, and NotFound once it was purged, or
-        rolled back, be there another of its number or not.
+        Read the whole table in either case. Raise DataLoss. Raise NotFound if the version was
+        purged or rolled back, even if another version has its number now.
         """
         self._check_stands()
         stored = self._store.tables_of(self._version)[table].columns[0]
         column = self._columns[table]
         for rows in self._store.pieces(table, self._version):
-            self._check_stands()  # the store may have been refreshed meanwhile
+            self._check_stands()  # the store may have been refreshed since
             keys, found = rows.keys, rows.columns[stored.name]
             if partitions is not None:
                 chosen = np.isin(partition_of(keys, self.partitions), list(partitions))
@@ -139,7 +144,10 @@ class ServedVersion:
         self._check_stands()
 
     def _check_stands(self) -> None:
-        """One that is gone may be read to its end; not another that has its number."""
+        """Raise NotFound if another version has this number.
+
+        A version that is gone may be read to its end; the rows of two versions must not be mixed.
+        """
         for each in self._store.state.versions():
             if each.version != self._version:
                 continue
@@ -148,9 +156,9 @@ class ServedVersion:
 
 
 class ServedVersions:
-    """Finds them, and the bases of a folder: what petps.ingest asks of a BaseSource.
+    """The versions of a store, and the bases of a folder, as a BaseSource of petps.ingest.
 
-    The store need not be there yet. ``tables``: what a server has, by name.
+    The store need not exist yet. ``tables`` returns the server's tables, by name.
     """
 
     def __init__(
@@ -164,17 +172,17 @@ class ServedVersions:
         self._told: set[int] = set()
 
     def open(self, location: str) -> Base:
-        """The base that a marker names. Raises as Base."""
+        """Open the base that a marker names. Raise the errors of Base()."""
         return self._bases.open(location)
 
     def of_model(self, model: str) -> Sequence[Base | ServedVersion]:
-        """Versions of the store, newest first, then the folder's bases. Raises PetpsError."""
+        """Return versions of the store, newest first, then the folder's bases. Raise PetpsError."""
         return [*self._versions(model), *self._bases.of_model(model)]
 
     def _versions(self, model: str) -> list[ServedVersion]:
         try:
             store = self._opened()
-        except NotFound:  # no trainer has begun it yet
+        except NotFound:  # no trainer has created the store yet
             return []
         if store.state.model != model:
             return []
@@ -198,7 +206,7 @@ class ServedVersions:
         return self._store
 
     def _of(self, store: Store, entry: Version) -> Published | None:
-        """None, and said so once, where the parts are lost."""
+        """Return what a version's parts say; None, logged once, if they are lost."""
         mark = _mark(entry)
         if mark not in self._published:
             try:
@@ -225,5 +233,5 @@ class ServedVersions:
 
 
 def _mark(entry: Version) -> str:
-    """The file of a part, which never changes: another version of that number has another."""
+    """Return the file of a part: its name is unique, even if a version's number is used again."""
     return entry.parts[Published.positions(entry)[0]].file

@@ -1,9 +1,10 @@
-"""A version that several ranks write: each its share, and one of them commits all. STORE.md.
+"""A version written by several ranks: each writes a share, and one of them commits all. STORE.md.
 
 Owns:        write_share(), commit_shares(), pending_shares().
-Never does:  tell ranks of each other: what a version is written as comes from one of them.
+Never does:  pass messages between ranks: callers send one rank's decision to the others.
 Called by:   checkpointer.py, staging.py, the CLI's lists.
-Invariants:  a version is there when all its shares are, and in one state; until then it is not.
+Invariants:  one state makes a version exist, once all its shares exist; before that state the
+             version does not exist.
 Threads:     a rank's share is written by one thread.
 """
 
@@ -49,8 +50,10 @@ _SHARE: Final = re.compile(r"(\d{20})-(\d{5})\.json")
 class _Share:
     rank: int
     ranks: int
-    above: int  # the store's newest version when it was written; 0: none
-    rollbacks: int  # and how often it was rolled back: an older time's share is none of ours
+    # The store's newest version when the share was written; 0: none.
+    above: int
+    # The store's rollbacks at that time: a share from before a rollback must not be committed.
+    rollbacks: int
     line: Line  # of this version alone
 
 
@@ -67,12 +70,12 @@ def write_share(
     goes_on: Callable[[], None] = lambda: None,
     replace_own: bool = False,
 ) -> Version:
-    """Writes what one of ``ranks`` ranks, 0 to ranks - 1, has of a version. Durable; no commit.
+    """Write what one of ``ranks`` ranks, 0 to ranks - 1, has of a version. Durable; no commit.
 
-    The rest as Store.write; ranks have no key of a table in common, ``kind`` and ``tables`` are the
-    same for all, and a part's name is one rank's only. A rank that wrote its share already is
-    refused (AlreadyExists): it may be another process that takes itself for this rank. One that was
-    started again says ``replace_own``.
+    The other parameters are those of Store.write. Ranks share no key of a table, all give the same
+    ``kind`` and ``tables``, and only one rank writes a part of a given name. If the rank has
+    written its share already, raise AlreadyExists, because another process may act as this rank.
+    A rank that was restarted sets ``replace_own``.
     """
     if not 1 <= ranks <= MAX_RANKS or not 0 <= rank < ranks:
         raise InvalidArgument(f"rank {rank} of {ranks}: 0 to ranks - 1, of at most {MAX_RANKS:,}")
@@ -95,7 +98,7 @@ def write_share(
     )
     if replace_own:
         store.files.remove(path)
-    if replace_own and rank == 0:  # of ranks that there are no more
+    if replace_own and rank == 0:  # remove shares of ranks that no longer exist
         for other in _ranks(store, version):
             if other >= ranks:
                 store.files.remove(_path(version, other))
@@ -107,11 +110,11 @@ def write_share(
 
 
 def commit_shares(store: Store, version: int) -> Version:
-    """Makes the shares of a version one. Called by one rank, once it knows that all are written.
+    """Commit the shares of a version. One rank calls it, once it knows that all are written.
 
-    Raises NotFound where there is no share; FailedPrecondition that names the ranks where one is
-    missing, was written above another version or otherwise than the rest, or where two have a key
-    in common; DataLoss. Then there is no such version, and a share may be written again.
+    Raise NotFound if there is no share. Raise FailedPrecondition, with the ranks, if a share is
+    missing, was written above another version or unlike the others, or if two ranks have a key in
+    common. Raise DataLoss. Then the version does not exist, and a share may be written again.
     """
     before = store.state
     shares = [_read(store, version, rank) for rank in sorted(_ranks(store, version))]
@@ -158,7 +161,7 @@ def commit_shares(store: Store, version: int) -> Version:
         written=((version, made.kind, made.bytes, made.seconds),),
     )
     store.add(line, before)
-    for share in shares:  # no state names them
+    for share in shares:  # no state names the files of a share any more
         with contextlib.suppress(PetpsError):
             store.files.remove(_path(version, share.rank))
             store.files.remove(share.line.file)
@@ -166,7 +169,7 @@ def commit_shares(store: Store, version: int) -> Version:
 
 
 def pending_shares(store: Store) -> dict[int, tuple[list[int], int]]:
-    """Versions that are not whole: (ranks that have written, of how many), by version."""
+    """Return the uncommitted versions: (ranks that have written, number of ranks), by version."""
     known = {each.version for each in store.state.versions()}
     found: dict[int, list[int]] = {}
     for version, rank in _listed(store):
@@ -174,7 +177,7 @@ def pending_shares(store: Store) -> dict[int, tuple[list[int], int]]:
             found.setdefault(version, []).append(rank)
     pending: dict[int, tuple[list[int], int]] = {}
     for version, ranks in sorted(found.items()):
-        with contextlib.suppress(NotFound):  # committed or replaced just now
+        with contextlib.suppress(NotFound):  # committed or replaced after it was listed
             pending[version] = (sorted(ranks), _said(store, version, ranks[0]).ranks)
     return pending
 
@@ -234,7 +237,7 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _check_there(store: Store, version: int, shares: Iterable[_Share]) -> None:
-    """That what they name was not removed meanwhile: purge takes what nobody names for so long."""
+    """Raise DataLoss if purge removed a file of a share, which no state has named for an hour."""
     for share in shares:
         sizes: dict[str, int] = {}
         for chunk in share.line.chunks:
@@ -254,7 +257,10 @@ def _check_there(store: Store, version: int, shares: Iterable[_Share]) -> None:
 
 
 def _check_keys(store: Store, version: int, shares: Iterable[_Share]) -> None:
-    """That no key is in two shares. Reads the keys of chunks whose ranges overlap, no rows."""
+    """Raise FailedPrecondition if a key is in two shares.
+
+    Read the keys of chunks whose ranges overlap, and no rows.
+    """
     by_table: dict[str, list[tuple[Chunk, int]]] = {}
     for share in shares:
         for chunk in share.line.chunks:

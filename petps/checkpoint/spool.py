@@ -1,10 +1,10 @@
-"""A folder on a local SSD that chunks wait in. STAGING.md.
+"""A folder on a local SSD in which chunks wait for the upload. STAGING.md.
 
-Owns:        Spool: its files, how many bytes they may be, and that one process has it.
-Never does:  know what is in a chunk, or wait for room.
+Owns:        Spool: its files, their total size, and the lock that gives one process the folder.
+Never does:  know what is in a chunk; wait for space.
 Called by:   staging.py.
-Invariants:  what read() gives was written whole and fits its checksum; none of its files outlives
-             close(), or the next Spool of the folder.
+Invariants:  read() returns only chunks that were written whole and match their checksum; none of
+             its files outlives close(), or the opening of the next Spool of the folder.
 Threads:     one writes, one reads.
 """
 
@@ -36,7 +36,7 @@ class Spooled:
 
 
 class Spool:
-    """Files of chunks, each written and read once, of ``most_bytes`` together."""
+    """A folder of chunk files, each written and read once, of at most ``most_bytes`` together."""
 
     def __init__(self, folder: str | Path, most_bytes: int) -> None:
         self._folder = Path(folder)
@@ -59,12 +59,12 @@ class Spool:
         self.clear()
 
     def fits(self, count: int) -> bool:
-        """Whether so many bytes more are allowed."""
+        """Return whether ``count`` more bytes are allowed."""
         with self._changed:
             return self._held + count <= self._most
 
     def write(self, content: memoryview) -> Spooled:
-        """Writes a chunk and lets it leave the page cache. Raises IoError; then there is none."""
+        """Write a chunk and drop it from the page cache. On IoError the chunk does not exist."""
         self._number += 1
         path = self._folder / f"{self._number}{SUFFIX}"
         try:
@@ -87,7 +87,7 @@ class Spool:
         return Spooled(path, len(content), xxhash.xxh3_64_intdigest(content))
 
     def read(self, spooled: Spooled, into: memoryview) -> None:
-        """Reads a chunk and removes its file. Raises IoError, DataLoss."""
+        """Read a chunk and remove its file. Raise IoError, DataLoss."""
         content = into[: spooled.bytes]
         try:
             with open(spooled.path, "rb", buffering=0) as file:
@@ -107,7 +107,7 @@ class Spool:
             self._held -= spooled.bytes
 
     def clear(self) -> None:
-        """Removes all chunks: those of a version that will not be, or that a crash left."""
+        """Remove all chunks: those of a version that failed, or those left by a crash."""
         try:
             for path in self._folder.glob(f"*{SUFFIX}"):
                 path.unlink()
@@ -117,7 +117,7 @@ class Spool:
             self._held = 0
 
     def close(self) -> None:
-        """Removes all chunks, and leaves the folder to others."""
+        """Remove all chunks and unlock the folder."""
         try:
             self.clear()
         finally:

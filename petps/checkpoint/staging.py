@@ -1,12 +1,13 @@
-"""Versions that a trainer waits for only until their rows are copied out. STAGING.md.
+"""Staged versions: the trainer waits only until their rows are copied out. STAGING.md.
 
 Owns:        Device, SourceDevice (where rows are copied from), Bandwidth, StagedCheckpointer.
 Never does:  keep more than four chunks in memory; list a version before all of it is in the store.
 Called by:   trainers, bench.
-Invariants:  a version is its rows as they were when write() was called; a failed or cancelled one
-             leaves the store as it was, and no file in the folder.
-Threads:     write(), wait() and close() from one; cancel() from any. A version on its way has three
-             of its own; nobody else may write the store meanwhile, restores may run.
+Invariants:  a version has the rows as they were when write() was called; a version that fails or
+             is cancelled leaves the store as it was, and no file in the folder.
+Threads:     write(), wait() and close() from one thread; cancel() from any. A version in flight
+             has three threads of its own. No other writer may write the store during that time;
+             restores may run.
 """
 
 from __future__ import annotations
@@ -46,28 +47,30 @@ CHUNK_BYTES: Final = 32 << 20
 CHUNK_BYTES_MIN: Final = 4 * RESERVED_BYTES
 FOLDER_BYTES: Final = 64 << 30
 BUFFERS: Final = 4
-# What is uploaded, and waited for, at a time.
+# Bytes that are paced and uploaded at a time.
 PIECE_BYTES: Final = 1 << 20
-# Rows are quantised and looked at by so many values at a time.
+# Values that are quantised and checked at a time.
 SLICE_VALUES: Final = 1 << 17
 
 Array = npt.NDArray[np.generic]
 
 
 class Device(Protocol):
-    """Where a trainer's rows are."""
+    """The rows of a trainer, on a device."""
 
     def keys(self, table: str, since: int | None, at_most: int) -> Iterable[Keys]:
-        """As Source.keys(), in ascending pieces of at most so many."""
+        """Return the keys of Source.keys(), in ascending pieces of at most ``at_most`` keys."""
 
     def copy(self, table: str, keys: Keys, out: Mapping[str, Array]) -> Mask | None:
-        """Fills ``out``'s columns with the rows of the keys: float32[n, dim], where that is how the
-        trainer stores it, else the stored uint8[n, width]. bool[n]: which are deleted, or None.
+        """Copy the rows of the keys into the columns ``out``.
+
+        A column is float32[n, dim] if its dtype is f32, otherwise stored bytes uint8[n, width].
+        Return bool[n]: which keys are deleted, or None.
         """
 
 
 class SourceDevice:
-    """A Source's rows: what it gives is copied once more."""
+    """A device over a Source; the rows are copied once more."""
 
     def __init__(self, source: Source, tables: Mapping[str, Table]) -> None:
         self._source = source
@@ -99,17 +102,17 @@ class SourceDevice:
 
 
 class Bandwidth:
-    """At most so many bytes a second: what delay() says is waited before they go."""
+    """A cap on the bytes a second: wait for delay() before each send."""
 
     def __init__(self, bytes_per_second: float, now: Callable[[], float] = time.monotonic) -> None:
         if not bytes_per_second > 0:
             raise InvalidArgument(f"{bytes_per_second} bytes a second: more than 0, or no cap")
         self.bytes_per_second = bytes_per_second
         self._now = now
-        self._free = now()  # when what was let go before has gone
+        self._free = now()  # the time at which all bytes allowed so far have been sent
 
     def delay(self, count: int) -> float:
-        """Seconds before the next ``count`` bytes may go, which then are as good as gone."""
+        """Return the seconds to wait before the next ``count`` bytes, and count them as sent."""
         now = self._now()
         start = max(now, self._free)
         self._free = start + count / self.bytes_per_second
@@ -117,10 +120,10 @@ class Bandwidth:
 
 
 class StagedCheckpointer:
-    """As Checkpointer, but for when write() returns. Use it in a ``with``, or close() it.
+    """A Checkpointer whose write() returns once the rows are copied. Use ``with``, or call close().
 
-    folder: on a local SSD; chunk_bytes: of each of the four buffers; folder_bytes: of all chunks in
-    the folder; bandwidth: of the upload.
+    folder: on a local SSD. chunk_bytes: the size of each of the four buffers. folder_bytes: the
+    limit of all chunks in the folder. bandwidth: the limit of the upload.
     """
 
     def __init__(
@@ -155,16 +158,16 @@ class StagedCheckpointer:
 
     @property
     def resident_chunks_max(self) -> int:
-        """The most buffers that were in use at a time."""
+        """Return the most buffers that were in use at a time."""
         flight = self._flight
         return max(self._resident_max, 0 if flight is None else flight.resident_max)
 
     def write(self, version: int, parts: Mapping[str, bytes] | None = None) -> None:
-        """Returns once all rows are copied; wait() tells when the version is committed.
+        """Copy all rows and return; wait() returns when the version is committed.
 
-        First waits for the version before. Raises what became of that one, if it failed, and then
-        writes nothing; FailedPrecondition when cancelled; IoError of the folder; and what became of
-        this one so far: as Store.write.
+        First wait for the version before this one. If that version failed, raise its error and
+        write nothing. Raise FailedPrecondition when cancelled, IoError for the folder, and the
+        errors of Store.write that have occurred so far.
         """
         held = dict(parts or {})
         with self._turn() as spool, self._flying() as flight:
@@ -178,11 +181,11 @@ class StagedCheckpointer:
             self._fly(flight, spool, said, upload, self._arrange)
 
     def next(self) -> Next:
-        """As Checkpointer.next(), once the version before is there."""
+        """Wait for the version in flight, then return as Checkpointer.next() does."""
         with self._turn(), self._flying() as flight:
             self._store.refresh()  # another rank may be the one that commits
             said = self._said(flight)
-            self._flight = None  # nothing is on its way
+            self._flight = None  # no version is in flight
             return said
 
     def share(
@@ -195,7 +198,7 @@ class StagedCheckpointer:
         *,
         replace_own: bool = False,
     ) -> None:
-        """As write(), of this rank's share (Checkpointer.share); wait() tells when it is there."""
+        """Stage this rank's share (Checkpointer.share); wait() returns when it is written."""
         held = dict(parts or {})
         with self._turn() as spool, self._flying() as flight:
             self._store.refresh()
@@ -217,7 +220,7 @@ class StagedCheckpointer:
             self._fly(flight, spool, said, upload, lambda: None)
 
     def commit(self, version: int) -> None:
-        """Commits, behind the trainer, a version whose shares all ranks have waited for."""
+        """Commit a version in the background, after wait() has returned on all ranks."""
         with self._turn():
             flight = self._flight = Flight([], [])
             flight.start(
@@ -226,7 +229,7 @@ class StagedCheckpointer:
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[Spool]:
-        """Nothing is on its way, and what was has been told."""
+        """Wait until no version is in flight, and raise the error of the last one."""
         if not self._writing.acquire(blocking=False):
             raise FailedPrecondition("a checkpoint is being written: cancel it, or wait for it")
         try:
@@ -237,7 +240,7 @@ class StagedCheckpointer:
 
     @contextlib.contextmanager
     def _flying(self) -> Iterator[Flight]:
-        """From here on cancel() reaches the version; what fails in the block is told there."""
+        """Create a flight that cancel() can stop. The block raises its error; wait() does not."""
         self._buffers = self._buffers or [
             np.empty(self._chunk_bytes, np.uint8).data for _ in range(BUFFERS)
         ]
@@ -265,7 +268,7 @@ class StagedCheckpointer:
         upload: Callable[[Given, Callable[[], None]], Version],
         behind: Callable[[], None],
     ) -> None:
-        """Starts the stages, copies all rows out of the device, and leaves the rest to them."""
+        """Start the stages and copy all rows out of the device; the stages do the rest."""
 
         def to_store() -> None:
             rows = {name: flight.of_table(name) for name in said.tables}
@@ -294,10 +297,10 @@ class StagedCheckpointer:
         self._store.tidy()
 
     def wait(self) -> Version | None:
-        """Until the version on its way is committed (a share: written); returns it, None: none was.
+        """Wait until the version in flight is committed, or a share is written, and return it.
 
-        Raises what became of it where it failed, once. What splitting or merging behind it raised
-        is logged: the version stands.
+        Return None if there was none. If it failed, raise its error, once. An error of splitting or
+        merging behind it is only logged, because the version is committed.
         """
         flight = self._flight
         if flight is None:
@@ -313,16 +316,16 @@ class StagedCheckpointer:
         return flight.made
 
     def cancel(self) -> None:
-        """The version on its way is not to be: write() or wait() raises FailedPrecondition.
+        """Cancel the version in flight: write() or wait() raises FailedPrecondition.
 
-        Does nothing if it is committed.
+        Do nothing if the version is committed.
         """
         flight = self._flight
         if flight is not None:
             flight.fail(FailedPrecondition("the checkpoint was cancelled"))
 
     def close(self) -> None:
-        """Waits for the version on its way, and leaves the folder empty. Raises as wait()."""
+        """Wait for the version in flight, and empty the folder. Raise the errors of wait()."""
         if self._spool is None:
             return
         try:
@@ -397,7 +400,7 @@ class StagedCheckpointer:
             raw = flight.lease("up")
             assert chunk.spooled is not None
             spool.read(chunk.spooled, raw)
-            flight.changed()  # the folder has room
+            flight.changed()  # the folder has space again
             rows = _stored_rows(own, kept, raw, chunk)
             buffer = flight.lease("up")
             encoded = Encoded.from_body(kept, rows, encode(kept, rows, into=buffer))
@@ -409,7 +412,7 @@ class StagedCheckpointer:
     def _paced(
         self, flight: Flight, buffer: memoryview, encoded: Encoded
     ) -> Generator[memoryview, None, None]:
-        """The body, piece by piece as the bandwidth allows; its buffer is free after the last."""
+        """Yield the body in pieces, paced by the bandwidth; free its buffer after the last."""
         for body in encoded.body:
             for start in range(0, len(body), PIECE_BYTES):
                 piece = body[start : start + PIECE_BYTES]
@@ -437,7 +440,7 @@ def _row_bytes(table: Table) -> int:
 
 
 def _reserved_bytes(table: Table) -> int:
-    """What encode() takes beside the rows: names and places of columns, and their paddings."""
+    """Return what encode() needs beside the rows: names and offsets of columns, and padding."""
     two = Rows(
         np.array([0, 2], np.uint64),  # not 0 and 1, or their column would be left out
         {each.name: np.zeros((2, each.width), np.uint8) for each in table.columns},
@@ -446,7 +449,7 @@ def _reserved_bytes(table: Table) -> int:
 
 
 def _rows_in(table: Table, chunk_bytes: int) -> int:
-    """Rows that a buffer holds as they are, and encoded."""
+    """Return the number of rows that fit into a buffer both as copied and as encoded."""
     if chunk_bytes < CHUNK_BYTES_MIN:
         return 0
     return (chunk_bytes - _reserved_bytes(table)) // _row_bytes(table)
@@ -459,7 +462,7 @@ def _bytes_of(table: Table, rows: int) -> int:
 def _views(
     table: Table, buffer: memoryview, rows: int
 ) -> tuple[Keys, dict[str, Floats | Bytes], Mask]:
-    """A buffer's arrays: keys, what Device.copy() fills, and which are deleted."""
+    """Return the arrays in a buffer: keys, the columns for Device.copy(), and the deletions."""
     flat = np.frombuffer(buffer, np.uint8)
     columns: dict[str, Floats | Bytes] = {}
     at = 8 * rows
@@ -474,7 +477,7 @@ def _views(
 
 
 def _stored_rows(own: Table, kept: Table, buffer: memoryview, chunk: Copied) -> Rows:
-    """A chunk as it is stored, in the buffer it was read into."""
+    """Return a chunk's rows as stored, in the buffer that they were read into."""
     keys, columns, deleted = _views(own, buffer, chunk.rows)
     stored = {}
     for was, now in zip(own.columns, kept.columns, strict=True):
@@ -490,7 +493,10 @@ def _stored_rows(own: Table, kept: Table, buffer: memoryview, chunk: Copied) -> 
 def _stored_column(
     table: Table, was: Column, now: Column, keys: Keys, values: Floats | Bytes
 ) -> Bytes:
-    """Row by row a row of ``now`` takes no more than it did: it is written over what was read."""
+    """Return a column as stored, written over the values that were read.
+
+    This is safe because a row of ``now`` never takes more bytes than the same row of ``was``.
+    """
     raw = values.view(np.uint8).reshape(-1)
     out = raw[: len(keys) * now.width].reshape(len(keys), now.width)
     step = max(1, SLICE_VALUES // was.dim)

@@ -1,9 +1,10 @@
-"""What a store holds at one moment, and how one moment follows another. STORE.md.
+"""The contents of a store at one moment, and the change from one state to the next. STORE.md.
 
 Owns:        Chunk, Version, Sealed, Line, State; load(), commit(), obsolete().
-Never does:  rows.
+Never does:  read or write rows.
 Called by:   store.py, policies, the CLI's lists.
-Invariants:  a State and what is in it never change; a change is a new one, made whole or not.
+Invariants:  a State and all objects in it are immutable; a change makes a new State, wholly or not
+             at all.
 """
 
 from __future__ import annotations
@@ -52,21 +53,21 @@ __all__ = [
 ]
 
 FORMAT_NAME: Final = "petps-store"
-FORMAT: Final = 2  # 1: every chunk has keys and a filter
+FORMAT: Final = 2  # in format 1 every chunk has keys and a filter
 STATES_KEPT: Final = 8
-OPEN: Final = 0  # a span's end
-SEALED_CHUNKS: Final = 64  # in a file, at least
+OPEN: Final = 0  # the end of a span that has not ended
+SEALED_CHUNKS: Final = 64  # the least number of chunks in a sealed file
 _STATE: Final = re.compile(r"(\d{20})\.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows of a table in a bundle, and the versions they belong to."""
+    """Rows of a table in a bundle, and the versions that they belong to."""
 
     table: str
     first: int
-    end: int  # OPEN, or the first version they do not belong to
-    layer: int  # 0: of the base; 1: as written; more: merged
+    end: int  # OPEN, or the first version that the rows do not belong to
+    layer: int  # 0: of the base; 1: a delta as written; above: merged
     file: str
     offset: int
     length: int
@@ -76,32 +77,32 @@ class Chunk:
     min_key: int
     max_key: int
     checksum: str  # xxh3-64 of the Arrow stream, 16 hex digits
-    # Where in it the keys, each column and the null mask begin; -1: no keys, no mask.
+    # Offsets in the stream of the keys, each column and the null mask; -1: no keys, no mask.
     layout: tuple[int, ...]
 
     def holds(self, version: int) -> bool:
-        """Whether the version is in its span."""
+        """Return whether the version is in the chunk's span."""
         return self.first <= version and (self.end == OPEN or version < self.end)
 
     @property
     def stop(self) -> int:
-        """Where its Arrow stream ends in the bundle."""
+        """Return the offset in the bundle at which the chunk's Arrow stream ends."""
         return self.offset + self.length
 
     @property
     def keyed(self) -> bool:
-        """Whether it says its keys; else they are min_key and those that follow it."""
+        """Return whether the chunk stores its keys; else they are min_key and the keys after it."""
         return self.layout[0] >= 0
 
     @property
     def open(self) -> bool:
-        """Whether it belongs to versions to come."""
+        """Return whether the chunk belongs to future versions."""
         return self.end == OPEN
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Bytes that ride along with a version."""
+    """Opaque bytes stored with a version."""
 
     file: str
     bytes: int
@@ -115,16 +116,16 @@ class Version:
     version: int
     kind: str
     created_ns: int
-    seconds: float  # from the first byte until it was committed, but for that last write
+    seconds: float  # from the first byte to the last one before the commit
     rows: int
     bytes: int
-    kept: bool = False  # purge leaves it
+    kept: bool = False  # purge does not drop it
     parts: Mapping[str, Part] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """Chunks of a line that have ended, in a file of their own: states to come name that."""
+    """Chunks of a line that have ended, in a file of their own, which future states refer to."""
 
     file: str
     checksum: str  # xxh3-64 of the file, 16 hex digits
@@ -139,23 +140,23 @@ class Line:
     began: int  # the version of its base, which purge may have dropped since
     versions: tuple[Version, ...]
     chunks: tuple[Chunk, ...]
-    tables: Mapping[str, Table]  # as its chunks hold them
-    # version, kind, bytes, seconds; those that were purged too
+    tables: Mapping[str, Table]  # as stored in its chunks
+    # version, kind, bytes, seconds of every version written, also of those that were purged
     written: tuple[tuple[int, str, int, float], ...]
-    sealed: tuple[Sealed, ...] = ()  # which of the chunks need not be said again
+    sealed: tuple[Sealed, ...] = ()  # chunks that the line's own file does not list
 
     @property
     def base_bytes(self) -> int:
-        """Of its base's chunks."""
+        """Return the bytes of the base's chunks."""
         return sum(chunk.length + chunk.bloom_length for chunk in self.chunks if chunk.layer == 0)
 
     def of(self, version: int) -> list[Chunk]:
-        """The chunks of a version, in the order in which they lie over each other."""
+        """Return the chunks of a version, in the order in which they are laid over each other."""
         found = [chunk for chunk in self.chunks if chunk.holds(version)]
         return sorted(found, key=lambda chunk: chunk.first)
 
     def deltas(self) -> list[Chunk]:
-        """Open chunks above the base, in order: IncrCP's Row_0, DECK's living deltas."""
+        """Return the open chunks above the base, in order: IncrCP's Row_0, DECK's living deltas."""
         return sorted(
             (chunk for chunk in self.chunks if chunk.layer > 0 and chunk.open),
             key=lambda chunk: chunk.first,
@@ -164,7 +165,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All of a store."""
+    """Everything that a store holds."""
 
     number: int
     model: str
@@ -173,25 +174,25 @@ class State:
     trash: tuple[str, ...] = ()  # files of earlier states that may be removed
     quantising: Quantising | None = None
     restores: int = 0  # how often a training has resumed from a version
-    rollbacks: int = 0  # how often versions were dropped to go on from an older one
+    rollbacks: int = 0  # how often versions were dropped to continue from an older one
 
     @property
     def line(self) -> Line:
-        """The newest. Raises NotFound."""
+        """Return the newest line. Raise NotFound."""
         if not self.lines:
             raise NotFound("the store has no version yet: write one")
         return self.lines[-1]
 
     def versions(self) -> list[Version]:
-        """All, oldest first."""
+        """Return all versions, oldest first."""
         return [version for line in self.lines for version in line.versions]
 
     def version(self, version: int) -> Version:
-        """One of them. Raises NotFound."""
+        """Return one version. Raise NotFound."""
         return next(each for each in self.line_of(version).versions if each.version == version)
 
     def line_of(self, version: int) -> Line:
-        """Whose version it is. Raises NotFound that names what there is."""
+        """Return the line of a version. Raise NotFound with the versions that exist."""
         for line in self.lines:
             if any(each.version == version for each in line.versions):
                 return line
@@ -200,7 +201,7 @@ class State:
         raise NotFound(f"there is no version {version} in the store; it has {text}")
 
     def files(self) -> set[str]:
-        """All that the state names, lines among them."""
+        """Return all files that the state names, those of lines among them."""
         found = {line.file for line in self.lines}
         for line in self.lines:
             found |= {sealed.file for sealed in line.sealed}
@@ -209,12 +210,12 @@ class State:
         return found
 
     def with_line(self, line: Line) -> State:
-        """The newest line replaced."""
+        """Return a state in which ``line`` replaces the newest line."""
         return replace(self, lines=(*self.lines[:-1], line))
 
 
 def new_name() -> str:
-    """One that no file ever had."""
+    """Return a name that no file has ever had."""
     return uuid.uuid4().hex
 
 
@@ -222,22 +223,22 @@ _CHUNK_FIELDS: Final = tuple(Chunk.__slots__)
 
 
 def signed(values: dict[str, Any]) -> bytes:
-    """Format and values as JSON with its checksum, which is of the text before and a brace."""
+    """Return format and values as JSON, with the checksum of that JSON inserted at its end."""
     named = {"format": f"{FORMAT_NAME}-{FORMAT}", **values}
     text = json.dumps(named, separators=(",", ":")).encode()
     return text[:-1] + f',"checksum":"{xxhash.xxh3_64_hexdigest(text)}"}}'.encode()
 
 
 def _fits(text: bytes, checksum: object) -> bool:
-    """Whether signed() made it."""
+    """Return whether ``text`` is what signed() makes for this checksum."""
     end = f',"checksum":"{checksum}"}}'.encode()
     return text.endswith(end) and xxhash.xxh3_64_hexdigest(text[: -len(end)] + b"}") == checksum
 
 
 def read_signed(files: Files, path: str, checksum: str | None = None) -> dict[str, Any]:
-    """What signed() made; checksum: of the whole file.
+    """Return the values that signed() wrote; checksum: that of the whole file, if known.
 
-    Raises DataLoss, NotFound, Unimplemented for a newer format.
+    Raise DataLoss, NotFound, and Unimplemented for a newer format.
     """
     text = files.read(path)
     where = f"{files.name}/{path}"
@@ -267,9 +268,10 @@ def _chunks_values(chunks: Iterable[Chunk]) -> dict[str, Any]:
 
 
 def _seal(files: Files, line: Line) -> Line:
-    """Puts ended chunks by, once there are many: they change no more, but for purge and the like.
+    """Write the ended chunks to a sealed file of their own, once there are enough of them.
 
-    A file of which a chunk is gone since is named no more, and those that stay are said again.
+    They change no more, except that purge, rollback or compaction may remove one. Then its file is
+    not named any more, and the line's own file lists the remaining chunks again.
     """
     present = {id(chunk) for chunk in line.chunks}
     whole = [each for each in line.sealed if present.issuperset(map(id, each.chunks))]
@@ -283,7 +285,7 @@ def _seal(files: Files, line: Line) -> Line:
 
 
 def _tables_values(tables: Mapping[str, Table]) -> dict[str, Any]:
-    """By table its columns: name, dtype, dim, and the parameters of a quantised one."""
+    """Return the columns by table: name, dtype, dim, and the parameters of a quantised column."""
     return {
         name: [
             [each.name, each.dtype, each.dim, each.quantisation and asdict(each.quantisation)]
@@ -336,14 +338,14 @@ def _line_bytes(line: Line) -> bytes:
 
 
 def write_line(files: Files, line: Line) -> Line:
-    """The line with the file that it was written to."""
+    """Write a line, and return it with the name of its file."""
     line = replace(_seal(files, line), file=f"lines/{new_name()}.json")
     files.write(line.file, [_line_bytes(line)])
     return line
 
 
 def read_line(files: Files, path: str) -> Line:
-    """What write_line() wrote. Raises DataLoss, NotFound."""
+    """Read a line that write_line() wrote. Raise DataLoss, NotFound."""
     values = read_signed(files, path)
     try:
         versions = tuple(
@@ -379,9 +381,10 @@ def _chunks_of(values: Mapping[str, Any]) -> tuple[Chunk, ...]:
 
 
 def load(files: Files) -> State:
-    """The newest state. Raises NotFound where there is no store, and DataLoss."""
+    """Return the newest state. Raise NotFound if there is no store; raise DataLoss."""
     last, missing = -1, None
-    while True:  # while the newest is read or listed, a writer may have made newer ones
+    # Repeat: a writer may commit newer states, and remove old ones, during the listing and reading.
+    while True:
         newest = newest_state(files)
         if newest == last:
             break
@@ -426,10 +429,10 @@ def _state_path(number: int) -> str:
 
 
 def commit(files: Files, before: State | None, after: State) -> State:
-    """Makes ``after`` the state that follows ``before``; returns it as it was written.
+    """Make ``after`` the state that follows ``before``, and return it as written.
 
-    Raises FailedPrecondition when another writer was faster, and IoError; then ``before`` stands,
-    and what was written for ``after`` is named by nobody.
+    Raise FailedPrecondition when another writer was faster; raise IoError. Then ``before`` is still
+    the newest state, and no state names the files written for ``after``.
     """
     number = 1 if before is None else before.number + 1
     old = {line.file: line for line in before.lines} if before else {}
@@ -456,14 +459,17 @@ def commit(files: Files, before: State | None, after: State) -> State:
     try:
         files.create(path, body)
     except AlreadyExists:
-        if files.read(path) != body:  # ours: a try that was repeated had succeeded
+        if files.read(path) != body:  # equal: a retry inside the filesystem found our own file
             raise _overtaken(files, number) from None
     except IoError:
-        # It may stand all the same, and be named to nobody as made.
+        # The state may exist in spite of the error. Remove it, because the caller learns that it
+        # was not committed.
         with contextlib.suppress(PetpsError):
             files.remove(path)
         raise
-    if newest_state(files) > number:  # ours was removed long ago, and could be made anew
+    # Newer states exist: a state of this number existed and was removed long ago, so that
+    # create() could succeed again.
+    if newest_state(files) > number:
         with contextlib.suppress(PetpsError):
             files.remove(path)
         raise _overtaken(files, number)
@@ -478,12 +484,15 @@ def _overtaken(files: Files, number: int) -> FailedPrecondition:
 
 
 def newest_state(files: Files) -> int:
-    """The highest number of a state; 0: there is none."""
+    """Return the highest number of a state; 0: there is none."""
     found = map(_STATE.fullmatch, files.list("states"))
     return max((int(match[1]) for match in found if match), default=0)
 
 
 def obsolete(before: State) -> list[str]:
-    """What nobody needs once the state after ``before`` stands; that one may still be lost."""
+    """Return the files that no reader needs once the state after ``before`` is durable.
+
+    The newest state may still be lost, so the files of ``before`` stay.
+    """
     oldest = before.number - STATES_KEPT + 1
     return [*before.trash, *([_state_path(oldest)] if oldest > 0 else [])]

@@ -1,10 +1,10 @@
 """A checkpoint store: versions are written, restored, split, merged and dropped. STORE.md.
 
-Owns:        Store: what its files mean together.
-Never does:  decide what a version is written as (policy.py), or which rows changed (tracker).
+Owns:        Store: the joint meaning of its files.
+Never does:  decide how a version is written (policy.py), or which rows changed (tracker).
 Called by:   checkpointer.py, policies, cli.
-Invariants:  a version that was committed restores to the same rows until it is dropped; what does
-             not fit its checksum is given to nobody; a failed call leaves the store as it was.
+Invariants:  a committed version restores to the same rows until it is dropped; data that does not
+             match its checksum is never returned; a failed call leaves the store as it was.
 Threads:     one thread writes; restores may run in others.
 """
 
@@ -54,22 +54,22 @@ BASE: Final = "base"
 DELTA: Final = "delta"
 DIFFERENCE: Final = "difference"
 KINDS: Final = (BASE, DELTA, DIFFERENCE)
-# Files that no state names are removed by purge once nobody can still be writing them.
+# Purge removes an unnamed file only above this age: no process can still be writing it.
 LEFTOVER_SECONDS: Final = 3600.0
-# Sparse bundles are written anew once that much is named in them together.
+# Sparse bundles are rewritten once their named chunks have this many bytes together.
 COMPACT_BYTES: Final = 1 << 20
 MAX_VERSION: Final = (1 << 64) - 1
 
 
 class Store:
-    """The newest state of a store, and changes of it."""
+    """A checkpoint store, at the newest state that this object knows."""
 
     def __init__(self, files: Files, state: State) -> None:
         self._files = files
         self._state = state
         self._sizes: dict[str, int] = {}
-        self._obsolete: list[str] = []  # see tidy()
-        self._mutex = threading.Lock()  # of _state, which restores in other threads refresh
+        self._obsolete: list[str] = []  # files that tidy() removes
+        self._mutex = threading.Lock()  # guards _state, which restores in other threads refresh
         self.reader = Reader(files)
 
     @classmethod
@@ -80,9 +80,10 @@ class Store:
         tables: Sequence[Table],
         quantising: Quantising | None = None,
     ) -> Store:
-        """Makes one. Raises AlreadyExists where a store is, InvalidArgument.
+        """Create a store. Raise AlreadyExists if one exists here; raise InvalidArgument.
 
-        tables: as the trainer has them; ``quantising``: what a Checkpointer stores them for.
+        tables: as the trainer has them. ``quantising``: what a Checkpointer quantises lines for
+        (None: store rows as they are).
         """
         files = open_files(url) if isinstance(url, str | Path) else url
         check_name("model", model)
@@ -96,29 +97,29 @@ class Store:
 
     @classmethod
     def open(cls, url: str | Path | Files) -> Store:
-        """Raises NotFound where none is, DataLoss, Unimplemented for a newer format."""
+        """Open a store. Raise NotFound if none exists, DataLoss, Unimplemented (newer format)."""
         files = open_files(url) if isinstance(url, str | Path) else url
         return cls(files, load(files))
 
     @property
     def name(self) -> str:
-        """What to call it in messages."""
+        """Return the name for messages."""
         return self._files.name
 
     @property
     def files(self) -> Files:
-        """Where it is."""
+        """Return the files of the store."""
         return self._files
 
     @property
     def state(self) -> State:
-        """What this object knows; refresh() reads it anew."""
+        """Return the state that this object knows; refresh() reads the newest one."""
         return self._state
 
     def refresh(self) -> State:
-        """The newest state, which another process may have written."""
+        """Load the newest state, which another process may have written, and return it."""
         found = load(self._files)
-        with self._mutex:  # a change may have been committed meanwhile
+        with self._mutex:  # a change may have been committed since load()
             if found.number > self._state.number:
                 self._state = found
             return self._state
@@ -135,16 +136,17 @@ class Store:
         parts: Mapping[str, bytes] | None = None,
         goes_on: Callable[[], None] = lambda: None,
     ) -> Version:
-        """Writes a version and commits it.
+        """Write a version and commit it.
 
-        rows: of each table, whole or in pieces whose keys ascend from piece to piece, so that no
-        more than one is in memory. kind: BASE has every row; DELTA those changed since the newest
-        version, DIFFERENCE since the line's base, deletions among them. tables: as the rows of a
-        BASE are stored (as the trainer has them); others are stored as their line. parts: opaque,
-        by name.
-        goes_on: called before each piece; what it raises cancels the version.
-        Raises InvalidArgument, FailedPrecondition (another writer), IoError; then there is no such
-        version, and the store is as it was.
+        rows: by table, all at once or in pieces whose keys ascend from piece to piece, so that only
+        one piece is in memory. kind: BASE has every row; DELTA has the rows changed or deleted
+        since the newest version; DIFFERENCE has those since the line's base. tables: how the rows
+        of a BASE are stored (None: as the trainer has them); a DELTA or DIFFERENCE is stored as its
+        line is. parts: opaque bytes, by name. goes_on: called before each piece; an error that it
+        raises cancels the version.
+
+        Raise InvalidArgument, FailedPrecondition (another writer), IoError. Then the version does
+        not exist, and the store is as it was.
         """
         before = self._state
         written = self.write_data(
@@ -163,7 +165,7 @@ class Store:
         parts: Mapping[str, bytes] | None = None,
         goes_on: Callable[[], None] = lambda: None,
     ) -> Line:
-        """As write(), without the commit: what add() takes, a line of this version alone."""
+        """Write a version without a commit. Return a line of this version alone, for add()."""
         began = time.monotonic()
         self._check_new(version, rows, kind)
         if kind != BASE:
@@ -193,14 +195,14 @@ class Store:
         return Line("", version, (made,), tuple(chunks), tables, (written,))
 
     def add(self, new: Line, before: State) -> None:
-        """Commits a version that write_data() wrote above the newest one of ``before``."""
+        """Commit a version that write_data() wrote above the newest version of ``before``."""
         (made,) = new.versions
         if made.kind == BASE:
             self._commit(before, replace(before, lines=(*before.lines, new)))
             return
         line = before.line
         older = line.chunks
-        if made.kind == DIFFERENCE:  # it says anew all that the last one did
+        if made.kind == DIFFERENCE:  # it repeats every row of the last difference
             older = tuple(
                 replace(each, end=made.version) if each.layer > 0 and each.open else each
                 for each in older
@@ -242,7 +244,8 @@ class Store:
         return chunks
 
     def _commit(self, before: State, after: State) -> None:
-        # Of the state that was changed: another thread's restore may have read a newer one since.
+        # Commit against ``before``, from which ``after`` was made: a restore in another thread may
+        # have loaded a newer state since. Then the commit must fail.
         made = commit(self._files, before, after)
         with self._mutex:
             self._state = made
@@ -253,10 +256,10 @@ class Store:
         self._sizes = {path: size for path, size in self._sizes.items() if path in files}
 
     def tidy(self) -> None:
-        """Removes what nobody needs any more now, and not with the next change."""
+        """Remove files that no reader needs any more, now instead of with the next change."""
         paths, self._obsolete = self._obsolete, []
         for path in paths:
-            with contextlib.suppress(PetpsError):  # purge removes what is left over
+            with contextlib.suppress(PetpsError):  # purge removes files that stay behind
                 self._files.remove(path)
 
     def rearrange(
@@ -268,11 +271,12 @@ class Store:
         ended: Sequence[Chunk] = (),
         end: int = OPEN,
     ) -> None:
-        """Of the newest line, in one state: chunks that are gone, and bundles that stand for them.
+        """Replace chunks of the newest line by other chunks, in one state.
 
-        ``written`` are bundles' chunks that are in the store already; ``ended`` stay, up to version
-        ``end``. Bundles of which less than half is named by now are written anew. Who calls sees to
-        it that every version is what it was.
+        Remove the chunks ``gone``. Write ``bundles`` and add their chunks. Add ``written``: chunks
+        of bundles that are in the store already. End the chunks ``ended`` at version ``end``.
+        Rewrite bundles of which less than half is still named. The caller must not change the
+        rows of any version.
         """
         before = self._state
         new = [chunk for bundle in bundles for chunk in self._write_bundle(bundle)]
@@ -288,7 +292,7 @@ class Store:
         self._commit(before, before.with_line(line))
 
     def _compact(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Copies what is named of sparse bundles into one."""
+        """Copy the named chunks of sparse bundles into one bundle, and return all chunks."""
         named: dict[str, int] = {}
         for chunk in chunks:
             named[chunk.file] = named.get(chunk.file, 0) + chunk.length + chunk.bloom_length
@@ -312,10 +316,10 @@ class Store:
     def restore(
         self, version: int | None = None, tables: Sequence[str] | None = None
     ) -> dict[str, Rows]:
-        """The rows of a version (the newest), by table: ascending keys, nothing deleted.
+        """Return the rows of a version (None: the newest), by table: ascending keys, no deletions.
 
-        Raises NotFound for a version or table that is not there, DataLoss for files that are
-        missing, cut or altered: it names them, and the newest version that does without.
+        Raise NotFound for an unknown version or table. Raise DataLoss for files that are missing,
+        cut or altered; it names them, and the newest version that does not need them.
         """
         chosen = self._state.line.versions[-1].version if version is None else version
         layers = self.layers(chosen, tables)
@@ -323,40 +327,40 @@ class Store:
         return {name: lay_over(stored[name], layers[name], keep_deleted=False) for name in layers}
 
     def resume(self, version: int | None = None) -> dict[str, Rows]:
-        """As restore(), for a training that goes on from there, and count_restore().
+        """Restore a version for a training that continues from it, and count the restore.
 
-        Of a training's ranks one says so; the others restore().
+        If a training has several ranks, one rank calls this and the others call restore().
         """
         found = self.restore(version)
         self.count_restore()
         return found
 
     def count_restore(self) -> None:
-        """A training goes on from a version's rows. Durable.
+        """Count that a training continues from a version's rows. Durable.
 
-        Once that was done more often than was expected of a quantised store, the next version is a
-        base of 8 bits. Raises FailedPrecondition where another writer is at work, IoError.
+        Once the count exceeds the expected restores of a quantised store, the next version is a
+        base of 8 bits. Raise FailedPrecondition for another writer; raise IoError.
         """
         before = self._state
         self._commit(before, replace(before, restores=before.restores + 1))
 
     def expect(self, quantising: Quantising | None) -> None:
-        """Says anew what lines are quantised for, from the next base on; None: kept whole."""
+        """Set what lines are quantised for, from the next base on; None: not quantised."""
         before = self._state
         self._commit(before, replace(before, quantising=quantising))
 
     def tables_of(self, version: int | None = None) -> Mapping[str, Table]:
-        """How a version's rows are stored (the newest line's): whose Column.values() reads them."""
+        """Return the tables of a version (None: the newest line); Column.values() decodes rows."""
         line = self._state.line if version is None else self._state.line_of(version)
         return line.tables
 
     def pieces(self, table: str, version: int | None = None) -> Iterator[Rows]:
-        """restore() of one table, piece by piece in the order of keys.
+        """Yield the rows of restore() for one table, in pieces in the order of keys.
 
-        In memory is no more than what was written above the base, four of its chunks, which are
-        read side by side (of a base that ranks wrote: four of each rank), and the piece that is
-        laid, twice. Raises as restore() does, and NotFound once the version was rolled back, be
-        there another of its number or not.
+        It holds in memory the chunks above the base, four chunks of the base, which it reads in
+        parallel (four of each rank, if ranks wrote the base), and the piece being built, twice.
+        Raise the errors of restore(), and NotFound if the version was rolled back, even if another
+        version has its number now.
         """
         self._check_tables([table])
         chosen = self._state.line.versions[-1].version if version is None else version
@@ -370,12 +374,12 @@ class Store:
                 for rows, after in self._windows(state.line_of(chosen), chosen, table, start):
                     yield rows
                     start = after
-                    del rows  # not held while the next one is laid
+                    del rows  # free it before the next piece is built
             except DataLoss as error:
                 if self.refresh().number == state.number:
                     needed = state.line_of(chosen).of(chosen)
                     raise DataLoss(f"version {chosen}: {error}; {offer(self, needed)}") from error
-                # Split or merged meanwhile: on from where it was.
+                # The chunks were split or merged since: continue at ``start`` with the new state.
 
     def _entry(self, version: int) -> Version:
         line = self._state.line_of(version)
@@ -384,7 +388,7 @@ class Store:
     def _windows(
         self, line: Line, version: int, table: str, start: int
     ) -> Iterator[tuple[Rows, int | None]]:
-        """Pieces of the keys from ``start`` on, each with where the next one begins (None: none).
+        """Yield pieces of the keys from ``start`` on, each with the start of the next (None: last).
 
         A piece ends where the next chunk of the base begins.
         """
@@ -403,14 +407,14 @@ class Store:
             begun, base = base[:reach], base[reach:]
             windows.append((stop, [each for each in begun if each.max_key >= start]))
         reads = self.reader.read_ahead([begun for _, begun in windows], line.tables)
-        held: list[tuple[Chunk, Rows]] = []  # of several ranks' chunks some overlap
+        held: list[tuple[Chunk, Rows]] = []  # chunks of several ranks may overlap
         for (stop, begun), read in zip(windows, reads, strict=True):
             held = [each for each in held if each[0].max_key >= start]
             held += zip(begun, read, strict=True)
             layers = [*(rows for _, rows in held), *above]
             cut = [rows.between(start, stop) for rows in layers]
             yield lay_over(line.tables[table], cut, keep_deleted=False), stop
-            del read, layers, cut  # not held while the next one is awaited
+            del read, layers, cut  # free them before the wait for the next chunks
             start = stop or 0
 
     def _check_tables(self, names: Sequence[str]) -> None:
@@ -426,7 +430,7 @@ class Store:
         *,
         above_base: bool = False,
     ) -> dict[str, list[Rows]]:
-        """The chunks of a version by table, read, in the order in which they are laid over."""
+        """Return the rows of a version's chunks, by table, in the order to lay them over."""
         while True:
             state = self._state
             chosen = state.line.versions[-1].version if version is None else version
@@ -442,7 +446,7 @@ class Store:
                 rows = self.read(chunks, line.tables)
             except DataLoss as error:
                 if self.refresh().number != state.number:
-                    continue  # split or merged meanwhile
+                    continue  # the chunks were split or merged since
                 raise DataLoss(f"version {chosen}: {error}; {offer(self, chunks)}") from error
             found: dict[str, list[Rows]] = {name: [] for name in names}
             for chunk, read in zip(chunks, rows, strict=True):
@@ -452,16 +456,16 @@ class Store:
     def read(
         self, chunks: Sequence[Chunk], tables: Mapping[str, Table] | None = None
     ) -> list[Rows]:
-        """The rows of chunks of a line with those tables (the newest). Raises DataLoss.
+        """Return the rows of chunks that are stored as ``tables`` (None: as the newest line's).
 
-        It names file and offset.
+        Raise DataLoss that names file and offset.
         """
         if tables is None:
             tables = self._state.line.tables
         return self.reader.read(chunks, tables)
 
     def part(self, version: int, name: str) -> bytes:
-        """What rode along. Raises NotFound, DataLoss."""
+        """Return a part of a version. Raise NotFound, DataLoss."""
         parts = self._state.version(version).parts
         if name not in parts:
             raise NotFound(f"version {version} has no part {name!r}; it has: {', '.join(parts)}")
@@ -477,7 +481,7 @@ class Store:
     # ---- dropping ----
 
     def keep(self, version: int, kept: bool = True) -> None:
-        """Marks a version that purge leaves: to go back to when corruption is noticed late."""
+        """Set or clear the mark that makes purge leave a version, in case corruption shows late."""
         before = self._state
         line = before.line_of(version)
         versions = tuple(
@@ -488,9 +492,10 @@ class Store:
         self._commit(before, replace(before, lines=lines))
 
     def purge(self, newest: int) -> list[int]:
-        """Drops all versions but the ``newest`` so many and those that are kept; returns which.
+        """Delete all versions except the last ``newest`` and those marked kept; return the deleted.
 
-        What a version that stays needs stays. Also removes files that no state names, an hour old.
+        Chunks that a remaining version needs stay. Also remove files at least an hour old that no
+        state names.
         """
         if newest < 1:
             raise InvalidArgument("purge leaves at least the newest version")
@@ -519,8 +524,8 @@ class Store:
         return gone
 
     def _sweep(self) -> None:
-        # Shares first: without its share nobody commits the rest. And listed before the state is
-        # read: what it does not name then, no newer one does either, unless it is young.
+        # Shares first: without its share no rank commits the rest. List before the state is read: a
+        # file that this state does not name is named by no newer state either, unless it is young.
         folders = {name: self._files.list(name) for name in ("shares", "lines", "parts", "data")}
         state = self.refresh()
         named = state.files() | set(state.trash)
@@ -530,7 +535,7 @@ class Store:
                     self._files.remove(f"{folder}/{name}")
 
     def rollback(self, version: int) -> list[int]:
-        """Drops what is newer than a version, which is the newest then; returns which."""
+        """Drop all versions newer than ``version`` and return their numbers."""
         before = self._state
         line = before.line_of(version)
         gone = [each.version for each in before.versions() if each.version > version]
@@ -548,10 +553,10 @@ class Store:
             self._commit(before, after)
         return gone
 
-    # ---- looking ----
+    # ---- inspecting ----
 
     def stored_bytes(self, *, base: bool = True) -> int:
-        """Bytes of data files, as they are on the disk; base: with those that hold base chunks."""
+        """Return the bytes of data files on disk; base: include files that hold base chunks."""
         files: dict[str, bool] = {}
         for line in self._state.lines:
             for chunk in line.chunks:
@@ -559,8 +564,8 @@ class Store:
         return sum(self._files.size(path) for path, of_base in files.items() if base or not of_base)
 
     def verify(self) -> list[str]:
-        """Reads all of it; what is wrong, and what is lost by it, in words.
+        """Read the whole store; return texts of what is wrong and which versions are lost by it.
 
-        Empty: every version restores.
+        An empty list says that every version can be restored.
         """
         return verify(self)

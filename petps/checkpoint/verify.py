@@ -1,4 +1,4 @@
-"""What of a store is damaged, what is lost by it, and which version does without. STORE.md.
+"""Verification: damage in a store, the versions lost by it, and the newest whole one. STORE.md.
 
 Owns:        verify(), offer().
 Never does:  repair, drop.
@@ -64,7 +64,7 @@ def _wrong(store: Store, line: Line, chunk: Chunk) -> list[str]:
 
 
 def _lost(store: Store, damaged: Iterable[Chunk], parts: set[int]) -> list[str]:
-    """Which versions need what is damaged, and the newest that does not."""
+    """Return which versions need the damaged chunks or parts, and the newest that does not."""
     versions = [each.version for each in store.state.versions()]
     bad = set(damaged)
     lost = {
@@ -84,7 +84,7 @@ def _lost(store: Store, damaged: Iterable[Chunk], parts: set[int]) -> list[str]:
 
 
 def _listed(versions: Sequence[int], chosen: set[int]) -> str:
-    """Neighbours together: "versions 2, 5 to 9"."""
+    """Return the chosen versions as text, with neighbours joined: "versions 2, 5 to 9"."""
     runs: list[list[int]] = []
     for before, version in zip([None, *versions], versions, strict=False):
         if version in chosen:
@@ -97,7 +97,7 @@ def _listed(versions: Sequence[int], chosen: set[int]) -> str:
 
 
 def offer(store: Store, needed: Sequence[Chunk]) -> str:
-    """The newest version that needs none of the files that are damaged."""
+    """Return the newest version that needs none of the damaged files, as text for an error."""
     bad = {chunk.file for chunk in needed if not store.reader.is_whole(chunk)}
     for line in reversed(store.state.lines):
         for version in reversed(line.versions):

@@ -1,4 +1,4 @@
-"""Where a log ends: what a publisher without a saved position may continue from."""
+"""The end of a log, from which a publisher without a saved position may continue."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["end_of"]
 
 
 def end_of(log: DeltaLog, model: str) -> Position | None:
-    """The position for a continue marker at the log's end; None for an empty log.
+    """Return the position for a continue marker at the log's end; None for an empty log.
 
-    Errors: FailedPrecondition when its partitions end in different runs (a publisher died while it
-    began one): only a base can go on from there. InvalidArgument when it is another model's.
+    Errors: FailedPrecondition if the partitions end in different runs, because a publisher died
+    while it began one; then only a base can follow. InvalidArgument if the log is of another model.
     """
     last = log.last_messages(range(log.partitions))
     headers = [read_header(message) for message in last.values()]

@@ -1,12 +1,12 @@
-"""HugeCTR HPS's Kafka messages as a source: a delta log of ours is made of them.
+"""Kafka messages of HugeCTR HPS as a source for our delta log.
 
-One message is the signature "HCTR" (four bytes), value_size u32, then {key, value[value_size]} over
-and over, all little-endian; a key is 4 or 8 bytes, a value float32[dim]. Topic
-``hps_et.<model>.<table>``. There is no seq, version, checksum or delete in it, so nothing is
-believed but what fits exactly: every other message is counted by its fault and passed over.
+A message is the signature "HCTR" (four bytes), value_size u32, then {key, value[value_size]},
+repeated; all numbers are little-endian. A key is 4 or 8 bytes, a value float32[dim]. The topic is
+``hps_et.<model>.<table>``. A message has no seq, version, checksum or deletion. So only messages
+that fit the format exactly are accepted; every other message is counted by its fault and skipped.
 
-A version is committed every ``version_seconds``; the positions in the topics are written to a file
-after it, so that a bridge that was killed reads again, in order, what is not in a version yet.
+A version is committed every ``version_seconds``. After it, the positions in the topics are written
+to a file. So a bridge that was killed reads again, in order, what is not in a version yet.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ STATE_FORMAT: Final = "petps-hps-positions-1"
 def decode_hps(
     body: bytes | memoryview, dim: int, key_bytes: int
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
-    """keys: uint64[n], rows: float32[n, dim]; of a header alone, none. Raises DeltaError.
+    """Return keys uint64[n] and rows float32[n, dim]; n is 0 for a header alone. Raise DeltaError.
 
-    A key of 8 bytes is the same 64 bits (HPS calls them signed).
+    A key of 8 bytes keeps its 64 bits (HPS treats them as signed).
     """
     if len(body) < HEADER.size:
         raise DeltaError(Fault.TOO_SHORT, f"{len(body)} bytes, a header has {HEADER.size}")
@@ -71,7 +71,7 @@ def decode_hps(
 
 @dataclass
 class HpsCounts:
-    """What a source has read. ``lost``: messages that retention removed before they were read."""
+    """Counts of what a source has read. ``lost``: messages that retention removed before."""
 
     messages: int = 0
     rows: int = 0
@@ -81,11 +81,12 @@ class HpsCounts:
 
 
 class HpsSource:
-    """Reads the topics of a model's tables from where ``state`` says, and publishes their rows.
+    """Reader of the topics of a model's tables, which publishes their rows.
 
-    brokers: host:port[,host:port]. The publisher's run has begun. ``state`` is a file; without one
-    the topics are read from their beginning, as HPS does. Errors of Kafka and of the publisher come
-    out of run(): a new source with a new publisher goes on from the file.
+    brokers: host:port[,host:port]. publisher: its run has begun. state: a file with the positions
+    to begin at; if it does not exist, the topics are read from their beginning, as HPS does. run()
+    raises the errors of Kafka and of the publisher; a new source with a new publisher continues
+    from the file.
     """
 
     def __init__(
@@ -109,12 +110,12 @@ class HpsSource:
         self._state = state
         self._key_bytes = key_bytes
         self._version_seconds = version_seconds
-        # These messages have no checksum of their own.
+        # HPS messages have no checksum of their own.
         self._options = {"check.crcs": True, **(options or {})}
         self.counts = HpsCounts()
 
     def run(self, stopped: Callable[[], bool], *, once: bool = False) -> HpsCounts:
-        """Until ``stopped``, or ``once``: until what the topics hold now is in a version."""
+        """Read until ``stopped()``; ``once``: until a version has all that the topics hold now."""
         with ExitStack() as stack:
             saved = _read_state(self._state)
             readers = {}
@@ -154,7 +155,7 @@ class HpsSource:
                     return self.counts
 
     def _take(self, table: str, event: Event) -> int | None:
-        """Publishes a message's rows; where to read on, if not behind it."""
+        """Publish a message's rows. Return the offset to read next; None: the next message."""
         if isinstance(event, Lost):
             start = min(event.start, event.end)
             self.counts.lost += max(0, event.start - event.offset)
@@ -182,7 +183,7 @@ class HpsSource:
                 )
             self.counts.refused[name] = self.counts.refused.get(name, 0) + 1
             return None
-        if len(keys):  # a header alone is HPS's beacon
+        if len(keys):  # HPS sends a header alone as a beacon
             self._publisher.publish(table, keys, rows)
             self.counts.rows += len(keys)
         return None

@@ -1,4 +1,4 @@
-"""Publisher: a trainer's side of a delta log. See petps/publish/__init__.py."""
+"""The publisher: a trainer's side of a delta log. See petps/publish/__init__.py."""
 
 from __future__ import annotations
 
@@ -38,28 +38,29 @@ __all__ = ["Position", "Publisher"]
 Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
-# Rows and bytes handled at a time: bounds the memory of a publish() whatever its size.
+# Rows and bytes handled at a time; they bound the memory of a publish() of any size.
 BLOCK_ROWS: Final = 1 << 18
 BLOCK_BYTES: Final = 64 << 20
-FINITE_VALUES: Final = 1 << 18  # checked at a time, while they are in the cache
+FINITE_VALUES: Final = 1 << 18  # checked at a time, so that they stay in the cache
 MIN_CHUNK_BYTES: Final = 16 << 10
 
 
 class Publisher:
-    """Writes the rows that a trainer changed to a delta log, in order and exactly once in effect.
+    """Writer of a trainer's changed rows to a delta log, in order and with an exactly-once effect.
 
-    A run begins with begin_base() or begin_continue(); then publish() as often as wanted, and
-    commit() when what was published makes a version. ``run`` must be above every earlier run of the
-    model: without one, the clock's milliseconds, or one more than the newest run in the log.
-    ``publisher_id`` tells two trainers that took the same run apart. Memory is bounded by one block
-    (BLOCK_ROWS, BLOCK_BYTES) and one chunk. Threads: calls are serialised.
+    A run begins with begin_base() or begin_continue(). Then call publish() any number of times, and
+    commit() when the published rows make a version. ``run`` must be above every earlier run of the
+    model; None: the clock's milliseconds, or one more than the newest run in the log if that is
+    higher. ``publisher_id`` tells apart two trainers that took the same run. Memory is bounded by
+    one block (BLOCK_ROWS, BLOCK_BYTES) and one chunk. Threads: calls are serialised.
 
-    An error of the log reaches the caller, and ends the run: what was written since the last commit
-    is unknown. Go on with a new Publisher and a base or a continue marker.
+    An error of the log reaches the caller and ends the run, because it is unknown which records
+    since the last commit are in the log. Continue with a new Publisher and a base or a continue
+    marker.
 
-    own: the partitions that this one writes, where several workers publish one run, each its own
-    (None: all). They take the same ``run``, begin it alike, and commit() behind a barrier, at which
-    each has called flush(), with what all of them counted().
+    own: the partitions that this publisher writes, if several workers publish one run (None: all).
+    Each worker has its own partitions. All take the same ``run`` and begin it in the same way. They
+    commit() behind a barrier, before which each has called flush(), with the counted() of all.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Publisher:
         self._model = model
         self._tables = {schema.name: schema for schema in schemas}
         self._chunk_bytes = chunk_bytes
-        # Rows of one chunk are gathered here: fresh memory each time costs as much as the copy.
+        # Reused for the rows of each chunk: fresh memory each time costs as much as the copy.
         self._gathered = np.empty(chunk_bytes, np.uint8)
         self._allow_not_finite = allow_not_finite
         self._publisher = publisher_id or uuid.uuid4().hex
@@ -119,21 +120,21 @@ class Publisher:
 
     @property
     def run(self) -> int:
-        """This run's number."""
+        """Return this run's number."""
         return self._run
 
     @property
     def publisher_id(self) -> str:
-        """This publisher's id."""
+        """Return this publisher's id."""
         return self._publisher
 
     @property
     def version(self) -> int:
-        """The last version committed; before the first commit of this run, the log's last."""
+        """Return the last version committed; before this run's first commit, the log's last one."""
         return self._version
 
     def position(self) -> Position:
-        """What to save beside the trainer's state, for begin_continue() of the next run."""
+        """Return what to save beside the trainer's state, for begin_continue() of the next run."""
         with self._mutex:
             return Position(self._run, tuple(self._seqs), self._version, self._instance)
 
@@ -145,12 +146,12 @@ class Publisher:
         step: int = 0,
         instance: str | None = None,
     ) -> None:
-        """Begins the run: servers become equal to the base at ``location``, then follow.
+        """Begin the run: servers become equal to the base at ``location``, then follow the run.
 
-        ``instance`` (``model@name``): they load the base into tables of its own, beside those that
-        are served, and switch to it; None: into the tables that the runs before fed.
-        ``version`` is the base's, above every version in the log (None: one more than the last):
-        even a base of an older state is something that no server has served before.
+        ``instance`` (``model@name``): servers load the base into new tables of that instance,
+        beside those that they serve, and then switch to it. None: into the tables of the earlier
+        runs. ``version`` is the base's, above every version in the log (None: one more than the
+        last). This holds for a base of an older state too, because no server has served it before.
         """
         with self._mutex:
             if self._begun:
@@ -166,7 +167,7 @@ class Publisher:
             self._instance = instance
 
     def base(self, location: str) -> None:
-        """Says, within a run, that the base at ``location`` holds everything published so far."""
+        """Record, within a run, that the base at ``location`` holds everything published so far."""
         with self._mutex:
             self._check_begun()
             self._write_base(location, self._version, None)
@@ -183,9 +184,9 @@ class Publisher:
         self._begun = True
 
     def begin_continue(self, position: Position | None) -> None:
-        """Begins the run: it goes on from ``position``, saved with the state the trainer restored.
+        """Begin the run at ``position``, which was saved with the state that the trainer restored.
 
-        None: the trainer's state holds what the servers' tables were loaded with, and no delta.
+        None: the trainer's state is what the servers' tables were loaded with, and no delta.
         Servers that applied more than the position, or less, mark themselves stale.
         """
         partitions = self._log.partitions
@@ -220,11 +221,12 @@ class Publisher:
         *,
         step: int | None = None,
     ) -> int:
-        """Appends rows and deletions of one table; returns the number of messages.
+        """Append rows and deletions of one table; return the number of messages.
 
-        keys: integers[n] of 0 to 2**64 - 1; rows: float32[n, dim], or uint8[n, row_bytes] as
-        stored, or None when all are deletions; deleted: bool[n], whose rows are ignored. Of a key
-        that stands several times the last one counts. Durable, and visible, with commit().
+        keys: integers[n] of 0 to 2**64 - 1. rows: float32[n, dim], or uint8[n, row_bytes] as
+        stored, or None if all keys are deletions. deleted: bool[n]; the rows of deleted keys are
+        ignored. If a key occurs several times, its last row counts. The rows are durable and
+        visible after commit().
         """
         with self._mutex:
             self._check_begun()
@@ -240,14 +242,14 @@ class Publisher:
             return messages
 
     def flush(self) -> None:
-        """Returns once the log has acknowledged all that was published."""
+        """Wait until the log has acknowledged everything published."""
         with self._mutex:
             self._check_begun()
             with self._failing():
                 self._log.flush()
 
     def counted(self) -> dict[str, int]:
-        """Rows published since the last commit, by table."""
+        """Return the rows published since the last commit, by table."""
         with self._mutex:
             return {name: sum(counts) for name, counts in self._counts.items()}
 
@@ -259,11 +261,11 @@ class Publisher:
         *,
         everywhere: Mapping[str, int] | None = None,
     ) -> int:
-        """Makes what was published a version, in its partitions; returns it. Durable on return.
+        """Make the published rows a version, in this publisher's partitions; return the version.
 
-        ``version`` grows over all runs of a model (None: one more than the last); ``dense`` names
-        where the version's dense weights are; ``everywhere``: rows by table that all workers
-        published (None: this one is alone).
+        Durable on return. ``version`` grows over all runs of a model (None: one more than the
+        last). ``dense`` says where the version's dense weights are. ``everywhere``: rows by table
+        that all workers published (None: this publisher is the only one).
         """
         with self._mutex:
             self._check_begun()
@@ -272,7 +274,7 @@ class Publisher:
             if step is not None:
                 self._step = step
             with self._failing():
-                # Rows first: a commit must never stand in a log that misses its rows.
+                # Rows first: a log must never hold a commit without its rows.
                 self._log.flush()
                 totals = everywhere
                 if totals is None:
@@ -353,7 +355,7 @@ class Publisher:
     def _publish_block(
         self, schema: TableSchema, keys: Keys, rows: Rows, deleted: Mask | None
     ) -> int:
-        # 16 bits hold MAX_PARTITIONS, and are sorted by radix.
+        # uint16 holds MAX_PARTITIONS, and numpy sorts it by radix.
         partitions = partition_of(keys, self._log.partitions).astype(np.uint16)
         order = np.argsort(partitions, kind="stable")
         bounds = np.searchsorted(partitions[order], np.arange(self._log.partitions + 1))
@@ -427,12 +429,12 @@ class Publisher:
         return _Failing(self)
 
     def fail(self, reason: str) -> None:
-        """Ends the run: every later call raises FailedPrecondition with the reason."""
+        """End the run: every later call raises FailedPrecondition with the reason."""
         self._failed = reason
 
 
 class _Failing:
-    """Whatever leaves this block ends the run: its seqs are no longer known to be in the log."""
+    """A block in which any error ends the run: its seqs may or may not be in the log."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
@@ -446,16 +448,16 @@ class _Failing:
 
 
 def _newest(log: DeltaLog) -> tuple[int, int, bool]:
-    """(highest run, highest version already taken) among the log's last messages.
+    """Return (highest run, highest version taken, emptied) from the log's last messages.
 
-    And whether there were messages once, and none of ours is left.
+    emptied: the log once had messages, and none of ours is left.
     """
     run = version = 0
     for message in log.last_messages(range(log.partitions)).values():
         try:
             header = read_header(message)
         except DeltaError:
-            continue  # not ours: ingest will say so
+            continue  # not a message of ours; ingest reports it
         run = max(run, header.run)
         complete = header.kind in (Kind.COMMIT, Kind.BASE)
         version = max(version, header.version if complete else header.version - 1)
@@ -502,7 +504,7 @@ def _check_finite(
 def _blocks(
     keys: Keys, rows: npt.NDArray[Any] | None, deleted: Mask | None, schema: TableSchema
 ) -> Iterator[tuple[Keys, Rows, Mask | None]]:
-    """Blocks of stored rows, of each key the last one, in the order given."""
+    """Yield blocks of stored rows, with the last row of each key, in the order given."""
     newest = _newest_of_each(keys)
     n = len(keys) if newest is None else len(newest)
     step = max(1, min(BLOCK_ROWS, BLOCK_BYTES // schema.row_bytes))
@@ -519,7 +521,7 @@ def _blocks(
 
 
 def _newest_of_each(keys: Keys) -> npt.NDArray[np.intp] | None:
-    """Positions of the last occurrence of each key, ascending; None when no key repeats."""
+    """Return the positions of each key's last occurrence, ascending; None if no key repeats."""
     ordered = np.sort(keys)
     if not (ordered[1:] == ordered[:-1]).any():
         return None

@@ -1,6 +1,6 @@
-"""Sets of ids of one table: as they came, as bits, or in a file. TRACKER.md, "Two stores".
+"""Sets of ids of one table: as ids, as bits, or in a file. TRACKER.md, "Two stores".
 
-Owns:        Touched, IdSet, BitSet; distinct(), union(), the choice between the two.
+Owns:        Touched, IdSet, BitSet; distinct(), union(), the choice between ids and bits.
 Never does:  know segments or tenants; lock.
 Called by:   tracker.py, spill.py.
 """
@@ -31,24 +31,24 @@ __all__ = [
 Ids = npt.NDArray[np.uint64]
 State = npt.NDArray[Any]
 Keep = Literal["first", "last"]
-# Bits are widened to bytes this many at a time.
+# Bytes of bits that are expanded at a time.
 BLOCK_BYTES: Final = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """ids: uint64[n]; state: [n, ...], what was given with each, or None."""
+    """Touched ids. ids: uint64[n]. state: [n, ...], the state given with each id, or None."""
 
     ids: Ids
     state: State | None = None
 
     @property
     def nbytes(self) -> int:
-        """Of both."""
+        """Return the size of ids and state in bytes."""
         return self.ids.nbytes + (0 if self.state is None else self.state.nbytes)
 
     def read_only(self) -> Touched:
-        """Views that can't be written."""
+        """Return read-only views."""
         ids = self.ids.view()
         ids.flags.writeable = False
         state = None if self.state is None else self.state.view()
@@ -58,25 +58,25 @@ class Touched:
 
 
 class TouchedSet(Protocol):
-    """What was touched of one table within one segment."""
+    """The ids of one table that were touched within one segment."""
 
     @property
     def resident_bytes(self) -> int:
-        """Memory that it holds."""
+        """Return the memory that the set holds."""
 
     def parts(self) -> Iterator[Touched]:
-        """Its ids, oldest first; one may stand in several parts."""
+        """Yield the ids, oldest first; several parts may have the same id."""
 
 
 class IdSet:
-    """Ids as they came, 8 bytes each, and their states. replace() makes the first part distinct."""
+    """Ids as they arrived, 8 bytes each, with states. replace() makes the first part distinct."""
 
     def __init__(self, first: Touched | None = None) -> None:
         self._parts = [] if first is None else [first]
         self.distinct = 0 if first is None else len(first.ids)
-        """Ids in the first part, if that is distinct."""
+        """Ids in the first part, if it is distinct."""
         self.appended = 0
-        """Ids behind it."""
+        """Ids in the parts after the first one."""
 
     @property
     def resident_bytes(self) -> int:
@@ -84,7 +84,7 @@ class IdSet:
         return sum(part.nbytes for part in self._parts)
 
     def add(self, touched: Touched) -> None:
-        """Appends; the arrays are the set's from now on."""
+        """Append ids. The set owns the arrays from now on."""
         self._parts.append(touched)
         self.appended += len(touched.ids)
 
@@ -93,14 +93,14 @@ class IdSet:
         return iter(list(self._parts))
 
     def replace(self, count: int, touched: Touched) -> None:
-        """The first ``count`` parts are ``touched``, distinct."""
+        """Replace the first ``count`` parts by ``touched``, which is distinct."""
         self._parts[:count] = [touched]
         self.distinct = len(touched.ids)
         self.appended = sum(len(part.ids) for part in self._parts[1:])
 
 
 class BitSet:
-    """A bit for each of a table's rows; holds no state."""
+    """A bit for each of a table's rows, without state."""
 
     def __init__(self, rows: int, bits: npt.NDArray[np.uint8] | None = None) -> None:
         self.rows = rows
@@ -112,13 +112,13 @@ class BitSet:
         return self.bits.nbytes
 
     def add(self, touched: Touched) -> None:
-        """Marks the ids."""
+        """Set the bits of the ids."""
         places = (touched.ids >> np.uint64(3)).astype(np.intp)
         masks = np.left_shift(1, (touched.ids & np.uint64(7)).astype(np.uint8), dtype=np.uint8)
         np.bitwise_or.at(self.bits, places, masks)
 
     def absorb(self, other: TouchedSet) -> None:
-        """Marks what another has."""
+        """Set the bits of another set's ids."""
         if isinstance(other, BitSet):
             np.bitwise_or(self.bits, other.bits, out=self.bits)
             return
@@ -126,7 +126,7 @@ class BitSet:
             self.add(part)
 
     def parts(self) -> Iterator[Touched]:
-        """See TouchedSet: ascending over all parts."""
+        """Yield the ids, ascending over all parts. See TouchedSet."""
         for start in range(0, len(self.bits), BLOCK_BYTES):
             block = self.bits[start : start + BLOCK_BYTES]
             places = np.flatnonzero(np.unpackbits(block, bitorder="little"))
@@ -134,14 +134,17 @@ class BitSet:
 
 
 def bit_bytes(rows: int) -> int:
-    """Of a BitSet."""
+    """Return the size of a BitSet in bytes."""
     return (rows + 7) // 8
 
 
 def distinct(
     tables: Mapping[str, Sequence[Touched]], keep: Keep, order: Literal["any", "ascending"]
 ) -> dict[str, Touched]:
-    """Each table's distinct ids, in one pass over all; of an id's states the first or the last."""
+    """Return each table's distinct ids, in one pass over all tables.
+
+    keep: which state of an id counts, the first or the last.
+    """
     parts = [part for each in tables.values() for part in each]
     if not parts:
         return {name: Touched(np.empty(0, np.uint64)) for name in tables}
@@ -152,7 +155,7 @@ def distinct(
     found = jagged_unique(values, offsets, order=order, inverse=stateful)
     out: dict[str, Touched] = {}
     for number, (name, each) in enumerate(tables.items()):
-        ids = found.table(number).astype(np.uint64)  # a copy: no table keeps the others' memory
+        ids = found.table(number).astype(np.uint64)  # a copy: a view would keep all tables' memory
         state = None
         if each and each[0].state is not None and found.inverse is not None:
             places = found.inverse[int(offsets[number]) : int(offsets[number + 1])]
@@ -160,13 +163,13 @@ def distinct(
             state = np.empty((len(ids), *given.shape[1:]), given.dtype)
             if keep == "first":
                 places, given = places[::-1], given[::-1]
-            state[places] = given  # of places that repeat the last one counts
+            state[places] = given  # numpy keeps the last value of a repeated place
         out[name] = Touched(ids, state)
     return out
 
 
 def union(sets: Sequence[TouchedSet], rows: int | None, keep: Keep) -> IdSet | BitSet:
-    """One set of all, given oldest first: compact, ascending. Takes nothing of what it is given."""
+    """Return one compact, ascending set of all ``sets``, oldest first. Leave those unchanged."""
     if rows is not None and any(isinstance(each, BitSet) for each in sets):
         bits = BitSet(rows)
         for each in sets:
@@ -177,7 +180,7 @@ def union(sets: Sequence[TouchedSet], rows: int | None, keep: Keep) -> IdSet | B
 
 
 def smaller(touched: Touched, rows: int | None) -> IdSet | BitSet:
-    """A set of distinct ids: bits where one for each row takes less than 8 bytes for each id."""
+    """Return distinct ids as bits, if a bit for each row takes less than 8 bytes for each id."""
     if rows is None or touched.state is not None or 8 * len(touched.ids) <= bit_bytes(rows):
         return IdSet(touched)
     bits = BitSet(rows)
@@ -186,7 +189,7 @@ def smaller(touched: Touched, rows: int | None) -> IdSet | BitSet:
 
 
 def whole(found: TouchedSet) -> Touched:
-    """All of a compact set as one."""
+    """Return all ids of a compact set as one array."""
     parts = list(found.parts())
     if len(parts) == 1:
         return parts[0]

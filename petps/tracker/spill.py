@@ -1,9 +1,9 @@
-"""Segments whose ids outgrow memory, as files. TRACKER.md, "Spill tier".
+"""Files of segments whose ids exceed the memory budget. TRACKER.md, "Spill tier".
 
 Owns:        SpillFolder, SpilledSet.
-Never does:  decide what is spilled (tracker.py); outlive its process: it is memory, not a store.
+Never does:  decide what to spill (tracker.py); outlive its process: it is memory, not a store.
 Called by:   tracker.py.
-Invariants:  a file is whole or not there; a folder belongs to one tracker at a time.
+Invariants:  a file is whole or does not exist; a folder belongs to one tracker at a time.
 Threads:     one at a time.
 """
 
@@ -32,7 +32,7 @@ class SpilledSet:
 
     path: Path
     offset: int
-    count: int  # ids; bytes of bits where ``rows``
+    count: int  # number of ids; bytes of bits if ``rows`` is set
     rows: int | None
     state_dtype: np.dtype[np.generic] | None
     state_shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class SpilledSet:
         return 0
 
     def load(self) -> IdSet | BitSet:
-        """Reads it. Raises IoError, DataLoss."""
+        """Read the set. Raise IoError, DataLoss."""
         if self.rows is not None:
             return BitSet(self.rows, self._read(np.dtype(np.uint8), self.count, self.offset))
         ids = self._read(np.dtype(np.uint64), self.count, self.offset)
@@ -69,7 +69,7 @@ class SpilledSet:
 
 
 class SpillFolder:
-    """A folder of spilled segments; cleaned when it is opened and when it is closed."""
+    """A folder of spilled segments; opening and closing it remove all of them."""
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
@@ -87,18 +87,18 @@ class SpillFolder:
             raise FailedPrecondition(
                 f"spill folder {self._folder} is another tracker's: give each one of its own"
             ) from None
-        for left in self._folder.glob(f"*{SUFFIX}"):  # of a process that was killed
+        for left in self._folder.glob(f"*{SUFFIX}"):  # left by a process that was killed
             left.unlink(missing_ok=True)
 
     @property
     def stored_bytes(self) -> int:
-        """Of all files."""
+        """Return the size of all files in bytes."""
         return sum(self._sizes.values())
 
     def write(self, sets: Iterable[tuple[str, TouchedSet]]) -> dict[str, TouchedSet]:
-        """A file of compact sets, one in memory at a time.
+        """Write compact sets to one file, one in memory at a time; return the spilled sets.
 
-        Raises ResourceExhausted, and leaves nothing, where the disk refuses.
+        Raise ResourceExhausted if the disk refuses; then no file is left.
         """
         self._number += 1
         path = self._folder / f"{self._number:08}{SUFFIX}"
@@ -120,17 +120,17 @@ class SpillFolder:
         return out
 
     def size(self, sets: Mapping[str, TouchedSet]) -> int:
-        """Bytes of the file that holds these; 0 if they are in memory."""
+        """Return the size of the file that holds these sets, in bytes; 0 if they are in memory."""
         return sum(self._sizes[path] for path in _paths(sets))
 
     def remove(self, sets: Mapping[str, TouchedSet]) -> None:
-        """Removes the file of these sets, if they have one."""
+        """Remove the file of these sets, if they have one."""
         for path in _paths(sets):
             self._sizes.pop(path, None)
             path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Removes all, and lets another tracker have the folder."""
+        """Remove all files and unlock the folder."""
         for path in self._sizes:
             path.unlink(missing_ok=True)
         self._sizes.clear()

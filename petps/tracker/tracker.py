@@ -35,15 +35,18 @@ from petps.tracker.spill import SpilledSet, SpillFolder
 
 __all__ = ["Reading", "Tracker"]
 
-# track() compacts by itself beyond this many ids that compact() was not called for: 32 MiB.
+# track() compacts on its own beyond this many ids that are not compacted yet: 32 MiB.
 PENDING_IDS: Final = 1 << 22
-# After a spill that failed, the next is tried once this share of the budget has come on top.
+# After a spill that failed, the next one is tried when the ids grow by this share of the budget.
 RETRY_SHARE: Final = 1 / 16
 
 
 @dataclass(eq=False, slots=True)
 class _Segment:
-    """What was touched between two reads, whoever read: sets by table, all but the open compact."""
+    """The ids touched between two reads of any tenants, by table.
+
+    All segments but the open one are compact.
+    """
 
     begin: int
     end: int = 0
@@ -61,13 +64,15 @@ class _Segment:
 @dataclass(eq=False, slots=True)
 class _Tenant:
     name: str
-    position: int  # what lies before it was acknowledged
+    position: int  # the tenant has acknowledged everything before it
     reading: Reading | None = None
 
 
 class Reading:
-    """What a tenant has not acknowledged yet. Leaving its ``with`` block without acknowledge()
-    gives it back: the tenant's next reading has it again.
+    """The ids that a tenant has not acknowledged yet.
+
+    Without acknowledge(), the end of its ``with`` block gives the ids back: the tenant's next
+    reading has them again.
     """
 
     def __init__(self, tracker: Tracker, tenant: str, begin: int, end: int) -> None:
@@ -77,25 +82,26 @@ class Reading:
         self.end = end
 
     def touched(self, table: str) -> Touched:
-        """Distinct ids uint64[n], ascending, and their states; read from memory or spilled files.
+        """Return distinct ids uint64[n], ascending, and their states, from memory or spilled files.
 
-        Raises NotFound for an unknown table, FailedPrecondition once the reading is over.
+        Raise NotFound for an unknown table, FailedPrecondition once the reading is over.
         """
         return self._tracker._touched(self, table)
 
     def ids(self, table: str) -> npt.NDArray[np.uint64]:
-        """touched() without states."""
+        """Return the ids of touched(), without states."""
         return self.touched(table).ids
 
     def acknowledge(self) -> None:
-        """The tenant has done with it: none of it is handed out to this tenant again.
+        """Acknowledge the reading: its ids are never handed out to this tenant again.
 
-        Raises FailedPrecondition if the tenant has begun another reading, or is gone.
+        Raise FailedPrecondition if the reading is over, for example because the tenant began
+        another one or was removed.
         """
         self._tracker._end(self, acknowledged=True)
 
     def abandon(self) -> None:
-        """Ends the reading; what it has comes again. Without effect if it is over."""
+        """End the reading; its ids come again in the next one. Do nothing if it is over."""
         self._tracker._end(self, acknowledged=False)
 
     def __enter__(self) -> Reading:
@@ -111,12 +117,12 @@ class Reading:
 
 
 class Tracker:
-    """Which ids of each table were touched since each tenant's last acknowledged reading.
+    """The ids of each table that were touched since each tenant's last acknowledged reading.
 
     tables: by name, the number of rows of a dense id space (ids are below it), or None for any
-    uint64. keep: of an id's states, which one counts. spill: a folder of its own for ids beyond
-    ``memory_bytes``; what it holds dies with the process. Raises InvalidArgument, IoError,
-    FailedPrecondition (another tracker has the folder).
+    uint64. keep: which of an id's states counts. spill: a folder, used by this tracker only, for
+    ids beyond ``memory_bytes``; its contents do not outlive the process. Raises InvalidArgument,
+    IoError, and FailedPrecondition if another tracker has the folder.
     """
 
     def __init__(
@@ -142,12 +148,12 @@ class Tracker:
         self._segments: list[_Segment] = []
         self._open = _Segment(0)
         self._resident = 0  # bytes of all sets, or a little more
-        self._appended = 0  # ids of the open segment behind its distinct ones
+        self._appended = 0  # ids of the open segment after its distinct ones
         self._distinct = 0
-        self._patience = 0  # resident bytes below which no spill is tried, since one failed
+        self._patience = 0  # after a failed spill: no new attempt below this many resident bytes
         self._closed = False
-        # _mutex guards all of the above, briefly. _work is taken first, and held by whoever
-        # compacts, merges, spills or reads; under it nobody else touches sealed segments.
+        # _mutex guards all of the above, for short times. _work is taken first. A thread holds it
+        # to compact, merge, spill or read, and only that thread touches sealed segments.
         self._mutex = threading.Lock()
         self._work = threading.Lock()
         for name, rows in tables.items() if isinstance(tables, Mapping) else tables:
@@ -160,36 +166,36 @@ class Tracker:
 
     @property
     def tables(self) -> dict[str, int | None]:
-        """By name: rows of a dense id space, or None."""
+        """Return the tables by name: the rows of a dense id space, or None."""
         with self._mutex:
             return dict(self._rows)
 
     @property
     def tenants(self) -> list[str]:
-        """Their names."""
+        """Return the names of the tenants."""
         with self._mutex:
             return sorted(self._tenants)
 
     @property
     def resident_bytes(self) -> int:
-        """Memory of all ids and states that are kept."""
+        """Return the memory of all ids and states that are held."""
         with self._mutex:
             return self._resident
 
     @property
     def spilled_bytes(self) -> int:
-        """Of the spill folder's files."""
+        """Return the size of the spill folder's files in bytes."""
         with self._work:
             return 0 if self._spill is None else self._spill.stored_bytes
 
     @property
     def segments(self) -> int:
-        """How many are kept, the open one not counted."""
+        """Return the number of sealed segments."""
         with self._mutex:
             return len(self._segments)
 
     def add_table(self, name: str, rows: int | None = None) -> None:
-        """Raises AlreadyExists, InvalidArgument."""
+        """Add a table. Raise AlreadyExists, InvalidArgument."""
         if not isinstance(name, str) or not name:
             raise InvalidArgument(f"table {name!r}: a name is text, and not empty")
         if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows <= 0):
@@ -202,7 +208,7 @@ class Tracker:
             self._rows[name] = rows
 
     def add_tenant(self, name: str) -> None:
-        """Its readings have what is touched from now on. Raises AlreadyExists."""
+        """Add a tenant; its readings have the ids touched from now on. Raise AlreadyExists."""
         with self._work:
             with self._mutex:
                 self._check_open()
@@ -213,7 +219,7 @@ class Tracker:
                 self._tenants[name] = _Tenant(name, self._open.begin)
 
     def remove_tenant(self, name: str) -> None:
-        """What only it had not read is forgotten, and its reading is over. Raises NotFound."""
+        """Remove a tenant: end its reading and drop the ids only it still needs. Raise NotFound."""
         with self._work:
             with self._mutex:
                 self._tenant(name)
@@ -224,12 +230,12 @@ class Tracker:
     # ---- the trainer's side ----
 
     def track(self, fqn: str, ids: npt.ArrayLike, state: npt.ArrayLike | None = None) -> None:
-        """Records touched ids (integers of any shape, repeated or not) of a table.
+        """Record touched ids (integers of any shape, repeated or not) of a table.
 
         state: [number of ids, ...], of one dtype and shape for all of a table's ids, or None for
-        all. Both are copied. Raises NotFound for an unknown table, InvalidArgument that names the
-        first bad id; then nothing is recorded. Raises ResourceExhausted when the ids outgrow
-        memory_bytes and can't be spilled: they are recorded all the same.
+        all. Both are copied. Raise NotFound for an unknown table, and InvalidArgument with the
+        first bad id; then nothing is recorded. Raise ResourceExhausted when the ids exceed
+        memory_bytes and cannot be spilled; in this case the ids are recorded.
         """
         touched = self._checked(fqn, ids, state)
         with self._mutex:
@@ -250,10 +256,10 @@ class Tracker:
                 self._tidy()
 
     def compact(self) -> int:
-        """Says that now is a good time to drop repeated ids: all tables in one pass.
+        """Drop repeated ids of all tables in one pass, because now is a good time; return how many.
 
-        Does nothing while fewer ids came than the open segment has distinct ones, so that calling
-        it each step costs little. Returns how many were dropped. Raises as track() for the budget.
+        Do nothing while fewer ids have arrived than the open segment has distinct ones, so that a
+        call in each step costs little. Raise ResourceExhausted as track() does.
         """
         with self._mutex:
             self._check_open()
@@ -265,10 +271,10 @@ class Tracker:
     # ---- a tenant's side ----
 
     def read(self, tenant: str) -> Reading:
-        """What was touched since what the tenant acknowledged last. Call it between two steps.
+        """Return what was touched since the tenant's last acknowledged reading.
 
-        A reading that the tenant has not acknowledged is over, and is part of this one.
-        Raises NotFound for an unknown tenant.
+        Call it between two steps. It ends a reading that the tenant has not acknowledged, and
+        includes the ids of that reading. Raise NotFound for an unknown tenant.
         """
         with self._work:
             with self._mutex:
@@ -283,7 +289,7 @@ class Tracker:
             return reading
 
     def close(self) -> None:
-        """Forgets all, and cleans the spill folder. A second call does nothing."""
+        """Drop all ids and clean the spill folder. A second call does nothing."""
         with self._work:
             with self._mutex:
                 if self._closed:
@@ -338,7 +344,7 @@ class Tracker:
     # ---- under _work ----
 
     def _tidy(self) -> int:
-        """Compacts the open segment, then spills what is beyond the budget."""
+        """Compact the open segment, then spill beyond the budget; return the number dropped."""
         with self._mutex:
             if self._closed:
                 return 0
@@ -351,7 +357,7 @@ class Tracker:
         return dropped
 
     def _compact(self, segment: _Segment) -> int:
-        """Makes each table's set distinct, in one pass; the open segment may grow meanwhile."""
+        """Make each table's set distinct, in one pass; the open segment may grow during it."""
         with self._mutex:
             sealed = segment is not self._open
             taken = {
@@ -376,7 +382,7 @@ class Tracker:
         return before - sum(len(touched.ids) for touched in found.values())
 
     def _seal(self) -> None:
-        """Begins a new open segment, if anything is in the one before."""
+        """Begin a new open segment, if the current one has any ids."""
         with self._mutex:
             segment = self._open
             if not segment.sets:
@@ -388,7 +394,7 @@ class Tracker:
         self._compact(segment)
 
     def _forget(self) -> None:
-        """Drops segments that every tenant has acknowledged."""
+        """Drop the segments that every tenant has acknowledged."""
         with self._mutex:
             if not self._tenants:
                 self._open.sets.clear()
@@ -403,8 +409,10 @@ class Tracker:
                 self._spill.remove(segment.sets)
 
     def _merge(self) -> None:
-        """Joins segments that no tenant tells apart any more: those in memory always, and files
-        when the newer is no smaller than the older, so that an id is written anew few times.
+        """Join segments that no tenant can tell apart any more.
+
+        Join those in memory always, and files when the newer is no smaller than the older, so that
+        an id is rewritten few times.
         """
         with self._mutex:
             bounds = {each.position for each in self._tenants.values()}
@@ -414,7 +422,7 @@ class Tracker:
             older, newer = self._segments[at - 1], self._segments[at]
             if newer.begin not in bounds and self._may_join(older, newer):
                 joined = self._joined(older, newer)
-                if joined is None:  # the disk refuses; both are kept
+                if joined is None:  # the disk refused the write; keep both
                     return
                 with self._mutex:
                     self._segments[at - 1 : at + 1] = [joined]
@@ -444,16 +452,16 @@ class Tracker:
         if self._spill is not None and older.spilled:
             try:
                 sets = self._spill.write((name, of(name)) for name in names)
-            except PetpsError:  # a file of its own stays; touched() will say what is wrong with it
+            except PetpsError:  # keep both files; touched() reports a file that is damaged
                 return None
         else:
             sets = {name: of(name) for name in names}
         return _Segment(older.begin, newer.end, sets)
 
     def _spill_some(self) -> None:
-        """Writes segments to the folder, oldest first and the open one last, to half the budget.
+        """Spill segments until half the budget is free, oldest first, the open one last.
 
-        Raises ResourceExhausted where that can't be.
+        Raise ResourceExhausted if that is impossible.
         """
         assert self._budget is not None
         if self._spill is None:
@@ -484,7 +492,7 @@ class Tracker:
     # ---- under _mutex ----
 
     def _count(self) -> None:
-        """Counts bytes and ids anew."""
+        """Count bytes and ids again."""
         self._resident = self._open.resident_bytes + sum(
             each.resident_bytes for each in self._segments
         )
@@ -521,7 +529,7 @@ class Tracker:
         known = ", ".join(sorted(self._rows)) or "none"
         return NotFound(f"the tracker has no table {table!r}; it has: {known}")
 
-    # ---- what is given ----
+    # ---- checking input ----
 
     def _checked(self, fqn: str, ids: npt.ArrayLike, state: npt.ArrayLike | None) -> Touched:
         with self._mutex:
@@ -550,7 +558,7 @@ class Tracker:
 
 
 def _unsigned(fqn: str, given: npt.ArrayLike, rows: int | None) -> npt.NDArray[np.uint64]:
-    """A copy as uint64[n]."""
+    """Return the ids as a copy, uint64[n]. Raise InvalidArgument for the first bad id."""
     ids = np.asarray(given)
     if ids.size == 0:
         return np.empty(0, np.uint64)

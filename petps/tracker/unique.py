@@ -16,12 +16,12 @@ Ids = npt.NDArray[np.uint64] | npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class JaggedUnique:
-    """Each table's distinct ids.
+    """The distinct ids of each table.
 
-    ids: of table 0, then of table 1, and so on; dtype of the values.
+    ids: those of table 0, then of table 1, and so on; the dtype is that of the values.
     offsets: uint64[tables + 1]; table t has ids[offsets[t]:offsets[t + 1]].
-    inverse: uint32[n], values[i] of table t is ids[offsets[t] + inverse[i]]; None unless asked for.
-    counts: uint64[len(ids)], how often each id stands in its table; None unless asked for.
+    inverse: uint32[n]; values[i] of table t is ids[offsets[t] + inverse[i]]. None if not requested.
+    counts: uint64[len(ids)]; how often each id occurs in its table. None if not requested.
     """
 
     ids: Ids
@@ -30,7 +30,7 @@ class JaggedUnique:
     counts: npt.NDArray[np.uint64] | None
 
     def table(self, number: int) -> Ids:
-        """The distinct ids of one table (a view)."""
+        """Return the distinct ids of one table (a view)."""
         return self.ids[self.offsets[number] : self.offsets[number + 1]]
 
 
@@ -42,11 +42,12 @@ def jagged_unique(
     inverse: bool = False,
     counts: bool = False,
 ) -> JaggedUnique:
-    """Distinct ids of each table: values uint64[n] or int64[n], offsets [tables + 1] into them.
+    """Return the distinct ids of each table.
 
-    order: 'any' depends on the values alone; 'ascending' sorts what was not found in that order.
-    Beside the answer it takes at most 8 bytes an id of the largest table, 16 with inverse or
-    counts. The GIL is released. One thread works.
+    values: uint64[n] or int64[n]. offsets: [tables + 1], into the values. order: 'any' is
+    deterministic for the same values; 'ascending' sorts the ids if they were not found in that
+    order. Beside the result it takes at most 8 bytes for each id of the largest table, or 16 with
+    inverse or counts. The GIL is released. One thread works.
 
     Errors: InvalidArgument names the offset that is not 0 at first, falls, or does not end with the
     values; the first negative id; a table of 2^32 ids or more.
@@ -65,7 +66,7 @@ def jagged_unique(
 
 
 def _unsigned(array: Any, name: str) -> npt.NDArray[np.uint64]:
-    """An int64 array without negatives as uint64; what is neither is left to the native check."""
+    """View int64 as uint64, without negatives; leave other dtypes to the native check."""
     if not isinstance(array, np.ndarray) or array.dtype != np.int64:
         return array  # type: ignore[no-any-return]
     if array.size > 0 and array.min() < 0:

@@ -1,4 +1,4 @@
-"""Stores of these tests are small: what comes in pieces comes in small ones."""
+"""Fixtures: test stores are small, so the sizes of pieces and sealed files are small too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files in memory that stop, as a machine does, at a chosen operation."""
+"""Files in memory that crash, as a machine does, at a chosen operation."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from petps.errors import AlreadyExists, DataLoss, IoError, NotFound
 
 
 class Crash(BaseException):
-    """The machine is gone: nobody handles this."""
+    """A crash of the machine: no code handles it."""
 
 
 class MemoryFiles:
-    """Files. Operation ``crash_at`` (from 1) is not done, or half of it where ``torn``.
+    """Files in memory. Operation ``crash_at`` (from 1) crashes undone, or half done if ``torn``.
 
-    fail_every: each so many fails with IoError, and leaves nothing, as a full disk or a store that
-    is overloaded does.
+    fail_every: every operation with a multiple of this number raises IoError and does nothing, as
+    on a full disk or an overloaded store.
     """
 
     def __init__(self, held: dict[str, bytes] | None = None) -> None:
@@ -28,7 +28,7 @@ class MemoryFiles:
     name = "memory"
 
     def _step(self) -> bool:
-        """False: do half of it, then crash."""
+        """Count an operation. Return False if the caller must do half of it and then crash."""
         self.operations += 1
         if self.fail_every and self.operations % self.fail_every == 0:
             raise IoError("memory: no space left on device")
@@ -39,7 +39,7 @@ class MemoryFiles:
         return True
 
     def write(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
-        """See Files: what is not synced yet may be there in part."""
+        """See Files: after a crash, a part of an unsynced file may exist."""
         assert path not in self.held, "a name is used once"
         body = b"".join(bytes(piece) for piece in pieces)
         if not self._step():
@@ -48,7 +48,7 @@ class MemoryFiles:
         self.held[path] = body
 
     def create(self, path: str, content: bytes) -> None:
-        """See Files: all or nothing, and after a crash nobody was told which."""
+        """See Files: all or nothing, and a crash hides from the caller which of the two."""
         if path in self.held:
             raise AlreadyExists(f"memory/{path} is there already")
         whole = self._step()
@@ -71,7 +71,7 @@ class MemoryFiles:
             buffer[:] = body[offset : offset + len(buffer)]
 
     def list(self, folder: str) -> dict[str, float]:
-        """See Files: all are older than any limit."""
+        """See Files: all files are older than any limit."""
         return {path.partition("/")[2]: 1e9 for path in self.held if path.startswith(f"{folder}/")}
 
     def size(self, path: str) -> int:

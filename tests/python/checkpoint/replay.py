@@ -1,4 +1,4 @@
-"""A model that is trained on a trace, and what each of its versions was."""
+"""A model that trains on a trace, and the contents of each of its versions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from petps.checkpoint.chunk import Bytes, Keys, Mask, Rows, Table
 class Replay:
     """A Source. ``steps[v-1]``: the keys that version v changes; some of them are deletions.
 
-    A row is a mix of its key and the version that wrote it last, so what any version was is known
-    without a copy of it.
+    A row is computed from its key and the version that wrote it last, so the contents of any
+    version are known without a copy of it.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class Replay:
         self.now = 0
 
     def written(self, table: str, version: int) -> dict[str, npt.NDArray[np.int64]]:
-        """By key: the version that wrote it last, negative where that deleted it."""
+        """Return the version that wrote each key last, negative if that version deleted it."""
         size = 1 + max((int(step[table].max(initial=0)) for step in self.steps), default=0)
         last = np.zeros(size, np.int64)
         for number, step in enumerate(self.steps[:version], 1):
@@ -50,7 +50,7 @@ class Replay:
         return self.values(table, keys, np.abs(last)), last < 0
 
     def values(self, table: str, keys: Keys, versions: npt.NDArray[np.int64]) -> dict[str, Bytes]:
-        """The columns that those versions wrote."""
+        """Return the columns that those versions wrote."""
         out: dict[str, Bytes] = {}
         for number, column in enumerate(self.tables[table].columns):
             places = np.arange(column.dim)
@@ -60,14 +60,14 @@ class Replay:
         return out
 
     def at(self, table: str, version: int) -> Rows:
-        """What the version was, replayed."""
+        """Return the rows of a version, replayed."""
         last = self.written(table, version)["last"]
         keys = np.flatnonzero(last > 0).astype(np.uint64)
         return Rows(keys, self.values(table, keys, last[last > 0]))
 
 
 def assert_same(found: Rows, expected: Rows) -> None:
-    """Bit for bit."""
+    """Assert that keys and rows are equal bit by bit, with nothing deleted."""
     np.testing.assert_array_equal(found.keys, expected.keys)
     assert found.deleted is None
     for name, values in expected.columns.items():

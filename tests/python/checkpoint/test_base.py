@@ -1,4 +1,4 @@
-"""A base: what is written is read, sorted and split; what is damaged is named; half is nothing."""
+"""A base: it reads as it was written, it names damage, and an unfinished one does not exist."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_chunk_cut_or_altered_is_named(tmp_path: Path, cut: int) -> None:
 
 
 def resealed(path: Path, **changes: Any) -> None:
-    """Writes the manifest again with other values and a checksum that fits."""
+    """Write the manifest again with other values and a checksum that matches."""
     values = json.loads(path.read_text())
     values.update(changes)
     values["checksum"] = _manifest_checksum(values)

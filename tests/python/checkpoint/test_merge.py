@@ -1,7 +1,7 @@
-"""Merging in three steps: what is planned, what a plan is elsewhere, what is refused.
+"""Merging in three steps: the plan, its execution in another process, and refusals.
 
-Does not cover: that versions stay what they were (test_store.py), crashes (test_store_crash.py),
-Ray (tests/train/train_merge_on_ray.py).
+Does not cover: that versions stay the same (test_store.py), crashes (test_store_crash.py), Ray
+(tests/train/train_merge_on_ray.py).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ALL = list(range(1, VERSIONS + 1))
 def test_a_plan_is_executed_by_another_process(
     store: Store, replay: Replay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is plain data; a relative folder means the same one from wherever it is read."""
+    """A plan is plain data; a relative folder stays the same one in any working directory."""
     monkeypatch.chdir(tmp_path)
     relative = Store.open("store")
     plans = plan_merges(relative, 4)
@@ -98,7 +98,7 @@ def test_how_many_are_due_is_known_before(store: Store, replay: Replay, stride: 
 
 
 class Failing:
-    """Gives up the plans that begin at some versions."""
+    """An executor that fails the plans which begin at some versions."""
 
     def __init__(self, *firsts: int) -> None:
         self.firsts = firsts
@@ -116,7 +116,7 @@ class Failing:
 def test_a_merge_that_is_given_up_is_in_nobodys_way(
     store: Store, replay: Replay, first: int
 ) -> None:
-    """The others are merged, then the error is told; nothing is merged over what stayed."""
+    """The other merges are done, then the error is raised; none jumps over what stayed."""
     with pytest.raises(IoError, match=f"no luck with {first}"):
         Merged(stride=3, executor=Failing(first)).arrange_all(store)
     layers = {c.first: c.layer for c in store.state.line.deltas()}
@@ -128,7 +128,7 @@ def test_a_merge_that_is_given_up_is_in_nobodys_way(
 
 
 def test_neighbours_only() -> None:
-    """Of a key the later row counts: what is merged must not jump over what lies between."""
+    """A merge must not jump over another layer: of two rows of a key the later one counts."""
     from petps.checkpoint.merge import _runs
 
     assert list(_runs([3, 2, 2, 1, 1, 1], 2)) == [slice(1, 3), slice(3, 5)]
@@ -142,11 +142,11 @@ def test_what_is_gone_meanwhile_is_refused(store: Store, replay: Replay) -> None
     first, second, last = executed(plans[0]), executed(plans[1]), executed(plans[-1])
     other = Store.open(store.name)
     stands = last.plan.first - 1
-    other.rollback(stands)  # the last plan's second delta
+    other.rollback(stands)  # drops the second delta of the last plan
     with pytest.raises(FailedPrecondition, match="was purged, split or rolled back meanwhile"):
         apply(store, last)
     assert store.refresh().number == other.state.number
-    apply(store, first)  # above what the other one committed
+    apply(store, first)  # above the state that the other writer committed
     other.refresh()
     base = {name: replay.at(name, stands) for name in TABLES}
     other.write(stands + 1, base, kind=BASE)

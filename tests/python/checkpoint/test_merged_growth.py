@@ -1,7 +1,7 @@
-"""Living deltas of a store that is merged in layers: as many, and as large, as DECK's formula says.
+"""Number and size of the living deltas of a store merged in layers, against DECK's formula.
 
-The deltas are made so that its assumption holds exactly: of two neighbours of any layer, a share d
-of the rows is the same.
+The deltas satisfy the formula's assumption exactly: two neighbours of any layer have a share d of
+their rows in common.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEAVES, DIM = 64, 2
 
 
 def split(keys: Keys, size: float, layers: int, duplication: float) -> list[Keys]:
-    """Deltas whose union ``keys`` is, in order: two halves overlap by their share, and so on."""
+    """Return deltas whose union is ``keys``, in order: two overlapping halves, recursively."""
     if layers == 0:
         return [keys]
     half = size / (2 - duplication)

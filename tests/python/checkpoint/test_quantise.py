@@ -1,7 +1,7 @@
-"""What lines are quantised as: bits by expected restores, parameters by sampling, the fallback.
+"""Quantised lines: bits by expected restores, parameters by sampling, the fallback to 8 bits.
 
-The rows of a quantised version are those that petps.codec gives for the replay's rows and the
-parameters that the line records. Does not cover: errors by bits (bench, codec.l2), staging.
+The rows of a quantised version are what petps.codec makes of the replay's rows with the parameters
+that the line records. Does not cover: errors by bits (bench, codec.l2), staging.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KEYS = 1500
 
 
 class Trainer:
-    """A Source of float32 (or, ``whole``, of stored bytes): every version changes some rows."""
+    """A Source of float32 or, if ``whole``, stored bytes: every version changes some rows."""
 
     def __init__(self, seed: int = 0, *, whole: bool = False) -> None:
         rng = np.random.default_rng(seed)
@@ -70,7 +70,7 @@ def dtypes(store: Store, version: int | None = None) -> list[str]:
 
 
 def check(store: Store, version: int, trainer: Trainer) -> None:
-    """The version is the trainer's rows, quantised once with what the line records."""
+    """Assert that the version is the trainer's rows, quantised once as the line records."""
     found = store.restore(version)["items"]
     assert found.keys.tolist() == list(range(KEYS))
     for column in store.tables_of(version)["items"].columns:
@@ -138,13 +138,13 @@ def test_sampled_keys_come_from_pieces_as_from_all() -> None:
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_more_restores_than_expected_fall_back_to_8_bits(tmp_path: Path, name: str) -> None:
-    """The next version is a base of 8 bits; what was written before is read as it was."""
+    """The next version is a base of 8 bits; versions written before read as they were."""
     folder = tmp_path / "store"
     store = Store.create(folder, "m", [ITEMS], Quantising(1))
     trainer = Trainer()
     was = {}
     for version in range(1, VERSIONS + 1):
-        if version in (3, 5):  # the training is resumed: by a process that opens the store
+        if version in (3, 5):  # the training resumes in a process that opens the store
             store = Store.open(folder)
             for rows in store.resume().values():
                 assert len(rows) == KEYS
@@ -199,7 +199,7 @@ def test_state_has_fewer_bits_only_when_asked() -> None:
 
 
 def test_what_would_not_get_smaller_stays(tmp_path: Path) -> None:
-    """A value a key needs 4 bytes, and 9 quantised; int8 is quantised already."""
+    """One f32 value for each key takes 4 bytes, but 9 when quantised; int8 is quantised already."""
     tables = [
         Table("a", (Column("row", "f16", 64), Column("count", "f32", 1))),
         Table.of("b", 64, "int8"),

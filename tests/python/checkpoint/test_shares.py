@@ -1,4 +1,4 @@
-"""Versions that several ranks write together: whole or not there, whoever crashes when.
+"""Versions that several ranks write: each is whole or absent, whichever rank crashes when.
 
 Does not cover: ranks on several machines (a store is files; test_store_damage.py has fsspec).
 """
@@ -33,7 +33,7 @@ VERSIONS = 6
 
 
 class Part:
-    """What one rank has of a model: keys in turn."""
+    """A Source with one rank's rows: the keys are dealt to the ranks in turn."""
 
     def __init__(self, whole: Replay, rank: int) -> None:
         self._whole = whole
@@ -51,7 +51,7 @@ class Part:
 
 
 def together(files: Any, name: str, replay: Replay, version: int, *, again: bool = False) -> None:
-    """Each rank opens the store, as another process would."""
+    """Write a version with all ranks; each opens the store, as another process would."""
     replay.now = version
     ranks = [
         Checkpointer(Store.open(files), policies()[name], Part(replay, rank))
@@ -115,7 +115,7 @@ def test_a_version_is_not_there_before_it_is_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("torn", [False, True])
 @pytest.mark.parametrize("name", ["consecutive", "2d", "oneshot"])
 def test_a_crash_at_every_operation(name: str, torn: bool) -> None:
-    """Some versions stand, each whole; all ranks begin again and go on."""
+    """After a crash every version that exists is whole; all ranks restart and continue."""
     replay = Replay(TABLES, steps(23, 3), deletes=0.1)
 
     def drive(files: MemoryFiles, done: list[int]) -> None:
@@ -189,7 +189,7 @@ def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
     refused("is the share of rank 0", DataLoss)
     write_share(store, 1, rows(1), rank=1, replace_own=True, **base)
     commit_shares(store, 1)
-    # Ranks that stand at other versions.
+    # Ranks that write above different versions.
     behind = Store.open(tmp_path)
     write_share(store, 3, rows(0), rank=0, ranks=2, kind="delta")
     store.write(2, rows(4), kind="delta")
@@ -204,7 +204,7 @@ def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
 
 
 def test_pieces_of_a_base_that_ranks_wrote(tmp_path: Path) -> None:
-    """Their chunks overlap, whether keys are dealt out in turn or by range."""
+    """The chunks of ranks overlap, because keys are dealt to the ranks at random."""
     table = Table.of("items", 2)
     rng = np.random.default_rng(5)
     store = Store.create(tmp_path, "m", [table])

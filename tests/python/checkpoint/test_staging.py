@@ -1,8 +1,8 @@
-"""Versions staged on their way: what they are, how much of them is resident, what may go wrong.
+"""Staged versions: their contents, their resident memory, and errors of the caller.
 
-Every version is compared with a replay, while the trainer goes on as soon as write() returns. Does
-not cover: failures (test_staging_faults.py, test_staging_crash.py), how long a trainer waits
-(bench), a device of torch.
+Every version is compared with a replay, while the trainer continues as soon as write() returns.
+Does not cover: failures (test_staging_faults.py, test_staging_crash.py), how long a trainer waits
+(bench), a device for torch.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ TABLES = {
 }
 VERSIONS = 8
 CHUNK = 1 << 14
-GENEROUS = 120.0  # seconds, for what must come
+GENEROUS = 120.0  # seconds: a timeout for events that must happen
 
 
 def steps(seed: int, count: int = VERSIONS) -> list[dict[str, Keys]]:
-    """Several chunks a table at first, one and none later."""
+    """Return the changed keys: several chunks a table at first, then one chunk, and once none."""
     rng = np.random.default_rng(seed)
     return [
         {
@@ -55,7 +55,7 @@ def steps(seed: int, count: int = VERSIONS) -> list[dict[str, Keys]]:
 
 
 class GatedFiles(MemoryFiles):
-    """Stalls at a piece of a bundle until go_on is set."""
+    """Files that stall at each piece of a bundle until go_on is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class GatedFiles(MemoryFiles):
 
 
 class Copies(SourceDevice):
-    """A device that counts, and stops before the copy ``at``."""
+    """A device that counts copies, and stops before copy number ``at``."""
 
     def __init__(self, replay: Replay, at: int = 0) -> None:
         super().__init__(replay, replay.tables)
@@ -109,7 +109,7 @@ def staged(
 
 
 def whole(writer: StagedCheckpointer, version: int) -> None:
-    """Whoever of the two tells what went wrong."""
+    """Write a version and wait for it: either call may raise the error."""
     writer.write(version)
     writer.wait()
 
@@ -135,7 +135,7 @@ def test_every_version_is_what_it_was_when_write_began(tmp_path: Path, policy: s
         for version in range(1, VERSIONS + 1):
             replay.now = version
             writer.write(version, {"dense": b"%d" % version})
-            replay.now = 0  # the trainer goes on: nothing is there to be read now
+            replay.now = 0  # the trainer continues: the version's rows can no longer be read
         made = writer.wait()
         assert made is not None
         assert made.version == VERSIONS
@@ -147,7 +147,7 @@ def test_every_version_is_what_it_was_when_write_began(tmp_path: Path, policy: s
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_quantised_as_without_staging(tmp_path: Path, whole: bool) -> None:
-    """Chunk by chunk in place, over rows of three dtypes, deletions among them."""
+    """Quantise in place, chunk by chunk, rows of three dtypes with deletions among them."""
     tables = {
         "items": Table("items", (Column("row", "f32", 40), Column("moment", "f32", 24))),
         "half": Table("half", (Column("row", "bf16", 16), Column("count", "f32", 1))),
@@ -180,7 +180,7 @@ def test_quantised_as_without_staging(tmp_path: Path, whole: bool) -> None:
 
 
 def test_a_trainer_goes_on_while_the_store_stalls(tmp_path: Path) -> None:
-    """All is on the SSD but what is in four buffers; nothing is listed before all is up."""
+    """All rows but four buffers are on the SSD; no version is listed before all is uploaded."""
     replay = Replay(TABLES, steps(3), deletes=0.1)
     replay.now = 1
     files = GatedFiles()
@@ -208,7 +208,7 @@ def test_the_folder_is_bounded_and_the_copy_waits_for_room(tmp_path: Path) -> No
     def seen() -> None:
         sizes = []
         for path in left_in(tmp_path / "ssd"):
-            with contextlib.suppress(FileNotFoundError):  # it is read back meanwhile
+            with contextlib.suppress(FileNotFoundError):  # staging removed it after it was listed
                 sizes.append(path.stat().st_size)
         most.append(sum(sizes))
 
@@ -271,7 +271,7 @@ def test_cancelled_while_rows_are_copied(tmp_path: Path) -> None:
         assert left_in(tmp_path / "ssd") == []
         assert Store.open(tmp_path / "store").state.versions() == []
         assert list((tmp_path / "store").glob("data/*")) == []
-        writer.cancel()  # nothing is on its way
+        writer.cancel()  # no version is in flight
         writer.write(1, {"dense": b"1"})
     check(store, replay, [1])
 
@@ -292,7 +292,7 @@ def test_cancelled_while_it_is_uploaded(tmp_path: Path) -> None:
         assert Store.open(files).state.versions() == []
         writer.write(1, {"dense": b"1"})
         writer.wait()
-        writer.cancel()  # too late
+        writer.cancel()  # too late: the version is committed
     check(store, replay, [1])
 
 
@@ -316,7 +316,7 @@ def test_cancelled_while_a_base_is_sampled(tmp_path: Path, ranks: bool) -> None:
         assert writer.wait() is None, "it was told"
         assert Store.open(tmp_path / "store").state.versions() == []
         said = writer.next()
-        writer.cancel()  # nothing is on its way
+        writer.cancel()  # no version is in flight
         writer.share(1, said, 0, 1, {"dense": b"1"})
         writer.wait()
         writer.commit(1)
@@ -329,7 +329,7 @@ def test_cancelled_while_a_base_is_sampled(tmp_path: Path, ranks: bool) -> None:
     ("columns", "chunk_bytes"), [(1, CHUNK), (20, CHUNK), (60, 4 * CHUNK), (120, 4 * CHUNK)]
 )
 def test_a_table_of_many_columns(tmp_path: Path, columns: int, chunk_bytes: int) -> None:
-    """Their names and paddings are in a buffer beside the rows."""
+    """The names and paddings of many columns need space in a buffer beside the rows."""
     state = (f"a_long_name_of_a_column_of_the_optimizer_{each:04}" for each in range(columns))
     table = Table("t", (Column("row", "f32", 1), *(Column(each, "int8", 1) for each in state)))
     keys = np.arange(2000, dtype="<u8")
@@ -360,7 +360,7 @@ def test_the_least_buffer_of_many_columns_is_told(tmp_path: Path) -> None:
 
 
 class Part(SourceDevice):
-    """What one of two ranks has: keys in turn."""
+    """A device with the rows of one of two ranks: the keys are dealt in turn."""
 
     def __init__(self, replay: Replay, rank: int) -> None:
         super().__init__(replay, replay.tables)
@@ -390,7 +390,7 @@ def test_ranks_stage_their_shares(tmp_path: Path) -> None:
         ]
         for version in range(1, VERSIONS + 1):
             replay.now = version
-            said = ranks[0].next()  # who asks need not be who commits
+            said = ranks[0].next()  # the rank that asks need not be the rank that commits
             assert said.since == (None if version == 1 else version - 1)
             ranks[0].share(version, said, 0, 2, {"dense": b"%d" % version})
             if version == 3:
@@ -455,7 +455,7 @@ def test_an_error_in_the_block_cancels(tmp_path: Path) -> None:
 
 
 class Clock:
-    """Time that passes only by waiting for the bandwidth."""
+    """A clock that only moves when the bandwidth makes the caller wait."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -465,7 +465,7 @@ class Clock:
 
 
 class Waited(Bandwidth):
-    """Waits by moving the clock; what had gone when."""
+    """A bandwidth that moves the clock instead of waiting; it records the bytes sent by when."""
 
     def __init__(self, rate: float, clock: Clock) -> None:
         super().__init__(rate, clock)
@@ -536,7 +536,7 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
             if self.what == "nan":
                 out["row"][3] = np.nan
             if deleted is not None:
-                out["row"][deleted] = np.nan  # what is gone may be anything
+                out["row"][deleted] = np.nan  # a deleted row may hold anything
             return np.ones(len(keys), np.bool_) if self.what == "deleted" else deleted
 
     device = Bad(replay, TABLES)

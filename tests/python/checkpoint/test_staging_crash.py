@@ -1,4 +1,4 @@
-"""kill -9 at each step of a staged version: what was committed stays, nothing half-made is listed.
+"""kill -9 at each step of a staged version: committed versions stay, no partial one is listed.
 
 Does not cover: simulated crashes of the store's own files (test_store_crash.py).
 """
@@ -51,7 +51,7 @@ writer.wait()
 
 
 class StopsAt(LocalFiles):
-    """Stops for ever in the middle of the first write below a folder, once told."""
+    """Files that stop for ever in the first write below the folder ``point``, once it is set."""
 
     point = ""
 

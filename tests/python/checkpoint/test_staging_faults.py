@@ -1,4 +1,4 @@
-"""Staged versions on stores and disks that fail: errors are told, nothing committed is lost.
+"""Staged versions on stores and disks that fail: errors are raised, committed versions stay.
 
 Does not cover: kill -9 (test_staging_crash.py).
 """
@@ -35,7 +35,7 @@ from tests.seed import SEED
 
 @pytest.mark.parametrize("every", [3, 5])
 def test_files_that_fail_every_so_often(tmp_path: Path, every: int) -> None:
-    """An upload's error is told by wait() or the next write(); what failed is in the next."""
+    """wait() or the next write() raises the upload's error; the next version has the rows."""
     replay = Replay(TABLES, steps(4), deletes=0.1)
     files = MemoryFiles()
     store = Store.create(files, "m", list(TABLES.values()))
@@ -46,7 +46,7 @@ def test_files_that_fail_every_so_often(tmp_path: Path, every: int) -> None:
             replay.now = version
             for attempt in range(6):
                 if attempt == 5:
-                    files.fail_every = 0  # with every third call none is ever whole
+                    files.fail_every = 0  # if every third call fails, no version is ever whole
                 before = store.state.versions()
                 try:
                     writer.write(version, {"dense": b"%d" % version})
@@ -165,13 +165,13 @@ def test_an_error_behind_the_commit_is_logged_and_the_version_stands(
             assert made.version == version
             told = [record.getMessage() for record in caplog.records]
             assert any("nothing is merged today" in each for each in told) == fails
-            writer.cancel()  # too late
+            writer.cancel()  # too late: the version is committed
             assert writer.wait() is None
     check(Store.open(tmp_path / "store"), replay, [1, 2, 3])
 
 
 class FailsByChance(MemoryFiles):
-    """Every operation fails by chance, bundles also between two pieces."""
+    """Files whose operations fail at random; bundles also fail between two pieces."""
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class FailsByChance(MemoryFiles):
 def test_whatever_fails_or_is_cancelled_each_listed_version_is_whole(
     tmp_path: Path, policy: str
 ) -> None:
-    """Versions over each other in random order of success, error and cancel, from two threads."""
+    """Write versions with random success, error and cancel; cancels come from a second thread."""
     chance = random.Random(SEED)
     count = 30
     replay = Replay(TABLES, steps(SEED, count), deletes=0.1)

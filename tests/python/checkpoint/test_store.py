@@ -1,6 +1,6 @@
-"""Every policy, every version: what a store restores is what a plain replay was, bit for bit.
+"""Every version of every policy restores bit by bit to the rows of a plain replay.
 
-Through splits, merges, resets, purges, rollbacks and reopened stores. Does not cover: crashes
+The tests split, merge, reset, purge, roll back and reopen stores. Does not cover: crashes
 (test_store_crash.py), damage (test_store_damage.py), speed (bench).
 """
 
@@ -29,7 +29,7 @@ VERSIONS = 30
 
 
 def steps(seed: int, count: int = VERSIONS) -> list[dict[str, np.ndarray]]:
-    """Skewed changes, new keys all along, and a table that some versions leave alone."""
+    """Return skewed changes, with new keys in each, and a table that some versions don't change."""
     rng = np.random.default_rng(seed)
     made = []
     for number in range(count):
@@ -57,7 +57,7 @@ def made_policies() -> list[Policy]:
 
 
 def written(folder: Path, policy: Policy, replay: Replay) -> Store:
-    """All versions of the replay, arranged after each."""
+    """Write all versions of the replay, and arrange after each."""
     store = Store.create(folder, "m", list(replay.tables.values()))
     writer = Checkpointer(store, policy, replay, chunk_bytes=1 << 8)
     for version in range(1, len(replay.steps) + 1):
@@ -86,7 +86,7 @@ def test_every_version_is_what_it_was(tmp_path: Path, number: int) -> None:
 
 
 def test_policies_do_what_they_say(tmp_path: Path) -> None:
-    """So that the test above tests them: splits, merges and resets happened."""
+    """Splits, merges and resets happen, so the test above covers them."""
     replay = Replay(TABLES, steps(1), deletes=0.1)
     two_d = TwoD(ratio=0.05, resets=False)
     store = written(tmp_path / "2d", two_d, replay)
@@ -112,7 +112,7 @@ def test_policies_do_what_they_say(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_quantised_versions_are_what_was_quantised(tmp_path: Path, name: str) -> None:
-    """Rows of 4 and 2 bits and state of 8: split and merged as they are stored, never again."""
+    """Rows of 4 and 2 bits and state of 8 bits are split and merged as stored, not requantised."""
     chosen = Quantisation("adaptive", 4, bins=20, ratio=0.5)
     tables = {
         "items": Table(
@@ -180,7 +180,7 @@ def test_rollback_goes_on_from_there(tmp_path: Path, name: str) -> None:
     assert store.rollback(17) == list(range(18, VERSIONS + 1))
     check(store, replay, list(range(1, 18)))
     assert store.rollback(17) == []
-    # Another history from there on.
+    # Write another history from there on.
     replay.steps[17:] = steps(5)[:10]
     writer = Checkpointer(store, policy, replay)
     for version in range(18, 28):
@@ -192,7 +192,7 @@ def test_rollback_goes_on_from_there(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("number", range(len(made_policies())))
 def test_pieces_are_what_restore_gives(tmp_path: Path, number: int) -> None:
-    """In order, none of them larger than a chunk of the base and what was written above it."""
+    """Pieces are in key order; each is at most a base chunk and what was written above it."""
     replay = Replay(TABLES, steps(12), deletes=0.1)
     store = written(tmp_path / "store", made_policies()[number], replay)
     for version in range(1, VERSIONS + 1):
@@ -221,7 +221,7 @@ def test_pieces_go_on_while_chunks_are_split(tmp_path: Path) -> None:
     reader = Store.open(tmp_path / "store")
     pieces = reader.pieces("items")
     found = [next(pieces)]
-    Merged(stride=2).arrange_all(store)  # and its files go away
+    Merged(stride=2).arrange_all(store)  # removes the files of the chunks that it merges
     store.tidy()
     store.keep(1)
     store.tidy()
@@ -237,11 +237,11 @@ def test_pieces_go_on_while_chunks_are_split(tmp_path: Path) -> None:
 
 
 def test_ended_chunks_are_said_once(tmp_path: Path) -> None:
-    """A line does not grow with what has ended; a store that is opened anew knows all of it."""
+    """A line does not grow with ended chunks, and a reopened store knows all of them."""
     replay = Replay(TABLES, steps(5), deletes=0.1)
     store = Store.create(tmp_path / "s", "m", list(TABLES.values()))
     writer = Checkpointer(store, TwoD(ratio=0.0, resets=False), replay)
-    said = []  # in the line's own file, of chunks that have ended
+    said = []  # ended chunks listed in the line's own file, after each version
     for version in range(1, VERSIONS + 1):
         replay.now = version
         writer.write(version, {"dense": b"%d" % version})
@@ -265,7 +265,7 @@ def test_ended_chunks_are_said_once(tmp_path: Path) -> None:
         assert set(again.state.line.chunks) == set(store.state.line.chunks)
         assert again.state.files() == store.state.files()
         check(again, replay, kept)
-    store.tidy()  # what is named no more goes
+    store.tidy()  # removes the files that are not named any more
     there = {f"lines/{path.name}" for path in (tmp_path / "s" / "lines").iterdir()}
     named = store.state.files() | set(store.state.trash)
     assert there == {path for path in named if path.startswith("lines/")}
@@ -287,7 +287,7 @@ def test_two_writers_are_told(tmp_path: Path) -> None:
 
 
 def test_a_newer_state_that_a_restore_reads_meanwhile_loses_nothing(tmp_path: Path) -> None:
-    """A version is written while another writer commits, and a restore of ours sees that."""
+    """Another writer commits during a write, and a restore in our process loads its state."""
     replay = Replay(TABLES, steps(6, 3))
     store = written(tmp_path / "store", POLICIES["consecutive"](), replay)
     other = Store.open(tmp_path / "store")
@@ -321,7 +321,7 @@ def test_files_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_readers_go_on_while_chunks_are_split_and_merged(tmp_path: Path) -> None:
-    """A reader of an older state finds its files gone, and reads the newer one."""
+    """A reader of an older state finds its files removed, and reads the newer state."""
     replay = Replay(TABLES, steps(7), deletes=0.1)
     store = Store.create(tmp_path / "store", "m", list(TABLES.values()))
     replay.now = 1
@@ -435,11 +435,11 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
 
 
 def test_strides_and_volumes_of_the_paper() -> None:
-    # d = 1: a merged delta is as large as one of them: sum 1/s^i = 1/(s-1).
+    # d = 1: a merged delta is as large as one of its deltas: sum 1/s^i = 1/(s-1).
     assert least_stride(1.0, 1.01) == 2
     assert least_stride(1.0, 0.6) == 3
     with pytest.raises(InvalidArgument, match="no stride up to 64 keeps up"):
-        least_stride(0.0, 5.0)  # nothing in common: every layer is as much as the first
+        least_stride(0.0, 5.0)  # no rows in common: every layer has as many rows as the first
     # s = 2, d = 0.5: 7 deltas are one of 4, one of 2 and one: 1.5^2 + 1.5 + 1.
     assert living_volume(7, 2, 0.5) == pytest.approx(1.5**2 + 1.5 + 1)
     assert full_every(2, 0.5, 4.75) == 6

@@ -1,7 +1,7 @@
 """A store after a crash at every operation, after kill -9, and on files that fail.
 
-Whatever was committed restores; nothing half-made is listed; the next writer goes on. Does not
-cover: disks that lie about fsync.
+Every committed version restores, no partial version is listed, and the next writer continues. Does
+not cover: disks that lie about fsync.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def policies() -> dict[str, Policy]:
 
 
 def drive(files: MemoryFiles, policy: Policy, replay: Replay, committed: list[int]) -> None:
-    """All of a store's life: versions, splits, merges, resets, keep, rollback, purge."""
+    """Run the whole life of a store: versions, splits, merges, resets, keep, rollback, purge."""
     store = Store.create(files, "m", list(TABLES.values()))
     writer = Checkpointer(store, policy, replay)
     for version in range(1, VERSIONS + 1):
@@ -54,19 +54,19 @@ def drive(files: MemoryFiles, policy: Policy, replay: Replay, committed: list[in
         committed.append(version)
         writer.arrange()
     store.keep(2)
-    committed.remove(VERSIONS)  # what is being dropped may stand or not
+    committed.remove(VERSIONS)  # a version being dropped may exist or not
     store.rollback(VERSIONS - 1)
     committed[:] = [2, *committed[-3:]]
     store.purge(3)
 
 
 def check(files: MemoryFiles, replay: Replay, committed: list[int]) -> None:
-    """After a crash: all of it opens, restores and goes on."""
+    """Assert after a crash that the store opens, restores all versions and can be continued."""
     files.crash_at = 0
     store = Store.open(files)
     versions = [each.version for each in store.state.versions()]
     assert set(committed) <= set(versions)
-    # One more may stand: its state was made, and the crash came before anybody was told.
+    # One more version may exist: its state was written, and then the crash came before the return.
     for version in versions:
         assert_same(store.restore(version)["items"], replay.at("items", version))
         assert store.part(version, "dense") == b"%d" % version
@@ -86,7 +86,7 @@ def test_a_crash_at_every_operation(name: str, torn: bool) -> None:
     whole = MemoryFiles()
     drive(whole, policies()[name], replay, [])
     assert whole.operations > 4 * VERSIONS
-    for at in range(2, whole.operations + 1):  # 1 is the store itself: until then there is none
+    for at in range(2, whole.operations + 1):  # operation 1 creates the store itself
         files = MemoryFiles()
         files.crash_at, files.torn = at, torn
         committed: list[int] = []
@@ -97,7 +97,7 @@ def test_a_crash_at_every_operation(name: str, torn: bool) -> None:
 
 
 class AllFirst:
-    """Executes all plans before it says what became of any, as several workers may."""
+    """An executor that runs all plans before it yields an outcome, as several workers may."""
 
     def run(self, plans: Sequence[MergePlan]) -> Iterator[Executed]:
         """See Executor."""
@@ -105,7 +105,7 @@ class AllFirst:
 
 
 def drive_merges(files: MemoryFiles, replay: Replay, committed: list[int]) -> None:
-    """Versions that are merged only when there are many, all that is due at once."""
+    """Write versions, and merge them only when there are many: all due merges at once."""
     store = Store.create(files, "m", list(TABLES.values()))
     writer = Checkpointer(store, POLICIES["consecutive"](), replay)
     for version in range(1, VERSIONS + 2):
@@ -137,7 +137,7 @@ def test_a_crash_at_every_operation_of_merges_side_by_side(torn: bool) -> None:
 @pytest.mark.parametrize("every", [7, 11])
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_files_that_fail_every_so_often(name: str, every: int) -> None:
-    """Each call is tried until it succeeds; none leaves the store other than it was."""
+    """Retry each call until it succeeds; a failed call leaves the store as it was."""
     replay = Replay(TABLES, steps(2, VERSIONS), deletes=0.1)
     files = MemoryFiles()
     store = Store.create(files, "m", list(TABLES.values()))

@@ -37,7 +37,7 @@ def filled(files: MemoryFiles | str, replay: Replay, policy: Policy | None = Non
 
 @pytest.mark.parametrize("policy", [POLICIES["consecutive"](), TwoD(ratio=0.0, resets=False)])
 def test_no_damage_is_given_out(replay: Replay, policy: Policy) -> None:
-    """Every file, missing, cut, or with one bit turned: an error, or the rows as they were."""
+    """Damage every file: remove it, cut it, or flip a bit. Expect an error, or the right rows."""
     files = MemoryFiles()
     line = filled(files, replay, policy).state.line
     assert bool(line.sealed) == isinstance(policy, TwoD)
@@ -126,7 +126,7 @@ def test_any_filesystem_of_fsspec(replay: Replay, tmp_path: Path) -> None:
 
 
 def test_a_file_that_goes_while_its_folder_is_listed_hides_no_other(tmp_path: Path) -> None:
-    """A writer removes states while a reader looks for the newest."""
+    """A writer removes states while a reader looks for the newest one."""
     files = LocalFiles(tmp_path)
     for number in range(64):
         files.write(f"states/{number}", [b"x"])

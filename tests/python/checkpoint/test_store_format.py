@@ -1,6 +1,6 @@
-"""Formats of a store: what format 1 wrote is read, gone on from, and written on top of.
+"""Formats of a store: a store of format 1 can be read, and continued in format 2.
 
-And what format 2 leaves out: keys and filter of a chunk whose keys ascend by one.
+In format 2 a chunk whose keys ascend by one has no keys and no filter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LAST = 2**64 - 1
 
 
 def given(table: Table, keys: list[int] | Keys, add: float, deleted: Mask | None = None) -> Rows:
-    """What the golden store was written from."""
+    """Return the rows that the golden store was written from."""
     found = np.array(keys, np.uint64)
     values = (found[:, None] * 10 + np.arange(4) + add).astype(np.float32)
     columns = {"row": values, "sum": values[:, :1] + np.float32(0.5)}
@@ -46,7 +46,7 @@ def test_a_store_of_format_1_is_read_and_gone_on_from(tmp_path: Path) -> None:
     order = np.argsort(keys)
     assert store.restore(2)["items"].same(Rows(keys, expected, None).at(order))
     assert store.part(1, "dense") == b"one"
-    assert all(chunk.keyed for chunk in store.state.line.chunks)  # also those that ascend by one
+    assert all(chunk.keyed for chunk in store.state.line.chunks)  # even if they ascend by one
     store.write(3, {"items": given(table, list(range(100, 110)), 7)}, kind=DELTA)
     TwoD(resets=False).arrange(store)
     again = Store.open(tmp_path / "store")
@@ -73,7 +73,7 @@ def test_keys_that_ascend_by_one_are_left_out(tmp_path: Path, first: int) -> Non
     whole, deletions, keyed = Store.open(tmp_path / "store").state.line.chunks
     assert (whole.keyed, deletions.keyed, keyed.keyed) == (False, False, True)
     assert whole.bloom_length == 0 < keyed.bloom_length
-    assert keyed.length - whole.length >= 8 * 499 - 16 - 64  # a row less, and padding
+    assert keyed.length - whole.length >= 8 * 499 - 16 - 64  # one row less, and padding
     for chunk in (whole, deletions):
         np.testing.assert_array_equal(store.reader.keys(chunk), keys)
     np.testing.assert_array_equal(store.restore(2)["items"].keys, keys[~deleted])
@@ -97,7 +97,7 @@ def test_they_are_split_like_others(tmp_path: Path) -> None:
         store.write(version, {"items": rows}, kind=BASE if version == 1 else DELTA)
         policy.arrange(store)
     assert policy.filters.split > 3
-    # (40, 50) does not touch the 30 rows before: it is sorted out without a look at them.
+    # (40, 50) does not overlap the 30 rows of the version before, so that chunk is not read.
     assert policy.filters.by_bloom < policy.filters.chunks
     assert store.verify() == []
     for version, expected in enumerate(replay, 1):
@@ -106,6 +106,6 @@ def test_they_are_split_like_others(tmp_path: Path) -> None:
 
 
 def test_no_column_is_called_as_the_keys_are() -> None:
-    """Its values would be read as keys."""
+    """The values of such a column would be read as keys."""
     with pytest.raises(InvalidArgument, match="'key'"):
         Table("items", (Column("row", "f32", 2), Column("key", "f32", 2)))

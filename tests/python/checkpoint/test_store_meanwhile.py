@@ -1,4 +1,4 @@
-"""Writers, readers and purges of one store that get into each other's way, and failing states.
+"""Writers, readers and purges that work on one store in parallel, and states that fail.
 
 Does not cover: crashes (test_store_crash.py).
 """
@@ -29,7 +29,7 @@ def _one(value: float, *keys: int) -> dict[str, Rows]:
 
 
 def test_a_writer_that_is_far_behind_is_told(tmp_path: Path) -> None:
-    """Its next state was made, and removed, long ago."""
+    """The state that it would create was created by another writer, and removed, long ago."""
     store = Store.create(tmp_path, "m", [Table.of("items", 2)])
     store.write(1, _one(1, 1, 2, 3), kind=BASE)
     behind = Store.open(tmp_path)
@@ -68,7 +68,7 @@ def test_a_late_refresh_does_not_undo_a_commit(
     def slowly(files: Files) -> State:
         found = read(files)
         monkeypatch.undo()
-        store.write(2, _one(2, 2), kind=DELTA)  # between what was read and its use
+        store.write(2, _one(2, 2), kind=DELTA)  # after the load and before its result is used
         return found
 
     monkeypatch.setattr("petps.checkpoint.store.load", slowly)
@@ -113,11 +113,11 @@ def test_a_line_resets_whatever_purge_dropped(tmp_path: Path) -> None:
     for version in range(2, 6):
         store.write(version, _one(version, 2), kind=DELTA)
         store.restore()
-    store.reader.read_seconds = 1e6  # restoring is slow
+    store.reader.read_seconds = 1e6  # a restore is slow
     assert policy.kind(store) == BASE
     store.purge(2)
     assert policy.kind(store) == BASE
-    assert policy.kind(Store.open(tmp_path)) == DELTA  # it has read nothing yet
+    assert policy.kind(Store.open(tmp_path)) == DELTA  # this object has read nothing yet
 
 
 def test_a_state_that_was_made_in_spite_of_an_error_is_none(
@@ -141,7 +141,7 @@ def test_a_state_that_was_made_in_spite_of_an_error_is_none(
 
 
 def test_a_try_that_was_repeated_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client of an object store repeats a put whose answer was lost."""
+    """A client of an object store retries a put whose reply was lost."""
     store = Store.create(tmp_path, "m", [Table.of("items", 2)])
     create = store.files.create
 
@@ -165,7 +165,7 @@ def test_what_deleted_rows_held_does_not_matter(tmp_path: Path) -> None:
 
 
 def test_policies_see_all_chunks_of_a_version(tmp_path: Path) -> None:
-    """Ranks' chunks of a version have keys in turn: split and measured as one writer's are."""
+    """A version's chunks from several ranks are split and measured like those of one writer."""
     ended, measured = [], []
     for ranks in (1, 3):
         store = Store.create(tmp_path / str(ranks), "m", [Table.of("items", 2)])

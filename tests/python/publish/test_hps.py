@@ -1,4 +1,4 @@
-"""HPS's messages: what fits exactly becomes rows, everything else is counted."""
+"""HPS messages: those that fit the format exactly become rows, all others are counted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCHEMA = TableSchema("user", "f32", 4)
 
 
 def encoded(keys: list[int], rows: npt.ArrayLike, *, key: str = "q", size: int = 16) -> bytes:
-    """As KafkaMessageSink writes it, key by key."""
+    """Return a message as KafkaMessageSink writes it, key by key."""
     body = struct.pack("<BBBBI", *b"HCTR", size)
     for one, row in zip(keys, np.asarray(rows, np.float32), strict=True):
         body += struct.pack(f"<{key}", one) + row.tobytes()
@@ -84,7 +84,7 @@ def test_any_cut_or_flipped_bit_of_the_header_is_refused_or_the_same_pairs() -> 
 
 
 class Site:
-    """A topic of HPS, and the bridge's command."""
+    """A topic of HPS, and the command of the bridge."""
 
     def __init__(self, broker: Broker, model: str, folder: Path) -> None:
         self.broker, self.model, self.folder = broker, model, folder
@@ -143,7 +143,8 @@ def test_the_way_from_hps_to_served_rows(site: Site) -> None:
     assert report["lost"] == 0
     assert site.served() == expected
 
-    # Again: nothing is new. Then only what is new. Then, the file gone, all again, in order.
+    # The second run finds nothing new. The next run finds only new rows. After the file is removed,
+    # a run reads everything again, in order.
     again = site.bridge()
     assert (again["messages"], again["versions"]) == (0, 0)
     site.send(0, encoded([2, 1000], [row_of(2, 7), row_of(1000)]))

@@ -1,4 +1,4 @@
-"""The publisher: what stands in the log after each call, and what it refuses."""
+"""The publisher: the contents of the log after each call, and the calls that it refuses."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_commit_stands_in_untouched_partitions_too(log: DirectoryLog) -> None:
 
 
 class SyncedLog(DirectoryLog):
-    """Remembers the order of appends and syncs."""
+    """A log that records the order of appends and syncs."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -222,7 +222,7 @@ def test_runs_grow_and_versions_go_on(log: DirectoryLog) -> None:
 
 
 def test_a_clock_that_went_back_does_not_make_a_zombie(log: DirectoryLog) -> None:
-    far = time.time_ns()  # in milliseconds: far in the future
+    far = time.time_ns()  # as milliseconds, this is far in the future
     begun(log, run=far)
     assert Publisher(log, "m", tables=[USER]).run == far + 1
 
@@ -329,7 +329,7 @@ def test_an_error_of_the_log_ends_the_run(
 
 
 def test_two_workers_publish_one_run_each_its_partitions(log: DirectoryLog, tmp_path: Path) -> None:
-    """Each marks, fills and commits its own; a commit counts what all have published."""
+    """Each worker marks, fills and commits its own partitions; a commit counts the rows of all."""
     logs = (log, DirectoryLog(tmp_path / "log", partitions=P))
     workers = [
         Publisher(each, "m", tables=[USER, ITEM], run=7, own=own)

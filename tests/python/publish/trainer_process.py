@@ -1,9 +1,9 @@
-"""A trainer that may be killed at any moment, and goes on from what it saved.
+"""A trainer that may be killed at any moment, and continues from the state that it saved.
 
-Its state is the version that last wrote each key, 0 where the key is not there; it is saved whole
-after each commit. A start restores it, writes it as a base, begins a run with that base, and goes
-on, by a version at least, until the file ``enough`` names one that is reached. Arguments: folder,
-log, seed.
+Its state is, for each key, the version that wrote it last, or 0 if the key does not exist. It saves
+the whole state after each commit. At the start it loads the state, writes it as a base and begins a
+run with that base. It publishes at least one version, and stops when it reaches the version that
+the file ``enough`` names. Arguments: folder, log, seed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Keys = npt.NDArray[np.uint64]
 
 
 def rows_of(keys: Keys, versions: Versions) -> npt.NDArray[np.float32]:
-    """Rows that say whose they are, float32[n, DIM]: the version, then mixes of key and version."""
+    """Return rows that identify their writer, float32[n, DIM]: the version, then mixed values."""
     columns = np.arange(DIM, dtype=np.int64)
     mixed = (
         keys.astype(np.int64)[:, None] * 7919 + versions[:, None] * 104_729 + columns * 31
@@ -44,7 +44,7 @@ def rows_of(keys: Keys, versions: Versions) -> npt.NDArray[np.float32]:
 
 
 def load(folder: Path) -> Versions:
-    """The saved state."""
+    """Return the saved state."""
     path = folder / "state.npy"
     return np.load(path) if path.exists() else np.zeros(KEYS, np.int64)
 
@@ -73,7 +73,7 @@ def _write_base(folder: Path, run: int, state: Versions) -> Path:
 
 
 def _begin(log: DeltaLog) -> Publisher:
-    """As a supervised trainer does: once the brokers are back, whose start may take its time."""
+    """Create the publisher, and retry while the brokers start again, as a supervisor would."""
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
         try:
@@ -85,7 +85,7 @@ def _begin(log: DeltaLog) -> Publisher:
 
 
 def main(folder: Path, place: str, seed: int) -> None:
-    """Publishes until it is enough. Prints the version of each commit."""
+    """Publish until the version in ``enough`` is reached. Print the version of each commit."""
     state = load(folder)
     log = open_log(place, partitions=PARTITIONS)
     publisher = _begin(log)

@@ -1,6 +1,6 @@
-"""The tracker: what it refuses, threads, memory, spilled files, disks that refuse.
+"""The tracker: refused calls, threads, memory, spilled files, disks that refuse.
 
-What it answers is tried against plain sets in test_tracker_model.py.
+test_tracker_model.py compares its answers with plain sets.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_a_reading_that_is_over_is_refused() -> None:
     for call in (first.acknowledge, lambda: first.ids("sparse")):
         with pytest.raises(FailedPrecondition, match="reading of tenant a is over"):
             call()
-    first.abandon()  # without effect on the second
+    first.abandon()  # no effect on the second reading
     second.acknowledge()
     with pytest.raises(FailedPrecondition, match="read again"):
         second.acknowledge()
@@ -137,7 +137,7 @@ def test_tenants_read_at_their_own_intervals_over_one_storage() -> None:
     tracker = Tracker({"t": None}, tenants=["slow", "fast"])
     one_reading = 8 * 1000
     for step in range(50):
-        tracker.track("t", np.arange(1000))  # each step the same: DECK's worst case
+        tracker.track("t", np.arange(1000))  # the same ids in each step: DECK's worst case
         if step % 2:
             reading = tracker.read("fast")
             assert len(reading.ids("t")) == 1000
@@ -159,7 +159,7 @@ def test_a_dense_table_becomes_bits() -> None:
     tracker.track("t", np.arange(few))
     tracker.compact()
     assert tracker.resident_bytes == rows // 8
-    for start in range(0, rows, rows // 16):  # and never more, with no compact()
+    for start in range(0, rows, rows // 16):  # never more bytes, even without compact()
         tracker.track("t", np.arange(start, start + rows // 16)[::-1])
         assert tracker.resident_bytes == rows // 8
     np.testing.assert_array_equal(tracker.read("a").ids("t"), np.arange(rows))
@@ -188,7 +188,8 @@ def test_ids_that_come_while_others_are_compacted_stay(monkeypatch: pytest.Monke
         return found
 
     for table in ("dense", "sparse"):
-        tracker.track(table, np.repeat(np.arange(200), 2))  # dense: bits from here on
+        # The dense table becomes bits here.
+        tracker.track(table, np.repeat(np.arange(200), 2))
     monkeypatch.setattr("petps.tracker.tracker.distinct", slow)
     assert tracker.compact() == 400
     reading = tracker.read("a")
@@ -197,7 +198,7 @@ def test_ids_that_come_while_others_are_compacted_stay(monkeypatch: pytest.Monke
 
 
 def test_compact_costs_little_however_often_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids that are compacted in all: a small multiple of those tracked."""
+    """The number of ids that pass through compactions is a small multiple of those tracked."""
     seen = 0
     real = jagged_unique
 
@@ -216,7 +217,7 @@ def test_compact_costs_little_however_often_it_is_called(monkeypatch: pytest.Mon
 
 
 def test_many_threads_track_while_tenants_read(tmp_path: Path) -> None:
-    """Every id reaches each tenant, and none before it was tracked."""
+    """Every id reaches each tenant, and no id before it was tracked."""
     threads, steps, size = 4, 150, 200
     tracker = Tracker(
         {"t": threads * steps * size, "s": None},
@@ -247,7 +248,7 @@ def test_many_threads_track_while_tenants_read(tmp_path: Path) -> None:
                 number += 1
                 with tracker.read(tenant) as reading:
                     found = {table: reading.ids(table) for table in ("t", "s")}
-                    if number % 3 or last:  # the others fail
+                    if number % 3 or last:  # the other readings are abandoned
                         reading.acknowledge()
                         for table, ids in found.items():
                             seen[tenant][table].append(ids)
@@ -265,7 +266,7 @@ def test_many_threads_track_while_tenants_read(tmp_path: Path) -> None:
         each.join(120)
     assert not failed
     for found in seen.values():
-        for parts in found.values():  # ids never repeat here, so each is handed out once
+        for parts in found.values():  # no id repeats here, so each is handed out once
             ids = np.concatenate(parts)
             assert len(ids) == threads * steps * size
             np.testing.assert_array_equal(np.sort(ids), np.arange(len(ids)))
@@ -298,7 +299,7 @@ def test_ids_beyond_the_budget_lie_in_files(tmp_path: Path) -> None:
             tracker.read("fast").acknowledge()
     assert tracker.spilled_bytes > budget
     files = len(list(tmp_path.iterdir()))
-    assert files <= 16  # merged as they come
+    assert files <= 16  # files are merged when new ones are written
     reading = tracker.read("slow")
     for table, expected in touched.items():
         found = reading.touched(table)
@@ -328,7 +329,7 @@ def test_reading_spilled_ids_takes_one_table_at_a_time(tmp_path: Path) -> None:
 
 
 class Refusing:
-    """A disk that is full from the moment it is asked."""
+    """A disk that is full until ``full`` is False."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full = True
@@ -358,7 +359,7 @@ def test_a_full_disk_says_so_and_loses_nothing(
             tracker.track("t", np.arange(step * 100, step * 100 + 100))
         except ResourceExhausted as error:
             refused.append(str(error))
-    assert 5 <= len(refused) < 100  # not each call, but each 1/16 of the budget
+    assert 5 <= len(refused) < 100  # once for each 1/16 of the budget, not in each call
     assert "No space left on device. They stay in memory, and none is lost" in refused[0]
     assert list(tmp_path.iterdir()) == []
     assert tracker.resident_bytes >= 40 * 8000
@@ -369,7 +370,7 @@ def test_a_full_disk_says_so_and_loses_nothing(
 
 
 def test_a_real_disk_that_is_full(tmp_path: Path) -> None:
-    """The kernel's own refusal: files of this process may have 100 KB."""
+    """The kernel refuses the write: a file of this process may have 100 KB at most."""
     script = """
 import resource, signal, sys
 import numpy as np

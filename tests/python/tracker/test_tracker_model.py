@@ -1,6 +1,6 @@
 """The tracker against plain sets, under random calls of trainers and tenants.
 
-Not covered here: threads, a disk that refuses (test_tracker.py).
+Does not cover: threads, a disk that refuses (test_tracker.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from petps.tracker import Reading, Tracker
 
-# dense: small enough that ids become bits at 5 of them; state: ids with the step they came at.
+# dense: so small that 5 ids become bits; state: ids with the number of their step.
 TABLES: dict[str, int | None] = {"dense": 300, "sparse": None, "state": None}
 TENANTS = ("checkpoint", "publish", "audit")
 IDS = {
@@ -29,17 +29,17 @@ IDS = {
     "sparse": st.lists(st.integers(0, 20) | st.integers(0, 2**64 - 1), max_size=20),
     "state": st.lists(st.integers(0, 30), max_size=20),
 }
-Missed = dict[str, dict[int, int]]  # by table and id: the state that counts
+Missed = dict[str, dict[int, int]]  # by table and id: the state that must be returned
 
 
 class TrackerModel(RuleBasedStateMachine):
-    """Each tenant's model: what it has not acknowledged, in the order of the segments it read."""
+    """A model of each tenant: the ids not acknowledged, in the order of the segments it read."""
 
     def __init__(self) -> None:
         super().__init__()
         self.step = 0
-        self.missed: dict[str, list[Missed]] = {}  # the last one is still growing
-        self.readings: dict[str, tuple[Reading, int]] = {}  # and how many parts it covers
+        self.missed: dict[str, list[Missed]] = {}  # the last element is still growing
+        self.readings: dict[str, tuple[Reading, int]] = {}  # with the number of parts covered
 
     @initialize(keep=st.sampled_from(["first", "last"]), budget=st.sampled_from([None, 64, 2000]))
     def begin(self, keep: Literal["first", "last"], budget: int | None) -> None:

@@ -19,7 +19,7 @@ SEED = 20263
 
 @st.composite
 def jagged(draw: st.DrawFn) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """values uint64[n], offsets uint64[tables + 1]."""
+    """Draw values uint64[n] and offsets uint64[tables + 1]."""
     identifier = st.one_of(st.integers(0, 30), st.integers(0, 2**64 - 1), st.just(2**64 - 1))
     tables = draw(st.lists(st.lists(identifier, max_size=60), max_size=12))
     values = np.array([i for table in tables for i in table], dtype=np.uint64)
@@ -64,7 +64,7 @@ def test_a_large_table_of_signed_ids(order: Literal["any", "ascending"]) -> None
 
 
 def test_the_answer_outlives_the_call() -> None:
-    """Its memory is the native side's; many answers are held while others go."""
+    """The native side owns the memory: many results stay valid while others are freed."""
     values = np.arange(1000, dtype=np.uint64)
     kept = [jagged_unique(values + i, np.array([0, 1000]), order="ascending") for i in range(50)]
     for i, found in enumerate(kept):
@@ -72,7 +72,7 @@ def test_the_answer_outlives_the_call() -> None:
 
 
 def test_other_threads_run_meanwhile() -> None:
-    """Two calls at once give what they give alone (and TSan sees the native part)."""
+    """Parallel calls return the same as one call alone (TSan checks the native part)."""
     values = np.random.default_rng(SEED).integers(0, 100_000, 200_000)
     offsets = np.array([0, 200_000])
     expected = jagged_unique(values, offsets).ids
