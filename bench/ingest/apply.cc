@@ -1,5 +1,6 @@
-// apply: batches of full rows for keys that are there, beside a loop that reads two random index
-// lines per row and streams the row to where it is told, on the same medium, with as many threads.
+// apply: batches of full rows for keys that exist. The limit is a loop that reads two random index
+// lines per row and streams the row to a given place, on the same medium, with the same number of
+// threads.
 #include <emmintrin.h>
 
 #include <algorithm>
@@ -25,17 +26,17 @@ struct Place {
 struct Setting {
   uint64_t batch;  // rows of one apply
   uint64_t window_batches;
-  uint64_t target_rows;  // of the limit's mapped memory
+  uint64_t target_rows;  // rows in the limit's mapped memory
   uint32_t threads;
   Plan plan;
 };
 
-// Reads lines of the real index; writes rows one after another, round and round, into an extent of
-// its own on the same medium. The batch of rows it copies from is the one petps applies. Threads have
-// neighbours in one vector: each object has cache lines of its own.
+// Reads lines of the real index, and writes rows one after another into an extent of its own on the
+// same medium; at the end of the extent it begins again. It copies the batch of rows that petps
+// applies. The objects of several threads lie in one vector, so each has cache lines of its own.
 class alignas(2 * kLine) Limit {
  public:
-  // Writes to `rows` rows of the target, from row `first` on.
+  // Writes to `rows` rows of the target, starting at row `first`.
   Limit(LoadedTable& loaded, media::Media& target, uint64_t first, uint64_t rows)
       : medium_(target),
         base_(loaded.tables().pool().at(0)),
@@ -88,7 +89,7 @@ struct Batches {
   std::vector<std::vector<Place>> places;
 };
 
-// Distinct keys within a batch, as a delta has them.
+// The keys within a batch are distinct, as in a delta.
 Batches make_batches(LoadedTable& loaded, uint64_t count, uint64_t size) {
   Batches batches;
   const index::Index& index = loaded.table().impl().index;
@@ -174,7 +175,7 @@ void measure(const TableShape& shape, const Setting& setting) {
     theirs = (theirs + window_batches) % count;
     return window_batches * setting.batch;
   };
-  // Every slot that replaced rows will use is touched before the clock starts.
+  // Touch every slot that replaced rows will use before the clock starts.
   for (uint64_t done = 0; done < loaded.rows() / 4 + 2 * pool::kSpareSlots;
        done += setting.batch * window_batches) {
     apply();
@@ -225,7 +226,7 @@ int main(int count, char** values) {
   setting.threads = static_cast<uint32_t>(arguments.number("threads", 1));
   arguments.finish();
   if (shape.durability == "power")
-    setting.plan.calm = 0;  // a thread that waits for its disk is calm
+    setting.plan.calm = 0;  // a wait for the disk must not count as a lost core
   measure(shape, setting);
   return 0;
 }

@@ -1,8 +1,9 @@
-"""What ingest costs before it decodes: reads a topic at a stated rate, and throws it away.
+"""The cost of ingest before it decodes: a reader of a topic at a given rate, without decoding.
 
 python -m bench.ingest.consumer LOG ROWS_PER_SECOND
 
-At ingest's niceness, in its pieces. Prints a line when it reads; goes on until it is killed.
+It has ingest's niceness and polls as many bytes. It prints a line when it begins to read, and runs
+until it is killed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from petps.ingest.ingest import NICENESS, POLL_BYTES, POLL_SECONDS
 
 
 def main(place: str, rows_per_second: float) -> None:
-    """From the start of the log on."""
+    """Read from the start of the log on."""
     os.nice(NICENESS)
     with closing(open_log(place, partitions=PARTITIONS)) as log:
         subscription = log.subscribe(dict.fromkeys(range(PARTITIONS), 0))

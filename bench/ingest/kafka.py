@@ -1,9 +1,9 @@
-"""Ingest from a real broker: how fast, what it does to pulls, how fresh rows are.
+"""Ingest from a real broker: how fast it is, how it affects pulls, how fresh rows are.
 
-One broker on 127.0.0.1 and everything else on the same processors. A topic holds versions of full
-512-byte rows for keys that the table has, in random order. Ingest of it is compared in turn, round
-by round, with reading the same topic with the same consumer settings and throwing it away, and with
-applying such rows from memory.
+One broker on 127.0.0.1 shares the processors with everything else. A topic holds versions of full
+512-byte rows, for keys that the table has, in random order. In each round, ingest is compared with
+reading the same topic with the same consumer settings and discarding it, and with applying such
+rows from memory.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ PARTITIONS: Final = 8
 SCHEMA: Final = TableSchema(TABLE, "f32", 128)
 KEYS_PER_PULL: Final = 500
 WAIT_SECONDS: Final = 120.0
-PULLER_PRIORITY: Final = 10  # in real time, before workers that are
+PULLER_PRIORITY: Final = 10  # real-time priority, above that of real-time workers
 LOOP: Final = f"import os; os.nice({NICENESS}); print(flush=True)\nwhile True: pass"
 Result = dict[str, Any]
 Keys = npt.NDArray[np.uint64]
 
 
 def figures(work: dict[str, Any]) -> Iterator[Result]:
-    """The results; none, with a line that says why, where no broker can be had."""
+    """Yield the results. Without a broker there are none, and a line says why."""
     try:
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             broker = Broker(Path(folder) / "broker")
@@ -108,8 +108,9 @@ def _figures(work: dict[str, Any], broker: Broker, folder: Path) -> Iterator[Res
 
 
 def deltas(keys: Keys, rows: int) -> Iterator[tuple[Keys, npt.NDArray[np.float32]]]:
-    """Deltas of ``rows`` full rows without end, in random order; made quickly, so that a publisher
-    is not held up.
+    """Yield endless deltas of ``rows`` full rows in random order.
+
+    They are made fast, so that they do not slow a publisher down.
     """
     rng = np.random.default_rng(2)
     values = rng.standard_normal((rows, SCHEMA.dim), dtype=np.float32)
@@ -128,7 +129,7 @@ def _publish(publisher: Publisher, keys: Keys, rows: int, versions: int) -> int:
 
 @contextmanager
 def _tables(path: Path, keys: Keys) -> Iterator[_native.Tables]:
-    """A file pool whose table holds every key, so that deltas replace rows."""
+    """Create a file pool whose table holds every key, so that deltas replace rows."""
     tables = _native.Tables.create(str(path), durability="process")
     try:
         instance = tables.create_instance(MODEL, f"{MODEL}@1", PARTITIONS)
@@ -137,7 +138,7 @@ def _tables(path: Path, keys: Keys) -> Iterator[_native.Tables]:
             feed="delta",
         )  # fmt: skip
         rows = np.ones((ROWS_MAX, SCHEMA.row_bytes), np.uint8)
-        for turn in range(2):  # the second: slots that replaced rows will use are touched too
+        for turn in range(2):  # the second pass touches the slots that replaced rows will use
             for begin in range(0, len(keys), ROWS_MAX):
                 part = keys[begin : begin + ROWS_MAX]
                 table.apply(part, rows[: len(part)], None, turn)
@@ -147,7 +148,7 @@ def _tables(path: Path, keys: Keys) -> Iterator[_native.Tables]:
 
 
 def _apply(tables: _native.Tables, keys: Keys, total: int) -> float:
-    """Rows a second from memory, in the batches that ingest makes."""
+    """Return the rows a second applied from memory, in batches of ingest's size."""
     table = NativeStore(tables, MODEL).tables()[TABLE]
     rng = np.random.default_rng(3)
     size = min(ROWS_MAX, len(keys))
@@ -162,9 +163,9 @@ def _apply(tables: _native.Tables, keys: Keys, total: int) -> float:
 
 
 def _consume(place: str, ends: dict[int, int], total: int) -> float:
-    """Rows a second of a consumer with ingest's settings that reads and forgets.
+    """Return the rows a second of a consumer with ingest's settings that discards what it reads.
 
-    From the first message to the last: connecting is nobody's throughput.
+    The time is from the first message to the last, so it does not include the connection.
     """
     address = parse_address(place)
     consumer = Consumer(KafkaOptions(None).consumer(address))
@@ -185,14 +186,18 @@ def _consume(place: str, ends: dict[int, int], total: int) -> float:
 
 
 def _ingest(place: str, tables: _native.Tables, total: int, versions: int) -> float:
-    """Rows a second of ingest into a file pool, from the first versions applied to the last."""
+    """Return ingest's rows a second into a file pool, from the first applied version to the last.
+
+    The first versions are left out of the rate if more follow.
+    """
     with closing(open_log(place, partitions=PARTITIONS)) as log:
         ingest = Ingest(log, NativeStore(tables, MODEL), dead_letters=_NoDeadLetters())
         began, first = time.monotonic(), 0
         ingest.start()
         if not ingest.wait_for(1, WAIT_SECONDS):
             raise SystemExit(f"ingest stands still: {ingest.status().as_json()}")
-        if (applied := ingest.version()) < versions:  # else the topic is too short to leave it out
+        # If all versions are applied already, the topic is too short to leave the first ones out.
+        if (applied := ingest.version()) < versions:
             began, first = time.monotonic(), applied
         if not ingest.wait_for(versions, WAIT_SECONDS):
             raise SystemExit(f"ingest stands still: {ingest.status().as_json()}")
@@ -202,10 +207,10 @@ def _ingest(place: str, tables: _native.Tables, total: int, versions: int) -> fl
 
 
 class _NoDeadLetters:
-    """Nothing is refused here; if it is, the benchmark ends."""
+    """A dead-letter sink that ends the benchmark, because nothing should be refused here."""
 
     def add(self, partition: int, offset: int, reason: str, message: Message | None) -> None:
-        """Ends the benchmark."""
+        """End the benchmark."""
         raise SystemExit(f"the message at {offset} of partition {partition} was refused: {reason}")
 
 
@@ -213,7 +218,7 @@ class _NoDeadLetters:
 def _server(
     place: str, pool: Path, rows_per_second: int, *, real_time: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """`petps serve` that follows ``place``; what its ready file says."""
+    """Run a `petps serve` that follows ``place``; yield the facts of its ready file."""
     config, ready = pool.with_suffix(".toml"), pool.with_suffix(".json")
     config.write_text(
         f'[pool]\npath = "{pool}"\n[model]\nname = "{MODEL}"\n'
@@ -244,11 +249,12 @@ def _wait(until: Callable[[], object]) -> None:
 def _status(facts: dict[str, Any]) -> dict[str, Any]:
     with urllib.request.urlopen(f"http://127.0.0.1:{facts['http_port']}/status.json") as reply:
         status: dict[str, dict[str, Any]] = json.loads(reply.read())
-    return status.get("ingest", {"rows": 0, "version": 0})  # not there yet: nothing is ingested
+    # Before ingest has begun, the status has no such part.
+    return status.get("ingest", {"rows": 0, "version": 0})
 
 
 def _pulls(client: petps_client.Client, keys: Keys, rate: float, seconds: float) -> list[float]:
-    """Seconds from intended to answered of pulls sent ``rate`` a second; 0: no pause."""
+    """Return the seconds from intended to answered, of ``rate`` pulls a second; 0: no pause."""
     rng = np.random.default_rng(4)
     asked = [rng.choice(keys, KEYS_PER_PULL) for _ in range(64)]
     out = np.empty((KEYS_PER_PULL, SCHEMA.dim), np.float32)
@@ -259,7 +265,7 @@ def _pulls(client: petps_client.Client, keys: Keys, rate: float, seconds: float)
         if due > begin + seconds:
             break
         while (left := due - time.perf_counter()) > 0:
-            time.sleep(left)  # spinning would take a processor from what is measured
+            time.sleep(left)  # spinning would take a processor from the measured processes
         client.pull(TABLE, asked[number % len(asked)], out=out)
         taken.append(time.perf_counter() - due)
     return taken
@@ -267,7 +273,7 @@ def _pulls(client: petps_client.Client, keys: Keys, rate: float, seconds: float)
 
 @contextmanager
 def _on_time() -> Iterator[bool]:
-    """This thread runs as soon as it is due, as on a machine of its own; False: not permitted."""
+    """Run this thread as soon as it is due, as on its own machine. Yield False if not permitted."""
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PULLER_PRIORITY))
     except PermissionError:
@@ -280,7 +286,7 @@ def _on_time() -> Iterator[bool]:
 
 
 def _p99(client: petps_client.Client, keys: Keys, work: dict[str, Any]) -> float:
-    """Microseconds, of pulls at the stated rate."""
+    """Return the p99 in microseconds of pulls at the given rate."""
     with _on_time():
         taken = _pulls(client, keys, float(work["pulls_per_second"]), float(work["pull_seconds"]))
     return 1e6 * float(np.percentile(taken, 99))
@@ -288,7 +294,7 @@ def _p99(client: petps_client.Client, keys: Keys, work: dict[str, Any]) -> float
 
 @contextmanager
 def _beside(commands: list[list[str]]) -> Iterator[None]:
-    """Programs that run meanwhile, from their first line on."""
+    """Run programs beside the block, from the first line that each prints."""
     with ExitStack() as stack:
         for command in commands:
             process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
@@ -303,10 +309,11 @@ def _beside(commands: list[list[str]]) -> Iterator[None]:
 def _pulls_round(
     place: str, folder: Path, keys: Keys, rate: int, work: dict[str, Any], *, real_time: int = 0
 ) -> dict[str, float]:
-    """p99 in microseconds: while a backlog is ingested, idle, and of floors, which ingest nothing.
+    """Return p99s in microseconds: during ingest of a backlog, idle, and for two floors.
 
-    Floors: beside a consumer of the same topic at the same rate; beside loops as nice as ingest, as
-    many as processors. In real time they are left out.
+    The floors ingest nothing: pulls beside a consumer of the same topic at the same rate, and
+    pulls beside one endless loop for each processor, as nice as ingest. In real time the floors
+    are left out.
     """
     pool = folder / "served.pool"
     with _tables(pool, keys):
@@ -336,7 +343,7 @@ def _pulls_round(
 def _pulls_during(
     place: str, folder: Path, keys: Keys, peak: float, work: dict[str, Any]
 ) -> Result:
-    """p99 of open-loop pulls while a backlog is ingested at half the peak, to that of idle."""
+    """Compare the p99 of open-loop pulls during ingest at half the peak with that of idle."""
     rate = int(peak / 2)
     with _on_time() as permitted:
         pass
@@ -375,7 +382,7 @@ def _pulls_during(
 def _freshness(
     place: str, folder: Path, keys: Keys, peak: float, work: dict[str, Any]
 ) -> Iterator[Result]:
-    """From a version's commit to its being servable, published at half the peak as it goes."""
+    """Measure from a version's commit to its being servable, published live at half the peak."""
     pool = folder / "fresh.pool"
     with _tables(pool, keys):
         pass
@@ -383,7 +390,7 @@ def _freshness(
     wanted = peak / 2
     arguments = [place, str(folder / "keys.npy"), str(wanted), str(work["fresh_seconds"])]
     with closing(open_log(place, partitions=PARTITIONS)) as log:
-        log.end_offsets(range(PARTITIONS))  # makes the topic
+        log.end_offsets(range(PARTITIONS))  # creates the topic
     with _server(place, pool, 0) as facts:
         done = subprocess.run(
             [sys.executable, "-m", "bench.ingest.publisher", *arguments],

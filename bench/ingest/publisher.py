@@ -1,8 +1,8 @@
-"""A trainer that publishes at a stated rate.
+"""A trainer that publishes at a given rate.
 
 python -m bench.ingest.publisher LOG KEYS ROWS_PER_SECOND SECONDS
 
-Prints one line of JSON: what it reached.
+It prints one line of JSON: the rate that it reached.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ VERSION_ROWS = 10_000
 
 
 def main(place: str, keys_file: str, rows_per_second: float, seconds: float) -> None:
-    """Publishes versions of VERSION_ROWS rows, each when it is due."""
+    """Publish versions of VERSION_ROWS rows, each when it is due."""
     keys = np.load(keys_file)
     with closing(open_log(place, partitions=PARTITIONS)) as log:
         publisher = Publisher(log, MODEL, tables=[SCHEMA])
         publisher.begin_continue(None)
         size = min(VERSION_ROWS, len(keys))
         source = deltas(keys, size)
-        next(source)  # the first takes longest
+        next(source)  # the first delta takes longest
         began = time.monotonic()
         rows = 0
         while (now := time.monotonic() - began) < seconds:

@@ -1,1 +1,1 @@
-"""Figures of the training loop."""
+"""Benchmarks of the training loop."""

@@ -1,8 +1,8 @@
-"""torch.embedding_bag: a batch's pooled rows from a server, beside its rows pulled in process.
+"""torch.embedding_bag: a batch's rows pulled from a server and pooled, against in-process pulls.
 
-Run by .venv-train's Python: ``python -m bench.train.bags '{"rows": ..}'`` prints lines of JSON.
-One server process and one caller. A batch is 26 tables' ids, Zipf; in process the same ids are
-pulled from the pool that the server has open, and pooled by nobody.
+Run with .venv-train's Python: ``python -m bench.train.bags '{"rows": ..}'`` prints lines of JSON.
+There are one server process and one caller. A batch has the ids of 26 tables, Zipf. The in-process
+side pulls the same ids from the pool that the server has open, without pooling them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ TABLES: Final = 26
 DIM: Final = 64
 BAG: Final = 4
 LOAD_ROWS: Final = 50_000
-# What one frame may ask for; the servers' own limit is higher.
+# The most keys in one frame here; the servers' own limit is higher.
 KEYS_PER_REQUEST: Final = 4096
 
 
 def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One result: ids a second, with those from a full cache and of prefetched batches beside."""
+    """Yield one result: ids a second; also those from a full cache and from in-process pulls."""
     names = [f"t{number}" for number in range(TABLES)]
     with tempfile.TemporaryDirectory() as folder:
         pool = Path(folder) / "pool"
@@ -65,7 +65,7 @@ def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 "cached": lambda number: cached(batches[number]),
             }
             _check(plain, cached, batches[0], beside)
-            for batch in batches:  # all rows are in the cache before the clock starts
+            for batch in batches:  # puts all rows into the cache before the clock starts
                 cached(batch)
             ids = work["batch"] * BAG * TABLES
             rates: dict[str, list[float]] = {name: [] for name in sides}
@@ -96,7 +96,7 @@ def _make(path: Path, names: list[str], rows: int) -> None:
 
 
 def _batch(names: list[str], work: dict[str, Any], number: int) -> dict[str, torch.Tensor]:
-    """{table: int64[batch, BAG]}, the low ids the hot ones."""
+    """Return {table: int64[batch, BAG]}; low ids are the frequent ones."""
     random = np.random.default_rng(number)
     shape = (work["batch"], BAG)
     return {

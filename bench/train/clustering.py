@@ -1,13 +1,14 @@
-"""train.clustering.<keys>.<N>: what clustering by keys spares the link, as micro-batches shrink.
+"""train.clustering.<keys>.<N>: what clustering by keys saves on the link, as micro-batches shrink.
 
-NestPipe's Figure 9: the batch stays, N grows, nested. A key crosses once a micro-batch that has it,
-so plain cutting sends more the smaller they are; samples that share keys go into one instead.
-``sessions``: samples come in any order, each of a session whose keys it draws; ``named``: keys of
-the named figures. Clustered before the clock starts (a worker has one processor here);
-``arranging_ms`` is what a batch of it takes.
+As in NestPipe's Figure 9, the batch stays the same and N grows, in mode nested. A key crosses once
+for each micro-batch that has it, so a plain division sends more bytes the smaller the micro-batches
+are. Clustering puts samples that share keys into one micro-batch. ``sessions``: samples come in
+random order, and each draws its keys from those of one session. ``named``: the keys of the named
+figures. Batches are clustered before the clock starts, because a worker has one processor here;
+``arranging_ms`` is the time that this takes for a batch.
 
-Run by bench.report in the environment of `make test-train`: `python -m bench.train.clustering
-'<sizes as JSON>'` prints a JSON line a result.
+bench.report runs this in the environment of `make test-train`: `python -m bench.train.clustering
+'<sizes as JSON>'` prints a JSON line for each result.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from bench.train.steps import Result, run, runs
 
 
 def figures(sizes: dict[str, Any]) -> Iterator[Result]:
-    """A result for each kind of keys and N."""
+    """Yield a result for each kind of keys and each N."""
     kinds = {
         "sessions": {name: sizes[name] for name in ("sessions", "session_keys")},
         "named": {"sessions": 0},

@@ -1,7 +1,7 @@
-"""Two network namespaces and a pair of links between them that are as slow as asked for.
+"""Two network namespaces, and between them a pair of links with a given rate.
 
-Nothing has a name outside of them: a namespace lives as long as the process that holds it, which
-ends when its standard input does, so also if whoever made it was killed; the links go with it.
+Nothing has a name outside of them. A namespace lives as long as the process that holds it. That
+process exits when its standard input ends, so also if its creator is killed; the links go with it.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Final
 
 __all__ = ["Shaped", "shaped", "unavailable"]
 
-# The same on both sides: GLOO_SOCKET_IFNAME is one for all workers.
+# The same name on both sides: GLOO_SOCKET_IFNAME is the same for all workers.
 INTERFACE: Final = "shaped0"
-# What the token bucket lets through at once: less, and timers are too coarse for the rate.
+# The burst that the token bucket allows. With a smaller one, timers are too coarse for the rate.
 BURST_SECONDS: Final = 1.2e-3
 BURST_BYTES_MIN: Final = 16 << 10
-QUEUE_MS: Final = 200  # what waits longer is dropped, and sent again
+QUEUE_MS: Final = 200  # packets that would wait longer are dropped, and sent again
 
 
 @dataclass(frozen=True, slots=True)
 class Shaped:
-    """inside: by side, what a command begins with that shall run there; interface: its name."""
+    """A shaped link. inside: the prefix of a command on each side; interface: its name."""
 
     inside: tuple[tuple[str, ...], tuple[str, ...]]
     interface: str
 
 
 def unavailable() -> str:
-    """Why there can be no shaped link here; empty: there can."""
+    """Return why a shaped link is not available here, or an empty string if it is."""
     missing = [name for name in ("ip", "tc", "unshare", "nsenter") if shutil.which(name) is None]
     if missing:
         return f"{' and '.join(missing)} missing (Debian: iproute2, util-linux)"
@@ -46,9 +46,9 @@ def unavailable() -> str:
 
 @contextmanager
 def shaped(bytes_per_second: float) -> Iterator[Shaped]:
-    """Each side sends at most so many bytes a second, headers among them (tc tbf).
+    """Make each side send at most ``bytes_per_second``, headers included (tc tbf).
 
-    Raises CalledProcessError where that is not permitted.
+    Raises CalledProcessError if that is not permitted.
     """
     holders: list[subprocess.Popen[str]] = []
     try:
@@ -59,7 +59,7 @@ def shaped(bytes_per_second: float) -> Iterator[Shaped]:
         _run(*inside[0], *made, "netns", str(holders[1].pid))
         bits = f"{round(8 * bytes_per_second)}bit"
         burst = max(BURST_BYTES_MIN, round(BURST_SECONDS * bytes_per_second))
-        # Of what every kernel has; BBR probes such a link for 100 ms at a time.
+        # Every kernel has Reno. BBR would probe such a link for 100 ms at a time.
         reno = "echo reno > /proc/sys/net/ipv4/tcp_congestion_control"
         for number, side in enumerate(inside):
             _run(*side, "sh", "-c", reno)
@@ -78,7 +78,7 @@ def shaped(bytes_per_second: float) -> Iterator[Shaped]:
 
 
 def _holder() -> subprocess.Popen[str]:
-    """A process in a namespace of its own, until its standard input ends."""
+    """Start a process in a namespace of its own, which runs until its standard input ends."""
     holding = subprocess.Popen(
         ["unshare", "--net", "sh", "-c", "echo in && exec cat"],
         stdin=subprocess.PIPE,

@@ -1,20 +1,20 @@
-"""train.scale.<method>: the simulation at 128 to 1,536 workers, beside NestPipe's Table III.
+"""train.scale.<method>: the simulation at 128 to 1,536 workers, against NestPipe's Table III.
 
-The stages of a lookup, and what else a step takes, are measured here; how they grow is fitted:
+The stages of a lookup and the other parts of a step are measured here. Their growth is fitted:
 
-- fitted, on TorchRec's numbers alone (its column of Table III, its row of Table II, Figure 2): what
-  a step takes beside its dense time, as a non-negative sum of three terms: the link's bytes, which
-  do not grow with the workers (only the part that leaves one does), a latency for each peer, and
-  waiting for the slowest, which grows with the logarithm. Figure 2 tells how much of it is
-  transfers; all stages of a lookup grow alike, dense time and updates do not grow.
-- predicted: everything else. ``dual`` is the paper's UniEmb, ``nested`` NestPipe, ``groups`` 2D-SP
-  (transfers as of a quarter of the workers), ``nested_groups`` both (Table IV).
+- fitted, to TorchRec's numbers alone (its column of Table III, its row of Table II, Figure 2): the
+  time of a step besides its dense time, as a non-negative sum of three terms: the link's bytes, of
+  which only the part that leaves a worker grows; a latency for each peer; and the wait for the
+  slowest worker, which grows with the logarithm. Figure 2 says how much of it is transfers. All
+  stages of a lookup grow alike; dense time and updates do not grow.
+- predicted: everything else. ``dual`` is the paper's UniEmb, ``nested`` is NestPipe, ``groups`` is
+  2D-SP (transfers as with a quarter of the workers), ``nested_groups`` is both (Table IV).
 
-``train.scale.real.<W>``: the real loop on two workers at the proportions of W workers, with one
-processor each for what the paper has a host and an accelerator for; the simulation of that beside.
+``train.scale.real.<W>``: the real loop on two workers, at the proportions of W workers, against
+its simulation. Each worker has one processor; in the paper it has a host and an accelerator.
 
-Run by bench.report in the environment of `make test-train`: `python -m bench.train.scale
-'<sizes as JSON>'` prints a JSON line a result.
+bench.report runs this in the environment of `make test-train`: `python -m bench.train.scale
+'<sizes as JSON>'` prints a JSON line for each result.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from bench.train.steps import (
 )
 
 WORKERS: Final = (128, 256, 512, 1024, 1536)
-# Scaling factors of Table III and, for nested_groups, of Table IV: throughput over that of 128
-# workers, over the ratio of workers.
+# The scaling factors of Table III and, for nested_groups, of Table IV: the throughput over that of
+# 128 workers, over the ratio of the numbers of workers.
 PAPER: Final[Mapping[str, Mapping[int, float]]] = {
     "synchronous": dict(zip(WORKERS, (1, 0.9123, 0.6664, 0.5336, 0.4434), strict=True)),
     "groups": dict(zip(WORKERS, (1, 0.9136, 0.6964, 0.5667, 0.4932), strict=True)),
@@ -52,13 +52,13 @@ PAPER: Final[Mapping[str, Mapping[int, float]]] = {
     "nested_groups": {128: 1, 1536: 0.9717},
 }
 FITTED: Final = "synchronous"
-# TorchRec with 1,536 workers, Table II, ms; and its shares with 128, Figure 2.
+# TorchRec with 1,536 workers, Table II, in ms; and its shares with 128 workers, Figure 2.
 STEP_MS, LOOKUP_MS, TRANSFERS_MS = 5793.83, 2870.99, 1207.85
 LOOKUP_SHARE, TRANSFERS_SHARE = 0.244, 0.092
 GROUPS: Final = 4
-# Of the paper's runs: 13 % of the transfers are exposed with 1,536 workers.
+# As in the paper's runs: 13 % of the transfers are exposed with 1,536 workers.
 PAPER_MICRO_BATCHES: Final = 8
-# Threads of a worker; none of them waits for a processor there.
+# The threads of a worker; in the paper none of them waits for a processor.
 PROCESSORS: Final = 6.0
 STAGES: Final = ("prefetch", "to-device", "route", "exchange", "retrieve", "write-back")
 ROUTING: Final = ("prefetch", "route", "exchange")
@@ -66,18 +66,18 @@ ROUTING: Final = ("prefetch", "route", "exchange")
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Milliseconds with W workers, of the paper's step: dense ones, and terms of the others."""
+    """The paper's step with W workers, in ms: the dense part, and terms of the other parts."""
 
     dense: float
     terms: tuple[float, float, float]
-    """Of the link's bytes, of each peer, of the slowest."""
+    """The terms of the link's bytes, of each peer, and of the slowest worker."""
 
     def beside(self, workers: int) -> float:
-        """All that is not dense."""
+        """Return the time of everything that is not dense."""
         return float(np.dot(self.terms, _basis(workers)))
 
     def transfers(self, workers: int) -> float:
-        """Of all rows and gradients."""
+        """Return the time of all transfers of rows and gradients."""
         first, last = WORKERS[0], WORKERS[-1]
         ends = (
             TRANSFERS_SHARE / (LOOKUP_SHARE + TRANSFERS_SHARE),
@@ -87,7 +87,7 @@ class Growth:
         return (ends[0] + part * (ends[1] - ends[0])) * self.beside(workers)
 
     def lookup(self, workers: int) -> float:
-        """The rest."""
+        """Return the time of the rest."""
         return self.beside(workers) - self.transfers(workers)
 
 
@@ -96,13 +96,13 @@ def _basis(workers: int) -> tuple[float, float, float]:
 
 
 def paper_steps() -> dict[int, float]:
-    """Milliseconds of TorchRec's step with W workers."""
+    """Return the milliseconds of TorchRec's step by number of workers."""
     factors = PAPER[FITTED]
     return {each: STEP_MS * factors[WORKERS[-1]] / factors[each] for each in WORKERS}
 
 
 def fitted() -> Growth:
-    """Least squares of relative errors of the step."""
+    """Fit the growth by least squares of the relative errors of a step."""
     dense = STEP_MS - LOOKUP_MS - TRANSFERS_MS
     steps = paper_steps()
     lengths = np.array([steps[each] for each in WORKERS])
@@ -123,9 +123,10 @@ def fitted() -> Growth:
 def stages_with(
     growth: Growth, measured: Mapping[str, float], workers: int, groups: int, only_routing: bool
 ) -> Stages:
-    """The paper's stage times with so many workers, milliseconds.
+    """Return the paper's stage times with ``workers`` workers, in milliseconds.
 
-    measured: by stage, in any unit: how a lookup divides, and freshen, reduce and update over it.
+    measured: by stage, in any unit; it gives the division of a lookup, and the ratios of freshen,
+    reduce and update to the lookup.
     """
     lookup = sum(measured.get(name, 0.0) for name in STAGES)
     unit = growth.lookup(WORKERS[0]) / lookup
@@ -147,8 +148,10 @@ def stages_with(
 
 
 def balanced(measured: Mapping[str, float]) -> dict[str, float]:
-    """The same lookup, divided as suits the loop: half of it routing; retrieval waits for the
-    write-back before the last, and both are the other half.
+    """Divide the same lookup as suits the loop best: half of it is routing.
+
+    The other half is retrieval and write-back, because retrieval waits for the write-back before
+    the last.
     """
     lookup = sum(measured.get(name, 0.0) for name in STAGES)
     return dict.fromkeys(STAGES, 0.0) | {
@@ -159,7 +162,7 @@ def balanced(measured: Mapping[str, float]) -> dict[str, float]:
 def factors(
     growth: Growth, measured: Mapping[str, float], method: str, only_routing: bool = False
 ) -> dict[int, float]:
-    """Scaling factors by number of workers."""
+    """Return the scaling factors by number of workers."""
     groups = GROUPS if method.endswith("groups") else 1
     mode = {"groups": "synchronous", "nested_groups": "nested"}.get(method, method)
     steps = {
@@ -175,14 +178,14 @@ def factors(
 
 
 def figures(sizes: dict[str, Any]) -> Iterator[Result]:
-    """A result a method, one for the worst error of what is predicted, one for each real run."""
+    """Yield a result for each method, one for the worst prediction, one for each real run."""
     growth = fitted()
     alone = run(sizes, mode="synchronous")
     chosen = [(workers, mode) for workers in sizes["real_workers"] for mode in MODES]
     links = {workers: _at(alone, growth, workers) for workers in sizes["real_workers"]}
     told = runs(sizes, [links[workers] | {"mode": mode} for workers, mode in chosen])
     real = dict(zip(chosen, told, strict=True))
-    # The synchronous loop has nothing to freshen.
+    # The synchronous loop has nothing to freshen, so its time comes from the dual one.
     freshen = min(each["stages_s"]["freshen"] for (_, m), each in real.items() if m == "dual")
     measured = alone["stages_s"] | {"freshen": freshen}
     divided = measured | balanced(measured)
@@ -224,7 +227,7 @@ MODES: Final = ("synchronous", "dual", "nested")
 
 
 def _at(alone: dict[str, Any], growth: Growth, workers: int) -> dict[str, Any]:
-    """Settings of the real loop at the paper's proportions, its lookup being what it is."""
+    """Return settings of the real loop at the paper's proportions, for the lookup as measured."""
     unit = alone["lookup_stall_s"] / growth.lookup(workers)
     wanted = unit * growth.transfers(workers)
     left = max(wanted - moving_of(alone), 0.1 * wanted)

@@ -1,11 +1,11 @@
-"""train.shaped.<link>: the named figures over links that the kernel shapes, beside SlowLink's.
+"""train.shaped.<link>: the named figures over links that the kernel shapes, and over SlowLink.
 
-Two workers, each in a network namespace of its own; between them a veth pair whose sides send so
-many bytes a second (tc tbf). SlowLink gets the same rate and no latency. A rate is named by the
-time that all transfers take at it, over the lookup's; 0.5 is that of the named figures.
+There are two workers, each in a network namespace of its own. Between them is a veth pair whose
+sides send at a limited rate (tc tbf). SlowLink gets the same rate and no latency. The name of a
+rate is the time of all transfers at that rate over that of the lookup; the named figures have 0.5.
 
-Run by bench.report in the environment of `make test-train`: `python -m bench.train.shaped
-'<sizes as JSON>'` prints a JSON line a result; without root it says why there is none.
+bench.report runs this in the environment of `make test-train`: `python -m bench.train.shaped
+'<sizes as JSON>'` prints a JSON line for each result. Without root it says why it has none.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ MODES: Final = ("synchronous", "nested")
 
 
 def inside(link: Shaped) -> list[list[str]]:
-    """What the workers' commands begin with."""
+    """Return the prefixes of the workers' commands."""
     return [[*side, "env", f"GLOO_SOCKET_IFNAME={link.interface}"] for side in link.inside]
 
 
 def figures(sizes: dict[str, Any]) -> Iterator[Result]:
-    """A result a rate."""
+    """Yield a result for each rate."""
     why = unavailable()
     if why:
         print(f"skipped train.shaped: {why}", file=sys.stderr, flush=True)

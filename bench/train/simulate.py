@@ -1,12 +1,12 @@
-"""A discrete-event simulation of the training loop, fed with measured stage times.
+"""A discrete-event simulation of the training loop, from measured stage times.
 
-Every worker does the same at the same time, so one is simulated: its threads (caller, link, route,
-exchange, retrieve, write-back), each serial, and the processors that they share with the other
-workers of the machine. A task waits for the tasks before it, then takes its seconds: of a
-processor's time (shared when more want one than there are), or of the clock (the dense wait, the
-link's own time).
+Every worker does the same at the same time, so the simulation has one: its threads (caller, link,
+route, exchange, retrieve, write-back), each serial, and the processors that they share with the
+other workers of the machine. A task waits for the tasks before it and then takes its seconds:
+either of a processor's time (shared when more tasks need a processor than there are), or of the
+clock (the dense wait, the link's own time).
 
-What it leaves out: workers that drift apart, memory bandwidth, the page cache, keys that wait for
+It does not model workers that drift apart, memory bandwidth, the page cache, or keys that wait for
 rows on the link.
 """
 
@@ -20,16 +20,18 @@ from typing import Final
 __all__ = ["Stages", "Task", "simulate", "step_seconds"]
 
 WARM_UP: Final = 8
-STEPS: Final = 16  # that are counted
-AHEAD: Final = 6  # behind them: looked up meanwhile, as in a long run
+STEPS: Final = 16  # the steps that are counted
+AHEAD: Final = 6  # steps after them, whose lookups run at the same time, as in a long run
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Seconds of a step on one worker. cpu: by stage, of a processor; wait: by stage, of the clock
-    (for peers); rows and gradients a micro-batch: ``transfer_cpu`` of a processor, then
-    ``transfer`` on the link; ``dense``: waited for in all. samples, rows: of each micro-batch, over
-    the mean; none: all alike.
+    """The seconds of a step on one worker.
+
+    cpu: by stage, processor time. wait: by stage, clock time (for peers). The rows and the
+    gradients of a micro-batch each take ``transfer_cpu`` of a processor, then ``transfer`` on the
+    link. ``dense``: the wait in all. samples, rows: those of each micro-batch over the mean;
+    empty if all are equal.
     """
 
     cpu: Mapping[str, float]
@@ -43,7 +45,7 @@ class Stages:
 
 @dataclass(eq=False, slots=True)
 class Task:
-    """On a thread, in the order in which tasks of it were made; behind ``after``."""
+    """A task. Tasks of one thread run in the order of their creation, and after ``after``."""
 
     thread: str
     seconds: float
@@ -54,7 +56,7 @@ class Task:
 
 
 def simulate(tasks: Sequence[Task], processors: float) -> None:
-    """Sets each task's end. processors: how many this worker has, a fraction if they are shared."""
+    """Set each task's end. processors: how many this worker has, a fraction if it shares them."""
     threads: dict[str, list[Task]] = {}
     for task in reversed(tasks):
         threads.setdefault(task.thread, []).append(task)
@@ -100,7 +102,7 @@ def simulate(tasks: Sequence[Task], processors: float) -> None:
 
 
 def step_seconds(mode: str, stages: Stages, micro_batches: int, processors: float) -> float:
-    """A step's length once the pipeline is full."""
+    """Return the duration of a step once the pipeline is full."""
     tasks: list[Task] = []
     ends: list[Task] = []
 
@@ -130,7 +132,8 @@ def _lookup(
     make = task
     assert callable(make)
     route, exchange, retrieve = ("route", "exchange", "retrieve") if ahead else ["caller"] * 3
-    # Keys of at most two batches ahead are exchanged; rows wait for the write-back before the last.
+    # The keys of at most two batches ahead are exchanged; rows wait for the write-back of the batch
+    # before the last.
     begun = [ends[step - 3]] if ahead and step >= 3 else []
     if not ahead and ends:
         begun = [ends[-1]]

@@ -1,11 +1,11 @@
 """train.step.<mode>, train.exposed_communication.<N>, train.lookup_hidden, train.simulator_error.
 
-Named figures: 2 workers, `nested`, 4 micro-batches, lookup : all-to-all : dense = 1 : 0.5 : 1. The
-lookup is real; it is measured alone first, in each round, and the dense wait and the link are set
-by it.
+The named figures have 2 workers, `nested`, 4 micro-batches, and lookup : all-to-all : dense =
+1 : 0.5 : 1. The lookup is real. Each round first measures it alone, and sets the dense wait and the
+link by it.
 
-Run by bench.report in the environment of `make test-train`: `python -m bench.train.steps
-'<sizes as JSON>'` prints a JSON line a result.
+bench.report runs this in the environment of `make test-train`: `python -m bench.train.steps
+'<sizes as JSON>'` prints a JSON line for each result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ALONE: Final[dict[str, Any]] = {
 }
 ALONE_AHEAD: Final[dict[str, Any]] = {"mode": "dual", "calibrated": False}
 ROUNDS: Final = 5
-CALLS: Final = {"exchange": 2, "reduce": 1}  # collective calls of a step beside its transfers
+CALLS: Final = {"exchange": 2, "reduce": 1}  # collective calls of a step besides its transfers
 MICRO_BATCHES: Final = 4
 ALL_TO_ALL: Final = 0.5  # of the lookup
 LATENCY_SHARE: Final = 0.1  # of a transfer
@@ -41,7 +41,7 @@ Result = dict[str, Any]
 
 
 def run(sizes: dict[str, Any], **settings: Any) -> dict[str, Any]:
-    """All workers with these settings; what slowest() says of them."""
+    """Run all workers with these settings; return the result of slowest()."""
     return runs(sizes, [settings])[0]
 
 
@@ -52,8 +52,10 @@ def runs(
     inside: Sequence[Sequence[str]] = (),
     **settings: Any,
 ) -> list[dict[str, Any]]:
-    """The same for several settings, one after another in the same processes, which share all
-    that is in ``settings``. inside: by worker, what its command begins with (shaped.py).
+    """Run all workers with several settings, one after another in the same processes.
+
+    All runs share ``settings``. inside: for each worker, the prefix of its command (shaped.py).
+    Returns the result of slowest() for each run.
     """
     with tempfile.TemporaryDirectory() as folder:
         full: dict[str, Any] = {
@@ -61,7 +63,7 @@ def runs(
             "bytes_per_second": 1e18, "slow": False, "seed": 1, "meeting": f"{folder}/meeting",
             "sessions": 0, "session_keys": 0, "clustered": False,
         } | sizes | settings | {"runs": list(each)}  # fmt: skip
-        # Files: a pipe that nobody reads would stop its worker, and with it all.
+        # Files, because a pipe that is not read would stop its worker, and so all workers.
         files = [open(f"{folder}/{rank}.out", "w+") for rank in range(full["world"])]  # noqa: SIM115
         workers = [
             subprocess.Popen(
@@ -84,7 +86,7 @@ def runs(
 
 
 def slowest(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the workers say of a run -> the means of whoever computed most, for whom all wait."""
+    """Return the means of the worker that computed most, for which all others wait."""
     return max(told, key=lambda worker: worker["process_s"]) | {
         name: max(worker[name] for worker in told) for name in ("step_s", "lookup_stall_s")
     }
@@ -93,8 +95,10 @@ def slowest(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def rounds(
     sizes: dict[str, Any], each: Sequence[dict[str, Any]], **settings: Any
 ) -> list[list[dict[str, Any]]]:
-    """ROUNDS times a run ALONE and, with the link that it says (link_of), each of ``each``, all in
-    the same processes: the machine is now quicker, now slower, and figures are of one round.
+    """Run each of ``each`` ROUNDS times, each round after a run ALONE that sets its link (link_of).
+
+    All runs use the same processes. The speed of the machine varies, so each figure compares runs
+    of one round.
     """
     turn = [ALONE, *({"calibrated": True} | one for one in each)]
     found = runs(sizes, [ALONE, *turn * ROUNDS], **settings)[1:]
@@ -102,14 +106,16 @@ def rounds(
 
 
 def moving_of(alone: dict[str, Any]) -> float:
-    """What of all transfers is no link's: rows are gathered and added."""
+    """Return the part of all transfers that is not the link's: gathering and adding rows."""
     used = alone["processor_s"]
     return float(used["send_rows"] + used["take_gradients"])
 
 
 def link_of(alone: dict[str, Any]) -> dict[str, Any]:
-    """Settings at which lookup : all-to-all : dense = 1 : 0.5 : 1, by a synchronous run without a
-    slow link."""
+    """Return the settings at which lookup : all-to-all : dense = 1 : 0.5 : 1.
+
+    alone: the figures of a synchronous run without a slow link.
+    """
     lookup = alone["lookup_stall_s"]
     wanted = ALL_TO_ALL * lookup
     left = max(wanted - moving_of(alone), 0.1 * wanted)
@@ -122,7 +128,7 @@ def link_of(alone: dict[str, Any]) -> dict[str, Any]:
 
 
 def figures(sizes: dict[str, Any]) -> Iterator[Result]:
-    """One result a name, each of the round that is the median by it."""
+    """Yield one result for each name, from the round that is the median of that figure."""
     counts = [count for count in sizes["micro_batch_counts"] if count != MICRO_BATCHES]
     each = [{"mode": mode} for mode in MODES]
     each += [{"mode": "nested", "micro_batches": count} for count in counts]
@@ -164,7 +170,7 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
 
 
 def _median(values: Sequence[float], found: Sequence[Any]) -> tuple[float, Any]:
-    """The median, and the round that has it."""
+    """Return the median, and the round that has it."""
     at = sorted(range(len(values)), key=values.__getitem__)[len(values) // 2]
     return values[at], found[at]
 
@@ -172,13 +178,15 @@ def _median(values: Sequence[float], found: Sequence[Any]) -> tuple[float, Any]:
 def stages_of(
     alone: dict[str, Any], link: dict[str, Any], share: float, ahead: dict[str, Any]
 ) -> Stages:
-    """What the simulation takes, of the synchronous loop alone; share: of a processor, a worker.
-    ahead: a dual loop without dense part and slow link, for what the synchronous one has not:
-    common keys of two buffers are found and copied.
+    """Return the inputs of the simulation, from a run of the synchronous loop without a slow link.
 
-    A stage's time is what it had of a processor, and what it waited for peers: the rest of the
-    clock's, less what it waited for a processor. What the process used beside its stages is
-    gloo's, the same for each collective call.
+    share: the part of a processor that each worker has. ahead: a run of the dual loop without
+    dense part and slow link. It provides what the synchronous loop does not have: finding and
+    copying the common keys of two buffers.
+
+    A stage's time is its processor time plus its wait for peers; that wait is the rest of its
+    clock time, less its wait for a processor. Processor time of the process outside its stages is
+    gloo's, equal for each collective call.
     """
     transfers = 2 * MICRO_BATCHES
     used = {stage: each for stage, each in alone["processor_s"].items() if stage != "wait"}
@@ -187,12 +195,12 @@ def stages_of(
     cpu["freshen"] = ahead["processor_s"]["freshen"]
     cpu["intersect"] = max(0.0, ahead["processor_s"]["retrieve"] - used["retrieve"])
     moving = moving_of(alone) / transfers
-    # gloo's own transfer goes on during the slow link's; so does waiting for a peer.
+    # gloo's own transfer overlaps the slow link's wait, and so does the wait for a peer.
     on_link = max(
         link["latency_s"] + alone["bytes"] / transfers / link["bytes_per_second"],
         alone["crossing_s"] / transfers - moving / share,
     )
-    sent = {"exchange": alone["key_bytes"], "reduce": 0.0}  # one weight's gradient
+    sent = {"exchange": alone["key_bytes"], "reduce": 0.0}  # the gradient of one weight
     wait = {
         stage: max(
             calls * link["latency_s"] + sent[stage] / link["bytes_per_second"],
@@ -212,11 +220,11 @@ def stages_of(
 
 
 def simulated(sizes: dict[str, Any]) -> Iterator[Result]:
-    """The simulation, fed with stage times of the synchronous loop alone, beside real runs."""
+    """Compare the simulation, fed with stage times of the synchronous loop, with real runs."""
     errors = {}
     beside = {}
     for world in sizes["simulated_workers"]:
-        # The workers have the processors in turn while all of them look up.
+        # The workers share the processors while all of them look up.
         share = min(1.0, (os.cpu_count() or 1) / world)
         pairs: dict[str, list[tuple[float, float]]] = {mode: [] for mode in SIMULATED}
         each = [ALONE_AHEAD, *({"mode": mode} for mode in SIMULATED)]

@@ -1,17 +1,18 @@
 """train.sweep.<what>.<factor>: the named figures with one thing changed.
 
-Nested beside synchronous, of the first two also dual and frozen alone; medians over the steps:
+Each point compares nested with synchronous; the first two sweeps also have dual and frozen alone.
+Figures are medians over the steps:
 
-- ``dense``: the dense time, over the lookup's; NestPipe's Figure 10 (c), (d): layers;
-- ``link``: what the link waits in all transfers, over the lookup's time; gathering and gloo come
-  on top;
-- ``length``: keys of a sample, over the named ones; Figure 10 (e); the dense time is proportional,
-  as there; a quarter of the samples;
-- ``dim``: values of a row, over the named ones; Figure 10 (a), (b); the dense time is taken to be
-  proportional (the paper gives none); a quarter of the samples, ``length.1`` is its beginning.
+- ``dense``: the dense time over the lookup's, as in NestPipe's Figure 10 (c), (d): layers;
+- ``link``: the link's wait in all transfers over the lookup's time; gathering and gloo are extra;
+- ``length``: the keys of a sample over the named number, as in Figure 10 (e). The dense time is
+  proportional, as there. Runs have a quarter of the samples;
+- ``dim``: the values of a row over the named number, as in Figure 10 (a), (b). The dense time is
+  assumed to be proportional (the paper gives none). Runs have a quarter of the samples, so
+  ``length.1`` is also the first point of this sweep.
 
-Run by bench.report in the environment of `make test-train`: `python -m bench.train.sweeps
-'<sizes as JSON>'` prints a JSON line a result.
+bench.report runs this in the environment of `make test-train`: `python -m bench.train.sweeps
+'<sizes as JSON>'` prints a JSON line for each result.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from typing import Any, Final
 from bench.train.steps import LATENCY_SHARE, MICRO_BATCHES, Result, link_of, runs
 
 MODES: Final = ("synchronous", "nested", "dual", "frozen")
-FEWER: Final = 4  # samples of the longer and wider runs
+FEWER: Final = 4  # the runs with longer samples or wider rows have 1 / FEWER of the samples
 
 
 def points(
     sizes: dict[str, Any], link: dict[str, Any]
 ) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Name, how many of MODES, settings. link: that of the named figures."""
+    """Yield name, number of MODES, settings. link: the settings of the named figures."""
     lookup = link["dense_s"]
     for factor in sizes["dense_factors"]:
         yield f"dense.{factor:g}", 4, {"dense_s": factor * lookup}
@@ -55,8 +56,8 @@ def points(
 
 
 def figures(sizes: dict[str, Any]) -> Iterator[Result]:
-    """A result a point."""
-    # The second run of a process, as those that follow are: the first looks up in new memory.
+    """Yield a result for each point."""
+    # The second run of a process, like those that follow: the first one looks up in new memory.
     link = link_of(runs(sizes, [{"mode": "synchronous"}] * 2)[1])
     chosen = list(points(sizes, link))
     wanted = [more | {"mode": mode} for _, modes, more in chosen for mode in MODES[:modes]]

@@ -1,8 +1,9 @@
 """A worker of the training figures: python -m bench.train.worker RANK 'SETTINGS as JSON'.
 
-Real tables, real lookups, real transfers over gloo, made slower by a SlowLink; the dense
-computation is a wait. Prints a line of JSON a run: means over the steps after the warm-up. A run is
-all settings, but for those that it has itself in ``runs``; without ``runs`` there is one.
+Tables, lookups and transfers over gloo are real; a SlowLink slows the transfers down. The dense
+computation is a wait. The worker prints a line of JSON for each run: means over the steps after the
+warm-up. ``runs`` has the settings in which each run differs from the others; without it there is
+one run.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ from petps.train.link import SlowLink, Turns
 from petps.train.timeline import Timeline
 
 FILL_ROWS: Final = 1 << 16
-RATIOS: Final = 2  # batches whose distinct keys are counted
+RATIOS: Final = 2  # the number of batches whose distinct keys are counted
 FEATURE: Final = "item"
-# What stands beside an item in a sequence: how many there are.
+# The fields besides the item in a sequence, and how many values each has.
 FIELDS: Final = {"author": 20_011, "tag": 1_009, "hour": 24}
 
 
 class Waiting(torch.nn.Module):  # type: ignore[misc]
-    """Takes as long as dense layers would, and computes nothing: a row's gradient is the row."""
+    """A model that takes as long as dense layers would; a row's gradient is the row itself."""
 
     def __init__(self, seconds: float, samples: int) -> None:
         super().__init__()
@@ -55,7 +56,7 @@ class Waiting(torch.nn.Module):  # type: ignore[misc]
         self._seconds_per_sample = seconds / samples
 
     def forward(self, lookups: Any, batch: Batch) -> Any:
-        """Of the rows that the features share; any number does for the loss."""
+        """Wait, and use the rows that the features share; the value of the loss does not matter."""
         time.sleep(self._seconds_per_sample * batch.samples)
         return _Shrinking.apply(next(iter(lookups.values())).rows, self.weight)
 
@@ -73,21 +74,22 @@ class _Shrinking(torch.autograd.Function):  # type: ignore[misc]
 
 
 class Descent:
-    """Of the one dense parameter. Importing torch.optim's takes longer than most runs."""
+    """An optimizer of the one dense parameter, as importing torch.optim outlasts most runs."""
 
     def __init__(self, weight: Any) -> None:
         self._weight = weight
 
     def step(self) -> None:
-        """Down its gradient."""
+        """Take a step down the gradient."""
         self._weight.data.add_(self._weight.grad, alpha=-1e-3)
 
 
 def batches(settings: dict[str, Any], rank: int) -> list[Batch]:
-    """Sequences of ids in the order in which they were accessed; workers begin apart.
+    """Return sequences of ids in the order of access; each worker begins at another place.
 
-    Made before the clock starts. sessions: where not 0, a sample is of one of so many instead, in
-    no order, and draws its ids from the ``session_keys`` that its session has.
+    The batches are made before the clock starts. With ``sessions`` above 0, each sample belongs
+    instead to one of that many sessions, at random, and draws its ids from the ``session_keys``
+    ids of its session.
     """
     trace = load_trace()
     samples, length = settings["samples"], settings["length"]
@@ -110,7 +112,7 @@ def batches(settings: dict[str, Any], rank: int) -> list[Batch]:
 
 
 def _of_sessions(random: np.random.Generator, ids: int, settings: dict[str, Any]) -> Any:
-    """int64[samples, length]: numbers of ids."""
+    """Return int64[samples, length]: positions of ids in the trace."""
     pools = random.integers(0, ids, (settings["sessions"], settings["session_keys"]))
     session = random.integers(0, len(pools), (settings["samples"], 1))
     shape = (settings["samples"], settings["length"])
@@ -119,14 +121,14 @@ def _of_sessions(random: np.random.Generator, ids: int, settings: dict[str, Any]
 
 @functools.cache
 def _held(seed: int, rows: int) -> Any:
-    """uint64[rows]: the trace's ids and others."""
+    """Return uint64: the trace's ids, and other ids up to about ``rows``."""
     others = np.random.default_rng(seed).integers(1, 1 << 63, rows, np.uint64)
     held = np.union1d(load_trace().keys, others)[:rows]
     return np.union1d(load_trace().keys, held)
 
 
 def fill(tables: ShardedTables, settings: dict[str, Any]) -> None:
-    """Every key has a row already: what is measured is not the first sight of each."""
+    """Give every key a row, so that no first occurrence of a key is measured."""
     table = tables[FEATURE]
     held = _held(settings["seed"], settings["rows"])
     for name, count in FIELDS.items():
@@ -139,7 +141,7 @@ def fill(tables: ShardedTables, settings: dict[str, Any]) -> None:
 
 
 def _faults() -> int:
-    """Pages that the kernel had to find so far: where they are many, they are what is measured."""
+    """Return the page faults so far: if they are many, they are what the figures measure."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
@@ -152,7 +154,7 @@ def _over_mean(counts: list[int]) -> list[float]:
 
 
 def trained(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """One worker's run: what it prints."""
+    """Run one worker with these settings; return what it prints."""
     world = settings["world"]
     links = Links.of_processes()
     turns = Turns()
@@ -173,7 +175,7 @@ def trained(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
     made = batches(settings, rank)
     arrange = ByKeys(settings["micro_batches"]) if settings["clustered"] else None
     began = time.monotonic()
-    if arrange is not None:  # offline: the processor that it would take is the worker's only one
+    if arrange is not None:  # before the clock: clustering would use the worker's only processor
         made = [arrange(each) for each in made]
     arranged = time.monotonic() - began
     with ShardedTables(None, specs, RowwiseAdagrad(0.1), rank=rank, world=world) as tables:
@@ -223,8 +225,11 @@ def trained(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(rank: int, settings: dict[str, Any]) -> None:
-    """One worker's runs, on one processor: two workers have one each, of four two share one. With
-    both for all, a stage of one stands in the way of the other's step."""
+    """Run one worker's runs on one processor.
+
+    Two workers have one processor each; of four, two share one. If all could use both processors,
+    a stage of one worker would delay the step of another.
+    """
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % len(os.sched_getaffinity(0))]})
     torch.set_num_threads(1)
     distributed.init_process_group(
@@ -233,7 +238,7 @@ def main(rank: int, settings: dict[str, Any]) -> None:
         rank=rank,
         world_size=settings["world"],
     )
-    link: dict[str, Any] = {}  # what the last run that calibrates says
+    link: dict[str, Any] = {}  # the settings from the last run that calibrates
     for each in settings.get("runs", [{}]):
         told = trained(rank, settings | each | (link if each.get("calibrated") else {}))
         print(json.dumps(told), flush=True)

@@ -1,15 +1,15 @@
 """Room demo: `petps demo`, the whole loop on real accesses; training/: `petps demo --train`.
 
 Owns:        the trace, the model, the trainer process, the client's traffic, the kill, the
-             comparison, and what all that looks like. Beside it samples (ratings.py) and a small
-             DLRM (dlrm.py) for whoever trains with PyTorch. training/ has a front door of its own,
-             and uses this room's children, traffic, comparison and screen.
-Never does:  anything that petps does: it uses the server, the log, the publisher and the client as
-             any user would.
-Called by:   cli; ratings.py and dlrm.py by bench and training/.
-Invariants:  nothing learns from or predicts with an access that has not happened; exit status 0
-             means that every key of the trace was pulled and compared, and none was wrong; children
-             are ended by process id, whatever happens.
+             comparison, and their display; also samples (ratings.py) and a small DLRM (dlrm.py)
+             for code that trains with PyTorch. training/ is a room of its own that uses this
+             room's child processes, traffic, comparison and screen.
+Never does:  anything that petps does: it uses the server, the log, the publisher and the client
+             as any user would.
+Called by:   cli; bench and training/ call ratings.py and dlrm.py.
+Invariants:  no code learns from or predicts with an access that has not happened yet; exit status
+             0 says that every key of the trace was pulled and compared, and none was wrong; child
+             processes are ended by process id, whatever happens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["main"]
 
 
 def main(arguments: list[str]) -> int:
-    """Runs `petps demo ARGUMENTS`; the exit status. Raises PetpsError and KeyboardInterrupt."""
+    """Run `petps demo ARGUMENTS`. Return the exit status; raise PetpsError or KeyboardInterrupt."""
     from petps.demo.command import main as run
 
     return run(arguments)

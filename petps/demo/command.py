@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["demo", "main"]
 
-INTERRUPTED: Final = 130  # what typer makes of a KeyboardInterrupt
+INTERRUPTED: Final = 130  # the status that typer returns for a KeyboardInterrupt
 
 
 def main(arguments: list[str]) -> int:
-    """Runs `petps demo ARGUMENTS`; the exit status. Usage errors are those of typer."""
+    """Run `petps demo ARGUMENTS`. Return the exit status; raise typer's usage errors."""
     app = typer.Typer(add_completion=False, rich_markup_mode="rich")
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(demo)
     command = typer.main.get_command(app)
@@ -91,20 +91,20 @@ def demo(
 ) -> int:
     """Train, publish, serve, kill -9, restart and compare, on real accesses.
 
-    A trainer learns 64-dimensional rows from a stream of accesses, publishes a base and then a
-    delta every 4,000 accesses, while a client pulls what the following accesses ask for. In the
-    middle the server is killed while it applies a delta. At the end every served row is compared
-    with the trainer's. Exit status 0 only if all are equal, bit by bit.
+    A trainer learns 64-dimensional rows from a stream of accesses. It publishes a base, and then
+    a delta every 4,000 accesses, while a client pulls the rows that the following accesses need.
+    Halfway, the demo kills the server while it applies a delta. At the end it compares every
+    served row with the trainer's. Exit status 0 only if all are equal, bit by bit.
 
-    [bold]petps demo --train[/bold] shows the whole loop instead: two workers train a DLRM on
-    ratings, each with its rows in a pool of its own; deltas go to a log and versions to a
-    checkpoint store; a server follows the log, and what it serves scores held-out ratings while
-    training goes on. First the workers are killed, and go on from the last version as a new run,
-    which the server follows; then the server is, and opens its pool again. It prints loss, AUC,
-    freshness, step time by stage and how long the restarts took, and draws them
-    (./petps-demo-train/index.html). Exit status 0 only if of the last version every served row is
-    the trainer's, bit by bit, and either's rows score all held-out samples the same. About two
-    minutes on two processors; --ratings 40000 takes half of that.
+    [bold]petps demo --train[/bold] shows the whole loop instead. Two workers train a DLRM on
+    ratings, each with its rows in a pool of its own. Deltas go to a log and versions to a
+    checkpoint store. A server follows the log, and the rows that it serves score held-out ratings
+    during training. The demo first kills the workers, which continue from the last version as a
+    new run that the server follows. Then it kills the server, which opens its pool again. It
+    prints loss, AUC, freshness, step time by stage and the duration of the restarts, and draws
+    them (./petps-demo-train/index.html). Exit status 0 only if every served row of the last
+    version is the trainer's, bit by bit, and the rows of both score all held-out samples the
+    same. It takes about two minutes on two processors, and half of that with --ratings 40000.
     """
     _check_options(context, train)
     from petps.delta import kafka_options
@@ -127,7 +127,7 @@ def demo(
 
 
 class _Report(Protocol):
-    """What either demo found out."""
+    """The results of either demo."""
 
     @property
     def passed(self) -> bool: ...
@@ -184,7 +184,7 @@ def _course(
 
     screen = TrainingScreen(quiet=quiet)
     with screen.working("PyTorch is imported"):
-        torch_module()  # or says how to install it
+        torch_module()  # raises an error that says how to install PyTorch if it is missing
     make_folder(plots)
     from petps.demo.training.course import Course, Options
 
@@ -194,7 +194,7 @@ def _course(
 
 
 def _check_options(context: typer.Context, train: bool) -> None:
-    """Raises BadParameter of an option that only the other demo has."""
+    """Raise BadParameter for an option that only the other demo has."""
     others = ("accesses", "idle_seconds") if train else ("ratings", "data", "plots")
     for parameter in context.command.params:
         if parameter.name not in others:

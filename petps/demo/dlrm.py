@@ -1,13 +1,14 @@
-"""A small DLRM (Naumov et al. 2019) that trains for one epoch on a CPU, and goes on from anywhere.
+"""A small DLRM (Naumov et al. 2019) that trains for one epoch on a CPU and can continue anywhere.
 
-Owns:        Shape, Interaction, Vocabulary, Training: embeddings summed field by field, dot
-             products between fields, a perceptron below and one above; figures of its logits.
-Never does:  checkpoints, logs (petps.train.Feed does, over Training.tables).
-Called by:   bench, tests; training/, which has its rows elsewhere.
-Invariants:  what a step does depends on seed, step, rows, optimizer state and dense weights alone:
-             restored bit by bit, training goes on bit by bit. PyTorch has one thread.
-Threads:     the trainer's. Of the room only this file and training/ import torch
-             (pip install petps[torch]).
+Owns:        Shape, Interaction, Vocabulary, Training: embeddings summed by field, dot products
+             between fields, a perceptron below and one above; log loss and AUC of its logits.
+Never does:  write checkpoints or logs (petps.train.Feed does, from Training.tables).
+Called by:   bench, tests; training/, which keeps its rows elsewhere.
+Invariants:  a step depends only on seed, step, rows, optimizer state and dense weights: after a
+             restore that is exact to the bit, training continues exact to the bit. PyTorch has
+             one thread.
+Threads:     the trainer's. Only this file and training/ import torch in this room (pip install
+             petps[torch]).
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ __all__ = [
 
 Logits = npt.NDArray[np.float64]
 
-STATE: Final = "sum"  # Adagrad's, by PyTorch's name
-# Parts of a version beside its rows.
+STATE: Final = "sum"  # Adagrad's state, by PyTorch's name
+# Parts of a version besides its rows.
 DENSE: Final = "dense"
 READER: Final = "reader"
 SCORED_AT_A_TIME: Final = 8192
@@ -53,7 +54,7 @@ SCORED_AT_A_TIME: Final = 8192
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The model and how it is trained; learning rates are those of Adagrad and of Adam."""
+    """The model and its training; the learning rates are those of Adagrad and of Adam."""
 
     dim: int = 16
     bottom: tuple[int, ...] = (32,)
@@ -76,14 +77,14 @@ class Encoded:
 
 
 class Vocabulary:
-    """The row of each key: by field, its keys in ascending order."""
+    """The row of each key: for each field, its keys in ascending order."""
 
     def __init__(self, samples: Samples) -> None:
         self.fields = samples.fields
         self.keys: list[Keys] = [np.unique(column) for column in samples.keys.T]
 
     def encode(self, samples: Samples) -> Encoded:
-        """Raises InvalidArgument for a key that is not in it."""
+        """Return samples as tensors. Raise InvalidArgument for an unknown key."""
         out = np.empty(samples.keys.shape, np.int64)
         for field, known in enumerate(self.keys):
             wanted = samples.keys[:, field]
@@ -96,8 +97,9 @@ class Vocabulary:
 
 
 class Interaction(torch.nn.Module):  # type: ignore[misc]
-    """What is dense: numbers go through ``bottom`` into a vector of dim, which goes with the
-    products of all vectors through ``top``.
+    """The dense part. Numbers go through ``bottom`` into a vector of dim values.
+
+    This vector and the products of all pairs of vectors go through ``top``.
     """
 
     def __init__(self, fields: int, numbers: int, shape: Shape) -> None:
@@ -108,7 +110,7 @@ class Interaction(torch.nn.Module):  # type: ignore[misc]
         self._pairs = torch.tril_indices(vectors, vectors, -1)
 
     def forward(self, bags: Sequence[Any], numbers: Any) -> Any:
-        """A float32[n, dim] for each field, float32[n, d] -> float32[n]: logits."""
+        """Compute logits: float32[n, dim] for each field, float32[n, d] -> float32[n]."""
         dense = self.bottom(numbers)
         vectors = torch.stack([dense, *bags], dim=1)
         products = torch.bmm(vectors, vectors.transpose(1, 2))
@@ -117,7 +119,7 @@ class Interaction(torch.nn.Module):  # type: ignore[misc]
 
 
 class Model(torch.nn.Module):  # type: ignore[misc]
-    """One nn.EmbeddingBag a field, and what is dense."""
+    """One nn.EmbeddingBag for each field, and the dense part."""
 
     def __init__(
         self, rows: list[int], fields: tuple[str, ...], numbers: int, shape: Shape
@@ -134,13 +136,13 @@ class Model(torch.nn.Module):  # type: ignore[misc]
         self.dense = Interaction(len(fields), numbers, shape)
 
     def forward(self, positions: Any, numbers: Any) -> Any:
-        """int64[n, f], float32[n, d] -> float32[n]: logits."""
+        """Compute logits: int64[n, f], float32[n, d] -> float32[n]."""
         bags = [bag(positions[:, i : i + 1]) for i, bag in enumerate(self.embeddings.values())]
         return self.dense(bags, numbers)
 
 
 class Training:
-    """One epoch over ``samples``; ``seed`` draws their order and the first weights."""
+    """One epoch over ``samples``; ``seed`` draws their order and the initial weights."""
 
     def __init__(
         self,
@@ -171,12 +173,12 @@ class Training:
         )
 
     def stored_as(self, row: str = "f32", state: str = "f32") -> list[Table]:
-        """The tables of a store that keeps rows and optimizer state as these dtypes."""
+        """Return the tables of a store that keeps rows and optimizer state as these dtypes."""
         columns = (Column(ROW, row, self.shape.dim), Column(STATE, state, self.shape.dim))
         return [Table(table.name, columns) for table in self.tables]
 
     def train(self, until: int) -> None:
-        """Up to and without step ``until``."""
+        """Train up to step ``until``, exclusive."""
         self.model.train()
         for step in range(self.step, min(until, self.steps)):
             batch = self._order[step * self.shape.batch : (step + 1) * self.shape.batch]
@@ -190,24 +192,24 @@ class Training:
             self.step = step + 1
 
     def score(self, samples: Encoded) -> Logits:
-        """float64[n]: the logit of each sample's label being 1."""
+        """Return float64[n]: the logit that each sample's label is 1."""
         self.model.eval()
         return scored(self.model, samples.positions, samples.numbers)
 
     def parts(self) -> dict[str, bytes]:
-        """What a version has beside the rows: dense weights with their optimizer's state; place."""
+        """Return a version's parts: dense weights and their optimizer's state, and the step."""
         file = io.BytesIO()
         torch.save([self.model.dense.state_dict(), self._dense_optimizer.state_dict()], file)
         return {DENSE: file.getvalue(), READER: json.dumps({"step": self.step}).encode()}
 
     def forget(self) -> None:
-        """No weight is left: what is not restored after this is seen by all that follows."""
+        """Fill all weights with NaN, so that anything not restored afterwards is noticed."""
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.fill_(float("nan"))
 
     def load_parts(self, parts: Mapping[str, bytes]) -> None:
-        """What parts() gave; the rows are Feed.restore()'s."""
+        """Load the result of parts(); Feed.restore() loads the rows."""
         weights, state = torch.load(io.BytesIO(parts[DENSE]), weights_only=True)
         self.model.dense.load_state_dict(weights)
         self._dense_optimizer.load_state_dict(state)
@@ -215,7 +217,7 @@ class Training:
 
 
 def scored(model: Callable[[Any, Any], Any], ids: Any, numbers: Any) -> Logits:
-    """model(integers[m, f], float32[m, d]) of some samples at a time -> float64[n]: logits."""
+    """Compute logits float64[n] in pieces: model(integers[m, f], float32[m, d]) -> float32[m]."""
     with torch.no_grad():
         parts = [
             model(*part)
@@ -228,12 +230,12 @@ def scored(model: Callable[[Any, Any], Any], ids: Any, numbers: Any) -> Logits:
 
 
 def log_loss(logits: Logits, labels: Floats) -> float:
-    """Mean over samples, in nats."""
+    """Return the mean log loss over the samples, in nats."""
     return float(np.mean(np.logaddexp(0, logits) - labels * logits))
 
 
 def area_under_curve(logits: Logits, labels: Floats) -> float:
-    """The chance that a sample of label 1 scores above one of label 0; equal scores count half."""
+    """Return the chance that a sample of label 1 scores above one of label 0; ties count half."""
     _, places, counts = np.unique(logits, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
     ones = float(labels.sum())

@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM: one of them ends the demo, none leaves a child behind.
+"""Ctrl-C and SIGTERM: one signal ends the demo, and no child process stays behind.
 
-A KeyboardInterrupt comes between any two steps of the main thread. Two places may not be cut in
-two: starting a child (the process would be there, and nobody would know its id), and the cleaning
-up itself.
+A KeyboardInterrupt can come between any two steps of the main thread. Two places must not be
+interrupted: the start of a child (the process would exist, but its id would be lost), and the
+cleanup itself.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def interrupted_once() -> Iterator[None]:
-    """The first signal raises KeyboardInterrupt; later ones are ignored until the process ends.
+    """Raise KeyboardInterrupt on the first signal; ignore later ones until the process exits.
 
-    What cleans up, and what then says so, is therefore never interrupted itself.
+    So neither the cleanup nor the message after it is ever interrupted.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -41,7 +41,7 @@ def interrupted_once() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """A signal that comes within is delivered at the end. Of the main thread only."""
+    """Deliver signals that come during the block at its end. For the main thread only."""
     came: list[int] = []
     before = [
         (each, signal.signal(each, lambda number, frame: came.append(number))) for each in _SIGNALS

@@ -1,4 +1,4 @@
-"""The demo's course: pool, base, serve, deltas, kill, restart, deltas, comparison."""
+"""The course of the demo: pool, base, serve, deltas, kill, restart, deltas, comparison."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from petps.pool import Pool
 __all__ = ["ACCESSES_MIN", "Journey", "Options"]
 
 PARTITIONS: Final = 8
-STEP: Final = 4_000  # accesses of a delta
-ACCESSES_MIN: Final = 40_000  # below, no half has two deltas
-BASE_SHARE: Final = 0.4  # of the accesses, learned before anything is served
+STEP: Final = 4_000  # accesses in a delta
+ACCESSES_MIN: Final = 40_000  # with fewer, a half would have less than two deltas
+BASE_SHARE: Final = 0.4  # of the accesses: learned before anything is served
 RANK_EVERY: Final = 2  # deltas
 EXPIRE_EVERY: Final = 5  # deltas
-LINES: Final = 10  # of the table of deltas
+LINES: Final = 10  # in the table of deltas
 SERVABLE_SECONDS: Final = 60.0
-DEADLINE_MS: Final = 30_000  # of pulls that nobody times, on a machine that does much else
-COMPARE_KEYS: Final = 10_000  # at a time; the client splits them into pulls of 500
+DEADLINE_MS: Final = 30_000  # of pulls that are not timed, on a busy machine
+COMPARE_KEYS: Final = 10_000  # compared at a time; the client splits them into pulls of 500
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `petps demo` was asked."""
+    """The options of `petps demo`."""
 
     accesses: int
     durability: str
@@ -54,7 +54,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class _Delta:
-    """One published delta and when it was servable (time.monotonic())."""
+    """A published delta, and when it was servable (time.monotonic())."""
 
     end: int
     version: int
@@ -65,7 +65,7 @@ class _Delta:
 
 
 class Journey:
-    """One run in ``folder``. ``run`` returns the report; its errors are of petps.errors."""
+    """One run in ``folder``. ``run`` returns the report; it raises errors of petps.errors."""
 
     def __init__(self, options: Options, folder: Path, screen: Screen) -> None:
         self._options = options
@@ -91,7 +91,7 @@ class Journey:
         self._ranker: Ranker
 
     def run(self) -> Report:
-        """Everything, in order. Children end before it returns, whatever happens."""
+        """Run all steps in order. Child processes end before it returns, whatever happens."""
         begun = time.monotonic()
         with ExitStack() as stack:
             self._prepare(stack)
@@ -161,7 +161,7 @@ class Journey:
         return path
 
     def _idle(self) -> None:
-        """Nothing but pulls: first as fast as one thread can, then at the pace of the rest."""
+        """Pull without other load: first as fast as one thread can, then at the paced rate."""
         seconds = self._options.idle_seconds
         with self._screen.working("pulls with nothing else going on"):
             closed = self._pulls(Mode.CLOSED, seconds)
@@ -178,9 +178,9 @@ class Journey:
     # ---- deltas
 
     def _follow(self, steps: range) -> None:
-        """Deltas for these steps, while the client pulls what the following accesses ask for."""
+        """Publish a delta for each step, while the client pulls for the following accesses."""
         lines = max(1, round(LINES * len(steps) * STEP / (self._end - self._begin)))
-        per_line = max(RANK_EVERY, -(-len(steps) // lines))  # each line has a prediction
+        per_line = max(RANK_EVERY, -(-len(steps) // lines))  # so each line has a prediction
         with self._screen.deltas(self._report, len(steps)) as show:
             for first in range(0, len(steps), per_line):
                 hits = Hits(0, 0, 0)
@@ -194,7 +194,7 @@ class Journey:
                 show.line(self._report.groups[-1])
 
     def _step(self, begin: int, number: int) -> tuple[_Delta, Hits]:
-        """Accesses [begin, begin + STEP) happen: predicted from what is served, then learned."""
+        """Predict accesses [begin, begin + STEP) from served rows, then learn and publish them."""
         end = min(begin + STEP, self._end)
         self._traffic.ask(Mode.PACED, begin, end)
         self._trainer.begin("learn", begin=begin, end=end, expire=number % EXPIRE_EVERY == 0)
@@ -215,7 +215,7 @@ class Journey:
         return delta, hits
 
     def _rows_of(self, objects: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """The served rows; a missing one is zeros, the table's default."""
+        """Return the served rows; a missing row is zeros, the table's default."""
         rows: npt.NDArray[np.float32] = self._client.pull(TABLE, self._trace.keys[objects])
         return rows
 
@@ -226,7 +226,7 @@ class Journey:
         self._screen.restart(self._report.restart)
 
     def _measure_apply(self) -> None:
-        """Pulls that overlap the time from publish to servable of a delta; and freshness."""
+        """Compute freshness, and the latency of pulls between publishing and serving a delta."""
         samples = self._traffic.samples
         begins = np.array([sample.begin for sample in samples])
         during: list[Sample] = []
@@ -248,7 +248,7 @@ class Journey:
     # ---- the end
 
     def _compare(self) -> None:
-        """Every key of the trace, pulled and compared with the trainer's state bit by bit."""
+        """Pull every key of the trace and compare it bit by bit with the trainer's state."""
         self._traffic.ask(Mode.REST, 0, 0)
         state = self._trainer.state(self._folder / "last.npz")
         version = self._deltas[-1].version

@@ -21,8 +21,8 @@ from petps.errors import DataLoss, DeadlineExceeded
 
 __all__ = ["KillTest", "first_pull", "share_of_new"]
 
-TRIES: Final = 10  # a small delta may be applied between two looks
-ENOUGH: Final = 0.25  # of its rows are visible when the server is killed; later tries take any
+TRIES: Final = 10  # a small delta may be applied completely between two pulls
+ENOUGH: Final = 0.25  # the share of its rows visible at the kill; later tries accept any share
 LOOK_SECONDS: Final = 60.0
 RESTART_SECONDS: Final = 60.0
 RETRY_SECONDS: Final = 0.0005
@@ -31,7 +31,7 @@ CATCH_UP_SECONDS: Final = 120.0
 
 
 class KillTest:
-    """One kill. Every row seen is the one before the delta or the one after it, whole."""
+    """One kill. Every row pulled must be the whole row before the delta or the whole row after."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class KillTest:
         self._probe: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
     def run(self) -> Restart:
-        """Publishes a delta of all rows, kills the server in the middle of it, starts it again."""
+        """Publish a delta of all rows, kill the server in the middle of it, and restart it."""
         for attempt in range(TRIES):
             version_before = self._traffic.version_seen()
             before = self._trainer.state(self._folder / "before.npz")
@@ -68,7 +68,7 @@ class KillTest:
         )
 
     def _choose_probe(self, state: State) -> None:
-        """Objects all over the partitions: their keys' hashes are."""
+        """Choose objects to pull. They are in all partitions, because their keys are hashed."""
         present = np.flatnonzero(state.present)
         step = max(1, len(present) // KEYS_PER_PULL)
         self._probe = present[::step][:KEYS_PER_PULL]
@@ -83,9 +83,9 @@ class KillTest:
         return share_of_new(pulled, before.rows[self._probe], after.rows[self._probe])
 
     def _kill_in_the_middle(self, before: State, after: State, enough: float) -> float | None:
-        """Kills when ``enough`` of the probed rows are new, but not all.
+        """Kill the server when at least ``enough`` of the probed rows are new, but not all.
 
-        Returns that share, or None when all were new before it could look.
+        Returns that share, or None if all rows were new before the first such pull.
         """
         deadline = time.monotonic() + LOOK_SECONDS
         with petps_client.connect(self._server.url, deadline_ms=DEADLINE_MS) as client:
@@ -131,9 +131,10 @@ class KillTest:
 
 
 def first_pull(server: ServerProcess, look: Callable[[petps_client.Client], object]) -> float:
-    """When ``look`` was first answered by a server that was started; what it raises of rows passes.
+    """Return when a restarted server first answered ``look``; other errors of ``look`` propagate.
 
-    Raises Unavailable when the server ended, or is not there after RESTART_SECONDS.
+    Raises Unavailable if the server has exited, and the client's last error if it has not
+    answered after RESTART_SECONDS.
     """
     deadline = time.monotonic() + RESTART_SECONDS
     while True:
@@ -153,9 +154,10 @@ def share_of_new(
     before: npt.NDArray[np.float32],
     after: npt.NDArray[np.float32],
 ) -> float:
-    """The share of rows that are the new ones; float32[n, dim] each.
+    """Return the share of pulled rows that are the new ones; all are float32[n, dim].
 
-    Raises DataLoss if a row is neither the one before nor the one after: torn, or of another key.
+    Raises DataLoss if a row is neither the old one nor the new one: it is torn, or belongs to
+    another key.
     """
     new = (bits(pulled) == bits(after)).all(axis=1)
     old = (bits(pulled) == bits(before)).all(axis=1)

@@ -1,10 +1,11 @@
 """The demo's model: skip-gram with negative sampling over a stream of accesses, in numpy.
 
-One row per object, float32[dim]. Value 0 is the logarithm of how often the object was accessed,
-values 1 to dim-1 are its vector v. The model says that object o follows object c with a
-probability proportional to count(o) * exp(v_c . v_o), so an untrained vector leaves popularity.
-The vectors are learned from pairs (an access, one of the few accesses before it) against
-negatives drawn from all accesses so far (Mikolov et al. 2013), with one AdaGrad step size a row.
+There is one row for each object, float32[dim]. Value 0 is the logarithm of how often the object
+was accessed; values 1 to dim-1 are its vector v. The model says that object o follows object c
+with a probability proportional to count(o) * exp(v_c . v_o), so untrained vectors predict by
+popularity. The vectors are learned from pairs (an access, one of the few accesses before it)
+against negatives drawn from all accesses so far (Mikolov et al. 2013), with one AdaGrad step size
+for each row.
 """
 
 from __future__ import annotations
@@ -20,41 +21,41 @@ __all__ = ["Gradient", "Settings", "SkipGram", "gradient", "pair_loss", "sum_by_
 Indices = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
-EPSILON: Final = 1e-3  # AdaGrad's start: the first step of a row is about the learning rate
+EPSILON: Final = 1e-3  # AdaGrad's initial sum: the first step of a row is about the learning rate
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Chosen by the hit rates (ranking.py) on accesses 100,000 to 400,000 of the trace.
+    """Settings chosen by the hit rates (ranking.py) on accesses 100,000 to 400,000 of the trace.
 
-    There the rows reach 37.5 % where popularity has 35.6 %; on accesses 400,000 to 700,000, which
-    were not looked at meanwhile, 35.0 % where it has 33.5 %. Learning rates of 0.1 to 0.2, windows
-    of 10 to 50 and start norms of 1 to 4 are within half a point of each other. In these accesses
-    little but popularity and recency tells what comes next: exact counts of what followed each
-    object within 50 accesses reach 36.8 % where popularity has 34.2 %.
+    There the rows reach 37.5 % and popularity 35.6 %. On accesses 400,000 to 700,000, which were
+    not used for the choice, the rows reach 35.0 % and popularity 33.5 %. Learning rates of 0.1 to
+    0.2, windows of 10 to 50 and start norms of 1 to 4 are within half a point of each other. In
+    these accesses little but popularity and recency predicts the next one: exact counts of what
+    followed each object within 50 accesses reach 36.8 % where popularity has 34.2 %.
     """
 
     dim: int = 64
-    window: int = 10  # accesses back that an access is paired with
+    window: int = 10  # an access is paired with one of this many accesses before it
     pairs: int = 5  # pairs drawn for each access
-    negatives: int = 5  # a pair counts against so many negatives
+    negatives: int = 5  # the weight of the negatives: this many for each pair
     shared_negatives: int = 512  # drawn once a batch and used by all of its pairs
     batch: int = 1000  # accesses
     learning_rate: float = 0.2
     start_norm: float = 2.0  # expected squared length of an untrained vector
-    shrink: float = 0.02  # share of every vector that sweep() takes away
+    shrink: float = 0.02  # the share of every vector that sweep() removes
 
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """keys: int64[u], distinct and sorted; values: float32[u, dim-1]."""
+    """Gradients by key. keys: int64[u], distinct and sorted; values: float32[u, dim-1]."""
 
     keys: Indices
     values: Floats
 
 
 def sum_by_key(keys: Indices, values: Floats) -> Gradient:
-    """keys: int64[m], values: float32[m, d] -> the sum of the values of each distinct key."""
+    """Sum the values of each distinct key. keys: int64[m], values: float32[m, d]."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
@@ -68,7 +69,7 @@ def _sigmoid(x: Floats) -> Floats:
 def gradient(
     vectors: Floats, centres: Indices, targets: Indices, noise: Indices, negatives: int
 ) -> Gradient:
-    """The gradient of pair_loss with respect to the vectors that occur.
+    """Return the gradient of pair_loss with respect to the vectors that occur.
 
     vectors: float32[n, d]; centres, targets: int64[p]; noise: int64[q], the shared negatives.
     """
@@ -95,7 +96,7 @@ def pair_loss(
     noise: Indices,
     negatives: int,
 ) -> float:
-    """What gradient() goes down on, one pair at a time: slow, for tests."""
+    """Compute the loss that gradient() descends, one pair at a time: slow, for tests."""
     shift = np.log(negatives)
     loss = 0.0
     for c, t in zip(centres, targets, strict=True):
@@ -108,8 +109,8 @@ def pair_loss(
 class SkipGram:
     """The rows of all objects, learned online. One thread.
 
-    ``rows`` float32[n, dim] and ``present`` bool[n] are what a server should serve; ``changed``
-    bool[n] marks what differs, in row or in presence, since take_changed().
+    ``rows`` float32[n, dim] and ``present`` bool[n] are what a server should serve. ``changed``
+    bool[n] marks the objects whose row or presence changed since take_changed().
     """
 
     def __init__(self, objects: int, settings: Settings, seed: int) -> None:
@@ -127,7 +128,7 @@ class SkipGram:
         self._last_access = np.zeros(objects, np.int64)
 
     def learn(self, accesses: Indices, begin: int, end: int) -> None:
-        """Learns from accesses[begin:end]; only these and earlier ones are looked at."""
+        """Learn from accesses[begin:end]; only these and earlier accesses are read."""
         settings = self.settings
         for start in range(begin, end, settings.batch):
             stop = min(end, start + settings.batch)
@@ -161,10 +162,11 @@ class SkipGram:
         self.changed[found.keys] = True
 
     def expire(self, now: int, idle: int, count_max: int, limit: int) -> int:
-        """Forgets at most ``limit`` objects, longest unseen first; returns how many.
+        """Forget at most ``limit`` objects, longest unseen first; return how many.
 
-        Those not accessed in the last ``idle`` accesses before ``now``, and at most ``count_max``
-        times in all. One that comes back begins anew.
+        An object expires if it was not accessed in the last ``idle`` accesses before ``now`` and
+        at most ``count_max`` times in all. If it is accessed later, it starts again from its
+        first row.
         """
         cold = self.present & (self._last_access < now - idle) & (self._counts <= count_max)
         objects = np.flatnonzero(cold)
@@ -177,12 +179,12 @@ class SkipGram:
         return len(objects)
 
     def sweep(self) -> None:
-        """Weight decay: shrinks every vector, so every row changes."""
+        """Apply weight decay: shrink every vector, so every row changes."""
         self.rows[self.present, 1:] *= np.float32(1 - self.settings.shrink)
         self.changed |= self.present
 
     def take_changed(self) -> Indices:
-        """int64[u]: the objects that changed since the last call."""
+        """Return int64[u]: the objects that changed since the last call."""
         objects = np.flatnonzero(self.changed)
         self.changed[objects] = False
         return objects

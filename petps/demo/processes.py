@@ -1,4 +1,4 @@
-"""The demo's children: a real `petps serve`, and the trainer. Ended by process id only."""
+"""The demo's child processes: a real `petps serve`, and the trainer. Ended by process id only."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def _environment() -> dict[str, str]:
 class Child:
     """A child process in a session of its own, so that Ctrl-C reaches only the demo itself.
 
-    Entered before it is started: whatever happens, leaving it ends the process.
+    Enter it as a context manager before it is started: leaving the block ends the process,
+    whatever happens.
     """
 
     def __init__(self, name: str, words: Path) -> None:
@@ -58,7 +59,7 @@ class Child:
         self.stop()
 
     def spawn(self, arguments: list[str], pipes: bool) -> None:
-        """Starts Python with ``arguments``; pipes: on its standard input and output."""
+        """Start Python with ``arguments``; pipes: whether to pipe its standard input and output."""
         with self._words.open("a") as words, uninterrupted():
             self._process = subprocess.Popen(
                 [sys.executable, *arguments],
@@ -71,7 +72,7 @@ class Child:
             )
 
     def running(self) -> subprocess.Popen[str]:
-        """The process. Raises Unavailable with its last words when it ended by itself."""
+        """Return the process. Raise Unavailable with its last output if it has exited."""
         process = self._process
         if process is None or process.poll() is not None:
             code = "not started" if process is None else f"exit status {process.returncode}"
@@ -79,25 +80,28 @@ class Child:
         return process
 
     def last_words(self) -> str:
-        """The end of what it wrote."""
+        """Return the end of its output."""
         if not self._words.exists():
             return ""
         with self._words.open(errors="replace") as words:
             return "".join(deque(words, LAST_WORDS_LINES)).rstrip()
 
     def note(self, words: str) -> None:
-        """Words of its own that came by another way."""
+        """Append words that came by another way to the file of its output."""
         with self._words.open("a") as kept:
             kept.write(words)
 
     def kill(self) -> None:
-        """SIGKILL; returns when it is gone."""
+        """Send SIGKILL, and return when the process is gone."""
         process = self.running()
         process.send_signal(signal.SIGKILL)
         process.wait()
 
     def stop(self) -> int | None:
-        """Asks it to end, waits, kills it if need be. Its exit status; None: not started."""
+        """Ask the process to exit, wait, and kill it if it does not. Return its exit status.
+
+        Returns None if it was not started.
+        """
         process = self._process
         if process is None:
             return None
@@ -114,14 +118,14 @@ class Child:
         return process.returncode
 
     def ask_to_end(self, process: subprocess.Popen[str]) -> None:
-        """By a signal; or otherwise, where it would not be heard."""
+        """Send SIGTERM; a child that would not notice it overrides this."""
         process.terminate()
 
 
 class ServerProcess(Child):
     """`petps serve` on 127.0.0.1. It keeps its ports over a restart.
 
-    store: a checkpoint store that it catches up from.
+    store: a checkpoint store from which it catches up.
     """
 
     def __init__(
@@ -147,11 +151,11 @@ class ServerProcess(Child):
 
     @property
     def url(self) -> str:
-        """What a client connects to."""
+        """The URL for clients."""
         return f"petps://127.0.0.1:{self.port}/{MODEL}"
 
     def start(self) -> float:
-        """Starts it without waiting. Returns when, on the clock of time.monotonic()."""
+        """Start the server without waiting. Return the start time, as of time.monotonic()."""
         self._ready.unlink(missing_ok=True)
         begun = time.monotonic()
         options = {
@@ -170,7 +174,7 @@ class ServerProcess(Child):
         return begun
 
     def wait_ready(self) -> dict[str, Any]:
-        """The facts of its ready file."""
+        """Wait until the server is ready, and return the facts of its ready file."""
         deadline = time.monotonic() + READY_SECONDS
         while not self._ready.exists():
             self.running()
@@ -182,7 +186,7 @@ class ServerProcess(Child):
         return facts
 
     def ingest(self) -> dict[str, Any] | None:
-        """What its status says of ingest now; None: it has not begun, or the server is gone."""
+        """Return the ingest part of its status, or None if ingest has not begun or it is gone."""
         try:
             with urllib.request.urlopen(
                 f"http://127.0.0.1:{self.http_port}/status.json", timeout=STATUS_SECONDS
@@ -195,18 +199,18 @@ class ServerProcess(Child):
 
 
 class TrainerProcess(Child):
-    """The trainer. ``ask`` is one command and its answer; ``begin`` and ``end`` are its halves."""
+    """The trainer. ``ask`` is a command and its answer; ``begin`` and ``end`` are its halves."""
 
     def __init__(self, folder: Path, settings: TrainerSettings) -> None:
         super().__init__("trainer", folder / "trainer.txt")
         self._settings = settings
 
     def start(self) -> None:
-        """Starts it without waiting."""
+        """Start the trainer without waiting."""
         self.spawn(["-m", "petps.demo.trainer", self._settings.as_text()], pipes=True)
 
     def begin(self, do: str, **arguments: Any) -> None:
-        """Sends a command; its answer is due with end()."""
+        """Send a command; end() returns its answer."""
         try:
             self._pipe(self.running().stdin).write(json.dumps({"do": do, **arguments}) + "\n")
             self._pipe(self.running().stdin).flush()
@@ -214,7 +218,7 @@ class TrainerProcess(Child):
             raise Unavailable(f"the trainer ended:\n{self.last_words()}") from None
 
     def end(self) -> dict[str, Any]:
-        """Waits for the answer. Raises InternalError when the trainer failed."""
+        """Wait for the answer. Raise InternalError if the trainer failed."""
         line = self._pipe(self.running().stdout).readline()
         if not line:
             raise Unavailable(f"the trainer ended:\n{self.last_words()}")
@@ -224,20 +228,20 @@ class TrainerProcess(Child):
         return answer
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """A command and its answer."""
+        """Send a command and return its answer."""
         self.begin(do, **arguments)
         return self.end()
 
     def state(self, path: Path) -> State:
-        """Its rows, by way of a file."""
+        """Return its rows, which it writes to the file ``path``."""
         self.ask("save", path=str(path))
         state = State.read(path)
         path.unlink()
         return state
 
     def ask_to_end(self, process: subprocess.Popen[str]) -> None:
-        """See Child."""
-        self._pipe(process.stdin).close()  # it ends with its input
+        """Close its input, which makes it exit; see Child."""
+        self._pipe(process.stdin).close()
 
     @staticmethod
     def _pipe(stream: IO[str] | None) -> IO[str]:

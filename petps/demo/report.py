@@ -1,4 +1,4 @@
-"""What a demo found out: plain values, as --json prints them."""
+"""The results of a demo: plain values, as --json prints them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Comparison", "Freshness", "Group", "Report", "Restart"]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Some deltas in a row: one line of the table. Rates are shares of 0 to 1."""
+    """Some consecutive deltas: one line of the table. Rates are shares of 0 to 1."""
 
     accesses: int
     version: int
@@ -25,18 +25,18 @@ class Group:
 
     @property
     def hit_rate(self) -> float:
-        """Of the prediction by served rows."""
+        """The hit rate of the prediction by served rows."""
         return self.hits / self.asked if self.asked else 0.0
 
     @property
     def popularity_rate(self) -> float:
-        """Of the baseline."""
+        """The hit rate of the baseline."""
         return self.popularity_hits / self.asked if self.asked else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """From the call that publishes a delta to the end of the first pull that is served it."""
+    """The time from the call that publishes a delta to the end of the first pull of it."""
 
     versions: int
     p50_ms: float
@@ -45,7 +45,7 @@ class Freshness:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """The kill -9 in the middle of a delta, and what came after. Times in milliseconds."""
+    """The kill -9 in the middle of a delta, and the restart. Times are in milliseconds."""
 
     delta_rows: int
     share_visible: float
@@ -60,7 +60,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Every key of the trace, pulled, beside the trainer's state. ``wrong`` must be 0."""
+    """A pull of every key of the trace, compared with the trainer's state. ``wrong`` must be 0."""
 
     keys: int = 0
     rows_equal: int = 0
@@ -75,13 +75,13 @@ class Comparison:
 
     @property
     def wrong(self) -> int:
-        """Keys whose answer is not the trainer's."""
+        """The number of keys whose answer differs from the trainer's state."""
         return self.keys - self.rows_equal - self.missing_as_they_should
 
 
 @dataclass(slots=True)
 class Report:
-    """Everything. Filled as the demo goes on."""
+    """All results. The demo fills them in as it runs."""
 
     trace: str
     accesses: int
@@ -109,26 +109,26 @@ class Report:
 
     @property
     def asked(self) -> int:
-        """Next accesses predicted."""
+        """The number of accesses predicted."""
         return sum(group.asked for group in self.groups)
 
     @property
     def hit_rate(self) -> float:
-        """Of the prediction by served rows, over all."""
+        """The hit rate of the prediction by served rows, over all groups."""
         return sum(group.hits for group in self.groups) / max(1, self.asked)
 
     @property
     def popularity_rate(self) -> float:
-        """Of the baseline, over all."""
+        """The hit rate of the baseline, over all groups."""
         return sum(group.popularity_hits for group in self.groups) / max(1, self.asked)
 
     @property
     def passed(self) -> bool:
-        """Every row equal, bit by bit, and every other key missing."""
+        """Whether every row is equal bit by bit and every other key is missing."""
         return self.comparison is not None and self.comparison.wrong == 0
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return asdict(self) | {
             "asked": self.asked,
             "hit_rate": self.hit_rate,

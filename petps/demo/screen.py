@@ -1,4 +1,4 @@
-"""What the demo shows: steps, the growing table of deltas, and the result."""
+"""The output of the demo: steps, the growing table of deltas, and the result."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from petps.demo.traffic import KEYS_PER_PULL
 
 __all__ = ["DeltaLines", "Growing", "Screen", "Steps"]
 
-PIPE_COLUMNS: Final = 100  # where nobody tells the width (a pipe, a file)
+PIPE_COLUMNS: Final = 100  # the width where none is known (a pipe, a file)
 LABEL_COLUMNS: Final = 10
 
 
 class Growing:
-    """A table that grows, and a bar below it of ``total`` ``what``."""
+    """A table that grows, with a progress bar below it that counts ``total`` ``what``."""
 
     def __init__(self, columns: Sequence[str], what: str, total: int) -> None:
         self._table = Table(box=None, header_style="dim", padding=(0, 1), pad_edge=False)
@@ -36,35 +36,35 @@ class Growing:
         self._task = self._progress.add_task(f"  {what}", total=total)
 
     def shown(self) -> Stack:
-        """Table and bar."""
+        """Return the table and the bar."""
         return Stack(self._table, self._progress)
 
     def done(self) -> Table:
-        """The table alone."""
+        """Return the table alone."""
         return self._table
 
     def advance(self) -> None:
-        """One more is done."""
+        """Count one more as done."""
         self._progress.advance(self._task)
 
     def reached(self, count: int) -> None:
-        """So many are done."""
+        """Set how many are done."""
         self._progress.update(self._task, completed=count)
 
     def add(self, *cells: str | Text) -> None:
-        """Adds a line."""
+        """Add a line."""
         self._table.add_row(*cells)
 
 
 class DeltaLines(Growing):
-    """The table of deltas: ``advance`` after each delta, ``line`` after a group."""
+    """The table of deltas: call ``advance`` after each delta and ``line`` after each group."""
 
     def __init__(self, k: int, deltas: int) -> None:
         names = ("  accesses", "version", "rows sent", "deleted", "fresh after")
         super().__init__((*names, f"hit@{k}", "popularity", "gain"), "deltas", deltas)
 
     def line(self, group: Group) -> None:
-        """Adds a line."""
+        """Add the line of a group."""
         gain = 100 * (group.hit_rate - group.popularity_rate)
         self.add(
             f"{group.accesses:,}",
@@ -79,7 +79,7 @@ class DeltaLines(Growing):
 
 
 class Steps:
-    """Writes steps and what goes on to ``console``; a quiet one (for --json) writes nothing."""
+    """A writer of steps and progress to ``console``; a quiet one (for --json) writes nothing."""
 
     def __init__(self, *, quiet: bool, console: Console | None = None) -> None:
         self._console = console or Console(quiet=quiet, highlight=False)
@@ -87,7 +87,7 @@ class Steps:
             self._console.width = PIPE_COLUMNS
 
     def step(self, label: str, text: str, detail: str = "", mark: str = "[green]✓[/green]") -> None:
-        """Something is done."""
+        """Print a finished step."""
         line = Table.grid(padding=(0, 1))
         line.add_column(width=1)
         line.add_column(width=LABEL_COLUMNS, style="bold")
@@ -99,7 +99,7 @@ class Steps:
 
     @contextmanager
     def working(self, what: str) -> Iterator[None]:
-        """A spinner."""
+        """Show a spinner during the block."""
         if not self._console.is_terminal or self._console.quiet:
             yield
             return
@@ -108,7 +108,7 @@ class Steps:
 
     @contextmanager
     def bar(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar; gives a function that is told of each n done."""
+        """Show a progress bar during the block. Yield a function that adds n to what is done."""
         if not self._console.is_terminal or self._console.quiet:
             yield lambda n: None
             return
@@ -118,7 +118,7 @@ class Steps:
 
     @contextmanager
     def growing(self, lines: Growing) -> Iterator[None]:
-        """The table grows, with its bar below; the table stays."""
+        """Show the table and its bar during the block; the table stays afterwards."""
         if not self._console.is_terminal or self._console.quiet:
             yield
             if lines.done().row_count:
@@ -129,17 +129,17 @@ class Steps:
             live.update(lines.done())
 
     def kept(self, folder: Path) -> None:
-        """Where the work folder is."""
+        """Print the path of the work folder that is kept."""
         self._console.print(Text(f"kept: {folder}", style="dim"))
 
 
 class Screen(Steps):
-    """What `petps demo` shows."""
+    """The output of `petps demo`."""
 
     # ---- steps
 
     def begin(self, trace: Trace, report: Report) -> None:
-        """The first lines."""
+        """Print the first lines."""
         self._console.print(Text("petps demo", style="bold"))
         self._console.print(
             Text(
@@ -151,11 +151,11 @@ class Screen(Steps):
         self._console.print()
 
     def pool(self, path: Path, medium: str, durability: str) -> None:
-        """The pool is made."""
+        """Print that the pool is made."""
         self.step("pool", f"{path}", f"medium {medium}, durability {durability}")
 
     def base(self, accesses: int, seconds: float, base: dict[str, Any], log: str) -> None:
-        """The base is published."""
+        """Print that the base is published."""
         self.step(
             "base",
             f"{base['rows']:,} rows, learned from {accesses:,} accesses in {seconds:.1f} s",
@@ -165,7 +165,7 @@ class Screen(Steps):
     def serving(
         self, server: ServerProcess, facts: dict[str, Any], ready: float, base: float
     ) -> None:
-        """The server answers, and has the base."""
+        """Print that the server answers and has the base."""
         self.step(
             "server",
             f"{server.url}, process {facts['pid']}; the base was servable after {base:.2f} s",
@@ -173,7 +173,7 @@ class Screen(Steps):
         )
 
     def idle(self, report: Report) -> None:
-        """Pulls alone."""
+        """Print the figures of pulls without other load."""
         latency = report.pull_idle
         assert latency is not None
         self.step(
@@ -184,7 +184,7 @@ class Screen(Steps):
         )
 
     def restart(self, restart: Restart) -> None:
-        """The server was killed, and is back."""
+        """Print the kill of the server and its restart."""
         self._console.print()
         self.step(
             "kill -9",
@@ -203,7 +203,7 @@ class Screen(Steps):
 
     @contextmanager
     def deltas(self, report: Report, deltas: int) -> Iterator[DeltaLines]:
-        """The table of deltas grows."""
+        """Show the growing table of deltas during the block."""
         lines = DeltaLines(report.k, deltas)
         if self._console.is_terminal and not report.groups:
             self._console.print()
@@ -213,7 +213,7 @@ class Screen(Steps):
     # ---- the end
 
     def result(self, report: Report) -> None:
-        """Everything once more, and the verdict."""
+        """Print all figures again, and the verdict."""
         self._console.print()
         self._console.print(_numbers(report))
         comparison = report.comparison

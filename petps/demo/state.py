@@ -1,4 +1,4 @@
-"""What the trainer says that every row is, and how what was pulled compares with it, bit by bit."""
+"""The trainer's state of every row, and its comparison with pulled rows, bit by bit."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ class State:
 
     @staticmethod
     def read(path: Path) -> State:
-        """What the trainer saved."""
+        """Read the state that the trainer saved."""
         with np.load(path, allow_pickle=False) as arrays:
             return State(arrays["rows"], arrays["present"])
 
     def part(self, chosen: slice) -> State:
-        """Some of it."""
+        """Return the state of some objects."""
         return State(self.rows[chosen], self.present[chosen])
 
 
 def bits(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
-    """float32 -> the same bits: -0 differs from 0, and a NaN equals itself."""
+    """Return the bits of float32 values: -0 differs from 0, and a NaN equals itself."""
     return np.ascontiguousarray(rows).view(np.uint32)
 
 
 def compare(state: State, rows: npt.NDArray[np.float32], mask: npt.NDArray[np.bool_]) -> Comparison:
-    """rows float32[n, dim] and mask bool[n] of a pull, of the keys of ``state`` in its order.
+    """Compare a pull with ``state``: rows float32[n, dim] and mask bool[n], keys in its order.
 
     A missing key must have the table's default row, zeros.
     """

@@ -1,4 +1,4 @@
-"""The access stream that the demo learns from and serves: see data/README.md for its source."""
+"""The stream of accesses that the demo learns from and serves. data/README.md has its source."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ _FILE: Final = Path(__file__).parent / "data" / "twitter_c52_1M.npz"
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """keys: uint64[n], distinct and sorted; accesses: int64[m], in order, positions in ``keys``."""
+    """A stream of accesses.
+
+    keys: uint64[n], distinct and sorted. accesses: int64[m], in order, positions in ``keys``.
+    """
 
     keys: npt.NDArray[np.uint64]
     accesses: npt.NDArray[np.int64]
 
 
 def load_trace(path: Path = _FILE) -> Trace:
-    """The trace that comes with petps. Raises NotFound when the installation lacks it."""
+    """Read the trace that comes with petps. Raise NotFound if the installation lacks it."""
     if not path.exists():
         raise NotFound(f"{path} is missing: install petps again, the file belongs to the package")
     with np.load(path, allow_pickle=False) as arrays:

@@ -1,4 +1,4 @@
-"""The demo's client: pulls, all the time, the rows that the following accesses ask for."""
+"""The demo's client: it continuously pulls the rows that the following accesses need."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from petps.errors import DeadlineExceeded
 __all__ = ["KEYS_PER_PULL", "Latency", "Mode", "Sample", "Traffic", "latency_of"]
 
 KEYS_PER_PULL: Final = 500
-PULLS_PER_SECOND: Final = 500  # paced: far below what one thread could
+PULLS_PER_SECOND: Final = 500  # when paced: far below the limit of one thread
 STRIDE: Final = 10  # accesses that pass between two pulls
 FAILED_REST_SECONDS: Final = 0.001
-DEADLINE_MS: Final = 20_000  # longer than a restart: the client waits for the server by itself
+DEADLINE_MS: Final = 20_000  # longer than a restart: the client itself waits for the server
 
 
 class Mode(enum.Enum):
-    """How the client asks."""
+    """The pace of the client's pulls."""
 
-    REST = "rest"  # not at all
+    REST = "rest"  # no pulls
     PACED = "paced"  # PULLS_PER_SECOND
-    CLOSED = "closed"  # the next pull when the last one is answered
+    CLOSED = "closed"  # the next pull begins when the last one is answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Of ``pulls`` pulls of KEYS_PER_PULL keys, from the call to rows in the caller's array."""
+    """Latencies of pulls of KEYS_PER_PULL keys, from the call to rows in the caller's array."""
 
     pulls: int
     p50_ms: float
@@ -55,7 +55,7 @@ class Latency:
 
 
 def latency_of(samples: Sequence[Sample]) -> Latency | None:
-    """None when there are no samples."""
+    """Return the latencies of the samples, or None if there are none."""
     if not samples:
         return None
     milliseconds = 1e3 * np.array([sample.end - sample.begin for sample in samples])
@@ -64,10 +64,10 @@ def latency_of(samples: Sequence[Sample]) -> Latency | None:
 
 
 class Traffic:
-    """A thread that pulls. ``samples`` only grows; read it from any thread.
+    """A thread that pulls. ``samples`` only grows; any thread may read it.
 
-    ``check`` raises when the server is gone: waiting for it would be in vain. pace: pulls a second
-    when PACED.
+    ``check`` raises when the server process is gone, because waiting for it would be pointless.
+    pace: pulls a second in mode PACED.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Traffic:
         self._client.close()
 
     def ask(self, mode: Mode, begin: int, end: int) -> None:
-        """From now on pulls keys of accesses in [begin, end), in their order, again and again."""
+        """From now on, pull keys of accesses in [begin, end), in their order, again and again."""
         self._window = (begin, end)
         self._mode = mode
         if mode is Mode.REST:
@@ -120,11 +120,14 @@ class Traffic:
             self._wake.set()
 
     def version_seen(self) -> int:
-        """The applied version of the newest answer."""
+        """Return the applied version of the newest answer."""
         return self.samples[-1].version if self.samples else 0
 
     def samples_of(self, seconds: float, seconds_max: float) -> list[Sample]:
-        """Collects the pulls of the next ``seconds``, or until there is one."""
+        """Collect the pulls of the next ``seconds``, or longer until there is one.
+
+        Raises DeadlineExceeded if there is none within ``seconds_max``.
+        """
         first = len(self.samples)
         begin = time.monotonic()
         while len(self.samples) == first or time.monotonic() < begin + seconds:
@@ -136,7 +139,10 @@ class Traffic:
         return self.samples[first:]
 
     def wait_for_version(self, version: int, seconds: float, since: int = 0) -> Sample:
-        """The first pull, of samples[since:], that was served ``version``."""
+        """Return the first pull, of samples[since:], whose version is at least ``version``.
+
+        Raises DeadlineExceeded if there is none within ``seconds``.
+        """
         deadline = time.monotonic() + seconds
         place = since
         while True:
@@ -161,7 +167,7 @@ class Traffic:
                 now = time.monotonic()
                 if now < due:
                     time.sleep(due - now)
-                due = max(due, now - 0.1) + 1 / self._pace  # a long stall is not made up for
+                due = max(due, now - 0.1) + 1 / self._pace  # after a long stall, do not catch up
             self._pull(pulls)
             pulls += 1
 

@@ -1,13 +1,13 @@
-"""The demo's trainer, a process of its own: learns, and publishes what changed.
+"""The demo's trainer, a process of its own: it learns, and publishes what changed.
 
-`python -m petps.demo.trainer SETTINGS` reads one command a line on standard input and answers each
-with one line, both JSON; it ends with its input. Commands ({"do": ...}):
-  learn    begin, end, expire   learns accesses[begin:end]; expires cold objects if asked to
-  sweep                         weight decay: every row changes
-  base     folder               writes a base there, and begins the log's run with it
-  publish                       publishes what changed since the last time, as a version
-  save     path                 writes rows float32[n, dim] and present bool[n] as an .npz
-Answers carry {"error": text} when a command failed. Times are CLOCK_MONOTONIC seconds.
+`python -m petps.demo.trainer SETTINGS` reads one command a line on standard input and answers
+each with one line, both JSON. It exits when its input ends. Commands ({"do": ...}):
+  learn    begin, end, expire   learn accesses[begin:end]; expire cold objects if ``expire``
+  sweep                         apply weight decay: every row changes
+  base     folder               write a base there, and begin the log's run with it
+  publish                       publish what changed since the last time, as a version
+  save     path                 write rows float32[n, dim] and present bool[n] as an .npz
+Answers have {"error": text} if a command failed. Times are CLOCK_MONOTONIC seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["MODEL", "TABLE", "Trainer", "TrainerSettings", "main"]
 
 MODEL: Final = "demo"
 TABLE: Final = "objects"
-# Objects unseen for so many accesses, and accessed only once in all, expire.
+# An object expires if it was not accessed in this many accesses, and only once in all.
 EXPIRE_IDLE: Final = 50_000
 EXPIRE_COUNT_MAX: Final = 1
 EXPIRE_LIMIT: Final = 2_000  # at a time
@@ -41,7 +41,7 @@ EXPIRE_LIMIT: Final = 2_000  # at a time
 
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
-    """What the demo tells the process."""
+    """The settings that the demo passes to the process."""
 
     log: str
     partitions: int
@@ -49,12 +49,12 @@ class TrainerSettings:
     kafka: dict[str, str] = field(default_factory=dict)
 
     def as_text(self) -> str:
-        """For the command line."""
+        """Return the settings as a command-line argument."""
         return json.dumps(asdict(self))
 
 
 class Trainer:
-    """A model and its publisher. ``do`` is the process's one command."""
+    """A model and its publisher. ``do`` executes the commands of the process."""
 
     def __init__(self, settings: TrainerSettings, trace: Trace) -> None:
         self._trace = trace
@@ -65,7 +65,7 @@ class Trainer:
         self._step = 0
 
     def do(self, command: dict[str, Any]) -> dict[str, Any]:
-        """One command's answer. Raises PetpsError."""
+        """Execute one command and return its answer. Raise PetpsError."""
         what = command.pop("do", None)
         commands: dict[Any, Callable[..., dict[str, Any]]] = {
             "learn": self.learn,
@@ -79,7 +79,7 @@ class Trainer:
         return commands[what](**command)
 
     def learn(self, begin: int, end: int, expire: bool) -> dict[str, Any]:
-        """Learns accesses[begin:end]."""
+        """Learn accesses[begin:end]."""
         started = time.monotonic()
         self._model.learn(self._trace.accesses, begin, end)
         self._step = end
@@ -89,12 +89,12 @@ class Trainer:
         return {"seconds": time.monotonic() - started, "expired": expired}
 
     def sweep(self) -> dict[str, Any]:
-        """Shrinks every vector."""
+        """Shrink every vector."""
         self._model.sweep()
         return {"rows": int(np.count_nonzero(self._model.present))}
 
     def base(self, folder: str) -> dict[str, Any]:
-        """Writes all rows as a base, and begins the run with it."""
+        """Write all rows as a base, and begin the run with it."""
         begin = time.monotonic()
         self._model.take_changed()
         version = self._publisher.version + 1
@@ -117,7 +117,7 @@ class Trainer:
         return rows.view(np.uint8), None
 
     def publish(self) -> dict[str, Any]:
-        """Publishes what changed: rows, and deletions of what expired."""
+        """Publish what changed: rows, and deletions of expired objects."""
         objects = self._model.take_changed()
         deleted = ~self._model.present[objects]
         begin = time.monotonic()
@@ -134,17 +134,17 @@ class Trainer:
         }
 
     def save(self, path: str) -> dict[str, Any]:
-        """Writes the state, for comparison."""
+        """Write the state to a file, for comparison."""
         np.savez(path, rows=self._model.rows, present=self._model.present)
         return {"rows": int(np.count_nonzero(self._model.present))}
 
     def close(self) -> None:
-        """Closes the log."""
+        """Close the log."""
         self._log.close()
 
 
 def main() -> None:
-    """The process: commands in, answers out."""
+    """Run the process: read commands, write answers."""
     trainer = Trainer(TrainerSettings(**json.loads(sys.argv[1])), load_trace())
     try:
         for line in sys.stdin:

@@ -1,16 +1,17 @@
-"""Room train: a trainer's tables, what it touched of them, where their rows go; and a trainer.
+"""Room train: a trainer's tables, the ids it touched, the rows it writes, and a training loop.
 
 Owns:        ArrayTable (numpy), PyTorch's embeddings (pytorch.py), TorchRec's trackers
              (torchrec.py), and the contract TrainedTable for other trainers; TrackedSource, a
-             tracker's tenant as a Source of checkpoints; Feed, one gather for checkpoints and log;
-             ShardedTables, rows and optimizer state in a pool, Pipeline, the loop over them, and
+             tenant of a tracker as a Source of checkpoints; Feed, one gather for checkpoints and
+             log; ShardedTables, rows and optimizer state in a pool; Pipeline, the loop over them;
              RankedFeed, their versions (PIPELINE.md).
-Never does:  decide what a version is written as (petps.checkpoint.policy); import torch before it
-             is used (pip install petps[torch]).
+Never does:  decide what a version is written as (petps.checkpoint.policy does); import torch
+             before it is needed (pip install petps[torch]).
 Called by:   trainers.
-Invariants:  a row that changed is in the next checkpoint and the next version of the log, whichever
-             calls failed before, also after a crash and Feed.restore().
-Threads:     a Feed's calls come from one thread, between two steps; cancel() from any.
+Invariants:  a row that changed is in the next checkpoint and in the next version of the log,
+             whichever calls failed before, and also after a crash and Feed.restore().
+Threads:     one thread makes all calls of a Feed, between two steps; any thread may call
+             cancel().
 """
 
 from petps.train.batch import Batch, Ragged

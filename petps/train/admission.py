@@ -1,11 +1,12 @@
-"""Which new keys get a row: those seen often enough, counted in the order of batches.
+"""Admission of new keys: a key gets a row once it occurred often enough, in the order of batches.
 
 Owns:        Admission.
-Never does:  rows; know which worker asked.
+Never does:  touch rows; know which worker asked.
 Called by:   sharded.py.
-Invariants:  the counts are those after the last batch that was committed; what later batches count
-             is kept beside them until they are, so that a version saved in between has none of it.
-Threads:     count() from one, commit() from another; serialised.
+Invariants:  the counts are those after the last committed batch. Counts of later batches are kept
+             separately until they are committed, so a version saved in between does not contain
+             them.
+Threads:     one calls count(), another commit(); a lock serialises them.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ __all__ = ["Admission"]
 Keys = npt.NDArray[np.uint64]
 Counts = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.bool_]
-# Counts are folded into the older ones, a pass over all of them, once there are so many.
+# Beyond this number of newer counts, they are merged into the older ones in a pass over all.
 NEWER_MAX: Final = 1 << 16
 
 
 class Admission:
     """Counts of keys that have no row yet. A key is admitted in the batch that fills its count.
 
-    threshold: how often a key must have been seen, this batch included; 1 admits all at once and
-    counts nothing. Memory: 12 bytes a key that is not admitted.
+    threshold: how often a key must occur, this batch included; 1 admits every key at once and
+    counts nothing. Memory: 12 bytes for each key that is not admitted.
     """
 
     def __init__(self, threshold: int = 1) -> None:
@@ -43,16 +44,18 @@ class Admission:
         self.threshold = threshold
         self._mutex = threading.Lock()
         self._older = _Counted()
-        self._newer = _Counted()  # of the same key, this one counts
-        # After the last batch committed, and counts above the newer ones: the rows of the next may
-        # have been looked for before those that this one admitted were there.
+        self._newer = _Counted()  # takes precedence over the older count of the same key
+        # The counts after the last committed batch take precedence over the newer ones. They keep
+        # admitted keys too: the next batch may have looked for its rows before the rows that this
+        # batch admitted were written.
         self._last = _Counted()
         self._uncommitted: list[tuple[int, _Counted]] = []  # by batch: the counts after it
 
     def count(self, batch: int, keys: Keys, seen: npt.NDArray[np.integer]) -> Mask:
-        """bool[n]: which of ``keys`` (ascending, without a row) are admitted with this batch.
+        """Return bool[n]: which of ``keys`` (ascending, without a row) this batch admits.
 
-        seen: integers[n], how often each stands in it. Batches come in order.
+        seen: integers[n], how often each key occurs in the batch. Batches come in order. Raises
+        FailedPrecondition if they do not.
         """
         if self.threshold == 1:
             return np.ones(len(keys), np.bool_)
@@ -70,7 +73,7 @@ class Admission:
             return after >= self.threshold
 
     def commit(self, batch: int) -> None:
-        """What the batches up to this one counted stands; admitted keys are counted no more."""
+        """Make the counts of the batches up to this one permanent. Stop counting admitted keys."""
         with self._mutex:
             while self._uncommitted and self._uncommitted[0][0] <= batch:
                 self._newer = self._newer.under(self._last)
@@ -79,7 +82,7 @@ class Admission:
                 self._fold()
 
     def forget_ahead(self) -> None:
-        """What was counted and not committed never was: those batches come again, or not at all."""
+        """Forget uncommitted counts. Those batches come again, or never."""
         with self._mutex:
             self._uncommitted = []
 
@@ -88,7 +91,7 @@ class Admission:
         self._newer = _Counted()
 
     def saved(self) -> bytes:
-        """The committed counts, for load()."""
+        """Return the committed counts, for load()."""
         with self._mutex:
             out = io.BytesIO()
             self._fold()
@@ -97,9 +100,9 @@ class Admission:
             return out.getvalue()
 
     def load(self, saved: Sequence[bytes], owns: Callable[[Keys], Mask] | None = None) -> None:
-        """The counts of all saved(), of keys that ``owns`` says are ours (None: all).
+        """Replace all counts by those of ``saved``, for the keys that ``owns`` accepts (None: all).
 
-        What was not committed is forgotten. Raises DataLoss; then nothing has changed.
+        Forgets uncommitted counts. Raises DataLoss; then nothing has changed.
         """
         older = _Counted()
         for each in saved:
@@ -115,13 +118,13 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """keys: uint64[n], ascending, each once; counts: uint32[n]."""
+    """Counts by key. keys: uint64[n], ascending, distinct; counts: uint32[n]."""
 
     keys: Keys = field(default_factory=lambda: np.empty(0, np.uint64))
     counts: Counts = field(default_factory=lambda: np.empty(0, np.uint32))
 
     def into(self, after: npt.NDArray[np.uint64], keys: Keys) -> None:
-        """Sets the count of each of ``keys`` that is here."""
+        """Set the count of each of ``keys`` that is here."""
         if len(self.keys) == 0:
             return
         where = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
@@ -129,7 +132,7 @@ class _Counted:
         after[there] = self.counts[where[there]]
 
     def under(self, newer: _Counted) -> _Counted:
-        """Both; of the same key, ``newer`` counts."""
+        """Return the union; for a key in both, the count of ``newer``."""
         stays = ~np.isin(self.keys, newer.keys, assume_unique=True)
         keys = np.concatenate([self.keys[stays], newer.keys])
         order = np.argsort(keys, kind="stable")
@@ -137,7 +140,7 @@ class _Counted:
         return _Counted(keys[order], counts[order])
 
     def below(self, threshold: int) -> _Counted:
-        """Those that are not admitted."""
+        """Return the counts of the keys that are not admitted."""
         waits = self.counts < threshold
         return _Counted(self.keys[waits], self.counts[waits])
 

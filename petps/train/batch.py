@@ -1,9 +1,9 @@
-"""Samples as a loader gives them, and their micro-batches.
+"""A loader's samples, and their division into micro-batches.
 
 Owns:        Ragged, Batch, cuts().
-Never does:  read data; import torch (dense values are whatever tensor the loader gives).
+Never does:  read data; import torch (dense values are whatever tensors the loader gives).
 Called by:   loaders, pipeline.py, routing.py, clustering.py.
-Threads:     values; the arrays belong to the pipeline once a batch was given to it.
+Threads:     values only; after the pipeline takes a batch, the batch's arrays belong to it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Offsets = npt.NDArray[np.int64]
 
 
 def cuts(samples: int, micro_batches: int) -> list[int]:
-    """int[micro_batches + 1]: micro-batch m has samples cuts[m] up to and without cuts[m + 1].
+    """Return int[micro_batches + 1]: micro-batch m has the samples [cuts[m], cuts[m + 1]).
 
-    All have as many but the first and the last of three or more, which have half: nothing is
-    computed while the first's rows and the last's gradients cross (PIPELINE.md). Raises
-    InvalidArgument (fewer than one micro-batch).
+    All micro-batches have the same size, except that the first and the last of three or more have
+    half of it: nothing is computed while the first's rows and the last's gradients cross
+    (PIPELINE.md). Raises InvalidArgument if there is less than one micro-batch.
     """
     if micro_batches < 1:
         raise InvalidArgument(f"micro_batches {micro_batches} is below 1")
@@ -40,9 +40,9 @@ def cuts(samples: int, micro_batches: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """The keys of a feature: sample s has keys[offsets[s]:offsets[s + 1]].
+    """The keys of one feature: sample s has keys[offsets[s]:offsets[s + 1]].
 
-    keys: uint64[n]; offsets: int64[samples + 1], ascending from 0 to n. Raises InvalidArgument.
+    keys: uint64[n]. offsets: int64[samples + 1], ascending from 0 to n. Raises InvalidArgument.
     """
 
     keys: Keys
@@ -59,21 +59,21 @@ class Ragged:
 
     @staticmethod
     def single(keys: Keys) -> Ragged:
-        """One key a sample."""
+        """Return a feature with one key for each sample."""
         return Ragged(keys, np.arange(len(keys) + 1, dtype=np.int64))
 
     @property
     def samples(self) -> int:
-        """How many."""
+        """The number of samples."""
         return len(self.offsets) - 1
 
     def part(self, begin: int, end: int) -> Ragged:
-        """Samples ``begin`` up to and without ``end``; the keys are not copied."""
+        """Return the samples from ``begin`` to ``end`` - 1 without copying their keys."""
         first, last = self.offsets[begin], self.offsets[end]
         return Ragged(self.keys[first:last], self.offsets[begin : end + 1] - first)
 
     def select(self, order: npt.NDArray[np.intp]) -> Ragged:
-        """These samples, in this order."""
+        """Return the samples at these positions, in this order."""
         lengths = np.diff(self.offsets)[order]
         offsets = np.zeros(len(order) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
@@ -83,10 +83,11 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A worker's samples of one step.
+    """One worker's samples of one step.
 
-    keys: by feature; dense: tensors by name, first axis samples (labels too); reader: the loader's
-    state after this batch, for a trainer that goes on behind it.
+    keys: the keys of each feature, by name. dense: tensors by name, labels included; the first
+    axis is the samples. reader: the loader's state after this batch, from which a restored
+    trainer continues.
     """
 
     keys: Mapping[str, Ragged]
@@ -101,7 +102,7 @@ class Batch:
 
     @property
     def samples(self) -> int:
-        """How many."""
+        """The number of samples."""
         for ragged in self.keys.values():
             return ragged.samples
         for values in self.dense.values():
@@ -109,7 +110,7 @@ class Batch:
         return 0
 
     def select(self, order: npt.NDArray[np.intp]) -> Batch:
-        """These samples, in this order."""
+        """Return the samples at these positions, in this order."""
         return Batch(
             {name: ragged.select(order) for name, ragged in self.keys.items()},
             {name: values[order] for name, values in self.dense.items()},
@@ -117,7 +118,7 @@ class Batch:
         )
 
     def parts(self, count: int) -> Iterator[Batch]:
-        """``count`` micro-batches of neighbouring samples, as cuts() says."""
+        """Yield ``count`` micro-batches of neighbouring samples, divided by cuts()."""
         for begin, end in itertools.pairwise(cuts(self.samples, count)):
             yield Batch(
                 {name: ragged.part(begin, end) for name, ragged in self.keys.items()},

@@ -1,11 +1,11 @@
-"""The rows of one batch on their owner's device, while it is trained.
+"""The rows of one batch on their owner's device, while the batch is trained.
 
 Owns:        Buffer (retrieve, freshen, update, write back), shared_rows.
 Never does:  talk to other workers.
 Called by:   pipeline.py.
-Invariants:  row and optimizer state move together; a key without a row reads as zeros, and is
-             neither updated nor copied nor written back.
-Threads:     one at a time; on a GPU each on its lane.
+Invariants:  a row and its optimizer state move together; a key without a row reads as zeros and
+             is neither updated nor copied nor written back.
+Threads:     one at a time; on a GPU each thread works on its own lane.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Of each block, positions of the keys that two buffers share: in the older, in the newer."""
+    """The positions of the keys that two buffers share: by block, in the older and in the newer."""
 
     older: list[Any]
     newer: list[Any]
 
 
 class Buffer:
-    """Slots of the keys that all workers want of this one: by block float32[n, width]."""
+    """The slots of the keys that all workers need from this one: by block float32[n, width]."""
 
     def __init__(
         self, batch: int, owned: Owned, tables: ShardedTables, layout: Layout, lane: Lane
     ) -> None:
-        """Rows as the pool has them now; new ones as they begin (NestPipe IV.A)."""
+        """Read the rows from the pool as they are now; initialise new rows (NestPipe IV.A)."""
         self.batch = batch
         self.owned = owned
         self.live: list[Mask] = []
-        """By table: bool[n], which keys have a row."""
+        """By table: bool[n], whether each key has a row."""
         self._layout = layout
         blocks: list[Any] = []
         for block in range(len(layout.dims)):
@@ -66,25 +66,25 @@ class Buffer:
         self._trained = [self._live_of(block, lane) for block in range(len(layout.dims))]
 
     def _live_of(self, block: int, lane: Lane) -> Any | None:
-        """Positions of a block's keys that have a row; None: all have."""
+        """Return the positions of a block's keys that have a row, or None if all have."""
         numbers = np.flatnonzero(self._layout.block_of == block)
         live = np.concatenate([self.live[number] for number in numbers])
         return None if live.all() else lane.copied(np.flatnonzero(live))
 
     @property
     def tensors(self) -> list[Any]:
-        """Of the device: what the lane that made it hands to others."""
+        """The device tensors that the lane of this buffer hands to other lanes."""
         return [*self.slots, *(each for each in self._trained if each is not None)]
 
     def freshen(self, older: Buffer, shared: Shared) -> None:
-        """Copies what the batch before has updated: rows and state (NestPipe IV.B)."""
+        """Copy shared rows and their state from the updated batch before (NestPipe IV.B)."""
         for slots, fresh, to, of in zip(
             self.slots, older.slots, shared.newer, shared.older, strict=True
         ):
             copy(slots, to, fresh, of)
 
     def update(self, gradients: list[Any], optimizer: Optimizer) -> None:
-        """gradients: by block float32[n, dim]."""
+        """Apply the gradients, by block float32[n, dim], to the rows that exist."""
         for slots, gradient, chosen in zip(self.slots, gradients, self._trained, strict=True):
             if chosen is None:
                 optimizer.apply(slots, gradient)
@@ -94,7 +94,7 @@ class Buffer:
             slots.index_copy_(0, chosen, updated)
 
     def write_back(self, tables: ShardedTables, lane: Lane) -> None:
-        """The rows that there are, into the pool."""
+        """Write the rows that exist back into the pool."""
         hosts = lane.arrays("written", self.slots)
         for number, name in enumerate(self._layout.names):
             keys, live = self.owned.keys[number], self.live[number]
@@ -106,7 +106,10 @@ class Buffer:
 
 
 def shared_rows(older: Buffer, newer: Buffer, layout: Layout, lane: Lane) -> Shared:
-    """Keys of both buffers that have a row in the older (NestPipe IV.B: compact key sets)."""
+    """Return the positions of the keys of both buffers that have a row in the older one.
+
+    See NestPipe IV.B, compact key sets.
+    """
     torch = torch_module()
     found: tuple[list[Any], list[Any]] = ([], [])
     for block in range(len(layout.dims)):

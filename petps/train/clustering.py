@@ -1,15 +1,15 @@
-"""Samples that share keys go into one micro-batch (NestPipe V.C): fewer keys cross twice.
+"""Grouping of samples that share keys into one micro-batch (NestPipe V.C): fewer keys cross twice.
 
-A step's gradients do not depend on which micro-batch a sample is in; what is transferred does,
-because keys are told apart within a micro-batch only.
+A step's gradients do not depend on which micro-batch a sample is in. The bytes transferred do,
+because keys are deduplicated only within a micro-batch.
 
 Owns:        cluster(), dedup_ratio(), ByKeys (for Pipeline's ``arrange``).
 Never does:  drop, repeat or change a sample.
 Called by:   the prefetch stage of Pipeline, or offline.
-Invariants:  the order is a permutation; micro-batches as cuts() makes them of it have together no
-             more distinct keys than those of the given order; all of it depends on the keys and the
-             seed alone.
-Threads:     functions; a ByKeys belongs to one.
+Invariants:  the order is a permutation; the micro-batches that cuts() makes of it have together
+             no more distinct keys than those of the given order; the result depends only on the
+             keys and the seed.
+Threads:     functions; a ByKeys belongs to one thread.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ __all__ = ["ByKeys", "Clustering", "cluster", "dedup_ratio"]
 
 Ints = npt.NDArray[np.int64]
 
-# Sweeps along the line, and rounds of moves between micro-batches. More gain less than 1 % on
-# batches of sessions and of independent fields.
+# Sweeps along the line, and rounds of moves between micro-batches. More of either gains less than
+# 1 % on batches of sessions and of independent fields.
 SWEEPS: Final = 12
 ROUNDS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Clustering:
-    """Which sample goes where, and what that is worth."""
+    """An order of the samples, and the distinct keys before and after."""
 
     order: Ints
     """int64[samples]: micro-batch m has samples order[bounds[m]:bounds[m + 1]], ascending."""
     bounds: Ints
     """int64[micro-batches + 1]"""
     distinct: int
-    """Keys of the batch."""
+    """The number of distinct keys of the whole batch."""
     before: int
-    """Sum of the distinct keys of each micro-batch, in the order given."""
+    """The sum of the distinct keys of each micro-batch, in the given order."""
     after: int
-    """The same in this order."""
+    """The same sum in this order."""
 
 
 def cluster(
@@ -58,12 +58,13 @@ def cluster(
     features: Mapping[str, str] | None = None,
     seed: int = 0,
 ) -> Clustering:
-    """Groups the samples of a batch: keys by feature -> the order in which to cut it.
+    """Return an order of a batch's samples that groups samples with common keys.
 
-    features: by feature, the table that has its keys, as in Pipeline: one key of two tables is two.
-    Takes O(keys x micro-batches), 20 ms for 2,048 samples of 25 keys and 4 micro-batches.
+    features: maps a feature to the table that has its keys, as in Pipeline; a key of two tables
+    counts as two. Takes O(keys x micro-batches): 20 ms for 2,048 samples of 25 keys and 4
+    micro-batches.
 
-    Errors: InvalidArgument (micro_batches below 1; features that differ in samples).
+    Raises InvalidArgument if micro_batches is below 1 or features differ in samples.
     """
     sample, number, count, samples = _numbered(keys, features or {})
     batch = _Counted(sample, number, count, samples, np.array(cuts(samples, micro_batches)))
@@ -92,9 +93,10 @@ def dedup_ratio(
     *,
     features: Mapping[str, str] | None = None,
 ) -> float:
-    """Distinct keys of all micro-batches together, over those of the batch: 1 at best.
+    """Return the distinct keys of all micro-batches over those of the batch: 1 at best.
 
-    order: of the samples, as they are cut; None: as they are. 1 for a batch without keys.
+    order: of the samples before they are cut; None: the given order. Returns 1 for a batch
+    without keys. Raises InvalidArgument if order is no permutation of the samples.
     """
     sample, number, count, samples = _numbered(keys, features or {})
     batch = _Counted(sample, number, count, samples, np.array(cuts(samples, micro_batches)))
@@ -106,7 +108,7 @@ def dedup_ratio(
 
 
 class ByKeys:
-    """For Pipeline's ``arrange``: each batch's samples clustered for so many micro-batches."""
+    """An ``arrange`` for Pipeline: clusters each batch for a given number of micro-batches."""
 
     def __init__(
         self, micro_batches: int, *, features: Mapping[str, str] | None = None, seed: int = 0
@@ -117,7 +119,7 @@ class ByKeys:
         self._distinct = self._before = self._after = 0
 
     def __call__(self, batch: Batch) -> Batch:
-        """The same samples in the order in which micro-batches are cut."""
+        """Return the same samples in the order in which they are cut into micro-batches."""
         found = cluster(batch.keys, self._micro_batches, features=self._features, seed=self._seed)
         self._distinct += found.distinct
         self._before += found.before
@@ -126,14 +128,17 @@ class ByKeys:
 
     @property
     def ratios(self) -> tuple[float, float]:
-        """The dedup ratio of all batches so far: (in the order given, clustered)."""
+        """The dedup ratio of all batches so far, (in the given order, clustered)."""
         return self._before / max(1, self._distinct), self._after / max(1, self._distinct)
 
 
 def _numbered(
     keys: Mapping[str, Ragged], features: Mapping[str, str]
 ) -> tuple[Ints, Ints, Ints, int]:
-    """(sample int64[n], key's number int64[n], each pair once; samples of each key; samples)."""
+    """Return the batch as distinct pairs of a sample and the number of a key.
+
+    Returns (sample int64[n], number int64[n], the count of samples of each key, samples).
+    """
     counts = {name: ragged.samples for name, ragged in keys.items()}
     if len(set(counts.values())) > 1:
         raise InvalidArgument(f"features differ in samples: {counts}")
@@ -158,34 +163,35 @@ def _numbered(
 
 @dataclass(slots=True)
 class _Counted:
-    """A batch as pairs (sample, number of a key); assignments are micro-batches by sample."""
+    """A batch as pairs (sample, number of a key). An assignment has each sample's micro-batch."""
 
     sample: Ints
     number: Ints
-    count: Ints  # of each key, its samples
+    count: Ints  # the number of samples of each key
     samples: int
     bounds: Ints
 
     def assigned(self, order: Ints) -> Ints:
-        """int64[samples]: the micro-batch of each, when they are cut in this order."""
+        """Return int64[samples]: the micro-batch of each sample when this order is cut."""
         found = np.empty(self.samples, np.int64)
         sizes = np.diff(self.bounds)
         found[order] = np.repeat(np.arange(len(sizes)), sizes)
         return found
 
     def distinct_keys(self, assigned: Ints) -> int:
-        """Of each micro-batch, summed."""
+        """Return the sum of the distinct keys of each micro-batch."""
         parts = len(self.bounds) - 1
         there = np.zeros(len(self.count) * parts, np.bool_)
         there[self.number * parts + assigned[self.sample]] = True
         return int(np.count_nonzero(there))
 
     def candidates(self, random: np.random.Generator) -> list[Ints]:
-        """By the sample's least hash of a key that others have too; then drawn to its keys.
+        """Return assignments by least hash, then after each sweep along a line of samples.
 
-        A line of samples: each key stands in the middle of its samples, and each sample moves to
-        the middle of its keys, those that many samples have counting less, and those of all
-        nothing. What belongs together meets, wherever it begins.
+        The first order sorts samples by the least hash of a key that other samples have too, but
+        no more than a micro-batch holds. Then, in each sweep, a key's place is the middle of its
+        samples, and a sample moves to the middle of its keys. Frequent keys weigh less, and a key
+        of all samples weighs nothing. Samples that belong together meet, wherever they begin.
         """
         order = self._by_least_hash(random)
         found = [self.assigned(order)]
@@ -213,9 +219,9 @@ class _Counted:
         return np.argsort(least, kind="stable")
 
     def moved(self, assigned: Ints) -> Ints:
-        """Every sample where most of its keys stand already, as far as there is room.
+        """Move samples to the micro-batch that already has most of their keys, while it has room.
 
-        Those to whom it matters most choose first.
+        The samples that gain most choose first.
         """
         parts = len(self.bounds) - 1
         own = assigned[self.sample]
@@ -224,7 +230,7 @@ class _Counted:
         for part in range(parts):
             others = stand[self.number * parts + part] - (own == part) > 0
             score[:, part] = np.bincount(self.sample, others, self.samples)
-        score[np.arange(self.samples), assigned] += 0.5  # who gains nothing stays
+        score[np.arange(self.samples), assigned] += 0.5  # a sample that gains nothing stays
         best = np.sort(score, axis=1)
         waiting = np.argsort(best[:, -2] - best[:, -1], kind="stable")
         room = np.diff(self.bounds)

@@ -1,10 +1,11 @@
-"""One gather of what a trainer touched feeds checkpoints and log.
+"""Checkpoints and log from one gather of the rows that a trainer touched.
 
 Owns:        Feed.
 Never does:  know a policy, or which log it is.
 Called by:   trainers.
-Invariants:  a tenant acknowledges what it read only once the version that has it is committed.
-Threads:     one, between two steps; cancel() from any.
+Invariants:  a tenant acknowledges what it read only after the version with those rows is
+             committed.
+Threads:     one, between two steps; any thread may call cancel().
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from petps.train.table import ROW, Gathered, Keys, TrainedTable
 __all__ = ["PUBLISH", "Feed", "Late", "Sent"]
 
 PUBLISH: Final = "publish"
-# Rows gathered at a time when only the log wants them.
+# The number of rows gathered at a time when only the log needs them.
 GATHER_ROWS: Final = 1 << 16
 
 
 class Feed:
-    """Writes trained tables to a checkpoint store, to a log, or to both with one gather.
+    """A writer of trained tables to a checkpoint store, to a log, or to both with one gather.
 
-    The store's tables and the publisher's are ``tables``, by name; the store's columns are those
-    that the tables gather. ``publisher`` may be replaced, as after an error of the log. Two
-    tenants, "checkpoint" and "publish", are added to the tracker as far as they are needed.
+    The store's tables and the publisher's are ``tables``, by name. The store's columns are those
+    that the tables gather. The caller may replace ``publisher``, for example after an error of
+    the log. The constructor adds the tenants "checkpoint" and "publish" to the tracker as needed.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Feed:
         self._tracker = tracker
         self._tables = {table.name: table for table in tables}
         self.publisher = publisher
-        self._publishes = publisher is not None  # what is touched is owed to a log
+        self._publishes = publisher is not None  # whether touched ids are owed to a log
         if (store is None) != (policy is None):
             raise InvalidArgument("checkpoints need a store and a policy")
         self._store = store
@@ -69,9 +70,9 @@ class Feed:
             tracker.add_tenant(PUBLISH)
 
     def publish(self, *, step: int | None = None, dense: str | None = None) -> int:
-        """Makes what was touched since the last time a version of the log; returns it.
+        """Publish the rows touched since the last call as a version of the log; return its number.
 
-        Raises as Publisher; then nothing is forgotten.
+        Raises as Publisher does; then nothing is forgotten.
         """
         with self._tracker.read(PUBLISH) as reading:
             sent = Sent(self._tables, self._the_publisher(), reading, step)
@@ -88,10 +89,10 @@ class Feed:
         step: int | None = None,
         dense: str | None = None,
     ) -> Version:
-        """Writes a version of the store and, with ``publish``, of the log, each row gathered once.
+        """Write a version of the store and, with ``publish``, of the log; gather each row once.
 
         One of the two may fail alone: the other is finished, then the error is raised. Raises as
-        Checkpointer.write and Publisher; then nothing is forgotten.
+        Checkpointer.write and Publisher do; then nothing is forgotten.
         """
         source, checkpointer = self._the_checkpoints()
         reading = self._tracker.read(PUBLISH) if self._publishes else None
@@ -130,13 +131,15 @@ class Feed:
         self._the_checkpoints()[1].cancel()
 
     def restore(self, version: int) -> Position | None:
-        """Makes the tables what the store's newest version has, and goes on from there.
+        """Load the store's newest version into the tables, and continue from there.
 
-        Keys that the publisher owed when it was written are owed again. Returns the publisher's
-        position then, for begin_continue(); None where there is none: its run begins with a base.
-        Rows and optimizer state are read piece by piece into what the tables hold: in memory beside
-        them is no more than Store.pieces() says. Raises as that does, as Store.count_restore() and
-        TrackedSource.resume(); then rows are mixed, and it is to be called again.
+        Keys that the publisher owed when the version was written are owed again. Returns the
+        publisher's position at that time, for begin_continue(), or None if there is none; then
+        its run begins with a base.
+
+        Rows and optimizer state are read piece by piece into the tables' own memory; the extra
+        memory is what Store.pieces() says. Raises as Store.pieces(), Store.count_restore() and
+        TrackedSource.resume() do; then rows are mixed, and the caller must call it again.
         """
         source, _ = self._the_checkpoints()
         assert self._store is not None
@@ -150,20 +153,20 @@ class Feed:
         position, owed = self._owed(self._store, version) if self._publishes else (None, {})
         source.resume(self._store, version)
         if self._publishes:
-            # Not before: a restore that failed is called again, and what resume() tracked is the
-            # checkpoints' alone.
+            # Only now: a restore that failed is called again, and the ids that resume() tracked
+            # belong to checkpoints alone.
             if PUBLISH in self._tracker.tenants:
                 self._tracker.remove_tenant(PUBLISH)
             self._tracker.add_tenant(PUBLISH)
         for name, ids in owed.items():
             self._tracker.track(name, ids)
-        self._store.count_restore()  # nobody trains before that, and what failed is not counted
+        self._store.count_restore()  # training has not begun yet, and failures are not counted
         return position
 
     def _owed(
         self, store: Store, version: int
     ) -> tuple[Position | None, dict[str, npt.NDArray[np.uint64]]]:
-        """Where the publisher stood, and ids, as the tables now have them, that it owed."""
+        """Return the publisher's position, and its owed ids as the tables now number them."""
         published = Published.of(store, version)
         if published is None:
             return None, {}
@@ -178,7 +181,7 @@ class Feed:
         sent: Sent | None,
         dense: str | None,
     ) -> Mapping[str, bytes]:
-        """Called once the rows are written: the log's version is committed before the store's."""
+        """Commit the log's version, then return the parts. The store calls it after the rows."""
         if sent is not None:
             sent.try_commit(dense)
         given = dict(parts or {})
@@ -209,11 +212,11 @@ def _pieces(
     columns = store.tables_of(version)[table].columns
     for rows in store.pieces(table, version):
         yield rows.keys, {each.name: each.values(rows.columns[each.name]) for each in columns}
-        del rows  # not held while the next one is made
+        del rows  # free this piece before the next one is made
 
 
 class Sent:
-    """What of a reading has gone to the log: rows that pass by, and the rest, gathered for it."""
+    """A reading's rows on their way to the log: those gathered for a checkpoint, then the rest."""
 
     def __init__(
         self,
@@ -228,10 +231,10 @@ class Sent:
         self._tables = tables
         self._publisher = publisher
         self._step = step
-        self._wanted: dict[str, tuple[Keys, npt.NDArray[np.bool_]]] = {}  # and which are done
+        self._wanted: dict[str, tuple[Keys, npt.NDArray[np.bool_]]] = {}  # by table: keys, done
 
     def take(self, table: str, keys: Keys, gathered: Gathered) -> None:
-        """Publishes those that are wanted. An error is kept: a checkpoint goes on without."""
+        """Publish those rows that the log needs. Keep an error: a checkpoint can continue."""
         if self.failed is not None:
             return
         wanted, done = self._of(table)
@@ -250,7 +253,7 @@ class Sent:
         done[places[chosen]] = True
 
     def finish(self) -> None:
-        """Publishes the rest."""
+        """Gather and publish the rest of the rows."""
         for name, table in self._tables.items():
             wanted, done = self._of(name)
             rest = wanted[~done]
@@ -262,13 +265,13 @@ class Sent:
             raise self.failed
 
     def commit(self, dense: str | None) -> int:
-        """Publishes the rest, and commits."""
+        """Publish the rest, and commit. Return the version."""
         self.finish()
         self.version = self._publisher.commit(step=self._step, dense=dense)
         return self.version
 
     def try_commit(self, dense: str | None) -> None:
-        """The same once; what it raises is kept."""
+        """Commit unless that was done or failed before. Keep an error instead of raising it."""
         if self.version is None and self.failed is None:
             try:
                 self.commit(dense)
@@ -283,7 +286,7 @@ class Sent:
 
 
 class Late(Mapping[str, bytes]):
-    """Parts that are made when they are asked for first: a store does so behind the rows."""
+    """Parts that are made at first use: the store reads them after it has written the rows."""
 
     def __init__(self, make: Callable[[], Mapping[str, bytes]]) -> None:
         self._make = make

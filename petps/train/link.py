@@ -1,12 +1,14 @@
-"""Exchanges between workers: the contract, torch.distributed, one worker alone, a link that is slow
-on purpose.
+"""Exchanges between workers.
+
+There is one contract and three implementations: torch.distributed, one worker alone, and a link
+that is slow on purpose.
 
 Owns:        Link, GroupLink, LoneLink, SlowLink, Turns, Links.
 Never does:  know keys or rows.
 Called by:   routing.py, pipeline.py; bench (SlowLink).
-Invariants:  all workers make the same calls on a link in the same order; a call ends within the
-             group's timeout, with an error that says what to look at.
-Threads:     one thread a link.
+Invariants:  all workers make the same calls on a link in the same order; a call returns within
+             the group's timeout, or raises an error that says what to look at.
+Threads:     one thread for each link.
 """
 
 from __future__ import annotations
@@ -29,23 +31,26 @@ TIMEOUT_SECONDS: Final = 60.0
 
 
 class Link(Protocol):
-    """Collective calls of all workers."""
+    """Collective calls, which all workers make."""
 
     rank: int
     world: int
 
     def all_to_all(self, send: Any, sends: Sequence[int], receives: Sequence[int]) -> Any:
-        """send: tensor[sum(sends)], for rank 0, then 1, ... -> tensor[sum(receives)], from each."""
+        """Send a part of ``send`` to each rank; return the parts received, in the order of ranks.
+
+        send: tensor[sum(sends)], for rank 0, then 1, ... Returns tensor[sum(receives)].
+        """
 
     def all_gather(self, values: Any) -> list[Any]:
-        """The tensors of all ranks, of one shape."""
+        """Return the tensors of all ranks; all have one shape."""
 
     def all_reduce(self, values: Any) -> Any:
-        """Their sum, in whatever order is quickest."""
+        """Return the sum over all ranks, added in whatever order is fastest."""
 
 
 class LoneLink:
-    """One worker."""
+    """The link of one worker alone."""
 
     rank = 0
     world = 1
@@ -65,10 +70,10 @@ class LoneLink:
 
 
 class GroupLink:
-    """A process group of torch.distributed; device: whose tensors it takes.
+    """A link over a process group of torch.distributed. device: where the group's tensors are.
 
-    NCCL's calls are queued on the current stream, and fail where the host waits for that; a peer
-    that does not answer then ends the process, by NCCL's watchdog, after the group's timeout.
+    NCCL's calls are queued on the current stream, and fail where the host waits for that stream.
+    If a peer does not answer, NCCL's watchdog ends the process after the group's timeout.
     """
 
     def __init__(
@@ -93,7 +98,7 @@ class GroupLink:
 
     def all_gather(self, values: Any) -> list[Any]:
         """See Link."""
-        there = values.to(self._device)  # what workers say to each other is on the host
+        there = values.to(self._device)  # workers exchange control messages from host memory
         gathered = [self._torch.empty_like(there) for _ in range(self.world)]
         self._call(self._distributed.all_gather, gathered, there, group=self._group)
         return [each.to(values.device) for each in gathered]
@@ -122,25 +127,25 @@ class GroupLink:
 
 
 class Turns:
-    """Of one worker's network, which has one transfer at a time."""
+    """The transfer schedule of one worker's network, which carries one transfer at a time."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._free = 0.0
 
     def taken(self, seconds: float) -> float:
-        """When a transfer of so many seconds ends, that is asked for now."""
+        """Reserve ``seconds`` for a transfer that is requested now; return when it will end."""
         with self._mutex:
             self._free = max(self._free, time.monotonic()) + seconds
             return self._free
 
 
 class SlowLink:
-    """Completes one transfer at a time, after latency + bytes / bandwidth: a network to measure by.
+    """A network to measure by: one transfer at a time, each taking latency + bytes / bandwidth.
 
-    That is reckoned from when this worker asks for it, and the real transfer goes on meanwhile; one
-    that takes longer, as for a peer that is late, completes when it does. turns: one for all links
-    of a worker.
+    This time counts from when the worker asks for the transfer, and the real transfer runs within
+    it. A transfer that takes longer, for example because a peer is late, completes when it really
+    does. turns: one object for all links of a worker.
     """
 
     def __init__(
@@ -153,7 +158,7 @@ class SlowLink:
         self.rank = link.rank
         self.world = link.world
         self.bytes = 0
-        """That went to others, or came from them, whichever is more."""
+        """The sum over transfers of bytes sent or bytes received, whichever is more."""
 
     def all_to_all(self, send: Any, sends: Sequence[int], receives: Sequence[int]) -> Any:
         """See Link."""
@@ -174,7 +179,7 @@ class SlowLink:
 
     @contextmanager
     def _transfer(self, size: int) -> Iterator[None]:
-        """Holds nothing meanwhile: two workers would wait for each other's turns."""
+        """Delay a transfer. Holds no lock during it; otherwise two workers deadlock."""
         self.bytes += size
         end = self._turns.taken(self._latency_s + size / self._bytes_per_second)
         yield
@@ -183,7 +188,7 @@ class SlowLink:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """A link each for what is under way at the same time."""
+    """One link for each kind of exchange that can be in flight at the same time."""
 
     keys: Link
     rows: Link
@@ -191,19 +196,19 @@ class Links:
 
     @staticmethod
     def alone() -> Links:
-        """Of one worker."""
+        """Return the links of one worker alone."""
         return Links(LoneLink(), LoneLink(), LoneLink())
 
     @staticmethod
     def of_processes(timeout_s: float = TIMEOUT_SECONDS, *, device: str = "cpu") -> Links:
-        """Of torch.distributed, which is initialised; all workers call this together.
+        """Return links over torch.distributed, which is initialised; all workers call it together.
 
-        Keys go over gloo; rows and dense gradients too, on a GPU over NCCL. device: as PyTorch
-        names it, this worker's own ("cuda:1"). The calling thread takes short turns from then on
-        (native/base/turns.h).
+        Keys cross over gloo. Rows and dense gradients do too, or over NCCL on a GPU. device: this
+        worker's own device as PyTorch names it ("cuda:1"). From then on the calling thread uses
+        short time slices (native/base/turns.h).
         """
         distributed = torch_module().distributed
-        # A step waits for the calling thread, and for gloo's, which are its heirs.
+        # A step waits for the calling thread and for gloo's threads, which inherit its slices.
         _native.take_turns(short=True)
         timeout = timedelta(seconds=timeout_s)
 

@@ -1,10 +1,10 @@
-"""How a sparse gradient changes a training slot: the row, then the optimizer's state of that row.
+"""Optimizers of embedding rows: how a gradient changes a slot (the row, then its optimizer state).
 
 Owns:        Optimizer, Sgd, RowwiseAdagrad, Adam.
-Never does:  dense parameters (a torch optimizer has them); import torch.
-Called by:   sharded.py (how wide a slot is), pipeline.py (apply).
-Invariants:  a row's next value depends on its slot and its gradient alone, so that whoever restores
-             slots goes on bit by bit.
+Never does:  change dense parameters (a torch optimizer does); import torch.
+Called by:   sharded.py (the width of a slot), pipeline.py (apply).
+Invariants:  a row's next value depends only on its slot and its gradient, so a training that
+             restores the slots continues bit by bit.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ __all__ = ["Adam", "Optimizer", "RowwiseAdagrad", "Sgd"]
 
 
 class Optimizer(Protocol):
-    """Of embedding rows."""
+    """An optimizer of embedding rows."""
 
     def columns(self, dim: int) -> Mapping[str, int]:
-        """What stands behind a row in its slot: widths in float32, by name, in that order."""
+        """Return the columns after the row in a slot: widths in float32, by name, in order."""
 
     def initial(self, dim: int) -> float:
-        """What a new row's state is filled with."""
+        """Return the value that fills the state of a new row."""
 
     def apply(self, slots: Any, gradients: Any) -> None:
-        """slots: float32[n, dim + state], changed in place; gradients: float32[n, dim]; tensors."""
+        """Update slots float32[n, dim + state] in place with gradients float32[n, dim]; tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sgd:
-    """row -= lr * gradient."""
+    """Plain gradient descent: row -= lr * gradient."""
 
     lr: float
 
@@ -57,7 +57,10 @@ class Sgd:
 
 @dataclass(frozen=True, slots=True)
 class RowwiseAdagrad:
-    """One sum a row of the mean squared gradient (FBGEMM's EXACT_ROWWISE_ADAGRAD)."""
+    """Row-wise Adagrad: one sum a row of the mean squared gradient.
+
+    It computes what FBGEMM's EXACT_ROWWISE_ADAGRAD does.
+    """
 
     lr: float
     eps: float = 1e-8
@@ -87,7 +90,7 @@ class RowwiseAdagrad:
 
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """Lazy Adam: moments and the number of steps of each row, which counts its own steps only."""
+    """Lazy Adam: each row has moments and a count of steps, and counts only its own steps."""
 
     lr: float
     beta1: float = 0.9

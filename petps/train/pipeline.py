@@ -1,11 +1,12 @@
-"""One training loop over sharded tables, in five modes that differ in what overlaps: PIPELINE.md.
+"""The training loop over sharded tables. Its five modes differ in what overlaps (PIPELINE.md).
 
 Owns:        Pipeline, Step, MODES.
 Never does:  open files, write checkpoints (hooks do), read data.
 Called by:   trainers, demo, bench.
-Invariants:  but in mode "stale", a batch is trained with rows that have all updates before it;
-             nothing of a batch is applied on any worker unless its gradients are finite on all.
-Threads:     the caller's; stages, link and write-back have their own, on a GPU streams too.
+Invariants:  except in mode "stale", a batch is trained with rows that have all updates before it;
+             no worker applies any part of a batch unless its gradients are finite on all workers.
+Threads:     the caller's; the stages, the link and the write-back have their own, on a GPU with
+             streams of their own.
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ __all__ = ["MODES", "Boundary", "Hook", "Mode", "Pipeline", "Step"]
 
 Mode = Literal["nested", "dual", "frozen", "synchronous", "stale"]
 MODES: Final = ("nested", "dual", "frozen", "synchronous", "stale")
-# How many batches beyond the one that is trained have their keys exchanged: the same on all
-# workers, so that all can end together (Pipeline.close). No more: the third is retrieved behind the
-# write-back of the first, which close() does not train.
+# How many batches beyond the current one have their keys exchanged. The number is the same on all
+# workers, so that all can stop after the same step (Pipeline.close). It cannot be larger:
+# retrieving the third batch waits for the write-back of the first, which close() does not train.
 ROUTED_AHEAD: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a batch did. loss: mean over the samples of all workers. Seconds: of this worker.
+    """The result of one batch.
 
-    lookup_stall: spent waiting for the batch's rows to be there, and to be written back; exposed:
-    waiting for rows and gradients to cross; crossing: that these transfers took.
+    loss: mean over the samples of all workers. Seconds are those of this worker. lookup_stall:
+    the wait for the batch's rows and for their write-back. exposed: the wait for rows and
+    gradients to cross. crossing: the duration of these transfers.
     """
 
     number: int
@@ -59,28 +61,28 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Between two steps: all rows of ``step`` are in the pools; reader: the loader's state."""
+    """The moment after ``step``, when all its rows are in the pools. reader: the loader's state."""
 
     step: int
     reader: bytes
 
 
 class Hook(Protocol):
-    """What is done between steps, on all workers at the same one."""
+    """An action between two steps, at the same step on all workers."""
 
     def wants(self, step: int) -> bool:
-        """Asked after each step on each worker; one that says yes is enough."""
+        """Return whether to act after this step. Called on each worker; one True is enough."""
 
     def act(self, boundary: Boundary) -> None:
-        """Called on all workers; the next batch waits."""
+        """Act. Called on all workers; the next batch waits until it returns."""
 
 
-_Spans = list[tuple[Any, Any]]  # moments of a lane
+_Spans = list[tuple[Any, Any]]  # pairs of moments of a lane
 
 
 @dataclass(eq=False, slots=True)
 class _Work:
-    """A batch on its way."""
+    """A batch on its way through the stages."""
 
     number: int
     parts: list[Batch]
@@ -91,27 +93,34 @@ class _Work:
     buffer: Buffer | None = None
     shared: Shared | None = None
     positions: list[list[Any]] = field(default_factory=list)
-    """Owned's, on the device."""
+    """The positions of Owned, on the device."""
     tensors: list[dict[str, tuple[Any, Any]]] = field(default_factory=list)
     handed: list[Handed | None] = field(default_factory=list)
-    """What stages have made for the training of this batch."""
+    """The results of stages that the training of this batch uses."""
 
 
 class Pipeline:
-    """Trains ``model`` on the batches of ``loader``; iterate over it, or call run().
+    """The training of ``model`` on the batches of ``loader``. Iterate over it, or call run().
 
-    model(lookups, batch) -> the mean loss of the batch's samples: lookups are Lookup by feature,
-    batch a micro-batch; ``micro_batches`` a batch, cut as batch.py's cuts() says. ``optimizer``:
-    torch's, of the dense parameters. mode: 'synchronous' overlaps nothing; 'dual' the way to the
-    rows with training (NestPipe IV); 'frozen' transfers with computation inside a batch (V);
-    'nested' both; 'stale' as 'nested' without freshening: the baseline that is wrong. steps: train
-    so many, else all that the loaders have. first_step: of the next batch, behind a restored
-    version. arrange: puts a batch's samples in the order in which micro-batches are cut
-    (clustering). deterministic: sums in a fixed order (bit-equal runs). device: where the model is
-    and rows are trained; on a GPU on the stream that is current where the pipeline is called.
+    Args:
+        model: model(lookups, batch) returns the mean loss of the samples of ``batch``, a
+            micro-batch; lookups: a Lookup for each feature.
+        micro_batches: the number of parts of a batch, divided by cuts() of batch.py.
+        optimizer: a torch optimizer of the dense parameters.
+        mode: 'synchronous' overlaps nothing; 'dual' overlaps the lookup with training (NestPipe
+            IV); 'frozen' overlaps transfers with computation inside a batch (V); 'nested' does
+            both; 'stale' is 'nested' without freshening, a baseline that gives wrong results on
+            purpose.
+        steps: the number of steps to train, or None for all that the loaders have.
+        first_step: the number of the next batch, for example after a restored version.
+        arrange: orders a batch's samples before they are cut into micro-batches (clustering).
+        deterministic: whether to sum in a fixed order, so that runs are bit-equal.
+        device: where the model is and rows are trained. On a GPU, training uses the stream that
+            is current where the pipeline is called.
 
-    Errors: InvalidArgument (a gradient that is not finite: nothing of that step was applied),
-    Unavailable, DeadlineExceeded (a peer); then the pipeline has ended.
+    Raises:
+        InvalidArgument: a gradient is not finite; no part of that step was applied.
+        Unavailable, DeadlineExceeded: a peer failed. After either error the pipeline has ended.
     """
 
     def __init__(
@@ -135,7 +144,7 @@ class Pipeline:
     ) -> None:
         if mode not in MODES:
             raise InvalidArgument(f"mode {mode!r} is unknown; there are: {', '.join(MODES)}")
-        cuts(0, micro_batches)  # raises what a batch would
+        cuts(0, micro_batches)  # raises now what it would raise for the first batch
         self._torch = torch_module()
         self._model = model
         self._parameters = [each for each in model.parameters() if each.requires_grad]
@@ -152,7 +161,7 @@ class Pipeline:
             )
         self._layout = Layout(tables, features)
         for table in tables:
-            table.admission.forget_ahead()  # what a loop before this one has only read ahead
+            table.admission.forget_ahead()  # counts of batches that an earlier loop only read ahead
         self._arrange = arrange
         self._hooks = list(hooks)
         self._deterministic = deterministic
@@ -161,7 +170,7 @@ class Pipeline:
         self._next_number = first_step
         self._last = None if steps is None else first_step + steps - 1
         self._reading = first_step
-        self._reader = b""  # the loader's state behind its last batch
+        self._reader = b""  # the loader's state after its last batch
         self._ended = threading.Event()
         self._broken = ""
         self._active: Buffer | None = None
@@ -195,11 +204,11 @@ class Pipeline:
             yield step
 
     def run(self) -> list[Step]:
-        """All steps, to the end."""
+        """Train all steps to the end."""
         return list(self)
 
     def step(self) -> Step | None:
-        """Trains the next batch; None when there is none: then all rows are in the pool."""
+        """Train the next batch. Return None if there is none; then all rows are in the pool."""
         if self._broken:
             raise FailedPrecondition(f"the pipeline has ended: {self._broken}")
         began = time.monotonic()
@@ -215,15 +224,15 @@ class Pipeline:
             raise
 
     def close(self) -> None:
-        """Ends the threads, on all workers after the same step; rows trained are in the pool.
+        """Stop the threads, on all workers after the same step. The rows trained are in the pool.
 
-        Raises, once, what a stage or a write-back raised that no step has said.
+        Raises the error of a stage or of a write-back, once, if no step has raised it.
         """
         chain, self._chain = self._chain, None
         whole = not self._broken
         try:
             if chain is not None and whole:
-                # Peers may have begun to exchange the keys of this many batches: so do we.
+                # Peers may have begun to exchange the keys of these batches, so this worker must.
                 limit = self._next_number - 1 + ROUTED_AHEAD
                 self._last = limit if self._last is None else min(self._last, limit)
                 self._allowed.release()
@@ -292,7 +301,7 @@ class Pipeline:
                 deterministic=self._deterministic,
             )  # fmt: skip
         if self._mode == "stale":
-            self._freshen(work, older)  # else the batch before would be undone
+            self._freshen(work, older)  # otherwise the update of the batch before would be lost
         with self.timeline.span("compute", "update", number):
             work.buffer.update(window.gradients, self._tables.optimizer)
             if self._optimizer is not None:
@@ -324,7 +333,7 @@ class Pipeline:
     def _computed(
         self, work: _Work, window: Window, totals: Totals, samples: int
     ) -> tuple[_Spans, _Spans]:
-        """Of all micro-batches, forward and backward: what was exposed, and how long it crossed."""
+        """Run all micro-batches forward and backward; return exposed waits and transfers."""
         assert work.buffer is not None
         lane = self._lanes.compute
         for parameter in self._parameters:
@@ -336,7 +345,7 @@ class Pipeline:
         def cross(
             transfer: Callable[..., Any], handed: Handed | None, micro: int, *more: Any
         ) -> Callable[[], Any]:
-            """Begins a transfer, or does so once it is waited for."""
+            """Begin a transfer now, or, without a link thread, when its result is waited for."""
 
             def crossed() -> Any:
                 link = self._lanes.link
@@ -436,7 +445,7 @@ class Pipeline:
             self._writing.notify_all()
 
     def _wait_written(self, number: int) -> None:
-        """Until the rows of batch ``number`` are in the pool. Raises what writing them raised."""
+        """Wait until the rows of batch ``number`` are in the pool. Raise what writing raised."""
         with self._writing:
             while self._written < number and self._write_error is None:
                 if not self._writing.wait(timeout=1.0) and self._broken:
@@ -453,7 +462,7 @@ class Pipeline:
         self._reading += 1
         with self.timeline.span("prefetch", "prefetch", number):
             batch = next(self._loader, None)
-            if batch is None:  # others may have more: this worker goes on with nothing
+            if batch is None:  # other workers may have more: continue with empty batches
                 return _Work(number, [Batch({})] * self._micros, self._reader, True)
             self._reader = batch.reader
             if self._arrange is not None:
@@ -503,7 +512,8 @@ class Pipeline:
 
     def _retrieve(self, work: _Work) -> _Work:
         assert work.owned is not None
-        # A key of this batch and of the one before the last is in neither buffer's intersection.
+        # A key that is in this batch and the one before the last, but not in the last, is in no
+        # intersection: its row must be read from the pool after that batch's write-back.
         self._wait_written(work.number - (2 if self._ahead else 1))
         lane = self._lanes.retrieve
         with self.timeline.span("retrieve", "retrieve", work.number), lane.use():
@@ -529,7 +539,7 @@ def _total(lane: Lane, spans: _Spans) -> float:
 
 
 def _said(loss: Any) -> str:
-    """What a model gave, in words."""
+    """Describe what a model returned."""
     if not hasattr(loss, "requires_grad"):
         return f"a {type(loss).__name__}"
     without = "" if loss.requires_grad else " without a gradient"

@@ -1,10 +1,10 @@
 """PyTorch's embeddings as trained tables: nn.Embedding and nn.EmbeddingBag.
 
-Owns:        TorchTable, track_module().
-Never does:  import torch before it is used (pip install petps[torch]).
-Called by:   trainers, torchrec.py.
-Invariants:  an id is tracked after the step that changed its row, so a reading between any two
-             calls of the trainer loses nothing.
+Owns:        TorchTable, track_module(), torch_module().
+Never does:  import torch before it is needed (pip install petps[torch]).
+Called by:   trainers, torchrec.py; torch_module() by all of petps.train.
+Invariants:  an id is tracked after the step that changed its row, so a read of the tracker
+             between any two calls of the trainer loses nothing.
 Threads:     the trainer's.
 """
 
@@ -26,7 +26,7 @@ __all__ = ["TorchTable", "torch_module", "track_module"]
 
 
 def torch_module() -> ModuleType:
-    """The package torch. Raises FailedPrecondition that says how to install it."""
+    """Return the package torch. Raise FailedPrecondition, which says how to install it."""
     try:
         import torch
     except ImportError as error:
@@ -37,11 +37,12 @@ def torch_module() -> ModuleType:
 
 
 class TorchTable:
-    """A tensor [n, dim] as a TrainedTable; ids are row numbers of it, keys begin at ``first_key``.
+    """A tensor [n, dim] as a TrainedTable. Ids are its row numbers; keys begin at ``first_key``.
 
     columns: optimizer state that is kept per row, by the optimizer's names ("sum", "exp_avg"), of
-    the weight's shape or [n]; before the first step they are zeros. Rows are gathered as float32,
-    whatever the tensor's dtype and device. The table is added to the tracker.
+    the weight's shape or [n]. Before the first step these columns are zeros. Rows are gathered as
+    float32, whatever the tensor's dtype and device. The constructor adds the table to the
+    tracker.
     """
 
     def __init__(
@@ -107,11 +108,11 @@ class TorchTable:
         return Gathered(columns)
 
     def load(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
-        """load_pieces() of one."""
+        """Load one piece; see load_pieces()."""
         self.load_pieces([(keys, columns)])
 
     def load_pieces(self, pieces: Iterable[tuple[Keys, Mapping[str, Floats]]]) -> None:
-        """See TrainedTable. Optimizer state that is not there yet is made, of zeros."""
+        """See TrainedTable. Creates missing optimizer state as zeros first."""
         count = 0
         for keys, columns in pieces:
             self._load_piece(keys, columns)
@@ -155,7 +156,7 @@ class TorchTable:
 
 
 class _Tables:
-    """What the hooks of one module share: ids of the step under way, by table."""
+    """The state that the hooks of one module share: the current step's ids by table."""
 
     def __init__(self, tracker: Tracker, deferred: bool) -> None:
         self._tracker = tracker
@@ -165,7 +166,7 @@ class _Tables:
 
     def looked_up(self, name: str, ids: Any) -> None:
         flat = ids.detach().reshape(-1)
-        flat = flat.unique() if flat.is_cuda else flat  # less to copy
+        flat = flat.unique() if flat.is_cuda else flat  # fewer bytes to copy from the device
         found = flat.cpu().numpy().astype(np.int64)
         if not self._deferred:
             self._tracker.track(name, found)
@@ -189,16 +190,17 @@ def track_module(
     columns: Sequence[str] = (),
     prefix: str = "",
 ) -> list[TorchTable]:
-    """Tracks every trained nn.Embedding and nn.EmbeddingBag below ``module``, by its full name.
+    """Track every trained nn.Embedding and nn.EmbeddingBag below ``module``, by its full name.
 
-    With the optimizer, what a step looked up in training is tracked, and compacted, once the step
-    is done, and the ``columns`` of its state go with the rows; without, ids are tracked as they are
-    looked up: then read between two steps. Evaluation and frozen weights leave no trace; a weight
-    that two modules share is one table.
+    With an optimizer, the ids that a step looked up in training are tracked and compacted once
+    the step is done, and the ``columns`` of the optimizer's state are gathered with the rows.
+    Without one, ids are tracked when they are looked up; then read the tracker only between two
+    steps. Evaluation and frozen weights are not tracked. A weight that two modules share is one
+    table.
 
-    Raises InvalidArgument where no embedding is, and for optimizers that change rows nobody looked
-    up: of those known, SGD without momentum, Adagrad and SparseAdam, all without weight decay, do
-    not.
+    Raises InvalidArgument if there is no trained embedding, and for an optimizer that changes
+    rows that were not looked up. SGD without momentum, Adagrad and SparseAdam, all without weight
+    decay, change no other rows; any other optimizer is refused.
     """
     torch = torch_module()
     modules: list[tuple[str, Any]] = []
@@ -231,7 +233,7 @@ def track_module(
 
 def _hook(name: str, tables: _Tables) -> Callable[[Any, Any, Any], None]:
     def before(module: Any, arguments: Any, named: Any) -> None:
-        # max_norm shortens the rows that are looked up, in evaluation too.
+        # max_norm rescales the rows that are looked up, in evaluation too.
         if module.training or module.max_norm is not None:
             tables.looked_up(name, arguments[0] if arguments else named["input"])
 

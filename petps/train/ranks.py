@@ -1,13 +1,13 @@
-"""Versions of tables that several workers hold: shares of the store's, and the log's, together.
+"""Versions of tables that several workers hold: shares of the store's version, and the log's.
 
 Owns:        RankedFeed (a hook of Pipeline), Every, Restored, publisher_of(), store_tables().
 Never does:  train; know a policy, or which log it is.
 Called by:   trainers, demo.
 Invariants:  a version exists in the store once every worker has written its share, and in the log
-             once the log has acknowledged every worker's rows; a worker that fails still meets the
-             others, so that none waits for it; what a worker read of the tracker is acknowledged
-             only once the version stands.
-Threads:     the pipeline's caller; arranging behind it has its own.
+             once the log has acknowledged every worker's rows. A worker that fails still meets
+             the others, so that none waits for it. What a worker read of the tracker is
+             acknowledged only once the version exists.
+Threads:     the pipeline's caller; arranging the store in the background has its own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from petps.train.table import Floats, Keys
 __all__ = ["Every", "RankedFeed", "Restored", "publisher_of", "store_tables"]
 
 _log = logging.getLogger("petps.train")
-# Parts of a version beside those of Feed; a worker's own end with its rank.
+# Parts of a version besides those of Feed. The names of a worker's own parts end in its rank.
 DENSE: Final = "petps.dense"
 READER: Final = "petps.reader"
 RANDOM: Final = "petps.random"
@@ -52,7 +52,7 @@ ADMISSION: Final = "petps.admission"
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """When something is due: after so many steps, or once so many seconds have passed."""
+    """A schedule: something is due after every ``steps`` steps, or once ``seconds`` have passed."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -64,7 +64,7 @@ class Every:
             raise InvalidArgument(f"every {self.steps or self.seconds}: not positive")
 
     def due(self, step: int, since_s: float) -> bool:
-        """After ``step``, ``since_s`` seconds after the last time."""
+        """Return whether it is due after ``step``, ``since_s`` seconds after the last time."""
         if self.steps is not None:
             return step % self.steps == 0
         return since_s >= (self.seconds or 0)
@@ -72,8 +72,10 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a training goes on with. step: the last one trained; reader: this worker's loader's
-    state behind it; position: for Publisher.begin_continue(), None where nothing was published.
+    """The state from which a training continues.
+
+    step: the last one trained. reader: the state of this worker's loader after it. position: for
+    Publisher.begin_continue(), or None if nothing was published.
     """
 
     step: int
@@ -82,7 +84,7 @@ class Restored:
 
 
 def store_tables(tables: ShardedTables) -> list[Table]:
-    """As Store.create() takes them: the row, and the optimizer's columns."""
+    """Return the tables for Store.create(): the row, and the optimizer's columns."""
     return [
         Table(each.name, tuple(Column(name, "f32", width) for name, width in each.columns.items()))
         for each in tables
@@ -97,10 +99,11 @@ def publisher_of(
     *,
     schemas: Iterable[TableSchema] | None = None,
 ) -> Publisher:
-    """This worker's publisher, of the run that worker 0 chooses. All call it; then each begins.
+    """Make this worker's publisher, for the run that worker 0 chooses.
 
-    Raises as Publisher; Unavailable, which names the worker, where another's was not made.
-    schemas: what is published (None: float32 rows of all tables).
+    All workers call this; afterwards each one begins the run. schemas: what to publish; None:
+    float32 rows of all tables. Raises as Publisher does, or Unavailable, which names the worker
+    whose publisher could not be made.
     """
     wanted = list(schemas or (TableSchema(each.name, "f32", each.spec.dim) for each in tables))
 
@@ -110,18 +113,18 @@ def publisher_of(
     with _Together(link, "the log's run was not begun"):
         mine = publisher(None, None).run if link.rank == 0 else 0
     run = int(_gathered(link, str(mine).encode())[0])
-    # Nobody begins before all have seen the log as it was.
+    # No worker begins before all have read the state of the log.
     with _Together(link, "the log's run was not begun"):
         return publisher(run, tables.owned())
 
 
 class RankedFeed:
-    """Writes the rows of all workers to a checkpoint store, to a log, or to both with one gather.
+    """A writer of all workers' rows to a checkpoint store, to a log, or to both with one gather.
 
-    All workers have one, with the same arguments but their own ``tables``, ``link``, a handle of
-    the same store and a publisher_of() of the same run, which has begun. A version's number is its
-    step. model, optimizer: the dense part of a version, worker 0's. patience: so many checkpoints
-    in a row may fail (logged) before training ends with the error.
+    Every worker has one, with the same arguments except its own ``tables``, ``link``, a handle of
+    the same store, and a publisher_of() the same run, which has begun. The number of a version is
+    its step. model, optimizer: the dense part of a version, taken from worker 0. patience: how
+    many checkpoints in a row may fail (each is logged) before training stops with the error.
     """
 
     def __init__(
@@ -165,11 +168,11 @@ class RankedFeed:
     # ---- as a hook
 
     def wants(self, step: int) -> bool:
-        """See Hook: worker 0's clock counts."""
+        """See Hook. Only worker 0's clock counts."""
         return self._link.rank == 0 and any(self._due(step).values())
 
     def act(self, boundary: Boundary) -> None:
-        """See Hook. Raises what writing raised, on all workers; nothing is forgotten then."""
+        """See Hook. Raises on all workers what writing raised; then nothing is forgotten."""
         plan = self._agreed(boundary.step)
         reading = self._tables.tracker.read(PUBLISH) if self.publisher is not None else None
         sent = None
@@ -185,7 +188,7 @@ class RankedFeed:
                 log.commit()
         except PetpsError as error:
             failure = error
-            log.try_commit()  # the store's version fails alone
+            log.try_commit()  # the failure of the store's version does not affect the log's
         except BaseException as error:
             failure = Unavailable(f"{type(error).__name__}: {error}")
             raise
@@ -209,7 +212,7 @@ class RankedFeed:
         }
 
     def _agreed(self, step: int) -> _Plan:
-        """What is due, and how it is written: worker 0 says so to all."""
+        """Agree on what is due and how it is written: worker 0 decides and sends it to all."""
         body = b""
         if self._link.rank == 0:
             due = self._due(step)
@@ -222,7 +225,8 @@ class RankedFeed:
                     said = f"{type(error).__name__}: {error}"
             version = 0 if self.publisher is None else self.publisher.version + 1
             dense = self._dense(step) if self._dense is not None and due[PUBLISH] else None
-            body = pickle.dumps(_Plan(due[PUBLISH], said, version, dense))  # between our own
+            # pickle is safe here: the bytes come from our own workers.
+            body = pickle.dumps(_Plan(due[PUBLISH], said, version, dense))
             for what, is_due in due.items():
                 if is_due:
                     self._last[what] = time.monotonic()
@@ -245,7 +249,7 @@ class RankedFeed:
             self._source.also = None
 
     def _parts(self, boundary: Boundary, log: _Log, reading: Any) -> Mapping[str, bytes]:
-        """Called once the rows are written: the log's version is committed before the store's."""
+        """Commit the log's version, then return the parts. The store calls it after the rows."""
         log.try_commit()
         rank = self._link.rank
         parts = {
@@ -265,7 +269,10 @@ class RankedFeed:
         return parts
 
     def _committed(self, step: int, plan: _Plan, failure: PetpsError | None) -> PetpsError | None:
-        """Worker 0 commits, once all have written; what failed, the same on all."""
+        """Commit the store's version on worker 0, once all workers have written their shares.
+
+        Returns the failure, the same on all workers, or None.
+        """
         if plan.said is None:
             return None
         assert self._source is not None
@@ -301,7 +308,7 @@ class RankedFeed:
         _log.warning("[train] %s (%d in a row)", failed, self._failures)
 
     def _wait_arranged(self) -> None:
-        """What is done behind the trainer changes no version: if it failed, that is logged."""
+        """Wait for the arranging. It changes no version, so a failure is only logged."""
         if self._arranging is not None:
             try:
                 self._arranging.result()
@@ -310,7 +317,7 @@ class RankedFeed:
             self._arranging = None
 
     def close(self) -> None:
-        """Waits for what is done behind the trainer."""
+        """Wait for the work in the background."""
         self._wait_arranged()
         self._behind.shutdown()
 
@@ -323,12 +330,13 @@ class RankedFeed:
     # ---- back to a version
 
     def restore(self, version: int | None = None) -> Restored:
-        """Makes this worker's rows, and the dense part, the store's newest version's.
+        """Load the store's newest version: this worker's rows, and the dense part.
 
-        All workers call it, as many as wrote it or not: rows and counts go to who owns them now; a
-        loader's state and random numbers only to the worker of the same rank. Raises
-        FailedPrecondition (not the newest: roll back first), DataLoss, and on the other workers
-        Unavailable, which names that one; then all call it again.
+        All workers call it; their number may differ from when the version was written. Rows and
+        counts go to the workers that own them now. A loader's state and random numbers go only to
+        the worker of the same rank. Raises FailedPrecondition (not the newest: roll back first),
+        DataLoss, and on the other workers Unavailable, which names the worker that failed; then
+        all call it again.
         """
         if self._store is None:
             raise FailedPrecondition("the feed has no store: there is nothing to restore from")
@@ -383,7 +391,7 @@ class RankedFeed:
                 rows.keys[mine],
                 {each.name: each.values(rows.columns[each.name][mine]) for each in columns},
             )
-            del rows  # not held while the next one is made
+            del rows  # free this piece before the next one is made
 
     def _owe_again(self, store: Store, version: int) -> None:
         tracker = self._tables.tracker
@@ -397,19 +405,21 @@ class RankedFeed:
             tracker.track(table, keys[self._tables.owns(keys)])
 
     def _position(self, store: Store, version: int) -> Position | None:
-        """Of all workers then."""
+        """Return the position that the workers of that version together had in the log."""
         entry = store.state.version(version)
         workers = sum(name.startswith(f"{READER}.") for name in entry.parts)
         if len(Published.positions(entry)) != workers:
-            return None  # a log that failed on some worker: servers begin with a base
+            return None  # the log failed on some worker, so servers need a base
         published = Published.of(store, version)
         return None if published is None else published.position
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """publish: the log's ``version`` is due; said: as what the store's is written, or why it can't
-    be, or that none is due; dense: where the version's dense part is.
+    """The plan of a boundary, which worker 0 makes and all workers execute.
+
+    publish: whether the log's ``version`` is due. said: how the store's version is written, or
+    why it cannot be, or None if none is due. dense: the location of the version's dense part.
     """
 
     publish: bool
@@ -419,7 +429,7 @@ class _Plan:
 
 
 class _Log:
-    """The log's version of a boundary: rows of all workers acknowledged, then commits by each."""
+    """The log's version of a boundary: each worker commits once the log has all workers' rows."""
 
     def __init__(
         self, link: Link, publisher: Publisher | None, sent: Sent | None, plan: _Plan
@@ -433,7 +443,7 @@ class _Log:
         self._met = not plan.publish
 
     def commit(self) -> None:
-        """Raises what this worker's publisher raised."""
+        """Publish, meet the other workers and commit. Raise what this worker's publisher raised."""
         if self.sent is None or self._publisher is None or self._met:
             return
         error: PetpsError | None = None
@@ -454,21 +464,24 @@ class _Log:
             self.committed = True
 
     def try_commit(self) -> None:
-        """The same; a checkpoint goes on without the log."""
+        """Commit, but keep an error: the checkpoint continues without the log."""
         try:
             self.commit()
         except PetpsError as error:
             self.failed = self.failed or f"{type(error).__name__}: {error}"
 
     def end(self, error: PetpsError | None) -> None:
-        """Meets if that was not done, and hears whether all have committed."""
+        """Meet the others if this was not done yet, and learn whether all have committed."""
         if not self._plan.publish:
             return
         self.meet(error)
         self.failed = _first(_gathered(self._link, self.failed.encode())) or ""
 
     def meet(self, error: PetpsError | None) -> list[dict[str, int]]:
-        """Says once how this worker fared; rows by table that each has published."""
+        """Tell the others once whether this worker failed; return the rows each has published.
+
+        The result has, for each worker, a count by table. It is empty if this was done before.
+        """
         if self._met:
             return []
         self._met = True
@@ -484,7 +497,7 @@ class _Log:
 
 
 class _Together:
-    """What runs in the block fails on all workers, each at its end, if it does on one."""
+    """A block that fails on all workers if it fails on one: each raises on leaving the block."""
 
     def __init__(self, link: Link, what: str) -> None:
         self._link = link
@@ -516,7 +529,7 @@ def _first(answers: list[bytes]) -> str | None:
 
 
 def _gathered(link: Link, body: bytes) -> list[bytes]:
-    """What each worker says, to all."""
+    """Return the bytes of every worker, in the order of ranks, to every worker."""
     torch = torch_module()
     lengths = [int(each) for each in link.all_gather(torch.tensor([len(body)]))]
     padded = np.zeros(max(1, *lengths), np.uint8)
@@ -526,7 +539,7 @@ def _gathered(link: Link, body: bytes) -> list[bytes]:
 
 
 def _random_state(model: Any) -> bytes:
-    """The host's, then the model's GPU's if it is on one."""
+    """Return the random state of the host, followed by that of the model's GPU if it has one."""
     torch = torch_module()
     states, gpu = [torch.get_rng_state()], _gpu_of(model)
     if gpu is not None:

@@ -1,12 +1,12 @@
-"""Which worker holds which key of a batch: keys go to their owners, rows come back by position.
+"""Which worker holds which key of a batch. Keys go to their owners; rows come back by position.
 
-Owns:        Layout (tables of one width share a buffer), Asked (what this worker wants), Owned
-             (what all workers want of this one), ask(), exchange().
-Never does:  rows.
+Owns:        Layout (tables of one width share a buffer), Asked (what this worker needs), Owned
+             (what all workers need from this one), ask(), exchange().
+Never does:  touch rows.
 Called by:   pipeline.py.
-Invariants:  a key crosses once for each micro-batch that has it; what is received stands in the
-             order (asking rank, micro-batch, table, key), so that sums have a fixed order.
-Threads:     one.
+Invariants:  a key crosses once for each micro-batch that has it; received keys are in the order
+             (asking rank, micro-batch, table, key), so sums have a fixed order.
+Threads:     one thread calls ask(), one calls exchange(); they may be different threads.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ Ints = npt.NDArray[np.int64]
 
 
 class Layout:
-    """Tables in the order of their dim; those of one dim lie in one buffer, a *block*.
+    """Tables in the order of their dim. Tables of one dim share one buffer, a *block*.
 
-    features: by feature, the table that has its keys; those not named have a table of their name.
+    features: maps a feature to the table that has its keys. A feature that is not named uses the
+    table of its own name.
     """
 
     def __init__(self, tables: ShardedTables, features: Mapping[str, str] | None = None) -> None:
-        # By name too: all workers mean the same table, in whatever order they gave them.
+        # Sorted by name too: all workers then number the tables alike, in whatever order they came.
         self.names = sorted(tables.names, key=lambda name: (tables[name].spec.dim, name))
-        """Tables."""
+        """The names of the tables, in order."""
         dims = [tables[name].spec.dim for name in self.names]
         self.dims = sorted(set(dims))
-        """Of the blocks."""
+        """The dims of the blocks."""
         self.block_of: Ints = np.array([self.dims.index(dim) for dim in dims], np.int64)
-        """By table."""
+        """The block of each table."""
         self.counts = any(tables[name].spec.threshold > 1 for name in self.names)
-        """Whether owners want to know how often a key stands in a batch."""
+        """Whether owners need to know how often a key occurs in a batch."""
         self._first_of = np.searchsorted(self.block_of, np.arange(len(self.dims) + 1))
         self._features = dict(features or {})
         unknown = set(self._features.values()) - set(self.names)
@@ -56,18 +57,21 @@ class Layout:
             raise InvalidArgument(f"features name a table {min(unknown)!r} that there is not")
 
     def begins(self, ends: Ints) -> Ints:
-        """int64[tables]: where each table begins in its block, where it begins among all."""
+        """Return int64[tables]: where each table begins in its block.
+
+        ends: int64[tables], where each table begins among all tables.
+        """
         return ends - ends[self._first_of[self.block_of]]
 
     def by_block(self, counts: Ints) -> list[list[list[int]]]:
-        """[world, micro-batches, tables] of rows -> [micro-batch][block][rank]."""
+        """Convert rows by [world, micro-batches, tables] to [micro-batch][block][rank]."""
         # Tables of a block are neighbours.
         sums = np.add.reduceat(counts, self._first_of[:-1], axis=2)
         found: list[list[list[int]]] = sums.transpose(1, 2, 0).tolist()
         return found
 
     def table_of(self, feature: str) -> int:
-        """Its number. Raises InvalidArgument."""
+        """Return the number of a feature's table. Raise InvalidArgument if there is none."""
         name = self._features.get(feature, feature)
         if name not in self.names:
             raise InvalidArgument(
@@ -79,12 +83,13 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What this worker wants of a batch.
+    """The keys and rows that this worker needs for a batch.
 
-    keys: uint64[n], seen: uint64[n] or [0], in the order (owner, micro-batch, table, key);
-    counts: int64[world, micro-batches, tables]; rows[m][b]: how many rows of block b come from each
-    rank for micro-batch m; inverse[m][feature]: int32, positions among the rows of micro-batch m
-    and the feature's block, which come from rank 0, then 1, ...
+    keys: uint64[n] and seen: uint64[n] or [0], both in the order (owner, micro-batch, table,
+    key). counts: int64[world, micro-batches, tables], the number of keys. rows[m][b]: how many
+    rows of block b come from each rank for micro-batch m. inverse[m][feature]: int32, the
+    position of each key among the rows of micro-batch m and the feature's block; rows from rank 0
+    come first, then from rank 1, ...
     """
 
     keys: Keys
@@ -95,7 +100,7 @@ class Asked:
 
 
 def ask(parts: Sequence[Batch], tables: ShardedTables, layout: Layout) -> Asked:
-    """Each micro-batch's distinct keys by owner (NestPipe IV.A, key routing)."""
+    """Find the distinct keys of each micro-batch by owner (NestPipe IV.A, key routing)."""
     micros, count, world = len(parts), len(layout.names), tables.world
     groups: list[list[Keys]] = [[] for _ in range(micros * count)]
     places: list[tuple[int, str, int]] = []  # micro-batch, feature, group
@@ -131,12 +136,12 @@ def ask(parts: Sequence[Batch], tables: ShardedTables, layout: Layout) -> Asked:
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """What all workers want of this one.
+    """The keys and rows that all workers need from this one for a batch.
 
-    keys[t]: uint64, ascending, each once; seen[t]: how often in the whole batch; begins[t]: where
-    table t begins in its block; positions[m][b]: int64, rows of block b that micro-batch m wants,
-    for rank 0, then 1, ...; counts[m][b]: how many of them for each rank; samples: of all workers,
-    by rank; ended: every loader is at its end.
+    keys[t]: uint64, ascending, distinct. seen[t]: how often each key occurs in the whole batch.
+    begins[t]: where table t begins in its block. positions[m][b]: int64, the rows of block b that
+    micro-batch m needs, for rank 0, then 1, ... counts[m][b]: how many of them go to each rank.
+    samples: the number of samples of each rank. ended: whether every loader is at its end.
     """
 
     keys: list[Keys]
@@ -149,7 +154,7 @@ class Owned:
 
 
 def exchange(asked: Asked, samples: int, ended: bool, layout: Layout, link: Link) -> Owned:
-    """Sends keys to their owners, and takes those that others want of us."""
+    """Send keys to their owners, and receive the keys that other workers need from this one."""
     torch = torch_module()
     world, micros, count = asked.counts.shape
     told = np.empty((world, micros * count + 2), np.int64)
@@ -198,7 +203,7 @@ def _owned(keys: Keys, seen: Keys, wanted: Ints, said: Ints, layout: Layout) -> 
 
 
 def _ends(lengths: Any) -> Ints:
-    """int64[n + 1]: where each begins, and the end."""
+    """Return int64[n + 1]: where each part begins, and the total."""
     ends = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=ends[1:])
     return ends

@@ -1,9 +1,9 @@
-"""Rows moved by position: in memory by native code, off the GIL; on a device by PyTorch.
+"""Rows moved by position: in memory by native code without the GIL, on a device by PyTorch.
 
-Owns:        gather(), add(), copy(); finite().
+Owns:        gather(), add(), copy(), finite().
 Never does:  know what the rows are.
 Called by:   buffer.py, window.py, totals.py.
-Invariants:  both ways make the same sums in the same order.
+Invariants:  both ways compute the same sums in the same order.
 Threads:     any.
 """
 
@@ -19,7 +19,10 @@ __all__ = ["add", "copy", "finite", "gather"]
 
 
 def gather(rows: Any, at: Any, dim: int) -> Any:
-    """float32[n, width], int64[m] -> float32[m, dim]: the first values of each row."""
+    """Return the first ``dim`` values of the rows at these positions.
+
+    float32[n, width], int64[m] -> float32[m, dim].
+    """
     if not _in_memory(rows):
         return rows[:, :dim].index_select(0, at)
     out = torch_module().empty((len(at), dim), dtype=rows.dtype)
@@ -28,15 +31,15 @@ def gather(rows: Any, at: Any, dim: int) -> Any:
 
 
 def add(into: Any, at: Any, rows: Any) -> None:
-    """into[at] += rows: float32[n, dim], int64[m] (each position once), float32[m, dim]."""
+    """Compute into[at] += rows: float32[n, dim], int64[m] (distinct), float32[m, dim]."""
     if _in_memory(into):
         _native.add_rows(into.numpy(), at.numpy(), rows.numpy())
-    else:  # as each position stands once, a gather, a sum and a scatter have one order
+    else:  # positions are distinct, so a gather, a sum and a scatter have one order
         into.index_copy_(0, at, into.index_select(0, at).add_(rows))
 
 
 def copy(into: Any, to: Any, rows: Any, of: Any) -> None:
-    """into[to] = rows[of]: rows float32[n, width] of one width, positions int64[m]."""
+    """Compute into[to] = rows[of]: rows float32[n, width] of one width, positions int64[m]."""
     if _in_memory(into):
         _native.copy_rows(into.numpy(), to.numpy(), rows.numpy(), of.numpy())
     else:
@@ -44,7 +47,10 @@ def copy(into: Any, to: Any, rows: Any, of: Any) -> None:
 
 
 def finite(rows: Any) -> Any:
-    """float32[n, dim] -> bool[n], whether each row is finite; in memory bool[1] where all are."""
+    """Return whether each row is finite: float32[n, dim] -> bool[n].
+
+    In memory, return bool[1] if all rows are finite.
+    """
     torch = torch_module()
     if _in_memory(rows) and (rows.numel() == 0 or all(map(isfinite, torch.aminmax(rows)))):
         return torch.ones(1, dtype=torch.bool)

@@ -3,9 +3,10 @@
 Owns:        TableSpec, ShardedTables, ShardedTable (a TrainedTable).
 Never does:  talk to other workers, compute gradients; import torch.
 Called by:   pipeline.py; Feed and RankedFeed, which write its rows to store and log.
-Invariants:  a slot is the row, then its optimizer's state, written as one; a new row depends on
-             (seed, table, key) alone; a worker holds keys of its own partitions only.
-Threads:     retrieve() from one, write_back() from another; a row that both touch is either's.
+Invariants:  a slot is the row followed by its optimizer state, written together; a new row
+             depends only on (seed, table, key); a worker holds only keys of its own partitions.
+Threads:     one calls retrieve(), another write_back(). A row that both touch is read whole, from
+             before or after the write.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from petps.train.table import ROW, Floats, Gathered, Keys
 __all__ = ["Retrieved", "ShardedTable", "ShardedTables", "TableSpec"]
 
 Mask = npt.NDArray[np.bool_]
-MODEL: Final = "train"  # of the pool; what serves is another pool, and model
-PARTITIONS: Final = 64  # unless told otherwise; fixed for ever, as in the log
+MODEL: Final = "train"  # the pool's model; the served model is another, in another pool
+PARTITIONS: Final = 64  # the default; a pool keeps its number for ever, as a log does
 ROWS_AT_ONCE: Final = MAX_ROWS_PER_APPLY
 
 
@@ -41,8 +42,8 @@ ROWS_AT_ONCE: Final = MAX_ROWS_PER_APPLY
 class TableSpec:
     """An embedding table.
 
-    dim: values of a row; capacity: rows that one worker can hold; initial: new rows are uniform in
-    [-initial, initial); threshold: how often a key must have been seen before it has a row.
+    dim: values in a row. capacity: rows that one worker can hold. initial: new rows are uniform
+    in [-initial, initial). threshold: how often a key must occur before it gets a row.
     """
 
     name: str
@@ -63,9 +64,10 @@ class TableSpec:
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """slots: float32[n, width] as asked for; live: bool[n], which keys have a row from now on.
+    """The slots of a batch's keys.
 
-    The others read as zeros, are not updated and not written back.
+    slots: float32[n, width], in the order of the keys. live: bool[n], which keys have a row from
+    now on. The other keys read as zeros, and are neither updated nor written back.
     """
 
     slots: Floats
@@ -73,7 +75,7 @@ class Retrieved:
 
 
 class ShardedTable:
-    """One table's rows on this worker; tracked as they are written back."""
+    """One table's rows on this worker, tracked when they are written back."""
 
     def __init__(
         self,
@@ -86,7 +88,7 @@ class ShardedTable:
         self.spec = spec
         self.optimizer = optimizer
         self.columns: dict[str, int] = {ROW: spec.dim, **optimizer.columns(spec.dim)}
-        """Widths by name, in the order in which they stand in a slot."""
+        """The widths by name, in the order of a slot."""
         self.width = sum(self.columns.values())
         self.admission = Admission(spec.threshold)
         self._table = table
@@ -102,8 +104,10 @@ class ShardedTable:
     def retrieve(
         self, batch: int, keys: Keys, seen: npt.NDArray[np.integer], into: Floats | None = None
     ) -> Retrieved:
-        """keys: uint64[n], ascending, each once; seen: how often each stands in the batch; into:
-        float32[n, width], for the slots.
+        """Read the slots of a batch, and admit new keys.
+
+        keys: uint64[n], ascending, distinct. seen: how often each key occurs in the batch. into:
+        float32[n, width], the memory for the slots.
         """
         slots = np.empty((len(keys), self.width), np.float32) if into is None else into
         live = np.empty(len(keys), np.bool_)
@@ -116,7 +120,7 @@ class ShardedTable:
         return Retrieved(slots, live)
 
     def write_back(self, batch: int, keys: Keys, slots: Floats) -> None:
-        """Rows and state of updated keys; tracked. Raises ResourceExhausted (a full table)."""
+        """Write and track the slots of updated keys. Raise ResourceExhausted in a full table."""
         self._apply(keys, slots, batch)
         self.admission.commit(batch)
         self._tracker.track(self.name, keys)
@@ -126,7 +130,7 @@ class ShardedTable:
         return np.sort(self._table.keys())
 
     def keys_of(self, ids: npt.NDArray[np.uint64]) -> Keys:
-        """See TrainedTable: ids are keys."""
+        """See TrainedTable; ids are keys."""
         return ids
 
     def ids_of(self, keys: Keys) -> npt.NDArray[np.uint64]:
@@ -142,11 +146,11 @@ class ShardedTable:
         return Gathered(columns, None if found.all() else ~found)
 
     def load(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
-        """See TrainedTable. Later rows are rolled back, later keys erased; equal ones stay."""
+        """See TrainedTable. Rolls back later rows and erases later keys; equal rows stay."""
         self.load_pieces([(keys, columns)])
 
     def load_pieces(self, pieces: Iterable[tuple[Keys, Mapping[str, Floats]]]) -> None:
-        """load() of rows that come piece by piece. Memory: one of them, and 8 bytes a row."""
+        """Load rows piece by piece as load() does. Holds one piece and 8 bytes a row in memory."""
         loaded = [np.empty(0, np.uint64)]
         for keys, columns in pieces:
             self._check_columns(keys, columns)
@@ -159,7 +163,7 @@ class ShardedTable:
                 differs = ~found | (held.view(np.uint32) != slots.view(np.uint32)).any(axis=1)
                 try:
                     self._apply(keys[part][differs], slots[differs], 0)
-                except ResourceExhausted:  # full of later keys, some of which may still come
+                except ResourceExhausted:  # later keys fill it; later pieces may name some of them
                     self._erase_all_but(*loaded, keys)
                     self._apply(keys[part][differs], slots[differs], 0)
             loaded.append(keys)
@@ -199,7 +203,7 @@ class ShardedTable:
             at += width
 
     def _initial(self, keys: Keys) -> Floats:
-        """float32[n, width]: uniform rows, by counters hashed with the key; state as it begins."""
+        """Return float32[n, width]: rows from counters hashed with the key, and initial state."""
         dim = self.spec.dim
         slots = np.full((len(keys), self.width), self.optimizer.initial(dim), np.float32)
         counters = np.arange(1, dim + 1, dtype=np.uint64) * _GOLDEN
@@ -212,9 +216,10 @@ class ShardedTable:
 class ShardedTables:
     """Embedding tables, of which this worker holds the keys of its partitions.
 
-    path: of the worker's pool, reopened if it is there, made otherwise; None: memory. A pool is
-    one worker's: (rank, world) must be those that it was made with. partitions: of the log that
-    the rows go to. seed: of new rows. A context manager: the pool is closed at its end.
+    path: the worker's pool, which is reopened if it exists and created otherwise; None: memory. A
+    pool belongs to one worker: (rank, world) must be those that it was created with. partitions:
+    the number of partitions of the log that receives the rows. seed: of new rows. As a context
+    manager, it closes the pool on leaving the block.
     """
 
     def __init__(
@@ -256,7 +261,7 @@ class ShardedTables:
 
     @property
     def names(self) -> list[str]:
-        """Of the tables, in the order given."""
+        """The names of the tables, in the order given."""
         return list(self._tables)
 
     def __getitem__(self, name: str) -> ShardedTable:
@@ -269,23 +274,23 @@ class ShardedTables:
         return iter(self._tables.values())
 
     def owner_of(self, keys: Keys) -> npt.NDArray[np.int64]:
-        """int64[n]: the rank that holds each key; a rank's partitions are neighbours."""
+        """Return int64[n]: the rank that holds each key. A rank's partitions are consecutive."""
         return partition_of(keys, self.partitions).astype(np.int64) * self.world // self.partitions
 
     def owns(self, keys: Keys) -> Mask:
-        """bool[n]: which keys are this worker's."""
+        """Return bool[n]: whether each key belongs to this worker."""
         mine: Mask = self.owner_of(keys) == self.rank
         return mine
 
     def owned(self) -> range:
-        """This worker's partitions."""
+        """Return this worker's partitions."""
         first, last = (
             -(-rank * self.partitions // self.world) for rank in (self.rank, self.rank + 1)
         )
         return range(first, last)
 
     def close(self) -> None:
-        """Closes the pool cleanly."""
+        """Close the pool cleanly."""
         self._pool.close()
 
     def __enter__(self) -> ShardedTables:
@@ -299,7 +304,7 @@ _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finaliser."""
+    """Apply SplitMix64's finaliser."""
     with np.errstate(over="ignore"):
         values = values + _GOLDEN
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -326,14 +331,17 @@ def _opened(
     partitions: int,
     worker: str,
 ) -> Pool:
-    """The pool with these tables, made as far as they are not there: a worker may have been killed
-    while it made them. Raises FailedPrecondition if it holds others, or another worker's.
+    """Open or create the pool and make the tables that it lacks.
+
+    Some tables may exist already, because a worker may have been killed while it made them.
+    Raises FailedPrecondition if the pool has other tables, or belongs to another worker.
     """
     widths = {spec.name: spec.dim + sum(optimizer.columns(spec.dim).values()) for spec in specs}
     if path is not None and Path(path).exists():
         pool = Pool.open(path)
     else:
-        # A version can be restored after a loss of power; within one, the kernel writes back.
+        # Enough here: a version can be restored after a power loss, and after a crash of the
+        # process alone the kernel still writes the pages back.
         pool = Pool.create(path, durability="process")
     with contextlib.ExitStack() as stack:
         stack.callback(pool.close)

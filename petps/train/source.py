@@ -1,8 +1,8 @@
-"""A tracker's tenant and trained tables as a Source of checkpoints.
+"""Trained tables and a tracker's tenant as a Source of checkpoints.
 
 Owns:        TrackedSource.
-Never does:  decide what is written; files.
-Called by:   feed.py; Checkpointer.
+Never does:  decide what is written; open files.
+Called by:   feed.py, ranks.py; Checkpointer.
 Threads:     one.
 """
 
@@ -22,16 +22,17 @@ from petps.train.table import Gathered, Keys, Mask, TrainedTable
 
 __all__ = ["CHECKPOINT", "TrackedSource"]
 
-CHECKPOINT: Final = "checkpoint"  # the tenant's name unless another is given
+CHECKPOINT: Final = "checkpoint"  # the default name of the tenant
 
 
 class TrackedSource:
-    """Rows of trained tables, and which of them changed since a version.
+    """The rows of trained tables, and which of them changed since a version.
 
-    begin() comes before a version is written, committed() after it was: until then the tenant
-    acknowledges nothing. A difference is never acknowledged, for the next one is since the same
-    base. ``also`` sees what is gathered. The tenant is added to the tracker, unless it is there.
-    owns(table, keys): bool[n], which of a store's keys are this worker's (None: all).
+    Call begin() before a version is written and committed() after it; until then the tenant
+    acknowledges nothing. A difference is never acknowledged, because the next difference is
+    relative to the same base. ``also`` is called with all gathered rows. The constructor adds the
+    tenant to the tracker if it is missing. owns(table, keys): bool[n], which of a store's keys
+    belong to this worker (None: all).
     """
 
     def __init__(
@@ -51,14 +52,14 @@ class TrackedSource:
         self._owns = owns
         self._tracker = tracker
         self._reading: Reading | None = None
-        self._at: int | None = None  # the version that the tenant's position stands for
+        self._at: int | None = None  # the version that the tenant's position corresponds to
         if tenant not in tracker.tenants:
             tracker.add_tenant(tenant)
 
     def resume(self, store: Store, version: int) -> None:
-        """The tables hold ``version``, the store's newest: what is touched now is since then.
+        """Track changes since ``version``, the store's newest, which the tables now hold.
 
-        Raises FailedPrecondition if the store has newer ones, NotFound.
+        Raises FailedPrecondition if the store has newer versions, NotFound if it lacks this one.
         """
         line = store.state.line_of(version)
         newest = store.state.versions()[-1].version
@@ -67,14 +68,14 @@ class TrackedSource:
                 f"{store.name} has versions up to {newest}: roll back to {version}, then resume"
             )
         self._reading = None
-        self._at = None  # until all is there: it may fail halfway, and be called again
+        self._at = None  # until all is tracked: this may fail halfway and be called again
         if self.tenant in self._tracker.tenants:
             self._tracker.remove_tenant(self.tenant)
         self._tracker.add_tenant(self.tenant)
         if line.versions[-1].kind != DIFFERENCE:
             self._at = version
             return
-        # The next difference has what this one had.
+        # The next difference must contain the keys of this one.
         for chunk in line.deltas():
             if chunk.holds(version):
                 keys = store.read([chunk])[0].keys
@@ -84,11 +85,11 @@ class TrackedSource:
         self._at = line.began
 
     def begin(self) -> None:
-        """A version is written now: what is touched from here on belongs to the next."""
+        """Begin a version: ids touched from here on belong to the next one."""
         self._reading = self._tracker.read(self.tenant)
 
     def committed(self, version: Version) -> None:
-        """It exists."""
+        """Acknowledge what was read: the version exists."""
         if self._reading is None:
             raise FailedPrecondition("no version is written: begin() comes first")
         if version.kind == DIFFERENCE:
@@ -99,13 +100,13 @@ class TrackedSource:
         self._reading = None
 
     def cancelled(self) -> None:
-        """It does not; what was read comes again."""
+        """Abandon what was read: the version does not exist, and the ids are read again."""
         if self._reading is not None:
             self._reading.abandon()
             self._reading = None
 
     def keys(self, table: str, since: int | None) -> Keys:
-        """See Source. Raises FailedPrecondition if what changed since then is not known."""
+        """See Source. Raise FailedPrecondition if the changes since then are not known."""
         trained = self._table(table)
         if since is None:
             return trained.keys()

@@ -1,12 +1,12 @@
-"""Stages on threads of their own, each handing its batch to the next: the way from loader to rows.
+"""Stages on threads of their own, each of which hands its batch to the next: from loader to rows.
 
 Owns:        Chain; works_ahead().
 Never does:  know what a stage does.
 Called by:   pipeline.py; ranks.py (works_ahead).
-Invariants:  batches come out in the order in which they went in; a stage works on one at a time,
-             and is at most one ahead of the next; an error comes out in its batch's place, and ends
-             all.
-Threads:     one a stage; next() and close() from one.
+Invariants:  batches leave in the order in which they entered; a stage works on one batch at a
+             time and is at most one ahead of the next stage; an error leaves in place of its
+             batch and ends all stages.
+Threads:     one for each stage; one thread calls next(), drain() and give_up().
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from petps.errors import DeadlineExceeded
 __all__ = ["Chain", "works_ahead"]
 
 _END: Final = object()
-_POLL_SECONDS: Final = 0.05  # how soon a stage sees that all was given up
-# A stage's work ends by the links' own limits; this is beyond all of them together.
+_POLL_SECONDS: Final = 0.05  # the longest time until a stage notices that the chain gave up
+# The links limit how long the work of a stage takes; this is more than all those limits together.
 CLOSE_SECONDS: Final = 300.0
 
 
 def works_ahead() -> None:
-    """The calling thread gives way to those that a step waits for (link.py)."""
+    """Let the calling thread give way to the threads that a step waits for (link.py)."""
     _native.take_turns(short=False)
 
 
@@ -38,8 +38,9 @@ class _Failed:
 
 
 class Chain:
-    """source() gives the next item, or None at the end; each stage turns an item into another, or
-    into None: it, and all behind it, are the end.
+    """A chain of stages. source() returns the next item, or None at the end.
+
+    Each stage turns an item into another item, or into None, which ends the chain at that item.
     """
 
     def __init__(
@@ -70,21 +71,21 @@ class Chain:
             thread.start()
 
     def next(self) -> Any | None:
-        """The next item, or None at the end. Raises what a stage raised."""
+        """Return the next item, or None at the end. Raise what a stage raised."""
         item = self._out.get()
         if item is _END or isinstance(item, _Failed):
-            self._out.put(item)  # whoever asks again hears the same
+            self._out.put(item)  # a later call returns or raises the same
         if isinstance(item, _Failed):
             self._stopped.set()
             raise item.error
         return None if item is _END else item
 
     def give_up(self) -> None:
-        """Stages end as soon as they see it; what is on its way is dropped. Waits for nothing."""
+        """Stop the stages as soon as they notice, and drop items in flight. Does not wait."""
         self._stopped.set()
 
     def drain(self) -> None:
-        """Waits until the source's end has come through. Raises what a stage raised."""
+        """Wait until the end of the source has come through. Raise what a stage raised."""
         while self.next() is not None:
             pass
         for thread in self._threads:
@@ -111,7 +112,7 @@ class Chain:
             except queue.Empty:
                 continue
             last = item is _END or isinstance(item, _Failed)
-            if not ended:  # what comes behind an end is taken, so that who makes it can end
+            if not ended:  # drop items behind an end, so that the stage before can finish
                 made = item if last else self._tried(work, item)
                 self._hand(out, made)
                 ended = made is _END or isinstance(made, _Failed)

@@ -1,12 +1,15 @@
-"""Lanes: on a GPU each stage queues its work on a stream of its own; what passes from lane to lane
-carries the event that orders it (PIPELINE.md has the points). On a CPU a lane does nothing.
+"""Lanes: on a GPU, each stage queues its work on a stream of its own.
 
-Owns:        Lane, Lanes, Handed; Device, what a GPU is asked for.
+An event orders whatever one lane hands to another (PIPELINE.md lists the points). On a CPU a lane
+does nothing.
+
+Owns:        Lane, Lanes, Handed; Device, the operations needed from a GPU.
 Never does:  wait for a whole device; decide what a stage does.
 Called by:   pipeline.py, buffer.py, totals.py.
-Invariants:  work on a lane comes after what it was handed, and memory of what it was handed is used
-             again only after that work; the host waits for a device only where it reads.
-Threads:     a lane is one thread's; Handed goes from thread to thread.
+Invariants:  a lane's work runs after the work that produced the tensors handed to it; the memory
+             of such a tensor is reused only after the lane's work; the host waits for a device
+             only where it reads.
+Threads:     a lane belongs to one thread; a Handed passes from thread to thread.
 """
 
 from __future__ import annotations
@@ -25,38 +28,38 @@ __all__ = ["Device", "Handed", "Lane", "Lanes", "device_of"]
 
 
 class Device(Protocol):
-    """Streams and events as CUDA has them; host memory that a device copies from and to."""
+    """Streams and events as CUDA has them, and host memory for copies to and from a device."""
 
     def stream(self) -> Any:
-        """A new one."""
+        """Return a new stream."""
 
     def current(self) -> Any:
-        """The calling thread's."""
+        """Return the current stream of the calling thread."""
 
     def use(self, stream: Any) -> AbstractContextManager[Any]:
-        """What the thread queues in the block goes to this stream."""
+        """Queue the calling thread's work in the block on this stream."""
 
     def record(self, stream: Any) -> Any:
-        """An event: what is queued on the stream so far has been done."""
+        """Return an event that occurs once the work queued on the stream so far is done."""
 
     def wait(self, stream: Any, event: Any) -> None:
-        """What is queued on the stream from here on comes after the event."""
+        """Make the work queued on the stream from now on wait for the event."""
 
     def wait_on_host(self, event: Any) -> None:
-        """The calling thread waits."""
+        """Block the calling thread until the event has occurred."""
 
     def keep(self, tensor: Any, stream: Any) -> None:
-        """The tensor's memory is used again only after what is queued on the stream now."""
+        """Keep the tensor's memory until the work queued on the stream so far is done."""
 
     def pinned(self, shape: Sequence[int], dtype: Any) -> Any:
-        """A host tensor, of anything; its memory is used again only after copies from or to it."""
+        """Return an uninitialised host tensor; its memory is reused only after its copies."""
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Between two events; waits for the later."""
+        """Return the seconds between two events; waits for the later one."""
 
 
 class _Cuda:
-    """See Device. Pinned memory is PyTorch's, which itself notes the copies that use it."""
+    """CUDA as a Device. PyTorch owns the pinned memory and itself tracks the copies that use it."""
 
     def __init__(self, device: Any) -> None:
         self._torch = torch_module()
@@ -95,13 +98,16 @@ class _Cuda:
 
 
 def device_of(device: Any) -> Device | None:
-    """None: it has no streams that are ours."""
+    """Return the streams of this device, or None if it has none that petps uses."""
     return _Cuda(device) if device.type == "cuda" else None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Handed:
-    """What one lane has made for others, and when it is there. name: of the point, PIPELINE.md."""
+    """Results that one lane hands to others, and the event when they are ready.
+
+    name: the point's name in PIPELINE.md.
+    """
 
     name: str
     lane: Lane
@@ -110,54 +116,60 @@ class Handed:
 
 
 class Lane:
-    """Where a stage's work is queued: in the calling thread, as it is called (a CPU)."""
+    """A queue for the work of a stage. This class, for a CPU, runs the work when it is called."""
 
     def __init__(self, device: Any) -> None:
         self._torch = torch_module()
         self._device = device
 
     def use(self) -> AbstractContextManager[Any]:
-        """What is queued in the block is queued on this lane."""
+        """Queue the work of the block on this lane."""
         return _NOTHING
 
     def hand(self, name: str, tensors: Iterable[Any]) -> Handed | None:
-        """What this lane has made of them so far is for others."""
+        """Hand the tensors, as this lane's work so far leaves them, to other lanes."""
         del name, tensors
         return None
 
     def take(self, handed: Handed | None) -> None:
-        """This lane's work from here on may use what was handed."""
+        """Make this lane's work from here on wait for what was handed, so that it may use it."""
         del handed
 
     def staged(self, shape: Sequence[int], dtype: Any) -> Any:
-        """A host tensor of anything, to be filled and given to copied()."""
+        """Return an uninitialised host tensor, to be filled and passed to copied()."""
         return self._torch.empty(tuple(shape), dtype=dtype)
 
     def pinned(self, host: Any) -> Any:
-        """A host tensor's copy that copied() need not stage; in any thread. On a CPU itself."""
+        """Return a copy of a host tensor that copied() need not stage; any thread may call it.
+
+        On a CPU, return the tensor itself.
+        """
         return host
 
     def copied(self, host: Any) -> Any:
-        """A host tensor or array on the device; on a CPU itself. It is not written to any more."""
+        """Return a host tensor or array on the device; on a CPU, the tensor itself.
+
+        The caller must not write to ``host`` afterwards.
+        """
         tensor = self._torch.from_numpy(host) if isinstance(host, np.ndarray) else host
         return tensor.to(self._device)
 
     def arrays(self, name: str, tensors: Sequence[Any]) -> list[Any]:
-        """Device tensors as numpy arrays of the host: waits for them, and for no other lane."""
+        """Return device tensors as numpy arrays on the host. Waits for them, for no other lane."""
         del name
         return [each.cpu().numpy() for each in tensors]
 
     def now(self) -> Any:
-        """A moment of this lane's work, for seconds()."""
+        """Return the current moment of this lane's work, for seconds()."""
         return time.monotonic()
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Between two moments of this lane; waits for the later."""
+        """Return the seconds between two moments of this lane; waits for the later one."""
         return end - begin  # type: ignore[no-any-return]
 
 
 class _StreamLane(Lane):
-    """On a device's stream; None: the calling thread's current one, at each use()."""
+    """A lane on a device's stream; stream None: the thread's current stream at each use."""
 
     def __init__(self, torch_device: Any, device: Device, stream: Any) -> None:
         super().__init__(torch_device)
@@ -216,8 +228,10 @@ _NOTHING: Final = nullcontext()
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """By stage. compute: the stream that is current where the pipeline is called, on which the
-    caller has made the model and goes on to use it; so are those of stages that overlap nothing.
+    """The lanes by stage.
+
+    compute is the stream that is current where the pipeline is called: the caller made the model
+    on it and continues to use it. Stages that overlap nothing use that stream too.
     """
 
     compute: Lane
@@ -229,7 +243,10 @@ class Lanes:
 
     @staticmethod
     def of(torch_device: Any, *, ahead: bool, overlaps: bool) -> Lanes:
-        """ahead: stages before and behind training have lanes of their own; overlaps: the link."""
+        """Return the lanes for a device.
+
+        ahead: stages before and after training have their own lanes. overlaps: the link has one.
+        """
         device = device_of(torch_device)
         if device is None:
             compute = Lane(torch_device)

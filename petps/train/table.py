@@ -1,9 +1,9 @@
 """Tables that a trainer holds: the contract, and numpy arrays.
 
 Owns:        TrainedTable, Gathered, ArrayTable.
-Never does:  files, logs.
+Never does:  open files or logs.
 Called by:   source.py, feed.py; ArrayTable by trainers.
-Threads:     one at a time: rows are gathered between two steps.
+Threads:     one at a time, because rows are gathered between two steps.
 """
 
 from __future__ import annotations
@@ -28,46 +28,51 @@ ROW: Final = "row"
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """columns: float32[n, dim] by name, "row" and optimizer state; deleted: bool[n], or None."""
+    """Gathered rows.
+
+    columns: float32[n, dim] by name, "row" and optimizer state. deleted: bool[n], or None.
+    """
 
     columns: Mapping[str, Floats]
     deleted: Mask | None = None
 
 
 class TrainedTable(Protocol):
-    """Rows that are trained, and tracked under ``name``. Tracked ids and keys ascend together."""
+    """Trained rows, tracked under ``name``. Tracked ids and keys have the same order."""
 
     @property
     def name(self) -> str:
-        """Of the table in tracker, store and log."""
+        """The table's name in tracker, store and log."""
 
     def keys(self) -> Keys:
-        """uint64[n], ascending: of every row that there is."""
+        """Return uint64[n], ascending: the keys of all rows that exist."""
 
     def keys_of(self, ids: npt.NDArray[np.uint64]) -> Keys:
-        """Of tracked ids."""
+        """Return the keys of tracked ids."""
 
     def ids_of(self, keys: Keys) -> npt.NDArray[np.uint64]:
-        """The inverse. Raises NotFound for a key that the table has no place for."""
+        """Return the ids of keys. Raise NotFound for a key that has no place in the table."""
 
     def gather(self, keys: Keys) -> Gathered:
-        """Copies of their rows as they are now."""
+        """Return copies of these keys' rows as they are now."""
 
     def load_pieces(self, pieces: Iterable[tuple[Keys, Mapping[str, Floats]]]) -> None:
-        """Makes these, and no others, the table's rows: into what it holds, a piece at a time.
+        """Replace all rows of the table by these, in the table's own memory, a piece at a time.
 
-        Pieces: uint64[m], ascending from piece to piece, float32[m, dim] by column. Raises NotFound
-        for a key without a place, InvalidArgument, and what the pieces raise; then rows are mixed.
+        Pieces: uint64[m], ascending from piece to piece, and float32[m, dim] by column. Raises
+        NotFound for a key without a place, InvalidArgument, and what the pieces raise; then rows
+        are mixed.
         """
 
 
 class ArrayTable:
-    """A numpy trainer's table: lookups and updates of training are tracked, of evaluation not.
+    """A numpy trainer's table. Lookups and updates are tracked in training, but not in evaluation.
 
-    rows: float32[n, dim], the trainer's own array; columns: float32[n] or [n, d] by name, optimizer
-    state; keys: uint64[n], ascending, None: the row numbers; present: bool[n], which rows there
-    are, None: all, and none can be deleted. Ids are row numbers. The table is added to the tracker.
-    A trainer may also write to the arrays itself, where it has looked up in the same step.
+    rows: float32[n, dim], the trainer's own array. columns: optimizer state by name, float32[n]
+    or [n, d]. keys: uint64[n], ascending; None: the row numbers. present: bool[n], which rows
+    exist; None: all, and none can be deleted. Ids are row numbers. The constructor adds the table
+    to the tracker. A trainer may also write to the arrays directly, in rows that it looked up in
+    the same step.
     """
 
     def __init__(
@@ -111,22 +116,22 @@ class ArrayTable:
         return self._name
 
     def train(self, training: bool = True) -> None:
-        """From here on rows are trained, or only looked up."""
+        """Enter training, or evaluation if ``training`` is false."""
         self.training = training
 
     def evaluate(self) -> None:
-        """train(False)."""
+        """Enter evaluation; the same as train(False)."""
         self.train(False)
 
     def lookup(self, ids: npt.ArrayLike) -> Floats:
-        """Copies of rows float32[..., dim]; tracked in training."""
+        """Return copies of rows, float32[..., dim]; track the ids in training."""
         checked = self._checked(ids)
         if self.training:
             self._tracker.track(self._name, checked)
         return self._columns[ROW][checked]
 
     def update(self, ids: npt.ArrayLike, rows: npt.ArrayLike, **columns: npt.ArrayLike) -> None:
-        """Writes and tracks rows, which are present from then on, and further columns.
+        """Write and track rows, and any further columns. The rows exist from then on.
 
         Raises FailedPrecondition in evaluation, InvalidArgument; then nothing is written.
         """
@@ -151,7 +156,7 @@ class ArrayTable:
         self._tracker.track(self._name, checked)
 
     def delete(self, ids: npt.ArrayLike) -> None:
-        """The rows are gone, until they are updated. Raises FailedPrecondition in evaluation."""
+        """Delete rows until they are updated again. Raise FailedPrecondition in evaluation."""
         self._check_training("delete")
         if self._present is None:
             raise FailedPrecondition(
@@ -192,11 +197,11 @@ class ArrayTable:
         return Gathered(columns, ~self._present[ids])
 
     def load(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
-        """load_pieces() of one."""
+        """Load one piece; see load_pieces()."""
         self.load_pieces([(keys, columns)])
 
     def load_pieces(self, pieces: Iterable[tuple[Keys, Mapping[str, Floats]]]) -> None:
-        """See TrainedTable: into the trainer's own arrays."""
+        """See TrainedTable; the memory is the trainer's own arrays."""
         count = 0
         if self._present is not None:
             self._present[:] = False
@@ -219,7 +224,7 @@ class ArrayTable:
             )
 
     def _checked(self, ids: npt.ArrayLike) -> npt.NDArray[np.intp]:
-        """As positions; the tracker says what is wrong with them."""
+        """Return ids as positions. Raise InvalidArgument if one is not a row number."""
         checked = np.asarray(ids)
         if checked.size == 0:
             return checked.astype(np.intp)
@@ -239,7 +244,7 @@ class ArrayTable:
 
 
 def _as_rows(table: str, name: str, values: Floats, count: int) -> Floats:
-    """A view [n, d] of what is given."""
+    """Return a view [n, d] of the values."""
     if not isinstance(values, np.ndarray) or values.dtype != np.float32:
         raise InvalidArgument(f"table {table}: column {name} is not a float32 array")
     if values.ndim not in (1, 2) or len(values) != count or (name == ROW and values.ndim != 2):

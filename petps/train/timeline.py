@@ -1,8 +1,8 @@
-"""When each stage of each batch ran: totals always, every span where a time line is wanted.
+"""When each stage of each batch ran: totals always, single spans if the caller asks to keep them.
 
 Owns:        Timeline; COLORS of drawings.
 Never does:  decide what a stage is.
-Called by:   pipeline.py, stages.py.
+Called by:   pipeline.py; trainers, demo, bench and tests, which read it.
 Threads:     any.
 """
 
@@ -20,16 +20,18 @@ from xml.sax.saxutils import escape
 
 __all__ = ["COLORS", "Span", "Timeline"]
 
-# Spans kept; then the oldest half goes. A step has about 10 + 4 micro-batches.
+# The number of spans kept; beyond it the oldest half is dropped. A step has about 10, and 5 more
+# for each micro-batch.
 SPANS_MAX: Final = 1 << 17
 COLORS: Final = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d")
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stage of a batch: seconds on the monotonic clock; track: the resource it ran on.
+    """One stage of one batch, in seconds on the monotonic clock.
 
-    processor: seconds of a processor that its thread had within it; None: not known.
+    track: the resource it ran on. processor: the processor seconds that its thread used within
+    it, or None if they are not known.
     """
 
     track: str
@@ -42,7 +44,7 @@ class Span:
 
 
 class Timeline:
-    """Spans of stages. keep: also each span, for write(), draw() and spans()."""
+    """The spans of stages. keep: also keep each span, for write(), draw() and spans()."""
 
     def __init__(self, keep: bool = False) -> None:
         self._keep = keep
@@ -53,7 +55,7 @@ class Timeline:
 
     @contextmanager
     def span(self, track: str, stage: str, batch: int, micro: int | None = None) -> Iterator[None]:
-        """What runs in the block."""
+        """Record the block as a span."""
         begin, used = time.monotonic(), time.thread_time()
         try:
             yield
@@ -62,7 +64,7 @@ class Timeline:
             self.add(Span(track, stage, batch, begin, time.monotonic(), micro, used))
 
     def add(self, span: Span) -> None:
-        """A span that has ended."""
+        """Add a span that has ended."""
         with self._mutex:
             self._totals[span.stage] = self._totals.get(span.stage, 0.0) + span.end - span.begin
             used = self._processor.get(span.stage, 0.0) + (span.processor or 0.0)
@@ -73,29 +75,29 @@ class Timeline:
                     del self._spans[: SPANS_MAX // 2]
 
     def totals(self) -> dict[str, float]:
-        """Seconds by stage since reset()."""
+        """Return the seconds of each stage since reset()."""
         with self._mutex:
             return dict(self._totals)
 
     def processor_totals(self) -> dict[str, float]:
-        """Seconds of a processor by stage since reset(), of the threads that the stages run on."""
+        """Return the processor seconds of each stage's thread since reset()."""
         with self._mutex:
             return dict(self._processor)
 
     def spans(self) -> list[Span]:
-        """Those kept, as they ended."""
+        """Return the spans kept, in the order in which they ended."""
         with self._mutex:
             return list(self._spans)
 
     def reset(self) -> None:
-        """Forgets what was, as after a warm-up."""
+        """Forget everything so far, for example after a warm-up."""
         with self._mutex:
             self._totals.clear()
             self._processor.clear()
             self._spans.clear()
 
     def write(self, path: str | Path, worker: int = 0) -> None:
-        """As a trace viewer reads it (chrome://tracing, Perfetto)."""
+        """Write the spans for a trace viewer (chrome://tracing, Perfetto)."""
         spans = self.spans()
         tracks = {track: number for number, track in enumerate(_tracks(spans))}
         events: list[dict[str, object]] = [
@@ -111,8 +113,9 @@ class Timeline:
         Path(path).write_text(json.dumps({"traceEvents": events}))
 
     def draw(self, path: str | Path, batches: int = 4) -> None:
-        """The last batches that were trained as an SVG, and what went on ahead of later ones
-        meanwhile: a row for each track, a color for each batch.
+        """Draw the last trained batches, and the stages that ran ahead of later ones, as an SVG.
+
+        Each track has a row and each batch a colour.
         """
         spans = self.spans()
         last = max((span.batch for span in spans if span.stage == "dense"), default=0)

@@ -1,9 +1,13 @@
 """TorchRec's own delta trackers, of both generations, as a source of ids.
 
-TorchRec records lookups itself; here they are taken over into a petps tracker, with what is known
-to be wrong on the way put right: evaluation is recorded too, a table that nobody looked up in an
-interval breaks the reading of all, tables or features of one name are mixed up, ids are rows of the
-rank's own shard, and a lookup after a reading within one step is taken for read.
+TorchRec records lookups itself. This module moves them into a petps tracker, and works around
+known faults of TorchRec's trackers:
+
+- They record evaluation too.
+- A table that was not looked up in an interval breaks the read of all tables.
+- They confuse tables, or features, of the same name.
+- Their ids are row numbers of the rank's own shard.
+- They regard a lookup as read if it follows a read within the same step.
 
 Owns:        TorchRecIds.
 Never does:  import torchrec; gather (TorchTable does).
@@ -28,13 +32,13 @@ CONSUMER: Final = "petps"
 class TorchRecIds:
     """The rows of a sharded model that TorchRec's tracker saw looked up in training.
 
-    model: DistributedModelParallel with its tracker turned on, in mode ID_ONLY and with a consumer
-    of ours: ``DeltaTrackerConfig(consumers=["petps"])`` from TorchRec 1.5 on, before that
-    ``ModelTrackerConfig(tracking_mode=TrackingMode.ID_ONLY, consumers=["petps"])``. columns: state
-    of the fused optimizer that is kept per row ("momentum1"). ``tables`` are this rank's rows by
-    full name; keys are row numbers of the whole table.
+    model: DistributedModelParallel with its tracker turned on, in mode ID_ONLY and with a
+    consumer for petps: ``DeltaTrackerConfig(consumers=["petps"])`` from TorchRec 1.5 on, before
+    that ``ModelTrackerConfig(tracking_mode=TrackingMode.ID_ONLY, consumers=["petps"])``. columns:
+    state of the fused optimizer that is kept per row ("momentum1"). ``tables`` has this rank's
+    rows by full name; keys are row numbers of the whole table.
 
-    Raises InvalidArgument and FailedPrecondition that name what is in the way.
+    Raises InvalidArgument or FailedPrecondition, which name the obstacle.
     """
 
     def __init__(
@@ -74,9 +78,10 @@ class TorchRecIds:
             module.post_lookup_tracker_fn = self._guarded(module, module.post_lookup_tracker_fn)
 
     def drain(self) -> int:
-        """Takes over what was looked up since the last time, and compacts; returns how many ids.
+        """Move the ids looked up since the last call to the tracker, and compact it.
 
-        Call it after each optimizer step, or at the latest before a tenant reads.
+        Returns the number of ids. Call it after each optimizer step, or at the latest before a
+        tenant reads.
         """
         count = 0
         failed: PetpsError | None = None
@@ -84,7 +89,7 @@ class TorchRecIds:
             count += len(ids)
             try:
                 self._tracker.track(name, ids.detach().cpu().numpy())
-            except PetpsError as error:  # TorchRec has forgotten the other tables' ids by now
+            except PetpsError as error:  # TorchRec has already forgotten the other tables' ids
                 failed = error
         if failed is not None:
             raise failed
@@ -92,7 +97,7 @@ class TorchRecIds:
         return count
 
     def _read(self) -> Mapping[str, Any]:
-        """Their reading, of the tables that were looked up: they can't concatenate nothing."""
+        """Read TorchRec's ids of the looked-up tables; it cannot concatenate an empty list."""
         store = self._theirs.store
         since = self._theirs.per_consumer_batch_idx[self._consumer]
         quiet = {
@@ -107,7 +112,7 @@ class TorchRecIds:
             found: Mapping[str, Any] = read(self._consumer)
             return found
         finally:
-            for name, lookups in quiet.items():  # other consumers may lag behind
+            for name, lookups in quiet.items():  # other consumers may not have read them yet
                 store.per_fqn_lookups.setdefault(name, lookups)
 
     def _guarded(self, module: Any, record: Any) -> Any:
@@ -123,7 +128,7 @@ class TorchRecIds:
 
 
 class _Fused:
-    """TorchRec's fused optimizer as TorchTable reads one: state[weight][column]."""
+    """TorchRec's fused optimizer in the form that TorchTable reads: state[weight][column]."""
 
     def __init__(self, model: Any) -> None:
         optimizer = getattr(model, "fused_optimizer", None)
@@ -131,7 +136,7 @@ class _Fused:
         self.state: dict[Any, dict[str, Any]] = {}
 
     def add(self, name: str, weight: Any) -> None:
-        """The state of one table's local rows: TorchRec names it by table and column."""
+        """Add the state of one table's local rows, which TorchRec names by table and column."""
         found = self._states.get(f"{name}.weight", {})
         self.state[weight] = {
             column.rpartition(".")[2]: _local_rows(f"{name} {column}", value)[0]
@@ -141,7 +146,7 @@ class _Fused:
 
 
 def _their_tracker(model: Any) -> Any:
-    """Raises InvalidArgument, FailedPrecondition."""
+    """Return the model's tracker. Raise InvalidArgument or FailedPrecondition if there is none."""
     if hasattr(model, "get_delta_tracker"):
         found = model.get_delta_tracker()
         remedy = 'init_torchrec_delta_tracker(DeltaTrackerConfig(consumers=["petps"]))'
@@ -159,7 +164,7 @@ def _their_tracker(model: Any) -> Any:
 
 
 def _check_names(modules: Mapping[str, Any]) -> None:
-    """TorchRec finds a table by its bare name, and a feature's table by the feature's."""
+    """Refuse names that occur twice: TorchRec finds a table or a feature by its bare name."""
     for what, named in (("table", list(_tables(modules))), ("feature", list(_features(modules)))):
         owners: dict[str, str] = {}
         for owner, name in named:
@@ -185,11 +190,11 @@ def _features(modules: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _local_rows(name: str, tensor: Any) -> tuple[Any, int]:
-    """(this rank's rows, the first one's number in the table) of a state dict's entry."""
+    """Return (this rank's rows, the number of the first in the table) of a state dict's entry."""
     if tensor is None:
         raise InvalidArgument(f"table {name} is not in the model's state: is it sharded here?")
     if not hasattr(tensor, "local_shards"):
-        return tensor, 0  # data parallel: whole on every rank
+        return tensor, 0  # data parallel: every rank has the whole table
     shards = tensor.local_shards()
     if len(shards) != 1:
         raise InvalidArgument(

@@ -1,10 +1,10 @@
-"""What a step comes to, over the workers: the loss, dense gradients, and whether all are finite.
+"""The totals of a step over all workers: loss, dense gradients, and whether all are finite.
 
 Owns:        Totals.
 Never does:  apply anything.
 Called by:   pipeline.py.
-Invariants:  if a value of one worker is not finite, all raise; nothing is read from the device
-             before all of the step is queued on it.
+Invariants:  if a value of one worker is not finite, all workers raise; nothing is read from the
+             device before the whole step is queued on it.
 Threads:     the trainer's.
 """
 
@@ -25,7 +25,7 @@ __all__ = ["Totals"]
 
 
 class Totals:
-    """Of one step. name_row(micro, block, row): in words, for errors."""
+    """The totals of one step. name_row(micro, block, row): the row in words, for errors."""
 
     def __init__(self, lane: Lane, name_row: Callable[[int, int, int], str]) -> None:
         self._torch = torch_module()
@@ -35,7 +35,7 @@ class Totals:
         self._finite: list[list[Any]] = []  # by micro-batch and block: bool[u]
 
     def add(self, loss: Any, gradients: Sequence[Any]) -> None:
-        """A micro-batch's: a value, and by block float32[u, dim]."""
+        """Add a micro-batch: its loss, and its gradients by block float32[u, dim]."""
         self._losses.append(loss.detach().double())
         self._finite.append([finite(each) for each in gradients])
 
@@ -48,9 +48,10 @@ class Totals:
         *,
         deterministic: bool,
     ) -> tuple[float, list[bool]]:
-        """Sums dense gradients in place; step ``number``'s loss, and which wishes any worker has.
+        """Sum the loss and, in place, the dense gradients of step ``number`` over all workers.
 
-        Raises InvalidArgument on all workers if a value of one is not finite.
+        Returns the loss, and for each wish whether any worker has it. Raises InvalidArgument on all
+        workers if a value of one is not finite.
         """
         torch, lane = self._torch, self._lane
         sums = [
@@ -92,7 +93,7 @@ class Totals:
         return tail[0], [bool(each) for each in tail[1 : 1 + len(wishes)]]
 
     def _wrong(self, sums: Sequence[Any], parameters: Sequence[Any]) -> str:
-        """This worker's first value that is not finite."""
+        """Return this worker's first value that is not finite, in words."""
         for micro, (loss, blocks) in enumerate(zip(self._losses, self._finite, strict=True)):
             if not np.isfinite(float(loss)):
                 return f"the loss of micro-batch {micro}, {float(loss)},"

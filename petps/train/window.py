@@ -1,11 +1,14 @@
-"""The frozen window of a batch: rows of each micro-batch go out, gradients come back, and nothing
-is updated until the last one is there (NestPipe V).
+"""The frozen window of a batch (NestPipe V).
+
+The rows of each micro-batch go out and their gradients come back. Nothing is updated until the
+last gradient has arrived.
 
 Owns:        Window, Lookup.
 Never does:  decide when a transfer runs.
 Called by:   pipeline.py.
-Invariants:  gradients of a row are added in the order (micro-batch, rank), whatever overlaps.
-Threads:     send_rows() and take_gradients() on the link's; gradients is read once they have ended.
+Invariants:  the gradients of a row are added in the order (micro-batch, rank), whatever overlaps.
+Threads:     send_rows() and take_gradients() run on the link's; gradients is read once they have
+             returned.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ __all__ = ["Lookup", "Window"]
 class Lookup:
     """A feature's rows in a micro-batch, as a model sees them.
 
-    rows: float32[u, dim], each distinct row once, shared by the features of one dim, requires_grad;
-    inverse: int32[n], the row of each key (.long() for what takes int64 only); offsets:
+    rows: float32[u, dim], distinct, shared by the features of one dim, requires_grad. inverse:
+    int32[n], the row of each key (call .long() for operations that take only int64). offsets:
     int64[samples + 1].
     """
 
@@ -39,15 +42,18 @@ class Lookup:
     offsets: Any
 
     def each(self) -> Any:
-        """float32[n, dim]: the row of each key."""
+        """Return the row of each key: float32[n, dim]."""
         return torch_module().nn.functional.embedding(self.inverse, self.rows)
 
     def pooled(self, mode: str = "sum", weights: Any = None) -> Any:
-        """float32[samples, dim]; mode: 'sum' or 'mean'; weights: float32[n], with 'sum'."""
+        """Return the pooled rows of each sample: float32[samples, dim].
+
+        mode: 'sum' or 'mean'; weights: float32[n], only with 'sum'.
+        """
         return torch_module().nn.functional.embedding_bag(
             self.inverse,
             self.rows,
-            self.offsets.to(self.inverse.dtype),  # else all of inverse would be copied
+            self.offsets.to(self.inverse.dtype),  # otherwise PyTorch copies all of inverse
             mode=mode,
             per_sample_weights=weights,
             include_last_offset=True,
@@ -55,12 +61,12 @@ class Lookup:
 
 
 class Window:
-    """Of one batch on one worker, which asks and owns at the same time."""
+    """The window of one batch on one worker, which requests rows and owns rows at the same time."""
 
     def __init__(
         self, asked: Asked, buffer: Buffer, positions: Sequence[Any], layout: Layout, link: Link
     ) -> None:
-        """positions: Owned's, on the device."""
+        """positions: those of Owned, on the device."""
         self._torch = torch_module()
         self._asked = asked
         self._buffer = buffer
@@ -76,11 +82,11 @@ class Window:
 
     @property
     def tensors(self) -> list[Any]:
-        """Of the device: what the link's lane is handed."""
+        """The device tensors that are handed to the link's lane."""
         return [*self.gradients, *(at for each in self._positions for at in each)]
 
     def send_rows(self, micro: int) -> list[Any]:
-        """Sends what others want of this worker; by block float32[u, dim], what it asked for."""
+        """Exchange a micro-batch's rows; return those for this worker, by block float32[u, dim]."""
         rows = [
             gather(slots, at, dim)
             for slots, at, dim in zip(
@@ -90,9 +96,9 @@ class Window:
         return self._exchanged(rows, self._owned.counts[micro], self._asked.rows[micro])
 
     def take_gradients(self, micro: int, gradients: Sequence[Any]) -> list[Any]:
-        """gradients: by block float32[u, dim] of send_rows()'s rows; each goes to its owner.
+        """Send each gradient to the row's owner, and add those that arrive. Return the sums so far.
 
-        Returns the sums so far.
+        gradients: by block float32[u, dim], for the rows of send_rows().
         """
         come = self._owned.counts[micro]
         received = self._exchanged(list(gradients), self._asked.rows[micro], come)
@@ -100,13 +106,16 @@ class Window:
             total = self.gradients[block]
             pieces = received[block].split(come[block])
             for to, piece in zip(at.split(come[block]), pieces, strict=True):
-                add(total, to, piece)  # each row once in a rank's piece
+                add(total, to, piece)  # a row occurs once in a rank's piece
         return self.gradients
 
     def _exchanged(
         self, blocks: list[Any], sends: list[list[int]], receives: list[list[int]]
     ) -> list[Any]:
-        """Rows of all blocks in one transfer; sends, receives: by block, rows for each rank."""
+        """Exchange the rows of all blocks in one transfer.
+
+        sends, receives: by block, the number of rows for each rank.
+        """
         dims = np.array(self._layout.dims)
         out = [int(each) for each in np.array(sends).T @ dims]
         come = [int(each) for each in np.array(receives).T @ dims]

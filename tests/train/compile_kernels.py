@@ -1,6 +1,6 @@
-"""Compiles every Triton kernel to a GPU's machine code, for which no GPU is needed.
+"""A compilation of every Triton kernel to a GPU's machine code, which needs no GPU.
 
-Run by train_kernels.py in a process of its own, since that one's kernels are interpreted.
+train_kernels.py runs this in a separate process, because its own kernels are interpreted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
         for name, kernel in vars(module).items():
             if not isinstance(kernel, triton.JITFunction) or kernel.__module__ != module.__name__:
                 continue
-            if name == "_hash":  # compiled with those that call it
+            if name == "_hash":  # compiled with the kernels that call it
                 continue
             fixed = {each.name for each in kernel.params if each.is_constexpr}
             small = "radix" in fixed

@@ -1,16 +1,17 @@
-"""A device that is not there: tensors in host memory which say that they are not, streams that are
-vector clocks, and a check of every operation that PyTorch does on them.
+"""A simulated device: its tensors are in host memory but say that they are on a device.
 
-What is computed is computed at once, and right; what is checked is whether it would have to be. A
-stream's work is ordered by events alone, and by what the thread that queued it had waited for;
-threads that hand each other things are not: an event must go with them. Faults:
+Its streams are vector clocks, and it checks every operation that PyTorch does on the tensors. Every
+operation is computed at once, and correctly; the check is whether events would enforce that. Only
+events order a stream's work, together with what the thread that queued it had waited for. Handing
+something from thread to thread does not order it: an event must go with it. Faults:
 
 - two streams use a storage, at least one writes, and no event orders them;
-- a storage is freed while another stream than its own may still use it (record_stream);
+- a storage is freed while a stream other than its own may still use it (record_stream);
 - the host reads pinned memory that the device may still write to;
-- a copy to the device is not from pinned memory: it would wait.
+- a copy to or from the device does not use pinned memory: it would wait.
 
-Like torch.cuda's sanitizer; kernels that PyTorch does not dispatch are noted by hand (kernel()).
+It resembles torch.cuda's sanitizer. Kernels that PyTorch does not dispatch are recorded explicitly
+(kernel()).
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-DEVICE = "meta"  # PyTorch's device without memory: what does not pass through here cannot compute
+DEVICE = "meta"  # PyTorch's device without memory: operations that bypass this class cannot compute
 
 Clock = dict[int, int]
-# Their answer's size is data: the host waits for it.
+# The size of these results depends on the data, so the host waits for it.
 SIZED = {"aten::nonzero", "aten::masked_select", "aten::_local_scalar_dense"}
 _NUMBERS = itertools.count()
 
@@ -55,7 +56,7 @@ class Use:
 
 @dataclass(eq=False)
 class Memory:
-    """A storage. home: the stream that it was allocated on."""
+    """A storage. home: the stream on which it was allocated."""
 
     home: Stream
     written: Use
@@ -65,7 +66,7 @@ class Memory:
 
 
 class OnDevice(torch.Tensor):  # type: ignore[misc]
-    """inner: where it really is."""
+    """A tensor on the device. inner: its real memory, on the host."""
 
     inner: torch.Tensor
 
@@ -82,7 +83,7 @@ class OnDevice(torch.Tensor):  # type: ignore[misc]
 
 
 class Pinned(OnDevice):
-    """Host memory that the device copies from and to."""
+    """Host memory from and to which the device copies."""
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor, gpu: FakeGpu) -> Any:
@@ -113,12 +114,12 @@ def _wrapper(cls: Any, inner: torch.Tensor, device: str) -> Any:
 
 
 class FakeGpu:
-    """petps.train.streams.Device."""
+    """A petps.train.streams.Device."""
 
     def __init__(self) -> None:
         self.faults: list[str] = []
         self.waits: Counter[str] = Counter()
-        """By operation: how often a thread waited for the device."""
+        """How often a thread waited for the device, by operation."""
         self.operations = 0
         self._memories: dict[int, Memory] = {}
         self._mutex = threading.RLock()
@@ -179,7 +180,7 @@ class FakeGpu:
     # ---- for tests
 
     def leaving_out(self, what: str) -> AbstractContextManager[None]:
-        """In the block and this thread, 'no wait': waits do nothing; 'no keep': keep() does not."""
+        """In the block, on this thread: 'no wait' disables waits, 'no keep' disables keep()."""
         return self._leaving_out(what)
 
     @contextmanager
@@ -191,13 +192,13 @@ class FakeGpu:
             self._thread.out = ""
 
     def kernel(self, name: str, call: Callable[..., Any], *given: OnDevice) -> Any:
-        """What is not PyTorch's: reads what is given; the host waits for the answer's size."""
+        """Record a kernel outside PyTorch: it reads ``given``; the host waits for its size."""
         found = call(*(each.inner for each in given))
         stream = self._queued(name, given, [], tree_leaves(found))
         self._host_waits(stream.clock, name)
         return tree_map_only(torch.Tensor, lambda each: OnDevice(each, self), found)
 
-    # ---- what the mode notes
+    # ---- what the dispatch mode records
 
     def dispatched(self, func: Any, args: Any, kwargs: Any) -> Any:
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
@@ -250,7 +251,7 @@ class FakeGpu:
     def _queued(
         self, name: str, given: Sequence[Any], writes: Sequence[Any], new: Sequence[Any]
     ) -> Stream:
-        """Notes an operation on the current stream: reads given, writes, makes new storages."""
+        """Record an operation on the current stream: reads, writes, and new storages."""
         stream = self.current()
         with self._mutex:
             self.operations += 1
@@ -268,7 +269,7 @@ class FakeGpu:
     def _used(self, inner: torch.Tensor, use: Use, writes: bool) -> None:
         clock, number = use.stream.clock, use.stream.number
         memory = self._memories.get(_key(inner))
-        if memory is None:  # pinned: the host has made it
+        if memory is None:  # pinned memory, which the host has made
             memory = Memory(use.stream, Use(use.stream, 0, "the host"))
             self._add(inner, memory)
         if not memory.written.before(clock):
@@ -286,19 +287,19 @@ class FakeGpu:
     def _add(self, inner: torch.Tensor, memory: Memory) -> None:
         key = _key(inner)
         self._memories[key] = memory
-        pinned = memory.written.time == 0  # freed by PyTorch once its copies have been made
+        pinned = memory.written.time == 0  # PyTorch frees it after its copies
         weakref.finalize(inner.untyped_storage(), self._freed, key, pinned).atexit = False
 
     def _freed(self, key: int, pinned: bool) -> None:
         with self._mutex:
             memory = self._memories.pop(key)
             for number, use in memory.used.items():
-                # Its home may use it again at once: is all other use of it known to be before?
+                # Its home may reuse it at once, so every other use must be known to be before.
                 if not pinned and number not in memory.kept and not use.before(memory.home.clock):
                     self._fault(f"freed by {memory.home.name} while {use.what} may use it")
 
     def _as_given(self, found: Any, given: Sequence[Any], wrapped: Any) -> Any:
-        """Results in place are the tensors given; others are wrapped, or plain."""
+        """Return the given tensor for a result in place; wrap others, or return them plain."""
         same = {id(each.inner): each for each in given if isinstance(each, OnDevice)}
 
         def one(each: torch.Tensor) -> Any:

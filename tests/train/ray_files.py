@@ -1,4 +1,4 @@
-"""Folders of a store in which a worker's write of a bundle can be stopped, or kills it.
+"""Folders of a store in which a worker's write of a bundle is stopped, or kills the worker.
 
 Ray's workers import them by name.
 """
@@ -15,15 +15,15 @@ from petps.checkpoint.files import LocalFiles
 
 
 class GatedFiles(LocalFiles):
-    """Stands still within a bundle while there is a gate; who stands says its process id."""
+    """Files that stop a write within a bundle at a gate. A stopped process leaves its id."""
 
     @property
     def gate(self) -> Path:
-        """A file beside the store."""
+        """The gate: a file beside the store."""
         return Path(f"{self.name}.gate")
 
     def waiting(self) -> set[int]:
-        """Processes that stood at the gate."""
+        """Return the ids of the processes that have stopped at the gate."""
         folder = Path(f"{self.name}.waiting")
         return {int(path.name) for path in folder.iterdir()} if folder.exists() else set()
 
@@ -43,14 +43,14 @@ class GatedFiles(LocalFiles):
 
 
 class DeadlyFiles(LocalFiles):
-    """Whoever writes a bundle is killed within it, but for the process that owns the store."""
+    """Files that kill a process while it writes a bundle, unless it owns the store."""
 
     @property
     def _owner(self) -> Path:
         return Path(f"{self.name}.owner")
 
     def own(self) -> None:
-        """The process that calls lives."""
+        """Make the calling process the owner, which survives."""
         self._owner.write_text(str(os.getpid()))
 
     def write(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:

@@ -1,4 +1,4 @@
-"""petps_client.torch against torch's own embedding_bag and TorchRec's collection, over a server.
+"""petps_client.torch with a server, against torch's embedding_bag and TorchRec's collection.
 
 Run by `make test-train`, in an environment that has PyTorch.
 """
@@ -28,7 +28,7 @@ def dim_of(table: int) -> int:
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, torch.Tensor]:
-    """{table: float32[ROWS, dim]}: what stands in the tables."""
+    """Return {table: float32[ROWS, dim]}, the rows of the tables."""
     torch.manual_seed(SEED)
     return {f"t{table}": torch.randn(ROWS, dim_of(table)) for table in range(TABLES)}
 
@@ -63,20 +63,20 @@ def client(served: Served) -> Iterator[petps_client.Client]:
 
 
 def expected(rows: torch.Tensor, ids: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-    """By torch alone, over the rows of the ids as they stand; ids of no row have the default."""
+    """Compute by torch alone, over the rows of the ids; an id without a row has the default."""
     default = torch.full((1, rows.shape[1]), DEFAULT)
     table = torch.cat([rows, default])
     return torch.nn.functional.embedding_bag(ids.clamp(max=ROWS), table, *arguments, **options)
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """To the bit."""
+    """Return whether both are equal to the bit."""
     bits: bool = torch.equal(one.view(torch.int32), other.view(torch.int32))
     return one.dtype == other.dtype and bits
 
 
 def jagged(random: np.random.Generator, bags: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids, some repeated and some of no row, and where each bag begins; some bags are empty."""
+    """Return ids, some repeated or without a row, and where each bag begins; some are empty."""
     lengths = random.integers(0, 6, bags)
     ids = random.zipf(1.2, int(lengths.sum())) % (ROWS + 20)
     offsets = np.r_[0, np.cumsum(lengths)]
@@ -147,7 +147,7 @@ def test_26_tables_in_one_frame(
             assert list(found) == list(rows)
             for name, (ids, offsets) in batch.items():
                 assert same(found[name], expected(rows[name], ids, offsets, mode=modes[name])), SEED
-        if options:  # all of it is cached by now
+        if options:  # all rows are cached by now
             again = bags(batch)
             assert served.server.stats()["pulls"] == after["pulls"]
             assert all(same(again[name], found[name]) for name in rows)
@@ -191,7 +191,7 @@ def test_what_was_prefetched_is_not_pulled_again(
     assert same(bags(batch)["t1"], expected(rows["t1"], ids, mode="sum"))
     assert served.server.stats()["pulls"] == before + 2
     bag.prefetch(ids)
-    ids += 1  # the loader's next batch in the same memory
+    ids += 1  # the loader puts its next batch into the same memory
     assert same(bag(ids), expected(rows["t0"], ids, mode="sum"))
 
 
@@ -245,7 +245,7 @@ def test_torchrecs_collection(
 def test_a_served_model_is_the_trained_one(
     client: petps_client.Client, rows: dict[str, torch.Tensor]
 ) -> None:
-    """A model's bags by the server's: the same module in the same place, no parameter of theirs."""
+    """A model with the server's bags: the same module in the same place, without parameters."""
 
     class Model(torch.nn.Module):  # type: ignore[misc]
         def __init__(self, bag: Any) -> None:
@@ -320,7 +320,7 @@ def test_wrong_options_and_batches_are_named(client: petps_client.Client) -> Non
 
 
 def test_pinned_to_a_version(served: Served, client: petps_client.Client) -> None:
-    """Tables that are pushed to have no versions: at least version 1 is STALE there."""
+    """Tables that are pushed to have no versions, so min_version=1 is STALE there."""
     with pytest.raises(petps_client.Stale):
         EmbeddingBag(client, "t0", min_version=1)(torch.tensor([[1]]))
     with petps_client.connect(f"petps://{served.address}/ranking@1") as pinned:

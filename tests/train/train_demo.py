@@ -1,6 +1,6 @@
-"""`petps demo --train`, small, as a user runs it; and with a wrong row in the log, which it sees.
+"""`petps demo --train`, small, as a user runs it; and with a wrong row in the log, which it finds.
 
-Run by `make test-train`. Without PyTorch: tests/python/demo/test_training.py.
+Run by `make test-train`. tests/python/demo/test_training.py has the tests without PyTorch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from petps.demo.training.live import same
 from petps.demo.training.task import DIM, WORLD, Settings, Task
 from petps.publish import Publisher
 
-WAIT_SECONDS = 300.0  # PyTorch is imported six times, perhaps on a machine that does much else
+WAIT_SECONDS = 300.0  # PyTorch is imported six times, perhaps on a busy machine
 pytestmark = pytest.mark.timeout(2 * WAIT_SECONDS)
 SMALL = ("--data", "clicks", "--ratings", "10000")
 
@@ -49,7 +49,7 @@ def command(folder: Path, *more: str) -> list[str]:
 
 
 def left(folder: Path) -> list[psutil.Process]:
-    """Processes that know the folder."""
+    """Return the processes whose command line has the folder."""
     found = []
     for each in psutil.process_iter():
         try:
@@ -87,7 +87,7 @@ def test_from_nothing_to_equal_scores(tmp_path: Path) -> None:
     assert trainer["to_first_step"] > 0
     assert 0 < server["open_to_first_pull_ms"] < server["exec_to_first_pull_ms"]
     assert server["step"] > trainer["step"]
-    # It learns: 0.693 and 0.5 know nothing.
+    # It learns: a model that knows nothing has loss 0.693 and AUC 0.5.
     assert final["log_loss"] < 0.68
     assert final["auc_served"] > 0.6
     assert all(each["equal"] is not False for each in report["scored"])
@@ -106,7 +106,7 @@ def test_from_nothing_to_equal_scores(tmp_path: Path) -> None:
 
 @pytest.fixture(name="interrupts")
 def fixture_interrupts() -> Iterator[None]:
-    """A demo that runs in this process takes SIGINT and SIGTERM over, and gives them back."""
+    """Restore SIGINT and SIGTERM after a demo that runs in this process and replaces them."""
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     yield
     for each, handler in before.items():
@@ -117,7 +117,7 @@ def fixture_interrupts() -> Iterator[None]:
 def test_a_wrong_row_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Somebody else publishes one value of one row once training has ended."""
+    """Another publisher changes one value of one row after training has ended."""
     compare = Course._compare
 
     def meddle(course: Course) -> None:
@@ -153,10 +153,10 @@ def test_a_wrong_row_is_seen(
 
 
 def test_one_bit_of_a_row_or_of_a_weight_is_another_score(tmp_path: Path) -> None:
-    """The comparison that the demo makes of every version that it scores."""
+    """Check the comparison that the demo makes of every version that it scores."""
     task = Task(Settings(str(tmp_path), "log", "clicks", 10_000))
     random = np.random.default_rng(1)
-    torch.manual_seed(1)  # with other weights the bit may reach no unit that is on
+    torch.manual_seed(1)  # with other weights, the bit may not reach an active unit
     scorer = scoring.Scorer(task)
     weights = {name: each.clone() for name, each in scorer._dense.state_dict().items()}
     tables = {
@@ -177,13 +177,13 @@ def test_one_bit_of_a_row_or_of_a_weight_is_another_score(tmp_path: Path) -> Non
 
 
 def hear_interrupts() -> None:
-    """A background job ignores SIGINT, and hands that on to whatever it starts."""
+    """Reset SIGINT: a background job ignores it, and its children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("how", ["interrupt", "worker gone"])
 def test_it_ends_and_leaves_nothing(tmp_path: Path, how: str) -> None:
-    """Interrupted, or when a worker ends that nobody killed on purpose."""
+    """The demo is interrupted, or a worker dies that the demo did not kill."""
     process = subprocess.Popen(
         command(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         preexec_fn=hear_interrupts,

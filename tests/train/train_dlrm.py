@@ -1,4 +1,4 @@
-"""A small DLRM goes on from quantised versions of a store, as bench.checkpoint.loss has it do."""
+"""A small DLRM continues from quantised versions of a store, as in bench.checkpoint.loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training loop at odd moments: closed early, late and twice, after errors, and begun again.
+"""The training loop at odd moments: closed early, late and twice, after errors, and restarted.
 
 Run by `make test-train`. Workers are threads (workers.py).
 """
@@ -26,14 +26,14 @@ WAIT_SECONDS = 60.0
 
 
 class Sum(torch.nn.Module):  # type: ignore[misc]
-    """No dense parameters: the loss is a sum of rows."""
+    """A model without dense parameters: the loss is a sum of rows."""
 
     def forward(self, lookups: Any, batch: Batch) -> Any:
         return lookups["t"].pooled().sum() / batch.samples
 
 
 def batches(count: int, *, failing: int | None = None, same: bool = False) -> Iterator[Batch]:
-    """Batch n has the key n, twice (or each the key 1); reading number ``failing`` fails."""
+    """Yield batch n with the key n twice (``same``: the key 1); reading ``failing`` raises."""
     for number in range(1, count + 1):
         if number == failing:
             raise IoError(f"batch {number} cannot be read")
@@ -54,7 +54,7 @@ def check_no_threads(before: set[threading.Thread]) -> None:
 
 @pytest.mark.parametrize("failing", [2, 3])
 def test_close_says_what_was_read_ahead_in_vain_and_ends(failing: int) -> None:
-    """The first step is trained; a later batch, that no step has asked for, cannot be read."""
+    """The first step is trained; a later batch, which no step has requested, cannot be read."""
     before = set(threading.enumerate())
     with opened() as tables:
         pipeline = Pipeline(Sum(), tables, batches(9, failing=failing), mode="nested")
@@ -87,7 +87,7 @@ def test_a_closed_loop_trains_no_more(mode: Mode) -> None:
 
 
 def test_what_was_trained_before_an_error_is_in_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The row of step 2 is on its way back while step 3 fails: close() waits for it."""
+    """The row of step 2 is being written back while step 3 fails: close() waits for it."""
     go = threading.Event()
     write_back = Buffer.write_back
 
@@ -114,7 +114,7 @@ def test_what_was_trained_before_an_error_is_in_the_pool(monkeypatch: pytest.Mon
 
 
 def test_another_loop_goes_on_where_one_was_left() -> None:
-    """What the first has only read ahead is not counted twice, and not in the way."""
+    """Batches that the first loop only read ahead are not counted twice, and do not disturb."""
     kept = {}
     for parts in (1, 2):
         with opened(threshold=7) as tables:

@@ -1,6 +1,6 @@
-"""The training loop on a GPU: every mode ends where the synchronous one does; what a step takes.
+"""The training loop on a GPU: every mode ends where the synchronous one does. Also times steps.
 
-Run by `make test-train`; without a GPU skipped, visibly: see train_streams.py for what is checked.
+Run by `make test-train`; skipped visibly without a GPU. train_streams.py needs none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.train.workers import SPECS, OnHost, same, trained
 GPUS = torch.cuda.device_count()
 SEED = 11
 OVERLAPPING: tuple[Mode, ...] = ("dual", "frozen", "nested")
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # products of matrices have one order
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # matrix products in a fixed order
 
 
 def _need(gpus: int) -> None:
@@ -63,7 +63,7 @@ def test_two_processes_over_nccl_end_bit_identical(tmp_path: Path) -> None:
 
 
 class Dense(torch.nn.Module):  # type: ignore[misc]
-    """Enough to do for a GPU that other stages can be hidden behind it."""
+    """A model with enough work for a GPU to hide the other stages behind it."""
 
     def __init__(self, features: int, dim: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ def _batches(steps: int, samples: int, features: int) -> Iterator[Batch]:
 
 
 def test_timing() -> None:
-    """Prints what a step takes in each mode, and how much of the lookup and transfers is seen."""
+    """Print the time of a step in each mode, and the exposed parts of lookup and transfers."""
     _need(1)
     steps, features, dim = 30, 16, 64
     for mode in MODES:

@@ -1,6 +1,6 @@
 """The Triton kernels against the CPU path of the same contract, and both against plain models.
 
-Without a GPU they run in Triton's interpreter, block after block; then only the timing is skipped.
+Without a GPU they run in Triton's interpreter, block after block; only the timing is skipped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PATHS = ["cpu", "triton"]
 
 
 def tensor(array: Any) -> torch.Tensor:
-    """int64 of the same bits, where the kernels run."""
+    """Return int64 values with the same bits, on the device of the kernels."""
     return torch.from_numpy(np.ascontiguousarray(array)).view(torch.int64).to(DEVICE)
 
 
@@ -89,7 +89,7 @@ def test_distinct_keys(case: str, variant: Any, path: Any, monkeypatch: Any) -> 
     if path == "triton":
         from petps.train.kernels import unique
 
-        monkeypatch.setattr(unique, "PARTITION_KEYS", 500)  # several of them
+        monkeypatch.setattr(unique, "PARTITION_KEYS", 500)  # makes several partitions
     random = np.random.default_rng((SEED, len(case)))
     values = CASES[case](random).astype(np.uint64)
     for tables in (1, 5, 40):
@@ -155,7 +155,7 @@ def test_pooled_rows(path: Any, mode: str, dim: int) -> None:
             wanted[bag] /= lengths[bag]
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5, atol=1e-5, err_msg=f"seed {SEED}")
     assert found[lengths == 0].eq(0).all()
-    if mode == "sum" and path == "triton":  # the same order of the same additions
+    if mode == "sum" and path == "triton":  # both paths add in the same order
         again = pooled_lookup(rows, *on("cpu", tensor(places), tensor(offsets)), path="cpu")
         assert torch.equal(found, again), SEED
 
@@ -188,7 +188,7 @@ def test_wrong_input_is_named(call: Callable[[], Any], message: str) -> None:
 
 
 def test_they_compile_for_a_gpu(tmp_path: Path) -> None:
-    """To machine code of Hopper; what the interpreter takes is not all that a GPU takes."""
+    """Compile to Hopper's machine code; a GPU accepts less than the interpreter does."""
     environment = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     done = subprocess.run(
@@ -204,7 +204,7 @@ def test_they_compile_for_a_gpu(tmp_path: Path) -> None:
 
 
 def test_timing() -> None:
-    """Prints what the kernels take on a GPU, beside torch.unique of each table."""
+    """Print the time of the kernels on a GPU, and of torch.unique of each table."""
     if not GPU:
         pytest.skip("no GPU: the kernels ran in Triton's interpreter, and are not timed")
     random = np.random.default_rng(SEED)

@@ -1,6 +1,6 @@
-"""Merging by a real Ray cluster on this machine: a real trace's versions, killed workers, damage.
+"""Merges by a real Ray cluster on this machine: a real trace's versions, killed workers, damage.
 
-Run by `make test-train`. Does not cover: clusters of several machines.
+Run by `make test-train`. Does not cover clusters of several machines.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ SECONDS = 120
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    """Two workers at once, whatever this machine has."""
+    """Provide two workers at the same time, however many processors this machine has."""
     folder = tempfile.mkdtemp(prefix="petps-ray-")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.setenv("RAY_TMPDIR", folder)
-        patch.setenv("RAY_memory_monitor_refresh_ms", "0")  # a busy machine is no reason to kill
+        patch.setenv("RAY_memory_monitor_refresh_ms", "0")  # no kills on a busy machine
         try:
             executor = OnRay(processors=2)
         except Unimplemented as error:
@@ -64,7 +64,7 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def replay() -> Replay:
-    """What each version changes: the accesses of a part of the trace, users now and then."""
+    """Return the changes of each version: accesses of a part of the trace, and sometimes users."""
     accesses = load_trace().accesses
     steps = []
     for number in range(VERSIONS):
@@ -87,7 +87,7 @@ def unmerged(replay: Replay, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store_of(unmerged: Path, tmp_path: Path) -> Callable[[type[LocalFiles]], Store]:
-    """A copy of the unmerged store, over files of a kind."""
+    """Return a function that copies the unmerged store, over files of a given kind."""
 
     def copied(kind: type[LocalFiles]) -> Store:
         shutil.copytree(unmerged, tmp_path / kind.__name__)
@@ -111,7 +111,7 @@ def until(holds: Callable[[], object]) -> None:
 
 
 class Merging(threading.Thread):
-    """arrange_all() by Ray, beside the test."""
+    """A thread that runs arrange_all() on Ray, beside the test."""
 
     def __init__(self, store: Store, retries: int = 3) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ def test_groups_are_merged_at_once_and_a_killed_worker_is_replaced(
     first, second = files.waiting()
     assert os.getpid() not in (first, second)
     os.kill(first, signal.SIGKILL)
-    until(lambda: len(files.waiting()) == 3)  # somebody else began it anew
+    until(lambda: len(files.waiting()) == 3)  # another worker has begun the merge again
     files.gate.unlink()
     assert merging.ended() is None
     assert {c.layer for c in store.state.line.deltas()} == {4, 5}
@@ -237,7 +237,7 @@ def test_a_damaged_chunk_is_refused_by_the_worker(
     assert type(error) is type(in_place.error) is DataLoss
     assert str(error) == str(in_place.error)
     assert "does not fit its checksum" in str(error)
-    # The others were merged, and nothing was merged over the one that was not.
+    # The other groups were merged, and no merge covers the one that failed.
     layers = {c.first: c.layer for c in store.state.line.deltas()}
     assert layers == {5: 3, 7: 2, 8: 1, 9: 1, 25: 5}
     body[chunk.offset + chunk.length // 2] ^= 0x10
@@ -246,7 +246,7 @@ def test_a_damaged_chunk_is_refused_by_the_worker(
 
 
 def test_by_hand(store_of: Callable[[type[LocalFiles]], Store], replay: Replay) -> None:
-    """The command starts a cluster of its own, which nobody else can reach."""
+    """The command starts a cluster of its own, which other processes cannot reach."""
     store = store_of(LocalFiles)
     petps = [sys.executable, "-m", "petps.cli", "checkpoint", "merge", store.name]
     environment = {**os.environ, "RAY_memory_monitor_refresh_ms": "0"}
@@ -268,7 +268,7 @@ def test_by_hand(store_of: Callable[[type[LocalFiles]], Store], replay: Replay) 
 
 
 def run_alone(text: str) -> str:
-    """What a process of its own, that no cluster is known to, says and is told."""
+    """Run a process of its own that knows no cluster; return its output and errors."""
     environment = {**os.environ}
     environment.pop("RAY_ADDRESS", None)
     done = subprocess.run(
@@ -323,7 +323,7 @@ def test_a_cluster_that_is_not_there() -> None:
 def test_rows_that_no_version_had_are_not_made_up(
     store_of: Callable[[type[LocalFiles]], Store], replay: Replay
 ) -> None:
-    """A worker that dies leaves pieces of bundles: none is named."""
+    """A worker that dies leaves partial bundles; the state names none of them."""
     store = store_of(DeadlyFiles)
     assert isinstance(store.files, DeadlyFiles)
     store.files.own()

@@ -57,7 +57,7 @@ def test_every_optimizer(optimizer: Any) -> None:
 
 @pytest.mark.parametrize("case", range(12))
 def test_any_overlap_of_keys(case: int) -> None:
-    """0 to 100 % of the keys hot, empty batches and micro-batches, 1 to 4 workers."""
+    """0 to 100 % of the keys are hot; empty batches and micro-batches; 1 to 4 workers."""
     random = np.random.default_rng((SEED, case))
     overlap = [0.0, 1.0, *random.random(10)][case]
     world, micro_batches = int(random.integers(1, 5)), int(random.integers(1, 6))
@@ -88,7 +88,7 @@ def test_one_hot_key_in_every_sample() -> None:
 
 
 def test_a_key_of_every_second_batch() -> None:
-    """In no intersection: its row comes from the pool, which must have been written by then."""
+    """The key is in no intersection: its row comes from the pool, after that row's write-back."""
 
     def loader(rank: int) -> Iterator[Batch]:
         for batch in Loader(SEED, rank, 40):
@@ -112,7 +112,7 @@ def test_without_a_fixed_order_one_step_is_close() -> None:
 
 
 class Poisoned(Ranker):
-    """Worker 1's third batch gives gradients that are not finite."""
+    """A model whose gradients are not finite in worker 1's third batch."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Poisoned(Ranker):
         loss = super().forward(lookups, batch)
         if self._rank == 1 and batch.reader == b"3":
             rows = lookups["shop"].rows
-            loss = loss + (rows * 0).sum().sqrt()  # finite itself, its gradient is not
+            loss = loss + (rows * 0).sum().sqrt()  # the loss is finite, its gradient is not
         return loss
 
 
@@ -158,7 +158,7 @@ def test_a_gradient_that_is_not_finite(mode: Mode) -> None:
 
 
 def test_training_ends_between_any_two_steps() -> None:
-    """Other workers' stages have begun with later batches then; none hangs, all rows are there."""
+    """Stages of other workers have begun later batches by then. None hangs; all rows exist."""
     whole = trained("nested", 2, steps=7)
 
     def work(rank: int, links: Links) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def test_training_ends_between_any_two_steps() -> None:
 
 
 class Recording:
-    """A hook: rank 0 wants step 3 and 6; all act, with all rows written."""
+    """A hook: rank 0 wants steps 3 and 6; all workers act, after all rows are written."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -210,7 +210,7 @@ def test_hooks_act_on_all_workers_at_the_same_step(mode: Mode) -> None:
         return hook.acted
 
     for acted in in_threads(2, work):
-        assert acted == [(3, b"3"), (6, b"6")]  # not the state of what was read ahead
+        assert acted == [(3, b"3"), (6, b"6")]  # not the state of a batch that was read ahead
 
 
 def test_a_full_table_says_so() -> None:
@@ -240,14 +240,14 @@ def test_what_is_asked_for_wrongly(options: dict[str, Any], message: str) -> Non
 
 
 class Held(LoneLink):
-    """Keys of the second batch cross once the third is routed."""
+    """A link on which the keys of batch 2 cross only once batch 3 is routed."""
 
     def __init__(self, routed: threading.Event) -> None:
         self.routed = routed
         self.calls = 0
 
     def all_to_all(self, send: Any, sends: Sequence[int], receives: Sequence[int]) -> Any:
-        self.calls += 1  # two a batch: how many keys, and the keys
+        self.calls += 1  # two a batch: the numbers of keys, then the keys
         assert self.calls < 3 or self.routed.wait(20), "routing waits for keys to cross"
         return super().all_to_all(send, sends, receives)
 

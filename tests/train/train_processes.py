@@ -63,7 +63,7 @@ def workers(
     environment: dict[str, str] | None = None,
     inside: Sequence[Sequence[str]] = ((),) * WORLD,
 ) -> Iterator[list[Worker]]:
-    """inside: by worker, what its command begins with."""
+    """inside: for each worker, the prefix of its command."""
     started = [
         Worker(rank, folder, meeting, timeout_s, environment or {}, inside[rank])
         for rank in range(WORLD)
@@ -92,7 +92,7 @@ def check_same(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> None:
 def trained(
     folder: Path, inside: Sequence[Sequence[str]] = ((),) * WORLD, **environment: str
 ) -> list[dict[str, Any]]:
-    """Without a fault."""
+    """Train without a fault."""
     folder.mkdir()
     create(folder)
     with workers(folder, 0, environment=environment, inside=inside) as running:
@@ -103,8 +103,10 @@ def trained(
 
 
 def test_killed_workers_go_on_bit_by_bit(tmp_path: Path) -> None:
-    """Kill -9 of either worker at random steps: its pool holds later rows, and keys, than the
-    version has; random numbers, counts, dense weights and the loader go on as they were.
+    """Kill either worker with SIGKILL at random steps.
+
+    Its pool then has later rows and keys than the version. Random numbers, counts, dense weights
+    and the loader must continue as they were.
     """
     reference = trained(tmp_path / "whole")
     assert all(len(each[f"{spec.name}.keys"]) > 5 for each in reference for spec in TABLES)

@@ -1,4 +1,4 @@
-"""PyTorch's embeddings, trained for real: what is tracked, gathered, checkpointed and restored.
+"""PyTorch's embeddings in real training: what is tracked, gathered, checkpointed and restored.
 
 Run by `make test-train`, in an environment that has PyTorch.
 """
@@ -37,7 +37,7 @@ class Model(torch.nn.Module):  # type: ignore[misc]
 
 
 class Trainer:
-    """Everything random depends on the seed and the step."""
+    """A trainer in which everything random depends on the seed and the step."""
 
     def __init__(self, tracker: Tracker, kind: Any = torch.optim.Adagrad, **options: Any) -> None:
         torch.manual_seed(SEED)
@@ -116,7 +116,7 @@ def test_what_is_tracked_is_what_was_looked_up_in_training() -> None:
 
 
 def test_a_reading_within_a_step_loses_nothing() -> None:
-    """Between forward and step the row is still the old one: it must not be acknowledged yet."""
+    """Between forward and step the row is still the old one, so its id must not be acknowledged."""
     tracker = Tracker(tenants=["a"])
     trainer = Trainer(tracker)
     loss = trainer.model(*trainer.batch()).square().mean()
@@ -193,7 +193,7 @@ def test_a_shared_weight_is_one_table_and_max_norm_is_tracked_in_evaluation() ->
     model.second(torch.tensor([3]))
     model.eval()
     model.second(torch.tensor([4]))
-    model.first(torch.tensor([5]))  # shortened by max_norm
+    model.first(torch.tensor([5]))  # rescaled by max_norm
     assert touched(tracker, "first") == [3, 5]
 
 

@@ -1,6 +1,6 @@
-"""Versions that several workers write: bit by bit where an uninterrupted training would be.
+"""Versions that several workers write: equal bit by bit to those of an uninterrupted training.
 
-Run by `make test-train`. Workers are threads (workers.py); train_processes.py has real ones.
+Run by `make test-train`. Workers are threads (workers.py); train_processes.py has real processes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def ended(tables: ShardedTables, model: Ranker) -> dict[str, Any]:
 
 
 def check_same(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> None:
-    """Whoever holds a row."""
+    """Compare all rows, whichever worker holds them."""
     for spec in TABLES:
         one: dict[int, Any] = {}
         two: dict[int, Any] = {}
@@ -86,7 +86,7 @@ def work(
     changed: Callable[[RankedFeed, ShardedTables], None] | None = None,
     patience: int = 0,
 ) -> dict[str, Any]:
-    """A worker that trains up to ``steps``, from the store's newest version if ``restore``."""
+    """Train a worker up to ``steps``, from the store's newest version if ``restore``."""
     model = Ranker()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     with open_tables(rank, links.rows.world, folder / f"{rank}.pool" if pools else None) as tables:
@@ -121,7 +121,7 @@ def create(folder: Path) -> Store:
 
 
 def test_training_goes_on_bit_by_bit(tmp_path: Path) -> None:
-    """Restored into empty tables, by as many workers and (from their pools) after later steps."""
+    """Restore into empty tables, and into pools that already have later steps."""
     whole = tmp_path / "whole"
     create(whole)
     reference = in_threads(
@@ -142,7 +142,7 @@ def test_training_goes_on_bit_by_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["full", "oneshot", "consecutive", "2d", "merged"])
 def test_more_or_fewer_workers_may_go_on(tmp_path: Path, policy: str) -> None:
-    """Rows, optimizer state, counts of admission: to whoever owns the keys then."""
+    """Rows, optimizer state and admission counts go to the workers that then own the keys."""
     create(tmp_path)
 
     def look(rank: int, links: Links, world: int) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class NoDeadLetters:
 
 
 def test_what_is_served_is_what_was_trained(tmp_path: Path) -> None:
-    """Two workers publish one run, each its partitions; also after a restart, with a new run."""
+    """Two workers publish one run, each its own partitions, and a new run after a restart."""
     create(tmp_path)
     place = str(tmp_path / "log")
 
@@ -211,7 +211,7 @@ def test_what_is_served_is_what_was_trained(tmp_path: Path) -> None:
             feed="delta",
         )  # fmt: skip
     open_log(place, partitions=PARTITIONS).close()
-    # Step 20 has both a checkpoint and a version of the log; the second training ends at step 24.
+    # Step 20 has a checkpoint and a version of the log; the second training ends at step 24.
     in_threads(WORLD, lambda rank, links: train(rank, links, 20, False))
     trained = in_threads(WORLD, lambda rank, links: train(rank, links, 24, True))
     log = open_log(place, partitions=PARTITIONS)
@@ -256,7 +256,7 @@ def test_a_worker_whose_store_fails_is_named_and_none_hangs(tmp_path: Path) -> N
         in_threads(WORLD, lambda r, n: work(tmp_path, r, n, steps=20, changed=broken))
     assert failed == [5]
     failed.clear()
-    # With patience training goes on; what was not written then is in the next version.
+    # With patience, training continues; rows that were not written then are in the next version.
     found = in_threads(
         WORLD, lambda r, n: work(tmp_path, r, n, steps=15, changed=broken, patience=2)
     )
@@ -299,13 +299,13 @@ def test_a_row_is_in_one_workers_partitions(tmp_path: Path) -> None:
         assert publisher.counted() == {"item": int(mine.sum())}
         with pytest.raises(InvalidArgument, match="which is another worker's"):
             publisher.publish("item", keys, rows)
-        # Nothing of it was written, and the run goes on.
+        # None of those rows was written, and the run continues.
         assert publisher.counted() == {"item": int(mine.sum())}
         assert publisher.commit() == 1
 
 
 class OnGpu:
-    """A model's parameter on a GPU, which is not there."""
+    """A model's parameter on a simulated GPU."""
 
     device = torch.device("cuda:1")
 
@@ -324,5 +324,5 @@ def test_random_numbers_of_a_gpu_go_on_too(monkeypatch: pytest.MonkeyPatch) -> N
     ranks._set_random_state(state, OnGpu())
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(held[OnGpu.device], gpu)
-    ranks._set_random_state(ranks._random_state(None), OnGpu())  # of a worker that had none
+    ranks._set_random_state(ranks._random_state(None), OnGpu())  # saved by a worker without a GPU
     assert len(held) == 1

@@ -1,6 +1,6 @@
 """Training over a link that the kernel shapes ends bit by bit where it ends over loopback.
 
-Run by `make test-train`; skipped, with the reason, where there can be no network namespaces.
+Run by `make test-train`; skipped, with the reason, where network namespaces are not available.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bench.train.namespaces import Shaped, shaped, unavailable
 from bench.train.shaped import inside
 from tests.train.train_processes import check_same, trained
 
-# A step's transfers are some kilobytes: most of them wait.
+# A step transfers some kilobytes, so most transfers wait.
 BYTES_PER_SECOND = 200e3
 
 
@@ -39,7 +39,7 @@ def test_over_a_shaped_link_every_bit_is_the_same(tmp_path: Path) -> None:
         for side in range(2):
             counted = _counted(link, side)
             print(f"side {side}: {counted['bytes']} bytes, {counted['overlimits']} times late")
-            # It was this link that they used, and it was shaped.
+            # The workers used this link, and the kernel shaped it.
             assert counted["bytes"] > 100_000
             assert counted["overlimits"] > 0
     check_same(reference, found)

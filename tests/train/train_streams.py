@@ -1,6 +1,6 @@
-"""Streams: on a device that is not there, every point at which one waits for another is seen.
+"""Streams on a simulated device: each point at which one stream waits for another is needed.
 
-Run by `make test-train`. fake_gpu.py says what is checked. On a GPU, also that (train_gpu.py).
+Run by `make test-train`. fake_gpu.py says what is checked. train_gpu.py runs on a real GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.train.fake_gpu import DEVICE, FakeGpu, OnDevice
 from tests.train.workers import SPECS, LocalLink, OnHost, same, trained
 
 STEPS = 8
-# PIPELINE.md's table: the points by name, and in which modes they are.
+# The points in PIPELINE.md's table, by name, and the modes that use them.
 AHEAD = ("samples", "keys", "retrieved", "updated")
 LINK = ("fresh", "rows", "gradients", "sums")
 HOST = ("written", "totals")
@@ -93,7 +93,7 @@ def test_what_the_fake_gpu_sees(gpu: FakeGpu) -> None:
 
 
 class DeviceLink:
-    """A collective of device tensors: on each worker's current stream, after the others' too."""
+    """A collective of device tensors, on each worker's current stream and after all the others."""
 
     def __init__(self, link: Link, gpu: FakeGpu) -> None:
         self._link = link
@@ -115,7 +115,7 @@ class DeviceLink:
             return collective()
         self._joined()
         found = collective()
-        self._joined()  # nor may a worker write over what it has sent before all have read it
+        self._joined()  # no worker may overwrite what it sent before all have read it
         return found
 
     def _joined(self) -> None:
@@ -162,11 +162,11 @@ def test_everything_that_streams_share_is_ordered(
     found = trained(mode, world, on=OnFake(gpu), **run)
     print(f"{mode}: {gpu.operations} operations, {dict(gpu.waits)}")
     assert gpu.faults == []
-    # The host waits for what it reads: rows and totals, and how many keys are common.
+    # The host waits for what it reads: rows, totals, and the number of common keys.
     assert gpu.waits.pop("event") <= 2 * STEPS * world
     assert set(gpu.waits) <= {"intersect", "aten::index"}
     assert gpu.operations > 100 * STEPS
-    if mode != "stale":  # whether its rows are older than the last write-back is left to chance
+    if mode != "stale":  # stale rows may or may not be older than the last write-back
         assert same(found, trained(mode, world, **run), specs), "not what it is on the host"
 
 

@@ -1,4 +1,4 @@
-"""What fails on one worker is known to all of them, is said by name, and may be done again.
+"""An error on one worker reaches all of them, names the worker, and the call can be repeated.
 
 Run by `make test-train`. Workers are threads (workers.py).
 """
@@ -93,8 +93,10 @@ def _failing(said: str, kind: type[Exception] = IoError) -> Callable[..., Any]:
 def acting(
     folder: Path, steps: list[int], changed: Callable[[int, int, RankedFeed], None]
 ) -> list[tuple[int, list[str], list[str]]]:
-    """Checkpoint and log are due at each of ``steps``, trained without a pipeline; changed(rank,
-    step, feed) comes before. Of each worker: the log's version, errors, dense parts asked for.
+    """Train and act at each of ``steps`` without a pipeline. The log is due at every second one.
+
+    changed(rank, step, feed) runs before each. Return, for each worker, the log's version, the
+    errors, and the dense parts requested.
     """
     create(folder)
     place = str(folder / "log")
@@ -134,7 +136,7 @@ def acting(
 
 
 def test_a_checkpoint_that_fails_leaves_the_log_alone(tmp_path: Path) -> None:
-    """Both are due; worker 1's disk is full, within the patience."""
+    """Both are due. Worker 1's disk is full, which patience allows."""
 
     def full(rank: int, step: int, feed: RankedFeed) -> None:
         checkpointer = feed._checkpointer
@@ -153,7 +155,7 @@ def test_a_checkpoint_that_fails_leaves_the_log_alone(tmp_path: Path) -> None:
 
 
 def test_a_defect_on_one_worker_ends_all_and_commits_nothing(tmp_path: Path) -> None:
-    """An error that is none of petps' own: rows of that worker are not in the log."""
+    """The error is not one of petps, and that worker's rows are not in the log."""
 
     def broken(rank: int, step: int, feed: RankedFeed) -> None:
         checkpointer = feed._checkpointer

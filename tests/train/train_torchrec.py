@@ -79,7 +79,7 @@ class Two(torch.nn.Module):  # type: ignore[misc]
 def sharded(
     module: Any, consumers: list[str] | None, mode: str = "ID_ONLY", *, ranks: int = 1
 ) -> Any:
-    """By tables on one rank, by rows over several."""
+    """Shard by tables on one rank, by rows over several."""
     sparse = [each for name, each in module.named_parameters() if "embedding_bags" in name]
     apply_optimizer_in_backward(torchrec.optim.RowWiseAdagrad, sparse, {"lr": 0.1})
     sharder = EmbeddingBagCollectionSharder()
@@ -142,7 +142,7 @@ def batch(step: int) -> dict[str, list[int]]:
 
 
 def kjt(features: dict[str, list[int]]) -> Any:
-    """A batch of two, half of the ids each."""
+    """Return a batch of two samples with half of the ids each."""
     lengths = [n for ids in features.values() for n in (len(ids) // 2, len(ids) - len(ids) // 2)]
     return torchrec.KeyedJaggedTensor(
         keys=list(features),
@@ -188,11 +188,11 @@ def test_a_quiet_interval_and_a_quiet_table() -> None:
     trainer = Trainer(tracker, ["petps", "slow"])
     assert trainer.ids.drain() == 0
     trainer.train(1, {"viewer": [1, 2], "seen": [], "bought": []})
-    assert trainer.ids.drain() == 0  # TorchRec's own reading raises here
+    assert trainer.ids.drain() == 0  # TorchRec's own read raises here
     assert touched(tracker) == {USERS: [1, 2], GOODS: []}
     trainer.train(1, {"viewer": [], "seen": [3], "bought": [4, 4]})
     assert touched(tracker) == {USERS: [], GOODS: [3, 4]}
-    theirs = trainer.ids._theirs  # another consumer has lost nothing
+    theirs = trainer.ids._theirs  # the other consumer has lost nothing
     read = theirs.get_delta_ids if FIRST else theirs.get_unique_ids
     found = {name: sorted(ids.tolist()) for name, ids in read("slow").items()}
     assert found == {USERS: [1, 2], GOODS: [3, 4]}
@@ -202,7 +202,7 @@ def test_a_lookup_after_a_reading_within_a_step_is_not_lost() -> None:
     tracker = Tracker(tenants=["a"])
     trainer = Trainer(tracker)
     trainer.train(1, {"viewer": [1], "seen": [1], "bought": [1]})
-    inner = trainer.model.module  # past DistributedModelParallel.forward, which counts steps
+    inner = trainer.model.module  # bypasses DistributedModelParallel.forward, which counts steps
     inner(kjt({"viewer": [7], "seen": [8], "bought": [9]})).backward()
     trainer.ids.drain()
     assert touched(tracker) == {USERS: [1, 7], GOODS: [1, 8, 9]}
@@ -231,7 +231,7 @@ def test_a_trainer_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     again.step = trainer.step
     for each in (trainer, again):
         each.train(5)
-    for name, expected in trainer.rows().items():  # also the optimizer's state, thus
+    for name, expected in trainer.rows().items():  # these depend on the optimizer's state too
         np.testing.assert_array_equal(again.rows()[name], expected)
 
 
@@ -276,7 +276,7 @@ torch.distributed.destroy_process_group()
 
 
 def test_two_ranks_of_a_table_by_rows(tmp_path: Path) -> None:
-    """Each rank has half of the rows, and what any rank looked up of them, by the table's keys."""
+    """Each rank has half of the rows, and the ids that any rank looked up of them, as keys."""
     ranks = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", RANK, str(tmp_path / "store"), str(rank)],
@@ -310,7 +310,7 @@ def shard(offsets: list[int], sizes: list[int]) -> Any:
 
 
 def test_ids_of_a_rank_become_rows_of_the_table() -> None:
-    """Two ranks of a table by rows; by columns there is no whole row anywhere."""
+    """Two ranks of a table by rows; with sharding by columns, no rank has a whole row."""
 
     def whole(*shards: Any) -> Any:
         return SimpleNamespace(local_shards=lambda: list(shards), size=lambda: (16, 4))

@@ -1,8 +1,9 @@
 """A worker in a process of its own: python -m tests.train.worker_process RANK WORLD FOLDER STEPS.
 
-Trains over gloo, from the newest version in FOLDER's store, with its pool in a file; says each step
-on standard output, and at its end what it holds, in FOLDER/RANK.npz. TIMEOUT_S: of the links; MODE;
-DEVICE: "cuda", then each worker has a GPU of its own, and rows and gradients go over NCCL.
+It trains over gloo, from the newest version in FOLDER's store, with its pool in a file. It prints
+each step on standard output, and at the end writes its state to FOLDER/RANK.npz. Environment:
+TIMEOUT_S, the limit of the links; MODE; DEVICE, "cuda" for a GPU of its own for each worker, with
+rows and gradients over NCCL.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ MODE: Any = os.environ.get("MODE", "nested")
 
 
 class Noisy(Ranker):
-    """Its random numbers count: after a restore they must go on where they were."""
+    """A model whose loss depends on random numbers, which must continue after a restore."""
 
     def forward(self, lookups: Any, batch: Batch) -> Any:
-        return super().forward(lookups, batch) * (1 + 0.1 * torch.rand(()))  # of the host
+        return super().forward(lookups, batch) * (1 + 0.1 * torch.rand(()))  # from the host
 
 
 def main(rank: int, world: int, folder: Path, steps: int) -> None:

@@ -1,7 +1,6 @@
-"""Workers as threads of one process, with links between them: quick, and every schedule is theirs.
+"""Workers as threads of one process, with links between them: fast, and with any schedule.
 
-What it does not cover: torch.distributed itself (train_processes.py does), and one interpreter
-serves all workers.
+Does not cover torch.distributed itself (train_processes.py does), or several interpreters.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _RANDOM = threading.Lock()
 
 
 class Meeting:
-    """Where the workers of one link meet: each leaves what it has, all take what is theirs."""
+    """The exchange point of one link: each worker leaves its values, then all take their parts."""
 
     def __init__(self, world: int) -> None:
         self.barrier = threading.Barrier(world)
@@ -66,7 +65,7 @@ class LocalLink:
 
 
 def in_threads(world: int, work: Callable[[int, Links], Any]) -> list[Any]:
-    """work(rank, links) on each worker; what they return. Raises the first worker's error."""
+    """Run work(rank, links) on each worker; return the results. Raise the first error."""
     meetings = [Meeting(world) for _ in range(3)]
     found: list[Any] = [None] * world
     errors: list[tuple[int, BaseException]] = []
@@ -93,11 +92,11 @@ def in_threads(world: int, work: Callable[[int, Links], Any]) -> list[Any]:
 
 
 class Ranker(torch.nn.Module):  # type: ignore[misc]
-    """Two widths, a table of two features, sums and means."""
+    """A model with tables of two widths, a table of two features, sums and means."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
-        with _RANDOM:  # torch's generator is the process'
+        with _RANDOM:  # torch's generator belongs to the whole process
             torch.manual_seed(seed)
             self.first = torch.nn.Linear(8 + 8 + 8 + 4 + 2, 16)
             self.last = torch.nn.Linear(16, 1)
@@ -116,7 +115,7 @@ class Ranker(torch.nn.Module):  # type: ignore[misc]
 
 
 class Loader:
-    """Seeded batches of a worker. overlap: share of keys that come from a few hot ones."""
+    """Seeded batches of a worker. overlap: the share of keys drawn from a few hot ones."""
 
     def __init__(
         self, seed: int, rank: int, steps: int, *, samples: int = 12, overlap: float = 0.5,
@@ -149,12 +148,12 @@ class Loader:
         cold = random.integers(0, self._ids, count).astype(np.uint64)
         hot = random.integers(0, 7, count).astype(np.uint64)
         keys = np.where(random.random(count) < self._overlap, hot, cold + np.uint64(7))
-        # All 64 bits of a key count.
+        # Spreads the keys over all 64 bits.
         return keys * np.uint64(0x9E3779B97F4A7C15)
 
 
 class OnHost:
-    """Where a worker trains; others put its model and links elsewhere."""
+    """The device of a worker: here the host. Subclasses put its model and links elsewhere."""
 
     device = "cpu"
 
@@ -186,7 +185,7 @@ def trained(
     overlap: float = 0.5,
     on: OnHost | None = None,
 ) -> dict[str, Any]:
-    """What training ends with: slots by table and key, dense parameters, losses."""
+    """Train; return slots by table and key, dense parameters, losses."""
     place = on or OnHost()
 
     def work(rank: int, links: Links) -> Any:
@@ -232,7 +231,7 @@ def trained(
 
 
 def same(left: dict[str, Any], right: dict[str, Any], specs: Sequence[TableSpec] = SPECS) -> bool:
-    """Bit by bit: rows, optimizer state, dense parameters, losses."""
+    """Return whether rows, optimizer state, dense parameters and losses are equal bit by bit."""
     if left["losses"] != right["losses"]:
         return False
     if not all(torch.equal(a, b) for a, b in zip(left["dense"], right["dense"], strict=True)):

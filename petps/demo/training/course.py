@@ -34,19 +34,19 @@ from petps.pool import Pool
 
 __all__ = ["Course", "Options"]
 
-SCORES: Final = 12  # about so many versions are scored
+SCORES: Final = 12  # about this many versions are scored
 TRAINER_AT: Final = 0.4  # of the steps
 SERVER_AT: Final = 0.75
-PULLS_PER_SECOND: Final = 100  # while training goes on, on the same two processors
+PULLS_PER_SECOND: Final = 100  # during training, on the same two processors
 SERVABLE_SECONDS: Final = 120.0
 DEADLINE_MS: Final = 30_000
-COMPARE_KEYS: Final = 10_000  # at a time
+COMPARE_KEYS: Final = 10_000  # compared at a time
 ENDED: Final = "training ended before both were killed: take more --ratings"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `petps demo --train` was asked."""
+    """The options of `petps demo --train`."""
 
     settings: Settings
     durability: str
@@ -54,7 +54,7 @@ class Options:
 
 
 class Course:
-    """One run. ``run`` returns the report; its errors are of petps.errors."""
+    """One run. ``run`` returns the report; it raises errors of petps.errors."""
 
     def __init__(self, options: Options, screen: TrainingScreen) -> None:
         self._options = options
@@ -86,10 +86,10 @@ class Course:
         self._score_every = task.store_every * max(1, task.steps // task.store_every // SCORES)
         self._outages: list[Outage] = []
         self._served_versions: list[Served] = []
-        self._messages: dict[str, Any] = {}  # the server's own freshness, while nothing was down
+        self._messages: dict[str, Any] = {}  # the server's own freshness, up to the first kill
         self._catch_ups = 0
         self._trainer_killed = 0.0
-        self._shown = 0  # of the report's scored
+        self._shown = 0  # the number of scored versions printed
         self._workers: Workers
         self._server: ServerProcess
         self._traffic: Traffic
@@ -97,12 +97,13 @@ class Course:
         self._live: Live
 
     def run(self) -> TrainingReport:
-        """Everything, in order. Children end before it returns, whatever happens."""
+        """Run all steps in order. Child processes end before it returns, whatever happens."""
         begun = time.monotonic()
         self._screen.begin(self._report)
         with ExitStack() as stack:
             self._prepare(stack)
-            # Behind a version that the store has not: servers have rows that the new run has not.
+            # After a version that is not in the store: then servers have rows that the new run
+            # does not have.
             self._follow(lambda said: self._comes(said, TRAINER_AT) and not said.more["stored"])
             self._kill_trainer()
             self._follow(lambda said: self._comes(said, SERVER_AT))
@@ -156,7 +157,10 @@ class Course:
     # ---- while training goes on
 
     def _hear(self) -> Said | None:
-        """What a worker says next; None: all have ended. Raises when anybody else is gone."""
+        """Take the next report, or None if all workers have ended.
+
+        Raises if the server, the scoring or a worker has failed.
+        """
         self._server.running()
         if self._live.failed is not None:
             raise self._live.failed
@@ -177,20 +181,20 @@ class Course:
         return found
 
     def _until(self, holds: Callable[[Said], bool]) -> Said:
-        """Hears until that says so of something that was said."""
+        """Take reports until one for which ``holds`` is true, and return it."""
         while (said := self._hear()) is not None:
             if holds(said):
                 return said
         raise InternalError(ENDED)
 
     def _served(self, version: int, since: int = 0) -> float:
-        """Hears until the client is served the version. When it was, by samples[since:]."""
+        """Take reports until the client is served the version. Return when, by samples[since:]."""
         while self._traffic.version_seen() < version and self._hear() is not None:
             pass
         return self._traffic.wait_for_version(version, SERVABLE_SECONDS, since).end
 
     def _follow(self, until: Callable[[Said], bool] | None) -> None:
-        """Until that says so of something that was said; None: to the end."""
+        """Take reports until one for which ``until`` is true; None: to the end of training."""
         lines = TrainingLines(self._task.steps)
         with self._screen.growing(lines):
             while (said := self._hear()) is not None:
@@ -204,17 +208,17 @@ class Course:
             self._show(lines)
 
     def _show(self, lines: TrainingLines) -> None:
-        """Versions that were scored since the last time."""
+        """Print the versions that were scored since the last call."""
         for each in self._report.scored[self._shown :]:
             lines.line(each)
             self._shown += 1
 
     def _comes(self, said: Said, share: float) -> bool:
-        """A version, of a step behind that share of them."""
+        """Return whether this reports a version of a step beyond that share of the steps."""
         return said.what == "version" and said.more["step"] >= share * self._task.steps
 
     def _kill_trainer(self) -> None:
-        """When its new run is served is measured at the end: nothing here waits for that."""
+        """Kill and restart the workers. The new run's first serving is measured at the end."""
         heard = self._heard
         self._messages = self._ingest()["freshness"]
         with self._screen.working("kill -9 of the trainer's workers; they start again"):
@@ -236,7 +240,7 @@ class Course:
     def _kill_server(self) -> None:
         samples, failures = self._traffic.samples, self._traffic.failures
         version, step = self._traffic.version_seen(), self._heard.step
-        self._catch_ups += _catch_ups(self._ingest())  # it counts from its start
+        self._catch_ups += _catch_ups(self._ingest())  # the new process counts from 0
         with self._screen.working("kill -9 of the server; it starts again"):
             killed = time.monotonic()
             self._server.kill()
@@ -246,7 +250,7 @@ class Course:
             first = first_pull(self._server, lambda client: client.pull(field, keys[:100]))
             facts = self._server.wait_ready()
             while self._workers.has_said() and self._hear() is not None:
-                pass  # what was published while the server was away
+                pass  # reports from while the server was down
             served = self._served(self._heard.versions[-1].version, seen)
         self._outages.append(Outage("server killed", step, killed, served))
         waited = max(each.end - each.begin for each in samples[max(0, seen - 1) :])
@@ -280,7 +284,7 @@ class Course:
         )
 
     def _measure_new_run(self) -> None:
-        """When the first version that the trainer published after its kill was served."""
+        """Compute when the first version after the trainer's kill was served."""
         back, killed = self._report.trainer_back, self._trainer_killed
         assert back is not None
         first = next(each for each in self._heard.versions if each.life > 0)
@@ -294,7 +298,7 @@ class Course:
         )
 
     def _compare(self) -> None:
-        """The last version: every key, and every held-out sample, by either's rows."""
+        """Compare the last version: every key, and every held-out sample, by the rows of both."""
         self._traffic.ask(Mode.REST, 0, 0)
         task, version = self._task, self._heard.versions[-1].version
         with self._screen.working("the trainer's rows are read from its pools"):

@@ -1,9 +1,10 @@
-"""Held-out samples scored by served rows while training goes on: a thread of its own.
+"""Scoring of held-out samples by served rows during training, on a thread of its own.
 
-The server goes on applying deltas meanwhile. What was pulled is of one version exactly if, once it
-was pulled, the log held nothing beyond that version's commit, and the server had applied all up to
-there: then the trainer's own rows of that version, from the checkpoint store, must give the same
-scores. Otherwise the rows are of that version or newer ones, and only their loss is told.
+The server continues to apply deltas during a pull. The pulled rows are of exactly one version if,
+after the pull, the log held nothing beyond that version's commit and the server had applied
+everything up to there. Then the trainer's own rows of that version, from the checkpoint store,
+must give the same scores. Otherwise the rows are of that version or newer, and only their loss is
+reported.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ LOOK_SECONDS: Final = 0.02
 
 
 def same(one: Logits, other: Logits) -> bool:
-    """Bit by bit."""
+    """Return whether the logits are equal bit by bit."""
     return one.tobytes() == other.tobytes()
 
 
 class Live:
-    """Scores the newest version that it was asked to; ``told`` is called with each result.
+    """A scorer of the version requested last; ``told`` is called with each result.
 
-    seen: the version that is served; ingest: the server's status of it, now. ``failed`` has the
-    error that ended it.
+    seen: returns the version that is served. ingest: returns the server's current status of
+    ingest. ``failed`` has the error that ended the thread.
     """
 
     def __init__(
@@ -80,13 +81,13 @@ class Live:
         self._thread.join()
 
     def ask(self, version: Version) -> None:
-        """Scores this one next, which the store has too; not one asked for before and not begun."""
+        """Score this version next, which the store must have. It replaces one not yet begun."""
         with self._wake:
             self._wanted = version
             self._wake.notify()
 
     def finish(self, seconds: float) -> None:
-        """Until what was asked for is scored. Raises what scoring raised, DeadlineExceeded."""
+        """Wait until the requested versions are scored. Raise scoring's error, DeadlineExceeded."""
         with self._wake:
             self._finishing = True
             self._wake.notify()
@@ -111,7 +112,7 @@ class Live:
             return None if self._stop else version
 
     def _served(self, version: Version) -> bool:
-        """Waits for it; False: the end, or a newer one is wanted."""
+        """Wait until it is served. Return False at the end, or if a newer one is requested."""
         with self._wake:
             while self._seen() < version.version:
                 if self._stop or self._wanted is not None:
@@ -120,7 +121,7 @@ class Live:
         return True
 
     def _score(self, version: Version) -> None:
-        """Not where the server is gone, or further already."""
+        """Score the version, unless the server is gone or already has a newer one."""
         try:
             ingest = self._ingest()
             if ingest is None or ingest["version"] != version.version:
@@ -130,7 +131,7 @@ class Live:
             bags = scoring.served_bags(self._client, self._task, version.version)
             logits = self._scorer.score(weights, bags)
             after = self._ingest()
-        except petps_client.PetpsError:  # killed on purpose; if not, the demo sees it
+        except petps_client.PetpsError:  # the kill; the course notices any other failure
             return
         labels = self._scorer.labels
         found = Scored(
@@ -147,7 +148,7 @@ class Live:
     def _compared(
         self, store: Store, step: int, after: dict[str, Any] | None, logits: Logits
     ) -> bool | None:
-        """Whether the trainer's rows give the same; None: more was served by then."""
+        """Return whether the trainer's rows score the same, or None if newer rows were served."""
         published = Published.of(store, step)
         if after is None or published is None or not _is_exactly(after, published):
             return None
@@ -157,7 +158,7 @@ class Live:
 
 
 def _is_exactly(ingest: dict[str, Any], published: Published) -> bool:
-    """All up to the version's position is applied, and the log holds no more."""
+    """Return whether everything up to the version is applied, and the log holds no more."""
     position = published.position
     return all(
         each["lag_records"] == 0

@@ -1,4 +1,4 @@
-"""What the workers said and the client saw, added up: losses, stages, freshness, outages."""
+"""Sums of what workers reported and the client saw: losses, stages, freshness, outages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Heard", "Outage", "Served", "Version", "fresh_of", "served_of", "sta
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One of the log's; stored: one of the store's too. begin: when its step had ended."""
+    """A version of the log. stored: it is in the store too. begin: when its step had ended."""
 
     version: int
     step: int
@@ -29,7 +29,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """Something was killed at ``step``; from ``begin`` to ``end`` (time.monotonic())."""
+    """A kill at ``step``, whose effect lasts from ``begin`` to ``end`` (time.monotonic())."""
 
     what: str
     step: int
@@ -39,7 +39,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How long a version took to be served, in milliseconds; down: because of an outage."""
+    """The time until a version was served, in milliseconds. down: whether an outage delayed it."""
 
     version: Version
     fresh_ms: float
@@ -48,7 +48,7 @@ class Served:
 
 @dataclass(slots=True)
 class Heard:
-    """All that the workers said. ``step``: the last one trained; ``life`` of who trained it."""
+    """All reports of the workers. ``step``: the last one trained, in the newest life."""
 
     steps: list[Said] = field(default_factory=list)
     versions: list[Version] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Heard:
     _life: int = 0
 
     def take(self, said: Said) -> None:
-        """One line more."""
+        """Add a report."""
         if said.life != self._life:
             self._life = said.life
             self._losses.clear()
@@ -75,7 +75,7 @@ class Heard:
             self.ended += 1
         elif said.what == "version":
             more = said.more
-            # The step whose version it is says so itself only after it.
+            # The step that ends with this version reports itself only after the version.
             loss = float(np.mean(self._losses)) if self._losses else float("nan")
             self._losses.clear()
             version = Version(
@@ -85,7 +85,7 @@ class Heard:
 
 
 def stages_of(heard: Heard, samples_a_step: int) -> Stages:
-    """Over all lives and workers."""
+    """Compute the stages over all lives and workers."""
     more = [said.more for said in heard.steps]
     seconds = np.array([each["seconds"] for each in more])
     steps = sum(each["steps"] for each in heard.stages.values())
@@ -115,13 +115,13 @@ def stages_of(heard: Heard, samples_a_step: int) -> Stages:
 def served_of(
     versions: Sequence[Version], samples: Sequence[Sample], outages: Sequence[Outage]
 ) -> list[Served]:
-    """Of each version when the client's first pull that was served it, or a newer one, ended."""
+    """Find, for each version, the end of the client's first pull of it or of a newer one."""
     newest = np.maximum.accumulate([0, *(sample.version for sample in samples)])[1:]
     found = []
     for version in versions:
         at = int(np.searchsorted(newest, version.version))
         if at == len(newest):
-            continue  # trained last, and asked for otherwise
+            continue  # the last one; the course waits for it separately
         end = samples[at].end
         down = any(version.begin < each.end and end > each.begin for each in outages)
         found.append(Served(version, 1e3 * (end - version.begin), down))
@@ -129,7 +129,7 @@ def served_of(
 
 
 def fresh_of(served: Sequence[Served], messages: dict[str, Any]) -> Fresh:
-    """messages: the server's own freshness."""
+    """Compute the freshness. messages: the server's own figures."""
     quiet = [each.fresh_ms for each in served if not each.down]
     p50, p90, p99 = np.percentile(quiet or [0.0], (50, 90, 99))
     return Fresh(

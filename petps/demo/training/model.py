@@ -1,4 +1,4 @@
-"""The DLRM as petps.train trains it: the dense part of dlrm.py over rows of ShardedTables."""
+"""The DLRM for petps.train: the dense part of dlrm.py over rows of ShardedTables."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ _SHAPE = Shape(dim=DIM)
 
 
 def dense_part(task: Task) -> Interaction:
-    """Its dense weights, drawn by torch."""
+    """Return the dense part, with weights drawn by torch."""
     return Interaction(len(task.fields), task.samples.numbers.shape[1], _SHAPE)
 
 
 class Ranker(torch.nn.Module):  # type: ignore[misc]
-    """As Pipeline calls it: (lookups by field, micro-batch) -> the mean loss of its samples."""
+    """The model of Pipeline: (lookups by field, micro-batch) -> the mean loss of its samples."""
 
     def __init__(self, task: Task, seed: int) -> None:
         super().__init__()
-        torch.manual_seed(seed)  # all workers begin with the same weights
+        torch.manual_seed(seed)  # all workers start from the same weights
         self.dense = dense_part(task)
         self._fields = task.fields
 
     def forward(self, lookups: Any, batch: Batch) -> Any:
-        """See the class."""
+        """Compute the loss; see the class."""
         bags = [lookups[name].pooled("sum") for name in self._fields]
         logits = self.dense(bags, batch.dense["numbers"])
         loss = torch.nn.functional.binary_cross_entropy_with_logits
         return loss(logits, batch.dense["label"])
 
     def optimizer(self) -> Any:
-        """Of its dense weights."""
+        """Return the optimizer of the dense weights."""
         return torch.optim.Adam(self.parameters(), lr=_SHAPE.dense_learning_rate)
 
 
 class Loader:
-    """A worker's batches from step ``first`` on; the reader's state is the step it has read."""
+    """A worker's batches from step ``first`` on. The reader's state is the last step read."""
 
     def __init__(self, task: Task, rank: int, first: int) -> None:
         self._fields = task.fields

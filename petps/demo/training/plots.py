@@ -22,17 +22,17 @@ __all__ = ["Facts", "bars", "curves", "make_folder", "write_plots"]
 WIDTH: Final = 900
 HEIGHT: Final = 360
 LEFT: Final = 80
-RIGHT: Final = 190  # for the names of the lines
+RIGHT: Final = 190  # room for the names of the lines
 TOP: Final = 40
 BOTTOM: Final = 50
-SMOOTHED: Final = 10  # steps of a point of the training loss
+SMOOTHED: Final = 10  # steps averaged in one point of the training loss
 
 Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that is drawn."""
+    """Everything that is drawn."""
 
     report: TrainingReport
     heard: Heard
@@ -41,17 +41,17 @@ class Facts:
 
 
 def make_folder(folder: Path) -> None:
-    """Before anything takes time. Raises IoError."""
+    """Create the folder and check it, before any long work. Raise IoError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            pass  # it can be written to
+            pass  # the folder is writable
     except OSError as error:
         raise IoError(f"{folder}: {error.strerror}: give another folder by --plots") from error
 
 
 def write_plots(folder: Path, work: Path, facts: Facts) -> None:
-    """Into ``folder``; the time lines are taken from the work folder."""
+    """Write the plots to ``folder``; the time lines come from the work folder."""
     marks = [(each.step, each.what) for each in facts.outages]
     scored = facts.report.scored
     lives = sorted({each.life for each in scored})
@@ -92,7 +92,7 @@ def write_plots(folder: Path, work: Path, facts: Facts) -> None:
 
 
 def _training_loss(heard: Heard, life: int) -> Points:
-    """Means of SMOOTHED steps."""
+    """Return the loss averaged over each SMOOTHED steps."""
     steps = [said.more for said in heard.steps if said.life == life]
     parts = [steps[at : at + SMOOTHED] for at in range(0, len(steps), SMOOTHED)]
     return [(part[-1]["number"], sum(each["loss"] for each in part) / len(part)) for part in parts]
@@ -115,7 +115,7 @@ def curves(
     dots: bool = False,
     logarithmic: bool = False,
 ) -> str:
-    """An SVG: of each name some lines, or dots, in one color. marks: upright lines with a word."""
+    """Draw lines or dots as an SVG, one colour for each name. marks: vertical lines with a word."""
     points = [point for each in lines.values() for part in each for point in part]
     xs = [x for x, _ in points] or [0.0]
     ys = [y for _, y in points if not logarithmic or y > 0] or [1.0]
@@ -147,7 +147,7 @@ def curves(
         out.append(
             f'<path d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#b00" stroke-dasharray="4 3"/>'
         )
-        right = x > (LEFT + WIDTH - RIGHT) / 2  # the word stays inside
+        right = x > (LEFT + WIDTH - RIGHT) / 2  # keeps the word inside the plot
         out.append(_text(x - 4 if right else x + 4, TOP + 10, what, "end" if right else "start",
                          "#b00"))  # fmt: skip
     for number, (name, parts) in enumerate(lines.items()):
@@ -172,7 +172,7 @@ def curves(
 
 
 def bars(title: str, unit: str, values: Mapping[str, float]) -> str:
-    """An SVG: a bar for each value, as long as it is."""
+    """Draw an SVG with a bar for each value."""
     height = TOP + 24 * len(values) + 16
     scale = (WIDTH - LEFT - RIGHT) / max(1e-9, max(values.values(), default=1.0))
     out = _opened(title, height)
@@ -204,7 +204,7 @@ def _text(x: float, y: float, text: str, anchor: str, color: str = "#333") -> st
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Some round values between them."""
+    """Return some round values from low to high."""
     raw = (high - low) / 8
     size = 10 ** math.floor(math.log10(raw)) if raw > 0 else 1.0
     step = next((size * each for each in (1, 2, 5, 10) if size * each >= raw), size)
@@ -213,14 +213,14 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """1, 2 and 5 of each decade between 10**low and 10**high."""
+    """Return 1, 2 and 5 times each power of ten, between 10**low and 10**high."""
     powers = range(math.floor(low), math.ceil(high) + 1)
     values = [each * 10.0**power for power in powers for each in (1, 2, 5)]
     return [value for value in values if low <= math.log10(value) <= high]
 
 
 def _page(report: TrainingReport, names: Sequence[str]) -> str:
-    """All of them on one page, without anything from elsewhere."""
+    """Return one page with all plots, which loads nothing from other sites."""
     said = (
         f"A DLRM on {report.ratings:,} {report.data}, trained by {report.workers} workers, served "
         f"and scored while it was trained. {'Passed' if report.passed else 'FAILED'}."

@@ -1,4 +1,4 @@
-"""What `petps demo --train` found out: plain values, as --json prints them."""
+"""The results of `petps demo --train`: plain values, as --json prints them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Held-out samples by served rows, while training goes on.
+    """The score of held-out samples by served rows, during training.
 
-    version: the log's, of ``step``; life: how often the trainer was started before. equal: whether
-    the trainer's own rows of that version give the same scores, bit by bit; None: by then more was
-    served than that version. Losses: mean logarithmic loss, in nats; training_loss: since the last
-    version.
+    version: the log's version of ``step``. life: how often the trainer was started before. equal:
+    whether the trainer's own rows of that version give the same scores, bit by bit; None: the
+    server already had newer rows. Losses are mean logarithmic losses, in nats; training_loss:
+    since the last version.
     """
 
     step: int
@@ -40,9 +40,9 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class FinalScores:
-    """The last version: scores by rows pulled from the server and by those in the trainer's pools.
+    """The scores of the last version, by rows pulled from the server and by the trainer's pools.
 
-    logits_equal: of every held-out sample, bit by bit.
+    logits_equal: whether all held-out samples have equal logits, bit by bit.
     """
 
     version: int
@@ -55,11 +55,11 @@ class FinalScores:
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """From the end of a step whose version is published to the first pull that is served it.
+    """The time from the end of a step with a version to the first pull that returns the version.
 
-    Milliseconds. Of versions published while nothing was down; worst_ms: of all others too.
-    message_p50_ms, message_p99_ms: the server's own figure, from a message's publishing to its rows
-    being servable, until the first kill.
+    In milliseconds, over versions published while nothing was down; worst_ms: over all versions.
+    message_p50_ms, message_p99_ms: the server's own figure up to the first kill, from the
+    publishing of a message to its rows being servable.
     """
 
     versions: int
@@ -73,10 +73,10 @@ class Fresh:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Of ``steps`` steps of a worker, milliseconds: means of a step, and of each of its stages.
+    """Times of ``steps`` steps of a worker, in milliseconds: means of a step and of its stages.
 
-    exposed_share: of the time that rows and gradients took to cross, how much was waited for.
-    lookup_stall_ms: waited for rows to be there.
+    exposed_share: the share of the time in which rows and gradients cross that training waited
+    for. lookup_stall_ms: the wait for rows to be retrieved.
     """
 
     steps: int
@@ -94,10 +94,11 @@ class Stages:
 class TrainerBack:
     """kill -9 of the trainer's workers at ``step``, and the new run from ``restored`` on. Seconds.
 
-    unlearnt: versions of the log that the new run does not have. to_first_step: from the kill;
-    of it open and restore: the workers' pools reopened, rolled back to the version. to_served: from
-    the kill to the first pull that is served a version of the new run. catch_ups: partitions that
-    the server made equal to a version of the store because of it.
+    unlearnt: the number of versions of the log that the new run does not have. to_first_step:
+    from the kill; open and restore are parts of it: reopening the workers' pools, and rolling
+    them back to the version. to_served: from the kill to the first pull that returns a version of
+    the new run. catch_ups: partitions that the server therefore made equal to a version of the
+    store.
     """
 
     step: int
@@ -129,7 +130,7 @@ class ServerBack:
 
 @dataclass(slots=True)
 class TrainingReport:
-    """Everything. Filled as the demo goes on."""
+    """All results. The demo fills them in as it runs."""
 
     data: str
     ratings: int
@@ -160,12 +161,12 @@ class TrainingReport:
 
     @property
     def compared(self) -> int:
-        """Versions scored both ways while training went on."""
+        """The number of versions scored both ways during training."""
         return sum(each.equal is not None for each in self.scored)
 
     @property
     def complaints(self) -> list[str]:
-        """What went wrong; none: the demo has shown what it says."""
+        """The failures. If there are none, the demo has shown what it claims."""
         found = []
         if self.trainer_back is None:
             found.append("the trainer was not killed")
@@ -196,9 +197,9 @@ class TrainingReport:
 
     @property
     def passed(self) -> bool:
-        """Both killed and back, every row and every score equal."""
+        """Whether both were killed and came back, and every row and every score is equal."""
         return not self.complaints
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return asdict(self) | {"passed": self.passed, "complaints": self.complaints}

@@ -1,4 +1,4 @@
-"""One scorer of held-out samples, float32: by served rows, or by the trainer's."""
+"""One scorer of held-out samples, in float32, for served rows and for the trainer's."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ Bags = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A table's: keys uint64[n], ascending, and rows float32[n, DIM]."""
+    """The rows of a table: keys uint64[n], ascending, and rows float32[n, DIM]."""
 
     keys: Keys
     rows: Floats
 
     def of(self, keys: Keys) -> tuple[Floats, npt.NDArray[np.bool_]]:
-        """float32[m, DIM] and bool[m]: the rows of ``keys``, zeros for the ones it has not."""
+        """Return float32[m, DIM], the rows of ``keys``, zeros if missing; bool[m], which exist."""
         there = np.isin(keys, self.keys)
         found = np.zeros((len(keys), DIM), np.float32)
         found[there] = self.rows[np.searchsorted(self.keys, keys[there])]
@@ -54,7 +54,7 @@ class Rows:
 
 
 class Scorer:
-    """Scores the held-out samples. Used for either side, so that only rows and weights differ."""
+    """A scorer of the held-out samples. Both sides use it, so only rows and weights differ."""
 
     def __init__(self, task: Task) -> None:
         torch.set_num_threads(1)
@@ -65,7 +65,7 @@ class Scorer:
         self.labels = task.held_out.labels
 
     def score(self, weights: Mapping[str, Any], bags: Bags) -> Logits:
-        """float64[n]: logits by dense ``weights`` (a state_dict) and pooled rows."""
+        """Return float64[n]: logits by dense ``weights`` (a state_dict) and pooled rows."""
         self._dense.load_state_dict(weights)
 
         def model(ids: Any, numbers: Any) -> Any:
@@ -77,12 +77,12 @@ class Scorer:
 
 
 def served_bags(client: petps_client.Client, task: Task, min_version: int) -> Bags:
-    """Of a server's rows, of the version or newer ones."""
+    """Return bags of a server's rows, of version ``min_version`` or newer."""
     return EmbeddingBagCollection(client, list(task.fields), mode="sum", min_version=min_version)
 
 
 def trained_bags(tables: Mapping[str, Rows]) -> Bags:
-    """Of rows at hand. A key that was never trained has the default row, zeros."""
+    """Return bags of rows in memory. A key that was never trained has the default row, zeros."""
 
     def bags(batch: dict[str, Any]) -> dict[str, Any]:
         pooled = {}
@@ -98,7 +98,7 @@ def trained_bags(tables: Mapping[str, Rows]) -> Bags:
 
 
 def rows_of_version(store: Store, version: int, task: Task) -> dict[str, Rows]:
-    """The trainer's rows as it stored them, by field."""
+    """Read the trainer's rows of a version of the store, by field."""
     found = {}
     for name in task.fields:
         column = next(each for each in store.tables_of(version)[name].columns if each.name == ROW)
@@ -111,7 +111,7 @@ def rows_of_version(store: Store, version: int, task: Task) -> dict[str, Rows]:
 
 
 def rows_of_pools(task: Task) -> dict[str, Rows]:
-    """The trainer's rows as they stand in its workers' pools, once the workers have ended."""
+    """Read the trainer's rows from its workers' pools, after the workers have ended."""
     parts: dict[str, list[Rows]] = {name: [] for name in task.fields}
     for rank in range(WORLD):
         with task.tables(rank) as tables:
@@ -127,16 +127,16 @@ def rows_of_pools(task: Task) -> dict[str, Rows]:
 
 
 def weights_of_version(store: Store, version: int) -> dict[str, Any]:
-    """The trainer's dense weights as it stored them."""
+    """Read the trainer's dense weights of a version of the store."""
     body = io.BytesIO(store.part(version, DENSE))
     model = torch.load(body, weights_only=True)["model"]
     return {name.removeprefix("dense."): value for name, value in model.items()}
 
 
 def served_weights(location: str | None, store: Store, version: int) -> dict[str, Any]:
-    """Dense weights from where a server's status says that they are, by the commit record.
+    """Load dense weights from the location in a server's status, which the commit record set.
 
-    None: it has caught up to a version of the store, and they are there.
+    location None: the server has caught up to a version of the store, which has the weights.
     """
     if location is None:
         return weights_of_version(store, version)

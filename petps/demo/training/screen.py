@@ -1,4 +1,4 @@
-"""What `petps demo --train` shows: steps, the growing table of scored versions, and the result."""
+"""The output of `petps demo --train`: steps, the growing table of scored versions, the result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TrainingLines(Growing):
         super().__init__((*names, "as by trainer's rows"), "steps", steps)
 
     def line(self, scored: Scored) -> None:
-        """Adds a line."""
+        """Add the line of a scored version."""
         self.add(
             f"{scored.step:,}",
             f"{scored.version:,}",
@@ -41,10 +41,10 @@ class TrainingLines(Growing):
 
 
 class TrainingScreen(Steps):
-    """Writes as Screen does."""
+    """The output of `petps demo --train`, written as Screen writes its own."""
 
     def begin(self, report: TrainingReport) -> None:
-        """The first lines."""
+        """Print the first lines."""
         self._console.print(Text("petps demo --train", style="bold"))
         self._console.print(
             Text(
@@ -57,7 +57,7 @@ class TrainingScreen(Steps):
         self._console.print()
 
     def serving(self, server: ServerProcess, facts: dict[str, Any], report: TrainingReport) -> None:
-        """The server answers; its tables are empty."""
+        """Print that the server answers with empty tables."""
         self.step(
             "server",
             f"{server.url}, process {facts['pid']}; {len(report.fields)} empty tables of "
@@ -66,7 +66,7 @@ class TrainingScreen(Steps):
         )
 
     def training(self, report: TrainingReport, seconds: float) -> None:
-        """The workers are ready."""
+        """Print that the workers are ready."""
         self.step(
             "trainer",
             f"{report.workers} workers, {report.steps} steps of {report.workers * report.batch} "
@@ -77,7 +77,7 @@ class TrainingScreen(Steps):
         self._console.print()
 
     def trainer_back(self, back: TrainerBack) -> None:
-        """It was killed, and goes on."""
+        """Print the kill of the trainer and its restart."""
         self._console.print()
         self.step("kill -9", f"of both workers, after step {back.step}", mark="[red]✗[/red]")
         self.step(
@@ -91,7 +91,7 @@ class TrainingScreen(Steps):
         self._console.print()
 
     def server_back(self, back: ServerBack) -> None:
-        """The server was killed, and is back."""
+        """Print the kill of the server and its restart."""
         self._console.print()
         self.step(
             "kill -9",
@@ -109,7 +109,7 @@ class TrainingScreen(Steps):
         self._console.print()
 
     def result(self, report: TrainingReport) -> None:
-        """Everything once more, and the verdict."""
+        """Print all figures again, and the verdict."""
         self._console.print()
         self._console.print(_numbers(report))
         self._console.print()

@@ -1,4 +1,4 @@
-"""What is trained, and in which steps: samples, batches, tables, and where everything lies."""
+"""The training task: samples, batches, tables, steps, and the paths of its files."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ DIM: Final = 16
 ROW_LEARNING_RATE: Final = 0.1
 MICRO_BATCHES: Final = 4
 PUBLISH_EVERY: Final = 10  # steps, at least
-VERSIONS_MAX: Final = 40  # of the log, about: each is to be scored before the next one comes
-STEPS_MIN: Final = 120  # smaller batches before fewer steps: two kills need versions around them
-BATCH_MAX: Final = 256  # samples of a step and worker
+VERSIONS_MAX: Final = 40  # of the log, about: each should be scored before the next one comes
+STEPS_MIN: Final = 120  # batches shrink before steps do: two kills need versions around them
+BATCH_MAX: Final = 256  # samples in a step of one worker
 BATCH_MIN: Final = 32
-CLICKS: Final = 100_000  # unless told otherwise
+CLICKS: Final = 100_000  # the default
 HELD_OUT: Final = 0.1
 
 SOURCES: Final = {
@@ -47,7 +47,7 @@ SOURCES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was asked for, and the work folder: all that a worker is told."""
+    """The options and the work folder: everything that a worker needs to know."""
 
     folder: str
     log: str
@@ -57,16 +57,16 @@ class Settings:
     kafka: dict[str, str] = field(default_factory=dict)
 
     def as_text(self) -> str:
-        """For a command line."""
+        """Return the settings as a command-line argument."""
         return json.dumps(asdict(self))
 
     def path(self, name: str) -> Path:
-        """Of something in the work folder."""
+        """Return the path of a file in the work folder."""
         return Path(self.folder) / name
 
 
 class Task:
-    """Samples to train on and held out, cut into steps; the same on everybody who asks."""
+    """Samples to train on and held out, divided into steps; equal in every process."""
 
     def __init__(self, settings: Settings) -> None:
         if Data(settings.data) is Data.RATINGS:
@@ -77,36 +77,36 @@ class Task:
         self.train, self.held_out = self.samples.split(HELD_OUT)
         wanted = len(self.train) // (WORLD * STEPS_MIN)
         self.batch = min(BATCH_MAX, max(BATCH_MIN, wanted))
-        """Samples of a step and worker."""
+        """Samples in a step of one worker."""
         steps = len(self.train) // (WORLD * self.batch)
         self.publish_every = PUBLISH_EVERY * max(1, round(steps / VERSIONS_MAX / PUBLISH_EVERY))
-        """Steps; every other version of the log is one of the store too."""
+        """The steps between two versions of the log; every other one is also one of the store."""
         self.store_every = 2 * self.publish_every
         self.steps = steps - steps % self.store_every
-        """The last one's version is in the store, so that there is one to compare with."""
+        """The last step has a version in the store, to compare with."""
         self._settings = settings
         self._order = np.random.default_rng(settings.seed).permutation(len(self.train))
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Id fields: each is a table."""
+        """The id fields; each is a table."""
         return self.samples.fields
 
     def keys_by_field(self) -> Iterator[tuple[str, Keys]]:
-        """By field all keys that samples have, held-out ones too: uint64[n], ascending."""
+        """Yield each field's keys, those of held-out samples too: uint64[n], ascending."""
         for name, column in zip(self.fields, self.samples.keys.T, strict=True):
             yield name, np.unique(column)
 
     def batches(self, rank: int, first: int) -> Iterator[tuple[int, Samples]]:
-        """A worker's part of each step from ``first`` on: one epoch in a drawn order."""
+        """Yield a worker's part of each step from ``first`` on: one epoch in a drawn order."""
         for step in range(first, self.steps + 1):
             begin = ((step - 1) * WORLD + rank) * self.batch
             yield step, self.train.at(self._order[begin : begin + self.batch])
 
     def tables(self, rank: int) -> ShardedTables:
-        """A worker's, in a pool in a file: made, or reopened."""
+        """Return a worker's tables, in a pool in a file that is created or reopened."""
         specs = [
-            # Each worker has about half of the keys, of a small field perhaps all.
+            # Each worker has about half of the keys; of a small field perhaps all.
             TableSpec(name, DIM, capacity=1024 + len(keys))
             for name, keys in self.keys_by_field()
         ]
@@ -121,12 +121,12 @@ class Task:
         )
 
     def log(self) -> DeltaLog:
-        """Opened, and made if it is not there."""
+        """Open the log, and create it if it does not exist."""
         settings = self._settings
         return open_log(settings.log, partitions=PARTITIONS, options=settings.kafka)
 
     def make_served_pool(self, durability: str) -> Path:
-        """The server's, empty: its tables are fed by the log."""
+        """Create the server's pool with empty tables, which the log feeds."""
         path = self._settings.path("served.pool")
         with Pool.create(path, durability=durability) as pool:
             pool.create_model(MODEL, PARTITIONS)

@@ -1,14 +1,14 @@
-"""One worker of the trainer, a process of its own: trains, publishes, writes versions.
+"""One worker of the trainer, a process of its own: it trains, publishes and writes versions.
 
-`python -m petps.demo.training.worker RANK LIFE SETTINGS` trains from the store's newest version, if
-there is one, to the task's last step, and says what happens on standard output, a line of JSON
+`python -m petps.demo.training.worker RANK LIFE SETTINGS` trains from the store's newest version,
+if there is one, to the task's last step. It reports events on standard output, one line of JSON
 each; "at", "begin" and "end" are CLOCK_MONOTONIC seconds:
   ready     restored (a step, 0: none), open_s, restore_s
-  step      number, loss, seconds, exposed, crossing, lookup_stall     worker 0 alone
-  version   version, step, stored, begin, end                          worker 0 alone
-  stages    seconds by stage, and of how many steps
+  step      number, loss, seconds, exposed, crossing, lookup_stall     worker 0 only
+  version   version, step, stored, begin, end                          worker 0 only
+  stages    seconds by stage, and the number of steps
   ended
-It ends with its standard input. LIFE: how often the trainer was started before.
+It exits when its standard input ends. LIFE: how often the trainer was started before.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from petps.train.pipeline import Boundary
 
 __all__ = ["main"]
 
-TRACED_AT: Final = 0.6  # of the steps: behind the trainer's kill, before the server's
+TRACED_AT: Final = 0.6  # of the steps: after the trainer's kill, before the server's
 TRACED_STEPS: Final = 4
 FAILED: Final = 3
 
 
 class Told:
-    """A RankedFeed as a hook of the pipeline; says what it published."""
+    """A RankedFeed as a hook of the pipeline, which also reports what it published."""
 
     def __init__(self, worker: Worker, feed: RankedFeed) -> None:
         self._worker = worker
@@ -73,7 +73,7 @@ class Told:
 
 
 class Worker:
-    """``rank`` of WORLD; ``life``: see the module."""
+    """Worker ``rank`` of WORLD. ``life``: see the module."""
 
     def __init__(self, rank: int, life: int, settings: Settings) -> None:
         self._rank = rank
@@ -85,20 +85,20 @@ class Worker:
         self._model = Ranker(self.task, settings.seed)
 
     def say(self, what: str, **more: Any) -> None:
-        """A line on standard output."""
+        """Print an event on standard output."""
         print(json.dumps({"is": what, "at": time.monotonic(), **more}), flush=True)
 
     def say_first(self, what: str, **more: Any) -> None:
-        """The same, by worker 0 alone."""
+        """Print an event, on worker 0 only."""
         if self._rank == 0:
             self.say(what, **more)
 
     def say_stages(self) -> None:
-        """Where the time went so far."""
+        """Print the seconds of each stage so far."""
         self.say("stages", seconds=self._timeline.totals(), steps=self._steps)
 
     def run(self) -> None:
-        """From the newest version to the last step."""
+        """Train from the newest version to the last step."""
         settings = self._settings
         distributed.init_process_group(
             "gloo",
@@ -113,7 +113,7 @@ class Worker:
             opened = time.monotonic()
             if self._rank == 0:
                 _make_store(settings.path("store"), tables)
-            links.dense.all_gather(torch.zeros(1))  # the store is there
+            links.dense.all_gather(torch.zeros(1))  # wait until the store exists
             store = Store.open(settings.path("store"))
             publisher = publisher_of(log, MODEL, tables, links.dense)
             with RankedFeed(
@@ -151,7 +151,7 @@ class Worker:
         self.say("ended")
 
     def _train(self, pipeline: Pipeline) -> None:
-        # Not at a boundary: there a version is written, and a step is none like the others.
+        # Not at a boundary: a step at which a version is written takes longer than the others.
         every = self.task.publish_every
         traced = round(TRACED_AT * self.task.steps / every) * every + every // 2
         for step in pipeline:
@@ -172,8 +172,8 @@ class Worker:
         self.say_stages()
 
     def _write_dense(self, step: int) -> str:
-        """The version's dense weights, where its commit record says; by worker 0."""
-        # After a kill a step comes again, with other weights: another file.
+        """Write the version's dense weights, on worker 0, and return their location."""
+        # After a kill, a step is repeated with other weights, so the name has the life.
         path = self._settings.path(f"dense-{self._life}-{step}.pt")
         part = path.with_suffix(".part")
         torch.save(self._model.dense.state_dict(), part)
@@ -189,14 +189,14 @@ def _make_store(path: Path, tables: Any) -> None:
 
 
 def _end_with_input() -> None:
-    """Whoever started it is gone, or wants it to end: at once, as by a kill."""
-    while os.read(sys.stdin.fileno(), 1024):  # unbuffered: nobody holds a lock as Python ends
+    """Exit at once, as by a kill, when the parent process is gone or closes the input."""
+    while os.read(sys.stdin.fileno(), 1024):  # unbuffered: no lock is held while Python exits
         pass
     os._exit(FAILED)
 
 
 def main() -> None:
-    """The process."""
+    """Run the process."""
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_input, name="petps-demo-input", daemon=True).start()
     try:

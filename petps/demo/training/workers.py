@@ -1,4 +1,4 @@
-"""The trainer: its worker processes, which begin and end together, and what they say."""
+"""The trainer: its worker processes, which start and end together, and their reports."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from petps.errors import DeadlineExceeded
 __all__ = ["Said", "Workers"]
 
 GRACE_SECONDS: Final = 1.0
-PEER_GONE: Final = "a peer is gone"  # petps.train.link's words
-SILENCE_SECONDS: Final = 180.0  # PyTorch's import on a machine that does much else, and no step
+PEER_GONE: Final = "a peer is gone"  # the error text of petps.train.link
+SILENCE_SECONDS: Final = 180.0  # enough for PyTorch's import on a busy machine, and for any step
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Said:
 
 
 class WorkerProcess(Child):
-    """One of them; its words go to ``heard``."""
+    """One worker process; its reports go to ``heard``."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         super().__init__(f"trainer's worker {rank}", folder / f"worker-{rank}.txt")
@@ -44,7 +44,7 @@ class WorkerProcess(Child):
         self._ear: threading.Thread | None = None
 
     def start(self, life: int, settings: Settings, heard: queue.Queue[Said]) -> None:
-        """Starts it without waiting."""
+        """Start the process without waiting."""
         arguments = [str(self.rank), str(life), settings.as_text()]
         self.spawn(["-m", "petps.demo.training.worker", *arguments], pipes=True)
         self._ear = threading.Thread(
@@ -56,23 +56,23 @@ class WorkerProcess(Child):
         assert self._process is not None
         lines = self._process.stdout
         assert lines is not None
-        with suppress(ValueError):  # closed: nobody listens any more
+        with suppress(ValueError):  # the stream was closed: the reports are not needed any more
             for line in lines:
                 if not line.endswith("\n"):
-                    return  # killed within its last line
+                    return  # the process was killed while it wrote its last line
                 try:
                     said = json.loads(line)
-                except ValueError:  # a library's own words
+                except ValueError:  # output of a library
                     self.note(line)
                     continue
                 heard.put(Said(self.rank, life, said.pop("is"), said.pop("at"), said))
 
     def has_failed(self) -> bool:
-        """Whether it ended by an error."""
+        """Return whether it has ended with an error."""
         return self._process is None or self._process.poll() not in (None, 0)
 
     def bury(self) -> None:
-        """After SIGKILL: returns when it is gone, and all that it said was heard."""
+        """After SIGKILL, wait until the process is gone and all its reports are read."""
         assert self._process is not None
         assert self._ear is not None
         self._process.wait()
@@ -80,12 +80,12 @@ class WorkerProcess(Child):
         self.stop()
 
     def ask_to_end(self, process: Any) -> None:
-        """It ends with its input."""
+        """Close its input, which makes it exit."""
         process.stdin.close()
 
 
 class Workers:
-    """Entered before they are started: whatever happens, leaving it ends them all."""
+    """The worker processes. Enter it before they are started: leaving the block ends them all."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -106,7 +106,7 @@ class Workers:
             each.stop()
 
     def start(self) -> float:
-        """Starts all without waiting. Returns when, on the clock of time.monotonic()."""
+        """Start all without waiting. Return the start time, as of time.monotonic()."""
         self.life += 1
         begun = time.monotonic()
         for rank in range(WORLD):
@@ -116,7 +116,7 @@ class Workers:
         return begun
 
     def kill(self) -> float:
-        """SIGKILL to all at once; returns when they are gone. When it was sent."""
+        """Send SIGKILL to all at once, wait until they are gone, and return when it was sent."""
         sent = time.monotonic()
         for each in self._processes:
             each.running().send_signal(signal.SIGKILL)
@@ -126,17 +126,20 @@ class Workers:
         return sent
 
     def _raise_first_cause(self) -> None:
-        """Raises Unavailable with the last words of one that failed, and not by its peer's end."""
-        time.sleep(GRACE_SECONDS)  # a peer's end is noticed before whoever ended is seen to be gone
+        """Raise Unavailable with the output of a worker that failed for its own reason."""
+        time.sleep(GRACE_SECONDS)  # a peer may notice the end before the process has exited
         failed = [each for each in self._processes if each.has_failed()]
         min(failed, key=lambda each: PEER_GONE in each.last_words()).running()
 
     def has_said(self) -> bool:
-        """Whether next() would return at once."""
+        """Return whether next() would return at once."""
         return not self._heard.empty()
 
     def next(self) -> Said:
-        """What one of them says next. Raises Unavailable when one has ended by an error."""
+        """Return a worker's next report. Raise Unavailable if a worker ended with an error.
+
+        Raises DeadlineExceeded after SILENCE_SECONDS without a report.
+        """
         deadline = time.monotonic() + SILENCE_SECONDS
         while True:
             with suppress(queue.Empty):

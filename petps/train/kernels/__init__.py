@@ -1,16 +1,17 @@
-"""What a device does with keys and rows: distinct keys, common keys, pooled rows.
+"""Device operations on keys and rows: distinct keys, common keys, pooled rows.
 
 Owns:        jagged_unique (partitioned hashing, radix sort), intersection, pooled_lookup; each as
              Triton kernels and as a CPU path of the same contract.
-Never does:  know tables by name, or move rows between memories; import triton before a device (or
-             Triton's interpreter, TRITON_INTERPRET=1) is asked to work.
+Never does:  know tables by name; move rows between memories; import triton before a device (or
+             Triton's interpreter, TRITON_INTERPRET=1) has work to do.
 Called by:   buffer.py (intersection); trainers with a device.
-Invariants:  an answer depends on the input alone, whatever the order in which blocks run: distinct
-             keys by hashing stand in the order of their first occurrence, by radix sort ascending,
-             common keys ascending; a bag is summed in the order of its places.
-Threads:     as PyTorch: kernels are queued on the current stream; sizes of answers are waited for.
+Invariants:  a result depends only on the input, not on the order in which blocks run. Distinct
+             keys are in the order of their first occurrence by hashing and ascending by radix
+             sort; common keys are ascending; a bag is summed in the order of its places.
+Threads:     as in PyTorch: kernels are queued on the current stream; the host waits for the sizes
+             of results.
 
-Keys are int64 that hold the bits of unsigned 64-bit keys, so ascending is by unsigned value.
+Keys are int64 that hold the bits of unsigned 64-bit keys, so "ascending" is by unsigned value.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from petps.train.pytorch import torch_module
 __all__ = ["Distinct", "intersection", "jagged_unique", "pooled_lookup"]
 
 Path = Literal["cpu", "triton"]
-# Places are counted in 32 bits on the device.
+# The device counts places in 32 bits.
 VALUES_MAX: Final = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
 class Distinct:
-    """Each table's distinct keys."""
+    """The distinct keys of each table."""
 
     keys: Any
-    """int64[u]: of table 0, then of table 1, and so on."""
+    """int64[u]: the keys of table 0, then of table 1, and so on."""
     offsets: Any
     """int64[tables + 1]: table t has keys[offsets[t]:offsets[t + 1]]."""
     inverse: Any
@@ -47,12 +48,12 @@ def jagged_unique(
     variant: Literal["hash", "radix"] = "hash",
     path: Path | None = None,
 ) -> Distinct:
-    """Distinct keys of each table: values int64[n], offsets int64[tables + 1] into them.
+    """Find the distinct keys of each table: values int64[n], offsets int64[tables + 1] into them.
 
-    variant: "hash" gives each table's keys in the order of their first occurrence, "radix"
+    variant: "hash" returns each table's keys in the order of their first occurrence, "radix"
     ascending. path: None chooses by the device of values.
 
-    Errors: InvalidArgument names what is wrong with values or offsets.
+    Raises InvalidArgument, which names what is wrong with values or offsets.
     """
     _check_integers(values=values, offsets=offsets)
     _check_offsets(offsets, len(values))
@@ -71,9 +72,9 @@ def jagged_unique(
 
 
 def intersection(one: Any, other: Any, *, path: Path | None = None) -> tuple[Any, Any]:
-    """Where the keys stand that two buffers have: (int64[m] into one, int64[m] into the other).
+    """Return the positions of the common keys: (int64[m] into one, int64[m] into the other).
 
-    one, other: int64[n], each key once, ascending; so are the common keys.
+    one, other: int64[n], ascending, distinct. The common keys are ascending too.
     """
     _check_integers(one=one, other=other)
     if _path_of(one, path) == "cpu":
@@ -96,11 +97,11 @@ def pooled_lookup(
     weights: Any = None,
     path: Path | None = None,
 ) -> Any:
-    """Rows of each bag, added up: float32[bags, dim].
+    """Add up the rows of each bag: float32[bags, dim].
 
-    rows: float32[r, dim]; places: int64[n] or int32[n], which rows; offsets: int64[bags + 1] into
-    places; an empty bag gives zeros. weights: float32[n], for "sum". The paths may differ by
-    rounding.
+    rows: float32[r, dim]. places: int64[n] or int32[n], the rows to add. offsets: int64[bags + 1]
+    into places; an empty bag gives zeros. weights: float32[n], only for "sum". The results of the
+    two paths may differ by rounding.
     """
     torch = torch_module()
     if isinstance(places, torch.Tensor) and places.dtype == torch.int32:

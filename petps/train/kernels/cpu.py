@@ -1,4 +1,4 @@
-"""The kernels' contracts on a CPU, by numpy, the native jagged_unique and PyTorch."""
+"""The contracts of the kernels on a CPU, by numpy, the native jagged_unique and PyTorch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["intersection", "jagged_unique", "pooled_lookup"]
 
 
 def jagged_unique(values: Any, offsets: Any, variant: str) -> Distinct:
-    """As petps.train.kernels.jagged_unique."""
+    """Do the same as petps.train.kernels.jagged_unique."""
     torch = torch_module()
     found = tracker.jagged_unique(
         values.numpy().view(np.uint64),
@@ -30,7 +30,8 @@ def jagged_unique(values: Any, offsets: Any, variant: str) -> Distinct:
         places = ends[tables] + inverse
         first = np.empty(len(keys), np.int64)
         first[places[::-1]] = np.arange(len(places))[::-1]
-        order = np.argsort(first)  # tables stand one after another, in the values too
+        # Tables are in order in keys and in values, so this order keeps each table's keys together.
+        order = np.argsort(first)
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
         keys, inverse = keys[order], rank[places] - ends[tables]
@@ -38,14 +39,14 @@ def jagged_unique(values: Any, offsets: Any, variant: str) -> Distinct:
 
 
 def intersection(one: Any, other: Any) -> tuple[Any, Any]:
-    """As petps.train.kernels.intersection."""
+    """Do the same as petps.train.kernels.intersection."""
     torch = torch_module()
     found = _native.common_keys(*(each.numpy().view(np.uint64) for each in (one, other)))
     return torch.from_numpy(found[0]), torch.from_numpy(found[1])
 
 
 def pooled_lookup(rows: Any, places: Any, offsets: Any, mode: str, weights: Any) -> Any:
-    """As petps.train.kernels.pooled_lookup."""
+    """Do the same as petps.train.kernels.pooled_lookup."""
     torch = torch_module()
     return torch.nn.functional.embedding_bag(
         places, rows, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True

@@ -1,4 +1,4 @@
-"""The keys that two buffers have in common, on a device: a binary search a key, then compaction."""
+"""The common keys of two buffers on a device: a binary search for each key, then a compaction."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def _search(one, other, flags, places, n, m, steps: tl.constexpr, size: tl.const
     there = at < n
     key = tl.load(one + at, mask=there, other=0)
     wanted = key.to(tl.uint64, bitcast=True)
-    low = tl.full([size], 0, tl.int64)  # all keys before it are less
-    high = tl.full([size], 0, tl.int64) + m  # those from here on are not
+    low = tl.full([size], 0, tl.int64)  # all keys before low are less
+    high = tl.full([size], 0, tl.int64) + m  # all keys from high on are not less
     for _ in range(steps):
         middle = (low + high) // 2
         open = there & (low < high)
@@ -44,7 +44,7 @@ def _pick_both(flags, numbers, places, left, right, n, size: tl.constexpr):
 
 
 def intersection(one: Any, other: Any) -> tuple[Any, Any]:
-    """As petps.train.kernels.intersection; neither is empty."""
+    """Do the same as petps.train.kernels.intersection for two inputs that are not empty."""
     torch = torch_module()
     n, m = len(one), len(other)
     grid = blocks_of(n)

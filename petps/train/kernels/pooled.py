@@ -1,4 +1,4 @@
-"""Gather and sum of each bag's rows in one kernel: no copy of the gathered rows is made."""
+"""Gather and sum of each bag's rows in one kernel, without a copy of the gathered rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from petps.train.pytorch import torch_module
 __all__ = ["pooled_lookup"]
 
 DIMS_MAX: Final = 256
-"""Columns of a program."""
+"""The largest number of columns of a program."""
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def _pool(
 
 
 def pooled_lookup(rows: Any, places: Any, offsets: Any, mode: str, weights: Any) -> Any:
-    """As petps.train.kernels.pooled_lookup."""
+    """Do the same as petps.train.kernels.pooled_lookup, with checked arguments."""
     torch = torch_module()
     bags, dim = len(offsets) - 1, rows.shape[1]
     out = torch.empty((bags, dim), dtype=torch.float32, device=rows.device)

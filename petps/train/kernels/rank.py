@@ -1,4 +1,4 @@
-"""Numbering of flagged places, in two passes over blocks: what every compaction here needs."""
+"""The numbering of flagged places, in two passes over blocks; every compaction here needs it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCK: Final = 1024
 
 
 def blocks_of(count: int) -> tuple[int]:
-    """The grid of a kernel that takes BLOCK places a program."""
+    """Return the grid of a kernel in which each program takes BLOCK places."""
     return (triton.cdiv(count, BLOCK),)
 
 
@@ -37,7 +37,7 @@ def _number(flags, begins, numbers, n, size: tl.constexpr):
 
 
 def ranks(flags: Any) -> Any:
-    """flags int32[n], 0 or 1 -> int64[n + 1], how many are set before each place, and in all."""
+    """Count the flags before each place: int32[n] of 0 or 1 -> int64[n + 1], the last the total."""
     torch = torch_module()
     n = len(flags)
     grid = blocks_of(n)

@@ -1,13 +1,15 @@
 """jagged_unique on a device (DECK 4.1): by partitioned hashing, and by radix sort.
 
-By hash: keys are dealt out to partitions by their hash, so that a partition's cells stay in the
-cache; each partition has twice as many cells as keys, in which a cell holds the place of one value
-with its key (so no key is needed to mean "free"). A value claims a free cell by compare-and-swap or
-finds its key's by linear probing; then the least place of each key is found by an atomic minimum.
-That minimum, not who came first, decides the order of the answer.
+By hash: the kernels divide the keys into partitions by their hash, so that a partition's cells
+stay in the cache. Each partition has twice as many cells as keys. A cell holds the place of one
+value with its key, so no key value is needed to mark a free cell. Each value claims a free cell
+by compare-and-swap, or finds the cell of its key by linear probing. Then an atomic minimum finds
+the least place of each key. The order of the result follows from that minimum, not from which
+value came first.
 
-By radix: a stable sort of places by the keys' digits, least first, then by those of the table's
-number; the first of each run of equal keys is the key's first occurrence.
+By radix: a stable sort of places by the digits of their keys, least significant first, then by
+those of the table's number. The first place of each run of equal keys is the key's first
+occurrence.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from petps.train.pytorch import torch_module
 
 __all__ = ["by_hash", "by_radix"]
 
-# Keys of a partition: their cells (8 bytes, twice as many) are a small part of a level-2 cache.
+# Keys in a partition: their cells (8 bytes, twice as many) are a small part of a level-2 cache.
 PARTITION_KEYS: Final = 1 << 15
 PARTITIONS_MAX: Final = 1 << 12
 DIGIT_BITS: Final = 4
-# Places a program sorts: each takes a register for each digit.
+# The number of places that a program sorts: each takes a register for each digit.
 SORT_BLOCK: Final = 256
 
 Tensors = tuple[Any, Any, Any]
@@ -34,7 +36,7 @@ Tensors = tuple[Any, Any, Any]
 
 @triton.jit
 def _hash(key, table):
-    """splitmix64's end over both."""
+    """Apply splitmix64's finaliser to the key and the table."""
     mixed = (key ^ (table * -7046029254386353131)).to(tl.uint64, bitcast=True)
     mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9
     mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB
@@ -90,7 +92,7 @@ def _claim(
     free = tl.full([size], -1, tl.int64)
     searches = there
     while tl.max(searches.to(tl.int32), axis=0) > 0:
-        # Who has found its cell asks the last one, which is never free.
+        # A value that has found its cell reads the last cell instead, which is never free.
         cell = tl.where(searches, begin + step, dummy)
         seen = tl.atomic_cas(cells + cell, free, place)
         took = searches & (seen == -1)
@@ -116,7 +118,7 @@ def _flag_first(first, cell_of, flags, n, size: tl.constexpr):
 
 @triton.jit
 def _pick(values, numbers, flags, out, n, size: tl.constexpr):
-    """out[numbers[i]] = values[i] of the flagged."""
+    """Set out[numbers[i]] = values[i] where flags[i] is set."""
     at = tl.program_id(0) * size + tl.arange(0, size)
     there = at < n
     flag = tl.load(flags + at, mask=there, other=0)
@@ -137,7 +139,7 @@ def _invert_hash(first, cell_of, numbers, tables, ends, inverse, n, size: tl.con
 
 
 def by_hash(values: Any, offsets: Any) -> Tensors:
-    """(keys, offsets, inverse): each table's keys in the order of their first occurrence."""
+    """Return (keys, offsets, inverse); each table's keys are in the order of first occurrence."""
     torch = torch_module()
     n, device = len(values), values.device
     grid = blocks_of(n)
@@ -218,7 +220,7 @@ def _invert_radix(order, numbers, flags, tables, ends, inverse, n, size: tl.cons
 
 
 def by_radix(values: Any, offsets: Any) -> Tensors:
-    """(keys, offsets, inverse): each table's keys ascending, as unsigned numbers."""
+    """Return (keys, offsets, inverse); each table's keys ascend as unsigned numbers."""
     torch = torch_module()
     n, device = len(values), values.device
     grid = blocks_of(n)
@@ -232,7 +234,7 @@ def by_radix(values: Any, offsets: Any) -> Tensors:
     sorted_values = torch.empty_like(values)
     _flag_heads[grid](values, tables, order, flags, sorted_values, n, size=BLOCK)
     numbers = ranks(flags)
-    ends = numbers[offsets]  # sorted, each table's values stand where they stood before
+    ends = numbers[offsets]  # the sort keeps the range of each table's values
     keys = torch.empty(int(numbers[n]), dtype=torch.int64, device=device)
     _pick[grid](sorted_values, numbers, flags, keys, n, size=BLOCK)
     inverse = torch.empty_like(order)
@@ -241,7 +243,7 @@ def by_radix(values: Any, offsets: Any) -> Tensors:
 
 
 def _sorted_by_digit(source: Any, order: Any, shift: int) -> Any:
-    """order int64[n], stably sorted by one digit of source[order]."""
+    """Return order int64[n], stably sorted by one digit of source[order]."""
     torch = torch_module()
     n, radix = len(order), 1 << DIGIT_BITS
     grid = (triton.cdiv(n, SORT_BLOCK),)
@@ -254,7 +256,7 @@ def _sorted_by_digit(source: Any, order: Any, shift: int) -> Any:
 
 
 def _tables_of(offsets: Any, n: int) -> Any:
-    """int64[n]: of each value, its table's number."""
+    """Return int64[n]: the number of each value's table."""
     torch = torch_module()
     numbers = torch.arange(len(offsets) - 1, dtype=torch.int64, device=offsets.device)
     return torch.repeat_interleave(numbers, offsets[1:] - offsets[:-1], output_size=n)

@@ -1,4 +1,4 @@
-"""The model: its gradient, its arithmetic, what it forgets, and that a seed says it all."""
+"""The model: its gradient, its arithmetic, what it forgets, and that a seed determines it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SMALL = Settings(dim=5, window=3, pairs=2, negatives=3, shared_negatives=16, bat
 
 
 def stream(count: int, objects: int, seed: int = SEED) -> npt.NDArray[np.int64]:
-    """Accesses with a few favourites."""
+    """Return accesses with a few frequent objects."""
     random = np.random.default_rng(seed)
     return np.minimum(random.geometric(0.15, count) - 1, objects - 1).astype(np.int64)
 
@@ -62,7 +62,7 @@ def test_a_seed_says_it_all() -> None:
 
 
 def test_learning_lowers_the_loss() -> None:
-    accesses = np.tile(np.arange(8, dtype=np.int64), 200)  # what comes next is certain
+    accesses = np.tile(np.arange(8, dtype=np.int64), 200)  # the next access is certain
     model = SkipGram(8, SMALL, SEED)
     random = np.random.default_rng(SEED)
     places = np.arange(3, 200)

@@ -1,4 +1,4 @@
-"""The hit rates: what they count, and that nothing asked about is known."""
+"""The hit rates: what they count, and that they use no access to be predicted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SEED = 77
 
 
 def rows_of(objects: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """Object i is near i + 1 (mod OBJECTS) and far from all others."""
+    """Return rows in which object i is near i + 1 (mod OBJECTS) and far from all others."""
     rows = np.zeros((len(objects), 3), np.float32)
     angle = 2 * np.pi * objects / OBJECTS
     rows[:, 1], rows[:, 2] = 9 * np.cos(angle), 9 * np.sin(angle)
@@ -24,7 +24,7 @@ def test_good_rows_hit_and_popularity_does_not() -> None:
     hits = Ranker(accesses, OBJECTS, rows_of, SEED).ask(1200, 2400, places=300)
     assert hits.asked == 300
     assert hits.rows == 300
-    assert hits.popularity < 150  # all are equally popular: the K first ones
+    assert hits.popularity < 150  # all are equally popular, so it predicts the first K
 
 
 def test_rows_that_say_nothing_leave_popularity() -> None:
@@ -38,7 +38,7 @@ def test_rows_that_say_nothing_leave_popularity() -> None:
         return rows
 
     hits = Ranker(accesses, OBJECTS, popularity, SEED).ask(2000, 4000, places=500)
-    # Ties at the last place count for the rows, which rank an equal one not above the target.
+    # A tie at the last place counts for the rows: they do not rank an equal one above the target.
     assert hits.popularity <= hits.rows <= hits.popularity + 25
     assert 0 < hits.popularity < hits.asked
 
@@ -50,7 +50,7 @@ def test_new_objects_never_hit() -> None:
 
 
 def test_what_is_asked_about_is_not_known() -> None:
-    """The rows asked for are those of earlier accesses, and of candidates before ``begin``."""
+    """The rows read are those of earlier accesses and of candidates before ``begin``."""
     random = np.random.default_rng(SEED)
     accesses = random.integers(0, 50, 300)
     accesses[200:] = np.arange(50, 150)  # each new object occurs once
@@ -64,7 +64,7 @@ def test_what_is_asked_about_is_not_known() -> None:
     candidates, history = asked
     assert candidates == set(accesses[:200].tolist())
     newest = max(max(history), 49)
-    place = 200 + (newest - 50) + 1  # the newest object it knows stands right before the place
+    place = 200 + (newest - 50) + 1  # the newest object read is right before the place
     assert history <= set(accesses[place - HISTORY : place].tolist())
 
 

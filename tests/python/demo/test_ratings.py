@@ -1,4 +1,4 @@
-"""Samples: of a wheel as PyPI's is, made here, and drawn. Nothing is downloaded."""
+"""Samples: from a wheel like PyPI's, which is made here, and drawn. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_ratings_are_parsed_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ),
         ("8", "york", "england", "united kingdom", "50", "3", "", "", "", ""): (1, 1, 0.5, 0, 0),
     }
-    assert len(found) == len(expected)  # what was seen but not rated is left out
+    assert len(found) == len(expected)  # books that were seen but not rated are left out
     for values, (label, *numbers) in expected.items():
         keys = [
             xxhash.xxh3_64_intdigest(f"{field}:{value}".encode())
@@ -110,9 +110,9 @@ def test_clicks_are_drawn_with_a_seed() -> None:
     dtypes = [str(each.dtype) for each in (clicks.keys, clicks.numbers, clicks.labels)]
     assert dtypes == ["uint64", "float32", "float32"]
     assert set(np.unique(clicks.labels)) == {0, 1}
-    every = [np.unique(column) for column in clicks.keys.T]  # a field's keys are its own
+    every = [np.unique(column) for column in clicks.keys.T]  # each field has its own keys
     assert len(np.unique(np.concatenate(every))) == sum(map(len, every))
-    # An id says something about its clicks: the halves of the samples agree on it.
+    # An id predicts its clicks: both halves of the samples agree on it.
     half = len(clicks) // 2
     known, place = np.unique(clicks.keys[:, 2], return_inverse=True)
     means = []

@@ -1,4 +1,4 @@
-"""What is shown: the verdict, the numbers, and nothing when nothing should be."""
+"""The output: the verdict, the numbers, and nothing if it should be silent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from petps.demo.traffic import Latency, Sample, latency_of
 
 
 def report(wrong: int = 0, hits: int = 37) -> Report:
-    """A finished report."""
+    """Return a finished report."""
     return Report(
         trace="some accesses",
         accesses=1000,

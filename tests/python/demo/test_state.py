@@ -1,4 +1,4 @@
-"""The comparison at the end, and the look at rows in the middle: each kind of wrong is seen."""
+"""The comparison at the end, and the rows during the kill: each kind of error is found."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from petps.errors import DataLoss
 
 
 def state() -> State:
-    """Four rows and two missing keys."""
+    """Return four rows and two missing keys."""
     rows = np.arange(24, dtype=np.float32).reshape(6, 4) + 1
     present = np.array([True, True, True, True, False, False])
     return State(rows, present)
 
 
 def pulled() -> tuple[np.ndarray, np.ndarray]:
-    """What a faultless server answers."""
+    """Return the answer of a correct server."""
     expected = state()
     rows = np.where(expected.present[:, None], expected.rows, np.float32(0))
     return rows, expected.present.copy()
@@ -76,6 +76,6 @@ def test_share_of_new() -> None:
     mixed = before.copy()
     mixed[1] = 1
     assert share_of_new(mixed, before, after) == 0.25
-    mixed[2, 0] = 1  # half of one row, half of the other
+    mixed[2, 0] = 1  # one half of the old row, one half of the new
     with pytest.raises(DataLoss, match="1 of 4 rows are neither"):
         share_of_new(mixed, before, after)

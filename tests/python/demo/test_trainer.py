@@ -1,4 +1,4 @@
-"""The trainer process: what it publishes adds up to what it holds."""
+"""The trainer process: what it publishes adds up to its state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def settings(tmp_path: Path) -> TrainerSettings:
 
 
 def replay(log: DeltaLog, rows: dict[int, bytes]) -> list[int]:
-    """Applies a log's rows and deletions; returns the versions that were committed."""
+    """Apply a log's rows and deletions; return the committed versions."""
     subscription = log.subscribe(log.start_offsets(range(PARTITIONS)))
     versions = []
     while events := subscription.poll(max_bytes=1 << 20, timeout=0):

@@ -1,4 +1,4 @@
-"""`petps demo --train` without PyTorch: its options, what counts as passed, what is drawn."""
+"""`petps demo --train` without PyTorch: its options, what passes, what is drawn."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from petps.errors import IoError, Unavailable
 
 
 def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """`petps demo` where PyTorch cannot be found, whether it is there or not."""
+    """Run `petps demo` with PyTorch hidden, whether it is installed or not."""
     program = "import sys; sys.modules['torch'] = None; from petps.cli import main; main()"
     return subprocess.run(
         [sys.executable, "-c", program, "demo", *arguments],
@@ -78,13 +78,13 @@ def test_the_help_teaches() -> None:
 
 
 def marks(samples: Samples) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Two drawn float32 of each: no other sample has them."""
+    """Return two drawn float32 of each sample, which no other sample has."""
     return np.ascontiguousarray(samples.numbers[:, :2]).view(np.uint64)[:, 0]
 
 
 @pytest.mark.parametrize("count", [10_000, 40_000, 400_000])
 def test_no_held_out_sample_is_trained_on(tmp_path: Path, count: int) -> None:
-    """Every sample once, by one worker; room for two kills between versions."""
+    """Each sample is trained once, by one worker. Two kills fit between the versions."""
     task = Task(Settings(str(tmp_path), "log", "clicks", count, seed=3))
     assert len(task.held_out) == round(HELD_OUT * count)
     assert len(np.unique(marks(task.samples))) == count
@@ -110,7 +110,7 @@ def step(number: int, loss: float, life: int = 0) -> Said:
 
 
 def heard() -> measures.Heard:
-    """Twelve steps, killed after the tenth, which come again from the eighth on."""
+    """Return reports of twelve steps with a kill after the tenth; steps 8 to 10 are repeated."""
     found = measures.Heard()
     for number in range(1, 11):
         found.take(step(number, 1 - number / 20))
@@ -153,7 +153,7 @@ def test_freshness_is_until_a_pull_is_served_it() -> None:
 
 
 def report() -> TrainingReport:
-    """A finished one."""
+    """Return a finished report."""
     return TrainingReport(
         data="clicks",
         ratings=100,
@@ -274,7 +274,7 @@ def test_little_is_drawn_too(points: list[tuple[float, float]], logarithmic: boo
 
 def test_a_folder_for_plots_that_cannot_be_written_to() -> None:
     with pytest.raises(IoError, match=r"^/proc: .*: give another folder by --plots"):
-        plots.make_folder(Path("/proc"))  # where root may not either
+        plots.make_folder(Path("/proc"))  # not writable even for root
 
 
 def test_the_work_folder_is_known_wherever_one_stands(

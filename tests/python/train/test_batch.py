@@ -1,4 +1,4 @@
-"""How a batch is cut into micro-batches."""
+"""The division of a batch into micro-batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples grouped by their keys: a permutation always, never worse, better where it can be."""
+"""Samples grouped by their keys: always a permutation, never worse, better where possible."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ragged(samples: list[list[int]]) -> Ragged:
 
 
 def slow_ratio(batch: dict[str, list[list[int]]], bounds: Any, order: Any) -> float:
-    """By sets of (feature, key)."""
+    """Compute the ratio by sets of (feature, key)."""
     rows = [
         {(name, key) for name, samples in batch.items() for key in samples[sample]}
         for sample in order
@@ -35,9 +35,9 @@ def slow_ratio(batch: dict[str, list[list[int]]], bounds: Any, order: Any) -> fl
 
 
 def sessions(random: Any, hot: int) -> dict[str, Ragged]:
-    """512 samples of 32 sessions in a random order: 10 of a session's 20 keys, 2 of nobody's.
+    """Return 512 samples of 32 sessions in a random order.
 
-    hot: keys that every sample has.
+    A sample has 10 of its session's 20 keys, and 2 of its own. hot: keys that all samples have.
     """
     session = random.integers(0, 32, 512)
     clicked = [
@@ -81,7 +81,7 @@ def test_a_permutation_that_is_never_worse(
 @pytest.mark.parametrize("hot", [0, 1, 100])
 @pytest.mark.parametrize("micro_batches", [2, 4, 8])
 def test_sessions_find_together(micro_batches: int, hot: int) -> None:
-    """Keys of every sample, which each micro-batch has in any case, hide nothing."""
+    """Keys of every sample are in each micro-batch in any case; they do not hide the others."""
     keys = sessions(np.random.default_rng((SEED, micro_batches)), hot)
     found = cluster(keys, micro_batches)
     before, after = (
@@ -89,7 +89,7 @@ def test_sessions_find_together(micro_batches: int, hot: int) -> None:
         for total in (found.before, found.after)
     )
     assert before > 1.25
-    # A perfect cut repeats the keys of sessions that it falls into.
+    # Even a perfect cut repeats the keys of the sessions that it divides.
     assert after - 1 < 0.25 * (before - 1), f"{before:.3f} -> {after:.3f}, seed {SEED}"
 
 

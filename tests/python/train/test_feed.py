@@ -1,7 +1,7 @@
-"""A small trainer whose rows go to checkpoints and to a log, at intervals of their own.
+"""A small trainer whose rows go to checkpoints and to a log, each at its own intervals.
 
-The trainer is real: it learns a factorisation from batches that depend on the seed and the step
-alone, so what it is after any step is known by training again from the start (the plain replay).
+The trainer is real: it learns a factorisation from batches that depend only on the seed and the
+step. So its state after any step is known by training again from the start (the plain replay).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def store_tables() -> list[Table]:
 
 
 class Trainer:
-    """Matrix factorisation; items by Adagrad with a sum a row, by sparse keys, some expire."""
+    """Matrix factorisation. Items: Adagrad with a sum for each row, sparse keys; some expire."""
 
     def __init__(self, tracker: Tracker | None = None) -> None:
         random = np.random.default_rng(SEED)
@@ -79,20 +79,21 @@ class Trainer:
             right[new] = self.first_rows[items[new]]
             sums = np.where(new, 0, self.sums[items])
             error = (1 - (left * right).sum(axis=1))[:, None]
-            self.user_rows[users] += np.float32(0.1) * error * right  # as looked up in this step
+            # As ArrayTable allows: these rows were looked up in this step.
+            self.user_rows[users] += np.float32(0.1) * error * right
             gradient = error * left
             sums = sums + (gradient**2).mean(axis=1)
             scale = np.sqrt(sums + np.float32(1e-3))[:, None]
             self.items.update(items, right + np.float32(0.1) * gradient / scale, sum=sums)
             if self.step % 5 == 0:
                 self.items.delete(random.choice(np.flatnonzero(self.present), 3, replace=False))
-            for table in self.tables:  # evaluation leaves no trace
+            for table in self.tables:  # evaluation is not tracked
                 table.evaluate()
                 table.lookup(np.arange(100))
                 table.train()
 
     def rows(self) -> dict[str, dict[int, bytes]]:
-        """By table and key: the row."""
+        """Return the rows by table and key."""
         found = {}
         for table in self.tables:
             keys = table.keys()
@@ -110,7 +111,7 @@ def replayed(step: int) -> Trainer:
 
 
 def assert_holds(store: Store, version: int, trainer: Trainer) -> None:
-    """What a version restores is what the trainer is; quantised, what the codec makes of it."""
+    """Check that a version restores the trainer's state, as the codec stores it."""
     found = store.restore(version)
     for table in trainer.tables:
         keys = table.keys()
@@ -122,7 +123,7 @@ def assert_holds(store: Store, version: int, trainer: Trainer) -> None:
 
 
 class Served:
-    """What servers hold: every version of a log, by replaying all of its records."""
+    """The state of servers: every version of a log, by replaying all of its records."""
 
     def __init__(self, log: DirectoryLog) -> None:
         self.versions: dict[int, dict[str, dict[int, bytes]]] = {}
@@ -179,7 +180,7 @@ class Served:
 def touched_only(
     rows: Mapping[str, dict[int, bytes]], first: Trainer
 ) -> dict[str, dict[int, bytes]]:
-    """Without the users that no step has touched: no delta brings them."""
+    """Leave out the users that no step has touched, because no delta has them."""
     start = first.rows()
     users = {key: row for key, row in rows["users"].items() if start["users"][key] != row}
     return {"users": users, "items": dict(rows["items"])}
@@ -249,14 +250,14 @@ def test_a_trainer_that_crashes_goes_on_from_its_checkpoint(tmp_path: Path, poli
     trainer.train(3)
     feed.publish(step=3)
     trainer.train(4)
-    feed.checkpoint(1)  # 4 steps are owed to the log
+    feed.checkpoint(1)  # the rows of 4 steps are owed to the log
     feed.arrange()
     for version in range(2, 5):
         trainer.train(4)
         feed.checkpoint(version, publish=version == 3)
         feed.arrange()
     at = trainer.step
-    trainer.train(2)  # lost
+    trainer.train(2)  # these steps are lost
     log.close()
 
     tracker = Tracker()
@@ -290,12 +291,12 @@ def test_a_trainer_that_crashes_goes_on_from_its_checkpoint(tmp_path: Path, poli
 def test_a_restore_that_fails_is_called_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    """Whichever read of the store fails, the second restore() is as the first would have been."""
+    """Whichever read of the store fails, a second restore() does what the first would have done."""
     trainer, feed, store, log = made(tmp_path, "oneshot")
     trainer.train(4)
     feed.checkpoint(1, publish=True)
     trainer.train(4)
-    feed.checkpoint(2)  # a difference: it, and what is owed to the log, comes again
+    feed.checkpoint(2)  # a difference: its keys, and those owed to the log, must come again
     expected = trainer.rows()
     log.close()
 
@@ -353,7 +354,7 @@ def test_a_difference_is_not_written_after_a_resume_that_failed(
     def down(*given, **named):  # type: ignore[no-untyped-def]
         nonlocal calls
         calls += 1
-        if calls > 1:  # the tables are loaded; what the difference had is read anew
+        if calls > 1:  # the tables are loaded; this read is of the difference's keys
             raise IoError("the network is down")
         return real(*given, **named)
 
@@ -369,7 +370,7 @@ def test_a_difference_is_not_written_after_a_resume_that_failed(
 
 
 def test_rows_are_owed_to_the_log_by_key(tmp_path: Path) -> None:
-    """The table that goes on has another place for them."""
+    """The restored table has other positions for the same keys."""
     table = Table.of("t", 1)
     log = DirectoryLog(tmp_path / "log", partitions=P)
     schemas = {"t": TableSchema("t", "f32", 1)}
@@ -437,10 +438,10 @@ def test_a_log_that_refuses_costs_no_row(tmp_path: Path, monkeypatch: pytest.Mon
         patch.setattr(log, "publish", refuse)
         with pytest.raises(ResourceExhausted, match="log is full"):
             feed.checkpoint(2, {"dense": b"weights"}, publish=True)
-    assert_holds(store, 2, trainer)  # the checkpoint was finished
+    assert_holds(store, 2, trainer)  # the checkpoint was completed
     assert store.part(2, "dense") == b"weights"
     with pytest.raises(NotFound):
-        store.part(2, POSITION)  # nobody knows where the log stands
+        store.part(2, POSITION)  # the position in the log is not known
     trainer.train(1)
     with pytest.raises(FailedPrecondition, match=r"run .* ended with an error"):
         feed.publish()
@@ -455,7 +456,7 @@ def test_a_log_that_refuses_costs_no_row(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 class FailingFiles(LocalFiles):
-    """A store whose disk is full while told so."""
+    """Files on a disk that is full while ``full`` is set."""
 
     full = False
 
@@ -485,7 +486,7 @@ def test_a_store_that_refuses_costs_no_row(tmp_path: Path, policy: str) -> None:
         files.full = True
         with pytest.raises(IoError, match="no space left"):
             feed.checkpoint(number, publish=True)
-        assert publisher.version == number  # the log's version was finished
+        assert publisher.version == number  # the log's version was completed
         served = Served(log).versions[publisher.version]
         assert served["items"] == trainer.rows()["items"]
         assert store.state.versions()[-1].version == number - 1
@@ -542,7 +543,7 @@ def test_bad_calls_are_named(tmp_path: Path) -> None:
 
 
 def test_changes_that_nobody_tracked_are_not_passed_over(tmp_path: Path) -> None:
-    """A source that was not resumed knows of no change since the store's newest version."""
+    """A source that was not resumed knows no change since the store's newest version."""
     trainer, feed, store, _ = made(tmp_path, "consecutive")
     trainer.train(2)
     feed.checkpoint(1)

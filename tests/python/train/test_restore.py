@@ -1,6 +1,6 @@
-"""A version restored into a trainer's own arrays: memory, reads side by side, damage.
+"""A version restored into a trainer's own arrays: memory, parallel reads, damage.
 
-Does not cover: that the trainer goes on as if nothing had been (test_feed.py).
+Does not cover that the trainer continues as if it had not been interrupted (test_feed.py does).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODEL_BYTES = 4 * ROWS * (DIM + 1)
 
 
 class Trainer:
-    """Arrays of its own, with optimizer state."""
+    """A trainer with arrays of its own and optimizer state."""
 
     def __init__(self, store: Store, seed: int | None) -> None:
         random = np.random.default_rng(seed)
@@ -42,7 +42,7 @@ class Trainer:
         self.store = store
 
     def write(self) -> None:
-        """A base in chunks of 1 MiB, and two deltas."""
+        """Write a base in chunks of 1 MiB, and two deltas."""
         source = TrackedSource(self.tracker, [self.table])
         writer = Checkpointer(
             self.store, POLICIES["consecutive"](), source, chunk_bytes=CHUNK_BYTES
@@ -86,14 +86,15 @@ def test_into_the_trainers_own_arrays_in_bounded_memory(written: Path) -> None:
     rows, sums = expected()
     np.testing.assert_array_equal(trainer.rows, rows)
     np.testing.assert_array_equal(trainer.sums, sums)
-    # Chunks that are read ahead; of one: it, its laid rows, as numbers, a copy under way; above.
+    # The chunks read ahead; four times one chunk (its bytes, its laid-out rows, these as numbers,
+    # and a copy in flight); and the deltas above the base.
     assert peak < (reader_module.READ_THREADS + 4) * CHUNK_BYTES + 3 * above
     assert peak < MODEL_BYTES
     assert Store.open(written).state.restores >= 1
 
 
 class Together(LocalFiles):
-    """The first reads by other threads wait for each other: two must be under way at a time."""
+    """Files whose first reads by other threads wait for each other: two must run in parallel."""
 
     READS = 4
 
@@ -116,7 +117,7 @@ class Together(LocalFiles):
 def test_chunks_are_read_side_by_side(
     written: Path, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one file too: a base is one."""
+    """Chunks of one file are read in parallel too: a base is one file."""
     monkeypatch.setattr(reader_module, "PARALLEL_BYTES", CHUNK_BYTES)
     files = Together(written)
     store = Store.open(files)

@@ -1,4 +1,4 @@
-"""Sharded tables and admission: what a worker holds, how rows begin, what is taken back."""
+"""Sharded tables and admission: the keys that a worker holds, new rows, and rollback."""
 
 from __future__ import annotations
 
@@ -111,12 +111,12 @@ def test_a_load_rolls_back_and_erases() -> None:
         slots = table.retrieve(1, keys, ones(keys)).slots
         table.write_back(1, keys[:400], slots[:400])
         saved = table.gather(keys[:400]).columns
-        table.write_back(2, keys[300:], slots[300:] * 2)  # 100 changed, 200 new
+        table.write_back(2, keys[300:], slots[300:] * 2)  # 100 rows changed, 200 new
         applied = []
         native_apply = table._apply
         table._apply = lambda k, *more: (applied.append(len(k)), native_apply(k, *more))[1]  # type: ignore[method-assign,func-returns-value]
         table.load(keys[:400], saved)
-        assert sum(applied) == 100  # what is equal is not written again
+        assert sum(applied) == 100  # equal rows are not written again
         assert np.array_equal(table.keys(), keys[:400])
         assert np.array_equal(table.retrieve(3, keys[:400], ones(keys[:400])).slots, slots[:400])
         with pytest.raises(InvalidArgument, match="has columns"):
@@ -150,7 +150,7 @@ def test_errors_name_the_thing() -> None:
 
 
 class Model:
-    """Admission, slow and obvious: counts of the batches in order."""
+    """A slow and obvious model of admission: it counts the batches in order."""
 
     def __init__(self, threshold: int) -> None:
         self.threshold = threshold
@@ -183,11 +183,11 @@ def test_admission_equals_the_model(
         assert found.tolist() == model.count(keys, seen)
         after[batch] = {key: n for key, n in model.counts.items() if n < threshold}
         waiting.append((batch, {int(each) for each in keys[found]}))
-        if len(waiting) > 1:  # a batch is written back while the next is counted
+        if len(waiting) > 1:  # a batch is written back while the next one is counted
             done, came = waiting.pop(0)
             rows |= came
             admission.commit(done)
-            if batch % 7 == 0:  # what is saved has no batch that was only counted ahead
+            if batch % 7 == 0:  # saved counts contain no batch that was only counted ahead
                 again = Admission(threshold)
                 again.load([admission.saved()])
                 known = np.array(sorted(model.counts), np.uint64)
@@ -213,7 +213,7 @@ def test_admission_refuses_what_it_cannot_use() -> None:
 
 
 def test_a_key_that_was_just_admitted_is_counted_on() -> None:
-    """A batch looked for its row before it was there, and counts once it is, and was saved."""
+    """Batch 3 looked for the row before it was written, so it counts on; a save has no count."""
     admission, key = Admission(2), np.array([5], np.uint64)
     assert not admission.count(1, key, ones(key)).any()
     assert admission.count(2, key, ones(key)).all()
@@ -221,7 +221,7 @@ def test_a_key_that_was_just_admitted_is_counted_on() -> None:
     admission.commit(2)
     again = Admission(2)
     again.load([admission.saved()])
-    assert not again.count(3, key, ones(key)).any()  # it has a row, and is not counted any more
+    assert not again.count(3, key, ones(key)).any()  # the key has a row: its count was dropped
     assert admission.count(3, key, ones(key)).all()
 
 

@@ -92,7 +92,7 @@ def test_bad_input_is_named() -> None:
 
 
 def test_pytorch_is_asked_for_by_name() -> None:
-    """These suites run where it is not; tests/train has those that need it."""
+    """These suites run without PyTorch; tests/train has the tests that need it."""
     from petps.train import pytorch, torchrec
 
     if importlib.util.find_spec("torch") is not None:

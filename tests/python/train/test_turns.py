@@ -1,4 +1,4 @@
-"""Who takes short turns on a busy processor: what a step waits for, not what runs ahead of it."""
+"""Short time slices on a busy processor: threads that a step waits for have them, others do not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHORT_NS = 300_000  # native/base/turns.h
 
 
 def turn_ns() -> int:
-    """The calling thread's, as the kernel tells it."""
+    """Return the calling thread's time slice in ns, as the kernel reports it."""
     words = ctypes.create_string_buffer(48)
     call = ctypes.CDLL(None, use_errno=True).syscall
     if SCHED_GETATTR is None or call(SCHED_GETATTR, 0, words, 48, 0) != 0:
@@ -29,7 +29,7 @@ def turn_ns() -> int:
 
 
 def on_a_thread(work: Callable[[], Any]) -> Any:
-    """What it returns on a thread of its own, whose turns end with it."""
+    """Return the result of ``work`` on a thread of its own, whose time slice ends with it."""
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(work()))
     thread.start()
@@ -38,7 +38,7 @@ def on_a_thread(work: Callable[[], Any]) -> Any:
 
 
 def short_and(work: Callable[[], Any]) -> Any:
-    """What it returns on a thread that takes short turns."""
+    """Return the result of ``work`` on a thread that uses short time slices."""
 
     def both() -> Any:
         _native.take_turns(short=True)
