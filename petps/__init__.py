@@ -1,7 +1,7 @@
 """petps: huge embedding tables in a persistent pool.
 
-``petps.open(path)`` and ``petps.create(path)`` give a ``Pool`` in this process, with the same pull
-and push as the client (package ``petps_client``). The command line is ``petps --help``.
+``petps.open(path)`` and ``petps.create(path)`` return a ``Pool`` in this process, with the same
+pull and push as the client (package ``petps_client``). The command line is ``petps --help``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,17 @@ __all__ = ["LivePool", "Pool", "TableInfo", "__version__", "create", "open", "op
 def create(
     path: str | Path | None = None, *, durability: str = "power", replace: bool = False
 ) -> Pool:
-    """A new, empty pool at ``path``; without one, in memory (gone with the process).
+    """Create an empty pool at ``path``; without a path, in memory until the process ends.
 
-    durability: what an acknowledged write survives, 'power' loss or only the end of the 'process'.
-    replace: give up what a device-DAX device (/dev/dax0.0) holds; a file is never replaced.
-    Errors: AlreadyExists, ResourceExhausted (disk or device full), InvalidArgument.
+    Args:
+        path: The file or device.
+        durability: What an acknowledged write survives: the loss of 'power', or only the end of the
+            'process'.
+        replace: Overwrite the content of a device-DAX device (/dev/dax0.0). A file is never
+            replaced.
+
+    Raises:
+        AlreadyExists, ResourceExhausted (disk or device full), InvalidArgument.
     """
     from petps.pool import Pool
 
@@ -34,10 +40,10 @@ def create(
 
 
 def open(path: str | Path, *, read_only: bool = False) -> Pool:
-    """The pool at ``path``, in this process. It serves at once, whatever its size.
+    """Open the pool at ``path`` in this process. It serves at once, whatever its size.
 
-    Errors: NotFound, FailedPrecondition (another process has it, or it lost power), InvalidArgument
-    (no pool, or of another format), DataLoss (copied half).
+    Raises NotFound, FailedPrecondition (another process has it open, or it lost power),
+    InvalidArgument (not a pool, or another format), DataLoss (an incomplete copy).
     """
     from petps.pool import Pool
 
@@ -45,10 +51,10 @@ def open(path: str | Path, *, read_only: bool = False) -> Pool:
 
 
 def open_live(path: str | Path) -> LivePool:
-    """The pool at ``path``, read in this process beside the server that writes it.
+    """Open the pool at ``path`` for reading, beside the server that writes it.
 
-    It sees every row as soon as the server's own pulls do, and goes on when the server is killed.
-    Errors: NotFound, FailedPrecondition (no server has it open, or it keeps readers out),
+    The reader sees every row as soon as the server's own pulls do, and continues when the server is
+    killed. Raises NotFound, FailedPrecondition (no server has it open, or it keeps readers out),
     PermissionDenied (``path``.readers must be writable), Unimplemented, DataLoss.
     """
     from petps.pool import LivePool
@@ -57,7 +63,7 @@ def open_live(path: str | Path) -> LivePool:
 
 
 def __getattr__(name: str) -> object:
-    # Imported when asked for: `petps --help` need not load numpy.
+    # Imported at first use: `petps --help` need not load numpy.
     if name in ("LivePool", "Pool", "TableInfo"):
         from petps import pool
 

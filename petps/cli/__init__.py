@@ -1,6 +1,7 @@
 """Room cli: the `petps` command.
 
-Owns:        what is asked and shown on a terminal, files of rows (sources/), exit codes.
+Owns:        the commands' arguments and their output on a terminal, files of rows (sources/), exit
+             codes.
 Never does:  decide anything that another room decides; import slow packages before they are needed.
 Called by:   the `petps` script.
 """

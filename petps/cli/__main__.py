@@ -1,4 +1,4 @@
-"""`python -m petps.cli` is the `petps` command."""
+"""Entry point: `python -m petps.cli` runs the `petps` command."""
 
 from petps.cli import main
 

@@ -1,4 +1,4 @@
-"""The `petps` command: its groups, and how errors become text and exit codes.
+"""The `petps` command: its groups, and the mapping of errors to text and exit codes.
 
 Commands import what they need when they run, so that `petps --help` is quick.
 """
@@ -17,7 +17,7 @@ from petps.errors import PetpsError
 
 __all__ = ["EXIT_CODES", "app", "main"]
 
-# By the code of petps.errors; what is not here exits with 1.
+# By the code of petps.errors; every other error exits with 1.
 EXIT_CODES: Final = {
     "INVALID_ARGUMENT": 2,
     "NOT_FOUND": 3,
@@ -28,7 +28,8 @@ EXIT_CODES: Final = {
     "DEADLINE_EXCEEDED": 8,
     "DATA_LOSS": 9,
 }
-LOST_POOL: Final = 74  # as native/media/bus_error.h; importing it here would slow `petps --help`
+# The same as in native/media/bus_error.h; importing it here would slow `petps --help`.
+LOST_POOL: Final = 74
 INTERRUPTED: Final = 130
 
 _EXIT_TEXT = "Exit codes: 0 done; 1 error; " + "; ".join(
@@ -52,12 +53,12 @@ petps://HOST:PORT or petps://HOST:PORT/MODEL."""
 
 
 def exit_code(error: PetpsError) -> int:
-    """The exit code of an error."""
+    """Return the exit code of an error."""
     return EXIT_CODES.get(error.code, 1)
 
 
 class _Commands(TyperGroup):
-    """Errors of petps become one sentence in red and an exit code, never a traceback."""
+    """Group that turns errors of petps into one red sentence and an exit code, not a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -77,7 +78,7 @@ class _Commands(TyperGroup):
 
 
 def _text_of(error: OSError) -> str:
-    """One sentence: which file, and what the operating system said."""
+    """Return one sentence: the file, and the operating system's error."""
     text = error.strerror or str(error)
     return f"{error.filename}: {text}" if error.filename else text
 
@@ -120,5 +121,5 @@ commands.register(app)
 
 
 def main() -> None:
-    """The `petps` script."""
+    """Run the `petps` script."""
     app()

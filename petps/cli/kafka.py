@@ -1,4 +1,4 @@
-"""The words of every command that opens a delta log."""
+"""Help texts of the commands that open a delta log."""
 
 from __future__ import annotations
 

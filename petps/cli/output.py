@@ -1,4 +1,4 @@
-"""What commands show: JSON for programs, or tables and bars for people."""
+"""Output of commands: JSON for programs, tables and bars for people."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ PIPE_COLUMNS: Final = 140
 
 
 def json_out(value: Any) -> None:
-    """One JSON document on standard output."""
+    """Write one JSON document to standard output."""
     typer.echo(json.dumps(value, indent=2, allow_nan=True))
 
 
 def note(text: str) -> None:
-    """A line for people, on standard error: standard output stays a report."""
+    """Write a line for people to standard error; standard output stays a report."""
     typer.echo(text, err=True)
 
 
 def table(
     columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None
 ) -> None:
-    """A table; the first column left, numbers right."""
+    """Print a table, with the first column left-aligned and the others right-aligned."""
     from rich.table import Table
     from rich.text import Text
 
@@ -44,7 +44,7 @@ def table(
 
 
 def facts(pairs: Sequence[tuple[str, object]], title: str | None = None) -> None:
-    """Names and values, one pair a line."""
+    """Print names and values, one pair per line."""
     from rich.table import Table
     from rich.text import Text
 
@@ -57,7 +57,7 @@ def facts(pairs: Sequence[tuple[str, object]], title: str | None = None) -> None
 
 
 def _console() -> Console:
-    """Standard output; wide enough for our tables where nobody tells its width (a pipe)."""
+    """Return a console for standard output. A pipe has no width, so it gets PIPE_COLUMNS."""
     from rich.console import Console
 
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
@@ -72,7 +72,7 @@ def _text(value: object) -> str:
 
 
 def bytes_text(n: float) -> str:
-    """1536 -> '1.5 KiB'."""
+    """Return n bytes as text: 1536 -> '1.5 KiB'."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if n < 1024:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
@@ -82,7 +82,7 @@ def bytes_text(n: float) -> str:
 
 @contextmanager
 def progress(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error; gives a function that is told of each n done."""
+    """Show a bar on standard error; yield a function to call with each number of items done."""
     if quiet or not sys.stderr.isatty():
         yield lambda n: None
         return
@@ -110,7 +110,7 @@ def progress(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[
 
 @contextmanager
 def waiting(what: str, *, quiet: bool) -> Iterator[None]:
-    """A spinner on standard error, for work that cannot say how far it is."""
+    """Show a spinner on standard error during work that cannot report its progress."""
     if quiet or not sys.stderr.isatty():
         yield
         return

@@ -17,13 +17,13 @@ __all__ = ["TARGET_HELP", "Target", "TargetTable", "is_server", "open_target"]
 
 TARGET_HELP: Final = "A pool's path, or a server: petps://HOST:PORT or petps://HOST:PORT/MODEL."
 
-# A command is patient: one request is 65,536 rows at most, made durable on a disk.
+# Commands may take long: one request has at most 65,536 rows, made durable on a disk.
 DEADLINE_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
-    """What a command must know of a table."""
+    """Properties of a table that a command needs."""
 
     name: str
     dim: int
@@ -31,15 +31,15 @@ class TargetTable:
 
 
 class Target(Protocol):
-    """Tables that can be pulled and pushed, wherever they are."""
+    """Tables that can be pulled and pushed, in a pool or on a server."""
 
     def describe(self, table: str) -> TargetTable:
-        """NotFound names the tables there are."""
+        """Return a table's properties. NotFound lists the existing tables."""
 
     def pull(
         self, table: str, keys: npt.NDArray[np.uint64]
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-        """rows float32[n, dim] and mask bool[n]."""
+        """Return rows float32[n, dim] and mask bool[n]."""
 
     def push(
         self,
@@ -48,7 +48,7 @@ class Target(Protocol):
         rows: npt.NDArray[np.float32],
         allow_not_finite: bool,
     ) -> dict[str, int]:
-        """Counts of what was done. Durable on return."""
+        """Write rows; return the counts. Durable on return."""
 
     def load(
         self,
@@ -57,26 +57,26 @@ class Target(Protocol):
         rows: npt.NDArray[np.float32],
         allow_not_finite: bool,
     ) -> dict[str, int]:
-        """As push; also into a table that deltas write, before its first one (pools only)."""
+        """Write rows as push() does. In a pool, also to a delta-fed table without any delta yet."""
 
     def erase(self, table: str, keys: npt.NDArray[np.uint64]) -> dict[str, int]:
-        """Counts of what was done. Durable on return."""
+        """Delete keys; return the counts. Durable on return."""
 
     def status(self) -> dict[str, Any]:
-        """The normalised status."""
+        """Return the normalised status."""
 
     def switch_alias(self, alias: str, instance: str) -> None:
-        """Durable on return."""
+        """Make an alias refer to an instance. Durable on return."""
 
     def drop_instance(self, instance: str) -> None:
-        """Durable on return."""
+        """Remove an instance. Durable on return."""
 
     def close(self) -> None:
-        """Gives back the pool or the connections."""
+        """Release the pool or the connections."""
 
 
 def is_server(target: str) -> bool:
-    """Whether TARGET names a server. InvalidArgument for a URL of another kind."""
+    """Return whether TARGET names a server. Raises InvalidArgument for another kind of URL."""
     if target.startswith("petps://"):
         return True
     scheme, found, _ = target.partition("://")
@@ -88,7 +88,7 @@ def is_server(target: str) -> bool:
 
 
 def open_target(target: str, *, model: str | None, read_only: bool) -> Target:
-    """Opens it. A pool that a server holds raises FailedPrecondition with the remedy."""
+    """Open a target. Raises FailedPrecondition, with the remedy, if a server has the pool open."""
     if is_server(target):
         return _ServerTarget(target, model)
     return _PoolTarget(target, model, read_only)
@@ -226,7 +226,10 @@ class _ServerTarget:
 
 @contextmanager
 def _own_errors() -> Iterator[None]:
-    """petps_client has a tree of its own, for machines without petps; its codes are the same."""
+    """Translate errors of petps_client, which has its own classes, to those of petps by code.
+
+    petps_client is used on machines without petps.
+    """
     import petps_client
 
     try:

@@ -1,7 +1,7 @@
-"""Room config: what a TOML file may say, with every key's meaning and default.
+"""Room config: the keys of the TOML configuration file, with their meanings and defaults.
 
-Owns:        the schema, its checks, the table of keys that documentation shows.
-Never does:  open pools or ports; read the environment; guess at an unknown key.
+Owns:        the schema, its checks, the table of keys for the documentation.
+Never does:  open pools or ports; read the environment; guess an unknown key.
 Called by:   cli and server.
 """
 

@@ -1,4 +1,4 @@
-"""Read a TOML file into a Config, or say in the user's words what is wrong with it."""
+"""Reading of a TOML file into a Config, with errors in the user's words."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from petps.errors import InvalidArgument, NotFound
 
 __all__ = ["load", "merged", "parse"]
 
-MAX_CONFIG_BYTES = 1 << 20  # 4,096 tables take 800 KiB; a larger file is the wrong one
+MAX_CONFIG_BYTES = 1 << 20  # 4,096 tables take 800 KiB; a larger file is the wrong file
 
 
 def load(path: Path | str) -> Config:
-    """The configuration in ``path``. Errors: NotFound, InvalidArgument (file, key, remedy)."""
+    """Return the configuration in ``path``.
+
+    Raises NotFound or InvalidArgument (file, key, remedy).
+    """
     path = Path(path)
     try:
         size = path.stat().st_size
@@ -43,7 +46,7 @@ def load(path: Path | str) -> Config:
 
 
 def parse(text: str, source: str = "configuration") -> Config:
-    """The configuration in ``text``; ``source`` names it in messages."""
+    """Return the configuration in ``text``; ``source`` names it in messages."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -52,9 +55,10 @@ def parse(text: str, source: str = "configuration") -> Config:
 
 
 def merged(base: Config | None, given: dict[str, dict[str, Any]], source: str) -> Config:
-    """``base`` with the values of ``given`` (by section, None: not given) in their place.
+    """Return ``base`` with values of ``given`` in place of its own.
 
-    Errors: InvalidArgument that names ``source`` and the key.
+    ``given`` is by section and key; a value None is left out. Raises InvalidArgument that names
+    ``source`` and the key.
     """
     document = {} if base is None else base.model_dump()
     for section, values in given.items():
@@ -72,9 +76,9 @@ def _validated(document: dict[str, Any], source: str) -> Config:
 
 
 def _describe(fault: Any) -> str:
-    """One fault of pydantic's list, as `[server] port: ...`."""
+    """Return one fault of pydantic's list as text: `[server] port: ...`."""
     location = [str(part) for part in fault["loc"]]
-    # A union's member names ("float", "list[float]") stand in the location: they say nothing here.
+    # The location has names of a union's members ("float", "list[float]"), useless to the user.
     location = [part for part in location if part not in ("float", "list[float]", "[key]")]
     where = _where(location)
     if fault["type"] == "extra_forbidden":
@@ -105,11 +109,11 @@ def _nearest(location: list[str]) -> str:
 
 
 def _known_keys(section: list[str]) -> Iterable[str]:
-    """The keys of the section at this path."""
+    """Return the keys of the section at this path."""
     model: type[BaseModel] = Config
     for depth, part in enumerate(section):
         if depth > 0 and section[depth - 1] == "tables":
-            continue  # the table's own name
+            continue  # the table's name
         annotation = model.model_fields[part].annotation
         candidates = [annotation, *get_args(annotation)]
         model = next(

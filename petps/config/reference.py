@@ -1,4 +1,4 @@
-"""The documentation of every key, made from the schema so that it cannot fall behind."""
+"""Documentation of every key, generated from the schema so that both always agree."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Key:
     """'pool', 'server.limits', 'tables.<name>'."""
     name: str
     kind: str
-    """What may be written: 'integer', "'power' or 'process'"."""
+    """Allowed values: 'integer', "'power' or 'process'"."""
     default: str
-    """As TOML would write it; 'required' or 'none'."""
+    """In TOML's notation; or 'required' or 'none'."""
     description: str
 
 
 def keys() -> Iterator[Key]:
-    """Every key, in the order of the schema."""
+    """Return every key, in the order of the schema."""
     return _keys_of(Config, "")
 
 
@@ -100,7 +100,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def keys_markdown() -> str:
-    """The keys as a Markdown document, one table for each section."""
+    """Return the keys as a Markdown document, with one table for each section."""
     lines = [
         "# Configuration keys",
         "",

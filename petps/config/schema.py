@@ -1,4 +1,4 @@
-"""The schema of a configuration file. The documentation is made of its descriptions."""
+"""The schema of the configuration file. Its descriptions become the documentation."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Port = Annotated[int, Field(ge=0, le=MAX_PORT)]
 
 
 class Section(BaseModel):
-    """One table of the file. Unknown keys are refused (load.py names the nearest known one)."""
+    """One TOML table of the file. Unknown keys are refused; load.py names the nearest known key."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class PoolConfig(Section):
-    """Where the rows live."""
+    """Place of the rows."""
 
     path: Path = Field(
         strict=False,
@@ -71,7 +71,7 @@ class ModelConfig(Section):
 
 
 class LimitsConfig(Section):
-    """Limits of one server; breaking one gets a clear error on that connection alone."""
+    """Limits of one server. A connection that breaks one gets an error; others are unaffected."""
 
     keys_per_pull: int = Field(default=65_536, ge=1, le=65_536, description="Keys of one pull.")
     keys_per_push: int = Field(default=65_536, ge=1, le=65_536, description="Rows of one push.")
@@ -120,7 +120,7 @@ class LimitsConfig(Section):
 
 
 class ServerConfig(Section):
-    """The server's doors and threads."""
+    """Endpoints and threads of the server."""
 
     host: str = Field(
         default="127.0.0.1",
@@ -208,7 +208,7 @@ class ServerConfig(Section):
 
 
 class IngestConfig(Section):
-    """Where deltas come from. Without a log, nothing is ingested."""
+    """Source of deltas. Without a log, nothing is ingested."""
 
     log: str | None = Field(
         default=None,
@@ -290,7 +290,7 @@ class TableConfig(Section):
         return self
 
     def default_row(self) -> list[float]:
-        """The default row as ``dim`` numbers."""
+        """Return the default row as ``dim`` numbers."""
         return self.default if isinstance(self.default, list) else [self.default] * self.dim
 
 
@@ -315,15 +315,15 @@ class Config(Section):
     @field_validator("kafka", mode="before")
     @classmethod
     def _flat(cls, value: object) -> object:
-        """TOML reads security.protocol = "SSL" as a table in a table; Kafka's names have dots."""
+        """Join nested tables to dotted names: TOML reads security.protocol = "SSL" as a table."""
         return dict(_flattened(value, "")) if isinstance(value, dict) else value
 
     def ingest_model(self) -> str:
-        """The model whose log is followed."""
+        """Return the model whose log is followed."""
         return self.ingest.model or self.model.name
 
     def bases(self) -> Path | None:
-        """Where bases are looked for; None without a log."""
+        """Return the folder to search for bases; None without a log."""
         if self.ingest.log is None:
             return None
         if self.ingest.bases is not None:
@@ -332,7 +332,7 @@ class Config(Section):
         return (self.folder() if in_kafka else Path(self.ingest.log).parent) / "bases"
 
     def folder(self) -> Path:
-        """Where things lie beside the pool. InvalidArgument when a device leaves that open."""
+        """Return the folder for files beside the pool. Raises InvalidArgument if none is known."""
         if self.pool.folder is not None:
             return self.pool.folder
         if not self.pool.path.is_char_device():
@@ -345,7 +345,7 @@ class Config(Section):
         )
 
     def dead_letters(self) -> str:
-        """Where unreadable chunks go: a folder, or a topic."""
+        """Return the place for unreadable chunks: a folder or a topic."""
         if self.ingest.dead_letters is not None:
             return self.ingest.dead_letters
         if self.ingest.log is not None and "://" in self.ingest.log:

@@ -1,9 +1,9 @@
-"""Room delta: the delta record and the log that carries it.
+"""Room delta: the delta record, and the delta log that carries records.
 
-Owns:        the record's schema, encode and decode (FORMAT.md), the log contract (log.py), its
-             backends (directory/, kafka/) and their opening (open.py), the atomic replacement of
-             files (files.py); Position, where a publisher stands in a log.
-Never does:  decide whether a record may be applied (ingest) or when one is due (publish).
+Owns:        the record's schema, encoding and decoding (FORMAT.md); the log contract (log.py), its
+             backends (directory/, kafka/) and the function that opens them (open.py); the atomic
+             replacement of files (files.py); Position, a publisher's position in a log.
+Never does:  decide whether a record may be applied (ingest does) or when one is due (publish does).
 Called by:   publish, ingest, checkpoint, server, cli.
 """
 

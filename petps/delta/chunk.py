@@ -1,7 +1,7 @@
 """Rows of one chunk as an Arrow IPC stream: {key uint64, row fixed-size binary, null row = delete}.
 
-A stream and not a file: a message is read once from start to end, its length comes from the log and
-its integrity from the checksum, so the footer would be dead weight in every message.
+It is a stream, not a file: a message is read once from start to end, the log stores its length and
+the checksum covers its integrity, so a footer would be dead weight in every message.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ Layout = tuple[int, ...]
 
 KEY: Final = "key"
 ROW: Final = "row"
-# Headers (15 of at most 63 bytes and their names), the stream's schema and padding: under 3,000.
+# Upper bound, really under 3,000: 15 headers of at most 63 bytes with their names, the stream's
+# schema, padding.
 RESERVED_BYTES: Final = 4096
-# What Arrow may raise on bytes that no writer of ours made.
+# Exceptions that Arrow may raise on bytes that petps did not write.
 _ARROW_ERRORS: Final = (
     pa.ArrowException,
     OSError,
@@ -52,20 +53,20 @@ _ARROW_ERRORS: Final = (
 
 
 def rows_per_chunk(row_bytes: int, limit: int = MAX_MESSAGE_BYTES) -> int:
-    """Most rows whose message stays within ``limit`` bytes; at least 1."""
+    """Return the largest number of rows whose message fits into ``limit`` bytes; at least 1."""
     bits_per_row = 8 * (8 + row_bytes) + 1
     return max(1, 8 * (limit - RESERVED_BYTES) // bits_per_row)
 
 
 def slices(n: int, row_bytes: int, limit: int = MAX_MESSAGE_BYTES) -> Iterator[slice]:
-    """Cuts n rows into consecutive slices, each small enough for one message."""
+    """Cut n rows into consecutive slices, each small enough for one message."""
     step = rows_per_chunk(row_bytes, limit)
     for start in range(0, n, step):
         yield slice(start, min(n, start + step))
 
 
 def encode_rows(keys: Keys, rows: Rows, deleted: Mask | None = None) -> memoryview:
-    """keys: uint64[n], rows: uint8[n, row_bytes], deleted: bool[n] -> the bytes of an IPC stream.
+    """Encode keys uint64[n], rows uint8[n, row_bytes], deleted bool[n] as an Arrow IPC stream.
 
     The rows of deletions are written as zeros, so that equal deltas have equal bytes.
     """
@@ -80,11 +81,18 @@ def encode_columns(
     keyed: bool = True,
     into: memoryview | None = None,
 ) -> memoryview:
-    """As encode_rows, of several columns uint8[n, width]; those of ``row`` are null if deleted.
+    """Encode several columns uint8[n, width], as encode_rows() does; only ``row`` has nulls.
 
-    keyed: whether the keys are written; who leaves them out knows them. into: memory that the bytes
-    are written to. It has room for the schema too, which grows with the columns: RESERVED_BYTES are
-    enough for a few.
+    Args:
+        keys: uint64[n].
+        columns: Column by name; must contain ``row``.
+        deleted: bool[n], the rows to write as null in ``row`` and as zeros in every column.
+        keyed: Whether to write the keys. Without them, the decoder must know the first key.
+        into: Memory to write to. It needs room for the schema too, which grows with the number of
+            columns: RESERVED_BYTES are enough for a few columns.
+
+    Returns:
+        The bytes of the stream; a part of ``into`` if it is given.
     """
     n = len(keys)
     validity = None
@@ -114,9 +122,9 @@ def encode_columns(
 
 
 def decode_rows(body: bytes | memoryview, row_bytes: int) -> tuple[Keys, Rows, Mask | None]:
-    """IPC stream -> keys uint64[n], rows uint8[n, row_bytes], deleted bool[n] or None.
+    """Decode an IPC stream: keys uint64[n], rows uint8[n, row_bytes], deleted bool[n] or None.
 
-    keys and rows are views of ``body`` (read-only), copied only where it is not aligned to 8 bytes.
+    keys and rows are read-only views of ``body``; keys that are not aligned to 8 bytes are copied.
     Raises DeltaError.
     """
     keys, columns, deleted = decode_columns(body, {ROW: row_bytes})
@@ -126,9 +134,9 @@ def decode_rows(body: bytes | memoryview, row_bytes: int) -> tuple[Keys, Rows, M
 def decode_columns(
     body: bytes | memoryview, widths: Mapping[str, int], first_key: int | None = None
 ) -> tuple[Keys, dict[str, Rows], Mask | None]:
-    """As decode_rows, of the columns named: uint8[n, width] each.
+    """Decode the named columns, each uint8[n, width], as decode_rows() does.
 
-    first_key: of a stream without keys: they ascend from it by one.
+    first_key: For a stream without keys, its first key; the keys ascend from it by one.
     """
     try:
         with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
@@ -156,9 +164,9 @@ def decode_columns(
 
 
 def locate_columns(body: bytes | memoryview, names: Sequence[str]) -> Layout:
-    """Where in encode_columns()' bytes the keys, each column and ``row``'s null mask begin.
+    """Return the offsets, in encode_columns()' bytes, of keys, columns and ``row``'s null mask.
 
-    The first and the last are -1 where there are none.
+    The first is -1 if the stream has no keys, the last is -1 if it has no null mask.
     """
     whole = pa.py_buffer(body)
     with pa.ipc.open_stream(whole) as reader:
@@ -173,9 +181,9 @@ def locate_columns(body: bytes | memoryview, names: Sequence[str]) -> Layout:
 def view_columns(
     body: bytes | memoryview, n: int, widths: Mapping[str, int], layout: Layout, first_key: int
 ) -> tuple[Keys, dict[str, Rows], Mask | None]:
-    """decode_columns() without Arrow, for bytes that are known to be what locate_columns() saw.
+    """Decode without Arrow. The bytes must have the layout that locate_columns() returned.
 
-    first_key: is looked at where the bytes have no keys.
+    first_key: The first key; used only if the bytes have no keys.
     """
     if layout[0] < 0:
         keys = _by_one(first_key, n)

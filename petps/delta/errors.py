@@ -1,4 +1,4 @@
-"""What can be wrong with a delta record or with a delta log."""
+"""Errors of a delta record and of a delta log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["DeltaError", "Fault", "LogLocked"]
 
 
 class Fault(enum.Enum):
-    """Why a message was refused: stands in dead letters and counters, so never rename a value."""
+    """Reason why a message was refused. Dead letters and counters hold it: never rename a value."""
 
     HEADER_MISSING = "header-missing"
     HEADER_INVALID = "header-invalid"
@@ -28,14 +28,14 @@ class Fault(enum.Enum):
     WRONG_DTYPE = "wrong-dtype"
     WRONG_PARTITION = "wrong-partition"
     LOG_DAMAGED = "log-damaged"
-    # Of messages of HugeCTR HPS (petps/publish/hps.py).
+    # For messages of HugeCTR HPS (petps/publish/hps.py).
     TOO_SHORT = "too-short"
     TORN = "torn"
     NOT_FINITE = "not-finite"
 
 
 class DeltaError(DataLoss):
-    """A message that this reader can't take. ``fault`` says why, the text says what."""
+    """A message that this reader cannot accept. ``fault`` is the reason, the text gives details."""
 
     def __init__(self, fault: Fault, text: str) -> None:
         super().__init__(f"{fault.value}: {text}")
@@ -43,4 +43,4 @@ class DeltaError(DataLoss):
 
 
 class LogLocked(FailedPrecondition):
-    """Another process writes this partition of the log."""
+    """Error when another process writes this partition of the log."""

@@ -1,4 +1,4 @@
-"""The one way to put a whole file in place: temporary name, fsync, rename, fsync the folder."""
+"""The one way to write a whole file: temporary name, fsync, rename, fsync of the folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["publish_file", "sync_folder"]
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable."""
+    """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -23,10 +23,14 @@ def sync_folder(folder: Path) -> None:
 def publish_file(
     path: Path, content: bytes | Callable[[BinaryIO], None], *, exclusive: bool = False
 ) -> None:
-    """Puts ``content`` at ``path``: a reader, or a crash, finds the old file or the new one, whole.
+    """Write a file atomically: a reader, or a crash, finds the old file or the whole new one.
 
-    ``content`` is the bytes, or a function that writes them. Durable when it returns. With
-    ``exclusive`` an existing file stays and FileExistsError is raised. Nothing is left on failure.
+    The file is durable when the function returns. On failure nothing is left behind.
+
+    Args:
+        path: The file to create or replace.
+        content: The bytes, or a function that writes them.
+        exclusive: Keep an existing file and raise FileExistsError.
     """
     temporary = path.parent / f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp"
     try:

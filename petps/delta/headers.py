@@ -1,7 +1,7 @@
-"""Message and its headers: sealing, checking, reading. FORMAT.md gives the bytes.
+"""Message and its headers: sealing, checking, reading. FORMAT.md defines the bytes.
 
-Headers are a list of (name, value) so that Kafka carries them unchanged. Names that are not ours
-are left to their owners (tracing, mirroring): neither read nor part of the checksum.
+Headers are a list of (name, value), so Kafka carries them unchanged. Header names of others
+(tracing, mirroring) are ignored: petps neither reads them nor includes them in the checksum.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from petps.delta.errors import DeltaError, Fault
 
 __all__ = ["FIELDS", "FORMAT", "MAX_MESSAGE_BYTES", "Fields", "Message", "seal", "unseal"]
 
-# Kafka's default message.max.bytes is 1,048,588 for a batch; the rest is room for its framing.
+# Kafka's default message.max.bytes is 1,048,588 for a batch; the rest leaves room for its framing.
 MAX_MESSAGE_BYTES: Final = 1_000_000
-# What Kafka adds: at most 10 bytes of lengths per header, at most 100 per message.
+# Kafka's overhead: at most 10 bytes of lengths per header, at most 100 per message.
 HEADER_OVERHEAD_BYTES: Final = 10
 MESSAGE_OVERHEAD_BYTES: Final = 100
 MAX_FIELD_BYTES: Final = 255  # names are at most 63 bytes, numbers 20
 
 FORMAT_NAME: Final = "petps-delta"
 FORMAT: Final = 1
-# The headers of format 1, in the order in which the checksum takes them. Never reorder.
+# The headers of format 1, in the order in which the checksum covers them. Never reorder.
 FIELDS: Final = (
     "format",
     "model",
@@ -55,26 +55,26 @@ class Message:
 
     @property
     def size(self) -> int:
-        """Bytes that Kafka counts at most, headers included."""
+        """Return an upper bound of the bytes that Kafka counts, headers included."""
         named = sum(len(name) + len(value) + HEADER_OVERHEAD_BYTES for name, value in self.headers)
         return len(self.body) + named + MESSAGE_OVERHEAD_BYTES
 
 
 class Fields:
-    """Our headers of one message, checked on reading."""
+    """The petps headers of one message. Each value is checked when it is read."""
 
     def __init__(self, values: dict[str, bytes]) -> None:
         self._values = values
 
     def text(self, name: str) -> str:
-        """A header as text. Raises DeltaError when it is not UTF-8."""
+        """Return a header as text. Raises DeltaError when it is not UTF-8."""
         try:
             return self._values[name].decode()
         except UnicodeDecodeError:
             raise DeltaError(Fault.HEADER_INVALID, f"header {name} is not UTF-8") from None
 
     def number(self, name: str) -> int:
-        """A header as a u64. Raises DeltaError when it is not a decimal number below 2**64."""
+        """Return a header as a u64. Raises DeltaError if it is not a decimal number below 2**64."""
         value = self._values[name]
         if not 1 <= len(value) <= 20 or not value.isdigit() or int(value) >= _U64_LIMIT:
             raise DeltaError(Fault.HEADER_INVALID, f"header {name} is no u64: {value[:32]!r}")
@@ -91,7 +91,7 @@ def _checksum(values: dict[str, bytes], body: bytes | memoryview) -> bytes:
 
 
 def seal(fields: list[tuple[str, bytes]], body: bytes | memoryview) -> Message:
-    """Adds format and checksum. Raises DeltaError when the message is larger than any log takes."""
+    """Add format and checksum. Raises DeltaError if no log accepts a message of this size."""
     sealed = [("format", f"{FORMAT_NAME}-{FORMAT}".encode()), *fields]
     values = dict(sealed)
     sealed.append(("checksum", _checksum(values, body)))
@@ -104,7 +104,7 @@ def seal(fields: list[tuple[str, bytes]], body: bytes | memoryview) -> Message:
 
 
 def unseal(message: Message) -> Fields:
-    """Checks size, format, presence of every header, and the checksum. Raises DeltaError."""
+    """Check size, format, presence of every header, and the checksum. Raises DeltaError."""
     if message.size > MAX_MESSAGE_BYTES:
         raise DeltaError(
             Fault.TOO_LARGE, f"a message of {message.size} bytes; the limit is {MAX_MESSAGE_BYTES}"

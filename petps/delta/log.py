@@ -1,13 +1,14 @@
-"""The log contract: what publish and ingest may ask of a delta log, whatever carries it.
+"""The log contract: the operations that publish and ingest use on a delta log of any kind.
 
-Owns:        the Protocols DeltaLog and Subscription and the events that a subscription gives.
+Owns:        the Protocols DeltaLog and Subscription, and the events that a subscription returns.
 Never does:  look into a message.
-Called by:   publish (publish, flush) and ingest (subscribe). tests/python/delta has
-             the suite that every log passes.
-Invariants:  a partition's messages are read in the order in which they were published; a message
-             that flush() returned for is read by every subscription, for ever or until retention
-             says Lost; offsets of a partition grow, and positions() is where reading goes on.
-Threads:     a DeltaLog may be used from several threads; a Subscription belongs to one.
+Called by:   publish (publish, flush) and ingest (subscribe). tests/python/delta has the suite that
+             every log must pass.
+Invariants:  A partition's messages are read in the order in which they were published. Once flush()
+             has returned for a message, every subscription reads it, until retention removes it;
+             then the subscription reports Lost. Offsets of a partition grow. positions() returns
+             where reading continues.
+Threads:     Several threads may use a DeltaLog; a Subscription belongs to one thread.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["Damage", "Delivery", "DeltaLog", "Event", "Lost", "Subscription"]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A message. ``next_offset`` is where reading goes on after it."""
+    """A message. Reading continues at ``next_offset`` after it."""
 
     partition: int
     offset: int
@@ -33,7 +34,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """The log could not give back what was stored from ``offset`` to before ``next_offset``."""
+    """A range that the log could not read back: from ``offset`` to before ``next_offset``."""
 
     partition: int
     offset: int
@@ -43,9 +44,9 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The position asked for is outside the log: retention removed it, or the log was replaced.
+    """A requested position outside the log: retention removed it, or the log was replaced.
 
-    The partition stands still until seek(). ``start`` and ``end`` are the log's bounds now.
+    The partition delivers nothing until seek(). ``start`` and ``end`` are the log's bounds now.
     """
 
     partition: int
@@ -55,7 +56,7 @@ class Lost:
 
     @property
     def reason(self) -> str:
-        """One sentence for status and logs."""
+        """Return one sentence for status and logs."""
         if self.offset < self.start:
             return (
                 f"offsets {self.offset} to {self.start - 1} are gone from the log: retention "
@@ -72,28 +73,28 @@ Event = Delivery | Damage | Lost
 
 
 class Subscription(Protocol):
-    """Reads given partitions from given offsets on."""
+    """Reader of given partitions, each from a given offset on."""
 
     def poll(self, *, max_bytes: int, timeout: float) -> list[Event]:
-        """Events, about ``max_bytes`` of them; waits up to ``timeout`` seconds for the first."""
+        """Return events of about ``max_bytes``; wait up to ``timeout`` seconds for the first."""
 
     def seek(self, partition: int, offset: int) -> None:
-        """The next event of the partition is the one at ``offset`` (or Lost)."""
+        """Make the event at ``offset`` (or Lost) the next one of the partition."""
 
     def positions(self) -> dict[int, int]:
-        """Offset of the next event, by partition."""
+        """Return the offset of the next event, by partition."""
 
     def pause(self, partition: int) -> None:
-        """No events of this partition until resume()."""
+        """Deliver no events of this partition until resume()."""
 
     def resume(self, partition: int) -> None:
-        """Undoes pause()."""
+        """Undo pause()."""
 
     def observe(self, positions: Mapping[int, int]) -> None:
-        """Tells the log's own tools where its reader stands. Nothing depends on it."""
+        """Report the reader's positions to the log's own tools. Nothing depends on it."""
 
     def close(self) -> None:
-        """Gives back what the subscription holds."""
+        """Release what the subscription holds."""
 
 
 class DeltaLog(Protocol):
@@ -101,29 +102,32 @@ class DeltaLog(Protocol):
 
     @property
     def name(self) -> str:
-        """What to call it in messages: kind and place."""
+        """Return the name for messages: the kind of the log and its location."""
 
     @property
     def partitions(self) -> int:
-        """P, fixed when the log was made."""
+        """Return P, the number of partitions, which is fixed when the log is created."""
 
     def publish(self, partition: int, message: Message) -> None:
-        """Appends. May wait (back-pressure); durable only after flush(). Raises PetpsError."""
+        """Append a message. May block (backpressure). Durable only after flush().
+
+        Raises PetpsError.
+        """
 
     def flush(self) -> None:
-        """Returns when everything published is durable. Raises if anything was not."""
+        """Return when every published message is durable. Raise if any of them is not."""
 
     def subscribe(self, positions: Mapping[int, int]) -> Subscription:
-        """A reader of these partitions from these offsets on."""
+        """Return a reader of these partitions from these offsets on."""
 
     def start_offsets(self, partitions: Sequence[int]) -> dict[int, int]:
-        """Offset of the oldest message kept, by partition."""
+        """Return the offset of the oldest retained message, by partition."""
 
     def end_offsets(self, partitions: Sequence[int]) -> dict[int, int]:
-        """Offset that the next message will take, by partition."""
+        """Return the offset that the next message will take, by partition."""
 
     def last_messages(self, partitions: Sequence[int]) -> dict[int, Message]:
-        """The newest whole message by partition; a partition without one is left out."""
+        """Return the newest whole message by partition; a partition without one is left out."""
 
     def close(self) -> None:
-        """Flushes, and gives back locks and files."""
+        """Flush, then release locks and files."""

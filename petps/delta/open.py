@@ -1,4 +1,4 @@
-"""The one place that opens a log by what a user wrote: a folder, or kafka://host:port/topic."""
+"""The one function that opens a log from a user's text: a folder, or kafka://host:port/topic."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ KAFKA: Final = "kafka://"
 
 
 def is_kafka(location: str | Path) -> bool:
-    """Whether a location is in Kafka; otherwise it is a folder."""
+    """Return whether a location is in Kafka; otherwise it is a folder."""
     return str(location).startswith(KAFKA)
 
 
 def kafka_options(given: Iterable[str] | None) -> dict[str, str]:
-    """Options written as NAME=VALUE, by name. Raises InvalidArgument."""
+    """Return options written as NAME=VALUE, by name. Raises InvalidArgument."""
     options = {}
     for text in given or []:
         name, equals, value = text.partition("=")
@@ -39,17 +39,24 @@ def open_log(
     create: bool = True,
     options: Mapping[str, Any] | None = None,
 ) -> DeltaLog:
-    """Opens the log at ``location``.
+    """Open the log at ``location``.
 
-    ``partitions``: P, if it is known; with ``create`` a log that is not there is made with so many.
-    Not ``exact``: a log that is there may have another number. ``options``: Kafka's, by name
-    (petps/delta/kafka/FORMAT.md). Raises InvalidArgument, NotFound; of Kafka also what keeps it
-    from being asked, and with ``exact`` not before its first use.
+    Args:
+        location: A folder, or kafka://host:port[,host:port]/topic.
+        partitions: P, if the caller knows it.
+        exact: Whether an existing log must have exactly ``partitions`` partitions.
+        create: Whether to create a missing log with ``partitions`` partitions.
+        options: Kafka's options, by name (petps/delta/kafka/FORMAT.md).
+
+    Raises:
+        InvalidArgument, NotFound.
+        PermissionDenied, Unavailable: The brokers refuse or do not answer. With ``exact`` a Kafka
+            log contacts them at its first use, so the error comes then.
     """
     if partitions is not None and not exact:
         try:
             found = open_log(location, options=options)
-            _ = found.partitions  # asks
+            _ = found.partitions  # contacts the brokers
             return found
         except NotFound:
             return open_log(location, partitions=partitions, create=create, options=options)

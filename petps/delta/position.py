@@ -1,4 +1,4 @@
-"""Where a publisher stands in a log."""
+"""A publisher's position in a log."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ __all__ = ["Position"]
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a publisher stands: what a trainer saves beside its state, to go on from it.
+    """A publisher's position. A trainer saves it with its state, and resumes from it.
 
-    ``seqs[p]`` is the last seq written to partition p in ``run``; ``version`` the last committed.
-    ``instance``: which one of the model the run feeds (``model@name``); None: whichever is fed.
+    ``seqs[p]`` is the last seq written to partition p in ``run``; ``version`` is the last committed
+    version. ``instance`` is the instance of the model (``model@name``) that the run feeds; None
+    selects the instance that is fed at that time.
     """
 
     run: int
@@ -23,7 +24,7 @@ class Position:
     instance: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values for a checkpoint's metadata."""
+        """Return plain values for a checkpoint's metadata."""
         return {
             "run": self.run,
             "seqs": list(self.seqs),
@@ -33,7 +34,7 @@ class Position:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Position:
-        """The inverse of as_json."""
+        """Return the position that as_json() wrote."""
         return Position(
             int(values["run"]),
             tuple(values["seqs"]),

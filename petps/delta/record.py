@@ -1,10 +1,10 @@
-"""The delta record: one message of a delta log, as Python sees it. FORMAT.md gives the bytes.
+"""The delta record: one message of a delta log, as Python sees it. FORMAT.md defines the bytes.
 
 Owns:        Message, the record classes, encode_record, read_header, decode_record.
-Never does:  read or write a log; know what was applied; loop over rows in Python.
+Never does:  read or write a log; know which records were applied; loop over rows in Python.
 Called by:   publish (encode), ingest (decode), tests. There is no second encoder or decoder.
-Invariants:  decode(encode(r)) == r; a header that was read had its checksum held; the arrays of a
-             decoded record are views of the message's body.
+Invariants:  decode(encode(r)) == r. read_header() returns a header only after its checksum matched.
+             The arrays of a decoded record are views of the message's body.
 Threads:     pure functions.
 """
 
@@ -44,7 +44,7 @@ MAX_LOCATION_BYTES: Final = 4096  # a path or URL; PATH_MAX, and longer than any
 
 
 class Kind(enum.Enum):
-    """What a message is. The values travel: never rename one."""
+    """Kind of a message. Messages carry the values: never rename one."""
 
     ROWS = "rows"
     COMMIT = "commit"
@@ -54,10 +54,11 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RecordHeader:
-    """Who wrote a message, when, and where it stands. Times are nanoseconds since the epoch.
+    """Header of a message: its writer, its time and its place. Times are nanoseconds since 1970.
 
-    ``version``: of a commit, the version that is complete; of a base, the version it holds; of rows
-    and continue, the lowest version they can become part of. ``table`` is empty unless ROWS.
+    The meaning of ``version`` depends on the kind. For a commit it is the version that is complete,
+    for a base the version that the base holds, for rows and continue the lowest version that they
+    can become part of. ``table`` is empty unless the kind is ROWS.
     """
 
     model: str
@@ -76,13 +77,13 @@ class RecordHeader:
 
     @property
     def begins_run(self) -> bool:
-        """A run begins with seq 1, which is a base or a continue marker."""
+        """Return whether the message begins a run: seq 1, and a base or a continue marker."""
         return self.seq == 1 and self.kind in (Kind.BASE, Kind.CONTINUE)
 
 
 @dataclass(frozen=True, slots=True)
 class RowsBody:
-    """keys: uint64[n]; rows: uint8[n, row_bytes] as stored; deleted: bool[n], or None for none."""
+    """Rows: keys uint64[n]; rows uint8[n, row_bytes] as stored; deleted bool[n], None for none."""
 
     keys: npt.NDArray[np.uint64]
     rows: npt.NDArray[np.uint8]
@@ -95,24 +96,24 @@ class _Body(BaseModel):
 
 
 class TableCount(_Body):
-    """Rows and deletions of one table in a version: in this partition, and in all of them."""
+    """Number of rows and deletions of one table in a version: in this partition, and in all."""
 
     here: _U64
     everywhere: _U64
 
 
 class CommitBody(_Body):
-    """A version is complete. ``dense`` names its dense weights, if it has any."""
+    """Marker that a version is complete. ``dense`` locates its dense weights, if it has any."""
 
     tables: dict[str, TableCount]
     dense: Annotated[str, Field(max_length=MAX_LOCATION_BYTES)] | None = None
 
 
 class BaseBody(_Body):
-    """Every row up to this message stands in the base at ``location`` (petps/checkpoint).
+    """Marker that the base at ``location`` (petps/checkpoint) holds every row up to this message.
 
-    ``instance`` (``model@name``): the run feeds this instance, which the base begins if it is not
-    there yet; None: whichever the runs before fed.
+    ``instance`` (``model@name``) is the instance that the run feeds; if it does not exist yet, the
+    base creates it. None selects the instance that the previous runs fed.
     """
 
     location: Annotated[str, Field(min_length=1, max_length=MAX_LOCATION_BYTES)]
@@ -120,9 +121,10 @@ class BaseBody(_Body):
 
 
 class ContinueBody(_Body):
-    """This run goes on from a state that holds the previous run's messages up to ``last_seq``.
+    """Marker that this run continues from the previous run's state up to ``last_seq``.
 
-    {0, 0}: from a state that holds no delta of this partition.
+    That state holds the previous run's messages of this partition up to ``last_seq``. {0, 0}: the
+    state holds no delta of this partition.
     """
 
     previous_run: _U64
@@ -146,13 +148,13 @@ class Record:
 
 
 def encode_record(record: Record) -> Message:
-    """The message that carries ``record``. Raises DeltaError(TOO_LARGE) over MAX_MESSAGE_BYTES."""
+    """Return the message for ``record``. Raises DeltaError(TOO_LARGE) over MAX_MESSAGE_BYTES."""
     header = record.header
     body: bytes | memoryview
     if isinstance(record.body, RowsBody):
         body = chunk.encode_rows(record.body.keys, record.body.rows, record.body.deleted)
     else:
-        # A base without an instance has the bytes that it had before there were any.
+        # Leave out a missing instance: such a base keeps the bytes from before instances existed.
         body = record.body.model_dump_json(exclude_none=isinstance(record.body, BaseBody)).encode()
     fields = [
         ("model", header.model),
@@ -173,7 +175,10 @@ def encode_record(record: Record) -> Message:
 
 
 def read_header(message: Message) -> RecordHeader:
-    """Checks format, size, fields and the checksum over everything; leaves the body alone."""
+    """Check size, format, fields and the checksum over everything, and return the header.
+
+    The body is not decoded. Raises DeltaError.
+    """
     fields = headers.unseal(message)
     kind_name = fields.text("kind")
     try:
@@ -213,11 +218,16 @@ def decode_record(
     schema_of: Callable[[str], TableSchema | None],
     header: RecordHeader | None = None,
 ) -> Record:
-    """message -> Record whose arrays are views of the message's body.
+    """Decode a message. The arrays of the returned Record are views of the message's body.
 
-    ``schema_of`` gives the schema of a table's name, or None when there is no such table.
-    ``header`` is what read_header gave for this message, if it was called. Raises DeltaError that
-    names what is wrong; nothing else, whatever the bytes.
+    Args:
+        message: Any bytes, also damaged or hostile ones.
+        model, partition, partitions: The place that the message must belong to.
+        schema_of: Returns the schema of a table by name, or None when there is no such table.
+        header: The result of read_header() for this message, if the caller has it.
+
+    Raises:
+        DeltaError: Names what is wrong. No bytes cause another exception.
     """
     header = header or read_header(message)
     check_place(header, model=model, partition=partition, partitions=partitions)
@@ -240,7 +250,7 @@ def decode_record(
 
 
 def check_place(header: RecordHeader, *, model: str, partition: int, partitions: int) -> None:
-    """Raises DeltaError when the message belongs to another model, partition or partitioning."""
+    """Raise DeltaError if the message belongs to another model, partition or partition count."""
     if header.model != model:
         raise DeltaError(
             Fault.WRONG_MODEL, f"message of model {header.model!r}, expected {model!r}"
@@ -258,7 +268,7 @@ def check_place(header: RecordHeader, *, model: str, partition: int, partitions:
 
 
 def check_schema(header: RecordHeader, schema: TableSchema | None) -> None:
-    """Raises DeltaError when a rows message does not fit the table it names."""
+    """Raise DeltaError if a rows message does not fit the table that it names."""
     if schema is None:
         raise DeltaError(
             Fault.WRONG_TABLE,

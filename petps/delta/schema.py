@@ -1,4 +1,4 @@
-"""What a table's rows look like: name, dtype, dim. Row layouts are those of native/codec."""
+"""Schema of a table's rows: name, dtype, dim. native/codec defines the row layouts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ INSTANCE: Final = r"^[A-Za-z0-9_.\-]+@[A-Za-z0-9_.\-]+$"  # and at most MAX_NAME
 
 
 def check_name(what: str, name: str) -> str:
-    """Returns ``name`` if a pool can hold it. Raises InvalidArgument that says whose name it is."""
+    """Return ``name`` if a pool can hold it. Raises InvalidArgument; ``what`` names the object."""
     if len(name) > MAX_NAME_BYTES or not _NAME.fullmatch(name):
         raise InvalidArgument(
             f"{what} {name!r}: a name has 1 to {MAX_NAME_BYTES} letters, digits, '_', '-' or '.'"
@@ -43,7 +43,7 @@ def check_name(what: str, name: str) -> str:
 
 
 def check_instance(model: str, name: str) -> str:
-    """Returns ``name`` if it is ``model@...`` and fits. Raises InvalidArgument."""
+    """Return ``name`` if it is ``model@...`` and not too long. Raises InvalidArgument."""
     if len(name) > MAX_NAME_BYTES or not re.match(INSTANCE, name) or name.split("@")[0] != model:
         raise InvalidArgument(
             f"instance {name!r}: write {model}@NAME, of at most {MAX_NAME_BYTES} letters, digits, "
@@ -54,7 +54,7 @@ def check_instance(model: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """Rows of one table: ``dim`` values stored as ``dtype`` (f32, f16, bf16 or int8)."""
+    """Schema of one table: rows of ``dim`` values stored as ``dtype`` (f32, f16, bf16 or int8)."""
 
     name: str
     dtype: str
@@ -71,11 +71,14 @@ class TableSchema:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one stored row."""
+        """Return the bytes of one stored row."""
         return _native.row_bytes(self.dtype, self.dim)
 
     def encode(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-        """rows: float32[n, dim] -> uint8[n, row_bytes]; a view for f32."""
+        """Convert rows float32[n, dim] to uint8[n, row_bytes]; for f32 return a view.
+
+        Raises InvalidArgument for another shape.
+        """
         if rows.ndim != 2 or rows.shape[1] != self.dim:
             raise InvalidArgument(
                 f"table {self.name}: rows have shape {rows.shape}, expected (n, {self.dim})"
@@ -87,5 +90,8 @@ class TableSchema:
 
 
 def partition_of(keys: npt.NDArray[np.uint64], partitions: int) -> npt.NDArray[np.uint32]:
-    """keys: uint64[n] -> uint32[n], each below ``partitions``: XXH3-64 (seed 0) mod partitions."""
+    """Return each key's partition: keys uint64[n] -> uint32[n], each below ``partitions``.
+
+    The partition is XXH3-64 (seed 0) of the key, mod ``partitions``.
+    """
     return _native.partition_of(np.ascontiguousarray(keys), partitions)

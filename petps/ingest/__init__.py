@@ -1,14 +1,15 @@
-"""Room ingest: a delta log's records reach the tables, each once and in order.
+"""Room ingest: applies a delta log's records to the tables, each once and in order.
 
 Owns:        the order rule (order.py), merging (window.py), catch-up (catch_up.py), dead letters,
-             which instance a run feeds, the following thread (ingest.py), its status.
-Never does:  know which log or which tables these are: it asks through Protocols (store.py, and
-             petps/delta/log.py); skip anything in silence.
+             the choice of the instance that a run feeds, the following thread (ingest.py), its
+             status.
+Never does:  depend on a kind of log or of table: it uses Protocols (store.py, petps/delta/log.py);
+             skip anything without reporting it.
 Called by:   server, cli, demo.
-Invariants:  progress is recorded after the rows it stands for are durable; a version is reported
-             once every record of it is applied; a stopped partition never applies a later record.
-Threads:     two of its own: one reads and decodes, one applies what the other has decoded before;
-             Ingest's methods from any.
+Invariants:  Progress is recorded only after the rows it covers are durable. A version is reported
+             once every record of it is applied. A stopped partition never applies a later record.
+Threads:     three of its own: one reads and decodes, one applies what was decoded before, and one
+             requests the log's end. Any thread may call Ingest's methods.
 """
 
 from petps.ingest.dead_letters import DirectoryDeadLetters, LogDeadLetters

@@ -1,4 +1,4 @@
-"""Where windows are applied: beside the thread that reads and decodes, one at a time."""
+"""Execution of applies, one at a time, beside the thread that reads and decodes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ __all__ = ["Applier", "InlineApplier", "ThreadApplier"]
 
 
 class Applier(Protocol):
-    """Runs actions one after the other. Errors of an action come out of the next call."""
+    """Executor of actions, one after the other. The next call raises a failed action's error."""
 
     def submit(self, action: Callable[[], None]) -> None:
-        """Begins an action once the one before it has ended."""
+        """Wait until the action before has ended, then begin this one."""
 
     def wait(self) -> None:
-        """Returns when no action goes on."""
+        """Return when no action is running."""
 
 
 class InlineApplier:
-    """In the caller's thread."""
+    """Applier that runs actions in the caller's thread."""
 
     def submit(self, action: Callable[[], None]) -> None:
         """See Applier."""
@@ -31,9 +31,9 @@ class InlineApplier:
 
 
 class ThreadApplier:
-    """In a thread of its own: the next window is read and decoded while this one is applied.
+    """Applier with its own thread: the next window is decoded while this one is applied.
 
-    Never more than one goes on, so that what is held stays bounded.
+    At most one action runs, so the memory held stays bounded.
     """
 
     def __init__(self) -> None:
@@ -52,5 +52,5 @@ class ThreadApplier:
             last.result()
 
     def close(self) -> None:
-        """Waits for the action that goes on, whatever comes of it, and ends the thread."""
+        """Wait for the running action, whether it succeeds or fails, and end the thread."""
         self._thread.shutdown(wait=True)

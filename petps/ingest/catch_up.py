@@ -1,4 +1,4 @@
-"""Catch-up: makes partitions equal to a base. DESIGN section 9."""
+"""Catch-up: makes partitions equal to a base."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from petps.ingest.store import BaseReader, Keys, Progress, Standing, Store, Stor
 
 __all__ = ["CatchUp", "catch_up", "check_base", "partitions_at_once"]
 
-# Keys that a catch-up holds, to know which others are to be deleted: 8 bytes each, some copies.
+# Keys that a catch-up holds, to find the others and delete them: 8 bytes each, in a few copies.
 KEPT_KEYS_MAX: Final = 1 << 25
 
 
 @dataclass(slots=True)
 class CatchUp:
-    """A catch-up that goes on, of partitions and what is recorded of each when it ends.
+    """A running catch-up. ``ways`` has its partitions, each with the progress to record at its end.
 
-    ``fresh``: nothing was wrong with them before. ``failed``: where to read on if it fails; None:
-    where reading stands.
+    ``fresh``: the partitions were healthy before. ``failed``: the offset to continue at after a
+    failure; None is the current reading position.
     """
 
     ways: list[tuple[PartitionState, Progress]]
@@ -38,13 +38,13 @@ class CatchUp:
 
 
 def partitions_at_once(base: BaseReader) -> int:
-    """How many partitions are caught up by one reading of a base."""
+    """Return the number of partitions that one reading of a base can catch up."""
     largest = max((base.rows(name) for name in base.schemas()), default=0)
     return max(1, KEPT_KEYS_MAX * base.partitions // max(1, largest))
 
 
 def check_base(store: Store, base: BaseReader, tables: dict[str, StoreTable]) -> None:
-    """Raises InvalidArgument, naming the difference, when the base is not of this instance."""
+    """Raise InvalidArgument, naming the difference, if the base does not fit this instance."""
     if base.model != store.model:
         raise InvalidArgument(f"{base.name} is of model {base.model}, not of {store.model}")
     if base.partitions != store.partitions:
@@ -76,18 +76,31 @@ def catch_up(
     rows_max: int,
     pace: Callable[[int], None],
 ) -> Generator[None, None, dict[int, Refusal]]:
-    """Makes partitions equal to the base; ``ways``: what was recorded of each, and what is then.
+    """Make partitions equal to the base, one step per iteration.
 
-    A step at a time, each at most an apply of ``rows_max`` rows, so that other partitions need not
-    wait for a large base: whoever iterates over it does theirs in between, and nothing of this one.
-    First records them as catching up: a crash resumes this and never the old stream. Rows of the
-    base are applied, then keys of the partitions that it lacks are deleted; pulls see old or new
-    rows meanwhile. ``pace`` is told of rows applied, and may wait. Returns the partitions with
-    rows that have no room: they are still recorded as catching up.
-    Raises PetpsError; while progress says "catching up", rows are mixed.
+    A step is at most one apply of ``rows_max`` rows, so that other partitions need not wait for a
+    large base. Between two steps the caller handles their records, and none of these partitions.
+
+    The catch-up first records its partitions as catching up, so that a restart resumes it, and
+    never the old stream. It then applies the rows of the base, and then deletes the partitions'
+    keys that the base lacks. During this, pulls see old or new rows.
+
+    Args:
+        store: The instance to change.
+        base: The base to read.
+        ways: For each partition, its recorded progress and the progress to record at the end.
+        rows_max: Largest number of rows in one apply.
+        pace: Called with the number of rows after each apply; may block.
+
+    Returns:
+        The partitions with rows that have no room. They stay recorded as catching up.
+
+    Raises:
+        PetpsError: While progress says "catching up", rows are mixed.
     """
     for before, after in ways:
-        lost_power = before.standing is Standing.LOST_POWER  # nothing of known age is served
+        # After a power loss the age of the served rows is unknown: any base is better.
+        lost_power = before.standing is Standing.LOST_POWER
         if not lost_power and (after.run, after.seq) < (before.run, before.seq):
             raise FailedPrecondition(
                 f"{base.name} holds run {after.run} up to seq {after.seq}, and run {before.run} up "
@@ -112,7 +125,7 @@ def catch_up(
         one = _Table(store, table, base, partitions, rows_max, pace)
         yield from one.apply()
         yield from one.delete_absent()
-        if len(one.refused):  # the table was full of rows that are gone now
+        if len(one.refused):  # the deletions may have made room
             yield from one.apply()
         name, reason = table.schema.name, full_reason(table, len(one.refused))
         for partition, rows in Counter(
@@ -124,7 +137,7 @@ def catch_up(
 
 
 class _Table:
-    """One table of a catch-up, in steps."""
+    """One table of a catch-up, processed in steps."""
 
     def __init__(
         self,
@@ -144,10 +157,10 @@ class _Table:
         self._pace = pace
         self._kept = np.empty(0, np.uint64)
         self.refused = np.empty(0, np.uint64)
-        """Keys that the table did not take when they were applied last."""
+        """Keys that the table refused when they were last applied."""
 
     def apply(self) -> Iterator[None]:
-        """Applies the base's rows."""
+        """Apply the base's rows."""
         kept = [np.empty(0, np.uint64)]
         self.refused = np.empty(0, np.uint64)
         for keys, rows in self._base.chunks(self._table.schema.name, self._partitions):
@@ -163,8 +176,8 @@ class _Table:
         self._kept = np.sort(np.concatenate(kept))
 
     def delete_absent(self) -> Iterator[None]:
-        """Deletes the partitions' keys that the base lacks."""
-        # All first: deleting while a scan is open would work, but holds migration off for longer.
+        """Delete the partitions' keys that the base lacks."""
+        # Collect all keys first: deleting during the scan works, but delays migration for longer.
         absent = []
         for page in self._table.all_keys():
             ours = np.isin(partition_of(page, self._all), list(self._partitions))

@@ -1,4 +1,4 @@
-"""Messages that could not be decoded, kept in a folder or in a log for who mends the publisher."""
+"""Undecodable messages, kept in a folder or in a log for the person who fixes the publisher."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["DirectoryDeadLetters", "LogDeadLetters"]
 
 _log = logging.getLogger("petps.ingest")
 
-# A mad publisher must not fill the disk: 1,000 letters are at most 1 GB, and tell enough.
+# A faulty publisher must not fill the disk: 1,000 letters are at most 1 GB, and show enough.
 MAX_LETTERS: Final = 1000
 
 
@@ -26,10 +26,11 @@ MAX_REASON_BYTES: Final = 1000
 
 
 class DirectoryDeadLetters:
-    """One <partition>-<offset>.json (where, when, why, headers) and .body a message.
+    """A folder with one p<partition>-<offset>.json and one .body file for each refused message.
 
-    The same message refused again, as after a restart, replaces its letter. Beyond ``max_letters``
-    nothing more is kept; ingest still counts.
+    The JSON has the message's place and headers, the time and the reason. A message that is refused
+    again, for example after a restart, replaces its letter. Beyond ``max_letters`` nothing more is
+    kept; ingest still counts the messages.
     """
 
     def __init__(self, folder: str | Path, *, max_letters: int = MAX_LETTERS) -> None:
@@ -37,7 +38,7 @@ class DirectoryDeadLetters:
         self._max_letters = max_letters
 
     def add(self, partition: int, offset: int, reason: str, message: Message | None) -> None:
-        """See DeadLetters. A folder that cannot be written is reported, and holds nothing up."""
+        """See DeadLetters. If the folder cannot be written, log an error and continue."""
         try:
             self._write(partition, offset, reason, message)
         except OSError as error:
@@ -72,16 +73,17 @@ class DirectoryDeadLetters:
         publish_file(path, json.dumps(letter, indent=1).encode() + b"\n")
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Do nothing: no resource is held."""
 
 
 class LogDeadLetters:
-    """One message of a log a dead letter: its body and headers as they were, and why, before them.
+    """A log with one message for each dead letter: the refused message after headers of its own.
 
-    ``opened`` opens the log, at the first letter: nobody may ever need it. Headers before the
-    message's own: dead-letter.{reason, log, partition, offset, time}. A message refused again, as
-    after a restart, stands there again. A log that does not take letters is reported, and does not
-    hold ingest up: the count, the reason and the message in its own log remain.
+    ``opened`` opens that log; it is called at the first letter, since there may never be one. These
+    headers precede the message's own: dead-letter.{reason, log, partition, offset, time}. A message
+    that is refused again, for example after a restart, is written again. If the log refuses a
+    letter, an error is logged and ingest continues: the count, the reason and the message in the
+    delta log remain.
     """
 
     def __init__(self, opened: Callable[[], DeltaLog], source: str) -> None:
@@ -100,7 +102,7 @@ class LogDeadLetters:
         }
         headers = [(f"dead-letter.{name}", str(value).encode()) for name, value in fields.items()]
         if message is not None:
-            # One that is too large for any log was refused for that: its beginning tells enough.
+            # A message that is too large for any log was refused for that: its beginning suffices.
             letter = Message([*headers, *message.headers], message.body[:MAX_MESSAGE_BYTES])
         else:
             letter = Message(headers, b"")
@@ -113,7 +115,7 @@ class LogDeadLetters:
             self._letters = None
 
     def close(self) -> None:
-        """Returns when the letters are kept, or an error is logged."""
+        """Return when the letters are durable, or an error is logged."""
         if self._letters is not None:
             try:
                 self._letters.close()

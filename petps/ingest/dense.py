@@ -1,6 +1,6 @@
-"""Where the dense weights of versions are, by instance: what commit records and bases say.
+"""Locations of the versions' dense weights, by instance, from commit records and bases.
 
-In a file, so that a restarted server knows it too: {instance: {"version": v, "dense": location}}.
+A file keeps them for a restarted server: {instance: {"version": v, "dense": location}}.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ __all__ = ["DenseNames"]
 
 _log = logging.getLogger("petps.ingest")
 
-MAX_NAMES: Final = 64  # a pool holds no more instances; those noted last are kept
+MAX_NAMES: Final = 64  # a pool holds no more instances; the oldest entries are dropped
 
 Dense = tuple[int, str | None]
 
 
 class DenseNames:
-    """(version, location) of each instance's newest version. ``path`` None: for this process only.
+    """(version, location) of each instance's newest version. ``path`` None: kept in memory only.
 
-    A file that can't be read or written is reported in the log, and holds nothing up.
+    If the file cannot be read or written, a warning is logged and the caller continues.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -40,11 +40,11 @@ class DenseNames:
             self._names = {}
 
     def of(self, instance: str) -> Dense:
-        """(0, None): not known."""
+        """Return (version, location) of an instance; (0, None) if it is unknown."""
         return self._names.get(instance, (0, None))
 
     def note(self, instance: str, dense: Dense) -> None:
-        """What an instance has now; durable on return, if that is a location."""
+        """Set an instance's (version, location). A location is durable on return."""
         before = self.of(instance)
         if dense == before:
             return

@@ -1,4 +1,4 @@
-"""Follower: what each event of the log does to its partition. Order, window, stop, catch-up."""
+"""Follower: applies each event of the log to its partition. Order, window, stop, catch-up."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ _log = logging.getLogger("petps.ingest")
 
 
 class Follower:
-    """The order rules over all partitions of one instance; no thread, no log of its own.
+    """The order rules over all partitions of one instance. It has no thread and no log.
 
-    take() returns where to read a partition again, when it must be read again; the rest of what was
-    read of it is then to be dropped. settle() applies what was taken and records the
-    progress; flush() only begins it;
-    step() goes on with the catch-ups that take() and retry_stale() began, one after the other.
-    ``until_done`` repeats an action until the pool accepts it, so nothing taken is ever dropped.
+    take() handles an event. If it returns an offset, the caller must read the partition again from
+    there, and drop the rest of what it had read of the partition. settle() applies what was taken
+    and records the progress; flush() only starts that. step() runs the catch-ups that take() and
+    retry_stale() queued, one after the other. ``until_done`` repeats an action until the pool
+    accepts it, so nothing that was taken is ever dropped.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class Follower:
         applier: Applier,
         hand_over: Callable[[PartitionState, BaseMarker, int], bool] = lambda *_: False,
     ) -> None:
-        """``hand_over`` gives a partition to the follower of another instance.
+        """``hand_over`` gives a partition to the follower of the instance that the marker names.
 
-        Its run feeds that one from the marker at an offset on. False: nobody's, it is passed over.
+        The run feeds that instance from the offset on. False: no instance takes it; pass it over.
         """
         self._hand_over = hand_over
         self._applier = applier
@@ -93,12 +93,12 @@ class Follower:
         self.dense: tuple[int, str | None] = (0, None)
 
     def take(self, event: Event) -> int | None:
-        """Acts on one event; the offset to read its partition from again, or None."""
+        """Handle one event. Return the offset to read its partition from again, or None."""
         state = self._states[event.partition]
         if state.mode is Mode.CATCHING_UP:
-            return None  # read again when it has caught up
+            return None  # read again after the catch-up
         if state.refused is not None and state.following:
-            return None  # stop_refused() has not seen it yet; it will be read again
+            return None  # stop_refused() handles the refusal first; then it is read again
         if isinstance(event, Lost):
             return self._lost(state, event)
         if isinstance(event, Damage):
@@ -130,23 +130,23 @@ class Follower:
 
     @property
     def store(self) -> Store:
-        """The instance that it feeds."""
+        """Return the instance that the partitions feed."""
         return self._store
 
     @property
     def partitions(self) -> list[int]:
-        """Those that feed it."""
+        """Return the partitions that feed the instance."""
         return list(self._states)
 
     def _pass_over(self, state: PartitionState, event: Delivery, header: RecordHeader) -> None:
-        """The run that feeds another instance, and what comes late of those before it."""
+        """Skip a record of the run that feeds another instance, or a late one of an older run."""
         if header.run < state.passing:
             state.zombies += 1
         if state.following:
             self._pass(state, event)
 
     def _leave(self, state: PartitionState, offset: int, marker: BaseMarker) -> None:
-        """The run that begins at ``offset`` feeds another instance."""
+        """Hand the partition over: the run that begins at ``offset`` feeds another instance."""
         self.settle()
         try:
             handed = self._hand_over(state, marker, offset)
@@ -162,14 +162,14 @@ class Follower:
         if handed:
             del self._states[state.partition]
             return
-        if state.standing.needs_base:  # first that; then the run is read, and passed over
+        if state.standing.needs_base:  # wait for a base; then the run is read and passed over
             state.marker = None
             return
         state.pass_over(marker.header.run, marker.next_offset)
         self._window.touch(state)
 
     def adopt(self, state: PartitionState, marker: BaseMarker, offset: int) -> None:
-        """Takes a partition over from another instance: loads the base, and follows it."""
+        """Take a partition over from another instance: load the base, then follow the run."""
         self._states[state.partition] = state
         self._load_base(state, offset, marker)
 
@@ -184,7 +184,7 @@ class Follower:
         )
 
     def _schema_of(self, name: str) -> TableSchema | None:
-        if name not in self._tables:  # created since
+        if name not in self._tables:  # perhaps created since the last look
             self._tables = dict(self._store.tables())
         table = self._tables.get(name)
         return None if table is None else table.schema
@@ -218,8 +218,8 @@ class Follower:
             if header.version >= self.dense[0]:
                 self.dense = (header.version, body.dense)
         self._window.touch(state)
-        # Rows that are tried again go one record at a time: it stops before the first that has no
-        # room, and every version before that one counts.
+        # Retried rows are applied one record at a time. So the partition stops before the first
+        # record that has no room, and every version before that record counts.
         if self._window.rows >= self._rows_max or state.full is not None:
             self.flush()
 
@@ -240,17 +240,17 @@ class Follower:
             self._gap(state, decision.reason, offset=event.offset, resume_offset=event.offset)
 
     def _pass(self, state: PartitionState, event: Delivery) -> None:
-        """The offset moves on and is recorded: what was passed is no lag, and not read again."""
+        """Advance and record the offset: a passed record is no lag, and is not read again."""
         state.offset = event.next_offset
         self._window.touch(state)
 
     def _halt(
         self, state: PartitionState, event: Delivery, standing: Standing, target: int, reason: str
     ) -> None:
-        """A stop that a restart must not forget: reading again would not find its reason."""
+        """Stop, and record it: after a restart, reading again would not find the reason."""
         self.settle()
         if state.refused is not None:
-            return  # that is read again first, and then this
+            return  # the refused rows are read again first, then this event
         conflict = standing is Standing.CONFLICT
         state.conflicts += conflict
         state.gaps += not conflict
@@ -276,7 +276,7 @@ class Follower:
     def _corrupt(
         self, state: PartitionState, event: Delivery | Damage, reason: str, message: Message | None
     ) -> None:
-        """A dead letter, and a gap. Reading on behind it may show that nothing is missing."""
+        """Write a dead letter and report a gap. Later messages may show that nothing is missing."""
         state.dead_letters += 1
         self._dead_letters.add(event.partition, event.offset, reason, message)
         if state.following:
@@ -298,7 +298,7 @@ class Follower:
         record: Record | None,
         decision: Decision,
     ) -> int | None:
-        """A stopped partition reads on for what mends it: the missing seq, a new run, a base."""
+        """Read on in a stopped partition for what ends the stop: a missing seq, a run, a base."""
         body = record.body if record else None
         if decision.outcome is Outcome.NEW_RUN and not (
             state.standing.needs_base and header.kind is Kind.CONTINUE
@@ -315,11 +315,12 @@ class Follower:
             self._accept(state, event, record, decision)
             if not state.following or again >= event.offset:
                 return None
-            # It came late: what was passed over meanwhile is due now.
+            # The missing record came late: read again what was skipped before it.
             state.offset = again
             return again
         ours = (None, self._store.instance)
-        # Of a new run the order rule accepts the base. After a power loss no run is new.
+        # A base that begins a new run was accepted above. After a power loss, the base that began
+        # the current run helps as well.
         waits = not header.begins_run or state.standing is Standing.LOST_POWER
         if isinstance(body, BaseBody) and waits and body.instance in ours:
             marker = BaseMarker(header, body.location, event.next_offset, body.instance)
@@ -328,9 +329,9 @@ class Follower:
         return None
 
     def _load_base(self, state: PartitionState, offset: int, marker: BaseMarker) -> None:
-        """The run begins at ``offset`` with the base of the marker."""
+        """Catch up to the marker's base, with which the run begins at ``offset``."""
         self.settle()
-        # Where it stands should the catch-up fail; it is looked for again.
+        # If the catch-up fails, the partition stays stale here, and the base is tried again.
         state.stop(Mode.STALE, state.reason, offset=offset, resume_offset=offset)
         state.marker = marker
         if not self._catch_up_marker(state, marker, fresh=True, failed=marker.next_offset):
@@ -344,7 +345,7 @@ class Follower:
         fresh: bool = False,
         failed: int | None = None,
     ) -> bool:
-        """Begins a catch-up to the base of a marker; False when there is no such base."""
+        """Queue a catch-up to the base of a marker. Return False if there is no such base."""
         header = marker.header
         after = Progress(
             state.partition,
@@ -381,7 +382,7 @@ class Follower:
         fresh: bool = False,
         failed: int | None = None,
     ) -> None:
-        """Begins to make partitions equal to the base, to follow from what is given on: step()."""
+        """Queue a catch-up of partitions to the base; each then follows from its new progress."""
         self.settle()
         for state, _ in ways:
             state.mode = Mode.CATCHING_UP
@@ -397,13 +398,13 @@ class Follower:
 
     @property
     def catching_up(self) -> list[int]:
-        """Partitions that a catch-up works on, or that wait for one: take() drops their events."""
+        """Return the partitions of running and waiting catch-ups: take() drops their events."""
         return [state.partition for each in self._catch_ups for state, _ in each.ways]
 
     def step(self) -> dict[int, int | None]:
-        """One step of the first catch-up. When that ends it, {partition: offset to read on from}.
+        """Run a step of the first catch-up. At its end, return {partition: offset to continue at}.
 
-        None: from where reading stands.
+        The offset None is the current reading position.
         """
         if not self._catch_ups:
             return {}
@@ -436,7 +437,7 @@ class Follower:
         return found
 
     def close(self) -> None:
-        """Breaks off the catch-ups: one under way may hold a scan, and so the pool, open."""
+        """Abandon the catch-ups: a running one may hold a scan, and so the pool, open."""
         for each in self._catch_ups:
             each.steps.close()
         self._catch_ups.clear()
@@ -450,7 +451,7 @@ class Follower:
         _log.error("[ingest] partition %d: %s", state.partition, state.reason)
 
     def _too_full(self, current: CatchUp, state: PartitionState, refusal: Refusal) -> None:
-        """The base has no room; it is tried again."""
+        """Mark a partition as full: the tables have no room for the base. It is tried again."""
         reason = f"catch-up to {current.base.name}: {refusal.reason}"
         self._failed(state, reason, fresh=current.fresh)
         state.mode, state.refusals = Mode.FULL, state.refusals + 1
@@ -458,19 +459,19 @@ class Follower:
         wait_longer(state)
 
     def stop_refused(self) -> None:
-        """Stops the partitions whose rows could not be stored."""
+        """Stop the partitions whose rows could not be stored."""
         for state in self._states.values():
             refusal = state.refused
             if refusal is None or not state.following:
                 continue
-            self._applier.wait()  # the window under way leaves out what it holds of this partition
+            self._applier.wait()  # the window in flight skips its rows of this partition
             self._window.forget(state)
             if state.full is None:
                 _log.error("[ingest] partition %d stopped: %s", state.partition, refusal.reason)
             stop_full(state, refusal)
 
     def retry_full(self) -> dict[int, int]:
-        """{partition: offset} to read on from, of those whose rows may have room now."""
+        """Return {partition: offset to continue at} for partitions whose rows may have room now."""
         found: dict[int, int] = {}
         for state in self._states.values():
             if is_over(state):
@@ -488,7 +489,7 @@ class Follower:
         state.run, state.seq, state.version = after.run, after.seq, after.version
         state.offset = after.offset
         state.publisher = after.publisher
-        # Within a run, rows of the version at hand may stand before the marker.
+        # Inside a run, rows of the current version may precede the marker.
         state.counts = {} if marker and marker.header.begins_run else None
         state.catch_ups += 1
         state.full = None
@@ -505,7 +506,7 @@ class Follower:
         )
 
     def retry_stale(self) -> None:
-        """Looks for bases for the stale, and begins to catch up to them."""
+        """Search bases for the stopped partitions, and queue catch-ups to them."""
         stopped = [
             state
             for state in self._states.values()
@@ -532,7 +533,7 @@ class Follower:
         return base.instance in (self._store.instance, self._store.model)
 
     def _search(self, stopped: list[PartitionState], bases: BaseSource) -> None:
-        """Begins catch-ups to the newest base that ends each stop, those of one base together."""
+        """Queue catch-ups to the newest base that ends each stop, one for all that share a base."""
         try:
             candidates = [base for base in bases.of_model(self._store.model) if self._is_ours(base)]
         except PetpsError as error:
@@ -559,14 +560,14 @@ class Follower:
                 together.setdefault(base.name, (base, []))[1].append((state, after))
                 break
             else:
-                state.tried.clear()  # next time from the newest again
+                state.tried.clear()  # next time, start with the newest again
         for base, ways in together.values():
             most = partitions_at_once(base)
             for start in range(0, len(ways), most):
                 self._catch_up(base, ways[start : start + most], None)
 
     def flush(self) -> None:
-        """Hands what was taken over to be applied, and its progress to be recorded after it."""
+        """Start to apply what was taken; its progress is recorded after it."""
         if not self._window:
             return
         window, self._window = self._window, Window()
@@ -574,9 +575,9 @@ class Follower:
         self._applier.submit(lambda: self._apply(window))
 
     def settle(self) -> None:
-        """Returns when everything taken is applied, and its progress recorded.
+        """Return when everything taken is applied, and its progress recorded.
 
-        A partition whose rows could not be stored has stopped by then.
+        Partitions whose rows could not be stored are stopped by then.
         """
         self.flush()
         self._applier.wait()
@@ -587,6 +588,6 @@ class Follower:
         self._pace(window.rows)
 
     def _apply_window(self, window: Window) -> None:
-        """May be repeated after an error: applying again changes nothing."""
+        """Apply and record a window. A retry is safe: applying it again changes nothing."""
         window.apply(self._tables, self._merger, self._store.partitions)
         window.record(self._store)

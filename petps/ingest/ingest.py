@@ -1,4 +1,4 @@
-"""Ingest: the thread that follows a delta log and keeps the tables of one instance up to date."""
+"""Ingest: the threads that follow a delta log and keep the tables of a model up to date."""
 
 from __future__ import annotations
 
@@ -28,32 +28,33 @@ _log = logging.getLogger("petps.ingest")
 
 POLL_SECONDS: Final = 0.1  # how soon stop() and pause() are noticed
 PACE_CREDIT_SECONDS: Final = 0.1  # of unused rate; a longer pause is not made up for
-POLL_BYTES: Final = 8 << 20  # read, and so held, at a time
-ROWS_MAX: Final = 16384  # rows of one apply: its drains cost little by then, and pulls wait little
+POLL_BYTES: Final = 8 << 20  # read, and so held, in one poll
+ROWS_MAX: Final = 16384  # rows of one apply: enough to amortise its drains, few enough for pulls
 RETRY_FIRST_SECONDS: Final = 0.1
 RETRY_LAST_SECONDS: Final = 5.0
 NICENESS: Final = 10  # of 19
-STALE_SECONDS: Final = 1.0  # between looks for a base
-LOOK_SECONDS: Final = 1.0  # between questions for the log's end; how exact a lag is
+STALE_SECONDS: Final = 1.0  # between searches for a base
+LOOK_SECONDS: Final = 1.0  # between requests for the log's end; the precision of a lag
 
 
 class _Stopped(Exception):
-    """stop() was called while an action was being repeated."""
+    """Signal that stop() was called while an action was being repeated."""
 
 
 class _Left(Exception):
-    """An instance that is followed has been frozen or dropped: owners are to be found anew."""
+    """Signal that a followed instance was frozen or dropped: the owners must be looked up again."""
 
 
 class Ingest:
-    """Follows ``log`` from where the store's progress stands: source, order, apply, progress.
+    """The threads that follow ``log`` from the store's progress on: read, order, apply, record.
 
-    ``partitions``: those owned, by default all. ``bases`` finds what to catch up to after a gap.
-    ``instances``: which instance each of them feeds; by default all feed ``store``. ``dense``
-    remembers where the dense weights of the versions are.
-    ``rows_per_second`` bounds the rate so that pulls keep their latency (None: unbounded).
-    Errors of the pool or of the log are reported in status() and tried again, longer apart each
-    time. Threads: every method may be called from any thread.
+    ``partitions`` are the owned ones, by default all. ``bases`` finds bases to catch up to after a
+    gap. ``instances`` chooses the instance that each partition feeds; by default all feed
+    ``store``. ``dense`` keeps the locations of the versions' dense weights. ``rows_per_second``
+    limits the rate so that pulls keep their latency (None: no limit).
+
+    status() reports errors of the pool or of the log; they are retried at growing intervals.
+    Threads: any thread may call every method.
     """
 
     def __init__(
@@ -94,17 +95,18 @@ class Ingest:
         self._states: dict[int, PartitionState] = {}
         self._followers: dict[str, Follower] = {}  # by instance
         self._owners: dict[int, Follower] = {}  # by partition
-        self._whole = False  # all partitions feed one instance, which has been said to be complete
+        # Whether all partitions feed one instance that has been reported as complete.
+        self._whole = False
         self._lag = Lag()
         self._nice = False  # see _yield_to_pulls()
-        self._reached = threading.Event()  # the log's end, once; see wait_for_end()
+        self._reached = threading.Event()  # the log's end was reached; see wait_for_end()
         self._reading = False  # the last poll had events, and the end has not been reached yet
-        self._looked = threading.Event()  # wakes the thread that asks for the log's end
+        self._looked = threading.Event()  # ends the thread that requests the log's end
         self._looker: threading.Thread | None = None
         self._applier: Applier = InlineApplier()
-        self._held: set[int] = set()  # not read, because they catch up
+        self._held: set[int] = set()  # paused partitions, because they catch up
         self._troubles_lock = threading.Lock()  # over the next two: several threads report
-        self._troubles: dict[str, str] = {}  # not overcome yet, by where
+        self._troubles: dict[str, str] = {}  # unresolved errors, by place
         self._errors = 0
         self._not_before = 0.0  # the rate limit's clock
         self._stop = threading.Event()
@@ -113,7 +115,7 @@ class Ingest:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the threads."""
         if self._thread is not None:
             raise FailedPrecondition("ingest has been started already")
         self._stop.clear()
@@ -124,9 +126,9 @@ class Ingest:
         self._looker.start()
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Ends the thread after the apply that is going on; False if it goes on beyond ``timeout``.
+        """End the thread after the running apply. Return False if it runs beyond ``timeout``.
 
-        Progress stands at what was applied; start() goes on from there.
+        Progress covers what was applied; start() continues from there.
         """
         self._stop.set()
         thread = self._thread
@@ -136,27 +138,27 @@ class Ingest:
                 return False
             self._thread = None
         looker, self._looker = self._looker, None
-        if looker is not None:  # a daemon: it may wait for the log, which nobody waits for
+        if looker is not None:  # not joined: it is a daemon, and may wait for the log
             self._looked.set()
             self._reached.set()
         return True
 
     def pause(self) -> None:
-        """Takes nothing more after what was read; pulls go on. See resume()."""
+        """Stop reading, after handling what was read. Pulls continue. See resume()."""
         self._run.clear()
 
     def resume(self) -> None:
-        """Undoes pause()."""
+        """Undo pause()."""
         self._run.set()
 
     def set_rate(self, rows_per_second: float | None) -> None:
-        """Changes the rate limit; None removes it."""
+        """Change the rate limit; None removes it."""
         if rows_per_second is not None and rows_per_second <= 0:
             raise InvalidArgument(f"rows_per_second {rows_per_second}: above 0, or None")
         self._rows_per_second = rows_per_second
 
     def wait_for(self, version: int, timeout: float) -> bool:
-        """Waits until ``version`` is applied in every partition; False when it is not in time."""
+        """Wait until ``version`` is applied in every partition. Return False after a timeout."""
         deadline = time.monotonic() + timeout
         while self.version() < version:
             if time.monotonic() > deadline or self._stop.is_set():
@@ -165,25 +167,25 @@ class Ingest:
         return True
 
     def wait_for_end(self, timeout: float) -> bool:
-        """Waits until everything that the log held is applied; False when it is not in time.
+        """Wait until everything that the log held is applied. Return False after a timeout.
 
-        Returns early, with False, when the log or the pool reports an error.
+        Return False early if the log or the pool reports an error.
         """
         self._reached.wait(timeout)
         return self._nice
 
     def version(self) -> int:
-        """The highest version that is complete in all owned partitions."""
+        """Return the highest version that is complete in all owned partitions."""
         states = list(self._states.values())
         return min((state.recorded.version for state in states), default=0)
 
     def health(self) -> list[PartitionHealth]:
-        """Whether each partition is followed, and how far behind. Never waits for the log."""
+        """Return each partition's health: is it followed, and its lag. Never waits for the log."""
         states = self._known_states()
         return [self._health(state) for state in states]
 
     def _known_states(self) -> list[PartitionState]:
-        """Of all partitions; before ingest has begun to read, as the pool has them."""
+        """Return the states of all partitions; before reading begins, from the pool's progress."""
         states = dict(self._states)
         for partition in self._partitions:
             if partition not in states:
@@ -208,9 +210,10 @@ class Ingest:
         return found
 
     def _look(self) -> None:
-        """Asks for the log's end about every second, whoever else does or does not.
+        """Request the log's end about every second, independently of status().
 
-        The first time once the log is read: what stands in it comes first after a restart.
+        The first request waits until ingest has reached the end, LOOK_SECONDS at most: after a
+        restart, reading the log comes first.
         """
         self._reached.wait(LOOK_SECONDS)
         while not self._looked.is_set():
@@ -224,7 +227,7 @@ class Ingest:
         except PetpsError as error:
             self._report("end", str(error))
             return
-        except Exception as error:  # it must be seen, and must not end the looking
+        except Exception as error:  # it must be reported, and must not end this thread
             self._report("end", f"{type(error).__name__}: {error}")
             return
         self._overcome("end")
@@ -232,7 +235,7 @@ class Ingest:
         self._lag.note(ends, applied, asked_at)
 
     def status(self) -> IngestStatus:
-        """A snapshot of everything. Asks the log for its end."""
+        """Return a snapshot of everything. Requests the log's end."""
         states = self._known_states()
         self._ask_for_ends(states)
         followers = list(self._followers.values())
@@ -273,7 +276,7 @@ class Ingest:
             except _Left:
                 _log.info("[ingest] an instance was frozen or dropped: going on without it")
                 self._overcome("apply")
-            except Exception as error:  # whatever it is must be seen, and must not end ingest
+            except Exception as error:  # any error must be reported, and must not end ingest
                 if time.monotonic() - began > RETRY_LAST_SECONDS:
                     wait = RETRY_FIRST_SECONDS
                 _log.error(
@@ -287,10 +290,10 @@ class Ingest:
                 wait = min(2 * wait, RETRY_LAST_SECONDS)
 
     def _follow(self) -> None:
-        """From the recorded progress on, until stop()."""
+        """Follow the log from the recorded progress on, until stop()."""
         with ExitStack() as stack:
             applier = self._applier = ThreadApplier()
-            self._nice = False  # a new thread applies
+            self._nice = False  # the applying thread is a new one
             stack.callback(applier.close)
             stack.callback(self._close_followers)
             self._load_states()
@@ -321,7 +324,7 @@ class Ingest:
             follower.close()
 
     def _load_states(self) -> None:
-        """States from the recorded progress, followers of them; counters and samples go on."""
+        """Create states and followers from the recorded progress; counters and samples go on."""
         starts = self._log.start_offsets(self._partitions)
         states: dict[int, PartitionState] = {}
         stores: dict[str, Store] = {}
@@ -362,7 +365,10 @@ class Ingest:
         return follower
 
     def _hand_over(self, state: PartitionState, marker: BaseMarker, offset: int) -> bool:
-        """To the follower of the marker's instance, which is made if need be. See Follower."""
+        """Give a partition to the follower of the marker's instance, and create it if necessary.
+
+        See Follower.
+        """
         if self._bases is None or marker.instance is None:
             raise PetpsError("no checkpoint folder is configured to read it from")
         partition = state.partition
@@ -379,7 +385,7 @@ class Ingest:
         return True
 
     def _check_live(self) -> None:
-        """Raises _Left when an instance was frozen or dropped. Says when one is complete."""
+        """Raise _Left if an instance was frozen or dropped. Report an instance that is complete."""
         for name, follower in list(self._followers.items()):
             if not follower.partitions:
                 del self._followers[name]
@@ -421,9 +427,9 @@ class Ingest:
         subscription.observe({p: state.recorded.offset for p, state in self._states.items()})
 
     def _yield_to_pulls(self) -> None:
-        """Gives this thread, and the one that applies, less of a busy machine than pulls get.
+        """Lower the priority of this thread and of the applying one, so that pulls come first.
 
-        Not before the log's end was reached once: after a restart the newest version comes first.
+        Do so only once the log's end is reached: after a restart the newest version comes first.
         """
         if not self._nice:
             self._nice = True
@@ -432,7 +438,7 @@ class Ingest:
             self._applier.submit(_be_nice)
 
     def _catch_up(self, subscription: Subscription) -> None:
-        """One step, between two polls of the partitions that follow."""
+        """Run one catch-up step of each follower, between two polls."""
         for follower in list(self._followers.values()):
             for partition in set(follower.catching_up) - self._held:
                 subscription.pause(partition)
@@ -445,7 +451,7 @@ class Ingest:
             self._dense.note(follower.store.instance, follower.dense)
 
     def _until_done(self, action: Callable[[], None]) -> None:
-        """Repeats an action of the pool until it succeeds. Raises _Stopped if stop() is first."""
+        """Repeat an action of the pool until it succeeds. Raises _Stopped if stop() comes first."""
         wait = RETRY_FIRST_SECONDS
         while True:
             try:
@@ -463,9 +469,10 @@ class Ingest:
 
     def _report(self, where: str, error: str) -> None:
         with self._troubles_lock:
-            self._troubles = {**self._troubles, where: error}  # a new one: status() reads without
+            # A new dict, because status() reads it without the lock.
+            self._troubles = {**self._troubles, where: error}
             self._errors += 1
-        self._reached.set()  # nobody waits for what may never come
+        self._reached.set()  # wake wait_for_end(): the end may never be reached
 
     def _overcome(self, where: str) -> None:
         with self._troubles_lock:
@@ -473,12 +480,12 @@ class Ingest:
                 self._troubles = {w: text for w, text in self._troubles.items() if w != where}
 
     def _pace(self, rows: int) -> None:
-        """Waits as the rate limit asks after ``rows``. Raises _Stopped when stop() comes first."""
+        """Wait as the rate limit requires after ``rows``. Raises _Stopped if stop() comes first."""
         rate = self._rows_per_second
         if rate is None:
             return
         now = time.monotonic()
-        # What the work itself took counts as waited: else the rate would never be reached.
+        # The time of the work itself counts as waiting; otherwise the rate is never reached.
         self._not_before = max(now - PACE_CREDIT_SECONDS, self._not_before) + rows / rate
         while now < self._not_before:
             if self._stop.wait(min(POLL_SECONDS, self._not_before - now)):
@@ -488,7 +495,7 @@ class Ingest:
 
 def _be_nice() -> None:
     own = threading.get_native_id()
-    with suppress(OSError):  # not allowed to: no reason not to ingest
+    with suppress(OSError):  # without the permission, ingest runs at its old priority
         niceness = max(NICENESS, os.getpriority(os.PRIO_PROCESS, own))
         os.setpriority(os.PRIO_PROCESS, own, niceness)
 

@@ -1,4 +1,4 @@
-"""What an ingest of one store knows of instances: there is that one."""
+"""Instances for an ingest of a single store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["SingleInstance"]
 
 
 class SingleInstance:
-    """One store as Instances: it owns every partition, and no other can begin."""
+    """One store as Instances: it owns every partition, and no other instance can begin."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -27,4 +27,4 @@ class SingleInstance:
         )
 
     def complete(self, store: Store) -> None:
-        """See Instances."""
+        """Do nothing. See Instances."""

@@ -1,4 +1,4 @@
-"""How far behind the log the applied rows are, also while the log does not answer."""
+"""Lag of the applied rows behind the log, also while the log does not answer."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ __all__ = ["Lag"]
 
 
 class Lag:
-    """By partition, the last moment of which everything that the log held then is applied.
+    """For each partition, the latest moment such that all that the log held then is applied.
 
-    The log's ends are noted with the moment before they were asked for. Once the recorded offset
-    has reached a noted end, all that was in the log at that moment is applied; the time since then
-    is the lag. While the log does not answer no end is noted, so the lag grows. Threads: any.
+    Each end of the log is noted with the moment before it was requested. Once the recorded offset
+    has reached a noted end, everything that the log held at that moment is applied. The lag is the
+    time since then. While the log does not answer no end is noted, so the lag grows.
+    Threads: any.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ends: dict[int, int] = {}
-        self._noted: dict[int, tuple[int, float]] = {}  # an end that was not reached yet, and when
+        # An end that is not reached yet, and the moment of its request.
+        self._noted: dict[int, tuple[int, float]] = {}
         self._whole: dict[int, float] = {}
 
     def note(self, ends: Mapping[int, int], applied: Mapping[int, int], asked_at: float) -> None:
-        """Takes ends that the log told when it was asked at ``asked_at`` (time.monotonic())."""
+        """Note the log's ends, requested at ``asked_at`` (time.monotonic())."""
         with self._lock:
             self._ends = dict(ends)
             for partition, end in ends.items():
@@ -35,18 +37,18 @@ class Lag:
                     self._noted[partition] = end, asked_at
 
     def of(self, partition: int, applied: int) -> float | None:
-        """Seconds; None: it is not known to have been at an end."""
+        """Return the lag in seconds; None if the partition is not known to have reached an end."""
         with self._lock:
             self._reach(partition, applied)
             since = self._whole.get(partition)
         return None if since is None else max(0.0, time.monotonic() - since)
 
     def end(self, partition: int) -> int:
-        """The end that the log told last; 0: none."""
+        """Return the log's last known end; 0 if none is known."""
         return self._ends.get(partition, 0)
 
     def forget(self, partition: int) -> None:
-        """What was applied is replaced, as by a base: it is not known to have been at an end."""
+        """Forget that an end was reached. Call this when a base replaces the applied rows."""
         with self._lock:
             self._noted.pop(partition, None)
             self._whole.pop(partition, None)

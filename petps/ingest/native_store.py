@@ -1,4 +1,4 @@
-"""The native tables as ingest's Store, the instances of a pool as its Instances."""
+"""Adapters: the native tables as ingest's Store, the instances of a pool as its Instances."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["NativeInstances", "NativeStore"]
 
 _log = logging.getLogger("petps.ingest")
 
-LOOKUP_KEYS: Final = 4096  # looked up at a time, each with room for its row
+LOOKUP_KEYS: Final = 4096  # per lookup; each key needs room for its row
 
 
 class _NativeTable:
@@ -70,7 +70,7 @@ class _NativeTable:
 class NativeStore:
     """The delta-fed tables of an instance in an open pool (petps._native.Tables) as Store.
 
-    ``threads``: how many apply a large batch, each its share of the index.
+    ``threads``: number of threads that apply a large batch, each its share of the index.
     """
 
     def __init__(self, tables: _native.Tables, instance: str, *, threads: int = 1) -> None:
@@ -150,8 +150,8 @@ class NativeStore:
 class NativeInstances:
     """The instances of a model in an open pool as Instances.
 
-    ``switch``: whether the model's name means a new instance as soon as it is complete.
-    ``threads``: as NativeStore's.
+    ``switch``: Let the model's name refer to a new instance as soon as it is complete.
+    ``threads``: See NativeStore.
     """
 
     def __init__(
@@ -174,7 +174,11 @@ class NativeInstances:
         return NativeStore(self._tables, self._model, threads=self._threads)
 
     def begin(self, name: str, base: BaseReader, run: int) -> NativeStore | None:
-        """See Instances. Tables get the capacity, and the default row, that they have now."""
+        """See Instances. A new table takes properties of the model's current table of that name.
+
+        Its capacity is the larger of that table's and the base's rows. It takes the default row if
+        dtype and dim are equal.
+        """
         check_instance(self._model, name)
         meant = self._tables.resolve(self._model)
         found = next((each for each in self._tables.instances() if each.name == name), None)
@@ -188,7 +192,7 @@ class NativeInstances:
             _log.info("[ingest] instance %s begins with %s", name, base.name)
         present = {(table.record.instance, table.name): table for table in self._tables.tables()}
         for table, schema in base.schemas().items():
-            if (found.id, table) in present:  # a crash came before the rest
+            if (found.id, table) in present:  # created before a crash
                 continue
             like = present.get((meant.id, table))
             same = like is not None and (like.dtype, like.dim) == (schema.dtype, schema.dim)
@@ -204,9 +208,9 @@ class NativeInstances:
         return NativeStore(self._tables, name, threads=self._threads)
 
     def _was_passed(self, run: int) -> bool:
-        """Whether another partition stands behind the run: what it fed has been here, and is gone.
+        """Return whether a partition has passed the run: its instance existed here and is gone.
 
-        A partition that is followed anew reads from the log's start, and would bring it back.
+        A partition that is followed from the log's start would otherwise create it again.
         """
         ours = {each.id for each in self._tables.instances() if each.model == self._model}
         return any(
@@ -226,7 +230,7 @@ class NativeInstances:
         except FailedPrecondition:
             if store.live():
                 raise
-            return  # somebody switched away from it just now: that switch stands
+            return  # another switch froze it at the same time: that switch wins
         _log.info(
             "[ingest] %s means %s now, and no more %s", self._model, store.instance, meant.name
         )

@@ -1,4 +1,4 @@
-"""The order rule: may this message be applied after that one? Pure, and nowhere else."""
+"""The order rule: may this message be applied after that one? A pure function, only here."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["Applied", "Decision", "Outcome", "count_problem", "decide", "mark_of
 
 
 class Outcome(enum.Enum):
-    """What to do with a message (DESIGN section 9)."""
+    """Ways to treat a message."""
 
     APPLY = "apply"
-    DUPLICATE = "duplicate"  # applied before: count and skip
-    GAP = "gap"  # something before it is missing: the partition stops and is stale
-    ZOMBIE = "zombie"  # of an older run: reject and count
-    CONFLICT = "conflict"  # of this run, from another publisher: the partition stops
-    NEW_RUN = "new_run"  # a higher run begins here, and may
+    DUPLICATE = "duplicate"  # applied before: count and skip it
+    GAP = "gap"  # a message before it is missing: the partition stops and is stale
+    ZOMBIE = "zombie"  # from an older run: reject and count it
+    CONFLICT = "conflict"  # from this run, but another publisher: the partition stops
+    NEW_RUN = "new_run"  # begins a higher run, and may do so
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What a partition has applied. ``publisher``: the mark of who wrote the run; 0: not known."""
+    """Last applied place of a partition. ``publisher``: mark of the run's writer; 0: not known."""
 
     run: int = 0
     seq: int = 0
@@ -34,19 +34,19 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An outcome, and in words what was wrong (empty when nothing was)."""
+    """An outcome with its reason in words (empty when nothing is wrong)."""
 
     outcome: Outcome
     reason: str = ""
 
 
 def mark_of(publisher: str) -> int:
-    """What progress has room for to tell a publisher's id from another: 24 bits, never 0."""
+    """Return a mark that distinguishes publisher ids within progress: 24 bits, never 0."""
     return (xxhash.xxh3_64_intdigest(publisher.encode()) & 0xFFFFFF) or 1
 
 
 def decide(applied: Applied, header: RecordHeader, marker: ContinueBody | None = None) -> Decision:
-    """The outcome for a message with ``header``; ``marker`` is the body of a continue."""
+    """Return the decision for a message with ``header``; ``marker`` is the body of a continue."""
     if header.run < applied.run:
         return Decision(
             Outcome.ZOMBIE,
@@ -91,7 +91,10 @@ def _begin(applied: Applied, header: RecordHeader, marker: ContinueBody | None) 
 
 
 def count_problem(counts: dict[str, int] | None, header: RecordHeader, body: CommitBody) -> str:
-    """What a commit says arrived against what did; empty when they agree or can't be compared."""
+    """Return how a commit's counts differ from the rows that arrived.
+
+    Empty when they agree, or when the rows were not counted.
+    """
     if counts is None:
         return ""
     said = {name: count.here for name, count in body.tables.items() if count.here}

@@ -1,4 +1,4 @@
-"""One partition as ingest sees it: where it stands, how it stands, what it has counted."""
+"""One partition as ingest sees it: its place in the stream, its state, its counters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COUNTERS: Final = (
 )
 
 
-# Why a partition stands still after a restart, by its standing.
+# Reason why a partition does not follow after a restart, by its standing.
 _RECORDED_REASONS: Final = {
     Standing.CATCHING_UP: "the catch-up to version {0.target} was broken off",
     Standing.INCOMPLETE: "rows that the commit of version {0.target} counts never came: the "
@@ -40,7 +40,7 @@ _RECORDED_REASONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class BaseMarker:
-    """A base record that the stream holds: it may be caught up to, and read on from behind it."""
+    """A base record in the stream: its base may be caught up to, and reading continues after it."""
 
     header: RecordHeader
     location: str
@@ -52,7 +52,7 @@ class BaseMarker:
 class Refusal:
     """Rows of a partition that could not be stored. ``until``: {run, seq} of the last of them.
 
-    ``table``: whose rows; ``rows``: how many.
+    ``table`` is their table, ``rows`` their number.
     """
 
     reason: str
@@ -63,10 +63,10 @@ class Refusal:
 
 @dataclass(slots=True)
 class PartitionState:
-    """Belongs to ingest's thread; status reads it without a lock, field by field.
+    """State of a partition. Ingest's thread owns it; status reads its fields without a lock.
 
-    run, seq, version, offset: after everything taken so far, applied or still in the window.
-    ``recorded`` is what the pool knows. ``offset`` is where reading would go on after a restart.
+    run, seq, version and offset include everything taken, applied or still in the window.
+    ``recorded`` is the progress in the pool. ``offset`` is where reading continues after a restart.
     """
 
     partition: int
@@ -78,22 +78,22 @@ class PartitionState:
     publisher: int = 0  # see order.mark_of
     mode: Mode = Mode.FOLLOWING
     reason: str = ""
-    search: str = ""  # stopped: why no base is found
+    search: str = ""  # while stopped: why no base is found
     standing: Standing = Standing.FOLLOWING
     target: int = 0  # see Standing
-    # Stopped: where to read again once the missing seq is there.
+    # While stopped: where to read again once the missing seq has come.
     resume_offset: int = 0
     marker: BaseMarker | None = None
-    # Stopped: bases that could not be caught up to since all were tried.
+    # While stopped: bases that failed since the last time that all were tried.
     tried: set[str] = field(default_factory=set)
-    # Set by the applier, cleared by the reader while nothing is being applied: until then no row
+    # The applier sets it. The reader clears it while nothing is being applied. In between, no row
     # and no progress of this partition is written.
     refused: Refusal | None = None
-    # Rows that are still to be stored; None once progress has passed them.
+    # Rows that still have to be stored; None once progress has passed them.
     full: Refusal | None = None
-    retry_at: float = 0.0  # when the reader tries them again, by time.monotonic()
+    retry_at: float = 0.0  # when the reader retries them, by time.monotonic()
     retry_wait: float = 0.0
-    # Rows by table since the last commit; None while it is not known where that version began.
+    # Rows by table since the last commit; None if the beginning of that version is not known.
     counts: dict[str, int] | None = None
     records: int = 0
     rows: int = 0
@@ -108,7 +108,7 @@ class PartitionState:
 
     @staticmethod
     def of(partition: int, recorded: Progress | None, start: int) -> PartitionState:
-        """From what the pool remembers, or else from the log's first message, at ``start``."""
+        """Return a state from recorded progress, or else at ``start``, the log's first offset."""
         progress = recorded or Progress(partition, offset=start)
         state = PartitionState(
             partition,
@@ -130,21 +130,21 @@ class PartitionState:
 
     @property
     def following(self) -> bool:
-        """Records are applied as they come."""
+        """Return whether records are applied as they come."""
         return self.mode is Mode.FOLLOWING
 
     @property
     def passing(self) -> int:
-        """The run that feeds another instance, passed over here; 0: none."""
+        """Return the run that feeds another instance and is passed over here; 0 if none."""
         return self.target if self.standing is Standing.PASSING else 0
 
     @property
     def applied(self) -> Applied:
-        """For the order rule."""
+        """Return the input of the order rule."""
         return Applied(self.run, self.seq, self.publisher)
 
     def progress(self) -> Progress:
-        """What to record once everything taken is applied."""
+        """Return the progress to record once everything taken is applied."""
         return Progress(
             self.partition,
             self.run,
@@ -157,16 +157,16 @@ class PartitionState:
         )
 
     def mended_by(self, run: int, seq: int) -> bool:
-        """Whether a base that holds everything up to {run, seq} ends a stop."""
+        """Return whether a base that holds everything up to {run, seq} ends the stop."""
         if self.standing is Standing.CONFLICT:
-            return run > self.run  # within the run it is not known whose rows a base holds
-        if self.standing is Standing.LOST_POWER:  # any is better than rows of unknown age
+            return run > self.run  # within the run it is unknown whose rows a base holds
+        if self.standing is Standing.LOST_POWER:  # any base is better than rows of unknown age
             return run >= self.target and (run, seq) > (0, 0)
         applied = (self.recorded.run, self.recorded.seq)
         return (run, seq) > applied or ((run, seq) == applied and self.standing.needs_base)
 
     def stop(self, mode: Mode, reason: str, *, offset: int, resume_offset: int) -> None:
-        """Nothing more is applied until the reason is gone. A restart reads on at ``offset``."""
+        """Apply nothing more until the reason is gone. A restart continues at ``offset``."""
         self.mode = mode
         self.reason = reason
         self.refused = None
@@ -175,7 +175,7 @@ class PartitionState:
         self.counts = None
 
     def go_back(self) -> None:
-        """Forgets what was taken and not recorded: reading goes on behind what is recorded."""
+        """Forget what was taken but not recorded: reading continues after the recorded progress."""
         recorded = self.recorded
         self.run, self.seq, self.version = recorded.run, recorded.seq, recorded.version
         self.publisher = recorded.publisher
@@ -184,12 +184,12 @@ class PartitionState:
         self.counts = None
 
     def take_counters(self, earlier: PartitionState) -> None:
-        """Goes on counting where the state before an error stood."""
+        """Continue the counters of the state before an error."""
         for name in COUNTERS:
             setattr(self, name, getattr(earlier, name))
 
     def follow(self) -> None:
-        """The reason to stop is gone."""
+        """Follow again: the reason to stop is gone."""
         self.mode = Mode.FOLLOWING
         self.reason = self.search = ""
         self.refused = None
@@ -198,14 +198,14 @@ class PartitionState:
         self.marker = None
 
     def pass_over(self, run: int, offset: int) -> None:
-        """``run`` feeds another instance; reading goes on at ``offset``."""
+        """Pass over ``run``, which feeds another instance; reading continues at ``offset``."""
         self.follow()
         self.standing = Standing.PASSING
         self.target = run
         self.offset = offset
 
     def health(self, instance: str, lag_seconds: float | None) -> PartitionHealth:
-        """Its own state; what is wrong with the log or with the pool is the caller's to say."""
+        """Return the partition's own health. The caller adds errors of the log or of the pool."""
         full = self.full
         if full is not None and self.mode in (Mode.FOLLOWING, Mode.FULL):
             state, reason = Mode.FULL.value, full.reason
@@ -217,7 +217,7 @@ class PartitionState:
         return PartitionHealth(self.partition, instance, state, reason, lag_seconds)
 
     def status(self, end: int, health: PartitionHealth) -> PartitionStatus:
-        """A snapshot; ``end`` is the log's end offset."""
+        """Return a snapshot; ``end`` is the log's end offset."""
         recorded = self.recorded
         lag = health.lag_seconds
         return PartitionStatus(

@@ -1,4 +1,4 @@
-"""What ingest tells about itself: one snapshot, plain values."""
+"""Status of ingest: one snapshot of plain values."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import numpy as np
 
 __all__ = ["Freshness", "IngestStatus", "Mode", "PartitionHealth", "PartitionStatus", "Samples"]
 
-# Freshness of the last so many messages a partition; at 100 messages/s, the last 40 seconds.
+# Freshness samples of a partition's last messages; at 100 messages/s, the last 40 seconds.
 SAMPLES: Final = 4096
 
 
 class Mode(enum.Enum):
-    """How a partition stands to its stream."""
+    """State of a partition in its stream."""
 
     FOLLOWING = "following"
     CATCHING_UP = "catching_up"  # reading a base
-    STALE = "stale"  # something is missing: what is served gets older until a base comes
-    FULL = "full"  # rows could not be stored: they are read again until there is room
+    STALE = "stale"  # something is missing: the served rows grow older until a base comes
+    FULL = "full"  # rows could not be stored: they are retried until there is room
     CONFLICT = "conflict"  # two publishers write one run
 
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """Published to servable, in milliseconds, over the last messages. None: no message yet."""
+    """Milliseconds from published to servable, over the last messages. None: no message yet."""
 
     p50_ms: float | None = None
     p90_ms: float | None = None
@@ -35,12 +35,13 @@ class Freshness:
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """One partition.
+    """Status of one partition.
 
-    ``state``: a Mode, or "passing" (its run feeds another instance), "starting" (ingest has not
+    ``state`` is a Mode, or "passing" (its run feeds another instance), "starting" (ingest has not
     begun to read it), "unreachable" (the log does not answer), "blocked" (the pool takes no rows).
-    ``lag_seconds``: how long ago everything that the log held then was applied. None: never since
-    ingest was started. It grows while the log does not answer.
+    ``lag_seconds`` is the time since the latest moment such that everything the log held then is
+    applied. It grows while the log does not answer. None: ingest has not reached an end since it
+    was started.
     """
 
     partition: int
@@ -67,10 +68,10 @@ class PartitionStatus:
 
 @dataclass(frozen=True, slots=True)
 class IngestStatus:
-    """All partitions. ``error`` is the last one not overcome yet, empty when all is well.
+    """Status of all partitions. ``error`` has the unresolved errors; empty when there are none.
 
-    ``refused``: rows that wait for room in a full table, by table. ``dense``: where the dense
-    weights of the newest version are, by its commit record.
+    ``refused`` has the number of rows that wait for room in a full table, by table. ``dense`` is
+    the location of the newest version's dense weights, from its commit record.
     """
 
     running: bool
@@ -88,13 +89,13 @@ class IngestStatus:
     partitions: list[PartitionStatus] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionHealth:
-    """Whether a partition is followed, and how far behind: as in PartitionStatus."""
+    """Whether a partition is followed, and its lag. The fields are those of PartitionStatus."""
 
     partition: int
     instance: str
@@ -111,17 +112,17 @@ class Samples:
         self._count = 0
 
     def add(self, value: float) -> None:
-        """Adds one value."""
+        """Add one value."""
         self._values[self._count % SAMPLES] = value
         self._count += 1
 
     def values(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """A copy of what is kept, in no order."""
+        """Return a copy of the stored values, in no order."""
         return self._values[: min(self._count, SAMPLES)].copy()
 
 
 def freshness_of(*samples: Samples) -> Freshness:
-    """Percentiles over all of them together; ``samples`` hold milliseconds."""
+    """Return percentiles over all ``samples`` together, which hold milliseconds."""
     values = np.concatenate([sample.values() for sample in samples]) if samples else np.empty(0)
     if values.size == 0:
         return Freshness()

@@ -1,4 +1,4 @@
-"""What ingest asks of the tables, of bases and of dead letters."""
+"""Protocols that ingest uses: tables, progress, instances, bases, dead letters."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Standing(enum.Enum):
-    """How a partition stands to its stream, across restarts (native/pool/FORMAT.md, progress)."""
+    """Persistent state of a partition in its stream (native/pool/FORMAT.md, progress)."""
 
     FOLLOWING = "following"
     CATCHING_UP = "catching_up"  # rows are a mixture of the old stream and of base ``target``
     PASSING = "passing"  # run ``target`` feeds, or fed, another instance: it is passed over
     INCOMPLETE = "incomplete"  # rows that the commit of version ``target`` counts never came
     CONFLICT = "conflict"  # two publishers wrote the run
-    LOST_POWER = "lost_power"  # the pool lost power: rows may be older than any progress said
+    LOST_POWER = "lost_power"  # the pool lost power: rows may be older than recorded progress
 
     @property
     def needs_base(self) -> bool:
-        """Only a base ends it, whatever the stream brings."""
+        """Return whether only a base ends this state, whatever the stream brings."""
         return self not in (Standing.FOLLOWING, Standing.PASSING)
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a partition has applied, as the pool remembers it.
+    """Applied part of a partition's stream, as the pool stores it.
 
-    ``offset``: where reading goes on. ``target``: see Standing. ``publisher``: who wrote ``run``,
-    as order.mark_of tells; 0: not known.
+    ``offset`` is where reading continues. ``target``: see Standing. ``publisher`` is the mark of
+    the run's writer (order.mark_of); 0: not known.
     """
 
     partition: int
@@ -64,7 +64,7 @@ class Progress:
 
 
 class ApplyReport(Protocol):
-    """What an apply did, in rows."""
+    """Result of an apply, in rows."""
 
     inserted: int
     updated: int
@@ -78,23 +78,26 @@ class StoreTable(Protocol):
 
     @property
     def schema(self) -> TableSchema:
-        """Its name, dtype and dim."""
+        """Return the table's name, dtype and dim."""
 
     @property
     def capacity(self) -> int:
-        """Rows that it can hold."""
+        """Return the number of rows that the table can hold."""
 
     def has_room(self) -> bool:
-        """Whether it holds fewer rows than its capacity."""
+        """Return whether the table holds fewer rows than its capacity."""
 
     def holds(self, keys: Keys) -> Mask:
-        """bool[n]: which keys are there now."""
+        """Return bool[n]: which of the keys the table holds now."""
 
     def apply(self, keys: Keys, rows: Rows | None, deleted: Mask | None, stamp: int) -> ApplyReport:
-        """keys: uint64[n], rows: uint8[n, row_bytes] or None (all deleted). Durable on return."""
+        """Apply keys uint64[n], rows uint8[n, row_bytes] or None (all deleted), deleted bool[n].
+
+        Durable on return.
+        """
 
     def all_keys(self) -> Iterator[Keys]:
-        """Every key that is there from the call to the end, in pages; others may be given."""
+        """Return in pages every key that exists during the whole scan, and perhaps others."""
 
 
 class Store(Protocol):
@@ -102,27 +105,27 @@ class Store(Protocol):
 
     @property
     def model(self) -> str:
-        """The model's name."""
+        """Return the model's name."""
 
     @property
     def instance(self) -> str:
-        """The instance's name."""
+        """Return the instance's name."""
 
     @property
     def partitions(self) -> int:
-        """P of the model."""
+        """Return P of the model."""
 
     def live(self) -> bool:
-        """False once it is frozen or dropped: nothing is to be written any more."""
+        """Return False once the instance is frozen or dropped: write nothing to it any more."""
 
     def tables(self) -> Mapping[str, StoreTable]:
-        """The tables that deltas feed, by name."""
+        """Return the tables that deltas feed, by name."""
 
     def progress(self, partition: int) -> Progress | None:
-        """What was recorded last, or None."""
+        """Return the partition's last recorded progress, or None."""
 
     def record_progress(self, progress: Sequence[Progress]) -> None:
-        """Records partitions, each at most once. Durable on return."""
+        """Record the progress of partitions, each at most once. Durable on return."""
 
 
 class BaseReader(Protocol):
@@ -130,72 +133,72 @@ class BaseReader(Protocol):
 
     @property
     def name(self) -> str:
-        """What to call it in messages."""
+        """Return the name for messages."""
 
     @property
     def model(self) -> str:
-        """The model whose rows it holds."""
+        """Return the model whose rows it holds."""
 
     @property
     def instance(self) -> str:
-        """The instance whose rows it holds; the model's plain name: of any."""
+        """Return the instance whose rows it holds; the model's plain name matches any."""
 
     @property
     def version(self) -> int:
-        """The version it holds."""
+        """Return the version that it holds."""
 
     @property
     def dense(self) -> str | None:
-        """Where the dense weights of that version are."""
+        """Return the location of that version's dense weights."""
 
     @property
     def partitions(self) -> int:
-        """P of the model."""
+        """Return P of the model."""
 
     def position(self, partition: int) -> tuple[int, int]:
-        """(run, seq) up to which it holds the partition's deltas."""
+        """Return (run, seq) up to which it holds the partition's deltas."""
 
     def schemas(self) -> Mapping[str, TableSchema]:
-        """Its tables, by name."""
+        """Return its tables, by name."""
 
     def rows(self, table: str) -> int:
-        """Rows of a table, at most."""
+        """Return an upper bound of a table's rows."""
 
     def chunks(
         self, table: str, partitions: Collection[int] | None = None
     ) -> Iterator[tuple[Keys, Rows]]:
-        """Its rows of some partitions. Raises PetpsError when they can't be read whole."""
+        """Return its rows of some partitions. Raises PetpsError if they can't be read whole."""
 
 
 class Instances(Protocol):
-    """The instances of a model: which of them a partition's deltas feed."""
+    """The instances of a model, and the choice which of them a partition's deltas feed."""
 
     def owner(self, partition: int) -> Store:
-        """The newest that follows the partition, or else what the model's name means."""
+        """Return the newest instance that follows the partition, else the model's current one."""
 
     def begin(self, name: str, base: BaseReader, run: int) -> Store | None:
-        """The instance, made beside the others with the base's tables if it is not there.
+        """Return the instance. If it does not exist, create it with the base's tables.
 
-        None: ``run`` feeds nobody here, because the instance is frozen, or was dropped after the
-        run had begun. Raises PetpsError when it can't be made.
+        Return None if ``run`` feeds no instance here, because the instance is frozen, or was
+        dropped after the run had begun. Raises PetpsError if it can't be created.
         """
 
     def complete(self, store: Store) -> None:
-        """All partitions follow it now: the model's name may mean it."""
+        """Accept that all partitions follow the instance: the model's name may refer to it now."""
 
 
 class BaseSource(Protocol):
-    """Where bases are found."""
+    """Source of bases."""
 
     def open(self, location: str) -> BaseReader:
-        """The base that a marker names. Raises PetpsError."""
+        """Return the base that a marker names. Raises PetpsError."""
 
     def of_model(self, model: str) -> Sequence[BaseReader]:
-        """The bases of a model, newest first. Raises PetpsError when they can't be looked for."""
+        """Return a model's bases, newest first. Raises PetpsError if the search fails."""
 
 
 class DeadLetters(Protocol):
-    """Where messages go that could not be decoded."""
+    """Destination of messages that could not be decoded."""
 
     def add(self, partition: int, offset: int, reason: str, message: Message | None) -> None:
-        """Keeps a message (None: the log had lost it) and why it was refused."""
+        """Keep a message (None: the log had lost it) and the reason why it was refused."""

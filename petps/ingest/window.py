@@ -1,4 +1,4 @@
-"""The window: consecutive records merged into few applies, each of which costs the same drains."""
+"""The window: merges consecutive records into few applies. Each apply costs the same drains."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Places = npt.NDArray[np.intp]
 
 
 class Window:
-    """Records taken and not yet applied, of any partitions, bounded by its owner.
+    """Records taken and not yet applied, of any partitions. Its owner limits its size.
 
-    Rows of one table are merged in the order in which they were taken, so a key's newest row wins;
-    tables, and partitions, share no row, so their order among each other does not matter.
+    Rows of one table are merged in the order in which they were taken, so a key's newest row wins.
+    Tables share no rows, nor do partitions, so their order among each other does not matter.
     """
 
     def __init__(self) -> None:
@@ -37,35 +37,35 @@ class Window:
         self.rows = 0
 
     def add(self, state: PartitionState, header: RecordHeader, body: RowsBody) -> None:
-        """Takes the rows of a record."""
+        """Add the rows of a record."""
         self._bodies.setdefault(header.table, []).append((state, body))
         self._stamps[header.table] = max(self._stamps.get(header.table, 0), header.version)
         self._times.append((state, header.time_ns, len(body.keys)))
         self.rows += len(body.keys)
 
     def touch(self, state: PartitionState) -> None:
-        """The partition's progress is to be recorded with this window."""
+        """Mark the partition: its progress is recorded with this window."""
         self._touched[state.partition] = state
 
     def forget(self, state: PartitionState) -> None:
-        """Takes back everything of a partition."""
+        """Remove everything of a partition."""
         self._touched.pop(state.partition, None)
         self._times = [entry for entry in self._times if entry[0] is not state]
         for name, parts in self._bodies.items():
             self._bodies[name] = [part for part in parts if part[0] is not state]
 
     def seal(self) -> None:
-        """Nothing more comes into it: progress is what it is now, wherever reading goes on."""
+        """Close the window, and fix its progress as of now, however far reading goes on."""
         self._progress = {p: state.progress() for p, state in self._touched.items()}
 
     def __bool__(self) -> bool:
         return bool(self._touched)
 
     def apply(self, tables: Mapping[str, StoreTable], merger: Merger, partitions: int) -> None:
-        """Applies all rows in the merger's batches. May be called again after an error.
+        """Apply all rows in the merger's batches. May be called again after an error.
 
-        Rows that could not be stored mark their partitions (PartitionState.refused), of which
-        nothing more is applied or recorded. ``partitions``: P of the model.
+        If rows cannot be stored, mark their partitions (PartitionState.refused): nothing more of
+        those is applied or recorded. ``partitions`` is P of the model.
         """
         for name, parts in self._bodies.items():
             kept = [(state, body) for state, body in parts if state.refused is None]
@@ -91,7 +91,7 @@ class Window:
             self._touched[partition].refused = Refusal(reason, table, count, until)
 
     def record(self, store: Store) -> None:
-        """Records the progress of the partitions touched: from now on their rows are served."""
+        """Record the progress of the touched partitions. The applied version then covers them."""
         stored = [state for state in self._touched.values() if state.refused is None]
         progress = [self._progress[state.partition] for state in stored]
         if progress:
@@ -108,12 +108,12 @@ class Window:
 
 
 def _apply(table: StoreTable, merger: Merger, bodies: list[RowsBody], stamp: int) -> Keys:
-    """Applies bodies in their order. Returns the keys whose newest row could not be stored."""
+    """Apply bodies in their order. Return the keys whose newest row could not be stored."""
     none = np.empty(0, np.uint64)
     left, left_rows = none, np.empty((0, table.schema.row_bytes), np.uint8)
     for keys, rows, deleted in merger.merged(bodies):
         report = table.apply(keys, rows, deleted, stamp)
-        if len(left):  # this batch has something newer of them
+        if len(left):  # drop the refused rows that this batch replaces or deletes
             still = ~np.isin(left, keys)
             left, left_rows = left[still], left_rows[still]
         if report.refused:
@@ -122,14 +122,14 @@ def _apply(table: StoreTable, merger: Merger, bodies: list[RowsBody], stamp: int
             left_rows = np.concatenate([left_rows, rows[at]])
     if len(left) == 0:
         return none
-    # Deletions that came behind them, in this window, may have made room.
+    # Later deletions in this window may have made room.
     if table.apply(left, left_rows, None, stamp).refused == 0:
         return none
     return left[~table.holds(left)]
 
 
 def _absent_upserts(table: StoreTable, keys: Keys, deleted: Mask | None) -> Places:
-    """Positions of the keys that the batch writes last, and that the table does not hold."""
+    """Return the places of each key's last row in the batch, if the table does not hold the key."""
     last = len(keys) - 1 - np.unique(keys[::-1], return_index=True)[1]
     if deleted is not None:
         last = last[~deleted[last]]
@@ -139,10 +139,10 @@ def _absent_upserts(table: StoreTable, keys: Keys, deleted: Mask | None) -> Plac
 
 
 class Merger:
-    """Makes runs of bodies one contiguous batch each, of about ``rows_max`` rows.
+    """Joiner of consecutive bodies into contiguous batches of about ``rows_max`` rows.
 
-    Its memory is used again for the next batch: a fresh one of megabytes would be faulted in each
-    time, which costs as much as the copy.
+    It reuses its memory for the next batch: fresh megabytes would have to be faulted in each time,
+    which costs as much as the copy.
     """
 
     def __init__(self, rows_max: int) -> None:
@@ -151,7 +151,7 @@ class Merger:
         self._rows = np.empty(0, np.uint8)
 
     def merged(self, bodies: list[RowsBody]) -> Iterator[tuple[Keys, Rows, Mask | None]]:
-        """Batches, each valid until the next; a body of its own is given as it is."""
+        """Yield batches, each valid until the next. A body that is alone in one is not copied."""
         run: list[RowsBody] = []
         rows = 0
         for body in bodies:

@@ -1,11 +1,11 @@
-"""Room pool: a pool in this process, with the client's pull and push.
+"""Room pool: a pool opened in this process, with the client's pull and push.
 
-Owns:        Pool (float32 in and out), LivePool (pulls beside a server), the check of what callers
-             hand in (arrays.py), export.
-Never does:  network; deltas; know files of rows.
+Owns:        Pool (float32 in and out), LivePool (pulls beside a server), the checks of callers'
+             arrays (arrays.py), export.
+Never does:  networking; deltas; files of rows.
 Called by:   petps.open and petps.create, cli, server, demo.
-Invariants:  keys are never rounded or wrapped silently; a push returned is durable at the pool's
-             level; a pool left open is closed at the end of the process.
+Invariants:  Keys are never rounded or wrapped silently. When a push returns, it is durable at the
+             pool's level. A pool that is left open is closed at the end of the process.
 """
 
 from petps.pool.live import LivePool

@@ -1,4 +1,4 @@
-"""What callers hand in, as the arrays native code takes; or an error that says what is wrong."""
+"""Conversion of callers' arrays to those of native code, with errors that say what is wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["as_keys", "as_rows", "as_stored", "check_finite"]
 
 
 def as_keys(keys: npt.ArrayLike) -> npt.NDArray[np.uint64]:
-    """keys: integers[n] of 0 to 2**64 - 1 -> uint64[n], contiguous."""
+    """Convert integers[n] of 0 to 2**64 - 1 to a contiguous uint64[n]. Raises InvalidArgument."""
     array: npt.NDArray[Any] = np.asarray(keys)
     if array.dtype.kind in "fO" and not isinstance(keys, np.ndarray):
         array = _from_numbers(keys, array)
@@ -37,7 +37,10 @@ def as_keys(keys: npt.ArrayLike) -> npt.NDArray[np.uint64]:
 
 
 def _from_numbers(keys: Any, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """numpy takes a list of small and very large whole numbers for floats, or for objects."""
+    """Convert a list of whole numbers that numpy took for floats or objects to uint64.
+
+    numpy does that to a list of small and very large numbers. Return ``array`` for anything else.
+    """
     values = list(keys) if isinstance(keys, Sequence) else []
     if not values or not all(isinstance(value, int) for value in values):
         return array
@@ -48,7 +51,7 @@ def _from_numbers(keys: Any, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def as_rows(rows: npt.ArrayLike, n: int, dim: int, table: str) -> npt.NDArray[np.float32]:
-    """rows: floats[n, dim] -> float32[n, dim], contiguous."""
+    """Convert floats[n, dim] to a contiguous float32[n, dim]. Raises InvalidArgument."""
     array: npt.NDArray[Any] = np.asarray(rows)
     if array.shape != (n, dim):
         raise InvalidArgument(
@@ -57,12 +60,12 @@ def as_rows(rows: npt.ArrayLike, n: int, dim: int, table: str) -> npt.NDArray[np
         )
     if array.dtype.kind != "f":
         raise InvalidArgument(f"table '{table}': rows are {array.dtype}, expected floats")
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which is checked
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf; check_finite sees it
         return np.ascontiguousarray(array, dtype=np.float32)
 
 
 def as_stored(rows: npt.ArrayLike, n: int, row_bytes: int, table: str) -> npt.NDArray[np.uint8]:
-    """rows: uint8[n, row_bytes], contiguous."""
+    """Return uint8[n, row_bytes] as a contiguous array. Raises InvalidArgument for another one."""
     array: npt.NDArray[Any] = np.asarray(rows)
     if array.shape != (n, row_bytes) or array.dtype != np.uint8:
         raise InvalidArgument(
@@ -75,7 +78,7 @@ def as_stored(rows: npt.ArrayLike, n: int, row_bytes: int, table: str) -> npt.ND
 def check_finite(
     keys: npt.NDArray[np.uint64], rows: npt.NDArray[np.float32], table: str, *, first: int = 0
 ) -> None:
-    """Raises if a row has a NaN or infinity; ``first``: number of the first of these rows."""
+    """Raise InvalidArgument if a row has a NaN or infinity. ``first``: number of rows[0]."""
     bad = _native.first_not_finite(rows)
     if bad < rows.shape[0]:
         raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""A base of an open pool: every row of a model's instance, for `load` and for catch-up."""
+"""Export of a base from an open pool: every row of an instance, for `load` and for catch-up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from petps.errors import IoError, PetpsError, ResourceExhausted
 
 __all__ = ["Bar", "write_base"]
 
-# (table, rows) -> a context that gives a function told of each n rows written.
+# (table, rows) -> a context; its value is a function to call with n after each n written rows.
 Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
@@ -34,12 +34,13 @@ def write_base(
     *,
     bar: Bar = _no_bar,
 ) -> dict[str, Any]:
-    """Writes the base; it exists once this returns. May run beside pulls, pushes and ingest.
+    """Write the base, which exists once this returns. May run beside pulls, pushes and ingest.
 
-    Errors: AlreadyExists (the folder holds one), ResourceExhausted or IoError (the disk). An error
-    removes what was written, or names what could not be removed.
+    Raises AlreadyExists (the folder holds a base), ResourceExhausted or IoError (the disk). After
+    an error it removes what it wrote, or names the files that it could not remove.
     """
-    # Before the first row is read: deltas after these positions make good what the rows missed.
+    # Read the positions before the first row: the rows may be newer than they, but never older. The
+    # deltas after these positions then supply what the rows missed.
     positions = {
         progress.partition: (progress.run, progress.seq)
         for progress in tables.all_progress()
@@ -88,7 +89,7 @@ def _write_table(writer: BaseWriter, table: _native.Table, bar: Bar) -> int:
         table.pull(np.ascontiguousarray(keys), rows, there)
         return rows, there
 
-    keys = np.unique(table.keys())  # a key deleted and written again meanwhile may stand twice
+    keys = np.unique(table.keys())  # a key deleted and rewritten during the scan may appear twice
     schema = TableSchema(table.name, table.dtype, table.dim)
     with bar(table.name, len(keys)) as advance:
         return writer.add_table(schema, keys, rows_of, progress=advance)

@@ -1,4 +1,4 @@
-"""LivePool: a pool read in this process while a server writes it."""
+"""LivePool: a reader of a pool while a server writes it."""
 
 from __future__ import annotations
 
@@ -16,29 +16,32 @@ from petps.pool.pool import DEFAULT_MODEL, Form, Keys, Mask, Rows, TableInfo, em
 
 __all__ = ["LivePool"]
 
-# A call begins again only when its instance is dropped under it, which a switch precedes. More
-# often in one call than this is a mistake of whoever drops them.
+# A call starts again only when its instance is dropped during the call, which a switch of the alias
+# precedes. More restarts than this in one call are a mistake of the operator who drops instances.
 MAX_RESOLUTIONS: Final = 8
 
 
 class LivePool:
-    """Pulls from a pool beside its server (native/epoch/READERS.md); ``petps.open_live`` makes one.
+    """A reader of a pool beside its server (native/epoch/READERS.md); see ``petps.open_live``.
 
-    It sees every row and table as soon as the server's own pulls do, and goes on when the server
-    is killed. Use it from any thread, and not in a forked child.
+    It sees every row and table as soon as the server's own pulls do, and continues when the server
+    is killed. Any thread may use it, but no forked child.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Errors: NotFound, FailedPrecondition, PermissionDenied, Unimplemented, DataLoss."""
+        """Open the pool.
+
+        Raises NotFound, FailedPrecondition, PermissionDenied, Unimplemented, DataLoss.
+        """
         self._native = _native.LiveReader.open(fspath(path))
 
     def close(self) -> None:
-        """Waits for pulls in progress."""
+        """Wait for pulls in progress, then close."""
         self._native.close()
 
     @property
     def closed(self) -> bool:
-        """Whether close() was called."""
+        """Return whether close() was called."""
         return self._native.closed
 
     def __enter__(self) -> LivePool:
@@ -51,7 +54,7 @@ class LivePool:
         return f"<petps.LivePool {'closed' if self.closed else self._native.path}>"
 
     def tables(self, model: str | None = None) -> list[TableInfo]:
-        """All tables that there are now, or those of one model, instance or alias."""
+        """Return all current tables, or those of one model, instance or alias."""
         wanted = None if model is None else self._native.resolve(model).name
         return [
             TableInfo.of(record, instance)
@@ -94,7 +97,7 @@ class LivePool:
         mask: Mask | None = None,
         model: str | None = None,
     ) -> Rows | tuple[Rows, Mask]:
-        """As ``Pool.pull``: keys: integers[n] -> float32[n, dim], default rows for missing keys."""
+        """Pull rows as ``Pool.pull`` does: keys integers[n] -> float32[n, dim]."""
         checked = as_keys(keys)
         if mask is None and return_mask:
             mask = np.empty(checked.shape[0], np.bool_)
@@ -104,7 +107,7 @@ class LivePool:
     def pull_many(
         self, keys: Mapping[str, npt.ArrayLike], *, model: str | None = None
     ) -> dict[str, tuple[Rows, Mask]]:
-        """Keys of several tables of one instance: (rows, mask) by table, as pull for each."""
+        """Pull keys of several tables of one instance: (rows, mask) by table, as pull() does."""
         wanted = [as_keys(each) for each in keys.values()]
         masks = [np.empty(each.shape[0], np.bool_) for each in wanted]
         rows = self._pull(model, list(keys), wanted, masks)
@@ -119,9 +122,9 @@ class LivePool:
         out: Rows | None = None,
         dtype: Form = "f32",
     ) -> list[Rows]:
-        """Rows of all tables from one instance: the model's name is resolved once.
+        """Pull rows of all tables from one instance: the model's name is resolved once.
 
-        When that instance is dropped before the last row is read, resolve and read everything anew.
+        If that instance is dropped before the last row is read, resolve and read everything again.
         """
         for _ in range(MAX_RESOLUTIONS):
             pulled: list[Rows] = []

@@ -1,4 +1,4 @@
-"""Pool: an open pool as Python sees it. Sign on the door: petps/pool/__init__.py."""
+"""Pool: an open pool as Python sees it. petps/pool/__init__.py has the rules of this room."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_ROWS_PER_APPLY", "Pool", "PushReport", "TableInfo"]
 
-# One durable batch: enough that its three drains cost little beside its rows, and few enough that a
-# failed one (disk full) loses little work.
+# Rows of one durable batch: enough to amortise its three drains, few enough that a failed batch
+# (disk full) loses little work.
 MAX_ROWS_PER_APPLY: Final = 1 << 16
 DEFAULT_MODEL: Final = "default"
 DEFAULT_PARTITIONS: Final = 8
 
 Keys = npt.NDArray[np.uint64]
-# float32[n, dim], or uint8[n, row_bytes] as stored.
+# float32[n, dim], or uint8[n, row_bytes] as the pool stores them.
 Rows = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 Form = Literal["f32", "stored"]
@@ -37,7 +37,7 @@ Form = Literal["f32", "stored"]
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """A table as it was created."""
+    """Description of a table, as it was created."""
 
     id: int
     name: str
@@ -49,7 +49,7 @@ class TableInfo:
 
     @classmethod
     def of(cls, record: _native.TableRecord, instance: str) -> TableInfo:
-        """Of the catalogue's record."""
+        """Return the description for a record of the catalogue."""
         return cls(
             id=record.id,
             name=record.name,
@@ -63,7 +63,7 @@ class TableInfo:
 
 @dataclass(slots=True)
 class PushReport:
-    """What a push did. ``refused``: new keys that a full table did not take."""
+    """Result of a push, in rows. ``refused``: new keys that a full table did not take."""
 
     inserted: int = 0
     updated: int = 0
@@ -73,25 +73,25 @@ class PushReport:
     superseded: int = 0
 
     def add(self, report: _native.ApplyReport) -> None:
-        """Adds one batch's report."""
+        """Add one batch's report."""
         for name, value in report.as_dict().items():
             setattr(self, name, getattr(self, name) + value)
 
     def as_dict(self) -> dict[str, int]:
-        """The counts by name."""
+        """Return the counts by name."""
         return asdict(self)
 
 
 def _close_quietly(native: _native.Tables) -> None:
-    """At the end of the process: a pool that cannot be closed recovers at its next open."""
+    """Close a pool at the end of the process. On an error it recovers at its next open."""
     with contextlib.suppress(PetpsError):
         native.close()
 
 
 class Pool:
-    """An open pool. A context manager; closed at the end of the process if nobody did before.
+    """An open pool, usable as a context manager. The end of the process closes it at the latest.
 
-    Threads: any method from any thread; pulls and pushes run without the GIL.
+    Threads: any thread may call any method; pulls and pushes run without the GIL.
     """
 
     def __init__(self, native: _native.Tables) -> None:
@@ -113,7 +113,7 @@ class Pool:
 
     @staticmethod
     def discard(path: str | PathLike[str]) -> None:
-        """Undoes create(), of a pool that nobody has open."""
+        """Undo create() of a pool that no process has open."""
         _native.Tables.discard(fspath(path))
 
     @staticmethod
@@ -125,17 +125,17 @@ class Pool:
 
     @property
     def native(self) -> _native.Tables:
-        """The native tables, for petps' own rooms (server, ingest, checkpoint)."""
+        """Return the native tables, for other rooms of petps (server, ingest, checkpoint)."""
         return self._native
 
     def close(self) -> None:
-        """Closes cleanly. Waits for calls in progress; FailedPrecondition while a server runs."""
+        """Close cleanly, after calls in progress. Raises FailedPrecondition while a server runs."""
         self._native.close()
         self._finalizer.detach()
 
     @property
     def closed(self) -> bool:
-        """Whether close() was called."""
+        """Return whether close() was called."""
         return self._native.closed
 
     def __enter__(self) -> Pool:
@@ -152,11 +152,11 @@ class Pool:
     # ---- catalogue
 
     def create_model(self, name: str = DEFAULT_MODEL, partitions: int = DEFAULT_PARTITIONS) -> str:
-        """A new model with its first instance, whose name (``model@0``) is returned."""
+        """Create a model with its first instance, and return that one's name (``model@0``)."""
         return self._native.create_instance(name, f"{name}@0", partitions).name
 
     def create_instance(self, name: str) -> str:
-        """A new instance ``model@...`` beside those the model has, with its tables, all empty."""
+        """Create an instance ``model@...`` with empty copies of the tables of the current one."""
         model = name.partition("@")[0]
         meant = self._native.resolve(model)
         made = self._native.create_instance(model, check_instance(model, name), meant.partitions)
@@ -175,16 +175,17 @@ class Pool:
         return made.name
 
     def switch_alias(self, alias: str, instance: str) -> None:
-        """From now on ``alias`` means ``instance``, of all tables at once; durable on return.
+        """Make ``alias`` refer to ``instance``, for all tables at once. Durable on return.
 
-        What it meant before is frozen. FailedPrecondition: the instance's base is not loaded yet.
+        The instance that it referred to before is frozen. Raises FailedPrecondition if the
+        instance's base is not loaded yet.
         """
         self._native.set_alias(alias, self._native.resolve(instance).id)
 
     def drop_instance(self, instance: str) -> None:
-        """Removes an instance and its tables; their space is used again.
+        """Remove an instance and its tables; their space is reused.
 
-        FailedPrecondition while an alias (or the plain model name) means it.
+        Raises FailedPrecondition while an alias (or the plain model name) refers to it.
         """
         self._native.drop_instance(self._native.resolve(instance).id)
 
@@ -199,10 +200,16 @@ class Pool:
         feed: Literal["push", "delta"] = "push",
         model: str | None = None,
     ) -> TableInfo:
-        """A new table of ``model`` (made if the pool has none at all).
+        """Create a table of ``model``; create the model if the pool has none at all.
 
-        dtype: 'f32', 'f16', 'bf16' or 'int8'; capacity: rows it can hold; default: what a missing
-        key shows, a number or float[dim].
+        Args:
+            name: The table's name.
+            dim: Values in a row.
+            capacity: Rows that the table can hold.
+            dtype: 'f32', 'f16', 'bf16' or 'int8'.
+            default: Row of a missing key: a number or float[dim].
+            feed: Source of its rows: pushes or a delta log.
+            model: A model, instance or alias; None selects the only model, or else 'default'.
         """
         if model is None and not self._native.instances():
             self.create_model()
@@ -220,13 +227,13 @@ class Pool:
         return self._info(table)
 
     def tables(self, model: str | None = None) -> list[TableInfo]:
-        """All tables, or those of one model, instance or alias."""
+        """Return all tables, or those of one model, instance or alias."""
         wanted = None if model is None else self._native.resolve(model).id
         tables = self._native.tables()
         return [self._info(each) for each in tables if wanted in (None, each.record.instance)]
 
     def table(self, name: str, model: str | None = None) -> _native.Table:
-        """The native table ``name`` of ``model``. NotFound names what there is."""
+        """Return the native table ``name`` of ``model``. NotFound lists the existing tables."""
         return self._native.find(self._instance(model).name, name)
 
     def _instance(self, model: str | None) -> _native.InstanceRecord:
@@ -280,12 +287,22 @@ class Pool:
         mask: Mask | None = None,
         model: str | None = None,
     ) -> Rows | tuple[Rows, Mask]:
-        """keys: integers[n] -> float32[n, dim]; a missing key has the table's default row.
+        """Pull the rows of keys. A missing key has the table's default row.
 
-        out: a C-contiguous float32[n, dim] to fill; it is returned. return_mask: return (rows,
-        mask), bool[n] says which keys were found. mask: a bool[n] to receive it. dtype: "f32", or
-        "stored" for uint8[n, row_bytes] as the pool stores them.
-        Errors: NotFound (lists the tables), InvalidArgument (names the array).
+        Args:
+            table: The table's name.
+            keys: integers[n].
+            out: A C-contiguous float32[n, dim] to fill; it is returned.
+            return_mask: Return (rows, mask); the mask bool[n] says which keys were found.
+            dtype: "f32", or "stored" for uint8[n, row_bytes] as the pool stores them.
+            mask: A bool[n] to fill with the mask.
+            model: A model, instance or alias; None selects the only model, or else 'default'.
+
+        Returns:
+            float32[n, dim], or as ``dtype`` and ``return_mask`` say.
+
+        Raises:
+            NotFound (lists the tables), InvalidArgument (names the array).
         """
         native = self.table(table, model)
         checked = as_keys(keys)
@@ -318,7 +335,7 @@ class Pool:
         return_mask: bool = False,
         model: str | None = None,
     ) -> dict[str, Rows] | dict[str, tuple[Rows, Mask]]:
-        """Keys of several tables of one instance, as pull for each; answers by table."""
+        """Pull keys of several tables of one instance, as pull() does; return results by table."""
         name = self._instance(model).name
         answers = {
             table: self.pull(table, wanted, return_mask=True, model=name)
@@ -336,12 +353,21 @@ class Pool:
         allow_not_finite: bool = False,
         model: str | None = None,
     ) -> PushReport:
-        """Writes full rows; durable when it returns. Of a repeated key the last row counts.
+        """Write full rows. Durable on return. The last row of a repeated key wins.
 
-        keys: integers[n], rows: floats[n, dim], encoded to the table's dtype, or with
-        dtype="stored" uint8[n, row_bytes]. Errors: ResourceExhausted when the table is full (what
-        it has was updated, new keys were refused; see the error's ``report``) or the disk is;
-        FailedPrecondition for a table that deltas write.
+        Args:
+            table: The table's name.
+            keys: integers[n].
+            rows: floats[n, dim], which are encoded to the table's dtype; with dtype="stored"
+                uint8[n, row_bytes].
+            dtype: Form of ``rows``.
+            allow_not_finite: Accept rows with a NaN or infinity.
+            model: A model, instance or alias; None selects the only model, or else 'default'.
+
+        Raises:
+            ResourceExhausted: The table or the disk is full. A full table updates the keys that it
+                has and refuses new ones; see the error's ``report``.
+            FailedPrecondition: Deltas write the table.
         """
         native = self.table(table, model)
         _check_feed(native)
@@ -356,7 +382,7 @@ class Pool:
         model: str | None = None,
         allow_not_finite: bool = False,
     ) -> PushReport:
-        """As push, and also for a table that deltas write, as long as it has applied none."""
+        """Write rows as push() does, also to a table for deltas that has not applied any yet."""
         native = self.table(table, model)
         if native.record.feed == "delta" and any(
             progress.instance == native.record.instance for progress in self._native.all_progress()
@@ -400,7 +426,7 @@ class Pool:
         return report
 
     def erase(self, table: str, keys: npt.ArrayLike, *, model: str | None = None) -> PushReport:
-        """Deletes keys; durable when it returns. Keys that are not there are counted, no error."""
+        """Delete keys. Durable on return. Missing keys are counted and are no error."""
         native = self.table(table, model)
         _check_feed(native)
         checked = as_keys(keys)
@@ -410,7 +436,10 @@ class Pool:
         return report
 
     def scan(self, table: str, *, model: str | None = None) -> Iterator[tuple[Keys, Rows]]:
-        """All rows in pages: keys uint64[n], rows float32[n, dim]. Sees later writes or not."""
+        """Yield all rows in pages: keys uint64[n], rows float32[n, dim].
+
+        Rows written during the scan may or may not be seen.
+        """
         native = self.table(table, model)
         with native.scan() as pages:
             for keys, stored in pages:
@@ -419,17 +448,17 @@ class Pool:
     # ---- upkeep
 
     def verify(self) -> _native.VerifyReport:
-        """Reads everything and checks it. Slow; may run beside pulls and pushes."""
+        """Read everything and check it. Slow; may run beside pulls and pushes."""
         return self._native.verify()
 
     def export(
         self, folder: str | PathLike[str], *, model: str | None = None, bar: Bar | None = None
     ) -> dict[str, Any]:
-        """Writes every row of a model as a base (`petps export`) and says what it wrote.
+        """Write every row of a model as a base (`petps export`), and return facts about it.
 
-        The folder must hold no base yet. ``bar`` is told of the rows written, table by table.
+        The folder must hold no base yet. ``bar`` receives the progress, table by table.
         """
-        # Imported here: pulls and pushes need no Arrow.
+        # Imported late: pulls and pushes need no Arrow.
         from petps.pool.export import write_base
 
         instance = self._instance(model)
@@ -438,7 +467,7 @@ class Pool:
         return write_base(self._native, instance, folder, bar=bar)
 
     def status(self) -> dict[str, Any]:
-        """What `petps status` shows, in the form of the server's status text."""
+        """Return what `petps status` shows, in the form of the server's status text."""
         info = self._native.info().as_dict()
         info["bytes"] = info.pop("size_bytes")
         info["walked"] = self._native.walked()
@@ -464,7 +493,7 @@ class Pool:
 
 
 def empty_rows(table: _native.Table | _native.TableRecord, n: int, dtype: Form) -> Rows:
-    """Space for n rows in the form asked for. InvalidArgument names a form that there is not."""
+    """Return space for n rows in the given form. Raises InvalidArgument for an unknown form."""
     if dtype == "stored":
         return np.empty((n, table.row_bytes), np.uint8)
     if dtype != "f32":

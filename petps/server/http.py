@@ -14,17 +14,17 @@ from petps.errors import NotFound, PetpsError, Unavailable
 
 __all__ = ["HttpDoor"]
 
-MAX_CONNECTIONS: Final = 32  # a scraper, a probe and some browsers: a thread each
-REQUEST_SECONDS: Final = 10.0  # a peer that says nothing for so long is closed
+MAX_CONNECTIONS: Final = 32  # a scraper, a probe and some browsers, with a thread each
+REQUEST_SECONDS: Final = 10.0  # a client that is silent for longer is disconnected
 JSON: Final = "application/json; charset=utf-8"
 TEXT: Final = "text/plain; charset=utf-8"
 
-# A body, its type and a code.
+# Body, content type, status code.
 Answer = tuple[bytes, str, HTTPStatus]
 
 
 class HttpDoor:
-    """Serves until close(). Errors: Unavailable when the address cannot be had."""
+    """The HTTP server, running until close(). Raises Unavailable if it cannot listen."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class HttpDoor:
         ready: Callable[[], str | None],
         shard_map: Callable[[], dict[str, Any]],
     ) -> None:
-        """``fault`` and ``ready`` say why the server is not healthy or not ready; None: it is."""
+        """``fault`` and ``ready`` return why the server is not healthy or not ready, or None."""
         self._routes: dict[str, Callable[[], Answer]] = {
             "/": lambda: (_page(), "text/html; charset=utf-8", HTTPStatus.OK),
             "/healthz": lambda: _verdict(fault()),
@@ -60,11 +60,11 @@ class HttpDoor:
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
+        """Return the port that the server listens on."""
         return int(self._server.server_address[1])
 
     def close(self) -> None:
-        """Accepts no more."""
+        """Accept no more connections, and stop."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -75,7 +75,7 @@ class _BoundedServer(ThreadingHTTPServer):
     block_on_close = False
     # A restarted server must have its port back at once.
     allow_reuse_address = True
-    # Peers that wait to be accepted or refused; with too few, connecting takes seconds.
+    # Connections that wait to be accepted or refused; with a short queue, connecting takes seconds.
     request_queue_size = 2 * MAX_CONNECTIONS
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
@@ -95,7 +95,7 @@ class _BoundedServer(ThreadingHTTPServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A peer that went away in the middle is no news."""
+        """Ignore the error: a client that disconnects during a request is normal."""
 
 
 def _handler(routes: dict[str, Callable[[], Answer]]) -> type[BaseHTTPRequestHandler]:
@@ -120,7 +120,7 @@ def _handler(routes: dict[str, Callable[[], Answer]]) -> type[BaseHTTPRequestHan
                     body, kind, code = route()
                 except NotFound as error:
                     body, kind, code = str(error).encode(), TEXT, HTTPStatus.NOT_FOUND
-                except PetpsError as error:  # closing: the pool is gone already
+                except PetpsError as error:  # closing: the pool is closed already
                     body, kind, code = str(error).encode(), TEXT, HTTPStatus.SERVICE_UNAVAILABLE
             self.send_response(code)
             self.send_header("Content-Type", kind)
@@ -132,7 +132,7 @@ def _handler(routes: dict[str, Callable[[], Answer]]) -> type[BaseHTTPRequestHan
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Scrapes and probes are not logged."""
+            """Log nothing: scrapes and probes are frequent."""
 
     return Handler
 

@@ -1,4 +1,4 @@
-"""Starts the ingest that the configuration asks for, as a thread of the server process."""
+"""Start of the ingest that the configuration requests, as threads of the server process."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["IngestPart", "start_ingest"]
 
 Letters = DirectoryDeadLetters | LogDeadLetters
 
-# A topic of dead letters: few, and never in anybody's way.
+# Options of a topic of dead letters: it stays small, and does not delay ingest.
 DEAD_LETTER_OPTIONS: Final = {"message.timeout.ms": 10_000, "topic.retention.bytes": 1 << 30}
 
 
 class IngestPart:
-    """A running ingest, the log it reads and where it leaves dead letters."""
+    """A running ingest, with the log that it reads and the place of its dead letters."""
 
     def __init__(self, ingest: Ingest, log: DeltaLog, dead_letters: Letters) -> None:
         self.ingest = ingest
@@ -37,15 +37,15 @@ class IngestPart:
         ingest.start()
 
     def status(self) -> dict[str, Any]:
-        """Plain values, for the status."""
+        """Return plain values for the status."""
         return self.ingest.status().as_json()
 
     def health(self) -> list[PartitionHealth]:
-        """Whether each partition is followed. Never waits for the log."""
+        """Return whether each partition is followed. Never waits for the log."""
         return self.ingest.health()
 
     def stop(self) -> None:
-        """Ends after the apply that is going on."""
+        """Stop after the running apply."""
         self.ingest.stop()
         self._dead_letters.close()
         self._log.close()
@@ -54,12 +54,15 @@ class IngestPart:
 def start_ingest(
     config: Config, tables: _native.Tables, location: str, partitions: Sequence[int] | None = None
 ) -> IngestPart:
-    """Follows the log at ``location``: ``partitions`` of it, by default all.
+    """Follow the log at ``location``: the given ``partitions`` of it, by default all.
 
-    A folder is made if it is not there yet. A topic is made by the first publisher: until then, and
-    while the brokers are away, status shows the error, and it is tried again.
-    Errors: NotFound (no such model), FailedPrecondition (it has no table that deltas feed),
-    InvalidArgument (the folder has another number of partitions; an option of Kafka).
+    A missing folder is created. A topic is created by the first publisher. Until then, and while
+    the brokers are away, status shows the error and ingest retries.
+
+    Raises:
+        NotFound: There is no such model.
+        FailedPrecondition: The model has no table that deltas feed.
+        InvalidArgument: The folder has another number of partitions, or a Kafka option is wrong.
     """
     model = config.ingest_model()
     threads = config.ingest.apply_threads or _automatic_apply_threads()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Serving", "serve"]
 
 MAX_AUTOMATIC_WORKERS: Final = 8
-# (section, key): what SIGHUP takes over.
+# (section, key) of the settings that SIGHUP reloads.
 RELOADED: Final = frozenset(
     {
         ("server", "ready_lag_seconds"),
@@ -43,10 +43,9 @@ HANDLED_SIGNALS: Final = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-REPORT_SECONDS: Final = 1.0  # how often ingest's state enters the status
-# How long the doors other than the native one wait for ingest to read the log to its end. Their
-# imports take 0.2 s of the interpreter, which the newest version would have to wait for. A longer
-# log is read beside them.
+REPORT_SECONDS: Final = 1.0  # between two updates of ingest's state in the status
+# How long HTTP and gRPC wait until ingest has read the log to its end. Their imports take 0.2 s of
+# the interpreter, which would delay the newest version. A longer log is read while they start.
 READ_FIRST_SECONDS: Final = 0.5
 
 Log = Callable[[str], None]
@@ -55,11 +54,11 @@ Log = Callable[[str], None]
 class Serving:
     """A pool being served. Use as a context manager, or call close().
 
-    The order is the point. What ingest needs is imported before the pool is opened, so that the
-    newest version of the log is served soon after the first pull. Pulls are answered as soon as
-    the pool is open; ingest follows, then, once the log is read, HTTP and gRPC. ``on_serving`` is
-    called once every door is open. Errors of opening, of the ports and of ingest's settings come
-    out of the constructor, with everything undone.
+    The order matters. The imports of ingest run before the pool is opened, so that the newest
+    version of the log is served soon after the first pull. Pulls are answered as soon as the pool
+    is open. Then ingest starts, and once the log is read, HTTP and gRPC. ``on_serving`` is called
+    once every door is open. The constructor raises errors of opening, of the ports and of ingest's
+    settings; it first undoes what it has done.
     """
 
     def __init__(
@@ -72,9 +71,9 @@ class Serving:
         self._config = config
         self._log = log
         self._draining = False
-        self._open = False  # every door
+        self._open = False  # whether every door is open
         self._ingest: Any = None
-        self._ingest_lock = threading.Lock()  # over whose state is in the status
+        self._ingest_lock = threading.Lock()  # over the choice whose state is in the status
         self._http: Any = None
         self._grpc: Any = None
         self._metrics: Any = None
@@ -107,31 +106,34 @@ class Serving:
 
     @property
     def port(self) -> int:
-        """The native port."""
+        """Return the native port."""
         return self._server.port
 
     @property
     def http_port(self) -> int | None:
-        """The HTTP port, or None without HTTP."""
+        """Return the HTTP port, or None without HTTP."""
         return None if self._http is None else self._http.port
 
     @property
     def grpc_port(self) -> int | None:
-        """The gRPC port, or None without gRPC, or before it is served."""
+        """Return the gRPC port, or None without gRPC, or before it is served."""
         return None if self._grpc is None else int(self._grpc.port)
 
     def status(self) -> dict[str, Any]:
-        """What `petps status` shows, ingest as it is now."""
+        """Return what `petps status` shows, with ingest's current state."""
         self.report()
         status: dict[str, Any] = normalised(json.loads(self._server.status_json()))
         return status
 
     def report(self) -> None:
-        """Takes ingest's state, and why it is not ready, into the status. Called each second."""
+        """Update ingest's state, and the reason for not being ready, in the status.
+
+        Called each second.
+        """
         if self._draining:
             return
         self._report_unready()
-        ingest = self._ingest  # another one after the next change of the shard map
+        ingest = self._ingest  # a change of the shard map replaces it
         if ingest is None:
             return
         error = ""
@@ -140,7 +142,7 @@ class Serving:
             with self._ingest_lock:
                 if self._ingest is ingest:
                     self._server.set_status_member("ingest", state)
-        except Exception as failure:  # whatever it is must be seen, and must not end the serving
+        except Exception as failure:  # any error must be reported, and must not end the serving
             error = (
                 "ingest's state is not in the status, serving goes on: "
                 f"{type(failure).__name__}: {failure}"
@@ -153,9 +155,9 @@ class Serving:
         self._server.set_status_member("unready", json.dumps(self.unready()))
 
     def follow_shard_map(self) -> None:
-        """Acts on a changed shard map: first what is served, then what is ingested.
+        """Apply a changed shard map: first to what is served, then to what is ingested.
 
-        One that cannot be used is reported in the status and in the log, and the one in use stays.
+        If the map cannot be used, report it in the status and in the log, and keep the current one.
         Called about every second, by one thread.
         """
         if self._map_file is None:
@@ -172,7 +174,7 @@ class Serving:
             self._log(error or "the shard map is good again")
 
     def reload(self, config: Config) -> None:
-        """Takes over the settings that can change while it serves, and says what needs a restart.
+        """Apply the settings that can change while serving, and log those that need a restart.
 
         The shard map is read again too.
         """
@@ -193,7 +195,7 @@ class Serving:
             self._log(f"changed, but needs a restart: {', '.join(restart)}")
 
     def close(self) -> None:
-        """Drains and closes. Raises what kept the pool from being closed cleanly."""
+        """Drain and close. Raises the error that kept the pool from being closed cleanly."""
         if self._tables.closed:
             return
         self._stop()
@@ -236,7 +238,7 @@ class Serving:
         server = self._config.server
         if not server.http:
             return
-        # Imported here: pulls are served already.
+        # Imported late, so that it does not delay the first pull.
         from petps.server.http import HttpDoor
 
         self._http = HttpDoor(
@@ -269,14 +271,17 @@ class Serving:
 
     def _metrics_text(self) -> bytes:
         if self._metrics is None:
-            from petps.server.metrics import Metrics  # at the first scrape: nobody may ask
+            from petps.server.metrics import Metrics  # at the first scrape: there may be none
 
             self._metrics = Metrics(self.status, self._server.stats, self.unready)
         text: bytes = self._metrics.text()
         return text
 
     def _follow_log(self) -> None:
-        """Ingests what the map gives this server (without one, all), unless it does so already."""
+        """Ingest the partitions that the map gives this server, or all without a map.
+
+        Do nothing if ingest runs for these partitions already.
+        """
         location = self._config.ingest.log
         ours = self._ours()
         if location is None or ours == self._ingested:
@@ -287,11 +292,11 @@ class Serving:
 
             self._ingest = start_ingest(self._config, self._tables, location, ours)
         self._ingested = ours
-        if self._open:  # else _open_doors() reports, after the log is read
+        if self._open:  # otherwise _open_doors() reports, after the log is read
             self.report()
 
     def _ours(self) -> list[int] | None:
-        """The partitions that this server ingests; None: all."""
+        """Return the partitions that this server ingests, or None for all."""
         return None if self._map is None else self._map.ingested_by(self._server.address)
 
     def _stop_ingest(self) -> None:
@@ -312,11 +317,14 @@ class Serving:
         return None
 
     def unready(self) -> str | None:
-        """Why it is not ready; None: it is. Never waits."""
+        """Return why the server is not ready, or None if it is. Never waits."""
         return self._fault() or self._unready()
 
     def _unready(self) -> str | None:
-        """Ready: every door is open, every partition followed, none too far behind the log."""
+        """Return why the server is not ready, faults of the pool aside.
+
+        It is ready when every door is open, every partition is followed and none lags too far.
+        """
         if self._draining:
             return "draining"
         if not self._open:
@@ -330,16 +338,16 @@ class Serving:
         served = self._tables.resolve(self._config.ingest_model()).name
         for each in ingest.health():
             if each.state == "catching_up" and each.instance != served:
-                continue  # loaded beside what clients are served
+                continue  # loaded beside the instance that clients are served from
             if reason := _behind(each, limit):
                 return reason
         return None
 
     def _stop(self) -> None:
-        """Ingest first (no new rows), then the native server (no new requests), then HTTP.
+        """Stop ingest (no new rows), then the native server (no new requests), then HTTP.
 
-        The native server answers what gRPC has in flight, so gRPC takes nothing new before that and
-        closes after it.
+        The native server answers the gRPC calls in flight. So gRPC refuses new calls before that,
+        and closes after it.
         """
         self._draining = True
         if self._grpc is not None:
@@ -357,7 +365,7 @@ class Serving:
 
 
 def _behind(partition: PartitionHealth, limit: float) -> str | None:
-    """Why a server with this partition is not ready; None: it is. ``limit``: 0 is none."""
+    """Return why this partition makes the server unready, or None. ``limit`` 0 means no limit."""
     lag, because = partition.lag_seconds, f": {partition.reason}" if partition.reason else ""
     if partition.state not in ("following", "passing", "unreachable"):
         return f"partition {partition.partition} is {partition.state}{because}"
@@ -374,7 +382,7 @@ def _behind(partition: PartitionHealth, limit: float) -> str | None:
 
 
 def _changes(old: Config, new: Config) -> Iterator[tuple[str, str, Any, Any]]:
-    """(section, key, old value, new value) of what differs."""
+    """Yield (section, key, old value, new value) of each difference."""
     for section in type(old).model_fields:
         before, after = getattr(old, section), getattr(new, section)
         if before == after:
@@ -398,7 +406,7 @@ def _open(config: Config) -> _native.Tables:
 
 
 def _limits(limits: LimitsConfig) -> dict[str, int]:
-    """What the native server is told: times in milliseconds."""
+    """Return the limits for the native server, with times in milliseconds."""
     told = limits.model_dump()
     told["idle_ms"] = round(1e3 * told.pop("idle_seconds"))
     return told
@@ -426,9 +434,10 @@ def _start(
 
 
 class _Signals:
-    """What the process was told. SIGTERM and SIGINT: drain and close; a second SIGINT: exit now.
+    """Signals of the process. SIGTERM and SIGINT: drain and close; a second SIGINT: exit now.
 
-    SIGHUP: reload. SIGUSR1 and SIGUSR2 change nothing. Handlers stand from entering to leaving.
+    SIGHUP: reload. SIGUSR1 and SIGUSR2 change nothing. The handlers are installed from entering to
+    leaving the context.
     """
 
     def __init__(self) -> None:
@@ -456,13 +465,13 @@ class _Signals:
         self._woken.set()
 
     def wait(self, seconds: float) -> bool:
-        """Waits so long, or until something came. False: it is to stop."""
+        """Wait ``seconds``, or until a signal comes. Return False if the process must stop."""
         self._woken.wait(seconds)
         self._woken.clear()
         return self.stopped_by is None
 
     def take_reload(self) -> bool:
-        """Whether a SIGHUP came since the last call."""
+        """Return whether a SIGHUP came since the last call."""
         reload, self._reload = self._reload, False
         return reload
 
@@ -474,19 +483,23 @@ def serve(
     log: Log = print,
     reread: Callable[[], Config] | None = None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT, then drains and closes. Call from the main thread.
+    """Serve until SIGTERM or SIGINT, then drain and close. Call it from the main thread.
 
-    ready_file: written whole once every door is open, removed when they no longer are: JSON with
-    pid, host, port, http_port, grpc_port, pool, opened_at (CLOCK_MONOTONIC seconds when the pool's
-    open was called) and open_ms (from then to the first pull that it could answer).
-    reread: gives the settings as they are in the file now, for SIGHUP.
+    Args:
+        config: The settings.
+        ready_file: File to write whole once every door is open, and to remove when the doors close.
+            It is JSON with pid, host, port, http_port, grpc_port, pool, opened_at (CLOCK_MONOTONIC
+            seconds when the pool's open was called) and open_ms (from then to the first pull that
+            could be answered).
+        log: Receives lines for the operator.
+        reread: Returns the settings that the file has now, for SIGHUP.
     """
     if ready_file is not None and not ready_file.parent.is_dir():
         raise InvalidArgument(f"--ready-file: there is no folder {ready_file.parent}")
     if config.ingest.log is not None:
         import petps.server.ingest  # noqa: F401
 
-        # A full collection over everything imported would pause the first apply for 25 ms.
+        # A full collection over all imported objects would pause the first apply for 25 ms.
         gc.freeze()
     try:
         with _Signals() as signals:
@@ -517,7 +530,7 @@ def _reload(serving: Serving, reread: Callable[[], Config] | None, log: Log) -> 
 
 
 def _remove(ready_file: Path | None) -> None:
-    """Removes our own ready file; one of another server that has the pool stays."""
+    """Remove this process's ready file; keep one of another server that has taken the pool."""
     if ready_file is None or not ready_file.exists():
         return
     with contextlib.suppress(OSError, ValueError, KeyError):

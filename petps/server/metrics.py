@@ -1,4 +1,4 @@
-"""Prometheus metrics, made from the status and the counters when they are asked for."""
+"""Prometheus metrics, computed at each scrape from the status and the counters."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class _Collector(Collector):
         self._unready = unready
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics, as of now."""
+        """Yield all metrics as of now."""
         status = self._status()
         stats = self._stats()
         yield from _server_metrics(stats)
@@ -138,7 +138,7 @@ def _server_metrics(stats: dict[str, Any]) -> Iterator[Metric]:
 
 
 def _buckets(histogram: dict[str, Any]) -> list[tuple[str, float]]:
-    """Cumulative counts at the bounds; `buckets` holds (largest value, values up to it)."""
+    """Return cumulative counts at the bounds; `buckets` holds (largest value, values up to it)."""
     result: list[tuple[str, float]] = []
     for bits in BOUND_BITS:
         below = [count for upper, count in histogram["buckets"] if upper <= 1 << bits]
@@ -194,7 +194,7 @@ def _ingest_metrics(ingest: dict[str, Any]) -> Iterator[Metric]:
     ]
     for name, family in families:
         for entry in partitions:
-            family.add_sample(  # what add_metric of either family does
+            family.add_sample(  # the same as add_metric of both families
                 f"{family.name}_total" if family.type == "counter" else family.name,
                 {"partition": str(entry["partition"])},
                 math.inf if entry[name] is None else entry[name],
@@ -237,7 +237,8 @@ def _ingest_metrics(ingest: dict[str, Any]) -> Iterator[Metric]:
 class Metrics:
     """The text of /metrics.
 
-    status: a normalised status; stats: native ``Server.stats()``; unready: why it is not ready.
+    status: returns a normalised status; stats: native ``Server.stats()``; unready: returns why the
+    server is not ready, or None.
     """
 
     def __init__(
@@ -250,5 +251,5 @@ class Metrics:
         self._registry.register(_Collector(status, stats, unready))
 
     def text(self) -> bytes:
-        """In the Prometheus exposition format."""
+        """Return the metrics in the Prometheus exposition format."""
         return generate_latest(self._registry)

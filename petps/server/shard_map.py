@@ -1,4 +1,4 @@
-"""The shard map's file (FORMAT.md): who owns which partitions of a model."""
+"""The shard map's file (FORMAT.md): the owners of a model's partitions."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _RANGE: Final = re.compile(r"(\d{1,4})-(\d{1,4})")
 
 @dataclass(frozen=True)
 class ShardMap:
-    """What the file says: who owns what, and who ingests beyond that, by address."""
+    """Content of the file: the owners, and the partitions that servers only follow, by address."""
 
     owners: _native.ShardMap
     follows: Mapping[str, Sequence[int]]
 
     def owned_by(self, address: str) -> list[int]:
-        """The partitions that this server answers for."""
+        """Return the partitions that this server answers for."""
         return self.owners.owned_by(address)
 
     def ingested_by(self, address: str) -> list[int]:
-        """The partitions of the log that this server applies."""
+        """Return the partitions of the log that this server applies."""
         return sorted({*self.owned_by(address), *self.follows.get(address, ())})
 
     def as_json(self) -> dict[str, Any]:
-        """The map as the file would say it."""
+        """Return the map in the form of the file."""
         servers: list[dict[str, Any]] = []
         for address, owned in self.owners.servers:
             servers.append({"address": address, "partitions": ranges(owned)})
@@ -57,14 +57,14 @@ class ShardMap:
 
 
 class MapFile:
-    """A map in a file that is read again when it has changed. One thread at a time."""
+    """A map in a file, which is read again when the file changes. One thread at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: tuple[int, int, int] | None = None
 
     def read(self) -> ShardMap:
-        """The map. Errors: NotFound, InvalidArgument (file, key, remedy)."""
+        """Return the map. Raises NotFound, or InvalidArgument (file, key, remedy)."""
         seen = self._signature()
         try:
             content = self._path.read_bytes()
@@ -79,9 +79,9 @@ class MapFile:
         return found
 
     def follow(self, use: Callable[[ShardMap], None]) -> None:
-        """Hands the map to ``use`` if the file has changed since it was last read and used.
+        """Pass the map to ``use`` if the file has changed since it was last read and used.
 
-        Raises what reading or ``use`` raises; the next call tries again.
+        Raises the errors of reading and of ``use``; the next call tries again.
         """
         if self._signature() == self._seen:
             return
@@ -99,7 +99,7 @@ class MapFile:
 
 
 def parse(content: bytes, source: str) -> ShardMap:
-    """The map that ``content`` (JSON) describes. InvalidArgument names ``source`` and the key."""
+    """Return the map in ``content`` (JSON). InvalidArgument names ``source`` and the key."""
 
     def wrong(what: str) -> InvalidArgument:
         return InvalidArgument(f"shard map {source}: {what}")
@@ -147,7 +147,7 @@ def parse(content: bytes, source: str) -> ShardMap:
 
 
 def ranges(partitions: Sequence[int]) -> list[int | str]:
-    """[0, 1, 2, 7] -> ["0-2", 7]."""
+    """Return partitions with ranges joined: [0, 1, 2, 7] -> ["0-2", 7]."""
     result: list[int | str] = []
     first = last = -2
     for partition in sorted(partitions):

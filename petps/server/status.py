@@ -1,4 +1,4 @@
-"""One form of a status, whether a server or a pool in this process gave it."""
+"""The common form of a status, from a server or from a pool opened in this process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ DTYPE_NAMES: Final = ("f32", "f16", "bf16", "int8")  # native/codec/codec.h Dtyp
 
 
 def normalised(status: dict[str, Any]) -> dict[str, Any]:
-    """A status whose tables name their dtype and instance; native servers send numbers.
+    """Return a status whose tables name their dtype and instance; native servers send numbers.
 
-    An instance is ``serving`` (an alias, or the plain model name, means it), ``frozen`` (an alias
-    was switched away from it) or ``following`` (beside the served one).
+    The state of an instance is ``serving`` (an alias or the plain model name refers to it),
+    ``frozen`` (an alias was switched away from it) or ``following`` (exists beside the served one).
+    Changes ``status`` in place.
     """
     instances = {entry["id"]: entry["name"] for entry in status.get("instances", [])}
     for table in status.get("tables", []):

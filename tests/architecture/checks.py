@@ -1,6 +1,6 @@
-"""The checks of tests/architecture: each takes a path and a text, and returns its complaints.
+"""The checks of tests/architecture. Each takes a path and a text, and returns its complaints.
 
-They take text rather than files so that the tests can show that each of them fails.
+They take text instead of files, so that tests can prove that each check can fail.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 CODE_SUFFIXES = (".cc", ".h", ".py", ".pyi")
 TEXT_SUFFIXES = (*CODE_SUFFIXES, ".md", ".toml", ".txt", ".json", ".cmake", ".sh", ".proto", "")
-# Where nothing of ours lives: build output, environments, caches, version control.
+# Folders without files of the project: build output, environments, caches, version control.
 LEFT_OUT = {"build", ".venv", ".venv-train", ".git", "shared", "dist", "__pycache__", ".hypothesis"}
 
 
 @cache
 def rooms() -> dict[str, Any]:
-    """The table of rooms.toml."""
+    """Return the table of rooms.toml."""
     return tomllib.loads((ROOT / "tests/architecture/rooms.toml").read_text())
 
 
 def project_files(suffixes: tuple[str, ...]) -> Iterator[tuple[PurePosixPath, str]]:
-    """(path relative to the root, text) of every file of the project with one of `suffixes`."""
+    """Yield (path relative to the root, text) of every project file with one of `suffixes`."""
     for path in sorted(ROOT.rglob("*")):
         relative = path.relative_to(ROOT)
         if LEFT_OUT & set(relative.parts) or any("cache" in part for part in relative.parts):
@@ -38,18 +38,18 @@ def project_files(suffixes: tuple[str, ...]) -> Iterator[tuple[PurePosixPath, st
         if path.suffix in suffixes and path.is_file() and not path.is_symlink():
             try:
                 yield PurePosixPath(relative), path.read_text()
-            except UnicodeDecodeError:  # data without a suffix
+            except UnicodeDecodeError:  # binary data
                 continue
 
 
 def without_comments(text: str) -> str:
-    """C++ `text` with comments and string literals blanked, line numbers kept."""
+    """Return C++ `text` with comments and string literals blanked; line numbers are kept."""
     pattern = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"'
     return re.sub(pattern, lambda match: "\n" * match.group().count("\n"), text, flags=re.DOTALL)
 
 
 def cxx_room(path: PurePosixPath) -> tuple[str, set[str]] | None:
-    """(the room's own name, what it may include) for a C++ file; None where all is allowed."""
+    """Return (the C++ file's room, the rooms it may include); None if it may include all."""
     if path.parts[0] == "native" and len(path.parts) > 2:
         allowed = rooms()["native"].get(path.parts[1])
         return (path.parts[1], set() if allowed is None else set(allowed))
@@ -59,7 +59,7 @@ def cxx_room(path: PurePosixPath) -> tuple[str, set[str]] | None:
 
 
 def include_complaints(path: PurePosixPath, text: str) -> list[str]:
-    """Includes of a room that the including room's brackets don't name."""
+    """Return the includes of other rooms that the file's room must not have."""
     room = cxx_room(path)
     if room is None:
         return []
@@ -78,7 +78,7 @@ def include_complaints(path: PurePosixPath, text: str) -> list[str]:
 
 
 def imported_modules(text: str, package: str) -> Iterator[str]:
-    """Full names of the modules that a Python file of `package` imports, wherever in the file.
+    """Yield the full name of each module that a Python file of `package` imports anywhere.
 
     `from petps import errors` counts as petps.errors.
     """
@@ -99,7 +99,7 @@ def imported_modules(text: str, package: str) -> Iterator[str]:
 
 
 def import_complaints(path: PurePosixPath, text: str) -> list[str]:
-    """Imports of petps/ and petps_client against the order of rooms.toml."""
+    """Return the imports of petps/ and petps_client that break the order of rooms.toml."""
     parts = path.with_suffix("").parts
     if parts[0] == "petps":
         return petps_complaints(path, text)
@@ -109,7 +109,7 @@ def import_complaints(path: PurePosixPath, text: str) -> list[str]:
 
 
 def petps_complaints(path: PurePosixPath, text: str) -> list[str]:
-    """Imports of a file of petps/ that go against the order."""
+    """Return the imports of a file of petps/ that break the order."""
     parts = path.with_suffix("").parts
     own = parts[1]
     if own == "__init__":
@@ -137,7 +137,7 @@ def petps_complaints(path: PurePosixPath, text: str) -> list[str]:
 
 
 def client_complaints(path: PurePosixPath, text: str) -> list[str]:
-    """Imports of petps_client beyond the standard library, numpy and itself."""
+    """Return imports of petps_client other than the standard library, numpy and itself."""
     python = rooms()["python"]
     allowed = {"petps_client", *python["client_third_party"], *sys.stdlib_module_names}
     allowed |= set(python["client_adapters"].get(path.stem, []))
@@ -150,23 +150,24 @@ def client_complaints(path: PurePosixPath, text: str) -> list[str]:
 
 
 def length_complaints(path: PurePosixPath, text: str) -> list[str]:
-    """Files longer than a reader can hold."""
+    """Return the file if it is longer than a reader can hold in mind."""
     limit: int = rooms()["limits"]["file_lines_max"]
     lines = text.count("\n")
     return [f"{path}: {lines} lines; at most {limit}"] if lines > limit else []
 
 
 def words_of(identifier: str) -> list[str]:
-    """The words of an identifier: fetch_rows, FetchRows and kFetchRows all hold fetch."""
+    """Return the words of an identifier: fetch_rows, FetchRows and kFetchRows contain fetch."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", identifier)
     return [word.lower() for word in spaced.split("_") if word]
 
 
 def word_complaints(path: PurePosixPath, text: str) -> list[str]:
-    """Words that the design doesn't use, in identifiers of headers of native/ and client/cpp."""
+    """Return identifiers with unused words in headers of native/ and client/cpp."""
     if path.suffix != ".h" or path.parts[0] not in ("native", "client"):
         return []
-    if path.parts[1] in ("bindings", "python"):  # nobody includes them; they speak Python's words
+    # No room includes these headers, and they use Python's words.
+    if path.parts[1] in ("bindings", "python"):
         return []
     not_used = set(rooms()["words"]["not_used"])
     complaints = []
@@ -180,12 +181,12 @@ def word_complaints(path: PurePosixPath, text: str) -> list[str]:
 
 
 def is_front_door(path: PurePosixPath) -> bool:
-    """native/<room>/<room>.h."""
+    """Return whether the path is native/<room>/<room>.h."""
     return path.parts[0] == "native" and path.match("native/*/*.h") and path.stem == path.parts[1]
 
 
 def sign_complaints(path: PurePosixPath, text: str) -> list[str]:
-    """A front door whose opening comment lacks a line of the sign."""
+    """Return the labels of the sign that a front door's opening comment lacks."""
     if not is_front_door(path):
         return []
     opening = text.split("#pragma once")[0]
@@ -197,7 +198,7 @@ def sign_complaints(path: PurePosixPath, text: str) -> list[str]:
 
 
 def machine_path_complaints(path: PurePosixPath, text: str) -> list[str]:
-    """Paths that exist on one machine only."""
+    """Return paths that exist on one machine only."""
     homes = "|".join(("home", "root", "work", "Users", "mnt"))
     return [
         f"{path}:{number}: machine path {found.group()}"
@@ -207,7 +208,7 @@ def machine_path_complaints(path: PurePosixPath, text: str) -> list[str]:
 
 
 def cmake_complaints(room: str, text: str) -> list[str]:
-    """DEPS of a room's CMakeLists.txt that differ from its brackets."""
+    """Return the DEPS of a room's CMakeLists.txt that differ from its brackets."""
     found = re.search(r"petps_room\(\s*(\w+)(?:\s+DEPS\s+([a-z \n]+))?", text)
     if found is None:
         return [f"native/{room}/CMakeLists.txt does not call petps_room"]

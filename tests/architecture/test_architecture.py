@@ -1,4 +1,4 @@
-"""The design's rules about the source itself; each is followed by a proof that it can fail."""
+"""The design's rules about the source. Each has a proof that its check can fail."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A real Kafka broker for tests: Apache Kafka in KRaft mode, one process on 127.0.0.1.
 
-Artifacts come from Maven (pom.xml), are held to the sums of jars.sha256 and kept in .cache/kafka,
-so that only the first run needs a network. One broker has three doors: plaintext, SASL over TLS
-(PLAIN and SCRAM), and TLS with client certificates.
+Maven downloads the artifacts (pom.xml). They are checked against the sums of jars.sha256 and kept
+in .cache/kafka, so that only the first run needs a network. A broker has three listeners:
+plaintext, SASL over TLS (PLAIN and SCRAM), and TLS with client certificates.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CACHE: Final = ROOT / ".cache" / "kafka"
 MAVEN_GOAL: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 DOWNLOAD_SECONDS_MAX: Final = 600
 START_SECONDS_MAX: Final = 90
-START_TRIES: Final = 3  # a port may be taken between choosing it and using it
+START_TRIES: Final = 3  # another process may take a port between its choice and its use
 JAVA_MAJOR_MIN: Final = 17
 # Small and quick to start: a test's broker lives for seconds and holds megabytes.
 JAVA_OPTIONS: Final = ("-Xms64m", "-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -39,11 +39,11 @@ PASSWORD: Final = "a-password-of-tests"
 
 
 class NotAvailable(Exception):
-    """Java or the artifacts cannot be had on this machine: a reason to skip, visibly."""
+    """Error if this machine has no Java or no artifacts. Tests are then visibly skipped."""
 
 
 def java() -> str:
-    """The java to run. Raises NotAvailable."""
+    """Return the java to run. Raises NotAvailable."""
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java") or (f"{home}/bin/java" if home else None)
     if found is None or not os.path.exists(found):
@@ -57,7 +57,7 @@ def java() -> str:
 
 
 def artifacts() -> Path:
-    """The folder of jars, downloaded once. Raises NotAvailable."""
+    """Return the folder of jars, which is downloaded once. Raises NotAvailable."""
     sums = (HERE / "jars.sha256").read_text()
     folder = CACHE / hashlib.sha256(sums.encode()).hexdigest()[:16]
     if folder.is_dir():
@@ -88,7 +88,7 @@ def _download(folder: Path, sums: str) -> None:
         raise NotAvailable(f"Maven could not bring the broker's jars: {done.stdout[-300:].strip()}")
     expected = {name: value for value, name in (line.split() for line in sums.splitlines())}
     found = {path.name: _sha256(path) for path in temporary.glob("*.jar")}
-    if found != expected:  # never skipped: somebody gave us other bytes
+    if found != expected:  # fail, do not skip: the download has other bytes
         wrong = sorted(set(found.items()) ^ set(expected.items()))
         raise RuntimeError(f"the broker's jars are not those of jars.sha256: {wrong}")
     temporary.rename(folder)
@@ -99,7 +99,7 @@ def _sha256(path: Path) -> str:
 
 
 def _make_certificates(folder: Path) -> None:
-    """A CA; a certificate of 127.0.0.1 for the broker; one of a client."""
+    """Make a CA, a certificate of 127.0.0.1 for the broker, and one for a client."""
 
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
@@ -117,7 +117,7 @@ def _make_certificates(folder: Path) -> None:
 
 
 class Broker:
-    """One broker and its data. start(), stop(), kill() and start() again on the same ports."""
+    """One broker and its data. It can be stopped or killed, and restarted on the same ports."""
 
     def __init__(self, folder: Path, *, java_options: tuple[str, ...] = JAVA_OPTIONS) -> None:
         self._folder = folder
@@ -139,31 +139,31 @@ class Broker:
 
     @property
     def address(self) -> str:
-        """host:port without encryption or password."""
+        """Return host:port without encryption or password."""
         return f"127.0.0.1:{self._plain}"
 
     @property
     def sasl_address(self) -> str:
-        """host:port of SASL over TLS."""
+        """Return host:port of SASL over TLS."""
         return f"127.0.0.1:{self._sasl}"
 
     @property
     def tls_address(self) -> str:
-        """host:port of TLS that asks for a client certificate."""
+        """Return host:port of TLS with client certificates."""
         return f"127.0.0.1:{self._tls}"
 
     def certificate(self, name: str) -> str:
-        """Path of ca.pem, client.pem or client.key."""
+        """Return the path of ca.pem, client.pem or client.key."""
         return str(self._folder / name)
 
     @property
     def data(self) -> Path:
-        """Where the partitions' segments are."""
+        """Return the folder of the partitions' segments."""
         return self._folder / "data"
 
     @property
     def process_id(self) -> int:
-        """Of the running broker."""
+        """Return the id of the running broker's process."""
         assert self._process is not None
         return self._process.pid
 
@@ -233,7 +233,7 @@ group.initial.rebalance.delay.ms=0
             return subprocess.Popen(command, cwd=self._folder, stdout=log, stderr=log)
 
     def start(self) -> None:
-        """Starts the process, and returns when it answers on its plaintext port."""
+        """Start the process, and return when it answers on its plaintext port."""
         assert self._process is None
         self._process = self._run(["kafka.Kafka", "server.properties"])
         deadline = time.monotonic() + START_SECONDS_MAX
@@ -248,11 +248,11 @@ group.initial.rebalance.delay.ms=0
         raise RuntimeError(f"the broker did not start: {self.log()}")
 
     def stop(self) -> None:
-        """Ends it as an operator would."""
+        """Stop the broker as an operator would."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill the broker with -9."""
         self._end(signal.SIGKILL)
 
     def _end(self, number: signal.Signals) -> None:
@@ -266,12 +266,12 @@ group.initial.rebalance.delay.ms=0
                 process.wait()
 
     def restart(self) -> None:
-        """kill -9, then start."""
+        """Kill the broker with -9, then start it."""
         self.kill()
         self.start()
 
     def log(self) -> str:
-        """The last of what it printed."""
+        """Return the end of the broker's output."""
         return (self._folder / "broker.log").read_text(errors="replace")[-2000:]
 
 

@@ -1,6 +1,6 @@
 """The two hashes of a key, computed by another implementation than the native one.
 
-The same numbers stand in tests/native/base/base_test.cc: this reads them there.
+The expected numbers are read from tests/native/base/base_test.cc.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The summary of `make test` counts what the suites did, and a failure is never lost."""
+"""The summary of `make test`: it counts what the suites did, and never loses a failure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A client of the native protocol from its document (native/wire/FORMAT.md) and nothing else.
+"""A client of the native protocol, written from its document (native/wire/FORMAT.md) alone.
 
-It shares no code with the server or the client library, so that both are held to the document.
+It shares no code with the server or the client library, so it checks both against the document.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Refused(Exception):
 
 
 class Connection:
-    """One connection; one request at a time. Tables of dtype f32 only."""
+    """One connection with one request at a time. Supports only tables of dtype f32."""
 
     def __init__(self, port: int, timeout: float = 30.0) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=timeout)
@@ -40,7 +40,7 @@ class Connection:
         self._socket.close()
 
     def ask(self, opcode: int, body: bytes, sections: int = 0) -> bytes:
-        """The reply's body. Raises Refused, ConnectionError."""
+        """Send a request and return the reply's body. Raises Refused, ConnectionError."""
         self._request += 1
         body += bytes(-len(body) % 8)
         header = HEADER.pack(b"PTPS", 1, opcode, self._request, 0, sections, len(body), 0, 0)
@@ -56,7 +56,7 @@ class Connection:
     def pull(
         self, table: int, dim: int, keys: npt.NDArray[np.uint64]
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-        """rows float32[n, dim] (zeros where nothing is) and bool[n]."""
+        """Return rows float32[n, dim] (zeros for missing keys) and found bool[n]."""
         request = (
             struct.pack("<QII", 0, 0, 0) + struct.pack("<II", table, len(keys)) + keys.tobytes()
         )
@@ -76,21 +76,21 @@ class Connection:
     def push(
         self, table: int, keys: npt.NDArray[np.uint64], rows: npt.NDArray[np.float32]
     ) -> tuple[int, ...]:
-        """(inserted, updated, deleted, absent, refused)."""
+        """Write rows. Return (inserted, updated, deleted, absent, refused)."""
         dim = rows.shape[1]
         head = struct.pack("<IIIIIIII", table, 0, len(keys), 0, dim, 0, 4 * dim, 0)
         return struct.unpack("<5Q", self.ask(PUSH, head + keys.tobytes() + rows.tobytes())[:40])
 
     def status(self) -> Any:
-        """The status object."""
+        """Return the status object."""
         return json.loads(self.ask(STATUS, b""))
 
     def send(self, content: bytes) -> None:
-        """Bytes as they are."""
+        """Send bytes unchanged."""
         self._socket.sendall(content)
 
     def read_to_end(self) -> bytes:
-        """Everything until the server closes."""
+        """Return everything until the server closes."""
         parts = []
         while part := self._socket.recv(65536):
             parts.append(part)

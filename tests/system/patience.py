@@ -1,4 +1,4 @@
-"""A client of a server that is being killed: the first answer may take several tries."""
+"""A client of a server that is being killed: its first connection may take several tries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import petps_client
 
 
 def connect_when_up(url: str, stop: threading.Event, **options: Any) -> petps_client.Client:
-    """petps_client.connect(), again while the server is down, until ``stop``."""
+    """Call petps_client.connect() repeatedly while the server is down, until ``stop`` is set."""
     while True:
         try:
             return petps_client.connect(url, **options)

@@ -1,4 +1,4 @@
-"""`petps demo`, short: from nothing to the last row compared, and out when interrupted."""
+"""A short `petps demo`: from nothing to the last compared row, and its exit when interrupted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAIT_SECONDS = 170.0
 
 
 def command(tmp_path: Path, *arguments: str) -> list[str]:
-    """`petps demo` in a folder of the test."""
+    """Return the command line of `petps demo` in a folder of the test."""
     short = ["--accesses", "40000", "--idle-seconds", "0.2", "--folder", str(tmp_path)]
     return [sys.executable, "-m", "petps.cli", "demo", *short, *arguments]
 
@@ -48,7 +48,7 @@ def test_every_row_is_compared(tmp_path: Path, durability: str) -> None:
     assert report["pull_during_apply"]["pulls"] > 0
     assert report["freshness"]["versions"] == report["deltas"] == 6
     assert report["asked"] > 1000
-    assert list(tmp_path.iterdir()) == []  # nothing stays
+    assert list(tmp_path.iterdir()) == []  # nothing is left behind
 
 
 def test_over_kafka(kafka: Broker, topic: Callable[[], str], tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_over_kafka(kafka: Broker, topic: Callable[[], str], tmp_path: Path) -> 
 
 
 def hear_interrupts() -> None:
-    """A background job ignores SIGINT, and hands that on to whatever it starts."""
+    """Restore SIGINT: a background job ignores it, and its children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -97,7 +97,7 @@ def test_an_interrupt_cleans_up(tmp_path: Path, signals: list[signal.Signals]) -
 
 
 def wait_for_children(pid: int) -> list[psutil.Process]:
-    """The server and the trainer, once both are there."""
+    """Return the server and the trainer, once both exist."""
     deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline:
         children: list[psutil.Process] = psutil.Process(pid).children()

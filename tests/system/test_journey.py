@@ -1,4 +1,4 @@
-"""The commands of the README one after another, each a process of its own."""
+"""The commands of the README, one after another, each in its own process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.system.test_serve import Process, started
 
-# A dozen processes, each with its imports: minutes on a machine that builds at the same time.
+# A dozen processes with their imports take minutes on a machine that builds at the same time.
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 __all__ = ["started"]
 
@@ -23,7 +23,7 @@ WAIT_SECONDS = 120.0
 
 
 def petps(*arguments: object) -> Any:
-    """The JSON report of a command that must succeed."""
+    """Return the JSON report of a command that must succeed."""
     done = subprocess.run(
         [sys.executable, "-m", "petps.cli", *(str(each) for each in arguments), "--json"],
         capture_output=True,
@@ -73,7 +73,7 @@ def test_load_publish_serve_export_catch_up(tmp_path: Path, started: list[Proces
     ]  # fmt: skip
     process.stop()
 
-    # A second server starts empty, from a base of the first and the log behind it.
+    # A second server starts empty, from a base of the first and the log after it.
     base = petps("export", pool, tmp_path / "bases/one")
     assert (base["version"], base["tables"]) == (two["version"], [{"name": "items", "rows": 148}])
     based = petps(
@@ -91,7 +91,7 @@ def test_load_publish_serve_export_catch_up(tmp_path: Path, started: list[Proces
     started.append(second)
     url = f"petps://127.0.0.1:{second.wait_ready()['port']}"
     status = wait_for(url, based["version"])
-    while status["ingest"]["version"] < based["version"]:  # told to the status every second
+    while status["ingest"]["version"] < based["version"]:  # updated every second
         status = petps("status", url)
     assert {entry["state"] for entry in status["ingest"]["partitions"]} == {"following"}
     assert first_numbers(url, 1, 2, 60, 149, 9000) == [

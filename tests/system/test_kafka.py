@@ -1,9 +1,10 @@
 """Two shards follow a real Kafka while servers, broker and publisher are killed with -9.
 
-300 versions of 5,000 rows with deletions in 8 partitions; servers are killed at 20 random points,
-the broker and the publisher at 3 each, while a client pulls and checks that every row is whole. At
-the end every served row equals the publisher's state, each shard holds just its half of the keys,
-no version is missing and the counters add up. The seed is printed; PETPS_SEED repeats it.
+There are 300 versions of 5,000 rows with deletions in 8 partitions. Servers are killed at 20 random
+points, the broker and the publisher at 3 each, while a client pulls and checks that every row is
+whole. At the end every served row equals the publisher's state, each shard holds exactly its half
+of the keys, no version is missing and the counters add up. The seed is printed; PETPS_SEED repeats
+it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ ALL = np.arange(KEYS, dtype=np.uint64)
 
 
 class Trainer:
-    """The publisher's process, killed and started again by its id."""
+    """The publisher's process, which is killed by its id and restarted."""
 
     def __init__(self, folder: Path, place: str, seed: int) -> None:
         self.folder = folder
@@ -128,7 +129,7 @@ class Shards:
         return found
 
     def tell(self) -> None:
-        """Prints what tells why a server is behind, for a test that failed."""
+        """Print facts that show why a server lags, for a failed test."""
         for number, process in enumerate(self.processes):
             print(f"---- server {number} printed:\n{process.errors}")
             try:
@@ -144,7 +145,7 @@ class Shards:
 
 
 class Puller:
-    """Pulls random keys of both shards; an answer may be late, never wrong."""
+    """Thread that pulls random keys of both shards. An answer may be late, but never wrong."""
 
     def __init__(self, url: str, seed: int) -> None:
         self.pulls = 0
@@ -161,7 +162,7 @@ class Puller:
                     try:
                         rows, found = client.pull("items", keys, return_mask=True)
                     except (petps_client.Unavailable, petps_client.DeadlineExceeded):
-                        continue  # a server is down just now
+                        continue  # a server is down at this moment
                     np.testing.assert_array_equal(
                         rows[found], rows_of(keys[found], rows[found, 0].astype(np.int64))
                     )
@@ -240,7 +241,7 @@ def test_kills_of_everything_lose_nothing(
 
 
 def _check_status(shards: Shards, state: np.ndarray[Any, np.dtype[np.int64]], version: int) -> None:
-    """Each shard has just its keys, all of them once, and nothing was refused or left out."""
+    """Check that each shard has exactly its keys, and nothing was refused or left out."""
     owner = _native.partition_of(ALL, PARTITIONS) // (PARTITIONS // SERVERS)
     for number in range(SERVERS):
         status = shards.status(number)
@@ -264,7 +265,7 @@ def _check_status(shards: Shards, state: np.ndarray[Any, np.dtype[np.int64]], ve
 
 
 def _check_log(place: str, version: int) -> None:
-    """Every version stands in every partition, as a commit or as the base of a run."""
+    """Check that every version is in every partition, as a commit or as the base of a run."""
     log = open_log(place, partitions=PARTITIONS)
     subscription = log.subscribe(log.start_offsets(range(PARTITIONS)))
     ends = log.end_offsets(range(PARTITIONS))
@@ -279,8 +280,8 @@ def _check_log(place: str, version: int) -> None:
     log.close()
     last = [max(versions) for versions in seen.values()]
     assert last == [version] * PARTITIONS
-    # A publisher that is killed amid a commit leaves a version in a part of the partitions, which
-    # the base of its next run, a version of its own, undoes.
+    # A publisher that is killed during a commit leaves a version in only some partitions. The base
+    # of its next run, which is a version too, replaces it.
     whole, some = set.intersection(*seen.values()), set.union(*seen.values())
     assert some == set(range(1, version + 1))
     assert len(some - whole) <= TRAINER_KILLS

@@ -1,10 +1,10 @@
 """Thirty kills of a real server under pulls and deltas; after each, every row equals the model.
 
-A publisher commits versions to a directory log without pause, clients pull and check that every row
-is whole, and the server is killed with -9 at a random moment and started again. Then the publisher
-rests, the server drains the log, and all rows are compared. The seed is printed; PETPS_SEED repeats
-it. PETPS_TEST_SCALE makes it fewer kills; PETPS_TEST_POOL is where the pool lies, such as a device
-(tests/lab).
+A publisher commits versions to a directory log without pause, and clients pull and check that every
+row is whole. The server is killed with -9 at a random moment and started again. Then the publisher
+pauses, the server drains the log, and all rows are compared. The seed is printed; PETPS_SEED
+repeats it. PETPS_TEST_SCALE reduces the kills. PETPS_TEST_POOL is the pool's path, for example a
+device (tests/lab).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ PETPS = str(Path(sys.executable).parent / "petps")
 KILLS = max(3, round(30 * float(os.environ.get("PETPS_TEST_SCALE", "1"))))
 KEYS = 20_000
 DIM = 32
-CHANGED = 1_500  # keys a version changes, a fifth of them deletions
+CHANGED = 1_500  # keys that a version changes, a fifth of them deletions
 PARTITIONS = 8
 WAIT_SECONDS = 120.0
 
 
 def connect(url: str) -> petps_client.Client:
-    """With a deadline that no busy machine passes: for calls that are expected to succeed."""
+    """Connect with a deadline that no busy machine exceeds: the calls are expected to succeed."""
     return petps_client.connect(url, deadline_ms=int(WAIT_SECONDS * 1000))
 
 
@@ -49,7 +49,10 @@ Keys = npt.NDArray[np.uint64]
 
 
 def rows_of(keys: Keys, versions: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """Rows that say whose they are, float32[n, DIM]: the version, then mixes of key and version."""
+    """Return rows float32[n, DIM] of the version, then mixes of key and version.
+
+    So a row identifies its key and version.
+    """
     columns = np.arange(DIM, dtype=np.int64)
     mixed = (
         keys.astype(np.int64)[:, None] * 7919 + versions[:, None] * 104_729 + columns * 31
@@ -64,7 +67,7 @@ class Server:
     def __init__(
         self, folder: Path, pool: Path | None = None, *, log: bool = True, doors: bool = False
     ) -> None:
-        """doors: with HTTP and gRPC, on ports that the system chooses."""
+        """doors: Whether to start HTTP and gRPC, on ports that the system chooses."""
         self.doors = doors
         self.folder = folder
         self.pool = pool or folder / "pool"
@@ -74,7 +77,7 @@ class Server:
         self.port = stable_port()
 
     def start(self) -> None:
-        """Returns when it is ready."""
+        """Start the server, and return when it is ready."""
         self.launch()
         assert self.process is not None
         deadline = time.monotonic() + WAIT_SECONDS
@@ -102,7 +105,7 @@ class Server:
 
 
 class Trainer:
-    """Publishes versions and keeps the model: version_of[key], 0 where the key is deleted."""
+    """Publisher of versions. It keeps the model: version_of[key], 0 where the key is deleted."""
 
     def __init__(self, publisher: Publisher, rng: np.random.Generator) -> None:
         self.publisher = publisher
@@ -134,14 +137,14 @@ def pull_all(client: petps_client.Client) -> tuple[npt.NDArray[np.float32], npt.
 
 
 def check_whole(keys: Keys, rows: npt.NDArray[np.float32], found: npt.NDArray[np.bool_]) -> None:
-    """Every row that was found is one that the trainer wrote, of that key, whole."""
+    """Check that every row found is whole, and is one that the trainer wrote for its key."""
     np.testing.assert_array_equal(
         rows[found], rows_of(keys[found], rows[found, 0].astype(np.int64))
     )
 
 
 class Puller:
-    """Pulls random keys through kills and restarts; an answer may be late, never wrong."""
+    """Client that pulls random keys through kills. An answer may be late, but never wrong."""
 
     def __init__(self, url: str, seed: int) -> None:
         self.url = url
@@ -158,7 +161,7 @@ class Puller:
                     try:
                         rows, found = client.pull("items", keys, return_mask=True)
                     except (petps_client.Unavailable, petps_client.DeadlineExceeded):
-                        continue  # the server is down just now
+                        continue  # the server is down at this moment
                     check_whole(keys, rows, found)
                     self.pulls += 1
         except BaseException as error:
@@ -177,7 +180,7 @@ def wait_for_version(client: petps_client.Client, version: int) -> None:
 
 
 def applied_by(path: Path) -> int:
-    """Reads which version a pool has that no server holds."""
+    """Return the version of a pool that no server has open."""
     with petps.open(path, read_only=True) as pool:
         return min(int(entry["applied_version"]) for entry in pool.status()["instances"])
 
@@ -234,6 +237,6 @@ def test_thirty_kills_lose_nothing(server: Server, seed: int) -> None:
         pulling.join()
     assert puller.error is None, puller.error
     assert puller.pulls > KILLS
-    # Kills in the middle of applying are the point: some restart must have had versions to apply.
+    # The test aims at kills during an apply: some restart must have had versions to apply.
     assert max(lags) > 0, lags
     print(f"{publisher.version} versions, {puller.pulls} pulls, versions left at restart: {lags}")

@@ -1,4 +1,4 @@
-"""A pool whose file is lost under a process: a message and an exit status, never a restart loop."""
+"""A pool whose file is lost under a process: a message and an exit status, not a restart loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_library_keeps_its_own_handler(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program, str(path)], capture_output=True, check=False
     )
-    assert done.returncode == -7, done.stderr  # SIGBUS, as if petps were not there
+    assert done.returncode == -7, done.stderr  # SIGBUS, as without petps
 
 
 def test_the_unit_does_not_restart_on_that_status() -> None:

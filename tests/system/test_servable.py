@@ -1,9 +1,9 @@
-"""After kill -9, how soon is the newest version of the log served? It prints what it measured.
+"""After kill -9, how soon does the server serve the log's newest version? Prints the times.
 
-The server is killed, versions are published meanwhile, and it is started again. A client pulls
-without pause from then on: the time counts from the first answer to the first one that holds the
-newest version. The test fails only when that version, or a row, never comes; the time is printed.
-PETPS_TEST_SCALE changes the number of kills.
+The server is killed, versions are published while it is down, and it is started again. From then on
+a client pulls without pause. The time counts from the first answer to the first answer of the
+newest version. The test fails only if that version, or a row, never comes. PETPS_TEST_SCALE changes
+the number of kills.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def publish(publisher: Publisher, rng: np.random.Generator) -> int:
-    """A version; the row of key 0 says which."""
+    """Publish a version, which the row of key 0 contains."""
     version = publisher.version + 1
     keys = np.union1d(rng.choice(KEYS, CHANGED, replace=False), [0]).astype(np.uint64)
     publisher.publish("items", keys, np.full((len(keys), DIM), version, np.float32))
@@ -52,7 +52,7 @@ def publish(publisher: Publisher, rng: np.random.Generator) -> int:
 
 
 def served_after(server: Server, version: int) -> float:
-    """Starts the server; seconds from the first answered pull to one that holds the version."""
+    """Start the server; return the seconds from its first answer to one of the version."""
     keys = np.zeros(1, np.uint64)
     first: float | None = None
     deadline = time.monotonic() + WAIT_SECONDS
@@ -68,7 +68,7 @@ def served_after(server: Server, version: int) -> float:
                     if int(rows[0, 0]) == version:
                         return now - first
                     time.sleep(0.001)
-        except OSError:  # not up yet
+        except OSError:  # the server is not up yet
             time.sleep(0.002)
 
 

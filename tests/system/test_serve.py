@@ -1,4 +1,4 @@
-"""`petps serve` as a process: ready, asked, killed, stopped, and never with a traceback."""
+"""`petps serve` as a process: started, used, killed, stopped, and never with a traceback."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _processes = itertools.count()
 
 
 def rows_of(keys: npt.NDArray[np.uint64], salt: int) -> npt.NDArray[np.float32]:
-    """Rows that tell their key and the write they came from. float32[n, DIM]."""
+    """Return rows float32[n, DIM] that identify their key and the write that made them."""
     rows = np.empty((len(keys), DIM), np.float32)
     rows[:] = (keys % 65_536).astype(np.float32)[:, None] + np.arange(DIM, dtype=np.float32) * salt
     return rows
 
 
 class Process:
-    """A `petps serve` child. It prints to files: a pipe that nobody reads would stop it."""
+    """A `petps serve` child. It prints to files, since a full pipe would block it."""
 
     def __init__(self, pool: Path, *arguments: object) -> None:
         self.ready_file = pool.parent / "ready.json"
@@ -61,12 +61,12 @@ class Process:
 
     @property
     def output(self) -> str:
-        """Its standard output so far."""
+        """Return its standard output so far."""
         return self._output.read_text()
 
     @property
     def errors(self) -> str:
-        """Its standard error so far."""
+        """Return its standard error so far."""
         return self._errors.read_text()
 
     def wait_ready(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class Process:
         self.ready_file.unlink()
 
     def stop(self, number: int = signal.SIGTERM) -> str:
-        """Standard output of a process that must end well."""
+        """Stop a process that must end well, and return its standard output."""
         self.child.send_signal(number)
         assert self.child.wait(WAIT_SECONDS) == 0, self.errors
         assert self.errors == ""
@@ -94,7 +94,7 @@ class Process:
 
 
 class Pusher:
-    """Pushes random keys until the server is gone; knows what was acknowledged."""
+    """Client that pushes random keys until the server is gone, and records acknowledged pushes."""
 
     def __init__(self, port: int, salt: int, seed: int) -> None:
         self.salt = salt
@@ -189,7 +189,7 @@ def test_every_door_is_open_when_it_says_so(pool: Path, started: list[Process]) 
 
 
 def test_signals_that_do_not_end_it(pool: Path, tmp_path: Path, started: list[Process]) -> None:
-    """SIGHUP reloads what can be; USR1, USR2 and PIPE change nothing."""
+    """Send SIGHUP, which reloads some settings, and USR1, USR2 and PIPE, which change nothing."""
     file = tmp_path / "petps.toml"
     settings = f'[pool]\npath = "{pool}"\n[server]\nready_lag_seconds = {{}}\nworkers = {{}}\n'
     file.write_text(settings.format("60.0", 1))
@@ -251,7 +251,10 @@ def test_kill_and_restart_loses_nothing_acknowledged(pool: Path, started: list[P
 
 
 def check(port: int, model: dict[int, int], unsure: dict[int, int]) -> None:
-    """All rows equal the model; a key of the unanswered push may have either. Settles the model."""
+    """Check that all rows equal the model, and update the model.
+
+    A key of the push without an answer may have either row.
+    """
     keys = np.arange(3 * COUNT, dtype=np.uint64)
     with Connection(port) as connection:
         rows, found = connection.pull(table_ids(connection)["items"], DIM, keys)
@@ -335,7 +338,8 @@ def test_second_server_of_a_pool(pool: Path, started: list[Process]) -> None:
     assert second.child.wait(WAIT_SECONDS) == 6
     assert "is open in another process" in second.errors
     assert "Traceback" not in second.errors
-    assert process.wait_ready()["pid"] == process.child.pid  # the first one's file is untouched
+    # The first server's ready file is untouched.
+    assert process.wait_ready()["pid"] == process.child.pid
     process.stop()
 
 

@@ -1,4 +1,4 @@
-"""Two and three `petps serve` processes, each with a part of the keys, and one client of all."""
+"""Two and three `petps serve` processes, each with a part of the keys, and a client of all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.system.test_serve import Process
 
 pytestmark = pytest.mark.system
 
-PARTITIONS = 8  # what a new pool has
+PARTITIONS = 8  # the default of a new pool
 DIM = 8
 KEYS = 3000
 MANY_KEYS = 60_000
@@ -36,13 +36,13 @@ ALL = np.arange(KEYS, dtype=np.uint64)
 
 
 def rows_of(keys: npt.NDArray[np.uint64], version: int) -> npt.NDArray[np.float32]:
-    """Rows that tell their key and version. float32[n, DIM]."""
+    """Return rows float32[n, DIM] that identify their key and version."""
     columns = np.arange(DIM, dtype=np.float32)
     return (keys.astype(np.float32)[:, None] + columns * np.float32(version)).astype(np.float32)
 
 
 class Fleet:
-    """Servers of one model over one log, by one shard map."""
+    """Servers of one model, with one log and one shard map."""
 
     def __init__(self, folder: Path, count: int, rows_per_second: int = 0) -> None:
         self.config = folder / "petps.toml"
@@ -56,7 +56,7 @@ class Fleet:
         self.log = DirectoryLog(self.log_folder, partitions=PARTITIONS)
         self.publisher = Publisher(self.log, "default", tables=[TableSchema("fed", "f32", DIM)])
         self.publisher.begin_continue(None)
-        # Nobody has anything yet: the servers' ports are not known before they are up.
+        # No server owns anything yet: their ports are not known before they are up.
         self.write_map({"127.0.0.1:1": list(range(PARTITIONS))})
         for path in self.pools:
             path.parent.mkdir()
@@ -98,7 +98,7 @@ class Fleet:
         temporary.replace(self.map_file)
 
     def own(self, *partitions: list[Any]) -> None:
-        """Gives server i its list (none: nothing), and waits until every server knows."""
+        """Give server i its list (none: nothing), and wait until every server has the map."""
         self.write_map({self.address(i): each for i, each in enumerate(partitions)})
         self.wait_for_map()
 
@@ -120,7 +120,7 @@ class Fleet:
         return answer
 
     def publish(self) -> int:
-        """The next version: every third key is deleted, the others have its rows."""
+        """Publish the next version: every third key is deleted, the others get its rows."""
         version = self.publisher.version + 1
         self.publisher.publish("fed", ALL, rows_of(ALL, version), version % 3 == ALL % 3)
         return self.publisher.commit()
@@ -158,7 +158,7 @@ def make_fleet(tmp_path: Path) -> Iterator[Any]:
 def pull(
     client: petps_client.Client, version: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    """All keys at least at ``version``, once every shard has it."""
+    """Pull all keys, at least at ``version``, once every shard has it."""
     return client.pull(
         "fed",
         ALL,
@@ -189,7 +189,7 @@ def test_two_shards_are_one_model(make_fleet: Any) -> None:
         rows, found = client.pull("items", ALL, return_mask=True)
         assert found.all()
         np.testing.assert_array_equal(rows, rows_of(ALL, 5))
-    # Each holds its own half, and no more.
+    # Each server holds exactly its half.
     owner = _native.partition_of(ALL, PARTITIONS) // 4
     for server in range(2):
         status = fleet.ask(server, "status.json")
@@ -203,7 +203,7 @@ def test_two_shards_are_one_model(make_fleet: Any) -> None:
         assert held["fed"] == (ours & (version % 3 != ALL % 3)).sum()
         assert status["instances"][0]["applied_version"] == version
         assert fleet.ask(server, "shard-map")["version"] == fleet.version
-    # The command line, by all addresses.
+    # The command line, with the addresses of all servers.
     report = json.loads(cli("pull", fleet.url(0, 1), "items", "--json", *map(str, range(50))))
     assert report["found"] == 50
     shown = cli("status", fleet.url(1))
@@ -248,7 +248,7 @@ def test_a_replica_stands_in(make_fleet: Any) -> None:
 
 
 class Puller:
-    """Pulls random keys, of which none may fail, be missing or show another row than version 1."""
+    """Client of random keys. No pull may fail, miss a key or return another row than version 1."""
 
     def __init__(self, url: str, table: str, keys: int, seed: int) -> None:
         self.table = table
@@ -279,7 +279,7 @@ def test_partitions_move_while_pulls_go_on(make_fleet: Any) -> None:
     fleet = make_fleet(2)
     seed = int(np.random.SeedSequence().generate_state(1)[0])
     print(f"seed {seed}")
-    # Every row of the pushed table is on both, as after a hand-over: a map moves no rows.
+    # Both servers get every row of the pushed table, because a map moves no rows.
     for owner in (0, 1):
         fleet.own(*([["0-7"], []] if owner == 0 else [[], ["0-7"]]))
         with petps_client.connect(fleet.url(owner)) as client:
@@ -297,7 +297,7 @@ def test_partitions_move_while_pulls_go_on(make_fleet: Any) -> None:
             ):
                 fleet.own(*shares)
                 version = fleet.publish()
-                # Both follow the log for what they were given, from wherever they stood.
+                # Both follow the log for their partitions, from their pools' progress on.
                 fleet.check(*pull(client, version), version)
                 assert puller.error is None, puller.error
     finally:
@@ -308,8 +308,8 @@ def test_partitions_move_while_pulls_go_on(make_fleet: Any) -> None:
 
 
 def test_partitions_of_the_log_move_without_a_miss(make_fleet: Any) -> None:
-    """As petps/server/FORMAT.md says: the next owner follows a partition before it is given it."""
-    # So slow that a partition which is given too early shows as misses.
+    """Follow petps/server/FORMAT.md: the next owner follows a partition before it owns it."""
+    # The rate is so low that a partition which changes its owner too early shows as misses.
     fleet = make_fleet(2, rows_per_second=MANY_KEYS // 3)
     seed = int(np.random.SeedSequence().generate_state(1)[0])
     print(f"seed {seed}")

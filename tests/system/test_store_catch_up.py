@@ -1,6 +1,6 @@
-"""A trainer's feed writes log and store, retention takes what a server still needs, and the server
-catches up from the store by itself; killed with -9 within, it goes on.
+"""A server catches up from the checkpoint store automatically, also after kill -9 on the way.
 
+A trainer's feed writes log and store, and retention removes log entries that the server needs.
 Does not cover: every instant of a catch-up (tests/python/ingest/test_catch_up_store.py).
 """
 
@@ -34,7 +34,7 @@ P, DIM, ROWS = 8, 4, 60_000
 SCHEMA = TableSchema("items", "f32", DIM)
 KILLS = 3
 SECONDS = 120.0
-# A catch-up takes half a minute, if it is let: room for kills.
+# At this rate a catch-up takes half a minute without kills, so there is time for them.
 CONFIG = """
 [pool]
 path = "{folder}/pool"
@@ -51,7 +51,7 @@ grpc = false
 
 
 class Trainer:
-    """One table of float32 rows with a sum each; some rows go."""
+    """Trainer of one table of float32 rows with one sum per row. It deletes some rows."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.random = np.random.default_rng(seed)
@@ -95,7 +95,7 @@ def ingest_of(facts: dict[str, Any]) -> dict[str, Any]:
         f"http://127.0.0.1:{facts['http_port']}/status.json", timeout=30
     ) as answer:
         status: dict[str, Any] = json.load(answer)
-    return status.get("ingest") or {"version": 0, "partitions": []}  # it begins after serving
+    return status.get("ingest") or {"version": 0, "partitions": []}  # ingest starts after serving
 
 
 def until(facts: dict[str, Any], holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def states(found: dict[str, Any]) -> set[str]:
 
 
 def assert_serves(facts: dict[str, Any], trainer: Trainer) -> None:
-    """Every key, those that are gone too."""
+    """Check every key, including the deleted ones."""
     with petps_client.connect(f"petps://127.0.0.1:{facts['port']}/default") as client:
         rows, found = client.pull("items", np.arange(ROWS, dtype=np.uint64), return_mask=True)
     np.testing.assert_array_equal(found, trainer.present)
@@ -121,7 +121,7 @@ def assert_serves(facts: dict[str, Any], trainer: Trainer) -> None:
 
 
 def end(process: Process) -> None:
-    """It logs that a partition was stale: no silent end is expected."""
+    """Stop a server that has logged a stale partition: its standard error is not empty."""
     process.child.terminate()
     assert process.child.wait(SECONDS) == 0, process.errors
 
@@ -166,7 +166,7 @@ def test_killed_while_it_catches_up(tmp_path: Path) -> None:
     assert states(found) == {"following"}
     assert_serves(facts, trainer)
 
-    trainer.train(5_000)  # and the log is followed again
+    trainer.train(5_000)  # the server must follow the log again
     version = trainer.feed.publish()
     until(facts, lambda found: found["version"] == version)
     assert_serves(facts, trainer)

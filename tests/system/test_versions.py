@@ -1,8 +1,8 @@
-"""Versions of a model come, are switched to, go back and go, under pulls and kills of the server.
+"""Versions of a model appear, are switched to and back, and are dropped, under pulls and kills.
 
-Each run begins an instance with a base; every row says which instance it is of, so an answer over
-two tables that mixes two instances is seen. The server is killed with -9 while a base is loaded,
-and around switches and drops. The seed is printed; PETPS_SEED repeats it.
+Each run begins an instance with a base. Every row identifies its instance, so an answer over two
+tables that mixes two instances is noticed. The server is killed with -9 while a base is loaded, and
+around switches and drops. The seed is printed; PETPS_SEED repeats it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ KEYS = 3_000
 TABLES = [TableSchema("items", "f32", 8), TableSchema("users", "f32", 16)]
 PARTITIONS = 4
 VERSIONS = 7
-UNIT_BYTES = 2 << 20  # of space in a pool; FORMAT.md
+UNIT_BYTES = 2 << 20  # unit of space in a pool (native/pool/FORMAT.md)
 DELTAS = 4  # versions that follow each base
 
 
 def rows_of(schema: TableSchema, number: int, version: int) -> npt.NDArray[np.float32]:
-    """float32[KEYS, dim]: the number of the instance, the version, then a mix of key and both."""
+    """Return float32[KEYS, dim]: number of the instance, version, then a mix of key and both."""
     keys = np.arange(KEYS, dtype=np.int64)[:, None]
     mixed = (keys * 7919 + number * 104_729 + version * 31 + np.arange(schema.dim)) % 1_000_003
     mixed[:, 0], mixed[:, 1] = number, version
@@ -45,7 +45,7 @@ def rows_of(schema: TableSchema, number: int, version: int) -> npt.NDArray[np.fl
 
 
 def pull(client: petps_client.Client, keys: npt.NDArray[np.uint64]) -> tuple[int, set[int]]:
-    """The instance's number and the versions of the rows of ``keys``, in both tables."""
+    """Return the instance's number and the versions of the rows of ``keys``, in both tables."""
     answers = client.pull_many({schema.name: keys for schema in TABLES}, return_mask=True)
     numbers: set[int] = set()
     versions: set[int] = set()
@@ -63,7 +63,7 @@ def pull(client: petps_client.Client, keys: npt.NDArray[np.uint64]) -> tuple[int
 
 
 class Puller(threading.Thread):
-    """Pulls both tables through everything; an answer may be late, never a mixture."""
+    """Thread that pulls both tables throughout. An answer may be late, but never a mixture."""
 
     def __init__(self, url: str, chosen: int) -> None:
         super().__init__()
@@ -87,13 +87,13 @@ class Puller(threading.Thread):
                         self.seen.add(pull(client, keys)[0])
                         self.pulls += 1
                     except (petps_client.Unavailable, petps_client.DeadlineExceeded):
-                        continue  # the server is down just now
+                        continue  # the server is down at this moment
         except BaseException as error:
             self.error = error
 
 
 class Model:
-    """The trainers of the model: run after run, each of an instance of its own."""
+    """The trainers of the model: a sequence of runs, each with its own instance."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -101,7 +101,7 @@ class Model:
         self.publisher = Publisher(self.log, "default", tables=TABLES)
 
     def begin(self, number: int) -> None:
-        """A base of instance default@number begins a run."""
+        """Begin a run with a base of instance default@number."""
         self.publisher = Publisher(self.log, "default", tables=TABLES)
         version = self.publisher.version + 1
         folder = self.folder / "bases" / str(number)
@@ -126,7 +126,7 @@ class Model:
         self.publisher.begin_base(str(number), version=version, instance=instance)
 
     def publish(self, number: int) -> int:
-        """All rows of both tables anew."""
+        """Publish new values for all rows of both tables."""
         version = self.publisher.version + 1
         for schema in TABLES:
             keys = np.arange(KEYS, dtype=np.uint64)
@@ -143,7 +143,7 @@ def wait_until(what: str, condition: Callable[[], bool]) -> None:
 
 
 def instances(url: str) -> dict[str, dict[str, Any]]:
-    """Of the status, by name; ``meant``: an alias means it."""
+    """Return the instances of the status by name; ``meant``: whether an alias refers to it."""
     with connect(url.rpartition("/")[0]) as client:
         status = client.status()
     for each in status["instances"]:
@@ -166,10 +166,10 @@ def pool_bytes(server: Server) -> int:
 
 
 def killed_during(server: Server, chance: random.Random, act: Callable[[], object]) -> None:
-    """Kills the server at a moment around ``act``, which is expected to fail or not."""
+    """Kill the server at a moment around ``act``, which may therefore fail."""
 
     def perform() -> None:
-        with contextlib.suppress(petps_client.PetpsError):  # killed first
+        with contextlib.suppress(petps_client.PetpsError):  # the server was killed before
             act()
 
     acting = threading.Thread(target=perform)
@@ -208,7 +208,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def test_versions_come_and_go(server: Server, seed: int) -> None:
     chance = random.Random(seed)
     model = Model(server.folder)
-    # The first run feeds the instance that was created: default@0.
+    # The first run feeds the instance that exists from the start: default@0.
     model.publisher.begin_continue(None)
     version = model.publish(0)
     server.start()
@@ -221,7 +221,7 @@ def test_versions_come_and_go(server: Server, seed: int) -> None:
         for number in range(1, VERSIONS + 1):
             model.begin(number)
             time.sleep(chance.uniform(0, 0.3))
-            server.kill()  # while the base is loaded, mostly
+            server.kill()  # usually while the base is loaded
             server.start()
             for _ in range(DELTAS):
                 version = model.publish(number)
@@ -237,7 +237,7 @@ def test_versions_come_and_go(server: Server, seed: int) -> None:
                     chance,
                     lambda: client.switch_alias("default", f"default@{number - 1}"),  # noqa: B023
                 )
-            # Whichever it means now, the other is one switch away, and no row was lost.
+            # Either instance may be the current one. The other is one switch away, with all rows.
             if is_served(url, number):
                 petps("alias", url, "--back")
             assert is_served(url, number - 1)
@@ -265,10 +265,10 @@ def test_versions_come_and_go(server: Server, seed: int) -> None:
     assert puller.error is None, puller.error
     server.kill()
     report = petps("verify", str(server.folder / "pool"))
-    # Space of a dropped instance comes back once nobody reads it, maybe after the next has begun:
-    # three instances at most have space of their own. Each table has an extent of one unit for its
+    # The space of a dropped instance is free once no pull reads it, perhaps after the next instance
+    # has begun. So at most three instances have space. Each table has an extent of one unit for its
     # buckets and one for its rows. Rows that are applied after a kill, before the free slots are
-    # known, may get a second extent, of two units. No more than that: then it has slots to spare.
+    # known, may get a second extent, of two units; after that the table has slots to spare.
     at_most = UNIT_BYTES + 3 * len(TABLES) * (1 + 1 + 2) * UNIT_BYTES
     without_reuse = UNIT_BYTES + (VERSIONS + 1) * len(TABLES) * (1 + 1) * UNIT_BYTES
     assert at_most < without_reuse

@@ -1,4 +1,4 @@
-"""One module for each command; importing them must be cheap (typer and the standard library)."""
+"""One module for each command. Importing them must be cheap: typer and the standard library."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RUN = "Running"
 
 
 def register(app: typer.Typer) -> None:
-    """Adds every command."""
+    """Add every command."""
     app.command(rich_help_panel=_SETUP)(create.create)
     app.command(rich_help_panel=_SETUP)(status.status)
     app.command(rich_help_panel=_SETUP)(verify.verify)

@@ -31,7 +31,7 @@ _STORE = Annotated[
 ]
 _VERSION = Annotated[int, typer.Argument(metavar="VERSION", help="Of `petps checkpoint list`.")]
 _JSON = Annotated[bool, typer.Option("--json", help="Report as JSON.")]
-# Where deltas are merged.
+# Values of --on: the place where deltas are merged.
 HERE: Final = "here"
 RAY: Final = "ray"
 
@@ -44,7 +44,7 @@ def _open(url: str) -> Store:
 
 @app.command("list")
 def list_(store: _STORE, json_: _JSON = False) -> None:
-    """List the versions: what each was written as, when, and how large.
+    """List the versions: kind, time, size.
 
     [bold]Examples[/bold]
 
@@ -107,14 +107,16 @@ def show(
     graph: Annotated[bool, typer.Option("--graph", help="Draw which chunks hold what.")] = False,
     json_: _JSON = False,
 ) -> None:
-    """Show what a store holds, or what restoring one version reads.
+    """Show the content of a store, or what the restore of one version reads.
 
-    quantised tells, by column, method and bits, and the bins and ratio that were chosen by sampling
-    rows with that seed; restores, how often a training has resumed (restore --resume).
+    "quantised" has, for each column, the method and bits, and the bins and ratio that were chosen
+    by sampling rows with that seed. "restores" is how often a training has resumed (restore
+    --resume).
 
-    With --graph each line is drawn: one row a chunk, one column a version, a bar over the versions
-    that the chunk belongs to. A version is what the bars in its column give. Versions that `keep`
-    marked, to go back to when corruption is noticed late, have a k above.
+    With --graph each line is drawn. A chunk has a row, a version has a column, and a bar covers the
+    versions that the chunk belongs to. A version consists of the chunks whose bars cross its
+    column. A k above a column shows a version that `keep` marked, for a return after corruption
+    that is noticed late.
 
     [bold]Examples[/bold]
 
@@ -175,7 +177,7 @@ def _facts(store: Store, version: int | None) -> dict[str, Any]:
 
 
 def _graph(line: Line, *, active: bool) -> list[str]:
-    """One row a chunk: #### over the versions of its span; which are kept stands above."""
+    """Draw one row for each chunk: #### over the versions of its span; kept versions have a k."""
     versions = [each.version for each in line.versions]
     begun = f"line of base {line.began}, versions {versions[0]} to {versions[-1]}"
     out = [f"{begun}: active, the next one goes on from it" if active else begun]
@@ -193,7 +195,7 @@ def _graph(line: Line, *, active: bool) -> list[str]:
 
 @app.command()
 def verify(store: _STORE, json_: _JSON = False) -> None:
-    """Read all of a store against its checksums.
+    """Read all of a store and check it against its checksums.
 
     [bold]Examples[/bold]
 
@@ -224,11 +226,11 @@ def restore(
     ] = False,
     json_: _JSON = False,
 ) -> None:
-    """Write a version's rows as a base: what `petps load` and a server's catch-up read.
+    """Write a version's rows as a base, for `petps load` and a server's catch-up.
 
-    A training that goes on from quantised rows carries their error along. With --resume it is
-    counted, and once it resumed more often than `write --expected-restores` said, the next version
-    is a base of 8 bits. Rows that are only looked at or served count for nothing.
+    A training that continues from quantised rows inherits their error. With --resume the restore is
+    counted. Once the training has resumed more often than `write --expected-restores` said, the
+    next version is a base of 8 bits. A restore only to inspect or serve rows needs no --resume.
 
     [bold]Examples[/bold]
 
@@ -256,7 +258,7 @@ def restore(
         opened.count_restore()
     for name, described in opened.tables_of(chosen).items():
         row = described.columns[0]
-        # A table serves no quantised rows: they become the trainer's dtype again.
+        # A table serves no quantised rows: convert them to the trainer's dtype.
         column = served_column(opened.state.tables[name].columns[0])
         rows = opened.restore(chosen, [name])[name]
         with progress(f"restoring {name}", len(rows), quiet=json_) as done:
@@ -294,14 +296,15 @@ def write(
     seed: Annotated[int, typer.Option(help="Which rows are sampled to choose parameters.")] = 0,
     json_: _JSON = False,
 ) -> None:
-    """Write a base as a version; a store that is not there is made for it.
+    """Write a base as a version; create the store if it does not exist.
 
-    Trainers write versions through petps.checkpoint.Checkpointer; this begins a store by hand.
+    Trainers write versions through petps.checkpoint.Checkpointer; this command begins a store
+    without a trainer.
 
-    With --expected-restores rows are quantised, from this version on: 4 bits and fewer by an
-    adaptive search whose bins and ratio are chosen by sampling the rows, 8 bits asymmetric. A
-    training that resumes more often than expected (`restore --resume`) goes on with 8 bits.
-    `petps checkpoint show` tells what was chosen, and how often it resumed.
+    With --expected-restores rows are quantised from this version on. Rows of 4 bits or fewer use an
+    adaptive search whose bins and ratio are chosen by sampling the rows; rows of 8 bits are
+    asymmetric. A training that resumes more often than expected (`restore --resume`) continues with
+    8 bits. `petps checkpoint show` shows what was chosen, and how often the training resumed.
 
     [bold]Examples[/bold]
 
@@ -348,7 +351,7 @@ def write(
 
 
 class _Held:
-    """Rows by table, as a Checkpointer asks for them."""
+    """Rows by table, in the form that a Checkpointer requests."""
 
     def __init__(self, rows: Mapping[str, Rows]) -> None:
         self._rows = rows
@@ -379,10 +382,10 @@ def merge(
 ) -> None:
     """Merge deltas of the newest line in layers, so that a restore reads less. No version changes.
 
-    No trainer may write the store meanwhile: of two writers the slower one is refused. With
-    --on ray (pip install petps[ray], here and on the cluster) several merges go on at once, in
-    workers that read and write the store themselves. A merge that fails leaves its deltas unmerged,
-    and the others go on.
+    No trainer may write the store at the same time: the slower of two writers is refused. With
+    --on ray (pip install petps[ray], here and on the cluster) several merges run at once, in
+    workers that read and write the store directly. A merge that fails leaves its deltas unmerged;
+    the other merges continue.
 
     [bold]Examples[/bold]
 
@@ -428,9 +431,9 @@ def purge(
     newest: Annotated[int, typer.Option(help="How many of the newest versions stay.")],
     json_: _JSON = False,
 ) -> None:
-    """Drop all versions but the newest and those marked by `keep`.
+    """Delete all versions except the newest and those marked by `keep`.
 
-    What a version that stays needs stays. Also removes files that crashes left.
+    Everything that a remaining version needs remains. Also removes files that crashes left.
 
     [bold]Examples[/bold]
 
@@ -450,7 +453,7 @@ def keep(
     version: _VERSION,
     off: Annotated[bool, typer.Option("--off", help="Keep it no longer.")] = False,
 ) -> None:
-    """Mark a version that purge leaves: to go back to when corruption is noticed late.
+    """Mark a version so that purge keeps it, for a return after corruption that is noticed late.
 
     [bold]Examples[/bold]
 
@@ -467,7 +470,7 @@ def rollback(
     yes: Annotated[bool, typer.Option("--yes", help="Do it; the newer versions are lost.")] = False,
     json_: _JSON = False,
 ) -> None:
-    """Drop what is newer than a version: training goes on from there.
+    """Delete the versions that are newer than VERSION: training continues from it.
 
     [bold]Examples[/bold]
 
@@ -489,7 +492,7 @@ def rollback(
 
 @app.command()
 def diff(store: _STORE, first: _VERSION, second: _VERSION, json_: _JSON = False) -> None:
-    """Count the keys that one version has and another has not, or has with other rows.
+    """Count keys that only one of two versions has, or that have different rows in both.
 
     [bold]Examples[/bold]
 

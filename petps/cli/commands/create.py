@@ -75,7 +75,7 @@ def create(
     ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
 ) -> None:
-    """Make a pool, and tables in it.
+    """Create a pool with tables, or add tables to one.
 
     [bold]Examples[/bold]
 
@@ -205,7 +205,7 @@ def _make(
         with pool:
             tables = _add_tables(pool, wanted, model, partitions)
     except BaseException:
-        if new:  # half of what was asked for is worse than nothing
+        if new:  # a pool with only some of the tables is worse than none
             with contextlib.suppress(PetpsError):
                 Pool.discard(path)
         raise
@@ -232,7 +232,7 @@ def _make(
 def _add_tables(
     pool: Pool, wanted: list[_Wanted], model: str, partitions: int
 ) -> list[tuple[TableInfo, bool]]:
-    """Every wanted table, and whether it is new. One that is there must be the same."""
+    """Return every wanted table and whether it is new. An existing table must be the same."""
     if model not in [instance.model for instance in pool.native.instances()]:
         pool.create_model(model, partitions)
     present = {info.name: info for info in pool.tables(model)}

@@ -21,8 +21,8 @@ def export(
 ) -> None:
     """Write all rows of a model as a base: sorted Arrow files and a manifest.
 
-    A base loads into another pool (`petps load`), starts a trainer's run, and is what servers
-    catch up to after a gap. It exists once its manifest does: a stopped export leaves none.
+    A base loads into another pool (`petps load`), begins a trainer's run, and lets servers catch up
+    after a gap. It exists once its manifest exists: an interrupted export leaves no base.
 
     [bold]Examples[/bold]
 

@@ -49,10 +49,10 @@ def import_hps(
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
 ) -> None:
-    """Publish what HugeCTR HPS's Kafka topics bring to a delta log, until Ctrl-C.
+    """Publish messages from HugeCTR HPS's Kafka topics to a delta log, until Ctrl-C.
 
-    Servers follow the log as any other. A message that does not fit the table exactly is counted
-    and passed over. Restarted, it goes on where the state file says.
+    Servers follow the log like any other. A message that does not fit the table exactly is counted
+    and skipped. After a restart the command continues at the positions in the state file.
 
     [bold]Examples[/bold]
 
@@ -97,7 +97,7 @@ def _schema(text: str) -> TableSchema:
 
 @contextlib.contextmanager
 def _until_signal() -> Iterator[list[int]]:
-    """SIGTERM and Ctrl-C, collected: what was read becomes a version first."""
+    """Collect SIGTERM and Ctrl-C, so that everything read becomes a version before the end."""
     received: list[int] = []
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.signal(number, lambda n, _: received.append(n)) for number in numbers}

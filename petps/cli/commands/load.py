@@ -40,8 +40,8 @@ def load(
 ) -> None:
     """Load rows from files into a table.
 
-    Files are read in pieces: memory stays small whatever their size. A key that stands twice keeps
-    its last row. What was loaded before an error stays loaded, and loading again changes nothing.
+    Files are read in pieces, so memory stays small whatever their size. The last row of a repeated
+    key wins. Rows loaded before an error stay loaded; loading them again changes nothing.
 
     [bold]Examples[/bold]
 

@@ -57,10 +57,10 @@ def publish(
     ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
 ) -> None:
-    """Publish rows to a delta log as one version. Servers that follow it apply them.
+    """Publish rows to a delta log as one version. Servers that follow the log apply them.
 
-    The rows become a run of their own, which continues where the log ends. Durable, and visible to
-    servers, when the command returns.
+    The rows become a new run, which continues at the log's end. When the command returns, they are
+    durable and visible to servers.
 
     [bold]Examples[/bold]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-VALUES_SHOWN = 6  # of a row on a terminal; --json and --out give all
+VALUES_SHOWN = 6  # of a row on a terminal; --json and --out write all
 
 
 def pull(
@@ -34,7 +34,7 @@ def pull(
     model: Annotated[str | None, typer.Option(help="Model, instance or alias.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
 ) -> None:
-    """Show the rows of keys. A missing key shows the table's default row, and says so.
+    """Show the rows of keys. A missing key shows the table's default row and is marked.
 
     [bold]Examples[/bold]
 

@@ -25,9 +25,9 @@ def push(
     ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
 ) -> None:
-    """Write rows, or delete keys, by hand. For files, see `petps load`.
+    """Write a few rows, or delete keys. For files, see `petps load`.
 
-    Durable when the command returns.
+    The changes are durable when the command returns.
 
     [bold]Examples[/bold]
 

@@ -63,9 +63,9 @@ def serve(
 ) -> None:
     """Serve a pool over the network until SIGTERM or Ctrl-C.
 
-    It serves at once, whatever the pool's size, also after a crash. Options win over --config.
-    SIGHUP reads --config and the shard map again, takes over what can change while it serves, and
-    says what needs a restart. A second Ctrl-C exits without draining.
+    It serves at once, whatever the pool's size, also after a crash. Options override --config.
+    SIGHUP reads --config and the shard map again, applies the settings that can change while
+    serving, and lists those that need a restart. A second Ctrl-C exits without draining.
 
     [bold]Examples[/bold]
 
@@ -87,7 +87,7 @@ def serve(
 
     _native.stop_on_lost_pool()
 
-    # Rooms report through logging ([ingest] ...): warnings and errors are the operator's.
+    # Rooms report through logging ([ingest] ...): warnings and errors are for the operator.
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
 
     given: dict[str, dict[str, Any]] = {
@@ -116,14 +116,14 @@ def serve(
 
 
 def _line(text: str) -> None:
-    # Flushed by echo: whoever waits for the line must not wait for a full buffer. A reader that has
-    # gone away must not stop the server.
+    # typer.echo flushes: a reader that waits for the line must not wait for a full buffer. A reader
+    # that has closed the pipe must not stop the server.
     with contextlib.suppress(OSError):
         typer.echo(text)
 
 
 def _settings(file: Path | None, given: dict[str, dict[str, Any]]) -> Config:
-    """The configuration of ``file``, with what was given on the command line in its place."""
+    """Return the configuration of ``file``, overridden by the command line."""
     from petps.config import load, merged
 
     base = None if file is None else load(file)

@@ -91,7 +91,7 @@ def _shard_text(shard: dict[str, Any]) -> str:
 
 
 def _gather_text(gather: dict[str, Any]) -> str:
-    """How replies are sent: 'copy (set)', or what was measured, as runs of row sizes."""
+    """Return how replies are sent: 'copy (set)', or the measured modes, as runs of row sizes."""
     if gather["mode"] != "auto":
         return f"{gather['mode']} (set)"
     if not gather["measured"]:
@@ -130,7 +130,7 @@ def _show_tables(found: dict[str, Any]) -> None:
 
 
 def _state_text(ingest: dict[str, Any]) -> str:
-    """The error, or how many partitions are in each state."""
+    """Return the error, or the number of partitions in each state."""
     if ingest["error"]:
         return str(ingest["error"])
     if ingest["paused"]:

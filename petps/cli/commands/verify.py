@@ -27,12 +27,12 @@ def verify(
 ) -> None:
     """Read everything in a pool and check it: buckets, counters, headers, row checksums.
 
-    Stale tags, high counters and unreachable slots are what a crash may leave; the next server
-    heals them, and they are no faults. Exits with 9 when there are faults.
+    A crash may leave stale tags, high counters and unreachable slots. They are no faults: the next
+    server heals them. The exit code is 9 when there are faults.
 
-    A pool with durability 'process' that lost power may hold rows of any age, and progress that is
-    newer than its rows. With --accept a clean one is served again, and every partition that was
-    followed waits for a base: from the checkpoint store, or one that is published. A pool with
+    After a power loss, a pool with durability 'process' may hold rows of any age, and progress that
+    is newer than its rows. With --accept a clean pool can be served again. Every partition that was
+    followed then waits for a base, from the checkpoint store or from a publisher. A pool with
     faults is never accepted, and stays as it is.
 
     [bold]Examples[/bold]
@@ -56,7 +56,7 @@ def verify(
     without_base = 0
     fed_by_pushes: list[str] = []
     if accepted:
-        # The writer's clean close is what says that the pool is whole again.
+        # Only the clean close of a writer marks the pool as whole again.
         tables = _native.Tables.open(str(pool), accept_lost_power=True)
         try:
             without_base = sum(

@@ -15,7 +15,7 @@ _JSON = Annotated[bool, typer.Option("--json", help="Report as JSON.")]
 
 
 def instances(target: _TARGET, json_: _JSON = False) -> None:
-    """List the instances of every model: which is served, which follows, which is frozen.
+    """List the instances of every model, and whether each is serving, following or frozen.
 
     [bold]Examples[/bold]
 
@@ -81,10 +81,10 @@ def alias(
     ] = False,
     json_: _JSON = False,
 ) -> None:
-    """Switch what a model's name means to another instance, of all tables at once, and back.
+    """Switch the name of a model to another instance, for all tables at once, or switch it back.
 
-    What it meant is frozen from then on: pulls by its own name go on, deltas no longer reach it.
-    Clients that pull by the model's name follow within seconds, and no answer mixes two instances.
+    The previous instance is frozen: pulls by its own name continue, deltas no longer reach it.
+    Clients that pull by the model's name follow within seconds. No answer mixes two instances.
 
     [bold]Examples[/bold]
 
@@ -139,9 +139,9 @@ def drop(
     instance: Annotated[str, typer.Argument(metavar="INSTANCE", help="MODEL@NAME.")],
     json_: _JSON = False,
 ) -> None:
-    """Remove an instance and its tables. Their space is used again once no pull reads them.
+    """Remove an instance and its tables. Their space is reused once no pull reads them.
 
-    An instance that an alias (or the plain model name) means is not dropped: switch that first.
+    An instance that an alias (or the plain model name) refers to is not dropped: switch that first.
 
     [bold]Examples[/bold]
 

@@ -1,8 +1,8 @@
-"""Files of rows, read in chunks: memory stays bounded whatever a file's size.
+"""Files of rows, read in chunks, so that memory stays bounded whatever a file's size.
 
-A source gives keys (uint64[n]) and rows (float32[n, dim]) in the order of the file. Kinds: .npz, a
+A source yields keys (uint64[n]) and rows (float32[n, dim]) in the order of the file. Kinds: .npz, a
 pair of .npy, Parquet, Arrow IPC (file or stream), a folder as HPS writes it (``key`` and
-``emb_vector``) and a petps base.
+``emb_vector``), a petps base and a petps checkpoint store.
 """
 
 from petps.cli.sources.base import Source

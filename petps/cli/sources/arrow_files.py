@@ -1,4 +1,4 @@
-"""Parquet and Arrow IPC: a column of integers and one of lists of floats."""
+"""Parquet and Arrow IPC: a column of integers and a column of lists of floats."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from petps.errors import DataLoss, InvalidArgument
 
 __all__ = ["ArrowFile", "ParquetFile"]
 
-FIRST_LOOK_ROWS = 1024  # rows of a batch until the dim of a variable-size list is known
+FIRST_LOOK_ROWS = 1024  # rows of a chunk before the dim of a variable-size list is known
 
 
 class _ArrowSource:
-    """What Parquet and Arrow IPC share: columns by name, batches cut into chunks."""
+    """Common part of Parquet and Arrow IPC: columns by name, batches cut into chunks."""
 
     def __init__(
         self, path: Path, schema: pa.Schema, key_column: str | None, row_column: str | None
@@ -103,7 +103,7 @@ class _ArrowSource:
 
 
 class ParquetFile(_ArrowSource):
-    """A Parquet file, read a part of a row group at a time."""
+    """A Parquet file; each read takes a part of a row group."""
 
     def __init__(self, path: Path, key_column: str | None, row_column: str | None) -> None:
         try:
@@ -121,7 +121,7 @@ class ParquetFile(_ArrowSource):
 
 
 class ArrowFile(_ArrowSource):
-    """An Arrow IPC file or stream, mapped."""
+    """A memory-mapped Arrow IPC file or stream."""
 
     def __init__(self, path: Path, key_column: str | None, row_column: str | None) -> None:
         try:
@@ -143,7 +143,7 @@ class ArrowFile(_ArrowSource):
 
 
 def _open_ipc(mapped: Any) -> Any:
-    """A reader of the file format, or of the stream format."""
+    """Return a reader of the file format, or else of the stream format."""
     try:
         return pa.ipc.open_file(mapped)
     except pa.ArrowInvalid:

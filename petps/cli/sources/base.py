@@ -1,4 +1,4 @@
-"""What a source is, and the checks that all kinds share."""
+"""The source protocol, and the checks that all kinds of sources share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 Chunk = tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]
 
-# Names that are looked for when none is given.
+# Column names to look for when the user gives none.
 KEY_NAMES: Final = ("keys", "key", "ids", "id")
 ROW_NAMES: Final = (
     "rows",
@@ -37,38 +37,38 @@ ROW_NAMES: Final = (
     "values",
 )
 
-CHUNK_BYTES: Final = 16 << 20  # of float32 rows: some chunks are alive at once
+CHUNK_BYTES: Final = 16 << 20  # of float32 rows: a few chunks exist at the same time
 CHUNK_ROWS_MAX: Final = 1 << 16  # one durable batch, one push
 
 
 class Source(Protocol):
-    """Keys and rows of one file, or of one pair or folder."""
+    """Keys and rows of one file, of a pair of files, or of a folder."""
 
     @property
     def name(self) -> str:
-        """What to call it in messages: its path."""
+        """Return the name for messages: the path."""
 
     @property
     def rows(self) -> int | None:
-        """How many rows it has, if it says so beforehand."""
+        """Return the number of rows, or None if the source does not state it in advance."""
 
     @property
     def dim(self) -> int | None:
-        """Numbers in a row, if it says so beforehand."""
+        """Return the values in a row, or None if the source does not state it in advance."""
 
     def chunks(self) -> Iterator[Chunk]:
-        """keys: uint64[n], rows: float32[n, dim]. Raises DataLoss or InvalidArgument."""
+        """Yield keys uint64[n] and rows float32[n, dim]. Raises DataLoss or InvalidArgument."""
 
 
 def chunk_rows(dim: int) -> int:
-    """Rows of one chunk."""
+    """Return the number of rows of one chunk."""
     return max(1, min(CHUNK_ROWS_MAX, CHUNK_BYTES // (4 * dim)))
 
 
 def pick(
     names: Iterable[str], wanted: str | None, usual: tuple[str, ...], what: str, where: str
 ) -> str:
-    """The name of the key or row column among ``names``."""
+    """Return the name of the key or row column among ``names``. Raises InvalidArgument."""
     present = list(names)
     if wanted is not None:
         if wanted in present:
@@ -88,7 +88,7 @@ def _listed(names: list[str]) -> str:
 
 
 def checked_keys(keys: npt.NDArray[Any], where: str) -> npt.NDArray[np.uint64]:
-    """A chunk's keys as uint64[n]."""
+    """Return a chunk's keys as uint64[n]."""
     try:
         return as_keys(keys)
     except InvalidArgument as error:
@@ -96,8 +96,8 @@ def checked_keys(keys: npt.NDArray[Any], where: str) -> npt.NDArray[np.uint64]:
 
 
 def checked_rows(rows: npt.NDArray[Any], where: str) -> npt.NDArray[np.float32]:
-    """A chunk's rows as float32[n, dim]."""
+    """Return a chunk's rows as float32[n, dim]."""
     if rows.dtype.kind != "f":
         raise InvalidArgument(f"{where}: rows are {rows.dtype}, expected floats")
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which is checked
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which is checked later
         return np.ascontiguousarray(rows, dtype=np.float32)

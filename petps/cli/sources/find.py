@@ -1,4 +1,4 @@
-"""Which kind of source a path is."""
+"""Choice of the kind of source for a path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ARROW: Final = (".arrow", ".arrows", ".ipc", ".feather")
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the key and row columns; None: one of the usual names."""
+    """Names of the key and row columns; None selects one of the usual names."""
 
     key: str | None = None
     row: str | None = None
@@ -28,9 +28,10 @@ class Columns:
 def open_sources(
     paths: Sequence[Path], columns: Columns, table: str, version: int | None = None
 ) -> list[Source]:
-    """The sources that ``paths`` name, opened and checked.
+    """Return the sources that ``paths`` name, opened and checked.
 
-    ``table``: which one of a base or a checkpoint store; ``version``: of the store's, the newest.
+    ``table`` names the table of a base or checkpoint store. ``version`` is the version of a
+    checkpoint store; None selects the newest.
     """
     arrays = [path for path in paths if path.suffix == ".npy"]
     if len(arrays) not in (0, 2):

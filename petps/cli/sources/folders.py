@@ -16,7 +16,7 @@ __all__ = ["BaseTable", "HpsFolder", "StoreTable"]
 class HpsFolder:
     """A sparse model of HugeCTR HPS: `key` (int64, raw) and `emb_vector` (float32[n, dim], raw).
 
-    A key's 64 bits are taken as they are: a negative one becomes the unsigned key of these bits.
+    The 64 bits of a key are kept: a negative key becomes the unsigned key with the same bits.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -76,13 +76,13 @@ class BaseTable:
 
 
 class StoreTable:
-    """One table of a version in a checkpoint store; None: the newest."""
+    """One table of a version in a checkpoint store; version None selects the newest."""
 
     def __init__(self, folder: Path, table: str, version: int | None) -> None:
         from petps.checkpoint import Store
 
         self.name = str(folder)
-        self.rows = None  # it says how many were written, not how many are left
+        self.rows = None  # the store knows the rows written, not the rows that remain
         self._store = Store.open(folder)
         self._version = self._store.state.line.versions[-1].version if version is None else version
         tables = self._store.tables_of(self._version)
@@ -93,7 +93,7 @@ class StoreTable:
         self.dim = self._row.dim
 
     def chunks(self) -> Iterator[Chunk]:
-        """See Source. Quantised rows come as the floats that they stand for."""
+        """See Source. Quantised rows are decoded to floats."""
         step = chunk_rows(self.dim)
         for rows in self._store.pieces(self._table, self._version):
             for at in range(0, len(rows), step):

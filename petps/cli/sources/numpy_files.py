@@ -1,4 +1,4 @@
-"""numpy files: a .npz with two arrays, or a pair of .npy. Neither is ever read whole."""
+"""numpy files: a .npz with two arrays, or a pair of .npy. Neither is ever read as a whole."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _check_pair(keys: _Header, rows: _Header, where: str) -> None:
 
 
 class Npz:
-    """A .npz file with an array of keys and one of rows, decompressed as it is read."""
+    """A .npz file with an array of keys and one of rows. Reading decompresses chunk by chunk."""
 
     def __init__(self, path: Path, key_column: str | None, row_column: str | None) -> None:
         self._path = path
@@ -134,7 +134,7 @@ class Npz:
 
 
 class NpyPair:
-    """Two .npy files, mapped: the one with one dimension holds the keys."""
+    """Two memory-mapped .npy files: the one-dimensional array has the keys."""
 
     def __init__(self, first: Path, second: Path) -> None:
         self.name = f"{first} + {second}"

@@ -1,7 +1,7 @@
-"""The directory log (FORMAT.md): the embedded default, and what tests and the demo run on.
+"""The directory log (FORMAT.md): the embedded default, which tests and the demo use as well.
 
-Owns:        log.json, one folder of append-only segments a partition, its lock, its reading.
-Never does:  look into a message; need a process of its own; lose what flush() returned for.
+Owns:        log.json; for each partition a folder of append-only segments, its lock, its reader.
+Never does:  look into a message; need a process of its own; lose a message after flush() returned.
 Called by:   publish and ingest through the contract in petps/delta/log.py.
 """
 

@@ -1,4 +1,4 @@
-"""Frames and segment headers of the directory log, packed and parsed. FORMAT.md gives the bytes."""
+"""Packing and parsing of a directory log's frames and segment headers. FORMAT.md defines them."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ SEGMENT_SIGNATURE: Final = b"PETPSLOG"
 FRAME_SIGNATURE: Final = b"PTLF"
 _SEGMENT: Final = struct.Struct("<8sIIQQ")  # signature, format, partition, first offset, check
 _FRAME: Final = struct.Struct("<4sIQQQ")  # signature, payload bytes, offset, payload check, check
-_COUNTS: Final = struct.Struct("<II")  # headers, where the body begins
-_FIELD: Final = struct.Struct("<II")  # bytes of the name, of the value
+_COUNTS: Final = struct.Struct("<II")  # number of headers, offset of the body
+_FIELD: Final = struct.Struct("<II")  # bytes of the name, bytes of the value
 SEGMENT_HEADER_BYTES: Final = _SEGMENT.size
 FRAME_HEADER_BYTES: Final = _FRAME.size
-# Twice the largest message: room for headers that others add; a length above it is no frame.
+# Twice the largest message, for headers that others add. A longer length is not a frame's.
 MAX_PAYLOAD_BYTES: Final = 2 << 20
 MAX_HEADERS: Final = 1024  # a message has 15; others may add some
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame in a buffer: the payload's place and its log offset."""
+    """One frame in a buffer: the place of its payload, and its log offset."""
 
     offset: int
     start: int  # of the frame
@@ -55,16 +55,16 @@ class Frame:
 
 
 class State(enum.Enum):
-    """Why a walk ended."""
+    """Reason why a walk ended."""
 
-    END = "end"  # exactly after a frame
-    INCOMPLETE = "incomplete"  # in the middle of a frame: not all of it is there (yet)
-    BAD = "bad"  # what stands there is no frame with the offset expected
+    END = "end"  # the data ends exactly after a frame
+    INCOMPLETE = "incomplete"  # the data ends in the middle of a frame: the rest may follow later
+    BAD = "bad"  # the next bytes are not a frame with the expected offset
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Whole frames of a buffer, and why there are no more."""
+    """The whole frames of a buffer, and the reason why the walk ended after them."""
 
     frames: list[Frame]
     state: State
@@ -75,13 +75,13 @@ def _padded(length: int) -> int:
 
 
 def pack_segment_header(partition: int, first_offset: int) -> bytes:
-    """The 32 bytes that every segment file begins with."""
+    """Return the 32 bytes that begin every segment file."""
     fields = _SEGMENT.pack(SEGMENT_SIGNATURE, FORMAT, partition, first_offset, 0)[:-8]
     return fields + struct.pack("<Q", xxhash.xxh3_64_intdigest(fields))
 
 
 def check_segment_header(name: str, data: bytes, partition: int, first_offset: int) -> None:
-    """Raises DataLoss (no segment of this log) or Unimplemented (newer format), naming the file."""
+    """Raise DataLoss (no segment of this log) or Unimplemented (newer format), naming the file."""
     signature, number, found_partition, found_offset, check = _SEGMENT.unpack(data)
     if signature != SEGMENT_SIGNATURE:
         raise DataLoss(f"{name} is no segment of a petps directory log: move it out of the folder")
@@ -97,7 +97,7 @@ def check_segment_header(name: str, data: bytes, partition: int, first_offset: i
 
 
 def pack_frame(offset: int, message: Message) -> list[bytes | memoryview]:
-    """The frame of a message as pieces for writev; its total length is a multiple of 8."""
+    """Return a message's frame as pieces for writev; their total length is a multiple of 8."""
     fields = bytearray()
     for name, value in message.headers:
         encoded = name.encode()
@@ -114,7 +114,7 @@ def pack_frame(offset: int, message: Message) -> list[bytes | memoryview]:
 
 
 def parse_frame_header(data: bytes | memoryview, at: int = 0, base: int = 0) -> Frame | None:
-    """The frame whose header stands at ``at``, or None. Its positions gain ``base``."""
+    """Return the frame whose header is at ``at``, or None. Add ``base`` to its positions."""
     signature, length, offset, payload_check, check = _FRAME.unpack_from(data, at)
     if signature != FRAME_SIGNATURE or length > MAX_PAYLOAD_BYTES or length < _COUNTS.size:
         return None
@@ -131,7 +131,7 @@ def _whole(data: memoryview, frame: Frame) -> bool:
 
 
 def walk(data: memoryview, at: int, expected: int) -> Walk:
-    """Frames from position ``at`` on, the first with log offset ``expected``, checksums checked."""
+    """Return the frames from ``at`` on whose checksums match; the first has offset ``expected``."""
     frames: list[Frame] = []
     size = len(data)
     while True:
@@ -152,7 +152,10 @@ def walk(data: memoryview, at: int, expected: int) -> Walk:
 
 
 def find_frame(data: memoryview, at: int, above: int) -> Frame | None:
-    """The first whole frame from ``at`` on whose log offset is above ``above``: after damage."""
+    """Return the first whole frame from ``at`` on with a log offset above ``above``, or None.
+
+    Used to continue after damage.
+    """
     content = bytes(data[at:])
     found = content.find(FRAME_SIGNATURE)
     while found >= 0:
@@ -171,7 +174,7 @@ def find_frame(data: memoryview, at: int, above: int) -> Frame | None:
 
 
 def unpack_message(payload: memoryview) -> Message:
-    """payload -> Message whose body is a view of it. Raises DataLoss when lengths don't add up."""
+    """Return the Message of a payload; its body is a view. Raises DataLoss for wrong lengths."""
     count, body_at = _COUNTS.unpack_from(payload)
     if count > MAX_HEADERS or body_at > len(payload):
         raise DataLoss("a frame's header list is longer than the frame")

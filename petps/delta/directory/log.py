@@ -22,17 +22,17 @@ from petps.errors import InvalidArgument
 
 __all__ = ["DirectoryLog", "DirectorySubscription"]
 
-SEGMENT_BYTES: Final = 64 << 20  # some seconds of a busy trainer; the grain of retention
+SEGMENT_BYTES: Final = 64 << 20  # some seconds of a busy trainer; the unit of retention
 MIN_SEGMENT_BYTES: Final = 4096
-# An idle subscription looks again after this, doubling up to the second: a few system calls a
-# partition, at the freshness that a busy trainer has anyway.
+# An idle subscription polls the files at these intervals, from the first, doubling up to the last.
+# A poll costs a few system calls per partition; a busy trainer has no better freshness anyway.
 FIRST_WAIT_SECONDS: Final = 0.0005
 LAST_WAIT_SECONDS: Final = 0.005
-LAST_MESSAGE_TRIES: Final = 64  # damaged messages at the end that last_messages looks past
+LAST_MESSAGE_TRIES: Final = 64  # offsets that last_messages tries, if the last ones are damaged
 
 
 class DirectorySubscription:
-    """Tails some partitions, fairly: each may fill its share of a poll."""
+    """Fair reader of some partitions: in each poll, each partition may fill its share."""
 
     def __init__(self, root: Path, positions: Mapping[int, int]) -> None:
         self._readers = {
@@ -77,19 +77,19 @@ class DirectorySubscription:
         self._paused.discard(partition)
 
     def observe(self, positions: Mapping[int, int]) -> None:
-        """See Subscription: a directory log has no tools that ask."""
+        """Do nothing: a directory log has no tools that show positions. See Subscription."""
 
     def close(self) -> None:
-        """Closes the files."""
+        """Close the files."""
         for reader in self._readers.values():
             reader.close()
 
 
 class DirectoryLog:
-    """A delta log in a folder. Opening one for reading takes no lock; publishing locks a partition.
+    """A delta log in a folder. Opening it for reading takes no lock; publishing locks a partition.
 
-    ``partitions``: makes the log if it is not there; None opens an existing one.
-    ``retention_bytes``: a partition's oldest segments beyond it are removed; None keeps all.
+    ``partitions``: Create the log with this number if it is missing; None opens an existing log.
+    ``retention_bytes``: Remove a partition's oldest segments beyond this size; None keeps all.
     """
 
     def __init__(
@@ -132,12 +132,12 @@ class DirectoryLog:
 
     @property
     def path(self) -> Path:
-        """The log's folder."""
+        """Return the log's folder."""
         return self._root
 
     @property
     def uuid(self) -> str:
-        """Tells two logs at one path apart."""
+        """Return the id that distinguishes two logs at the same path."""
         return self._file.uuid
 
     @property
@@ -146,12 +146,12 @@ class DirectoryLog:
         return self._file.partitions
 
     def publish(self, partition: int, message: Message) -> None:
-        """See DeltaLog. Raises LogLocked when another process writes the partition."""
+        """See DeltaLog. Raises LogLocked if another process writes the partition."""
         with self._mutex:
             self._writer(partition).append(message)
 
     def flush(self) -> None:
-        """See DeltaLog: one fdatasync for each partition written since the last."""
+        """See DeltaLog. Calls fdatasync once for each partition written since the last flush."""
         with self._mutex:
             for writer in self._writers.values():
                 writer.flush()
@@ -218,7 +218,7 @@ class DirectoryLog:
         return None
 
     def trim(self, partition: int, before: int) -> None:
-        """Removes whole segments whose offsets are all below ``before`` (retention by hand)."""
+        """Remove the segments whose offsets are all below ``before``, but not the newest one."""
         with self._mutex:
             self._writer(partition).trim(before)
 
@@ -228,7 +228,7 @@ class DirectoryLog:
             writers, self._writers = self._writers, {}
             try:
                 for writer in writers.values():
-                    if not writer.broken:  # its error has reached the caller already
+                    if not writer.broken:  # otherwise the caller already has its error
                         writer.flush()
             finally:
                 for writer in writers.values():

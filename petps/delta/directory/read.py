@@ -1,4 +1,4 @@
-"""Reading one partition of a directory log while others write it."""
+"""Reader of one partition of a directory log while other processes write it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from petps.errors import DataLoss
 
 __all__ = ["EndTracker", "PartitionReader", "find_end"]
 
-# One read takes at least this much, so that any frame fits.
+# Each read requests at least this much, so that any frame fits.
 READ_BYTES: Final = MAX_PAYLOAD_BYTES + 4096
 IDLE_READS_PER_LISTING: Final = 64  # a third of a second of an idle subscription
 
 
 class PartitionReader:
-    """Tails one partition. A torn tail is not there yet: it is read again until it is whole.
+    """Reader that tails one partition. It reads a torn tail again until the frame is whole.
 
-    Damage is only what whole frames or a later segment follow; then the missing offsets are named.
+    Bytes count as damage only if whole frames or a later segment follow them. A Damage event then
+    names the missing offsets.
     """
 
     def __init__(self, folder: Path, partition: int, offset: int) -> None:
@@ -40,29 +41,29 @@ class PartitionReader:
         self._next = offset
         self._descriptor = -1
         self._first = -1  # first offset of the open segment
-        self._at = 0  # byte position in it
+        self._at = 0  # byte position in the open segment
         self._lost = False
-        self._idle = 0  # reads in a row that found nothing
+        self._idle = 0  # consecutive reads that found nothing
 
     @property
     def position(self) -> int:
-        """Offset of the next event."""
+        """Return the offset of the next event."""
         return self._next
 
     def seek(self, offset: int) -> None:
-        """Reads on from ``offset``."""
+        """Continue reading at ``offset``."""
         self.close()
         self._next = offset
         self._lost = False
 
     def close(self) -> None:
-        """Closes the open segment."""
+        """Close the open segment."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
 
     def read(self, max_bytes: int) -> list[Event]:
-        """Events that are there now, about ``max_bytes`` of them; empty if there is nothing new."""
+        """Return available events of about ``max_bytes``; empty if there is nothing new."""
         if self._lost:
             return []
         if self._descriptor < 0:
@@ -80,10 +81,10 @@ class PartitionReader:
         path = segment_path(self._folder, first)
         try:
             descriptor = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:  # retention was quicker
+        except FileNotFoundError:  # retention removed it first
             return False
         header = os.pread(descriptor, SEGMENT_HEADER_BYTES, 0)
-        if len(header) < SEGMENT_HEADER_BYTES:  # being created
+        if len(header) < SEGMENT_HEADER_BYTES:  # the writer is creating it
             os.close(descriptor)
             return False
         try:
@@ -96,7 +97,10 @@ class PartitionReader:
         return True
 
     def _find_position(self) -> Event | None:
-        """Opens the segment that holds the next offset and goes there. Lost when none can."""
+        """Open the segment that holds the next offset and go to it.
+
+        Return None, or the event that tells why that offset cannot be read (Lost or Damage).
+        """
         segments = list_segments(self._folder)
         if not segments:
             return Lost(self._partition, self._next, 0, 0) if self._next else None
@@ -131,7 +135,7 @@ class PartitionReader:
             if last:
                 self.close()
                 return self._lost_event(list_segments(self._folder)[0])
-            expected = offset  # the damage reaches past it: reported by the next read
+            expected = offset  # the damage reaches past the offset: the next read reports it
         if expected > offset:
             event = Damage(self._partition, offset, expected, "frames before it are damaged")
             self._next = expected
@@ -139,7 +143,7 @@ class PartitionReader:
         return None
 
     def _resync(self, above: int) -> int | None:
-        """Goes to the next whole frame after damage; its offset, or None when there is none."""
+        """Go to the next whole frame after damage. Return its offset, or None if there is none."""
         size = os.fstat(self._descriptor).st_size
         data = memoryview(os.pread(self._descriptor, max(0, size - self._at), self._at))
         frame = find_frame(data, 0, above)
@@ -173,7 +177,7 @@ class PartitionReader:
         return events
 
     def _damage(self) -> list[Event]:
-        """Something other than the next frame stands here: damage if whole frames follow."""
+        """Report damage at the current position if whole frames follow; otherwise wait for more."""
         start = self._next
         following = self._resync(start)
         if following is None:
@@ -182,7 +186,7 @@ class PartitionReader:
         return [Damage(self._partition, start, following, "frames do not fit their checksums")]
 
     def _read_following(self, max_bytes: int) -> list[Event]:
-        """Goes on in the segment that begins with the next offset; Damage when it begins later."""
+        """Continue in the segment that begins with the next offset; Damage if it begins later."""
         if self._next > self._first and self._open(self._next):
             return self._read_segment(max_bytes)
         # Only damage and retention leave a later segment without the next one: listing may wait.
@@ -191,8 +195,8 @@ class PartitionReader:
         segments = list_segments(self._folder)
         if not segments or segments[-1] <= self._next:
             return []
-        # A later segment begins after offsets that this one should hold: either they were written
-        # since the last read, or they never will be.
+        # A later segment begins after offsets that this one should hold. Either they were written
+        # since the last read, or they will never be.
         events = self._read_segment(max_bytes)
         if events:
             return events
@@ -206,7 +210,7 @@ class PartitionReader:
 
 
 class EndTracker:
-    """The end offset of a partition, by frame headers alone; each call reads only what is new."""
+    """The end offset of a partition, from frame headers alone. Each call reads only new frames."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -215,7 +219,7 @@ class EndTracker:
         self._end = 0
 
     def end(self) -> int:
-        """Offset that the next message will take."""
+        """Return the offset that the next message will take."""
         segments = list_segments(self._folder)
         if not segments:
             return 0
@@ -253,7 +257,7 @@ class EndTracker:
 
 
 def find_end(descriptor: int, first_offset: int) -> tuple[int, int]:
-    """(byte position, log offset) after a segment's last whole frame, damage before it or not."""
+    """Return (byte position, log offset) after a segment's last whole frame, even past damage."""
     data = memoryview(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
     at, expected = min(SEGMENT_HEADER_BYTES, len(data)), first_offset
     while True:

@@ -1,4 +1,4 @@
-"""Names of the directory log: log.json, one folder a partition, one file a segment."""
+"""Names in a directory log: log.json, one folder for each partition, one file for each segment."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _SEGMENT_NAME: Final = re.compile(r"(\d{20})\.log")
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """What log.json says: P, and an id that tells two logs at one path apart."""
+    """Content of log.json: P, and an id that distinguishes two logs at the same path."""
 
     partitions: int
     uuid: str
 
 
 def partition_folder(root: Path, partition: int) -> Path:
-    """Where the segments of a partition are."""
+    """Return the folder that holds a partition's segments."""
     return root / f"p{partition:04d}"
 
 
 def segment_path(folder: Path, first_offset: int) -> Path:
-    """The segment file that begins with this offset."""
+    """Return the path of the segment that begins with this offset."""
     return folder / f"{first_offset:020d}.log"
 
 
 def list_segments(folder: Path) -> list[int]:
-    """First offsets of a partition's segments, ascending."""
+    """Return the first offsets of a partition's segments, ascending."""
     try:
         names = [entry.name for entry in folder.iterdir()]
     except FileNotFoundError:
@@ -50,7 +50,7 @@ def list_segments(folder: Path) -> list[int]:
 
 
 def write_log_file(root: Path, partitions: int) -> None:
-    """Makes an empty log; if another process makes it first, that one stands."""
+    """Create an empty log. If another process creates it first, keep that one."""
     if not 1 <= partitions <= MAX_PARTITIONS:
         raise InvalidArgument(f"{partitions} partitions are outside 1..{MAX_PARTITIONS}")
     root.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def write_log_file(root: Path, partitions: int) -> None:
 
 
 def read_log_file(root: Path) -> LogFile:
-    """Reads log.json. Raises NotFound, DataLoss or Unimplemented that names the folder."""
+    """Read log.json. Raises NotFound, DataLoss or Unimplemented, each naming the folder."""
     path = root / LOG_FILE
     try:
         text = path.read_text()

@@ -1,4 +1,4 @@
-"""Writing one partition of a directory log: lock, recovery of a torn tail, append, fsync, roll."""
+"""Writer of one partition of a directory log: lock, torn-tail recovery, append, fsync, roll."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _log = logging.getLogger("petps.delta")
 
 
 class PartitionWriter:
-    """The one writer of a partition: the lock is held until close() or the process ends."""
+    """The only writer of a partition. It holds the lock until close() or until the process ends."""
 
     def __init__(
         self, folder: Path, partition: int, *, segment_bytes: int, retention_bytes: int | None
@@ -66,7 +66,7 @@ class PartitionWriter:
         return descriptor
 
     def _recover(self) -> None:
-        """Goes to the end of the newest segment and cuts off what a crash left half written."""
+        """Go to the end of the newest segment, and cut what a crash left half written."""
         segments = list_segments(self._folder)
         if not segments:
             self._start_segment(0)
@@ -91,12 +91,12 @@ class PartitionWriter:
                 self._next - 1,
             )
             os.ftruncate(descriptor, self._at)
-        # What the last writer did not flush may be in the page cache only.
+        # What the last writer did not flush may only be in the page cache.
         os.fsync(descriptor)
         os.lseek(descriptor, self._at, os.SEEK_SET)
 
     def _start_segment(self, first: int) -> None:
-        """Makes the segment that begins here, or makes it again after a crash in the middle."""
+        """Create the segment that begins at ``first``, again if a crash interrupted that."""
         path = segment_path(self._folder, first)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
@@ -113,11 +113,11 @@ class PartitionWriter:
 
     @property
     def broken(self) -> str:
-        """Why nothing more can be written; empty while it can."""
+        """Return why nothing more can be written; empty while writing works."""
         return self._broken
 
     def append(self, message: Message) -> None:
-        """Appends one message; durable after flush(). A failed write leaves nothing of it."""
+        """Append one message; it is durable after flush(). A failed write leaves nothing behind."""
         self._check()
         if self._at >= self._segment_bytes:
             self._roll()
@@ -138,7 +138,7 @@ class PartitionWriter:
 
     def _write_all(self, pieces: list[bytes | memoryview], total: int) -> None:
         written = os.writev(self._descriptor, pieces)
-        if written < total:  # a full disk or a signal: the rest in one piece
+        if written < total:  # a full disk or a signal: write the rest as one piece
             rest = memoryview(b"".join(pieces))[written:]
             while len(rest):
                 rest = rest[os.write(self._descriptor, rest) :]
@@ -151,14 +151,14 @@ class PartitionWriter:
             self._broken = f"a failed append could not be undone ({error})"
 
     def flush(self) -> None:
-        """Returns when everything appended is on the medium."""
+        """Return when everything appended is on the medium."""
         self._check()
         if not self._dirty:
             return
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
-            # The kernel may have dropped the pages: trying again would claim what is not so.
+            # The kernel may have dropped the pages. A second fdatasync would succeed without them.
             self._broken = f"fdatasync failed ({error})"
             raise _as_petps(error, self._folder) from error
         self._dirty = False
@@ -188,7 +188,7 @@ class PartitionWriter:
             kept -= size
 
     def trim(self, before: int) -> None:
-        """Removes the segments that only hold offsets below ``before``; never the newest."""
+        """Remove the segments that only hold offsets below ``before``; never the newest."""
         segments = list_segments(self._folder)
         for first, following in itertools.pairwise(segments):
             if following <= before:
@@ -196,7 +196,7 @@ class PartitionWriter:
         sync_folder(self._folder)
 
     def close(self) -> None:
-        """Gives back the file and the lock; does not flush."""
+        """Release the file and the lock; does not flush."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

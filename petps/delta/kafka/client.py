@@ -1,4 +1,4 @@
-"""One connection's worth of asking: the topic, its partitions, its bounds; and making it."""
+"""Requests about one topic: its partitions, their bounds, and its creation."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ from petps.errors import AlreadyExists, PetpsError, Unavailable
 
 __all__ = ["KafkaAdmin", "Trouble", "kafka_logger"]
 
-ASK_SECONDS = 5.0  # an answer may take this long before the brokers count as away
+ASK_SECONDS = 5.0  # without an answer for longer, the brokers count as unreachable
 POLL_SECONDS: Final = 0.05
 
 kafka_logger = logging.getLogger("petps.delta.kafka")
-# Options that one kind of client does not know, and every try to connect: the errors that we raise
-# say why, once.
+# Suppress warnings about options that one kind of client does not know, and messages about failed
+# connections: the errors that petps raises give the reason, once.
 kafka_logger.addFilter(lambda record: not record.getMessage().startswith(("CONFWARN", "FAIL")))
 
 
 class Trouble:
-    """The last error that a client reported aside from any call: librdkafka's error_cb."""
+    """The last error that a client reported outside any call: librdkafka's error_cb."""
 
     def __init__(self) -> None:
         self.last: KafkaError | None = None
 
     def __call__(self, error: KafkaError) -> None:
-        """Called by librdkafka, within a poll of the client."""
+        """Store the error. librdkafka calls this within a poll of the client."""
         # "All brokers down" follows the reason and says less than it.
         if self.last is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
             self.last = error
 
     def raise_denied(self, what: str) -> None:
-        """Raises what waiting does not mend."""
+        """Raise the last error if a retry does not fix it."""
         if self.last is not None and self.last.code() in DENIED:
             error, self.last = self.last, None
             raise as_petps(error, what)
 
 
 def made(kind: Any, settings: Mapping[str, Any], trouble: Trouble) -> Any:
-    """A client of librdkafka; InvalidArgument that names the option it does not take."""
+    """Return a client of librdkafka. Raises InvalidArgument that names a refused option."""
     try:
         return kind({**settings, "error_cb": trouble}, logger=kafka_logger)
     except KafkaException as error:
@@ -62,11 +62,11 @@ def made(kind: Any, settings: Mapping[str, Any], trouble: Trouble) -> Any:
 
 
 class _Moving(Unavailable):
-    """A partition has no leader that all agree on: ask again."""
+    """Error of a partition whose leader the brokers do not agree on yet; the caller retries."""
 
 
 class KafkaAdmin:
-    """Asks the brokers about one topic. Every question has a time limit."""
+    """Requests to the brokers about one topic. Every request has a time limit."""
 
     def __init__(self, address: KafkaAddress, options: KafkaOptions, name: str) -> None:
         self._address = address
@@ -80,13 +80,13 @@ class KafkaAdmin:
         return client
 
     def partitions(self) -> int:
-        """P of the topic. Raises NotFound, PermissionDenied, Unavailable."""
+        """Return P of the topic. Raises NotFound, PermissionDenied, Unavailable."""
         topic = self._address.topic
         asked = self._client.describe_topics(TopicCollection([topic]), request_timeout=ASK_SECONDS)
         return len(self._answer(asked[topic]).partitions)
 
     def create(self, partitions: int) -> None:
-        """Makes the topic. Raises AlreadyExists and what the brokers have against it."""
+        """Create the topic. Raises AlreadyExists, or the error for which the brokers refuse it."""
         settings = dict(self._options.topic)
         replication = int(settings.pop("replication.factor"))
         topic = NewTopic(
@@ -100,7 +100,7 @@ class KafkaAdmin:
         )
 
     def offsets(self, partitions: Sequence[int], *, start: bool) -> dict[int, int]:
-        """The oldest offset kept, or the one that the next message takes, by partition."""
+        """Return by partition the oldest retained offset, or the offset of the next message."""
         if not partitions:
             return {}
         specs: Any = OffsetSpec
@@ -108,7 +108,7 @@ class KafkaAdmin:
         wanted = {TopicPartition(self._address.topic, p): spec for p in partitions}
         deadline = time.monotonic() + ASK_SECONDS
         while True:
-            client = self._client  # kept until it has answered
+            client = self._client  # keep the client alive until it has answered
             asked = client.list_offsets(
                 wanted,
                 isolation_level=IsolationLevel.READ_COMMITTED,
@@ -116,10 +116,10 @@ class KafkaAdmin:
             )
             try:
                 return {at.partition: self._answer(future).offset for at, future in asked.items()}
-            except _Moving as moving:  # a leader was chosen just now
+            except _Moving as moving:  # the partition has just chosen a leader
                 if time.monotonic() > deadline:
                     raise self._away(str(moving)) from None
-                # It would go on asking with the leader's epoch that it remembers.
+                # Reconnect: the old client would retry with the leader epoch that it remembers.
                 self._client = self._connect()
             time.sleep(POLL_SECONDS)
 

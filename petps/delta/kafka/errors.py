@@ -1,4 +1,4 @@
-"""What Kafka's errors mean to a user of petps."""
+"""Mapping of Kafka's errors to errors of petps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from petps.errors import (
 
 __all__ = ["AWAY", "DENIED", "GONE", "MOVING", "as_petps"]
 
-# Errors that waiting does not mend: reported at once.
+# Errors that a retry does not fix: they are raised at once.
 DENIED: Final = frozenset(
     {
         KafkaError._AUTHENTICATION,
@@ -52,7 +52,7 @@ GONE: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_ID,
     }
 )
-# A partition changes its leader, or was made just now: over in a moment.
+# The partition changes its leader or was just created: over in a moment.
 MOVING: Final = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -74,7 +74,7 @@ _PASSWORD: Final = "check sasl.username, sasl.password and sasl.mechanism"
 
 
 def as_petps(error: KafkaError, what: str) -> PetpsError:
-    """The error of petps for one of Kafka; ``what`` names the log and what was tried."""
+    """Return the petps error for one of Kafka; ``what`` names the log and the operation."""
     code, text = error.code(), f"{what}: {error.str()}"
     if code in DENIED:
         return PermissionDenied(f"{text}; {_REMEDY.get(code, _PASSWORD)}")

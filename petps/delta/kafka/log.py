@@ -27,19 +27,28 @@ from petps.errors import (
 __all__ = ["KafkaLog"]
 
 POLL_SECONDS: Final = 0.1  # how soon an error of the brokers is noticed while waiting
-MADE_SECONDS: Final = 30.0  # until a topic that was just made is known to all brokers
-READ_SECONDS: Final = 10.0  # for the last message of a partition
-RETRY_SECONDS: Final = 2.0  # after brokers were away, questions fail at once for so long
+MADE_SECONDS: Final = 30.0  # until all brokers know a topic that was just created
+READ_SECONDS: Final = 10.0  # for the last message of each partition
+RETRY_SECONDS: Final = 2.0  # once brokers were unreachable, requests fail at once for this time
 
 
 class KafkaLog:
     """A delta log in a Kafka topic, kafka://host:port[,host:port]/topic.
 
-    ``partitions``: P, if it is known; with ``create`` the topic is made with so many if it is not
-    there. ``options``: librdkafka's settings by name, and topic.<setting> for a topic to be made
-    (FORMAT.md). Nothing is asked of the brokers before the first use, so a log can be opened while
-    they are away. Errors: InvalidArgument (address, an option, another number of partitions),
-    NotFound (no topic), PermissionDenied (password, certificate, rights), Unavailable.
+    The brokers are not contacted before the first use, so a log can be opened while they are away.
+
+    Args:
+        location: The address of the topic.
+        partitions: P, if the caller knows it.
+        create: Create a missing topic with ``partitions`` partitions.
+        options: librdkafka's settings by name, and topic.<setting> for a topic to be created
+            (FORMAT.md).
+
+    Raises, now or at the first use:
+        InvalidArgument: a wrong address or option, or another number of partitions.
+        NotFound: there is no such topic.
+        PermissionDenied: a wrong password or certificate, or missing rights.
+        Unavailable: the brokers do not answer.
     """
 
     def __init__(
@@ -57,11 +66,11 @@ class KafkaLog:
         self._given = partitions
         self._create = create
         self._admin = KafkaAdmin(self._address, self._options, self.name)
-        self._partitions = 0  # 0: not asked yet
+        self._partitions = 0  # 0: not requested yet
         self._trouble = Trouble()
         self._producer: Producer | None = None
         self._failed: KafkaError | None = None
-        self._told = False  # the caller knows of it
+        self._told = False  # whether a call has raised it
         self._closed = False
         self._away: Unavailable | None = None
         self._away_until = 0.0
@@ -81,11 +90,11 @@ class KafkaLog:
 
     @property
     def partitions(self) -> int:
-        """See DeltaLog: as given, else as the topic has."""
+        """See DeltaLog. Returns the number given, otherwise the topic's."""
         return self._given if self._given is not None else self._connect()
 
     def _connect(self) -> int:
-        """P of the topic, which is made if it may be. Asked once."""
+        """Return P of the topic, and create the topic if allowed. Later calls send no request."""
         with self._connecting:
             if self._partitions == 0:
                 try:
@@ -103,13 +112,13 @@ class KafkaLog:
             return self._partitions
 
     def _make(self, partitions: int) -> int:
-        with contextlib.suppress(AlreadyExists):  # another publisher was quicker
+        with contextlib.suppress(AlreadyExists):  # another publisher created it first
             self._admin.create(partitions)
         deadline = time.monotonic() + MADE_SECONDS
         while True:
             try:
                 found = self._admin.partitions()
-                self._admin.offsets(range(found), start=True)  # every partition has a leader
+                self._admin.offsets(range(found), start=True)  # works once all have leaders
                 return found
             except NotFound:
                 if time.monotonic() > deadline:
@@ -117,7 +126,7 @@ class KafkaLog:
             time.sleep(POLL_SECONDS)
 
     def publish(self, partition: int, message: Message) -> None:
-        """See DeltaLog. Waits while the queue of what is not acknowledged yet is full."""
+        """See DeltaLog. Waits while the queue of unacknowledged messages is full."""
         self._check_partition(partition)
         with self._mutex:
             self._check()
@@ -149,12 +158,12 @@ class KafkaLog:
     def _delivered(self, error: KafkaError | None, message: object) -> None:
         if error is not None and self._failed is None:
             self._failed = error
-            # What follows a message that is missing must not be read without it.
+            # Readers must not see what follows a missing message.
             assert self._producer is not None
             self._producer.purge(blocking=False)
 
     def flush(self) -> None:
-        """See DeltaLog: every message is acknowledged by all in-sync replicas."""
+        """See DeltaLog. Returns once all in-sync replicas have acknowledged every message."""
         with self._mutex:
             self._flush()
 
@@ -205,8 +214,8 @@ class KafkaLog:
         return self._offsets(partitions, start=False)
 
     def _offsets(self, partitions: Sequence[int], *, start: bool) -> dict[int, int]:
-        # Status asks every second: while the brokers are away it must not wait each time.
-        away = self._away  # another thread may overcome it now
+        # Status calls this every second: it must not block each time while the brokers are away.
+        away = self._away  # read once: another thread may clear it now
         if away is not None and time.monotonic() < self._away_until:
             raise away
         try:
@@ -220,7 +229,7 @@ class KafkaLog:
         return found
 
     def last_messages(self, partitions: Sequence[int]) -> dict[int, Message]:
-        """See DeltaLog: read from all partitions at once."""
+        """See DeltaLog. Reads all partitions at once."""
         for partition in partitions:
             self._check_partition(partition)
         starts = self._admin.offsets(partitions, start=True)
@@ -228,7 +237,7 @@ class KafkaLog:
         found: dict[int, Message] = {}
         missing = [p for p in partitions if ends[p] > starts[p]]
         step = 1
-        # The last offsets may be a transaction's markers: look further back each time.
+        # The last offsets may hold a transaction's markers: look further back in each round.
         while missing:
             began = {p: max(starts[p], ends[p] - step) for p in missing}
             found.update(self._last_from(began, ends))
@@ -237,7 +246,7 @@ class KafkaLog:
         return {partition: found[partition] for partition in partitions if partition in found}
 
     def _last_from(self, began: dict[int, int], ends: dict[int, int]) -> dict[int, Message]:
-        """The last message of each partition that stands at ``began`` or later."""
+        """Return the last message of each partition whose offset is ``began`` or later."""
         settings = self._options.consumer(self._address)
         settings |= {"enable.partition.eof": True, "fetch.wait.max.ms": 10}
         trouble = Trouble()
@@ -260,12 +269,12 @@ class KafkaLog:
                 partition, error = message.partition(), message.error()
                 assert partition is not None
                 if error is None:
-                    with contextlib.suppress(UnicodeDecodeError):  # damaged: none of ours
+                    with contextlib.suppress(UnicodeDecodeError):  # damaged: not written by petps
                         found[partition] = message_of(message)
                     if (message.offset() or 0) >= ends[partition] - 1:
                         unread.discard(partition)
                 elif error.code() in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET):
-                    unread.discard(partition)  # read to its end, or retention was quicker
+                    unread.discard(partition)  # read to its end, or retention removed the offset
                 elif not error.retriable():
                     raise as_petps(error, self.name)
         finally:

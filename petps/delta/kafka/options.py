@@ -1,4 +1,4 @@
-"""What a user may set: the address kafka://host:port[,host:port]/topic, and options by name."""
+"""A user's settings: the address kafka://host:port[,host:port]/topic, and options by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_TOPIC_BYTES: Final = 249  # Kafka's own limit
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._\-]+")
 _BROKER: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._\-]+)(:\d{1,5})?")
 
-# Ours, because the log's promises stand on them.
+# Options that petps sets, because the log's promises depend on them.
 OWNED: Final = {
     "bootstrap.servers": "name the brokers in the address",
     "metadata.broker.list": "name the brokers in the address",
@@ -35,7 +35,7 @@ OWNED: Final = {
     "compression.codec": "write compression.type",
     "message.max.bytes": "write topic.max.message.bytes",
 }
-# Options that only one kind of client knows; librdkafka warns about them elsewhere.
+# Options that only one kind of client knows; librdkafka warns if another kind gets them.
 PRODUCER: Final = (
     "compression.", "linger.ms", "queue.buffering.", "batch.", "message.timeout.ms",
     "delivery.timeout.ms", "request.timeout.ms", "retries", "message.send.max.retries",
@@ -49,18 +49,18 @@ TOPIC: Final = "topic."
 PASSWORD_FILE: Final = "sasl.password.file"
 GROUP: Final = "group.id"
 
-# librdkafka refuses a larger message before the broker is asked; brokers take this by default.
+# librdkafka refuses a larger message without asking the broker; brokers accept this by default.
 MESSAGE_BYTES_MAX: Final = 1_048_588
 PRODUCER_DEFAULTS: Final[dict[str, Any]] = {
     "enable.idempotence": True,
     "acks": "all",
-    # Nothing is delivered behind a message that was not.
+    # Nothing is delivered after a message that failed.
     "enable.gapless.guarantee": True,
     # Measured in FORMAT.md on rows of float32.
     "compression.type": "lz4",
-    # Messages are up to 1 MB already: waiting longer for more of them brings nothing.
+    # Messages have up to 1 MB already: a longer wait to batch them gains nothing.
     "linger.ms": 2,
-    # Back-pressure: publish() waits while this much is not acknowledged yet.
+    # Backpressure: publish() waits while this much is not acknowledged.
     "queue.buffering.max.kbytes": 64 << 10,
     "message.timeout.ms": 120_000,
 }
@@ -69,35 +69,35 @@ CONSUMER_DEFAULTS: Final[dict[str, Any]] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "allow.auto.create.topics": False,
-    # A message carries a checksum of its own over all of it, which is held before it is applied.
-    # librdkafka 2.16 cannot read on behind a batch whose CRC does not fit: it takes what follows
-    # for batches, and mostly ends the process over one.
+    # A message has its own checksum over all its bytes, which is checked before it is applied.
+    # librdkafka 2.16 cannot continue after a batch with a wrong CRC: it takes the bytes that follow
+    # for batches, which usually crashes the process.
     "check.crcs": False,
-    # Read ahead of ingest, at most: what a few polls take.
+    # Upper limit of what librdkafka reads ahead of ingest: a few polls' worth.
     "queued.max.messages.kbytes": 32 << 10,
-    # How long a full queue is left alone; the default of a second would leave it empty.
+    # Pause of fetching once the queue is full; the default of a second would let it run empty.
     "fetch.queue.backoff.ms": 5,
-    # A seek waits for the question that is under way; brokers answer at once when there is news.
+    # A seek waits for the fetch in flight. Brokers answer at once when they have new messages.
     "fetch.wait.max.ms": 100,
-    # A partition is assigned for good: ingest may be busy with a base for hours.
+    # Partitions are assigned permanently: ingest may be busy with a base for hours.
     "max.poll.interval.ms": 86_400_000,
 }
 TOPIC_DEFAULTS: Final[dict[str, str]] = {
     "replication.factor": "-1",  # the brokers' default
-    # A week: how long a server may be away before it needs a base.
+    # A week: a server that is away for longer needs a base.
     "retention.ms": str(7 * 24 * 3600 * 1000),
     "cleanup.policy": "delete",
-    # The producer's choice is kept; recompressing would cost the broker a pass over every message.
+    # Keep the producer's choice; recompressing would cost the broker a pass over every message.
     "compression.type": "producer",
     "max.message.bytes": str(MESSAGE_BYTES_MAX),
-    # A record's own time stands in its headers.
+    # The message's own headers carry the record's time.
     "message.timestamp.type": "LogAppendTime",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaAddress:
-    """Where a log is: brokers as host:port, and the topic."""
+    """Address of a log: its brokers as host:port, and its topic."""
 
     brokers: str
     topic: str
@@ -107,7 +107,7 @@ class KafkaAddress:
 
 
 def parse_address(location: str) -> KafkaAddress:
-    """kafka://host:port[,host:port]/topic -> its parts. Raises InvalidArgument."""
+    """Split kafka://host:port[,host:port]/topic into its parts. Raises InvalidArgument."""
     brokers, _, topic = location.removeprefix(SCHEME).partition("/")
     if not location.startswith(SCHEME) or not topic or not brokers:
         raise InvalidArgument(
@@ -128,7 +128,7 @@ def parse_address(location: str) -> KafkaAddress:
 
 
 class KafkaOptions:
-    """Options by librdkafka's names, checked; names of ours: topic.<name>, sasl.password.file."""
+    """Checked options by librdkafka's names, and petps's own: topic.<name>, sasl.password.file."""
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         given = {name: _text(value) for name, value in (options or {}).items()}
@@ -150,7 +150,7 @@ class KafkaOptions:
         _number("topic.max.message.bytes", self.topic["max.message.bytes"])
 
     def common(self, address: KafkaAddress) -> dict[str, Any]:
-        """Settings of every client."""
+        """Return the settings of every client."""
         ours = {
             name: value
             for name, value in self._common.items()
@@ -159,7 +159,7 @@ class KafkaOptions:
         return {"client.id": "petps", **ours, "bootstrap.servers": address.brokers}
 
     def producer(self, address: KafkaAddress) -> dict[str, Any]:
-        """Settings of the producer."""
+        """Return the settings of the producer."""
         chosen = {n: v for n, v in self._common.items() if n.startswith(PRODUCER)}
         limit = max(MESSAGE_BYTES_MAX, int(self.topic["max.message.bytes"]))
         return {
@@ -170,9 +170,9 @@ class KafkaOptions:
         }
 
     def consumer(self, address: KafkaAddress) -> dict[str, Any]:
-        """Settings of a consumer."""
+        """Return the settings of a consumer."""
         chosen = {n: v for n, v in self._common.items() if n.startswith(CONSUMER)}
-        # A group is asked for by librdkafka; without one of the user's, nothing is committed to it.
+        # librdkafka requires a group. Nothing is committed to this one if the user gives none.
         group = self.group or "petps-unused"
         return {**CONSUMER_DEFAULTS, **chosen, **self.common(address), GROUP: group}
 

@@ -1,4 +1,4 @@
-"""Reading assigned partitions: librdkafka's one queue, dealt out fairly and bounded in bytes."""
+"""Reader of assigned partitions: takes from librdkafka's one queue, fairly and within a limit."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from petps.delta.log import Damage, Delivery, Event, Lost
 
 __all__ = ["KafkaSubscription", "message_of"]
 
-# Taken over from librdkafka at least, so that small polls see all partitions that have messages.
+# Take at least this much from librdkafka, so that small polls see all partitions with messages.
 BUFFER_BYTES_MIN: Final = 4 << 20
 FIRST_SIZE_GUESS: Final = 1 << 20
 COMMIT_SECONDS: Final = 1.0  # between two commits for observers
-STILL_SECONDS: float = 30.0  # without a message, though there are some: worth a word
+STILL_SECONDS: float = 30.0  # without a message although the log has some: log a warning
 _BEYOND: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})
 _LOST: Final = _BEYOND | {KafkaError._LOG_TRUNCATION}
-# What librdkafka says of a batch whose bytes are not as they were: a codec or a format that there
-# is not, and, of one whose length is wrong, that no fetch is large enough.
+# librdkafka's errors for a batch with altered bytes: an unknown codec or format. For a wrong length
+# it reports that no fetch is large enough.
 _DAMAGED: Final = frozenset(
     {
         KafkaError._BAD_MSG,
@@ -38,7 +38,7 @@ _DAMAGED: Final = frozenset(
 
 
 class KafkaSubscription:
-    """See Subscription. ``bounds`` gives (start, end) of a partition; ``name`` is the log's."""
+    """See Subscription. ``bounds`` returns (start, end) of a partition; ``name`` is the log's."""
 
     def __init__(
         self,
@@ -57,19 +57,19 @@ class KafkaSubscription:
         self._commit_at = 0.0
         self._trouble = Trouble()
         self._consumer: Consumer = made(Consumer, settings, self._trouble)
-        self._next = dict(positions)  # offset of the next event given out
-        self._tail = dict(positions)  # offset of the next event taken from librdkafka
+        self._next = dict(positions)  # offset of the next event to return
+        self._tail = dict(positions)  # offset of the next event to take from librdkafka
         self._buffers: dict[int, deque[Event]] = {partition: deque() for partition in positions}
         self._buffered = 0
         self._size_guess = FIRST_SIZE_GUESS
         self._paused: set[int] = set()
-        # What librdkafka reads: neither the paused, of which nothing is held either (it would take
-        # the room of the others), nor the lost.
+        # The partitions that librdkafka reads: neither the paused nor the lost ones. The buffers
+        # hold nothing of a paused partition either, since it would take the room of the others.
         self._assigned = set(positions)
         self._turn = 0
-        self._astray: dict[int, int] = {}  # by partition: the offset that was asked for once more
-        # By partition: its tail, and since when all that librdkafka had has been taken from it and
-        # the tail has been that.
+        self._astray: dict[int, int] = {}  # by partition: an offset that was assigned a second time
+        # By partition: its tail, and the time since when the tail has not moved although
+        # librdkafka's queue was empty at each poll.
         self._stood: dict[int, tuple[int, float]] = {}
         self._polled = time.monotonic()
         self._consumer.assign([self._at(p, offset) for p, offset in positions.items()])
@@ -78,7 +78,7 @@ class KafkaSubscription:
         return TopicPartition(self._topic, partition, offset)
 
     def poll(self, *, max_bytes: int, timeout: float) -> list[Event]:
-        """See Subscription. Raises what waiting does not mend: no rights, no such topic."""
+        """See Subscription. Raises errors that a retry does not fix: no rights, no such topic."""
         deadline = time.monotonic() + timeout
         while True:
             emptied = self._take_over(max_bytes)
@@ -94,7 +94,7 @@ class KafkaSubscription:
             self._trouble.raise_denied(self._name)
 
     def _take_over(self, max_bytes: int) -> bool:
-        """Whether librdkafka has no more."""
+        """Take messages from librdkafka up to a limit. Return whether it has no more."""
         limit = max(max_bytes, BUFFER_BYTES_MIN)
         while self._buffered < limit:
             wanted = 1 + (limit - self._buffered) // self._size_guess
@@ -102,7 +102,8 @@ class KafkaSubscription:
             if not messages:
                 return True
             before = self._buffered
-            moved: set[int | None] = set()  # read on elsewhere: the rest of them here came before
+            # Partitions that were reassigned: their other messages here precede that and are void.
+            moved: set[int | None] = set()
             for message in messages:
                 if message.partition() not in moved and self._add(message):
                     moved.add(message.partition())
@@ -110,7 +111,7 @@ class KafkaSubscription:
         return False
 
     def _add(self, message: Any) -> bool:
-        """Whether its partition is now read on from elsewhere."""
+        """Buffer a message. Return whether its partition was reassigned to another offset."""
         error = message.error()
         partition = message.partition()
         if error is not None:
@@ -139,16 +140,17 @@ class KafkaSubscription:
                 start, end = self._bounds(partition)
                 inside = code in _BEYOND and start <= offset <= end
                 if inside and self._astray.get(partition) != offset:
-                    # A damaged batch named another offset, or this was said of an earlier position.
+                    # The error named a damaged batch's false offset, or is about an earlier
+                    # position: assign the same offset once more.
                     self._astray[partition] = offset
                     self._assign(partition, offset)
                     return True
                 if not inside or offset == end:
                     self._buffers[partition].append(Lost(partition, offset, start, end))
                     return True
-            # How many messages the damaged batch held is not known: one is passed at a time.
-            # librdkafka tells of the same batch until it is passed, and of offsets made up from
-            # its bytes, which no broker has.
+            # The number of messages in the damaged batch is unknown: skip one offset at a time.
+            # librdkafka reports the same batch until all of it is skipped. It also reports offsets
+            # that it reads from the damaged bytes and that no broker has.
             self._buffers[partition].append(Damage(partition, offset, offset + 1, error.str()))
             self._tail[partition] = offset + 1
             self._assign(partition, offset + 1)
@@ -160,8 +162,10 @@ class KafkaSubscription:
         return False
 
     def _look(self, emptied: bool) -> None:
-        """Says which partitions stand still: librdkafka says nothing of records that it cannot read
-        in a batch that it can. Asks nobody: a fetch brings the log's end, whatever it brings else.
+        """Warn once about each partition that makes no progress although its log goes on.
+
+        librdkafka reports nothing about unreadable records within a readable batch. The check sends
+        no request: every fetch response carries the log's end, even if it carries no message.
         """
         now = time.monotonic()
         away, self._polled = now - self._polled, now
@@ -177,7 +181,7 @@ class KafkaSubscription:
                 _, end = self._consumer.get_watermark_offsets(self._at(partition, 0), cached=True)
                 self._stood[partition] = tail, now
                 if tail < end:
-                    self._stood[partition] = tail, math.inf  # said once
+                    self._stood[partition] = tail, math.inf  # warn once
                     kafka_logger.warning(
                         "%s, partition %d: nothing came from offset %d for %.0f s, and the log ends"
                         " at %d: brokers or network are slow, the rest are a transaction's markers,"
@@ -187,7 +191,7 @@ class KafkaSubscription:
                     )  # fmt: skip
 
     def _deal(self, max_bytes: int) -> list[Event]:
-        """Each partition may fill its share; another one begins each time."""
+        """Return buffered events: at most a share of each partition, in rotating order."""
         ready = [p for p, kept in self._buffers.items() if kept]
         if not ready:
             return []
@@ -207,7 +211,7 @@ class KafkaSubscription:
         return events
 
     def _assign(self, partition: int, offset: int) -> None:
-        """Reads on from ``offset``; what librdkafka has read of the partition is dropped by it."""
+        """Continue at ``offset``. This drops what librdkafka has read of the partition."""
         self._unassign(partition)
         self._consumer.incremental_assign([self._at(partition, offset)])
         self._assigned.add(partition)
@@ -219,7 +223,7 @@ class KafkaSubscription:
             self._assigned.discard(partition)
 
     def _drop(self, partition: int, offset: int) -> None:
-        """Nothing is held of the partition; its next event is the one at ``offset``."""
+        """Drop the partition's buffer, and make ``offset`` the offset of its next event."""
         kept = self._buffers[partition]
         self._buffered -= sum(_size(event) for event in kept)
         kept.clear()
@@ -248,7 +252,7 @@ class KafkaSubscription:
             self._assign(partition, self._next[partition])
 
     def observe(self, positions: Mapping[int, int]) -> None:
-        """See Subscription: committed to the group of option group.id, if there is one."""
+        """See Subscription. Commits the positions to the group of option group.id, if it is set."""
         now = time.monotonic()
         if self._commits and now >= self._commit_at:
             self._commit_at = now + COMMIT_SECONDS
@@ -261,7 +265,7 @@ class KafkaSubscription:
 
 
 def message_of(message: Any) -> Message:
-    """A message of Kafka as one of ours; absent values are empty."""
+    """Convert a message of Kafka to one of petps; absent values become empty."""
     headers = [(name, value or b"") for name, value in message.headers() or []]
     return Message(headers, message.value() or b"")
 

@@ -1,13 +1,14 @@
 """The gRPC door: ``petps.v1`` (petps/v1/petps.proto), health and reflection, on its own thread.
 
-Owns:        the event loop, which calls are in flight, names -> ids, rows in the form asked for,
-             the mapping of errors (codes.py), who watches versions (watch.py).
-Never does:  look rows up, judge keys or limits: every call becomes a frame for the native server's
-             own workers (``_native.Calls``), which answer it as one from the native port.
+Owns:        the event loop; the calls in flight; the mapping of names to ids; the conversion of
+             rows to the requested form; the mapping of errors (codes.py); the watchers of versions
+             (watch.py).
+Never does:  look up rows, or check keys and limits. Each call becomes a frame for the native
+             server's own workers (``_native.Calls``), which treat it like one from the native port.
 Called by:   lifecycle.
-Invariants:  everything but GrpcDoor's methods runs on the loop's thread; nothing there blocks; a
-             watcher holds one change an instance at most.
-Threads:     GrpcDoor's methods by one thread at a time.
+Invariants:  Everything except GrpcDoor's methods runs on the loop's thread. Nothing there blocks. A
+             watcher holds at most one change per instance.
+Threads:     one thread at a time may call GrpcDoor's methods.
 """
 
 from petps.server.grpc.door import GrpcDoor

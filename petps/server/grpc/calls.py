@@ -1,4 +1,4 @@
-"""The native server's workers as awaitable calls."""
+"""The native server's calls as awaitables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["AwaitableCalls"]
 
 
 class AwaitableCalls:
-    """Replies of ``_native.Calls`` brought to whoever waits for them. On the loop's thread."""
+    """Link from replies of ``_native.Calls`` to the coroutines that await them. Loop's thread."""
 
     def __init__(self, calls: _native.Calls) -> None:
         self.native = calls
@@ -19,7 +19,7 @@ class AwaitableCalls:
         self._loop.add_reader(calls.ready_descriptor, self._take)
 
     async def reply(self, ticket: int) -> _native.CallReply:
-        """The reply of a submitted call. Cancelled, it is dropped when it comes."""
+        """Return the reply of a submitted call. If this is cancelled, the reply is dropped."""
         future: asyncio.Future[_native.CallReply] = self._loop.create_future()
         self._waiting[ticket] = future
         try:
@@ -28,7 +28,7 @@ class AwaitableCalls:
             del self._waiting[ticket]
 
     def close(self) -> None:
-        """Takes no more replies."""
+        """Accept no more replies."""
         self._loop.remove_reader(self.native.ready_descriptor)
 
     def _take(self) -> None:

@@ -1,4 +1,4 @@
-"""Errors of petps as gRPC tells them."""
+"""Mapping of petps errors to gRPC status codes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from petps.errors import PetpsError
 
 __all__ = ["CODE_KEY", "GRPC_CODES", "refuse"]
 
-# The one table. STALE: this replica is behind, so the same call may succeed here later or elsewhere
-# now. WRONG_SHARD: begin again with the newer shard map. A peer that retries by gRPC's rules does
-# the right thing.
+# The only mapping. STALE: this replica lags, so the same call may succeed here later or elsewhere
+# now. WRONG_SHARD: the client must start over with the newer shard map. A client that retries by
+# gRPC's rules does the right thing.
 GRPC_CODES: Final = {
     "INVALID_ARGUMENT": grpc.StatusCode.INVALID_ARGUMENT,
     "NOT_FOUND": grpc.StatusCode.NOT_FOUND,
@@ -30,7 +30,7 @@ GRPC_CODES: Final = {
     "IO_ERROR": grpc.StatusCode.INTERNAL,
 }
 
-CODE_KEY: Final = "petps-code"  # of the trailing metadata
+CODE_KEY: Final = "petps-code"  # key in the trailing metadata
 
 
 async def refuse(
@@ -38,6 +38,6 @@ async def refuse(
     error: PetpsError,
     metadata: tuple[tuple[str, str | bytes], ...] = (),
 ) -> NoReturn:
-    """Ends the call with this error; ``metadata`` goes behind its code."""
+    """End the call with this error; ``metadata`` follows its code."""
     await context.abort(GRPC_CODES[error.code], str(error), ((CODE_KEY, error.code), *metadata))
     raise AssertionError("abort returned")  # it raises

@@ -1,4 +1,4 @@
-"""The life of the gRPC server: its thread, port, health and drain."""
+"""The life of the gRPC server: its thread, its port, its health, its drain."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from petps.server.grpc.service import Service
 
 __all__ = ["MAX_CALLS", "GrpcDoor"]
 
-# Calls in flight, watchers included, over all connections; gRPC answers more RESOURCE_EXHAUSTED.
+# Calls in flight, watchers included, over all connections. gRPC refuses more: RESOURCE_EXHAUSTED.
 MAX_CALLS: Final = 512
-# What a message has beyond keys and rows: names, lengths, versions.
+# Bytes of a message beyond keys and rows: names, lengths, versions.
 MESSAGE_MARGIN_BYTES: Final = 64 << 10
-HEALTH_SECONDS: Final = 0.2  # how often health is looked at
+HEALTH_SECONDS: Final = 0.2  # between two health checks
 SERVICE: Final[str] = messages.DESCRIPTOR.services_by_name["Petps"].full_name
 
 
 class GrpcDoor:
-    """Serves until close(). Errors: Unavailable when the address cannot be had."""
+    """The gRPC server, running until close(). Raises Unavailable if it cannot listen."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class GrpcDoor:
         map_version: Callable[[], int],
         healthy: Callable[[], bool],
     ) -> None:
-        """body_bytes, in_flight: as of the native port."""
+        """``body_bytes`` and ``in_flight`` are the limits of the native port."""
         self.port = 0
         self._host, self._wanted_port = host, port
         self._tables, self._calls = tables, calls
@@ -65,15 +65,15 @@ class GrpcDoor:
         started.result()
 
     def drain(self) -> None:
-        """NOT_SERVING from now on; new calls are refused, watchers end, others are answered."""
+        """Report NOT_SERVING, refuse new calls and end watchers; answer the other calls."""
         asyncio.run_coroutine_threadsafe(self._begin_drain(), self._loop).result()
 
     def tell_health(self) -> None:
-        """Looks at health now, and not only at the next turn of the loop."""
+        """Update the reported health now, instead of at the next check."""
         asyncio.run_coroutine_threadsafe(self._tell_health(), self._loop).result()
 
     def close(self, seconds: float) -> None:
-        """Waits so long for what is in flight, cuts the rest, and serves no more."""
+        """Wait up to ``seconds`` for the calls in flight, cancel the rest, and stop serving."""
         if not self._thread.is_alive():
             return
         self._drain_seconds = seconds
@@ -131,8 +131,8 @@ class GrpcDoor:
                 ("grpc.max_receive_message_length", message_bytes),
                 ("grpc.max_send_message_length", message_bytes),
                 ("grpc.max_concurrent_streams", self._in_flight),
-                ("grpc.so_reuseport", 0),  # a port that is taken is an error
-                ("grpc.keepalive_time_ms", 60_000),  # a dead peer's calls end
+                ("grpc.so_reuseport", 0),  # an address in use must be an error
+                ("grpc.keepalive_time_ms", 60_000),  # ends the calls of a dead client
                 ("grpc.keepalive_timeout_ms", 20_000),
             ),
             maximum_concurrent_rpcs=MAX_CALLS,

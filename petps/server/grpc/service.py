@@ -1,4 +1,4 @@
-"""The service petps.v1.Petps: one method a call."""
+"""The service petps.v1.Petps: one method for each call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from petps.server.grpc.watch import InstanceState, Versions, instances_of
 
 __all__ = ["Service"]
 
-MAX_REMEMBERED: Final = 4096  # tables found by name, before they are found anew
+MAX_REMEMBERED: Final = 4096  # entries in the cache of tables by name, before it is cleared
 
 Context: TypeAlias = "grpc.aio.ServicerContext"
 Metadata = tuple[tuple[str, str | bytes], ...]
@@ -37,7 +37,7 @@ Answer = TypeVar("Answer")
 
 
 class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, untyped
-    """On the loop's thread."""
+    """Implementation of the service. Runs on the loop's thread."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
         status: Callable[[], dict[str, Any]],
         map_version: Callable[[], int],
     ) -> None:
-        """body_bytes: of the longest answer."""
+        """``body_bytes`` limits the longest reply."""
         self._tables = tables
         self._calls = calls
         self._body_bytes = body_bytes
@@ -63,20 +63,23 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
     # ---- the life of calls
 
     def drain(self) -> None:
-        """From now on calls are refused; those that watch are ended."""
+        """Refuse calls from now on, and end those that watch."""
         self._draining = True
         for task in self._watching:
             task.cancel()
 
     async def drained(self, seconds: float) -> None:
-        """Waits until no call is in flight, or the time is over."""
+        """Wait until no call is in flight, at most ``seconds``."""
         if self._in_flight:
             await asyncio.wait(self._in_flight, timeout=seconds)
 
     async def _answer(
         self, context: Context, request: Any, work: Callable[[Any, Context], Awaitable[Answer]]
     ) -> Answer:
-        """What ``work`` gives; an error of petps refuses the call. drained() waits for its end."""
+        """Return the result of ``work``; refuse the call if it raises an error of petps.
+
+        Counts the call as in flight, so that drained() waits for its end.
+        """
         task = asyncio.current_task()
         assert task is not None
         self._in_flight.add(task)
@@ -110,7 +113,7 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
 
     def _table(self, instance: _native.InstanceRecord, name: str) -> _native.Table:
         known = self._tables_by_name.get((instance.id, name))
-        if known is None:  # ids are never reused, so what is remembered stays true
+        if known is None:  # ids are never reused, so a cached entry stays correct
             known = self._tables.find(instance.name, name)
             if len(self._tables_by_name) >= MAX_REMEMBERED:
                 self._tables_by_name.clear()
@@ -120,33 +123,33 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
     # ---- methods
 
     async def Pull(self, request: Any, context: Context) -> Any:  # noqa: N802
-        """Rows of one table."""
+        """Pull rows of one table."""
         return await self._answer(context, request, self._pull)
 
     async def PullMany(self, request: Any, context: Context) -> Any:  # noqa: N802
-        """Rows of several tables of one instance."""
+        """Pull rows of several tables of one instance."""
         return await self._answer(context, request, self._pull_many)
 
     async def Push(self, request: Any, context: Context) -> Any:  # noqa: N802
-        """Writes rows or deletions."""
+        """Write rows or deletions."""
         return await self._answer(context, request, self._push)
 
     async def Status(self, request: Any, context: Context) -> Any:  # noqa: N802
-        """What `petps status` shows."""
+        """Return what `petps status` shows."""
         return await self._answer(context, request, self._show_status)
 
     async def ListTables(self, request: Any, context: Context) -> Any:  # noqa: N802
-        """Instances and tables."""
+        """Return instances and tables."""
         return await self._answer(context, request, self._list_tables)
 
     async def SetHotKeys(self, request: Any, context: Context) -> Any:  # noqa: N802
-        """Takes a hot set."""
+        """Set the hot set of a table."""
         return await self._answer(context, request, self._set_hot_keys)
 
     async def WatchVersions(  # noqa: N802
         self, request: Any, context: Context
     ) -> AsyncIterator[Any]:
-        """The state of each instance, then its changes."""
+        """Send the state of each instance, then its changes."""
         task = asyncio.current_task()
         assert task is not None
         self._watching.add(task)
@@ -161,7 +164,7 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
             await refuse(context, error)
         except asyncio.CancelledError:
             if not self._draining:
-                raise  # by the peer
+                raise  # the client cancelled
             await refuse(context, _stopping())
         finally:
             self._watching.discard(task)
@@ -207,7 +210,7 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
         for table, (code, row_bytes, rows_found, present, stored) in zip(
             tables, found, strict=True
         ):
-            if code != 0:  # dropped since it was found
+            if code != 0:  # the table was dropped after the lookup of its name
                 raise NotFound(f"table '{table.name}' of '{instance.name}' has been dropped")
             values = stored if request.form == messages.FORM_STORED else _widened(table, stored)
             total += len(values)
@@ -308,7 +311,7 @@ def _widened(table: _native.Table, stored: bytes) -> bytes:
 
 
 def _encoded(table: _native.Table, request: Any) -> bytes:
-    """The float32 rows of a push as the table stores them."""
+    """Encode the float32 rows of a push as the table stores them."""
     n, odd = divmod(len(request.keys), 8)
     if odd or len(request.rows) != n * table.dim * 4:
         raise InvalidArgument(

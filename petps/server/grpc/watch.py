@@ -1,4 +1,4 @@
-"""WatchVersions: which instances there are, what each has applied, and who wants to know."""
+"""WatchVersions: the instances, their applied versions, and the callers that watch them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from petps.errors import ResourceExhausted
 __all__ = ["MAX_WATCHERS", "InstanceState", "Versions", "instances_of"]
 
 MAX_WATCHERS: Final = 256
-# A version is applied some times a second; a watcher need not know it sooner than a pull can.
+# A version is applied a few times a second; a watcher need not learn of it sooner than a pull can.
 LOOK_SECONDS: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceState:
-    """An instance as it is now. ``aliases``: the names that mean it."""
+    """State of an instance now. ``aliases``: the names that refer to it."""
 
     id: int
     name: str
@@ -32,13 +32,13 @@ class InstanceState:
 
 
 def instances_of(tables: _native.Tables) -> dict[int, InstanceState]:
-    """All instances by id."""
+    """Return the state of all instances by id."""
     records = tables.instances()
     names: dict[int, set[str]] = {record.id: set() for record in records}
     for alias, meant in tables.aliases().items():
         names.setdefault(meant, set()).add(alias)
     for model in {record.model for record in records}:
-        with contextlib.suppress(LookupError):  # dropped since
+        with contextlib.suppress(LookupError):  # dropped after instances() was read
             names.setdefault(tables.resolve(model).id, set()).add(model)
     return {
         record.id: InstanceState(
@@ -55,7 +55,7 @@ def instances_of(tables: _native.Tables) -> dict[int, InstanceState]:
 
 
 class _Watcher:
-    """What one reader has not taken yet: the last state of each instance."""
+    """The changes that one reader has not taken yet: the last state of each changed instance."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -69,7 +69,7 @@ class _Watcher:
 
 
 class Versions:
-    """Looks for changes while anybody watches. On the loop's thread."""
+    """Detector of changes, active while there are watchers. Runs on the loop's thread."""
 
     def __init__(self, tables: _native.Tables) -> None:
         self._tables = tables
@@ -78,9 +78,9 @@ class Versions:
         self._task: asyncio.Task[None] | None = None
 
     async def watch(self, model: str) -> AsyncIterator[tuple[InstanceState, bool]]:
-        """(state, whether it was dropped): first of all there are, then of each that changed.
+        """Yield (state, whether it was dropped): first every instance, then each that changes.
 
-        model: a model, an instance, or '' for all. Ends with the caller.
+        model: a model, an instance, or '' for all. The caller ends the iteration.
         """
         with self._watching(model) as watcher:
             while True:

@@ -1,4 +1,4 @@
-"""Shaped links leave nothing behind."""
+"""Shaped network links: they leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks run, and give every name that the project promises. The figures are not judged."""
+"""The benchmarks run and report every promised name. The figures are not judged."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def test_every_promised_name_is_measured(tmp_path: Path) -> None:
     names = [result["name"] for result in results]
     assert len(names) == len(set(names))
     missing = set(TARGETS) - set(names)
-    if "skipped ingest: " in done.stderr:  # no broker to be had; the Kafka tests' skips say so too
+    if "skipped ingest: " in done.stderr:  # no broker available; the Kafka tests are skipped too
         missing -= {"ingest.kafka", "ingest.kafka_vs_apply", "pull.p99_during_ingest"}
-    if "skipped codec.l2: " in done.stderr:  # the rows of GloVe are not there
+    if "skipped codec.l2: " in done.stderr:  # the rows of GloVe are missing
         missing -= {f"codec.l2.adaptive.{bits}" for bits in (2, 3, 4)}
-    if "skipped checkpoint.loss: " in done.stderr:  # no PyTorch
+    if "skipped checkpoint.loss: " in done.stderr:  # PyTorch is missing
         missing -= {"checkpoint.loss.2.1", "checkpoint.loss.3.3", "checkpoint.loss.4.20"}
     assert not missing
     grid = {
@@ -97,7 +97,7 @@ def test_every_promised_name_is_measured(tmp_path: Path) -> None:
     )
     for result in results:
         assert set(result) == {"name", "value", "unit", "ratio_to", "ratio"}
-        if result["value"] is None:  # valgrind is not there
+        if result["value"] is None:  # valgrind is missing
             assert "skipped gather.cpu_instructions_per_row" in done.stderr
             continue
         assert result["value"] > 0

@@ -1,4 +1,4 @@
-"""The simulation of the training loop ends where a hand computes it; needs no PyTorch."""
+"""The simulation of the training loop against times computed by hand. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def test_a_thread_keeps_its_order_though_a_later_task_could_begin() -> None:
 
 
 def test_a_processor_is_shared_by_those_who_want_it_and_waiting_takes_none() -> None:
-    # Two at half speed until 2; the second's other half alone until 3; the wait is undisturbed.
+    # "a" and "b" run at half speed until 2; the rest of "b" alone until 3; the wait is undisturbed.
     assert _ends([_cpu("a", 1), _cpu("b", 2), _wait("c", 2.5)], 1) == [2, 3, 2.5]
     assert _ends([_cpu("a", 1), _cpu("b", 2)], 2) == [1, 2]
     assert _ends([_cpu("a", 1), _wait("b", 1)], 0.5) == [2, 1]
-    # Three on two processors: two thirds of a second each in the first; then two alone.
+    # Three on two processors: until 1.5 each gets two thirds of one; then two run at full speed.
     assert _ends([_cpu("a", 1), _cpu("b", 2), _cpu("c", 2)], 2) == [1.5, 2.5, 2.5]
 
 
 def test_who_comes_later_slows_down_who_runs() -> None:
-    # "a" runs alone for one second, then beside "c", which a wait has let go.
+    # "a" runs alone for one second, then beside "c", which begins after a wait.
     let_go = _wait("b", 1)
     assert _ends([_cpu("a", 2), let_go, _cpu("c", 1, let_go)], 1) == [3, 1, 3]
 
@@ -88,7 +88,7 @@ def test_the_synchronous_loop_is_the_sum() -> None:
 
 def test_with_one_thread_one_processor_is_as_good_as_many() -> None:
     assert step_seconds("synchronous", _stages(), 2, 1) == pytest.approx(17.5)
-    # Half a processor: what computes takes twice as long, what waits does not.
+    # With half a processor, computing takes twice as long; waiting does not.
     assert step_seconds("synchronous", _stages(), 2, 0.5) == pytest.approx(2 * 7.5 + 2 + 8)
 
 
@@ -102,7 +102,7 @@ def test_dual_is_as_slow_as_its_slowest_stage() -> None:
 
 
 def test_waiting_for_peers_holds_up_no_routing() -> None:
-    # Routing 6 of the processor, exchanging 4 of the clock: on one thread they would take 10.
+    # Routing takes 6 of the processor, exchanging 4 of the clock: 10 if one thread did both.
     given = _stages(cpu={"route": 5, "exchange": 0}, wait={"exchange": 4.0}, dense=1.0)
     assert step_seconds("dual", given, 2, PLENTY) == pytest.approx(6)
     assert step_seconds("synchronous", given, 2, PLENTY) == pytest.approx(10 + 3 + 1 + 2 + 1 + 0.5)
@@ -114,7 +114,8 @@ def test_frozen_exposes_the_first_and_the_last_transfer() -> None:
 
 
 def test_smaller_ends_expose_less() -> None:
-    # Half as many samples at both ends have 0.8 of the mean rows: 2 x 0.5 x 0.8 is exposed.
+    # The micro-batches at both ends have half the samples and 0.8 of the mean rows: they expose
+    # 2 x 0.5 x 0.8.
     uneven = _stages(samples=(2 / 3, 4 / 3, 4 / 3, 2 / 3), rows=(0.8, 1.2, 1.2, 0.8))
     assert step_seconds("frozen", uneven, 4, PLENTY) == pytest.approx(7 + 0.8 + 8 + 0.5)
 
@@ -124,14 +125,14 @@ def test_nested_hides_both() -> None:
 
 
 def test_nested_on_a_slow_link_is_the_link() -> None:
-    # Four transfers of 5 in turn; computing (4 a micro-batch) fits beside them.
+    # Four transfers of 5, one after another; the computing (4 per micro-batch) fits beside them.
     found = step_seconds("nested", _stages(transfer=5.0), 2, PLENTY)
     assert found == pytest.approx(0.5 + 20 + 0.5)
 
 
 def test_nested_on_one_processor_computes_all_of_it() -> None:
-    # 7 of lookup, 1 of freshening, reducing and updating; only waiting can be hidden, and there is
-    # none.
+    # 7 of lookup, 1 of freshening, reducing and updating. Only waiting can be hidden, and there is
+    # no waiting.
     found = step_seconds("nested", _stages(transfer=0.0, dense=0.0), 2, 1)
     assert found == pytest.approx(8)
 
@@ -147,7 +148,7 @@ def test_the_fit_keeps_to_the_column_that_it_was_given() -> None:
     for workers in WORKERS:
         told = growth.dense + growth.lookup(workers) + growth.transfers(workers)
         assert told == pytest.approx(steps[workers], rel=0.08), workers
-    # Figure 2: shares of the step at both ends.
+    # Figure 2: shares of the step for the fewest and for the most workers.
     assert growth.lookup(128) / steps[128] == pytest.approx(0.244, abs=0.01)
     assert growth.transfers(1536) / steps[1536] == pytest.approx(0.205, abs=0.015)
 
@@ -173,8 +174,8 @@ def test_the_shape_of_the_papers_table() -> None:
         for workers in WORKERS:
             assert found[method][workers] == pytest.approx(PAPER[method][workers], rel=0.05)
     assert found[FITTED][1536] == pytest.approx(PAPER[FITTED][1536], rel=0.05)
-    # One thread routes: were most of a lookup routing, or routing all that grows, nested would
-    # wait for it.
+    # One thread routes. If most of a lookup, or all of its growth, were routing, nested would wait
+    # for that thread.
     assert factors(growth, MEASURED, "nested", only_routing=True)[1536] < 0.8
     routing = MEASURED | {"route": 90}
     assert factors(growth, routing, "nested")[1536] < 0.8

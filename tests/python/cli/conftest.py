@@ -19,22 +19,22 @@ COUNT = 1000
 
 
 class Command:
-    """Runs `petps ...`; the result's text has no line breaks where a terminal would wrap."""
+    """Runner of `petps ...`. Its text has no line breaks where a terminal would wrap."""
 
     def __call__(self, *arguments: object) -> str:
-        """Standard output and error of a command that must succeed."""
+        """Return standard output and error of a command that must succeed."""
         result = CliRunner().invoke(app, [str(each) for each in arguments])
         assert result.exit_code == 0, result.output
         return result.output
 
     def json(self, *arguments: object) -> Any:
-        """The report of a command that must succeed."""
+        """Return the report of a command that must succeed."""
         result = CliRunner().invoke(app, [*(str(each) for each in arguments), "--json"])
         assert result.exit_code == 0, result.output
         return json.loads(result.stdout)
 
     def fails(self, code: int, *arguments: object) -> str:
-        """What a command that must fail with ``code`` says on standard error."""
+        """Return standard error of a command that must fail with ``code``."""
         result = CliRunner().invoke(app, [str(each) for each in arguments])
         assert result.exit_code == code, (result.exit_code, result.output, result.exception)
         assert "Traceback" not in result.output
@@ -56,13 +56,13 @@ def pool(tmp_path: Path, petps_command: Command) -> Path:
 def keys_and_rows(
     count: int = COUNT, dim: int = DIM
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Shuffled keys, and rows that tell their key."""
+    """Return shuffled keys, and rows that identify their key."""
     keys = np.random.default_rng(5).permutation(count).astype(np.int64)
     return keys, expected(keys.astype(np.uint64), dim)
 
 
 def expected(keys: npt.NDArray[np.uint64], dim: int = DIM) -> npt.NDArray[np.float32]:
-    """The rows of ``keys``."""
+    """Return the rows of ``keys``."""
     rows: npt.NDArray[np.float32] = np.empty((len(keys), dim), np.float32)
     rows[:] = np.add.outer(keys.astype(np.float32), np.arange(dim, dtype=np.float32) / 8)
     return rows

@@ -1,4 +1,4 @@
-"""petps checkpoint: a store seen, restored, merged, purged and rolled back by hand."""
+"""petps checkpoint: showing, restoring, merging, purging and rolling back a store."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_begun_with_an_exported_base(petps_command: Command, tmp_path: Path) -> 
 
 
 def test_quantised_for_expected_restores(petps_command: Command, tmp_path: Path) -> None:
-    """Written by hand, told by show; the second of one expected restore: 8 bits from there on."""
+    """Write with --expected-restores, see it in show, resume twice: 8 bits from then on."""
     pool, store, base = tmp_path / "pool", tmp_path / "s", tmp_path / "base"
     petps_command("create", pool, "--table", "t:16:f16:10k", "--model", "m", "--partitions", 2)
     keys = np.arange(1200, dtype=np.uint64)
@@ -200,7 +200,7 @@ def test_damage_is_named(petps_command: Command, store: Path) -> None:
 
 
 def test_what_is_lost_is_said(petps_command: Command, store: Path, tmp_path: Path) -> None:
-    """A delta is missing: which versions that takes, and which one is offered."""
+    """Remove a delta: the errors name the lost versions and one that can be restored."""
     opened = Store.open(store)
     tenth = next(chunk for chunk in opened.state.line.chunks if chunk.first == 10)
     (store / tenth.file).unlink()

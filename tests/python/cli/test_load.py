@@ -1,4 +1,4 @@
-"""petps load: every kind of file gives the same rows, and every damaged one a clear error."""
+"""petps load: every kind of file gives the same rows, and every damaged file a clear error."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_not_finite_when_allowed(petps_command: Command, pool: Path, tmp_path: P
 
 @pytest.mark.parametrize("kind", ["npz", "parquet"])
 def test_memory_stays_bounded(petps_command: Command, tmp_path: Path, kind: str) -> None:
-    """A file of 400 MB of rows is loaded by a process that may not have that much memory."""
+    """Load a file of 400 MB of rows in a process that may not have that much memory."""
     count, dim = 100_000, 1024
     path = tmp_path / f"big.{kind}"
     keys = np.arange(count, dtype=np.int64)
@@ -309,7 +309,7 @@ def test_memory_stays_bounded(petps_command: Command, tmp_path: Path, kind: str)
         text=True,
         timeout=170,
         check=False,
-        # Arenas of other allocators count as data before anything is in them.
+        # Other allocators' arenas count as data before they hold anything.
         env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "OPENBLAS_NUM_THREADS": "1"},
         preexec_fn=_limit_data,
     )
@@ -320,5 +320,5 @@ def test_memory_stays_bounded(petps_command: Command, tmp_path: Path, kind: str)
 
 
 def _limit_data() -> None:
-    # Private memory: the pool's shared mapping does not count, everything that is read does.
+    # Limits private memory: everything that is read counts, the pool's shared mapping does not.
     resource.setrlimit(resource.RLIMIT_DATA, (350 << 20, 350 << 20))

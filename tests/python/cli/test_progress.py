@@ -1,4 +1,4 @@
-"""Long work shows a bar on a terminal, and nothing of it in a pipe."""
+"""Progress bars: shown on a terminal, absent from a pipe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.python.cli.conftest import Command, keys_and_rows
 
 
 def run_on_a_terminal(*arguments: str) -> str:
-    """What a command writes to a terminal as its standard error."""
+    """Return what a command writes to standard error when that is a terminal."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "petps.cli", *arguments]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs) as process:
@@ -23,7 +23,7 @@ def run_on_a_terminal(*arguments: str) -> str:
         while True:
             try:
                 part = os.read(ours, 65536)
-            except OSError:  # how Linux tells that the other side is gone
+            except OSError:  # Linux reports the closed other side this way
                 break
             parts.append(part)
         os.close(ours)

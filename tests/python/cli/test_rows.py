@@ -1,4 +1,4 @@
-"""petps pull, push, export, publish: rows by hand and in files."""
+"""petps pull, push, export, publish: rows on the command line and in files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""petps load, pull, push and status against a running server: the same words, the same rows."""
+"""petps load, pull, push and status against a running server: same commands, same rows."""
 
 from __future__ import annotations
 

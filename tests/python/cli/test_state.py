@@ -22,7 +22,7 @@ COMMANDS = (
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The real command in a process of its own."""
+    """Run the real command in a new process."""
     return subprocess.run(
         [sys.executable, "-m", "petps.cli", *arguments],
         capture_output=True,
@@ -33,7 +33,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def leave_unclean(path: Path, *, push: str) -> None:
-    """A process pushes and dies without closing."""
+    """Push in a process that dies without closing the pool."""
     program = (
         "import os, sys, petps\n"
         "pool = petps.open(sys.argv[1])\n"
@@ -180,7 +180,7 @@ def test_help_teaches() -> None:
 
 
 def test_help_is_quick() -> None:
-    """The best of some: the machine may be busy."""
+    """Take the best of five times: the machine may be busy."""
     seconds = []
     for _ in range(5):
         begun = time.perf_counter()

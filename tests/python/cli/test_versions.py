@@ -16,7 +16,7 @@ from tests.python.cli.test_server_target import settings
 
 @pytest.fixture(params=["pool", "server"])
 def target(request: pytest.FixtureRequest, petps_command: Command, tmp_path: Path) -> Iterator[str]:
-    """default@0 holds 1 in every row, default@1 holds 2."""
+    """Yield a pool or server with two instances: rows of default@0 are 1, of default@1 are 2."""
     pool = tmp_path / "p"
     petps_command("create", pool, "--table", "items:4:f32:1k", "--table", "users:2:f16:1k")
     petps_command("create", pool, "--add", "--instance", "default@1")

@@ -1,5 +1,7 @@
-"""The greedy search of Check-N-Run 5.2 in numpy: the straightforward version that the native one is
-held to (tests) and measured beside (bench/checkpoint)."""
+"""The greedy search of Check-N-Run 5.2 in numpy: a straightforward version.
+
+Tests compare the native search with it, and bench/checkpoint measures both.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ Array = npt.NDArray[Any]
 
 @dataclass
 class Ranges:
-    """Of each row: zero and width of the best range, and the l2 error it was chosen for."""
+    """Zero and width of each row's best range, and the l2 error for which it was chosen."""
 
     zero: Array
     width: Array
@@ -23,10 +25,10 @@ class Ranges:
 
 
 def search(rows: Array, bits: int, bins: int, ratio: float) -> Ranges:
-    """All rows at once, float[n, dim] with no constant row; computed in the dtype of ``rows``."""
+    """Search all rows at once: float[n, dim] without constant rows, computed in their dtype."""
     real = rows.dtype.type
     levels = real(2**bits - 1)
-    columns = np.ascontiguousarray(rows.T)  # so that numpy sums a row's values in their order
+    columns = np.ascontiguousarray(rows.T)  # makes numpy sum a row's values in their order
     low = columns.min(axis=0)
     whole = columns.max(axis=0) - low
     step = whole / real(bins)
@@ -55,7 +57,7 @@ def search(rows: Array, bits: int, bins: int, ratio: float) -> Ranges:
 
 
 def search_row(row: Array, bits: int, bins: int, ratio: float) -> float:
-    """One row, as the paper words it; its l2 error. Vectors over the row's values."""
+    """Return the l2 error of one row, searched as the paper describes it, on vectors."""
     levels = row.dtype.type(2**bits - 1)
 
     def error(low: Any, high: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Quantised rows from Python: the search against numpy, Check-N-Run's choices, bad input."""
+"""Quantised rows in Python: the search against numpy, Check-N-Run's choices, invalid input."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def trained_rows(n: int, dim: int, tail: int = 4) -> Floats:
-    """Rows of a spread each, with values far out: the more, the lower ``tail``."""
+    """Return rows of different spreads with outliers; a lower ``tail`` gives more of them."""
     print(f"seed {SEED}")
     generator = np.random.default_rng(SEED)
     rows = generator.standard_t(tail, (n, dim)) * generator.uniform(0.01, 2.0, (n, 1))
@@ -44,7 +44,7 @@ def trained_rows(n: int, dim: int, tail: int = 4) -> Floats:
 
 
 def headers(stored: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """float32[n, 2]: scale and zero."""
+    """Return float32[n, 2]: scale and zero."""
     return np.ascontiguousarray(stored[:, :8]).view(np.float32)
 
 
@@ -61,7 +61,7 @@ def test_the_search_finds_the_ranges_that_numpy_finds(
 ) -> None:
     rows = trained_rows(300, dim)
     rows = rows[rows.max(axis=1) > rows.min(axis=1)]
-    if len(rows) == 0:  # dim 1: every row is constant
+    if len(rows) == 0:  # with dim 1 every row is constant
         return
     expected = search(rows, bits, bins, ratio)
     found = headers(Quantisation("adaptive", bits, bins=bins, ratio=ratio).quantise(rows))
@@ -71,7 +71,7 @@ def test_the_search_finds_the_ranges_that_numpy_finds(
 
 @pytest.mark.parametrize("bits", [2, 3, 4])
 def test_the_errors_are_those_of_the_papers_words_in_double(bits: int) -> None:
-    """Where two ranges are equally good but for rounding the ways part, so not every row."""
+    """Compare most rows: rounding decides between two equally good ranges, and then they differ."""
     rows = trained_rows(400, 64)
     found = l2(rows, Quantisation("adaptive", bits, bins=45))
     expected = np.array([search_row(row.astype(np.float64), bits, 45, 1.0) for row in rows])
@@ -93,7 +93,7 @@ def test_the_errors_are_those_of_the_papers_words_in_double(bits: int) -> None:
 def test_adaptive_is_never_worse_than_asymmetric(
     rows: Floats, bits: int, bins: int, ratio: float
 ) -> None:
-    # What adding zero to a narrow range far from zero rounds away is neither's merit.
+    # Adding zero to a narrow range far from zero rounds; that error says nothing about the search.
     slack = 1e-6 * np.abs(rows).max(axis=1).astype(np.float64) * rows.shape[1] + FLOAT_MIN
     plain = l2(rows, Quantisation("asymmetric", bits))
     adaptive = l2(rows, Quantisation("adaptive", bits, bins=bins, ratio=ratio))
@@ -128,7 +128,7 @@ def test_any_rows_are_quantised_or_named(rows: Floats, method: Any, bits: int) -
 
 
 def test_every_processor_writes_the_same_bytes() -> None:
-    """As a program per width, because a process chooses once."""
+    """Run one program for each vector width, because a process chooses its width once."""
     program = (
         "import hashlib, numpy as np; from petps.codec import METHODS, BITS, Quantisation\n"
         f"rows = np.random.default_rng({SEED}).standard_normal((203, 37)).astype(np.float32)\n"
@@ -152,7 +152,7 @@ def test_every_processor_writes_the_same_bytes() -> None:
 
 
 def test_methods_in_the_papers_order() -> None:
-    """Figure 9: adaptive near k-means, both below asymmetric."""
+    """Check the order of Figure 9: adaptive near k-means, both below asymmetric."""
     rows = trained_rows(500, 64, tail=12)
     for bits in (2, 3, 4):
         error = {str(m): mean_l2_error(rows, Quantisation(m, bits)) for m in METHODS}

@@ -1,4 +1,4 @@
-"""Configuration: what is refused and how, what it defaults to, and that the documents agree."""
+"""Configuration: refused values and their errors, defaults, agreement with the documents."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_the_example_names_every_key_with_its_default() -> None:
         else:
             section = document
             for part in key.section.split("."):
-                section = section[part]  # also that the file has the section
+                section = section[part]  # also checks that the file has the section
         if key.default == "none":
             assert (f"# {key.name} = " in text) or key.name == "<name>", key
         elif key.default != "required":

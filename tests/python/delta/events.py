@@ -1,4 +1,4 @@
-"""What tests of the logs write into them, and how they read it."""
+"""Messages that tests write into logs, and functions that read them back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def numbers(events: list[Event]) -> list[int | str]:
 
 
 def read(log: KafkaLog, count: int, *, partition: int = 0, start: int = 0) -> list[Event]:
-    """``count`` events, or what came in 20 s."""
+    """Return ``count`` events, or those that came within 20 s."""
     subscription = log.subscribe({partition: start})
     events: list[Event] = []
     deadline = time.monotonic() + 20

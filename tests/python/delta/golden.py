@@ -1,6 +1,6 @@
 """The records whose bytes tests/golden/delta keeps. `python -m tests.python.delta.golden` rewrites.
 
-Only a new format may change the files; then the old ones stay beside the new, and are still read.
+Only a new format may change the files. The old files then stay beside the new, and are still read.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ RECORDS = [
 
 
 def segment() -> bytes:
-    """A segment of the directory log that holds RECORDS."""
+    """Return a segment of the directory log that holds RECORDS."""
     pieces: list[bytes | memoryview] = [pack_segment_header(PARTITION, FIRST_OFFSET)]
     for offset, record in enumerate(RECORDS, FIRST_OFFSET):
         pieces += pack_frame(offset, encode_record(record))

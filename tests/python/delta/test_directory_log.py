@@ -1,4 +1,4 @@
-"""The directory log's own promises: crashes, damage, locks, segments, retention."""
+"""Promises of the directory log: crashes, damage, locks, segments, retention."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_every_flipped_bit_is_damage_to_its_message_alone(tmp_path: Path) -> Non
         segment.write_bytes(flipped)
         events = read_all(DirectoryLog(tmp_path / "log"))
         found = numbers(events)
-        if found == [0, 1, 2, 3, 4]:  # padding
+        if found == [0, 1, 2, 3, 4]:  # the altered byte is padding
             continue
         expected: list[int | str] = list(range(5))
         expected[damaged] = "Damage"
@@ -134,7 +134,7 @@ def test_every_flipped_bit_is_damage_to_its_message_alone(tmp_path: Path) -> Non
         assert (damage.offset, damage.next_offset) == (damaged, damaged + 1)
         assert numbers(read_all(DirectoryLog(tmp_path / "log"), start=3))[-1] == 4
         assert DirectoryLog(tmp_path / "log").end_offsets([0]) == {0: 5}
-    with DirectoryLog(tmp_path / "log") as log:  # damage in the middle is never cut off
+    with DirectoryLog(tmp_path / "log") as log:  # the writer never cuts damage in the middle
         log.publish(0, message(5))
         assert numbers(read_all(log))[-2:] == [4, 5]
 
@@ -208,7 +208,7 @@ def test_any_mutation_is_read_without_a_crash(tmp_path: Path, seed: int) -> None
 
 @pytest.mark.parametrize("seed", range(2))
 def test_kill_9_of_a_writer_loses_nothing_durable(tmp_path: Path, seed: int) -> None:
-    """Killed again and again; a reader tails all the time and sees one unbroken sequence."""
+    """Kill the writer repeatedly while a reader tails; the reader sees one unbroken sequence."""
     rng = np.random.default_rng(seed)
     print(f"seed {seed}")
     path = tmp_path / "log"
@@ -242,7 +242,7 @@ def test_kill_9_of_a_writer_loses_nothing_durable(tmp_path: Path, seed: int) -> 
         assert found == list(range(partition, writer_process.P * len(found), writer_process.P))
         assert len(found) > 20
     subscription.close()
-    with DirectoryLog(path) as log:  # the lock went with the process
+    with DirectoryLog(path) as log:  # the process's end released the lock
         log.publish(0, message(0))
 
 
@@ -294,7 +294,7 @@ def test_trim_under_a_reader(tmp_path: Path) -> None:
         events: list[Event] = []
         while found := subscription.poll(max_bytes=1 << 20, timeout=0):
             events += found
-        # The open segment can still be read; then the hole is named, never skipped in silence.
+        # The open segment can still be read. Then the hole is reported, never skipped silently.
         assert numbers(events)[-1] == "Lost"
         assert numbers(events)[:-1] == list(range(1, len(events)))
         subscription.close()
@@ -409,7 +409,7 @@ def test_too_large_a_message(tmp_path: Path) -> None:
 
 
 def test_a_frame_header_is_aligned(tmp_path: Path) -> None:
-    """Bodies start at multiples of 8 in a frame, so decoded keys need no copy."""
+    """Check that bodies start at multiples of 8 in a frame, so decoded keys need no copy."""
     assert SEGMENT_HEADER_BYTES % 8 == FRAME_HEADER_BYTES % 8 == 0
     with DirectoryLog(tmp_path, partitions=1) as log:
         for size in range(40):

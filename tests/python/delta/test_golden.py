@@ -1,4 +1,4 @@
-"""Bytes that outlive this program: the golden segment is read, and written, as it stands."""
+"""Stored bytes: this release reads the golden segment, and writes the same bytes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_golden_segment_is_written() -> None:
 
 
 def test_headers_are_those_of_format_md() -> None:
-    """The checksum and the names as FORMAT.md gives them, computed without our encoder."""
+    """Compute the checksum as FORMAT.md defines it, without our encoder; compare the names."""
     import xxhash
 
     text = Path(golden.__file__).parents[3] / "petps" / "delta" / "FORMAT.md"

@@ -1,4 +1,4 @@
-"""Batches that are damaged on a broker's disk: what the Kafka log makes of them."""
+"""Batches that are damaged on a broker's disk, read through the Kafka log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def place(kafka: Broker, topic: Callable[[], str]) -> str:
 
 
 class Damaged:
-    """A log of eight messages, of which those from 3 on are one batch, with a bit of it turned."""
+    """A log of eight messages. Those from 3 on are one batch, in which one bit is flipped."""
 
     def __init__(
         self, kafka: Broker, place: str, where: str, codec: str, together: int = 3
@@ -42,7 +42,8 @@ class Damaged:
         while int.from_bytes(data[at : at + 8]) < 3:
             at += 12 + int.from_bytes(data[at + 8 : at + 12])
         assert int.from_bytes(data[at : at + 8]) == 3
-        assert int.from_bytes(data[at + 23 : at + 27]) == together - 1  # the last one's offset
+        # The batch's last offset, relative to its first.
+        assert int.from_bytes(data[at + 23 : at + 27]) == together - 1
         body = data.find((4).to_bytes(8, "little"), at + 61)
         data[at + 61 if where == "record" else body] ^= 0x40
         segment.write_bytes(data)
@@ -59,7 +60,7 @@ class Damaged:
 def test_a_batch_that_cannot_be_decompressed_is_damage(
     kafka: Broker, place: str, together: int
 ) -> None:
-    """However often librdkafka tells of it: who reads late hears of it many times at once."""
+    """Read at once and late: librdkafka has by then reported the same batch many times."""
     with Damaged(kafka, place, "record", "lz4", together) as log:
         for seconds in (0, 2):
             subscription = log.subscribe({0: 0})
@@ -74,7 +75,7 @@ def test_a_batch_that_cannot_be_decompressed_is_damage(
 
 
 def test_a_damaged_body_comes_and_fails_its_checksum(kafka: Broker, place: str) -> None:
-    """Kafka's CRC does not fit either: librdkafka would end the process over it."""
+    """Damage a body. Kafka's CRC does not match either; checking it would crash librdkafka."""
     with Damaged(kafka, place, "body", "none") as log:
         events = read(log, 8)
         assert numbers(events) == list(range(8))
@@ -85,7 +86,10 @@ def test_a_damaged_body_comes_and_fails_its_checksum(kafka: Broker, place: str) 
 def test_to_be_sent_elsewhere_from_within_the_log_costs_nothing_once(
     kafka: Broker, place: str
 ) -> None:
-    """As librdkafka is where it took a batch's bytes for an offset; again, the batch is damaged."""
+    """Report an offset error inside the log, as librdkafka does for a damaged batch's bytes.
+
+    The first one is retried at the same offset. A second one there counts as damage.
+    """
     with KafkaLog(place, partitions=1) as log:
         for number in range(3):
             log.publish(0, message(number))
@@ -101,7 +105,7 @@ def test_to_be_sent_elsewhere_from_within_the_log_costs_nothing_once(
         subscription._add_error(KafkaError(KafkaError.OFFSET_OUT_OF_RANGE), 0)
         take(subscription, events, 5)
         assert numbers(events[3:]) == [1, 2]
-        for _ in range(2):  # at the end: what stood there is gone
+        for _ in range(2):  # at the log's end: the message there is gone
             subscription._add_error(KafkaError(KafkaError.OFFSET_OUT_OF_RANGE), 0)
         take(subscription, events, 6)
         subscription.close()
@@ -124,7 +128,7 @@ def test_who_stands_before_damaged_lengths_says_so_and_goes_on_as_after_retentio
         (text,) = until(said)
         assert "partition 0: nothing came from offset 4" in text
         assert "the log ends at 8" in text
-        at = TopicPartition(topic_of(log), 0, 6)  # behind the batch
+        at = TopicPartition(topic_of(log), 0, 6)  # the offset after the batch
         admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
         admin.delete_records([at])[at].result(30)
         take(subscription, events, 5)
@@ -133,7 +137,7 @@ def test_who_stands_before_damaged_lengths_says_so_and_goes_on_as_after_retentio
         take(subscription, events, 7)
         caplog.clear()
         deadline = time.monotonic() + 5
-        while time.monotonic() < deadline:  # all there is has been read: nothing to say
+        while time.monotonic() < deadline:  # everything is read: no warning may come
             assert subscription.poll(max_bytes=1 << 20, timeout=0.2) == []
         subscription.close()
         assert not [text for text in caplog.messages if "nothing came" in text]

@@ -1,4 +1,4 @@
-"""The Kafka log's own promises: topic, options, errors, back-pressure, retention."""
+"""Promises of the Kafka log: topic, options, errors, backpressure, retention."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_the_first_publisher_makes_the_topic(kafka: Broker, place: str) -> None:
 
 
 def test_a_missing_topic_is_not_made_by_asking(kafka: Broker, place: str) -> None:
-    # The broker would make topics by itself (auto.create.topics.enable), with one partition.
+    # The broker creates topics automatically (auto.create.topics.enable), with one partition.
     for log in (KafkaLog(place), KafkaLog(place, partitions=3, create=False)):
         with pytest.raises(NotFound, match="first publisher makes the topic"):
             log.end_offsets([0])
@@ -158,7 +158,7 @@ def test_brokers_that_are_away(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(100):
         with pytest.raises(Unavailable):
             log.end_offsets([0, 1])
-    assert time.monotonic() - began < 30  # not a second each
+    assert time.monotonic() - began < 30  # less than a second each
     with pytest.raises(Unavailable):
         log.publish(0, message(1))
     log.close()
@@ -190,7 +190,7 @@ def test_a_message_that_fails_after_its_publish_is_told_at_close(kafka: Broker, 
     kafka.kill()
     try:
         log.publish(0, message(1))
-        # What publish() ends with: its poll hears of a failure that nobody has been told of yet.
+        # publish() ends with this poll, which may see a failure that no call has raised yet.
         producer = log._producer
         assert producer is not None
         until(lambda: producer.poll(0.1) > 0 and log._failed)
@@ -202,7 +202,7 @@ def test_a_message_that_fails_after_its_publish_is_told_at_close(kafka: Broker, 
 
 
 def test_a_full_queue_makes_the_publisher_wait(kafka: Broker, place: str) -> None:
-    """Nothing is held beyond the queue's bound, and nothing is lost when the broker comes back."""
+    """Stop the broker: at most the queue's bound is held, and nothing is lost when it returns."""
     options = {"queue.buffering.max.kbytes": 1024, "message.timeout.ms": 120_000}
     log = KafkaLog(place, partitions=1, options=options)
     log.publish(0, message(0))
@@ -219,7 +219,7 @@ def test_a_full_queue_makes_the_publisher_wait(kafka: Broker, place: str) -> Non
     thread.start()
     until(lambda: len(done) >= 10)
     time.sleep(0.5)
-    assert len(done) <= 17  # 1 MiB of 64 KiB
+    assert len(done) <= 17  # 1 MiB, in messages of 64 KiB
     kafka.start()
     thread.join(60)
     assert len(done) == 64
@@ -286,7 +286,7 @@ def test_a_subscription_outlives_a_killed_broker(kafka: Broker, place: str) -> N
         subscription.close()
 
 
-# ---- what is gone or damaged
+# ---- removed or damaged messages
 
 
 def test_retention_is_lost_and_never_skipped(kafka: Broker, place: str) -> None:
@@ -321,7 +321,7 @@ def test_retention_under_a_paused_reader_is_lost(kafka: Broker, place: str) -> N
         admin.delete_records([at])[at].result(30)
         subscription.resume(0)
         events = until(lambda: subscription.poll(max_bytes=1 << 20, timeout=0.2))
-        # Read before they were removed, or lost: never passed over.
+        # Either read before their removal, or lost; never skipped.
         assert numbers(events)[0] in (0, "Lost")
         subscription.close()
 
@@ -345,7 +345,7 @@ def test_a_topic_made_again_is_lost(kafka: Broker, place: str) -> None:
 
 
 def test_offsets_with_gaps(kafka: Broker, place: str) -> None:
-    """Transactions leave offsets without a message: aborted ones, and markers at the end."""
+    """Write transactions, which leave offsets without a message: aborts, markers at the end."""
     with KafkaLog(place, partitions=1) as log:
         log.publish(0, message(0))
         log.flush()
@@ -472,7 +472,7 @@ def test_positions_are_shown_to_observers(kafka: Broker, place: str) -> None:
         wanted = [TopicPartition(topic_of(log), p) for p in (0, 1)]
         until(lambda: [at.offset for at in observer.committed(wanted, timeout=10)] == [1, 0])
         observer.close()
-        # What the group holds is never read back: the pool's position counts.
+        # Positions in the group are never read back: only the pool's position counts.
         other = log.subscribe({0: 0})
         assert numbers(until(lambda: other.poll(max_bytes=1 << 20, timeout=0.2))) == [1]
         other.close()

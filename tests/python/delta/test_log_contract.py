@@ -1,4 +1,4 @@
-"""What every delta log must do, over each backend: add one to BACKENDS and it runs through all."""
+"""The contract of every delta log. To test another backend, add it to BACKENDS."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_poll_is_bounded_and_fair(opener: Opener) -> None:
         events = subscription.poll(max_bytes=9000, timeout=0.1)
         assert len(events) <= 15
         partitions = {event.partition for event in events}
-        # Who has messages to give is in every poll.
+        # Every partition that has messages is in every poll.
         assert partitions >= {p for p in seen if left[p]}
         seen |= partitions
         for event in events:
@@ -222,7 +222,7 @@ def test_a_position_behind_the_end_is_lost(opener: Opener) -> None:
     assert isinstance(event, Lost)
     assert (event.offset, event.end) == (end + 5, end)
     assert "was replaced or lost its end" in event.reason
-    assert subscription.poll(max_bytes=1 << 20, timeout=0.05) == []  # stands still until seek
+    assert subscription.poll(max_bytes=1 << 20, timeout=0.05) == []  # nothing comes until seek
     subscription.seek(0, 0)
     assert number_of(read(subscription, 1)[0]) == 0
     subscription.close()

@@ -1,4 +1,4 @@
-"""The delta record: decode(encode(r)) == r, and every wrong message is named."""
+"""The delta record: decode(encode(r)) == r, and each wrong message gets an error that names it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def assert_same(left: Record, right: Record) -> None:
 
 
 def sealed(message: Message, **changes: bytes | None) -> Message:
-    """The message with other header values and a checksum that fits them again."""
+    """Return the message with other header values and a checksum that fits them."""
     fields = {name: value for name, value in message.headers if name not in ("format", "checksum")}
     for name, value in changes.items():
         assert value is not None
@@ -98,7 +98,7 @@ def sealed(message: Message, **changes: bytes | None) -> Message:
 
 
 def with_header(message: Message, name: str, value: bytes) -> Message:
-    """The message with one header altered and the checksum left as it was."""
+    """Return the message with one header altered and the checksum unchanged."""
     return Message([(n, value if n == name else v) for n, v in message.headers], message.body)
 
 
@@ -142,7 +142,7 @@ def test_equal_deltas_have_equal_bytes() -> None:
     first, second = rows_record(50), rows_record(50)
     assert isinstance(second.body, RowsBody)
     assert second.body.deleted is not None
-    second.body.rows[second.body.deleted] = 0xAB  # the row of a deletion does not matter
+    second.body.rows[second.body.deleted] = 0xAB  # the row bytes of a deletion do not matter
     assert bytes(encode_record(first).body) == bytes(encode_record(second).body)
     assert encode_record(first).headers == encode_record(second).headers
 
@@ -441,7 +441,7 @@ def test_reading_a_header_leaves_the_body_alone() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_mutated_messages_give_a_clear_error_or_the_same_shape(seed: int) -> None:
-    """Bytes that a mad publisher could seal: never a crash, a hang, or another kind of error."""
+    """Decode any bytes that a publisher could seal: no crash, no hang, no other kind of error."""
     rng = np.random.default_rng(seed)
     message = encode_record(rows_record(40, seed=seed))
     fields = [(n, v) for n, v in message.headers if n not in ("format", "checksum")]
@@ -471,7 +471,7 @@ def test_mutated_messages_give_a_clear_error_or_the_same_shape(seed: int) -> Non
         assert isinstance(record.body, RowsBody)
         n = len(record.body.keys)
         assert record.body.rows.shape == (n, SCHEMA.row_bytes)
-        assert int(record.body.keys.sum(dtype=np.uint64)) >= 0  # every byte can be read
+        assert int(record.body.keys.sum(dtype=np.uint64)) >= 0  # every byte is readable
         assert int(record.body.rows.sum(dtype=np.uint64)) >= 0
 
 
@@ -493,7 +493,7 @@ def test_schemas_are_checked(name: str, dtype: str, dim: int, what: str) -> None
 
 
 def test_partition_is_xxh3_of_the_little_endian_key() -> None:
-    """Fixed for ever: values from the reference xxHash, seed 0."""
+    """Check fixed values from the reference xxHash, seed 0."""
     keys = np.array([0, 1, 2, 255, 1 << 32, (1 << 64) - 1], dtype=np.uint64)
     assert partition_of(keys, 1000).tolist() == [
         0xC77B3ABB6F87ACD9 % 1000,

@@ -1,7 +1,8 @@
 """A process that writes a directory log until it is killed.
 
-Message number n of partition p is the p + n * P-th in all. Arguments: folder, first number of each
-partition, messages in a flush. Prints after each flush the numbers that are durable in each.
+Message number n of partition p is number p + n * P of all messages. Arguments: folder, first number
+of each partition, messages per flush. After each flush it prints the next number of each partition;
+all messages before it are durable.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ P = 2
 
 
 def body_of(number: int) -> bytes:
-    """Of very different sizes, so that a kill hits all parts of a frame."""
+    """Return a body. Sizes differ widely, so that a kill hits all parts of a frame."""
     return number.to_bytes(8, "little") * (1 + number * 7919 % 4000)
 
 

@@ -1,4 +1,4 @@
-"""Ingest without its thread, and streams whose state after every seq is known."""
+"""Ingest without its threads, and streams with a known state after every seq."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Rows = dict[tuple[str, int], bytes]
 
 @dataclass
 class Driver:
-    """Follows a log until nothing more can be done, in the caller's thread."""
+    """An ingest in the caller's thread, which follows a log until nothing more can be done."""
 
     log: DeltaLog
     store: MemoryStore
@@ -59,7 +59,7 @@ class Driver:
         self.subscription = self.log.subscribe({p: s.offset for p, s in self.states.items()})
 
     def read(self) -> None:
-        """Until the log has no more, and no catch-up goes on."""
+        """Read until the log has no more and no catch-up is running."""
         while True:
             events = self.subscription.poll(max_bytes=self.poll_bytes, timeout=0)
             again: set[int] = set()
@@ -89,7 +89,7 @@ class Driver:
             self.subscription.resume(partition)
 
     def run(self) -> Driver:
-        """Until the log has no more and no base helps."""
+        """Read until the log has no more and no base helps."""
         self.read()
         while True:
             stood = self.positions()
@@ -108,18 +108,18 @@ class Driver:
 
 @dataclass
 class Stream:
-    """The messages of a publisher by partition, and the rows of each partition after each seq."""
+    """A publisher's messages by partition, and the rows of each partition after each seq."""
 
     messages: dict[int, list[Message]]
     position: Position
     states: dict[tuple[int, int, int], Rows] = field(default_factory=dict)
 
     def rows_at(self, partition: int, run: int, seq: int) -> Rows:
-        """Rows of a partition once {run, seq} is applied."""
+        """Return the rows of a partition once {run, seq} is applied."""
         return {} if run == 0 else self.states[(partition, run, seq)]
 
     def final(self) -> dict[int, Rows]:
-        """Rows of each partition at the end."""
+        """Return the rows of each partition at the end."""
         position = self.position
         return {p: self.rows_at(p, position.run, position.seqs[p]) for p in range(P)}
 
@@ -127,7 +127,7 @@ class Stream:
 def publish_versions(
     publisher: Publisher, rng: np.random.Generator, versions: int, key_space: int = 60
 ) -> None:
-    """Some versions of both tables, with repeats and deletions."""
+    """Publish some versions of both tables, with repeated keys and deletions."""
     for _ in range(versions):
         for schema in SCHEMAS:
             n = int(rng.integers(0, 40))
@@ -138,7 +138,7 @@ def publish_versions(
 
 
 def stream_of(log: DirectoryLog, position: Position) -> Stream:
-    """Everything in a log, decoded into the rows after each seq: the slow model."""
+    """Decode everything in a log into the rows after each seq: the slow model."""
     stream = Stream({p: [] for p in range(P)}, position)
     rows: dict[int, Rows] = {p: {} for p in range(P)}
     subscription = log.subscribe(dict.fromkeys(range(P), 0))
@@ -164,7 +164,7 @@ def stream_of(log: DirectoryLog, position: Position) -> Stream:
 
 
 def rows_by_partition(store: MemoryStore) -> dict[int, Rows]:
-    """What the store holds, by partition."""
+    """Return the store's rows by partition."""
     found: dict[int, Rows] = {p: {} for p in range(P)}
     for name, table in store.by_name.items():
         keys = np.array(list(table.rows), dtype=np.uint64)
@@ -180,7 +180,7 @@ def write_base(
     version: int,
     instance: str = "m@1",
 ) -> Path:
-    """A base that holds these rows."""
+    """Write a base of these rows."""
     by_table: dict[str, dict[int, bytes]] = {schema.name: {} for schema in SCHEMAS}
     for part in rows.values():
         for (table, key), row in part.items():

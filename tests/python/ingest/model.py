@@ -1,4 +1,4 @@
-"""A slow, obvious store: dicts of bytes. What ingest did to it can be compared with a model."""
+"""A slow, obvious store: dicts of bytes, to compare ingest's results with a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Rows = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 
 ALWAYS = 1 << 30
-"""As a table's ``fail_next``: until a test sets it to 0."""
+"""Value of a table's ``fail_next``: fail until a test sets it to 0."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class MemoryTable:
 
     def apply(self, keys: Keys, rows: Rows | None, deleted: Mask | None, stamp: int) -> Report:
         if self.fail_next:
-            if self.fail_next < ALWAYS:  # else another thread ends it
+            if self.fail_next < ALWAYS:  # otherwise another thread resets it
                 self.fail_next -= 1
             raise self.failure("no space left on device: free some and it goes on")
         assert keys.dtype == np.uint64

@@ -1,4 +1,4 @@
-"""Catch-up: a partition becomes equal to a base, whatever stops it half way."""
+"""Catch-up: a partition becomes equal to a base, even if it is interrupted half way."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ Apply = Callable[[Keys, StoredRows | None, Mask | None, int], Report]
 
 
 class Killed(Exception):
-    """The process ended here."""
+    """Signal for the end of the process."""
 
 
 class MortalStore(MemoryStore):
-    """Dies at the n-th change: what was changed before stays, as in a pool."""
+    """A store that dies at the n-th change. Earlier changes stay, as in a pool."""
 
     def __init__(self, schemas: list[TableSchema], partitions: int) -> None:
         super().__init__(schemas, partitions)
@@ -69,7 +69,7 @@ def open_log(path: Path) -> DirectoryLog:
 
 
 def two_runs(path: Path, folder: Path, *, base_seed: int = 5) -> tuple[DirectoryLog, Stream]:
-    """Run 1 from nothing; then run 2 begins with a base of other rows, and goes on from those."""
+    """Write run 1 from nothing, then run 2, which begins with a base of other rows."""
     log = open_log(path)
     first = Publisher(log, "m", tables=SCHEMAS, run=1)
     first.begin_continue(None)
@@ -85,7 +85,7 @@ def two_runs(path: Path, folder: Path, *, base_seed: int = 5) -> tuple[Directory
     second.begin_base("b2", version=9)
     publish_versions(second, np.random.default_rng(2), 4)
     stream = stream_of(log, second.position())
-    # The model of the log alone does not know the base: rows of run 2 start from it.
+    # The model of the log alone does not know the base: run 2 starts from its rows.
     for p in range(P):
         rows = dict(trained[p])
         before: Rows = dict(stream.states[(p, 2, 1)])
@@ -137,7 +137,7 @@ def test_a_new_run_with_a_base_replaces_everything(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_at_every_change_it_ends_equal(tmp_path: Path, seed: int) -> None:
-    """Every apply and every progress record of the whole stream, catch-up included, as the last."""
+    """Kill at every apply and every progress record of the whole stream, catch-up included."""
     log, stream = two_runs(tmp_path / "log", tmp_path, base_seed=seed)
     bases = BaseFolder(tmp_path / "bases")
     store = MortalStore(SCHEMAS, P)
@@ -161,7 +161,7 @@ def test_killed_at_every_change_it_ends_equal(tmp_path: Path, seed: int) -> None
 
 
 def test_broken_off_catch_up_never_follows_the_old_stream(tmp_path: Path) -> None:
-    """Killed in the middle, restarted without its base: stale, and nothing of run 1 is applied."""
+    """Kill a catch-up, restart without its base: stale, and nothing of run 1 is applied."""
     log, _ = two_runs(tmp_path / "log", tmp_path)
     store = MemoryStore(SCHEMAS, P)
     store.record_progress(
@@ -177,7 +177,7 @@ def test_broken_off_catch_up_never_follows_the_old_stream(tmp_path: Path) -> Non
 
 
 def test_rows_that_are_mixed_stay_so_while_another_instance_is_fed(tmp_path: Path) -> None:
-    """The run of an instance that nobody takes: passed over, but only where rows are whole."""
+    """Pass over a run of an instance that no store takes, but only where rows are consistent."""
     log = open_log(tmp_path / "log")
     first = Publisher(log, "m", tables=SCHEMAS, run=1)
     first.begin_continue(None)
@@ -216,7 +216,7 @@ def test_rows_that_are_mixed_stay_so_while_another_instance_is_fed(tmp_path: Pat
 def test_a_base_within_a_run_of_another_instance_mends_nothing(
     tmp_path: Path, instance: str | None
 ) -> None:
-    """The beginning of its run is lost, so that only the base itself tells whose rows it holds."""
+    """Lose the beginning of a run, so that only the base says whose instance's rows it holds."""
     log = open_log(tmp_path / "log")
     first = Publisher(log, "m", tables=SCHEMAS, run=1)
     first.begin_continue(None)
@@ -243,7 +243,7 @@ def test_others_follow_while_one_catches_up(tmp_path: Path) -> None:
     store = MemoryStore(SCHEMAS, P)
     bases = BaseFolder(tmp_path / "bases")
     driver = Driver(log, store, Letters(), bases, rows_max=1).run()
-    publisher._seqs[0] += 1  # partition 0 misses one
+    publisher._seqs[0] += 1  # skip a seq in partition 0
     publish_versions(publisher, np.random.default_rng(2), 1)
     driver.read()
     assert driver.states[0].mode is Mode.STALE
@@ -262,7 +262,7 @@ def test_others_follow_while_one_catches_up(tmp_path: Path) -> None:
         assert driver.states[2].recorded.version == publisher.version
         driver.step()
         steps += 1
-    assert steps > 20  # one row a step
+    assert steps > 20  # one row per step
     driver.read()
     assert all(state.following for state in driver.states.values())
     assert all(s.recorded.version == publisher.version for s in driver.states.values())
@@ -303,9 +303,9 @@ def test_a_gap_is_mended_by_a_base_of_the_same_run(tmp_path: Path, lost: str) ->
     store = MemoryStore(SCHEMAS, P)
     bases = BaseFolder(tmp_path / "bases")
     Driver(log, store, Letters(), bases).run().close()
-    if lost == "seqs":  # a publisher that skipped some
+    if lost == "seqs":  # the publisher skipped some seqs
         publisher._seqs = [seq + 4 for seq in publisher._seqs]
-    elif lost == "mismatch":  # a trainer that was restored to an earlier state
+    elif lost == "mismatch":  # the trainer was restored to an earlier state
         position = publisher.position()
         publisher = Publisher(log, "m", tables=SCHEMAS, run=2)
         publisher.begin_continue(
@@ -380,7 +380,7 @@ def test_a_base_marker_behind_a_gap_mends_it(tmp_path: Path, mid_version: bool) 
     publish_versions(publisher, np.random.default_rng(2), 2)
     row = np.full((100, 4), 7, np.float32)
     trained: dict[int, Rows] = {p: {} for p in range(P)}
-    if mid_version:  # rows of version 5 stand on both sides of the marker
+    if mid_version:  # rows of version 5 are on both sides of the marker
         publisher.publish("user", np.arange(100, 200), row)
         trained[0] = {("user", key): row[0].tobytes() for key in range(100, 200)}
     write_base(tmp_path / "elsewhere" / "b", trained, {}, version=4)
@@ -442,7 +442,7 @@ def test_a_full_table_takes_the_base_once_the_old_rows_are_gone(tmp_path: Path) 
     write_base(tmp_path / "bases" / "b", new, {}, version=3)
     Publisher(log, "m", tables=SCHEMAS, run=2).begin_base("b", version=3)
     driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases"))
-    # Partition by partition, room comes as the old rows of each go. Those that had none try again.
+    # Each partition makes room when its old rows are deleted; partitions without room try again.
     wait_until(lambda: all(state.following for state in driver.run().states.values()))
     assert store.by_name["user"].rows == {key: row for (_, key), row in new[0].items()}
     driver.close()

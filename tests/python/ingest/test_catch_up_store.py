@@ -1,6 +1,6 @@
-"""Catch-up from a checkpoint store: a server whose log is gone becomes what a version was.
+"""Catch-up from a checkpoint store: a server without its log takes the rows of a version.
 
-A trainer's feed writes log and store; the model of what a server should hold is the trainer itself.
+A trainer's feed writes log and store. The trainer itself is the model of the server's rows.
 Does not cover: a real server (tests/system/test_store_catch_up.py).
 """
 
@@ -34,11 +34,11 @@ from tests.python.ingest.test_catch_up import Killed, MortalStore
 ROWS = 60
 SECONDS = 60
 SEGMENT_BYTES = 4096
-DENSE = "d" * SEGMENT_BYTES  # so that each version has segments of its own
+DENSE = "d" * SEGMENT_BYTES  # so large that each version has its own segments
 
 
 class Trainer:
-    """Tables `user` and `item`; each step changes, makes and deletes some rows of both."""
+    """A trainer of `user` and `item`. Each step changes, creates and deletes rows of both."""
 
     def __init__(
         self, folder: Path, *, policy: str = "2d", quantising: Quantising | None = None
@@ -100,17 +100,17 @@ class Trainer:
 
     @property
     def newest(self) -> int:
-        """The newest version of the log."""
+        """Return the newest version of the log."""
         assert self.feed.publisher is not None
         return self.feed.publisher.version
 
     def lose_the_log(self) -> None:
-        """Retention takes all but what was published last."""
+        """Trim the log as retention does: only the last published messages remain."""
         for partition, end in self.log.end_offsets(range(P)).items():
             self.log.trim(partition, end)
 
     def rows(self, partitions: range | list[int] = range(P)) -> dict[str, dict[int, bytes]]:
-        """What a server that follows some partitions should hold."""
+        """Return the rows that a server of these partitions should hold."""
         found = {}
         for name, table in self.tables.items():
             keys = table.keys()
@@ -169,7 +169,7 @@ def test_a_server_whose_log_is_gone_catches_up(tmp_path: Path, policy: str, fres
 def test_killed_at_every_change_it_ends_equal(
     tmp_path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every apply and record of the catch-up as the last; then begun again, maybe killed again."""
+    """Kill at every apply and record of the catch-up; then resume it, and perhaps kill it again."""
     trainer = Trainer(tmp_path)
     before = MemoryStore(SCHEMAS, P)
     trainer.publish()
@@ -197,7 +197,7 @@ def test_killed_at_every_change_it_ends_equal(
     for last in range(changes):
         server = begun()
         server.left = last
-        for _ in range(2):  # the second one may die in the first one's work
+        for _ in range(2):  # the second driver may die in what the first one left
             driver = driver_of(trainer, server, rows_max=7)
             try:
                 driver.run()
@@ -282,13 +282,16 @@ def test_only_own_partitions_are_loaded_and_emptied(tmp_path: Path) -> None:
 def test_rows_that_are_ahead_of_the_log_are_not_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A trainer that goes on from an older version could not take them back."""
+    """Refuse rows ahead of the log: a trainer that resumes from an older version can't undo them.
+
+    The log never supplies such rows, so the server would keep them.
+    """
     trainer = Trainer(tmp_path)
     trainer.publish()
     trainer.publish()
     whole = trainer.rows()
     trainer.version += 1
-    trainer.feed.checkpoint(trainer.version)  # nothing is owed: as good as published
+    trainer.feed.checkpoint(trainer.version)  # nothing is owed, as if it had been published
     trainer.checkpoint(publish=False)
     trainer.lose_the_log()
     server = MemoryStore(SCHEMAS, P)
@@ -305,7 +308,7 @@ def test_rows_that_are_ahead_of_the_log_are_not_taken(
 
 
 def test_rows_are_in_the_served_dtype(tmp_path: Path) -> None:
-    """A float32 trainer's rows in a float16 table: as its publisher would have encoded them."""
+    """Serve a float32 trainer's rows from a float16 table, encoded as its publisher does."""
     halves = [TableSchema("user", "f16", 4), TableSchema("item", "int8", 2)]
     trainer = Trainer(tmp_path)
     trainer.checkpoint()
@@ -361,7 +364,7 @@ def test_a_damaged_version_is_passed_over_for_an_older_one(
     body[newest.offset + newest.length // 2] ^= 1
     path.write_bytes(body)
     server = MemoryStore(SCHEMAS, P)
-    driver = driver_of(trainer, server).run().run()  # looked for again, as time goes by
+    driver = driver_of(trainer, server).run().run()  # searches for versions again
     with pytest.raises(DataLoss, match="version 2 does without it"):
         trainer.store.restore()
     assert {each.target for each in server.history if each.target} == {2, 3}
@@ -420,7 +423,7 @@ def test_a_version_of_another_instance_mends_no_gap(tmp_path: Path) -> None:
 
 
 def test_positions_of_several_workers_are_one(tmp_path: Path) -> None:
-    """Each knows its own partitions; where one's log failed, nobody catches up to its rows."""
+    """Join the positions of several workers; do not catch up to rows whose worker's log failed."""
     trainer = Trainer(tmp_path)
     server = MemoryStore(SCHEMAS, P)
     trainer.checkpoint()
@@ -450,7 +453,7 @@ def test_positions_of_several_workers_are_one(tmp_path: Path) -> None:
 
 
 def test_a_version_rolled_back_gives_no_rows_of_another_that_has_its_number(tmp_path: Path) -> None:
-    """A catch-up may wait, or be under way, while another partition looks for versions anew."""
+    """Roll a version back and write another with its number while a catch-up waits or runs."""
     trainer = Trainer(tmp_path)
     server = MemoryStore(SCHEMAS, P)
     trainer.checkpoint()
@@ -471,7 +474,7 @@ def test_a_version_rolled_back_gives_no_rows_of_another_that_has_its_number(tmp_
         list(reading)
     assert sum(len(keys) for keys, _ in anew.chunks("user")) > 0
     store.rollback(1)
-    store.write(2, none, kind=DELTA)  # of a trainer that publishes nothing
+    store.write(2, none, kind=DELTA)  # a trainer's version that is not published
     assert [each.version for each in store.state.versions()] == [1, 2]
     assert len(source.of_model("m")) == 1
     with pytest.raises(NotFound, match="rolled back"):
@@ -479,7 +482,7 @@ def test_a_version_rolled_back_gives_no_rows_of_another_that_has_its_number(tmp_
 
 
 def test_a_trainer_that_goes_back_takes_its_servers_along(tmp_path: Path) -> None:
-    """They have applied more than it knows of: a gap, until the store has a version of its own."""
+    """Restore a trainer that is behind its servers: a gap, until the new run's next version."""
     trainer = Trainer(tmp_path)
     trainer.checkpoint()
     server = MemoryStore(SCHEMAS, P)

@@ -1,4 +1,4 @@
-"""Publisher, directory log, ingest, store: rows equal a model, whatever happens to the log."""
+"""Publisher, directory log, ingest, store: the rows equal a model, whatever happens to the log."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 
 
 def paused(ingest: Ingest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses an ingest that runs, and returns when its thread waits.
+    """Pause a running ingest, and return when its thread waits.
 
-    A poll that had begun takes what it finds.
+    A poll that has begun still takes the messages that it finds.
     """
     waits = threading.Event()
     run = ingest._run

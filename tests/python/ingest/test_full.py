@@ -1,4 +1,4 @@
-"""Rows without room: their partitions stop, lose nothing, and go on once there is room."""
+"""Rows without room: their partitions stop, lose nothing, and continue once there is room."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_full_disk_stops_the_partitions_and_passes(bench: Bench) -> None:
 
 
 class Stopped:
-    """One partition whose second version has no room."""
+    """A log with one partition whose second version has no room."""
 
     def __init__(self, folder: Path) -> None:
         self.log = DirectoryLog(folder / "log", partitions=P)
@@ -96,7 +96,7 @@ class Stopped:
         self.table.capacity = 4
         self.publish(np.concatenate([keys_of(p, 1) for p in range(P)]))
         self.follow().close()
-        self.publish(keys_of(0, 3))  # two new ones, and one has room
+        self.publish(keys_of(0, 3))  # two new keys, with room for one
         self.publish(np.concatenate([keys_of(p, 1) for p in range(P)]), value=3)
 
     def publish(self, keys: np.ndarray, value: float = 1) -> None:
@@ -119,12 +119,12 @@ def test_only_the_partition_without_room_stops(tmp_path: Path) -> None:
         1: Mode.FOLLOWING,
         2: Mode.FOLLOWING,
     }
-    # Versions before the first record without room count; nothing behind it is applied.
+    # Versions before the first record without room count; nothing after it is applied.
     assert [state.recorded.version for state in driver.states.values()] == [1, 3, 3]
     assert stopped.table.rows[int(keys_of(0, 1)[0])] == rows_of(keys_of(0, 1)).tobytes()
     assert driver.states[0].health("m@1", None).state == "full"
     driver.close()
-    # A restart forgets nothing of it, with room or without.
+    # A restart keeps this state, with room or without.
     for _ in range(2):
         driver = stopped.follow()
         assert driver.states[0].mode is Mode.FULL
@@ -150,7 +150,7 @@ def test_another_partitions_deletion_makes_room(tmp_path: Path) -> None:
 
 
 def test_a_version_that_replaces_keys_fits_in_a_full_table(tmp_path: Path) -> None:
-    """New keys stand before the deletions that make room for them."""
+    """Publish new keys before the deletions that make room for them."""
     log = DirectoryLog(tmp_path / "log", partitions=P)
     publisher = Publisher(log, "m", tables=SCHEMAS)
     publisher.begin_continue(None)
@@ -217,7 +217,7 @@ def check_stopped(world: World, version: int) -> None:
 
 
 def test_the_whole_way_with_a_pool(tmp_path: Path) -> None:
-    """Capacity 2,000 and more rows: stopped, restarted, rows deleted aside, and nothing is lost."""
+    """Write more than the capacity of 2,000 rows: stop, restart, delete rows, and lose nothing."""
     world = World(tmp_path, NATIVE_SCHEMAS)
     log = DirectoryLog(tmp_path / "log", partitions=4)
     publisher = Publisher(log, "m", tables=NATIVE_SCHEMAS)

@@ -1,4 +1,4 @@
-"""The thread: errors that pass, full tables, pause, rate, restart, what status says."""
+"""Ingest's threads: temporary errors, full tables, pause, rate, restart, status."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.python.ingest.test_follow import paused, wait_until
 
 
 class Bench:
-    """A log with a publisher, and an ingest that follows it."""
+    """A log with a publisher, and an ingest that follows the log."""
 
     def __init__(self, tmp_path: Path, **options: Any) -> None:
         self.log = DirectoryLog(tmp_path / "log", partitions=P)
@@ -60,7 +60,7 @@ def test_a_passing_error_of_the_pool_is_shown_and_overcome(bench: Bench) -> None
 def test_the_logs_end_is_waited_for(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     version = bench.publish()
-    assert not bench.ingest.wait_for_end(0)  # not started
+    assert not bench.ingest.wait_for_end(0)  # ingest is not started
     bench.ingest.start()
     assert bench.ingest.wait_for_end(30)
     assert bench.ingest.version() == version
@@ -114,7 +114,7 @@ def test_the_rate_is_bounded(tmp_path: Path) -> None:
     bench.ingest.set_rate(1)
     bench.publish(50)
     time.sleep(0.3)
-    assert bench.ingest.stop(10)  # not after the minute that the rate asks for
+    assert bench.ingest.stop(10)  # does not wait for the minute that the rate requires
 
 
 def test_the_rate_is_reached_however_long_the_work_takes(
@@ -139,7 +139,7 @@ def test_the_rate_is_reached_however_long_the_work_takes(
 
     assert seconds_of(20, 0.05) == pytest.approx(2.0, abs=0.2)
     assert seconds_of(20, 0.2) == pytest.approx(4.0, abs=0.2)  # slower than the rate: no waits
-    assert seconds_of(20, 0.0) == pytest.approx(2.0, abs=0.2)  # and nothing of that is made up for
+    assert seconds_of(20, 0.0) == pytest.approx(2.0, abs=0.2)  # the slowness is not made up for
 
 
 def test_an_unexpected_error_is_shown_and_following_goes_on(
@@ -161,7 +161,7 @@ def test_an_unexpected_error_is_shown_and_following_goes_on(
     rows = bench.ingest.status().rows
     broken[0] = False
     assert bench.ingest.wait_for(bench.publish(), 10)
-    assert bench.ingest.status().rows == rows + 50  # counters go on
+    assert bench.ingest.status().rows == rows + 50  # the counters continue
 
 
 def test_restarted_at_any_point_it_goes_on(tmp_path: Path) -> None:
@@ -253,6 +253,7 @@ def test_dead_letters_are_kept_and_bounded(tmp_path: Path) -> None:
     assert letter["headers"] == [{"name": "a", "base64": "/w==", "text": "b'\\xff'"}]
     assert (tmp_path / "dead" / names[0]).read_bytes() == b"body"
     (tmp_path / "file").touch()
-    DirectoryDeadLetters(tmp_path / "file" / "dead").add(0, 1, "full", None)  # holds nothing up
+    # The folder cannot be created: add() only reports it.
+    DirectoryDeadLetters(tmp_path / "file" / "dead").add(0, 1, "full", None)
     DirectoryDeadLetters(tmp_path / "lost").add(0, 1, "log-damaged", None)
     assert [path.suffix for path in (tmp_path / "lost").iterdir()] == [".json"]

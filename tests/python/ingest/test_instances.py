@@ -1,4 +1,4 @@
-"""Instances: a base begins one beside the served, the name switches, goes back, drops what is left.
+"""Instances: a base begins one, the alias switches to it and back, an old one is dropped.
 
 Real tables, a real log. Does not cover: kills of the process (tests/system), crash states of the
 superblock (tests/crash).
@@ -33,7 +33,7 @@ KEYS = 300
 
 
 def versions(world: World, instance: str) -> set[float]:
-    """Which versions the rows of all its tables are of: every row of a version holds it."""
+    """Return the versions of all rows of an instance: each value of a row is its version."""
     found: set[float] = set()
     for schema in SCHEMAS:
         table = world.tables.find(instance, schema.name)
@@ -45,14 +45,14 @@ def versions(world: World, instance: str) -> set[float]:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[list[World]]:
-    """The one that is open, to be replaced by a test that reopens."""
+    """Yield the open world in a list, so that a test that reopens it can replace it."""
     holder = [World(tmp_path, SCHEMAS)]
     yield holder
     holder[0].close()
 
 
 class Trainer:
-    """A run. Publishes all rows of both tables, each holding the version it belongs to."""
+    """A run that publishes all rows of both tables; each row holds its version."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -97,7 +97,7 @@ def write_base(folder: Path, version: int, instance: str) -> None:
 
 
 def first_run(folder: Path, world: World) -> Trainer:
-    """Version 1 is served by m@1."""
+    """Publish version 1, which m@1 serves."""
     trainer = Trainer(folder)
     trainer.publisher.begin_continue(None)
     assert world.ingest.wait_for(trainer.version(), 30)
@@ -154,7 +154,7 @@ def test_back_and_on_from_there(tmp_path: Path, world: list[World]) -> None:
     wait_until(lambda: world[0].meant == "m@2")
     world[0].tables.set_alias("m", world[0].tables.resolve("m@1").id)
     wait_until(lambda: world[0].states() == {("m@1", "passing")})
-    # What ingest had looked at a moment before the switch undoes nothing.
+    # A decision that ingest made just before the switch must not undo it.
     NativeInstances(world[0].tables, "m", switch=True).complete(NativeStore(world[0].tables, "m@2"))
     assert world[0].meant == "m@1"
     last = bad.version()
@@ -166,7 +166,7 @@ def test_back_and_on_from_there(tmp_path: Path, world: list[World]) -> None:
     bad.version()
     wait_until(lambda: world[0].states() == {("m@1", "passing")})
     bad.close()
-    # A trainer restores what m@1 holds, and goes on.
+    # A trainer restores the state of m@1, and continues.
     good = Trainer(tmp_path)
     good.publisher.begin_continue(position)
     version = good.version()
@@ -228,7 +228,7 @@ def test_the_dropped_do_not_come_back_in_partitions_that_are_followed_anew(
     wait_until(lambda: versions(world[0], "m@1") == {version})
     wait_until(lambda: world[0].states() == {("m@1", state)})
     assert world[0].names() == {"m@1": False}
-    # The name may be used again, by a later run.
+    # A later run may use the name again.
     again = Trainer(tmp_path)
     assert world[0].ingest.wait_for(again.base("three", instance="m@2"), 30)
     assert world[0].names() == {"m@1": False, "m@2": False}
@@ -294,7 +294,7 @@ def test_a_base_that_is_missing_is_waited_for(tmp_path: Path, world: list[World]
 
 
 def test_partitions_follow_where_their_run_goes(tmp_path: Path, world: list[World]) -> None:
-    """A publisher that dies while it begins: one partition has the new run, the others not yet."""
+    """Kill a publisher while it begins a run: one partition has the new run, the others do not."""
     first = first_run(tmp_path, world[0])
     write_base(tmp_path / "bases" / "two", 2, "m@2")
     header = RecordHeader(
@@ -340,7 +340,7 @@ def test_an_older_base_of_another_instance_mends_no_gap(tmp_path: Path, world: l
 
 
 def test_a_catch_up_that_is_broken_off_holds_nothing(tmp_path: Path) -> None:
-    """After any number of steps: one of them is amid a scan, which keeps the pool open."""
+    """Break a catch-up off after any number of steps, also within a scan, which holds the pool."""
     world = World(tmp_path, SCHEMAS, switch=False)
     assert world.ingest.stop(30)
     trainer = Trainer(tmp_path)

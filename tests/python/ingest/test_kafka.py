@@ -1,7 +1,7 @@
-"""Ingest from a real broker: what a plain producer injects is counted and kept, never applied.
+"""Ingest from a real broker: messages of a plain producer are counted and kept, never applied.
 
-The invariant is that of test_trouble.py: the rows of a partition are those after the {run, seq}
-that it recorded. Here the log is Kafka's, and the thread is ingest's own.
+The invariant is that of test_trouble.py: the rows of a partition are those after its recorded
+{run, seq}. Here the log is Kafka's, and the threads are ingest's own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ VERSIONS = 12
 
 @pytest.fixture(scope="module")
 def stream(tmp_path_factory: pytest.TempPathFactory) -> Stream:
-    """One run of 12 versions."""
+    """Return a stream of one run with 12 versions."""
     log = DirectoryLog(tmp_path_factory.mktemp("clean"), partitions=P)
     publisher = Publisher(log, "m", tables=SCHEMAS, run=5, publisher_id="a")
     publisher.begin_continue(None)
@@ -53,7 +53,7 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Stream:
 
 
 class Site:
-    """A topic, its dead letters, a plain producer, and the ingest of a store of plain dicts."""
+    """A topic, its dead letters, a plain producer, and ingest into a store of plain dicts."""
 
     def __init__(self, broker: Broker, topic: str, folder: Path) -> None:
         self.topic = topic
@@ -98,7 +98,7 @@ class Site:
             self.inject(partition, found)
 
     def until(self, holds: Callable[[IngestStatus], object]) -> list[PartitionStatus]:
-        """The partitions' status once ``holds``."""
+        """Return the partitions' status once ``holds`` is true."""
         deadline = time.monotonic() + 60
         while True:
             status = self.ingest.status()
@@ -108,7 +108,7 @@ class Site:
             time.sleep(0.01)
 
     def settled(self, stream: Stream, stopped: str = "following") -> list[PartitionStatus]:
-        """Once partition 0 is ``stopped`` and the others have everything; rows are checked."""
+        """Wait until partition 0 is ``stopped`` and the others have everything; check the rows."""
 
         def holds(status: IngestStatus) -> bool:
             first, *others = status.partitions
@@ -127,7 +127,7 @@ class Site:
         return found
 
     def dead(self) -> list[tuple[bytes, bytes, bytes]]:
-        """(partition, offset, reason) of every dead letter."""
+        """Return (partition, offset, reason) of every dead letter."""
         with KafkaLog(f"{self.place}.dead-letters") as log:
             subscription = log.subscribe({0: 0})
             events: list[Any] = []
@@ -163,7 +163,7 @@ def with_header(message: Message, name: str, value: bytes) -> Message:
 
 
 def resealed(message: Message, partition: int, **changes: Any) -> Message:
-    """As another publisher would have written it: its checksum holds."""
+    """Return a message as another publisher would write it, with a correct checksum."""
     schemas = {schema.name: schema for schema in SCHEMAS}
     record = decode_record(
         message, model="m", partition=partition, partitions=P, schema_of=schemas.get
@@ -243,7 +243,7 @@ def test_what_a_plain_producer_injects(site: Site, stream: Stream, name: str) ->
     if state != "stale":
         assert state == "conflict" or rows_by_partition(site.store) == stream.final()
         return
-    # A restart stands where this one stood; a base mends it.
+    # A restart keeps the state; a base ends the stop.
     site.stop()
     site.start()
     again = site.settled(stream, state)[0]
@@ -277,7 +277,7 @@ def test_a_new_run_continues_and_the_old_one_is_rejected(site: Site, stream: Str
 
 
 def test_retention_removed_what_was_needed(site: Site, stream: Stream) -> None:
-    """It says so and catches up from a base; without one it stands still, however long."""
+    """Remove messages that are needed: ingest reports it, stays stale, and catches up to a base."""
     half = {p: messages[: len(messages) // 2] for p, messages in stream.messages.items()}
     site.inject_all(half)
     reached = {p: read_header(messages[-1]).seq for p, messages in half.items()}
@@ -293,7 +293,7 @@ def test_retention_removed_what_was_needed(site: Site, stream: Stream) -> None:
         f"offsets {reached[0]} to {at.offset - 1} are gone from the log: retention" in first.reason
     )
     assert first.lag_records == len(stream.messages[0]) - reached[0]
-    # A base of the middle, and what the log still holds behind it.
+    # A base of the middle, to be followed by the messages that the log still holds.
     position = stream.position
     seqs = {p: position.seqs[p] for p in range(P)}
     seqs[0] = at.offset + 1  # offsets count from 0, seqs from 1
@@ -323,4 +323,4 @@ def test_pause_resume_and_rate(site: Site, stream: Stream, monkeypatch: pytest.M
         publisher.begin_continue(stream.position)
         version = publisher.commit()
     site.until(lambda status: status.version == version)
-    assert time.monotonic() - began > rows / 200 - 0.5  # what came before was paid for
+    assert time.monotonic() - began > rows / 200 - 0.5  # the rows before count against the rate

@@ -1,4 +1,4 @@
-"""The whole way with real tables: publisher, directory log, ingest, a pool file, reopened."""
+"""Publisher, directory log, ingest and real tables in a pool file, which is reopened."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SPACE = 500
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[list[World]]:
-    """The one that is open, to be replaced by a test that reopens."""
+    """Yield the open world in a list, so that a test that reopens it can replace it."""
     holder = [World(tmp_path, SCHEMAS)]
     yield holder
     holder[0].close()
 
 
 class Trainer:
-    """Publishes random rows of both tables and remembers what a server should hold."""
+    """Publisher of random rows of both tables; it keeps the rows that a server should hold."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -94,7 +94,7 @@ def test_a_base_of_a_new_run_and_a_gap(tmp_path: Path, served: list[World]) -> N
     trainer.publisher.begin_continue(None)
     assert served[0].ingest.wait_for(trainer.version(), 30)
     trainer.log.close()
-    # A trainer of other rows begins a run with a base of them.
+    # A trainer of other rows begins a run with a base.
     other = Trainer(tmp_path, 3)
     for schema in SCHEMAS:
         rows = other.rng.standard_normal((700, schema.dim), dtype=np.float32)
@@ -106,7 +106,7 @@ def test_a_base_of_a_new_run_and_a_gap(tmp_path: Path, served: list[World]) -> N
     check(served[0], other)
     assert served[0].ingest.wait_for(other.version(), 30)
     check(served[0], other)
-    # It loses messages; the next base makes good.
+    # It loses messages; the next base repairs that.
     other.publisher._seqs = [seq + 2 for seq in other.publisher._seqs]
     version = other.version()
     wait_until(lambda: {p.state for p in served[0].ingest.status().partitions} == {"stale"})

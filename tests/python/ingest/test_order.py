@@ -103,7 +103,7 @@ def test_a_continue_is_decided_with_its_body() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_comes_only_the_next_one_is_applied(seed: int) -> None:
-    """Duplicated, reordered, dropped messages of three runs: what is applied is a clean prefix."""
+    """Duplicate, reorder and drop messages of three runs: only a gapless prefix is applied."""
     rng = np.random.default_rng(seed)
     stream: list[tuple[RecordHeader, ContinueBody | None]] = []
     previous = (0, 0)

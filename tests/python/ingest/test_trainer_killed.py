@@ -1,4 +1,4 @@
-"""A trainer process killed with -9 again and again: what is served ends as its last state."""
+"""A trainer process killed with -9 repeatedly: the served rows end as its last state."""
 
 from __future__ import annotations
 

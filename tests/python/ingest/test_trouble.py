@@ -1,7 +1,7 @@
-"""Messages doubled, reordered, dropped, cut, altered, of others: counted, never applied wrongly.
+"""Messages doubled, reordered, dropped, cut, altered, foreign: counted, never applied wrongly.
 
-The invariant throughout: the rows of a partition are exactly those after the {run, seq} that it
-recorded, whatever came. Not covered here: a publisher that seals wrong rows under right headers.
+The invariant throughout: the rows of a partition are exactly those after its recorded {run, seq},
+whatever came. Not covered here: a publisher that seals wrong rows under right headers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.python.ingest.model import Letters, MemoryStore
 
 @pytest.fixture(scope="module")
 def stream(tmp_path_factory: pytest.TempPathFactory) -> Stream:
-    """One run of 12 versions."""
+    """Return a stream of one run with 12 versions."""
     log = DirectoryLog(tmp_path_factory.mktemp("clean"), partitions=P)
     publisher = Publisher(log, "m", tables=SCHEMAS, run=5, publisher_id="a")
     publisher.begin_continue(None)
@@ -83,7 +83,7 @@ def test_clean(tmp_path: Path, stream: Stream) -> None:
 
 
 class LateApplier:
-    """Applies a window when the next is handed over: reading is ahead by a whole window."""
+    """Applier that runs a window's action when it gets the next: reading is one window ahead."""
 
     def __init__(self) -> None:
         self.action: Callable[[], None] | None = None
@@ -99,7 +99,7 @@ class LateApplier:
 
 
 class WatchedStore(MemoryStore):
-    """Progress that is recorded stands for rows that are there."""
+    """A store that checks each recorded progress: its rows must be present."""
 
     stream: Stream
 
@@ -213,7 +213,7 @@ def test_an_older_run_is_rejected(tmp_path: Path, stream: Stream) -> None:
 
 
 def of_another_publisher(folder: Path) -> list[Message]:
-    """Partition 0 of run 5, as b writes it."""
+    """Return partition 0 of run 5, as publisher b writes it."""
     log = DirectoryLog(folder, partitions=P)
     other = Publisher(log, "m", tables=SCHEMAS, run=5, publisher_id="b")
     other.begin_continue(None)
@@ -235,7 +235,10 @@ def test_two_publishers_of_one_run_are_a_conflict(tmp_path: Path, stream: Stream
 
 
 def check_a_new_run_mends(driver: Driver, bases: Path) -> None:
-    """Not one that goes on from what is applied: that is in doubt. One that begins with a base."""
+    """Check that only a new run with a base ends the stop.
+
+    A run that continues from the applied state does not: that state is in doubt.
+    """
     log = driver.log
     progress = {p: driver.store.progress(p) or Progress(p) for p in range(P)}
     seqs = tuple(each.seq for each in progress.values())
@@ -269,7 +272,7 @@ def test_a_conflict_outlasts_restarts(tmp_path: Path, stream: Stream) -> None:
         assert "two publishers wrote run 5" in state.health("m@1", None).reason
         check_rows(driver, stream)
         driver.close()
-    # A base of that run does not tell whose rows it holds.
+    # A base of that run does not show whose rows it holds.
     position = stream.position
     positions = {p: (position.run, position.seqs[p]) for p in range(P)}
     write_base(tmp_path / "bases" / "12", stream.final(), positions, version=12)
@@ -293,7 +296,7 @@ def test_a_conflict_is_seen_in_the_first_message_after_a_restart(
 
 
 def lose_power(driver: Driver) -> None:
-    """What `petps verify --accept` leaves: rows of any age, and progress that claims nothing."""
+    """Do what `petps verify --accept` does: rows have any age, and progress claims nothing."""
     for table in driver.store.by_name.values():
         for key in list(table.rows)[::3]:
             table.rows[key] = bytes(len(table.rows[key]))
@@ -317,7 +320,7 @@ def test_after_a_power_loss_a_base_is_waited_for(tmp_path: Path, stream: Stream,
             assert "lost power" in status.reason
         assert rows_by_partition(driver.store) == before
         driver.close()
-    # Older than what was applied before; run 4: before the run went on from it.
+    # A base older than what was applied before; with run 4, from before the current run began.
     seq = 6 if run == 5 else 1
     positions = dict.fromkeys(range(P), (run, seq))
     rows = {p: stream.rows_at(p, 5, 6) for p in range(P)}
@@ -326,7 +329,7 @@ def test_after_a_power_loss_a_base_is_waited_for(tmp_path: Path, stream: Stream,
     if run == 5:
         assert all(state.following for state in driver.states.values())
         assert rows_by_partition(driver.store) == stream.final()
-    else:  # the log does not go on from there: it waits for the next base, with whole rows
+    else:  # the log does not continue there: it waits for the next base, with consistent rows
         assert rows_by_partition(driver.store) == rows
     driver.close()
 
@@ -363,7 +366,7 @@ def test_a_table_made_later_is_found(tmp_path: Path, stream: Stream) -> None:
 
 
 def test_a_commit_that_counts_other_rows_is_a_gap(tmp_path: Path, stream: Stream) -> None:
-    """Seqs without a hole, but a publisher that lost rows before it numbered them."""
+    """Send seqs without a gap from a publisher that lost rows before it numbered them."""
     log = DirectoryLog(tmp_path / "lossy", partitions=P)
     publisher = Publisher(log, "m", tables=SCHEMAS, run=9)
     publisher.begin_continue(None)
@@ -379,7 +382,7 @@ def test_a_commit_that_counts_other_rows_is_a_gap(tmp_path: Path, stream: Stream
 
 
 def test_rows_that_never_came_are_remembered(tmp_path: Path, stream: Stream) -> None:
-    """Neither a restart nor the same commit once more makes them come."""
+    """Check that neither a restart nor the same commit sent again supplies the missing rows."""
     log = DirectoryLog(tmp_path / "log", partitions=P)
     publisher = Publisher(log, "m", tables=SCHEMAS, run=5)
     publisher.begin_continue(None)
@@ -402,7 +405,7 @@ def test_rows_that_never_came_are_remembered(tmp_path: Path, stream: Stream) -> 
             assert "rows that the commit of version 2 counts never came" in state.reason
         assert all(not rows for rows in store.rows().values())
         driver.close()
-    # The trainer's rows as they were at that commit mend it; what follows is applied.
+    # A base of the trainer's rows at that commit ends the stop; later records are then applied.
     bases = tmp_path / "bases"
     rows: dict[int, Rows] = {p: {("user", p + 1000): b"l" * 16} for p in range(P)}
     positions = {p: (lost.run, lost.seqs[p]) for p in range(P)}
@@ -428,7 +431,7 @@ def test_rows_that_never_came_and_a_new_run(tmp_path: Path) -> None:
 
 
 def mutate(rng: np.random.Generator, messages: list[Message]) -> list[Message]:
-    """A handful of every kind of trouble."""
+    """Return the messages with a few random faults of every kind."""
     found = list(messages)
     for _ in range(int(rng.integers(1, 6))):
         at, other = (int(rng.integers(0, len(found))) for _ in range(2))
@@ -469,7 +472,7 @@ def test_any_trouble_then_a_base_makes_it_whole(tmp_path: Path, stream: Stream, 
         else:
             assert state.gaps > 0
             assert state.reason
-    # Restarted, it stands where it stood.
+    # After a restart it is where it was.
     store = driver.store
     before = {p: store.progress(p) for p in range(P)}
     again = Driver(driver.log, store, Letters()).run()
@@ -478,7 +481,7 @@ def test_any_trouble_then_a_base_makes_it_whole(tmp_path: Path, stream: Stream, 
     for partition in range(P):
         progress, earlier = store.progress(partition), before[partition]
         assert progress is None or earlier is None or progress.seq >= earlier.seq
-    # The newest base makes it equal to the trainer's rows, wherever it had stopped.
+    # The newest base makes it equal to the trainer's rows, wherever it stopped.
     position = stream.position
     positions = {p: (position.run, position.seqs[p]) for p in range(P)}
     write_base(tmp_path / "bases" / "12", stream.final(), positions, version=12)
@@ -492,5 +495,5 @@ def test_any_trouble_then_a_base_makes_it_whole(tmp_path: Path, stream: Stream, 
         assert progress is not None
         assert rows[partition] == stream.rows_at(partition, progress.run, progress.seq)
     stale = [state for state in whole.states.values() if not state.following]
-    # Only garbage behind everything can keep a partition stale: the base holds nothing newer.
+    # Only garbage after everything else can keep a partition stale: the base has nothing newer.
     assert all(state.recorded.seq == position.seqs[state.partition] for state in stale)

@@ -1,4 +1,4 @@
-"""A pool file with an ingest that follows a log beside it: the whole way with real tables."""
+"""A pool file, with an ingest that follows a log into real tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ P = 4
 
 
 class World:
-    """Model m of an open pool, fed from ``folder``/log; bases are in ``folder``/bases."""
+    """Model m of an open pool, fed from ``folder``/log; its bases are in ``folder``/bases."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class World:
         switch: bool = True,
         partitions: Sequence[int] = range(P),
     ) -> None:
-        """Makes the pool, with instance m@1, if it is not there. Default rows are of -1."""
+        """Open the pool, or create it with instance m@1 and default rows of -1."""
         self.folder = folder
         self.schemas = schemas
         self.switch = switch
@@ -69,14 +69,14 @@ class World:
         return self.tables.resolve("m").name
 
     def names(self) -> dict[str, bool]:
-        """Frozen or not, by name."""
+        """Return by name whether an instance is frozen."""
         return {each.name: each.frozen for each in self.tables.instances()}
 
     def states(self) -> set[tuple[str, str]]:
         return {(p.instance, p.state) for p in self.ingest.status().partitions}
 
     def stored(self, schema: TableSchema) -> dict[int, bytes]:
-        """Every row of a table that the model's name means."""
+        """Return every row of a table of the instance that the model's name refers to."""
         with self.tables.find(self.meant, schema.name).scan() as pages:
             return {
                 key: row.tobytes()
@@ -112,7 +112,7 @@ def write_rows(
     instance: str,
     dense: str | None = None,
 ) -> Path:
-    """A base that holds these rows, by table and key."""
+    """Write a base of these rows, given by table and key."""
     writer = BaseWriter(
         folder,
         model="m",

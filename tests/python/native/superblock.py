@@ -1,4 +1,4 @@
-"""Forges a pool's superblock (native/pool/FORMAT.md): one of another machine or release."""
+"""Forging of a pool's superblock (native/pool/FORMAT.md), as of another machine or release."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import xxhash
 
-# Of any version: before version 3 the second stood at 128 KiB.
+# Offsets in every format version: before version 3 the second copy was at 128 KiB.
 COPIES = (0, 128 << 10, 640 << 10)
 HEADER_BYTES = 144
 VERSION_AT, LENGTH_AT, CHECKSUM_AT, BOOT_ID_AT, CLEAN_AT = 8, 12, 16, 48, 76
 
 
 def forge(path: Path, *, version: int | None = None, boot_id: bytes | None = None) -> None:
-    """Changes fields of both copies, with checksums that fit."""
+    """Change fields of both copies, and make the checksums fit."""
     content = bytearray(path.read_bytes())
     for start in COPIES:
         (length,) = struct.unpack_from("<I", content, start + LENGTH_AT)
@@ -33,7 +33,7 @@ def forge(path: Path, *, version: int | None = None, boot_id: bytes | None = Non
 
 
 def is_clean(path: Path) -> bool:
-    """Whether the newer copy has the clean flag."""
+    """Return whether the newer copy has the clean flag."""
     content = path.read_bytes()[: COPIES[-1] + HEADER_BYTES]
     copies = []
     for start in COPIES:

@@ -1,6 +1,6 @@
-"""Every method of every class that a pool or a server stands behind: after its end, and beside it.
+"""Every method of every class that uses a pool or a server: after its end, and during it.
 
-A method that is bound and not listed here fails the test.
+A bound method that is not listed here fails the test.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PROGRESS = _native.Progress(instance=1, partition=0, run=1, seq=1, offset=1, ver
 
 Method = Callable[[Any], object]
 
-# Answer from what the object itself keeps, also after the end.
+# Methods that also work after the end, because the object itself holds the result.
 KEPT = {
     "Server": {"port", "address", "calls", "stop"},
     "Calls": {"ready_descriptor", "take"},
@@ -180,7 +180,7 @@ def test_a_stopped_server_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_beside_the_end(name: str, tmp_path: Path) -> None:
-    """Threads call each method until it is refused, while another ends everything."""
+    """Call each method in threads until it is refused, while another thread ends everything."""
     for turn in range(3):
         folder = tmp_path / str(turn)
         folder.mkdir()
@@ -201,7 +201,7 @@ def test_beside_the_end(name: str, tmp_path: Path) -> None:
                     call(of)
                 except PetpsError:
                     pass
-                except BaseException as error:  # whatever it is fails the test
+                except BaseException as error:  # any other error fails the test
                     strange.append(error)
                 called.release()
 
@@ -227,7 +227,7 @@ def test_beside_the_end(name: str, tmp_path: Path) -> None:
             thread.join()
         world.scan.close()
         world.live.close()
-        while not world.tables.closed:  # a scan that a thread has just begun holds it
+        while not world.tables.closed:  # a scan that a thread has just begun may hold it open
             try:
                 world.tables.close()
             except FailedPrecondition:

@@ -1,4 +1,4 @@
-"""Arrays are checked, never converted, and the message names the argument and the remedy."""
+"""Arrays: checked, never converted; the error names the argument and the remedy."""
 
 from __future__ import annotations
 

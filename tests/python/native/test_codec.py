@@ -1,4 +1,4 @@
-"""Row codecs, the partition function and the checksum, seen from Python."""
+"""Row codecs, the partition function and the checksum, called from Python."""
 
 from __future__ import annotations
 

@@ -50,4 +50,4 @@ def test_port_in_use(tables: _native.Tables) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(PetpsError, match=f"{port}.*in use"):
             _native.Server.start(tables, port=port)
-    tables.info()  # the pool is as before
+    tables.info()  # the pool is unchanged

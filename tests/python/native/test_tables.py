@@ -1,4 +1,4 @@
-"""petps._native.Tables and Table: what Python can do to a pool, and how it is refused."""
+"""petps._native.Tables and Table: operations on a pool, and their refusals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DIM = 4
 
 
 def rows_of(keys: npt.NDArray[np.uint64], salt: int) -> npt.NDArray[np.float32]:
-    """A row that tells its key and the write it came from."""
+    """Return rows that identify their key and the write that made them."""
     rows = np.empty((len(keys), DIM), np.float32)
     rows[:, 0] = keys % 65536
     rows[:, 1] = salt
@@ -51,7 +51,7 @@ def make(path: Path | str, **settings: object) -> tuple[_native.Tables, _native.
 
 @pytest.fixture
 def pool_path(tmp_path: Path) -> Path:
-    """A closed pool with 500 rows."""
+    """Return the path of a closed pool with 500 rows."""
     path = tmp_path / "pool"
     tables, table = make(path, durability="process")
     keys = np.arange(500, dtype=np.uint64)
@@ -156,7 +156,7 @@ def test_closed_pool_says_so(pool_path: Path) -> None:
     tables = _native.Tables.open(str(pool_path))
     table = tables.tables()[0]
     tables.close()
-    tables.close()  # twice is once
+    tables.close()  # a second call does nothing
     assert tables.closed
     for use in (tables.info, table.status, table.keys, tables.verify):
         with pytest.raises(FailedPrecondition, match=f"{pool_path} is closed; open it again"):
@@ -289,7 +289,7 @@ def test_pool_of_another_format_version(pool_path: Path) -> None:
 
 def test_damaged_superblocks(pool_path: Path) -> None:
     content = bytearray(pool_path.read_bytes())
-    for start in (COPIES[0], COPIES[-1]):  # of the newest format
+    for start in (COPIES[0], COPIES[-1]):  # the copies of the newest format
         content[start + 40] ^= 1
     pool_path.write_bytes(content)
     with pytest.raises(DataLoss, match=r"both superblock copies .* fail their checksum; restore"):
@@ -297,7 +297,7 @@ def test_damaged_superblocks(pool_path: Path) -> None:
 
 
 def leave_unclean(path: Path) -> None:
-    """A process opens the pool, writes, and dies without closing."""
+    """Open the pool in a process that writes and dies without closing."""
     program = (
         "import os, sys, numpy as np\n"
         "from petps import _native\n"
@@ -318,7 +318,7 @@ def test_pool_that_lost_power(pool_path: Path) -> None:
     assert tables.info().lost_power
     assert tables.verify().clean
     tables.close()
-    with pytest.raises(FailedPrecondition, match=r"petps verify"):  # not for writing
+    with pytest.raises(FailedPrecondition, match=r"petps verify"):  # writing is refused
         _native.Tables.open(str(pool_path), allow_lost_power=True)
 
 
@@ -330,7 +330,7 @@ def test_accepting_forgets_progress(pool_path: Path) -> None:
     with_progress.set_durability("process")
     with_progress.close()
     leave_unclean(pool_path)
-    forge(pool_path, boot_id=bytes(16))  # of a kernel that tells none
+    forge(pool_path, boot_id=bytes(16))  # as from a kernel without a boot id
     _native.Tables.open(str(pool_path), accept_lost_power=True).close()
     tables = _native.Tables.open(str(pool_path))
     assert tables.info().was_clean

@@ -1,4 +1,4 @@
-"""petps/_native.pyi names exactly what the extension module has."""
+"""petps/_native.pyi has exactly the names of the extension module."""
 
 from __future__ import annotations
 

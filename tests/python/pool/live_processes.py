@@ -1,6 +1,6 @@
-"""A writer and readers as processes of their own: ``python -m tests.python.pool.live_processes``.
+"""A writer and readers as separate processes: ``python -m tests.python.pool.live_processes``.
 
-Rows tell their key and the write they came from, so that a torn or foreign one is seen.
+Rows identify their key and the write that made them, so that a torn or foreign row is seen.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Keys = npt.NDArray[np.uint64]
 
 
 def rows_of(keys: Keys, write: int) -> npt.NDArray[np.float32]:
-    """float32[n, DIM]: key * 1000 + write % 1000, in every place."""
+    """Return float32[n, DIM]: key * 1000 + write % 1000, in every place."""
     values = (keys * 1000 + write % 1000).astype(np.float32)
     return np.repeat(values[:, None], DIM, axis=1)
 
 
 def faults_of(keys: Keys, rows: Any, found: Any) -> list[str]:
-    """What is wrong with a pull of keys that are all there."""
+    """Return the faults of a pull of keys that all exist."""
     faults = [f"key {key} is missing" for key in keys[~found]]
     torn = (rows != rows[:, :1]).any(axis=1)
     foreign = (rows[:, 0] // 1000).astype(np.uint64) != keys
@@ -45,12 +45,16 @@ def faults_of(keys: Keys, rows: Any, found: Any) -> list[str]:
 
 
 def say(**facts: Any) -> None:
-    """One line of JSON, at once."""
+    """Print one line of JSON, and flush it."""
     print(json.dumps(facts), flush=True)
 
 
 def write(path: str, writes: str) -> None:
-    """Replaces all rows, again and again, as fast as it can; ``writes`` times once told; 0: on."""
+    """Replace all rows repeatedly, as fast as possible.
+
+    ``writes`` is the number of writes, which begin after a line on standard input; 0 writes at
+    once and without end.
+    """
     with petps.open(path) as pool:
         keys = np.arange(KEYS, dtype=np.uint64)
         first = int(time.time_ns() // 1_000_000)
@@ -65,11 +69,11 @@ def write(path: str, writes: str) -> None:
                 status = table.status()
                 say(writes=number, slots=status.slots, retired=status.retired_slots)
             if number == int(writes):
-                time.sleep(3600)  # until it is killed
+                time.sleep(3600)  # until the test kills it
 
 
 def read(path: str, seconds: str, pins: str) -> None:
-    """Pulls random keys and checks every row; ends at the first fault, or after ``seconds``."""
+    """Pull random keys and check every row, until the first fault, or for ``seconds``."""
     with petps.open_live(path) as pool:
         if pins == "disabled":
             pool._native.disable_pins_for_test()
@@ -90,7 +94,7 @@ def read(path: str, seconds: str, pins: str) -> None:
 
 
 def hold(path: str) -> None:
-    """Pins, says so, and holds on until it is killed."""
+    """Take a pin, report it, and hold it until killed."""
     reader = _native.LiveReader.open(path)
     reader.hold_pin_for_test()
     say(ready=True)
@@ -98,7 +102,7 @@ def hold(path: str) -> None:
 
 
 def leave_child(path: str) -> None:
-    """Pins, forks a child that lives on, says which, and holds on until it is killed."""
+    """Take a pin, fork a child that lives on, report its id, and hold the pin until killed."""
     reader = _native.LiveReader.open(path)
     reader.hold_pin_for_test()
     child = os.fork()
@@ -109,7 +113,7 @@ def leave_child(path: str) -> None:
 
 
 def knock(path: str) -> None:
-    """Opens it again and again, whatever the answer, until it is killed."""
+    """Open the pool repeatedly, with or without success, until killed."""
     say(ready=True)
     for number in itertools.count(1):
         with contextlib.suppress(PetpsError):

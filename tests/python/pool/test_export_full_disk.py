@@ -1,4 +1,4 @@
-"""An export that the disk has no room for leaves nothing behind, and says why it stopped."""
+"""An export to a full disk: it leaves nothing behind, and its error gives the reason."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_full_disk_is_named_and_nothing_is_left(pool: petps.Pool, small_disk: 
         pool.export(small_disk / "deep")
     assert list(small_disk.iterdir()) == []
     assert os.statvfs(small_disk).f_bavail == free
-    # A folder that was there stays, with what was in it.
+    # An existing folder stays, with its content.
     kept = small_disk / "kept"
     kept.mkdir()
     (kept / "mine").write_text("mine")

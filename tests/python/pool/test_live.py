@@ -1,4 +1,4 @@
-"""Pulls beside a server: torn rows, deaths of either side, the file of readers."""
+"""Pulls beside a server: torn rows, the death of either side, the file of readers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ALL = np.arange(KEYS, dtype=np.uint64)
 
 
 class Process:
-    """A child of live_processes; its lines come one by one."""
+    """A child process of live_processes, whose lines are read one by one."""
 
     def __init__(self, *arguments: object) -> None:
         self.child = subprocess.Popen(
@@ -98,7 +98,7 @@ def readers(path: Path) -> Path:
     return path.with_name(path.name + ".readers")
 
 
-# ---- what it sees
+# ---- visibility
 
 
 def test_sees_writes_tables_and_switches_at_once(path: Path) -> None:
@@ -107,7 +107,7 @@ def test_sees_writes_tables_and_switches_at_once(path: Path) -> None:
         server.push(TABLE, ALL, rows_of(ALL, 7))
         assert (reader.pull(TABLE, ALL) == rows_of(ALL, 7)).all()
         server.create_table("late", dim=3, capacity=100_000, dtype="f16", default=0.5)
-        many = np.arange(100_000, dtype=np.uint64)  # extents that were not there at open
+        many = np.arange(100_000, dtype=np.uint64)  # they need extents made after the open
         server.push("late", many, np.ones((100_000, 3), np.float32))
         rows, found = reader.pull("late", [99_999, 1 << 50], return_mask=True)
         assert found.tolist() == [True, False]
@@ -164,7 +164,7 @@ def test_no_torn_row_under_full_speed(path: Path, begin: Callable[..., Process])
         assert last["faults"] == []
         assert last["pulls"] > 0
     done = writer.until(lambda said: said["writes"] > 100)
-    # Slots come back: else a hundred writes would need a hundred times the rows.
+    # Slots are reused: otherwise a hundred writes would need a hundred times the slots.
     assert done["slots"] < 20 * KEYS
 
 
@@ -184,7 +184,7 @@ def test_pins_of_a_killed_reader_are_dropped(path: Path, begin: Callable[..., Pr
         for write in range(5):
             server.push(TABLE, ALL, rows_of(ALL, write))
         tick = threading.Event()
-        tick.wait(0.3)  # the background reclaims meanwhile, if it may
+        tick.wait(0.3)  # time for the background thread to reclaim, which the pin must prevent
         assert table.status().retired_slots >= 4 * KEYS
         holder.kill()
         while table.status().retired_slots > 0:
@@ -215,7 +215,7 @@ def test_a_killed_server_leaves_its_readers_reading(
 
 def test_a_reopened_server_honours_earlier_pins(path: Path, begin: Callable[..., Process]) -> None:
     writer = begin("write", path, 2)
-    holder = begin("hold", path)  # before any write: it holds back all of them
+    holder = begin("hold", path)  # pins before any write, so it holds back all of them
     assert writer.child.stdin is not None
     writer.child.stdin.write("go\n")
     writer.child.stdin.flush()
@@ -226,7 +226,7 @@ def test_a_reopened_server_honours_earlier_pins(path: Path, begin: Callable[...,
         server.push(TABLE, ALL[:10], rows_of(ALL[:10], 1))
         tick = threading.Event()
         tick.wait(0.5)
-        # Neither what the walk found unreachable nor what was retired is free.
+        # Neither the slots that the walk finds unreachable nor the retired ones may become free.
         assert not server.status()["pool"]["walked"]
         holder.kill()
         while not server.status()["pool"]["walked"] or table.status().retired_slots > 0:
@@ -303,7 +303,7 @@ def test_a_renamed_pool_is_not_written_past_its_readers(
     with petps.open_live(path) as reader:
         writer.kill()
         renamed = path.rename(path.with_name("renamed"))
-        for _ in range(2):  # the second time beside a file of readers that is not theirs
+        for _ in range(2):  # the second time with a file of readers that belongs to another pool
             with pytest.raises(FailedPrecondition, match=r"renamed\.readers"):
                 petps.open(renamed)
             readers(renamed).write_bytes(readers(path).read_bytes())
@@ -318,7 +318,7 @@ def test_a_pool_that_takes_its_place_is_noticed(path: Path, tmp_path: Path) -> N
         copy = tmp_path / "copy"
         copy.write_bytes(path.read_bytes())
         copy.replace(path)
-        server.create_table("late", dim=1, capacity=10)  # it looks at the catalogue again
+        server.create_table("late", dim=1, capacity=10)  # makes the reader read the catalogue again
         with pytest.raises(FailedPrecondition, match="moved or replaced"):
             reader.pull(TABLE, ALL)
 
@@ -330,8 +330,8 @@ def test_a_server_starts_whoever_knocks(path: Path, begin: Callable[..., Process
     knocker = begin("knock", path)
     unfinished = path.with_name("unfinished")
     for _ in range(100):
-        # As a server that was killed at its first step leaves it; renamed, for some reader may have
-        # the one before mapped.
+        # A server that is killed at its first step leaves such a file. It is put in place by a
+        # rename, because a reader may have the old file mapped.
         unfinished.write_bytes(b"")
         unfinished.replace(readers(path))
         server = petps.open(path)
@@ -370,7 +370,7 @@ def test_a_damaged_file_is_refused(
         damage(readers(path), at, content)
         with pytest.raises(kind, match=text):
             petps.open_live(path)
-    with petps.open(path), petps.open_live(path):  # made anew
+    with petps.open(path), petps.open_live(path):  # the file was created again
         pass
 
 
@@ -401,7 +401,7 @@ def test_an_unwritable_file(path: Path) -> None:
 
 def test_a_folder_in_its_place(path: Path) -> None:
     readers(path).mkdir()
-    with petps.open(path) as server:  # it serves, without readers
+    with petps.open(path) as server:  # it serves, but without readers
         assert "pool.readers" in server.status()["pool"]["readers_refused"]
         with pytest.raises(FailedPrecondition, match="keeps readers out"):
             petps.open_live(path)
@@ -413,7 +413,7 @@ def test_a_folder_in_its_place(path: Path) -> None:
 def test_a_server_without_readers_keeps_out_those_who_would_take_an_old_file(
     path: Path, begin: Callable[..., Process]
 ) -> None:
-    begin("write", path, 0).kill()  # its file stays
+    begin("write", path, 0).kill()  # its file of readers stays
     old = readers(path).read_bytes()
     readers(path).unlink()
     readers(path).mkdir()
@@ -425,7 +425,7 @@ def test_a_server_without_readers_keeps_out_those_who_would_take_an_old_file(
 
 
 class Meanwhile:
-    """The native reader; something happens each time that the tables of a call have been found."""
+    """The native reader, with an action after each resolution of a call's tables."""
 
     def __init__(self, reader: Any, happen: Callable[[], None]) -> None:
         self._reader = reader

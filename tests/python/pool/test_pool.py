@@ -55,7 +55,8 @@ def test_rows_of_every_float_kind_and_keys_of_every_integer_kind() -> None:
         assert (pool.pull("t", np.arange(3, dtype=np.uint8)) == 1.5).all()
         pool.push("t", [2**64 - 1], [[1.0, 2.0]])
         assert pool.pull("t", np.array([2**64 - 1], np.uint64)).tolist() == [[1.0, 2.0]]
-        assert pool.pull("t", [2**64 - 1, 0])[0].tolist() == [1.0, 2.0]  # floats, to numpy
+        # numpy takes this list for floats.
+        assert pool.pull("t", [2**64 - 1, 0])[0].tolist() == [1.0, 2.0]
         assert pool.pull("t", []).shape == (0, 2)
         assert pool.push("t", [], np.empty((0, 2))) == PushReport()
 

@@ -1,4 +1,4 @@
-"""A pool with rows, being served in this process."""
+"""Fixtures: a pool with rows, served in this process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pool(tmp_path: Path) -> Path:
 
 
 def settings(pool: Path, **sections: dict[str, Any]) -> config.Config:
-    """A configuration with free ports."""
+    """Return a configuration with free ports."""
     server = {"port": 0, "http_port": 0, "grpc_port": 0, **sections.pop("server", {})}
     return config.merged(None, {"pool": {"path": pool}, "server": server, **sections}, "test")
 

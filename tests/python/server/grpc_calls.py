@@ -1,4 +1,4 @@
-"""What the tests of gRPC share: requests, their keys, what a refusal says, what a stream says."""
+"""Common parts of the gRPC tests: requests, keys, refusals, streams."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from petps import _native
 from petps.server import Serving
 
-TIMEOUT = 30.0  # for liveness only
+TIMEOUT = 30.0  # only against hangs
 
 
 def values(keys: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """float32[n, 4] that tell their keys."""
+    """Return float32[n, 4] rows that identify their keys."""
     rows: np.ndarray[Any, np.dtype[np.float32]] = np.add.outer(
         np.asarray(keys, np.float32), np.arange(4, dtype=np.float32), dtype=np.float32
     )
@@ -62,7 +62,7 @@ def await_parked(serving: Serving, count: int = 1) -> None:
 
 
 def until(stream: Any, instance: str, wanted: Callable[[Any], bool]) -> list[Any]:
-    """What the stream says up to the first wanted change of the instance."""
+    """Return a stream's changes up to the first wanted change of the instance."""
     seen = []
     for change in stream:
         seen.append(change)

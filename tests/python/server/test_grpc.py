@@ -61,7 +61,7 @@ def test_pull(start: Start, connect: Callable[[Serving], Stub]) -> None:
 def test_pull_gives_the_bits_of_the_pool(start: Start, connect: Callable[[Serving], Stub]) -> None:
     stub = connect(start())
     rng = np.random.default_rng(1)
-    rows = rng.integers(0, 256, (70, 16), np.uint8).view("<f4")  # NaN and infinity among them
+    rows = rng.integers(0, 256, (70, 16), np.uint8).view("<f4")  # includes NaN and infinity
     keys = rng.integers(0, 1 << 63, 70).astype(np.uint64)
     pushed = stub.Push(
         messages.PushRequest(table="items", keys=keys.tobytes(), rows=rows.tobytes())
@@ -174,7 +174,7 @@ def test_every_code_travels(start: Start, connect: Callable[[Serving], Stub], co
         raise errors.BY_CODE[code]("what is wrong, and the remedy")
 
     serving._grpc._service._status = fail
-    if code == "STALE":  # told of requests that name a model
+    if code == "STALE":  # only requests that name a model have the details of a STALE
         serving._grpc._service._details = lambda error, request: ()
     got, text, details = refused(lambda: connect(serving).Status(messages.StatusRequest()))
     assert (got, text) == (GRPC_CODES[code], "what is wrong, and the remedy")
@@ -321,7 +321,8 @@ def test_pull_waits_for_its_version(start: Start, connect: Callable[[Serving], S
     waiting = stub.Pull.future(request, timeout=TIMEOUT)
     await_parked(serving)
     assert not waiting.done()
-    assert stub.Pull(PULL(table="items", keys=packed(1))).applied_version == 0  # others go on
+    # Other pulls continue.
+    assert stub.Pull(PULL(table="items", keys=packed(1))).applied_version == 0
     commit(serving, 7)
     assert waiting.result().applied_version == 7
 
@@ -331,7 +332,7 @@ def test_deadline_ends_a_wait(start: Start, connect: Callable[[Serving], Stub]) 
     stub = connect(serving)
     request = PULL(table="items", keys=packed(1), min_version=7, wait_ms=60_000)
     code, _, _ = refused(lambda: stub.Pull(request, timeout=0.2))
-    # STALE may win by a hair: the wait ends with the deadline too.
+    # The server's STALE may arrive just before: its wait ends with the deadline too.
     assert code in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
     assert stub.Pull(PULL(table="items", keys=packed(1))).rows.rows_found == 1
 

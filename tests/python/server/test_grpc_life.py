@@ -1,4 +1,4 @@
-"""Health, reflection, drain, and strangers at the gRPC port."""
+"""Health, reflection, drain, and hostile bytes at the gRPC port."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_health_tells_old_rows_when_asked_to(
         serving._ingest = SimpleNamespace(health=lambda found=partition: [found])
         await_health(channel, wanted)
     assert serving._unready() == "partition 3 is stale: why"
-    # Loaded beside what clients are served.
+    # An instance that is loaded beside the one that clients are served from.
     partition = PartitionHealth(3, "default@2", "catching_up", "", None)
     serving._ingest = SimpleNamespace(health=lambda: [partition])
     await_health(channel, SERVING)
@@ -140,7 +140,7 @@ def test_drain_answers_what_is_in_flight(
     await_parked(serving)
     serving.close()
     assert next(health).status == NOT_SERVING
-    # As of the native port: a pull that waits is told STALE, and is not cut.
+    # As at the native port, a waiting pull gets STALE, and its connection is not cut.
     code, _, details = refused(waiting.result)
     assert (code, details["petps-code"]) == (grpc.StatusCode.UNAVAILABLE, "STALE")
     code, text, _ = refused(lambda: next(watching))
@@ -174,7 +174,7 @@ def test_port_in_use_undoes_everything(pool: Path) -> None:
     assert is_clean(pool)
 
 
-# ---- strangers
+# ---- hostile peers
 
 
 @pytest.mark.parametrize(

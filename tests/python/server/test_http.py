@@ -20,7 +20,7 @@ from tests.python.server.conftest import Start
 
 
 def ask(serving: Serving, path: str) -> tuple[int, str, str]:
-    """(code, content type, body)."""
+    """Return (code, content type, body)."""
     url = f"http://127.0.0.1:{serving.http_port}{path}"
     try:
         with urllib.request.urlopen(url, timeout=10) as reply:
@@ -145,7 +145,7 @@ def test_silent_and_many_peers_do_not_stop_it() -> None:
         for peer in peers:
             peer.close()
         deadline = time.monotonic() + 20
-        while True:  # their threads see the end of each connection
+        while True:  # until the threads have seen the ends of their connections
             try:
                 with urllib.request.urlopen(
                     f"http://127.0.0.1:{made.port}/healthz", timeout=5

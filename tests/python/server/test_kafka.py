@@ -1,4 +1,4 @@
-"""A server that follows a topic: the topic is late, the broker dies, a message is broken."""
+"""A server that follows a topic: the topic comes late, the broker dies, a message is broken."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEYS = np.arange(50, dtype=np.uint64)
 
 
 def ingest_of(serving: Serving, until: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    """Ingest's status once ``until`` holds."""
+    """Return ingest's status once ``until`` is true."""
     deadline = time.monotonic() + 60
     while True:
         found: dict[str, Any] = serving.status()["ingest"]
@@ -76,7 +76,7 @@ def test_a_server_and_its_topic(start: Start, kafka: Broker, topic: Callable[[],
     assert sum(entry["lag_records"] for entry in found["partitions"]) == 0
     assert sum(entry["gaps"] for entry in found["partitions"]) == 0
 
-    # A broken message goes to the topic of dead letters, with its reason, as it was.
+    # A broken message goes unchanged to the topic of dead letters, with its reason.
     producer = Producer({"bootstrap.servers": kafka.address, "log_level": 0})
     producer.produce(place.split("/")[-1], b"hello", partition=3, headers=[("x", b"y")])
     producer.flush()
@@ -93,7 +93,7 @@ def test_a_server_and_its_topic(start: Start, kafka: Broker, topic: Callable[[],
     assert headers["x"] == b"y"
     assert bytes(last.body) == b"hello"
     letters.close()
-    # Nothing was missing: the next message says so.
+    # Nothing was missing: the next message shows it.
     version = publish(publisher, 3)
     found = ingest_of(serving, lambda found: found["version"] == version)
     assert {entry["state"] for entry in found["partitions"]} == {"following"}

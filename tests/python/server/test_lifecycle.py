@@ -75,7 +75,7 @@ def test_without_http(start: Start) -> None:
 def test_ingest_in_the_server(start: Start, tmp_path: Path) -> None:
     serving = start(ingest={"log": tmp_path / "log"})
     schema = TableSchema("fed", "f32", 4)
-    with DirectoryLog(tmp_path / "log") as log:  # the server has made it
+    with DirectoryLog(tmp_path / "log") as log:  # the server has created it
         assert log.partitions == 8
         publisher = Publisher(log, "default", tables=[schema])
         publisher.begin_continue(None)
@@ -83,7 +83,8 @@ def test_ingest_in_the_server(start: Start, tmp_path: Path) -> None:
         publisher.publish("fed", keys, np.full((50, 4), 2.5, np.float32))
         version = publisher.commit()
     deadline = time.monotonic() + 30
-    while (status := serving.status())["ingest"]["rows"] != 50:  # counted after they are served
+    # Rows are served before they are counted.
+    while (status := serving.status())["ingest"]["rows"] != 50:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert status["instances"][0]["applied_version"] == version
@@ -124,7 +125,7 @@ def test_a_status_that_cannot_be_had_does_not_end_the_serving(
 def test_the_state_of_an_ingest_that_has_been_stopped_is_not_shown(
     pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when the shard map takes its partitions away while another thread asks for the status."""
+    """Stop ingest, as a change of the shard map does, while another thread requests the status."""
     with Serving(settings(pool, ingest={"log": tmp_path / "log"}), log=print) as serving:
         working = serving._ingest.status
 

@@ -1,4 +1,4 @@
-"""The shard map: its file, and a server that follows it."""
+"""The shard map: its file, and a server that reloads it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def document(**changed: Any) -> dict[str, Any]:
 
 
 def write(path: Path, **changed: Any) -> Path:
-    """As an operator should: whole, by a rename."""
+    """Write the map as an operator should: whole, by a rename."""
     temporary = path.with_suffix(".new")
     temporary.write_text(json.dumps(document(**changed)))
     temporary.replace(path)
@@ -141,7 +141,7 @@ def test_a_file_is_used_once_for_each_change(tmp_path: Path) -> None:
     write(path, version=3)
     with pytest.raises(FailedPrecondition, match="not yet"):
         file.follow(use)
-    file.follow(use)  # what was not used is tried again
+    file.follow(use)  # a map that was not used is tried again
     assert versions == [2, -1, 3]
 
 
@@ -234,12 +234,13 @@ def test_ingest_follows_the_partitions_that_are_ours(start: Start, tmp_path: Pat
     assert followed(serving) == [0, 1, 2, 3]
     ours = int(np.count_nonzero(_native.partition_of(keys, 8) < 4))
     until = time.monotonic() + 30
-    while (rows := serving.status()["ingest"]["rows"]) != ours:  # counted after they are served
+    # Rows are served before they are counted.
+    while (rows := serving.status()["ingest"]["rows"]) != ours:
         assert time.monotonic() < until, (rows, ours)
         time.sleep(0.01)
     write(path, **owning([1, 6], 2))
     serving.follow_shard_map()
-    wait_for_version()  # of partition 6, from the start of the log
+    wait_for_version()  # for partition 6, from the start of the log
     assert followed(serving) == [1, 6]
     there = {"address": "there:7070", "partitions": ["0-7"]}
     write(path, version=3, servers=[{"address": HERE, "partitions": [], "follows": [4]}, there])
@@ -274,6 +275,6 @@ def test_ingest_that_cannot_be_restarted_is_tried_again(
     serving.follow_shard_map()
     assert serving.status()["shard_map_error"] == ""
     until = time.monotonic() + 30
-    while followed(serving) != [2]:  # its thread reads where it stands first
+    while followed(serving) != [2]:  # until the new ingest has loaded its state
         assert time.monotonic() < until
         time.sleep(0.01)

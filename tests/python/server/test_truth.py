@@ -1,4 +1,4 @@
-"""Each failure of ingest, and what the log, status, metrics, /readyz and gRPC health say of it."""
+"""Failures of ingest, and how the log, status, metrics, /readyz and gRPC health report each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.python.server.conftest import Start
 
 PARTITIONS = 8
 SCHEMA = TableSchema("fed", "f32", 4)
-SECONDS = 60.0  # for conditions, on a busy machine
+SECONDS = 60.0  # to wait for a condition on a busy machine
 
 
 class Fed:
@@ -53,7 +53,7 @@ class Fed:
             time.sleep(0.02)
 
     def unready(self) -> str | None:
-        """What /readyz says; None: ok."""
+        """Return what /readyz says; None for ok."""
         url = f"http://127.0.0.1:{self.serving.http_port}/readyz"
         try:
             with urllib.request.urlopen(url, timeout=30):
@@ -81,7 +81,7 @@ def lost_messages(fed: Fed, patch: pytest.MonkeyPatch) -> None:
 
 
 def two_publishers(fed: Fed, patch: pytest.MonkeyPatch) -> None:
-    """Another publisher goes on with the same run."""
+    """Write the run from another publisher too."""
     fed.publisher._publisher = "somebody-else"
     fed.publish(50)
 
@@ -111,7 +111,7 @@ def log_away(fed: Fed, patch: pytest.MonkeyPatch) -> None:
 
 
 FAILURES: dict[str, tuple[Callable[[Fed, pytest.MonkeyPatch], None], str, str, str]] = {
-    # what is done: the state of the partitions, words of the reason, words of the log
+    # failure: the state of the partitions, words of the reason, words of the log
     "full": (full_table, "full", "table 'fed' is full (capacity 1,000)", "is full"),
     "gap": (lost_messages, "stale", "are missing", "is stale"),
     "damage": (damaged_chunk, "stale", "refused", "is stale"),
@@ -157,7 +157,7 @@ def test_every_place_says_what_is_wrong(
         assert {(str(each["partition"]), state) for each in stopped} <= told
         fed.wait(lambda: max(s.value for s in fed.metrics()["petps_ingest_lag_seconds"]) > 1.5)
         assert logged in caplog.text
-    if name in ("pool", "away"):  # they pass by themselves
+    if name in ("pool", "away"):  # these failures end without help
         fed.wait(lambda: fed.unready() is None)
         fed.wait(lambda: health.Check(request).status == serving_now)
         assert fed.metrics()["petps_ingest_partitions_not_following"][0].value == 0
