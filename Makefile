@@ -1,14 +1,14 @@
-# Everything below installs what is missing (deploy/bootstrap.sh), so each target works alone on a
-# fresh Debian 12 with Python 3.11, and a second time without network.
+# Each target installs what is missing (deploy/bootstrap.sh). So it works alone on a fresh Debian 12
+# with Python 3.11, and a second time without network.
 PYTHON := .venv/bin/python
 JOBS := 2
-# More than processors, because tests also wait.
+# More than there are processors, because tests also wait.
 TEST_JOBS := 3
 FORMAT := clang-format-14
 CXX_SOURCES = $(shell find native client bench tests -name '*.cc' -o -name '*.h')
 PYTHON_FOLDERS = petps client bench tests
 
-# Rounds and workers of `make soak`; seconds of `make soak-pull` for each way of gathering.
+# Rounds and workers of `make soak`; seconds of `make soak-pull` per gather mode.
 SOAK_ROUNDS := 10
 SOAK_JOBS := 5
 SOAK_SECONDS := 600
@@ -33,15 +33,15 @@ help:
 bootstrap:
 	@deploy/bootstrap.sh
 
-# An editable install: Python edits are live, C++ is rebuilt incrementally in build/release, which
-# the test programs share.
+# An editable install: Python edits take effect at once. C++ is rebuilt incrementally in
+# build/release, which the test programs share.
 build: bootstrap
 	@deploy/build.sh
 
 demo: build
 	.venv/bin/petps demo
 
-# PyTorch stands in the environment of test-train.
+# PyTorch is installed in the environment of test-train.
 demo-train: build
 	@deploy/bootstrap.sh train
 	.venv-train/bin/python -m petps.cli demo --train --plots build/demo-train
@@ -50,24 +50,25 @@ test: build
 	cmake --build build/release -j $(JOBS) --target petps_bench
 	$(PYTHON) -m tests.run --jobs $(TEST_JOBS) $(if $(ONLY),--only $(ONLY))
 
-# PyTorch and Ray stand in an environment of their own, which sees the packages of .venv. Where they
-# cannot be installed the suite is skipped, and that is said.
+# PyTorch and Ray have an environment of their own, which also sees the packages of .venv. If they
+# cannot be installed, the suite is skipped and the summary shows it.
 test-train: build
 	$(PYTHON) -m tests.run --jobs $(TEST_JOBS) --only train
 
-# Installs QEMU and what else the guest needs; `make test` runs its smoke test where it is there.
+# Installs QEMU and everything else that the guest needs. `make test` runs the lab's smoke test if
+# they are installed.
 lab: build
 	@deploy/bootstrap.sh lab
 	cmake --build build/release -j $(JOBS) --target petps_tests
 	$(PYTHON) -m tests.run --jobs $(JOBS) --only lab
 
-# A race that two workers on two processors hide shows where five share them. The suites that count
-# states are short here: see tests/run.py.
+# Some races stay hidden with two workers on two processors, but show with five. The suites that
+# count states are short here (see tests/run.py).
 soak: build
 	$(PYTHON) -m tests.run --jobs $(SOAK_JOBS) --rounds $(SOAK_ROUNDS) --only release,asan,tsan
 
-# Rows that check themselves, pulled over tcp under full-speed updates and reclaim; freed slots are
-# poisoned (ASan). Addresses are fixed where that is allowed: see tests/run.py.
+# Pulls rows that check themselves over tcp under full-speed updates and reclaim. ASan poisons freed
+# slots. setarch -R fixes addresses where it is permitted: see tests/run.py.
 soak-pull: build
 	cmake --preset asan --log-level=WARNING
 	cmake --build build/asan -j $(JOBS) --target test_server

@@ -1,1 +1,1 @@
-"""Benchmarks: every figure beside the limit that it is compared to, in one run."""
+"""Benchmarks. A run measures each figure together with the limit that it is compared to."""

@@ -1,10 +1,10 @@
-"""Compare two builds: their benchmark programs alternate in one run.
+"""A comparison of two builds, whose benchmark programs alternate in one run.
 
-``make bench ONLY=pull,apply,index BEFORE=FOLDER`` runs the programs of FOLDER, the
-``build/release/bench`` of another checkout, and those of this one in turn, and prints for each
-configuration the median over the rounds of (this build / the other one). What is compared is each
-build's ratio to the limit that its program measures in the same windows, so that a machine that
-is busy for a while disturbs both alike. Above 1 is faster here, whatever the unit.
+``make bench ONLY=pull,apply,index BEFORE=FOLDER`` alternates the programs of FOLDER, which is the
+``build/release/bench`` of another checkout, with those of this checkout. For each configuration it
+prints the median over the rounds of (this build / the other build). It compares each build's ratio
+to the limit that the program measures in the same windows, so that other load on the machine
+disturbs both builds alike. A result above 1 means that this build is faster, whatever the unit.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from typing import Final
 
 from bench import report
 
-# The parts whose programs hold all that is measured: the Python package is not compared.
+# Parts that are measured by C++ programs alone. Parts that use the Python package are not compared.
 COMPARED: Final = ("pull.inprocess", "pull.tcp", "apply", "index.search")
 TARGET: Final = 0.97
-# "cores" is how near two cores were while it ran: near and far are not compared.
+# "cores" says how near the two cores were; results of near and far cores are not compared.
 SETTINGS: Final = (
     "medium", "access", "durability", "connections", "in_flight", "request_keys", "senders",
     "threads", "batch", "cores",
 )  # fmt: skip
-Figures = dict[str, tuple[float, bool]]  # configuration -> ratio to the limit, is higher better
+# configuration -> (ratio to the limit, whether higher is better)
+Figures = dict[str, tuple[float, bool]]
 
 
 def configuration_of(result: report.Result) -> str:
-    """Return the name and the settings of a result: what both builds are asked alike."""
+    """Return the name and the settings of a result, which are the same for both builds."""
     words = [f"{key}={result[key]}" for key in SETTINGS if key in result]
     return " ".join([str(result["name"]), *words])
 
 
 def measure(folder: Path, part: report.Part, work: report.Workload) -> Figures:
-    """Run the part once with the programs of `folder`."""
+    """Run the part once with the programs of `folder`. Return the figure of each configuration."""
     os.environ["PETPS_BENCH_FOLDER"] = str(folder)
     figures: Figures = {}
     for result in part(work):
@@ -47,12 +48,12 @@ def measure(folder: Path, part: report.Part, work: report.Workload) -> Figures:
 
 
 def ratio_of(before: tuple[float, bool], after: tuple[float, bool]) -> float:
-    """Return how much faster `after` is than `before`."""
+    """Return how many times as fast `after` is as `before`."""
     return after[0] / before[0] if after[1] else before[0] / after[0]
 
 
 def main() -> None:
-    """Run both builds in turn and print the median ratio of each configuration."""
+    """Alternate both builds and print the median ratio of each configuration."""
     parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
     parser.add_argument("before", type=Path, help="build/release/bench of the other checkout")
     parser.add_argument("--only", default="", help=f"parts, by comma: {', '.join(COMPARED)}")
@@ -73,8 +74,8 @@ def main() -> None:
     here = report.ROOT / "build" / "release" / "bench"
     ratios: dict[str, list[float]] = {}
     for number in range(options.rounds):
-        # The first build meets a colder machine: the builds alternate in that too. They alternate
-        # part by part, because a machine that is busy for a minute would favour one of them.
+        # The first build of a pair runs on a colder machine, so the order alternates. The builds
+        # alternate part by part: a machine that is busy for a minute then disturbs both alike.
         order = [options.before, here] if number % 2 == 0 else [here, options.before]
         for part in (part for name, part in report.PARTS if name in parts):
             found = {folder: measure(folder.resolve(), part, work) for folder in order}

@@ -1,4 +1,4 @@
-"""What does not depend on the clock: bucket reads per hit, and bytes a row."""
+"""Figures that do not depend on the clock: bucket reads per hit, and bytes per row."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _reads_per_hit(table: _native.Table, keys: Keys) -> float:
 
 
 def _zipf(rng: np.random.Generator, n: int, draws: int) -> npt.NDArray[np.int64]:
-    """Ranks of Zipf 0.99 over n items: int64[draws]."""
+    """Return int64[draws]: ranks drawn from Zipf 0.99 over `n` items."""
     weights: npt.NDArray[np.float64] = np.cumsum(1.0 / np.arange(1, n + 1) ** 0.99)
     ranks = np.searchsorted(weights, rng.random(draws) * weights[-1])
     ranked: npt.NDArray[np.int64] = np.minimum(ranks, n - 1).astype(np.int64)
@@ -50,11 +50,12 @@ def _zipf(rng: np.random.Generator, n: int, draws: int) -> npt.NDArray[np.int64]
 
 
 def bucket_reads(workload: dict[str, Any], seed: int = 1) -> dict[str, float]:
-    """Reads per hit at load 0.8: fresh, Zipf 0.99 with hot placement, after replacing every key.
+    """Return the bucket reads per hit of a table at load 0.8, by case.
 
-    A key is replaced by deleting it and adding another, a batch at a time, each ``replacements``
-    times; ``churned_before`` is what that leaves, ``churned`` what re-homing makes of it, as
-    ``zipf099_before`` is without hot placement.
+    ``uniform``: all keys of a fresh table. ``zipf099_before`` and ``zipf099``: Zipf 0.99 draws
+    before and after hot placement. ``churned_before`` and ``churned``: all keys, before and after
+    re-homing, once every key has been replaced ``replacements`` times. Replacing deletes a batch
+    of keys and then adds as many new ones.
     """
     rng = np.random.default_rng(seed)
     rows = int(workload["rows"])
@@ -63,12 +64,12 @@ def bucket_reads(workload: dict[str, Any], seed: int = 1) -> dict[str, float]:
     _add(table, keys)
     figures = {"uniform": _reads_per_hit(table, keys)}
 
-    # Popularity has nothing to do with when a key came: the first to come are all at home.
+    # Popularity must not depend on insertion order: the keys inserted first are all in their home
+    # buckets.
     popular = rng.permutation(keys)
     drawn = popular[_zipf(rng, rows, int(workload["pulls"]))]
-    sample = popular[
-        _zipf(rng, rows, int(workload["pulls"]))
-    ]  # seen by clients before: other draws
+    # Other draws, from which the hot keys are chosen: clients report keys that they pulled before.
+    sample = popular[_zipf(rng, rows, int(workload["pulls"]))]
     seen, counts = np.unique(sample, return_counts=True)
     hot = seen[np.argsort(-counts, kind="stable")[: int(workload["hot_keys"])]]
     figures["zipf099_before"] = _reads_per_hit(table, drawn)
@@ -92,13 +93,16 @@ def bucket_reads(workload: dict[str, Any], seed: int = 1) -> dict[str, float]:
 
 
 def overhead_bytes_per_row(workload: dict[str, Any]) -> dict[str, float]:
-    """Bytes a row beyond the row itself, at load 0.8: index, headers, allocator (pool and DRAM)."""
+    """Return the bytes per row beyond the row itself at load 0.8, in all and by part.
+
+    The parts are the index, the headers and the allocator (in the pool and in DRAM).
+    """
     rows = int(workload["rows"])
     _, table = _table(rows, int(workload["dim"]))
     _add(table, np.arange(rows, dtype=np.uint64))
     status = table.status()
     assert status.rows == status.capacity == rows
-    # Maps and bits of free slots are part of the allocator; the free slots themselves are not.
+    # The allocator's bytes are the maps and bits of free slots, not the free slots themselves.
     counted = status.index_bytes + status.header_bytes
     total = counted + status.allocator_bytes
     return {

@@ -1,9 +1,10 @@
-"""``make bench``: runs the benchmarks, writes build/bench/results.json, prints a table.
+"""The program of ``make bench``: it runs the benchmarks and prints a table.
 
-results.json is a list of {name, value, unit, ratio_to, ratio}: ``ratio`` is petps' value divided by
-that of ``ratio_to``, same unit and run; null where there is no reference. A name stands once, with
-its worst required configuration; every configuration stands in build/bench/all.json, the machine
-in build/bench/config.json. bench/README.md tells how to read them.
+It writes three files to build/bench. results.json is a list of {name, value, unit, ratio_to,
+ratio}. ``ratio`` is the value of petps divided by that of ``ratio_to``, in the same unit and run;
+it is null if there is no reference. A name appears once, with its worst required configuration.
+all.json has every configuration, and config.json describes the machine. bench/README.md explains
+how to read the figures.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ TRAIN_PYTHON: Final = ROOT / ".venv-train" / "bin" / "python"
 Result = dict[str, Any]
 Workload = dict[str, Any]
 
-# What each name should reach; beside it: is a higher ratio better? DESIGN section 12.
+# name -> (field, target, whether higher is better). The targets are those of the design.
 TARGETS: Final[dict[str, tuple[str, float, bool]]] = {
     "pull.inprocess": ("ratio", 0.85, True),
     "pull.tcp": ("ratio", 0.8, True),
-    "pull.tcp.connections.1000": ("ratio", 0.7, True),  # no collapse
+    "pull.tcp.connections.1000": ("ratio", 0.7, True),  # throughput must not collapse
     "apply": ("ratio", 0.5, True),
     "pull.p99_during_apply": ("ratio", 1.3, False),
     "index.search.uniform": ("ratio", 0.9, True),
@@ -46,7 +47,7 @@ TARGETS: Final[dict[str, tuple[str, float, bool]]] = {
     "reopen.ms.100k": ("value", 50.0, False),
     "reopen.ms.1m": ("value", 50.0, False),
     "reopen.ms.10m": ("value", 50.0, False),
-    "reopen.ms.small_rows": ("ratio", 2.0, False),  # and below 50 ms
+    "reopen.ms.small_rows": ("ratio", 2.0, False),  # also below 50 ms, which is not checked
     "ingest.kafka": ("ratio", 0.7, True),
     "ingest.kafka_vs_apply": ("ratio", 0.8, True),
     "pull.p99_during_ingest": ("ratio", 1.3, False),
@@ -57,7 +58,7 @@ TARGETS: Final[dict[str, tuple[str, float, bool]]] = {
     "checkpoint.write_bytes.8": ("ratio", 1 / 6, False),
     "checkpoint.capacity.2": ("ratio", 1 / 8, False),
     "checkpoint.capacity.8": ("ratio", 1 / 2.5, False),
-    "checkpoint.loss.2.1": ("ratio", 1.0, False),  # within the noise of seeds
+    "checkpoint.loss.2.1": ("ratio", 1.0, False),  # within the noise that seeds make
     "checkpoint.loss.3.3": ("ratio", 1.0, False),
     "checkpoint.loss.4.20": ("ratio", 1.0, False),
     "codec.encode8": ("ratio", 0.3, True),
@@ -65,7 +66,7 @@ TARGETS: Final[dict[str, tuple[str, float, bool]]] = {
     "codec.l2.adaptive.4": ("ratio", 1.05, False),
     "codec.l2.adaptive.3": ("ratio", 1.05, False),
     "codec.l2.adaptive.2": ("ratio", 1.05, False),
-    "tracker.jagged_unique": ("ratio", 2.0, True),  # the worst of its grid
+    "tracker.jagged_unique": ("ratio", 2.0, True),  # the worst cell of its grid
     "staging.resident_chunks_max": ("value", 4.0, False),
     "staging.pause": ("ratio", 1 / 3, False),
 }
@@ -80,7 +81,7 @@ def _program(name: str) -> Path:
 
 
 def _run(name: str, **arguments: object) -> Iterator[Result]:
-    """Lines of JSON that a C++ program prints."""
+    """Run a C++ program and yield the JSON objects that it prints."""
     flags = [f"--{key}={value}" for key, value in arguments.items()]
     done = subprocess.run([_program(name), *flags], check=True, stdout=subprocess.PIPE, text=True)
     for line in done.stdout.splitlines():
@@ -119,14 +120,17 @@ def _gather(work: Workload) -> Iterator[Result]:
             "ratio_to": None if instructions is None else "gather by copy",
             "ratio": None if instructions is None else instructions / counted["copy"],
             "row_bytes": 512,
-            # Of a server that is pulled from, kernel and lookups included.
+            # CPU time of a server under pulls, with the kernel and the lookups.
             "user_cpu_s_per_million_rows": cpu * (1 - share),
             "system_cpu_s_per_million_rows": cpu * share,
         }
 
 
 def _instructions_per_row(lists: int) -> dict[str, Any]:
-    """Instructions in user space from row addresses to the kernel, by mode; None: no valgrind."""
+    """Return the user-space instructions per row from row addresses to the system call, by mode.
+
+    The values are None if valgrind is not installed.
+    """
     modes = ("copy", "sendmsg", "zerocopy")
     if shutil.which("valgrind") is None:
         print(
@@ -148,7 +152,8 @@ def _instructions_per_row(lists: int) -> dict[str, Any]:
             raise SystemExit(f"callgrind told no count:\n{done.stderr}")
         return int(found.group(1))
 
-    # The start of the program and the first lists, which grow buffers, cancel out.
+    # The difference of two counts leaves out the start of the program and the first lists, which
+    # grow buffers.
     first = 20
     return {
         mode: (count(mode, first + lists) - count(mode, first)) / (lists * rows) for mode in modes
@@ -161,8 +166,8 @@ def _connections(work: Workload) -> Iterator[Result]:
 
 def _apply(work: Workload) -> Iterator[Result]:
     size = work["apply"]
-    # Two writers stand beside under their own name, and so does power durability: it measures the
-    # disk, a batch a window.
+    # Two writers and power durability have names of their own. Power durability measures the disk,
+    # with one batch per window.
     two = {"threads": 2}
     power = {"durability": "power", "windows": size["synced_windows"], "window_batches": 1}
     kinds: tuple[tuple[str, int, dict[str, Any]], ...] = (
@@ -263,7 +268,7 @@ def _codec(work: Workload) -> Iterator[Result]:
 
 
 def _tracker(work: Workload) -> Iterator[Result]:
-    """Beside torch too, where it is installed."""
+    """Yield the figures of distinct ids, compared with torch too if it is installed."""
     if TRAIN_PYTHON.exists():
         yield from _with_torch("tracker", "bench.checkpoint.unique", work["jagged_unique"])
         return
@@ -314,7 +319,10 @@ def _shaped(work: Workload) -> Iterator[Result]:
 
 
 def _with_torch(name: str, module: str, sizes: Workload) -> Iterator[Result]:
-    """Lines of JSON that a module prints in the environment of `make test-train`."""
+    """Run a module in the environment of `make test-train`; yield the JSON objects it prints.
+
+    Print a notice and yield nothing if that environment does not exist.
+    """
     if not TRAIN_PYTHON.exists():
         print(
             f"skipped {name}: {TRAIN_PYTHON} is not there; make test-train installs PyTorch",
@@ -365,7 +373,7 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
 
 
 def worst(results: list[Result]) -> list[Result]:
-    """One line a name: the configuration with the worst ratio."""
+    """Return one result per name: the configuration with the worst ratio."""
     chosen: dict[str, Result] = {}
     for result in results:
         name = result["name"]
@@ -384,7 +392,7 @@ def worst(results: list[Result]) -> list[Result]:
 
 
 def missed(result: Result) -> bool | None:
-    """Whether a result misses its target; None when it has none."""
+    """Return whether a result misses its target; None if it has no target."""
     target = TARGETS.get(result["name"])
     if target is None:
         return None
@@ -399,7 +407,7 @@ def _command(*words: str) -> str:
 
 
 def configuration(workload: str, work: Workload) -> dict[str, Any]:
-    """The machine and the sizes: figures without them mean nothing."""
+    """Return the machine, the revision and the sizes, without which figures mean nothing."""
     cpu = next(
         (
             line.split(":", 1)[1].strip()
@@ -458,7 +466,10 @@ def _show(results: list[Result], config: dict[str, Any]) -> None:
 
 
 def parts_named(only: str) -> set[str]:
-    """Return the names of the parts that a list such as ``pull,reopen`` means; all if empty."""
+    """Return the names of the parts that a list such as ``pull,reopen`` selects; all if empty.
+
+    A word selects the parts whose names begin with it, or else those whose names it begins with.
+    """
     chosen: set[str] = set()
     for word in only.split(","):
         found = {name for name, _ in PARTS if name.startswith(word)}
@@ -472,7 +483,7 @@ def parts_named(only: str) -> set[str]:
 
 
 def main() -> None:
-    """Runs the parts that --only names (all without it)."""
+    """Run the parts that --only selects, or all parts without it."""
     parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__)
     parser.add_argument(
         "--only",

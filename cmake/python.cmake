@@ -1,5 +1,5 @@
 # The two extension modules: petps._native (native/bindings) and petps_client._native
-# (client/python). A plain `cmake --preset` looks for Python and pybind11 in .venv first.
+# (client/python). `cmake --preset` looks for Python and pybind11 in .venv first.
 if(NOT Python_EXECUTABLE AND EXISTS "${PROJECT_SOURCE_DIR}/.venv/bin/python")
   set(Python_EXECUTABLE "${PROJECT_SOURCE_DIR}/.venv/bin/python")
 endif()
@@ -42,7 +42,7 @@ function(petps_python_module target)
   add_dependencies(petps_python ${target})
 endfunction()
 
-# The messages of gRPC (petps/v1): Python made of petps.proto by grpcio-tools, never committed.
+# The gRPC messages (petps/v1): grpcio-tools generates the Python from petps.proto. Never commit it.
 set(petps_stubs petps/v1/petps_pb2.py petps/v1/petps_pb2_grpc.py)
 list(TRANSFORM petps_stubs PREPEND "${PROJECT_BINARY_DIR}/python/")
 add_custom_command(

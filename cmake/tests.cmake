@@ -1,5 +1,5 @@
-# Test programs: test_<room> of tests/native/<room>/*_test.cc with that room linked, and
-# test_<suite> of tests/<suite>/*_test.cc with every room linked. Each test case is one ctest
+# The test programs: test_<room> is made of tests/native/<room>/*.cc and links that room;
+# test_<suite> is made of tests/<suite>/*.cc and links every room. Each test case is one ctest
 # entry with its room as label and a time limit, because a hang is a failure.
 find_package(GTest REQUIRED)
 include(GoogleTest)
@@ -11,9 +11,9 @@ if(PETPS_SANITIZE)
   set(PETPS_TEST_SLOWDOWN 4)
 endif()
 
-# The tests of a program are compiled in groups: most of the time would go to the same templates once
-# a file. These files reuse names of their neighbours ("redefinition": add the file here), so each is
-# compiled alone.
+# The sources of a program are compiled in groups, because otherwise the compiler spends most of its
+# time on the same templates in every file. The files below reuse names of other files, so each is
+# compiled alone. If a new file fails with "redefinition", add it here.
 set(PETPS_COMPILED_ALONE
   tests/crash/writeback.cc tests/crash/writeback_test.cc
   tests/lab/pool/rounds.cc tests/native/client/late_push_test.cc
@@ -31,11 +31,11 @@ set_source_files_properties(${PETPS_COMPILED_ALONE} PROPERTIES SKIP_UNITY_BUILD_
 set(CMAKE_UNITY_BUILD ON)
 set(PETPS_TEST_SANITIZE "")
 if(PETPS_SANITIZE MATCHES "undefined")
-  # It watches what is shipped. In the tests themselves it would double the time of the build.
+  # UBSan checks the shipped code. In the tests themselves it would double the time of the build.
   set(PETPS_TEST_SANITIZE -fno-sanitize=undefined)
 endif()
 
-# petps_tests(<label> FOLDER <folder> TIMEOUT <seconds> LIBS <libraries...>)
+# petps_tests(<label> FOLDER <folder> TIMEOUT <seconds> LIBS <libraries...>): add test_<label>.
 function(petps_tests label)
   cmake_parse_arguments(SUITE "" "FOLDER;TIMEOUT" "LIBS" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${SUITE_FOLDER}/*.cc")
@@ -59,15 +59,15 @@ function(petps_tests label)
   set_property(GLOBAL APPEND PROPERTY PETPS_TEST_PROGRAMS test_${label})
 endfunction()
 
-# The crash suite's test double; its own tests stand beside it. Include as
-# "tests/native/media/simulated_medium.h".
+# The test double of the crash suite. Include it as "tests/native/media/simulated_medium.h"; its own
+# tests are in the same folder.
 add_library(petps_simulated_medium STATIC EXCLUDE_FROM_ALL
   "${PROJECT_SOURCE_DIR}/tests/native/media/simulated_crash.cc"
   "${PROJECT_SOURCE_DIR}/tests/native/media/simulated_medium.cc")
 target_compile_options(petps_simulated_medium PRIVATE ${PETPS_TEST_WARNINGS} ${PETPS_TEST_SANITIZE})
 target_link_libraries(petps_simulated_medium PUBLIC petps_media GTest::gtest)
 
-# RDMA devices in memory, for the rooms above transport; test_contract builds its own.
+# RDMA devices in memory, for tests of rooms above transport. test_contract compiles its own copy.
 add_library(petps_fake_verbs STATIC EXCLUDE_FROM_ALL
   "${PROJECT_SOURCE_DIR}/tests/contract/fake_verbs.cc")
 target_compile_options(petps_fake_verbs PRIVATE ${PETPS_TEST_WARNINGS} ${PETPS_TEST_SANITIZE})
@@ -92,8 +92,8 @@ foreach(suite contract crash fuzz stress)
               LIBS petps_simulated_medium ${PETPS_ROOM_LIBRARIES})
 endforeach()
 
-# The model compiles index and epoch a second time, with each shared access as a step of its machine.
-# It switches stacks on one thread, which sanitizers cannot follow: plain builds only.
+# The model compiles index and epoch a second time, so that each shared access is one step of its
+# machine. It switches stacks on one thread, which sanitizers cannot follow: plain builds only.
 if(NOT PETPS_SANITIZE)
   petps_tests(model FOLDER tests/model TIMEOUT 300 LIBS petps_pool)
   file(GLOB modelled CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/native/index/*.cc"
@@ -102,7 +102,8 @@ if(NOT PETPS_SANITIZE)
   target_compile_definitions(test_model PRIVATE
     PETPS_MODEL_ATOMICS="tests/model/atomics.h")
 
-  # A pool on a file system that fails, for the guest of `make lab`; crash's model says what is right.
+  # Operations on a pool whose file system fails, for the guest of `make lab`. The model of suite
+  # crash (tests/crash/world.cc) defines which content is right.
   add_executable(lab_pool
     tests/lab/pool/main.cc tests/lab/pool/power.cc tests/lab/pool/rounds.cc tests/lab/pool/steps.cc
     tests/crash/world.cc)

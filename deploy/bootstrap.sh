@@ -1,31 +1,31 @@
 #!/usr/bin/env bash
 # Installs what is missing to build and test petps on Debian 12: Debian packages, then .venv.
 #
-# Nothing is asked of the network when nothing is missing, so a second run works offline.
-# Usage: deploy/bootstrap.sh [packages|venv|lab|train]   (the first two without an argument)
+# It uses the network only if something is missing, so a second run works offline.
+# Usage: deploy/bootstrap.sh [packages|venv|lab|train]   (without an argument: the first two)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# The one list of Debian packages. python3-venv and python3-dev are added below when the python3
-# in use has no ensurepip or no Python.h.
+# The only list of Debian packages. python3-venv and python3-dev are added below if the python3 in
+# use has no ensurepip or no Python.h.
 PACKAGES=(
   ccache
   clang-format-14
   cmake
   g++
-  libabsl-dev       # bench/micro only: the index is compared with absl::flat_hash_map
+  libabsl-dev       # bench/micro only, which compares the index with absl::flat_hash_map
   libbenchmark-dev
   libgtest-dev
-  libibverbs-dev    # native/transport/rdma; which device there is, is seen at run time
+  libibverbs-dev    # native/transport/rdma, which looks for devices at run time
   libxxhash-dev
   ninja-build
 )
-# For the tests against a real Kafka broker (tests/kafka), which are skipped without them.
+# Packages for the tests against a real Kafka broker (tests/kafka), which are skipped without them.
 BROKER_PACKAGES=(
   maven
   openjdk-17-jre-headless
 )
-# For the guest of `make lab` (tests/lab); not installed by the other targets.
+# Packages for the guest of `make lab` (tests/lab). Other targets do not install them.
 LAB_PACKAGES=(
   btrfs-progs
   busybox-static
@@ -42,9 +42,10 @@ LAB_PACKAGES=(
   xfsprogs
 )
 CONSTRAINTS=deploy/requirements/constraints.txt
-# What `make test-train` needs beside .venv, in .venv-train; not installed by the other targets.
+# Packages that `make test-train` and `make demo-train` need in addition to .venv. They go into
+# .venv-train. Other targets do not install them.
 TRAIN=deploy/requirements/train.txt
-# The last release of TorchRec with the first generation of its tracker, in a folder of its own.
+# The last release of TorchRec with the first generation of its tracker. It has a folder of its own.
 OLD_TORCHREC=1.4.0
 
 fail() {
@@ -87,7 +88,7 @@ install_packages() {
   install_missing "${PACKAGES[@]}"
 }
 
-# Installs those of its arguments that are not there.
+# Installs those of its arguments that are missing.
 install_missing() {
   local missing=() package
   for package in "$@"; do
@@ -109,7 +110,7 @@ install_missing() {
     fail "apt-get could not install: ${missing[*]}. Install them, then run this again."
 }
 
-# Prints the packages that the broker lacks; a java or mvn from elsewhere will do.
+# Prints the packages that the broker lacks. A java or mvn of another origin is good enough.
 missing_for_broker() {
   local package
   for package in "${BROKER_PACKAGES[@]}"; do
@@ -121,7 +122,7 @@ missing_for_broker() {
   done
 }
 
-# Installs what the broker lacks, or says that its tests will be skipped. Never fails.
+# Installs what the broker lacks, or prints that its tests will be skipped. Never fails.
 install_broker_packages() {
   local missing as_root=()
   mapfile -t missing < <(missing_for_broker)
@@ -136,7 +137,7 @@ install_broker_packages() {
   fi
 }
 
-# Prints the build requirements, dependencies and extras of pyproject.toml, one a line.
+# Prints the build requirements, dependencies and extras of pyproject.toml, one per line.
 python_requirements() {
   .venv/bin/python - <<'PYTHON'
 import tomllib
@@ -155,7 +156,7 @@ install_venv() {
   local python
   python=$(find_python)
   [ -n "$python" ] || fail "no Python of version 3.11 or newer: install python3"
-  # A .venv whose interpreter is gone, or that was copied from elsewhere, is made again.
+  # Make .venv again if its interpreter does not run or is too old.
   if ! .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
     rm -rf .venv
     "$python" -m venv .venv || fail "$python -m venv failed: install python3-venv"
@@ -174,7 +175,7 @@ install_venv() {
   echo "$wanted" >"$stamp"
 }
 
-# An environment that sees .venv's packages and has PyTorch and Ray on top.
+# Makes an environment that sees the packages of .venv and adds PyTorch and Ray.
 install_train() {
   local wanted stamp=.venv-train/petps-requirements
   wanted=$({

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Builds the Python packages into .venv (editable) with build/release as build folder.
-# deploy/bootstrap.sh must have run. Needs no network.
+# Builds the Python packages into .venv (editable), with build/release as the build folder.
+# deploy/bootstrap.sh must have run before. Needs no network.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# What is there already decides what must be configured again; the rest is ninja's business.
+# cmake and ninja find out what to configure and build again.
 mkdir -p build
 export CMAKE_BUILD_PARALLEL_LEVEL="${JOBS:-2}"
 export CMAKE_GENERATOR=Ninja PETPS_TESTS=ON PETPS_BENCH=ON
 export PATH="$PWD/.venv/bin:$PATH"
-# Read from the disk once: the build gives its first call 5 s, which a busy disk may take.
+# Load both programs from the disk once: the build allows its first call 5 s, and a busy disk may
+# need longer.
 cmake --version >/dev/null
 ninja --version >/dev/null
 if ! python -m pip install --quiet --disable-pip-version-check --no-index --no-deps \

@@ -1,4 +1,4 @@
-"""Fixtures of several suites."""
+"""Fixtures and hooks that several suites share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.seed import SEED
 
 KAFKA_GROUP = "kafka"
 
-# No test fails on a clock; a failure prints what repeats it.
+# No example fails because it is slow. A failure prints the blob that reproduces it.
 settings.register_profile("petps", deadline=None, print_blob=True)
 settings.load_profile("petps")
 
@@ -27,7 +27,7 @@ def pytest_report_header() -> str:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport() -> Iterator[None]:
-    """What failed says the seed too."""
+    """Add the seed to the report of a failed test."""
     report = (yield).get_result()  # type: ignore[attr-defined]
     if report.failed:
         report.sections.append(("seed", f"PETPS_SEED={SEED}"))
@@ -35,14 +35,14 @@ def pytest_runtest_makereport() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests that use the broker run in one process, so that one broker serves them all."""
+    """Run all tests that use the broker in one process, so that one broker serves them all."""
     for item in items:
         if "kafka" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group(KAFKA_GROUP))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Some versions of pytest-xdist lose the groups without a word."""
+    """Fail if pytest-xdist ignores groups, which some versions do silently."""
     group = item.get_closest_marker("xdist_group")
     if group is not None and item.config.getoption("loadgroup", False):
         assert item.nodeid.endswith(f"@{group.args[0]}"), "pytest-xdist does not see its group"
@@ -50,7 +50,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[Broker]:
-    """A running broker; a test that kills it starts it again."""
+    """Yield a running broker. A test that kills the broker must start it again."""
     folder = Path(tempfile.mkdtemp(prefix="petps-kafka-"))
     try:
         broker = Broker(folder)
@@ -65,11 +65,11 @@ def kafka() -> Iterator[Broker]:
 
 @pytest.fixture
 def seed() -> int:
-    """Of this run."""
+    """Return the seed of this run."""
     return SEED
 
 
 @pytest.fixture
 def topic() -> Callable[[], str]:
-    """Names of topics that nobody else uses."""
+    """Return a function that makes names of topics which no other test uses."""
     return lambda: f"t-{uuid.uuid4().hex[:12]}"

@@ -1,4 +1,4 @@
-"""Ports of 127.0.0.1 for servers that tests restart where they were."""
+"""Ports of 127.0.0.1 for servers that tests restart on the same port."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import contextlib
 import random
 import socket
 
-# Below the range from which kernels give ports to clients and to who asks for any: between
-# a kill and a restart nobody else gets one of these by chance.
+# Below the range from which kernels choose ports for clients and for binds to port 0. So no other
+# process gets the port by chance between a kill and a restart.
 _FIRST, _LAST = 15_000, 31_999
 
 
 def stable_port() -> int:
-    """One that is free now, and that only who asks for it by number takes."""
+    """Return a port that is free now and that the kernel never chooses for another process."""
     chance = random.SystemRandom()
     while True:
         port = chance.randint(_FIRST, _LAST)

@@ -1,7 +1,7 @@
-"""Runs every check and every suite, goes on after a failure, and ends with one summary.
+"""The test runner. It runs every check and suite, continues after a failure, and prints a summary.
 
-`make test` calls this after `make build`. Each suite writes JUnit XML below build/tests; the
-summary is counted from those files, never from what a suite printed.
+`make test` calls it after `make build`. Each suite writes JUnit XML below build/tests. The summary
+counts those files, never the output of a suite.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "tests"
 SOURCES = ("native", "client", "bench", "tests")
 PYTHON_FOLDERS = ("petps", "client", "bench", "tests")
-# No suite may take longer; each test has its own, much shorter limit (ctest, pytest-timeout).
+# The limit of a suite. Each test has its own, much shorter limit (ctest, pytest-timeout).
 SUITE_SECONDS_MAX = 1500
-LAB_SECONDS_MAX = 7200  # processors that are emulated
-# Thread sanitizer: the suites in which more than one thread runs.
+LAB_SECONDS_MAX = 7200  # the processors are emulated
+# The suites that ThreadSanitizer runs: those with more than one thread.
 TSAN_SUITES = (
     *("base", "epoch", "media", "index", "table"),
     *("transport", "server", "client", "contract", "stress"),
 )
-# The crash and fuzz suites run whole in release; under ASan a part of their states (see
-# PETPS_TEST_SCALE in the tests that read it) keeps the suite within its 20 minutes.
+# The crash and fuzz suites run in full in release. Under ASan they check fewer states, so that the
+# suite fits into its time limit (see PETPS_TEST_SCALE in the tests that read it).
 ASAN_SCALE = "0.02"
-# They ask whether the crash suite sees a fault that is put in. The release run answers that.
+# These tests check that the crash suite detects injected faults. The release run covers that.
 ASAN_WITHOUT = r"^crash\.Sites/"
 
 
 @dataclass
 class Outcome:
-    """What one suite did: counts, its own closing line, and the reasons of what it skipped."""
+    """The result of one suite: counts, its own closing line, and the reasons of its skips."""
 
     name: str
     passed: int = 0
@@ -53,7 +53,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Finished:
-    """Exit status and the last lines of a command whose output was shown as it came."""
+    """The exit status and the output lines of a command."""
 
     status: int
     lines: list[str]
@@ -64,9 +64,9 @@ def run(
     environment: dict[str, str] | None = None,
     seconds_max: float = SUITE_SECONDS_MAX,
 ) -> Finished:
-    """Runs a command in the repository's root and shows its output as it comes.
+    """Run a command in the repository's root and print its output as it arrives.
 
-    It is killed after seconds_max.
+    The command is killed after `seconds_max`.
     """
     print(f"$ {' '.join(command)}", flush=True)
     lines: list[str] = []
@@ -91,7 +91,7 @@ def run(
 
 
 def cxx_sources() -> list[str]:
-    """Every C++ file of the project, relative to its root."""
+    """Return the paths of all C++ files of the project, relative to its root."""
     return sorted(
         str(path.relative_to(ROOT))
         for folder in SOURCES
@@ -101,7 +101,7 @@ def cxx_sources() -> list[str]:
 
 
 def lint() -> Outcome:
-    """clang-format, ruff (check and format) and mypy: one item each."""
+    """Run clang-format, ruff (check and format) and mypy; each counts as one test."""
     outcome = Outcome("lint")
     tools = Path(sys.executable).parent
     checks: dict[str, list[str]] = {
@@ -124,11 +124,11 @@ def lint() -> Outcome:
 
 
 def read_junit(outcome: Outcome, path: Path) -> None:
-    """Adds the counts of a JUnit file to `outcome`."""
+    """Add the counts of a JUnit file to `outcome`. Do nothing if the file does not exist."""
     if not path.is_file():
         return
     for case in ElementTree.parse(path).getroot().iter("testcase"):
-        # ctest puts the one name into both, with GTest's dump of the parameter.
+        # ctest writes the same name into both fields, with GTest's dump of the parameter.
         own, group = (case.get(key, "").partition("  # ")[0] for key in ("name", "classname"))
         name = own if own == group else f"{group}::{own}"
         skipped = case.find("skipped")
@@ -145,7 +145,10 @@ def read_junit(outcome: Outcome, path: Path) -> None:
 
 
 def failure_text(case: ElementTree.Element, failure: ElementTree.Element) -> str:
-    """Where and what, in a few lines: pytest says it at the end, GTest after "Failure"."""
+    """Return the place and the reason of a failure in a few lines.
+
+    pytest has them at the end of its text, GTest after the line "Failure".
+    """
     text = failure.text or ""
     if text:
         said = [line for line in text.splitlines() if line.startswith("E ")] or [text.strip()]
@@ -158,7 +161,7 @@ def failure_text(case: ElementTree.Element, failure: ElementTree.Element) -> str
 
 
 def skip_reason(case: ElementTree.Element, message: str) -> str:
-    """The reason a test gave: pytest puts it into the message, GTest into its output."""
+    """Return the reason of a skip: pytest has it in the message, GTest in its output."""
     output = case.findtext("system-out") or ""
     lines = output.splitlines()
     for number, line in enumerate(lines):
@@ -168,7 +171,7 @@ def skip_reason(case: ElementTree.Element, message: str) -> str:
 
 
 def can_fix_addresses() -> bool:
-    """Whether setarch -R works here; some containers refuse it."""
+    """Return whether setarch -R works here; some containers refuse it."""
     if shutil.which("setarch") is None:
         return False
     tried = subprocess.run(["setarch", "-R", "true"], capture_output=True, check=False)
@@ -178,9 +181,14 @@ def can_fix_addresses() -> bool:
 def ctest(
     preset: str, jobs: int, suites: Sequence[str] = (), scale: str = "1", without: str = ""
 ) -> Outcome:
-    """Builds one preset's test programs and runs them under ctest.
+    """Build one preset's test programs and run them under ctest.
 
-    suites: those to build and run, all if empty; without: a pattern of the tests to leave out.
+    Args:
+        preset: the CMake preset.
+        jobs: tests that run at the same time.
+        suites: the suites to build and run; all if empty.
+        scale: the PETPS_TEST_SCALE of the tests, unless the environment sets it.
+        without: a pattern of the tests to leave out.
     """
     outcome = Outcome(f"ctest {preset}")
     configure = run(["cmake", "--preset", preset, "--log-level=WARNING"])
@@ -207,7 +215,7 @@ def ctest(
         "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
         "PETPS_SOAK_SECONDS": str(soak_seconds(preset)),
     }
-    # The sanitizers of gcc 12 can't place their shadow when mappings are fully randomised.
+    # The sanitizers of gcc 12 cannot place their shadow memory if mappings are fully randomised.
     if preset in ("asan", "tsan") and can_fix_addresses():
         command = ["setarch", "-R", *command]
     finished = run(command, settings)
@@ -217,13 +225,16 @@ def ctest(
 
 
 def soak_seconds(preset: str) -> float:
-    """Of each way of gathering, times PETPS_TEST_SCALE: longer where freed slots are poisoned."""
+    """Return the seconds of soak per gather mode, times PETPS_TEST_SCALE.
+
+    ASan's run is longer, because it poisons freed slots.
+    """
     seconds = 20.0 if preset == "asan" else 2.0
     return seconds * float(os.environ.get("PETPS_TEST_SCALE", "1"))
 
 
 def pytest(jobs: int) -> Outcome:
-    """Runs the Python suites."""
+    """Run the Python suites."""
     outcome = Outcome("pytest")
     junit = RESULTS / "pytest.xml"
     command = [sys.executable, "-m", "pytest", "-n", str(jobs), "--dist", "loadgroup"]
@@ -235,7 +246,7 @@ def pytest(jobs: int) -> Outcome:
 
 
 def lab(jobs: int) -> Outcome:
-    """Runs what boots guests with persistent memory and RDMA; not part of `make test`."""
+    """Run the suites in guests with persistent memory and RDMA; not part of `make test`."""
     outcome = Outcome("lab")
     junit = RESULTS / "lab.xml"
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/lab").glob("lab_*.py"))
@@ -248,10 +259,10 @@ def lab(jobs: int) -> Outcome:
 
 
 def train(jobs: int) -> Outcome:
-    """Runs the suites that need PyTorch or Ray; not part of `make test`."""
+    """Run the suites that need PyTorch or Ray; not part of `make test`."""
     outcome = Outcome("train")
     installed = run([str(ROOT / "deploy/bootstrap.sh"), "train"])
-    if installed.status != 0:  # as without a broker: said, and no reason to refuse a change
+    if installed.status != 0:  # as for a missing broker, a skip that the summary shows
         reason = (
             installed.lines[-1] if installed.lines else "PyTorch and Ray could not be installed"
         )
@@ -262,12 +273,13 @@ def train(jobs: int) -> Outcome:
     files = sorted(
         str(path.relative_to(ROOT)) for path in (ROOT / "tests/train").glob("train_*.py")
     )
-    # What PyTorch and TorchRec warn of when they are imported is theirs.
+    # PyTorch and TorchRec warn when they are imported, which we cannot fix: hence -W ignore.
     python = str(ROOT / ".venv-train/bin/python")
-    # These tests wait little, and their demos must keep up with a trainer: a worker a processor.
+    # These tests wait little, and their demos must keep up with a trainer: at most one worker per
+    # processor.
     workers = str(min(jobs, os.cpu_count() or jobs))
     command = [python, "-m", "pytest", "-n", workers, "--dist", "loadgroup", "-W", "ignore"]
-    # Threads of PyTorch's own would only stand in the way of the other worker.
+    # PyTorch's own threads would only slow the other worker down.
     finished = run([*command, *files, f"--junitxml={junit}"], {"OMP_NUM_THREADS": "1"})
     read_junit(outcome, junit)
     close(outcome, finished, " in ")
@@ -275,14 +287,14 @@ def train(jobs: int) -> Outcome:
 
 
 def read_guests(outcome: Outcome) -> None:
-    """Adds the counts of the C++ suites that ran in guests (tests/lab/conftest.py writes them)."""
+    """Add the counts of the C++ suites that ran in guests (tests/lab/conftest.py writes them)."""
     for found in sorted(RESULTS.glob("lab-*.xml")):
         read_junit(outcome, found)
         found.unlink()
 
 
 def close(outcome: Outcome, finished: Finished, mark: str) -> None:
-    """Takes the suite's own closing line, and counts a failure it did not report as a test."""
+    """Set the suite's own closing line. Count an exit status that no failed test explains."""
     closing = [line for line in finished.lines if mark in line]
     outcome.closing = closing[-1].strip(" =") if closing else f"exit status {finished.status}"
     if finished.status != 0 and outcome.failed == 0:
@@ -291,7 +303,7 @@ def close(outcome: Outcome, finished: Finished, mark: str) -> None:
 
 
 def summarise(outcomes: Sequence[Outcome]) -> int:
-    """Prints skips, failures and closing lines, then the sum alone on the last line."""
+    """Print skips, failures and closing lines, and the sum on the last line. Return the status."""
     print("\n---- summary ----")
     tests_of: dict[str, list[str]] = {}
     for outcome in outcomes:
@@ -317,7 +329,7 @@ def summarise(outcomes: Sequence[Outcome]) -> int:
 
 
 def main() -> int:
-    """Runs the suites that were asked for; all but lab and train without --only."""
+    """Run the suites that --only names; without it all but lab and train."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="", help="suites, by comma; all but lab, train if empty")

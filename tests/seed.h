@@ -1,4 +1,5 @@
-// The seed of a test program: PETPS_SEED, or drawn; printed, so that a failure can be repeated.
+// The seed of a test program: PETPS_SEED, or else a random number. It is printed, so that a failure
+// can be repeated.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,7 @@
 
 namespace petps::tests {
 
-// The same at every call.
+// Return the seed. The first call prints it; every call returns the same value.
 inline uint64_t seed() {
   static const uint64_t value = [] {
     const char* given = std::getenv("PETPS_SEED");

@@ -1,5 +1,6 @@
-"""The seed of a test run: PETPS_SEED, or drawn; pytest's header says it, so that a failure can be
-repeated. tests/seed.h is the same for C++.
+"""The seed of a test run: PETPS_SEED, or else a random number.
+
+The header of pytest shows it, so that a failure can be repeated. tests/seed.h is the same for C++.
 """
 
 from __future__ import annotations
@@ -8,5 +9,5 @@ import os
 import secrets
 from typing import Final
 
-# In the environment, so that all processes of a run have one.
+# The environment carries it, so that all processes of a run have the same seed.
 SEED: Final = int(os.environ.setdefault("PETPS_SEED", str(secrets.randbits(32))))

@@ -1,4 +1,5 @@
-// --name=value arguments of a bench program; an unknown one is an error.
+// The --name=value arguments of a bench program. Every error prints a message and exits with status
+// 2: an argument of another form, a value that is not a number, an unknown name.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +12,10 @@ class Arguments {
  public:
   Arguments(int count, char** values);
 
+  // Return the value of argument `name`, or `otherwise` if it was not given.
   std::string text(const std::string& name, const std::string& otherwise);
   uint64_t number(const std::string& name, uint64_t otherwise);
-  // Ends the program when an argument was given that nobody asked for.
+  // Exit the program if the command line has an argument that text() and number() never read.
   void finish() const;
 
  private:

@@ -15,8 +15,8 @@ namespace petps::bench {
 
 namespace {
 
-constexpr uint32_t kAttempts = 4;  // of one window before a disturbed one is accepted
-constexpr double kNearNs = 150;    // between 50 (near) and 370 (far)
+constexpr uint32_t kAttempts = 4;  // measurements of a window before a disturbed one is accepted
+constexpr double kNearNs = 150;    // between about 50 (near cores) and 370 (far cores)
 
 uint64_t nanoseconds(clockid_t clock) {
   timespec now{};
@@ -90,7 +90,8 @@ double ping_pong_window() {
   uint64_t start = 0;
   std::thread here([&] {
     pin_to(0);
-    ball.turn.store(1, std::memory_order_release);  // the first trip waits for the other thread
+    // The first round trip also waits for the other thread to start, so it is not timed.
+    ball.turn.store(1, std::memory_order_release);
     while (ball.turn.load(std::memory_order_acquire) != 2) {
     }
     start = nanoseconds(CLOCK_MONOTONIC);

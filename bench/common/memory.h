@@ -1,5 +1,5 @@
-// Memory of the limits that petps is compared with: pre-faulted, on huge pages where the kernel
-// gives them, so that no limit is slow for a reason that petps does not have.
+// Memory for the limits that petps is compared with. It is pre-faulted and uses huge pages if the
+// kernel grants them, so that no limit is slow for a reason that does not apply to petps.
 #pragma once
 
 #include <sys/mman.h>
@@ -38,7 +38,7 @@ class Memory {
   std::byte* at_ = nullptr;
 };
 
-// The same for a container.
+// An allocator that asks for huge pages for a container. It does not pre-fault.
 template <typename T>
 struct HugeAllocator {
   using value_type = T;

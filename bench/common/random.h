@@ -1,4 +1,4 @@
-// Everything random that a bench needs, made before the clock starts and the same for one seed.
+// Random numbers of the benches, drawn before the clock starts. They depend on the seed alone.
 #pragma once
 
 #include <cmath>
@@ -31,8 +31,8 @@ class Random {
   uint64_t state_;
 };
 
-// Ranks 0 .. n-1 with P(rank) ~ 1 / (rank + 1)^exponent, by rejection-inversion (Hormann and
-// Derflinger 1996): exact, and no table of n numbers.
+// Draws ranks 0 .. n-1 with P(rank) ~ 1 / (rank + 1)^exponent. The method is rejection-inversion
+// (Hormann and Derflinger 1996), which is exact and needs no table of n numbers.
 class Zipf {
  public:
   Zipf(uint64_t n, double exponent)
@@ -64,7 +64,7 @@ class Zipf {
 
 enum class Access { kUniform, kZipf };
 
-// `count` row numbers below `rows`.
+// Return `count` row numbers below `rows`.
 inline std::vector<uint32_t> row_stream(Access access, uint64_t rows, uint64_t count,
                                         uint64_t seed) {
   Random random(seed);

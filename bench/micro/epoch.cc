@@ -1,4 +1,4 @@
-// What a pin costs a pull, and what retire and reclaim cost a batch.
+// The cost of a pin to a pull, and the cost of retire and reclaim to a batch.
 #include "epoch/epoch.h"
 
 #include <benchmark/benchmark.h>
@@ -14,7 +14,7 @@ class Nobody : public Reclaimer {
   void reclaim(std::span<const uint64_t> items) override { benchmark::DoNotOptimize(items.data()); }
 };
 
-// range(0): pins of the same reader that stay live meanwhile, as replies in flight do.
+// range(0): other live pins of the same reader, such as replies in flight hold.
 void pin_and_drop(benchmark::State& state) {
   Domain domain;
   Reader* reader = domain.lease();
@@ -27,7 +27,7 @@ void pin_and_drop(benchmark::State& state) {
 }
 BENCHMARK(pin_and_drop)->Arg(0)->Arg(16)->Arg(255);
 
-// The other end of a queue of replies: the oldest of range(0) pins is dropped, a new one taken.
+// Replies that complete in order: drop the oldest of range(0) pins, then take a new one.
 void pin_first_in_first_out(benchmark::State& state) {
   Domain domain;
   Reader* reader = domain.lease();
@@ -48,7 +48,7 @@ void lease_and_release(benchmark::State& state) {
 }
 BENCHMARK(lease_and_release);
 
-// range(0): items of the batch. Items per second.
+// range(0): items in the batch. Reports items per second.
 void retire_and_reclaim(benchmark::State& state) {
   Domain domain;
   Nobody owner;
@@ -62,7 +62,7 @@ void retire_and_reclaim(benchmark::State& state) {
 }
 BENCHMARK(retire_and_reclaim)->Arg(1)->Arg(1000)->Arg(100'000);
 
-// The scan that a reclaim starts with: range(0) readers, range(1) live pins each.
+// The scan at the start of a reclaim, over range(0) readers with range(1) live pins each.
 void scan(benchmark::State& state) {
   Domain domain;
   std::vector<Pin> pins;

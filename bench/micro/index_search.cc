@@ -1,6 +1,6 @@
-// index.search.*: Index::find_refs beside absl::flat_hash_map with the same prefetching, 8-byte
-// values, both at load 0.8, one thread. The map gets the best of what its public interface allows:
-// its own hash, huge pages, prefetch() a tuned distance ahead.
+// index.search.*: compares Index::find_refs with absl::flat_hash_map and prefetching. Both hold
+// 8-byte values at load 0.8; one thread searches. The map gets the best that its public interface
+// allows: its own hash, huge pages, and prefetch() at a tuned distance.
 #include <absl/container/flat_hash_map.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ using Map =
 
 uint64_t ref_of(uint64_t row) { return (row + 1) * 8; }
 
-// Entries alone: the refs point to no slot, and nothing of this bench follows them.
+// Publishes entries whose refs point to no slot; this bench follows no ref.
 void fill_index(Index& index, media::Media& medium, uint64_t rows) {
   constexpr uint64_t kBatch = 4096;
   media::Flusher flusher(medium);
@@ -64,7 +64,7 @@ uint64_t search_map(const Map& map, const uint64_t* keys, uint64_t* refs, uint64
   return n;
 }
 
-// The same with the hash computed once for the find.
+// Like search_map, but computes the hashes first and passes them to find().
 uint64_t search_map_hashed(const Map& map, const uint64_t* keys, uint64_t* refs, uint64_t n,
                            uint64_t ahead, uint64_t* hashes) {
   const auto hash = map.hash_function();
@@ -80,8 +80,8 @@ uint64_t search_map_hashed(const Map& map, const uint64_t* keys, uint64_t* refs,
 
 struct Setting {
   uint64_t rows;
-  uint64_t batch;  // keys of one call on both sides
-  uint64_t calls;  // of a window
+  uint64_t batch;  // keys per call, on both sides
+  uint64_t calls;  // per window
   Plan plan;
 };
 
@@ -152,7 +152,7 @@ int main(int count, char** values) {
   using namespace petps::bench;
   Arguments arguments(count, values);
   Setting setting;
-  // 0.8 of a power of two, so that the map's load is 0.8 too.
+  // 0.8 of a power of two, so that the map is at load 0.8 too.
   setting.rows = arguments.number("rows", (uint64_t{1} << 24) / 5 * 4);
   setting.batch = arguments.number("batch", 500);
   setting.calls = arguments.number("calls", 100);

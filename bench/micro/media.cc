@@ -1,4 +1,4 @@
-// What a row's way into memory costs: copied plainly, streamed past the cache, flushed and drained.
+// The cost of writing a row: copied by memcpy, streamed past the cache, flushed, drained.
 #include "media/media.h"
 
 #include <benchmark/benchmark.h>
@@ -21,7 +21,8 @@ std::unique_ptr<Media> touched_memory() {
   return std::move(media).value();
 }
 
-// Slots of `bytes` each, in the order in which a writer takes free ones (range(1) = 0) or at random (1).
+// Return the offsets of slots of `bytes` each: at random, or in ascending order, in which a writer
+// takes free slots.
 std::vector<uint64_t> places(size_t bytes, bool at_random) {
   std::vector<uint64_t> offsets(1 << 20);
   std::mt19937_64 random(1);
@@ -63,7 +64,7 @@ const std::vector<std::vector<int64_t>> kShapes = {{64, 128, 272, 512, 4096}, {0
 BENCHMARK(rows_by_memcpy)->ArgsProduct(kShapes)->ArgNames({"bytes", "random"});
 BENCHMARK(rows_by_flusher)->ArgsProduct(kShapes)->ArgNames({"bytes", "random"});
 
-// flush() of what dram and file do: remember that something is dirty.
+// flush() on dram and file only records that something is dirty.
 void flush_on_dram(benchmark::State& state) {
   const auto media = touched_memory();
   if (media == nullptr) return state.SkipWithError("no memory");
@@ -75,7 +76,7 @@ void flush_on_dram(benchmark::State& state) {
 }
 BENCHMARK(flush_on_dram);
 
-// The instructions of dax, on ordinary memory: 8 lines dirtied, written back, fenced.
+// The write-back instructions of dax, on ordinary memory: dirty 8 lines, write them back, fence.
 void write_back_512_bytes(benchmark::State& state) {
   const auto instruction = static_cast<LineInstruction>(state.range(0));
   if (!cpu_has(instruction)) return state.SkipWithError("not on this processor");

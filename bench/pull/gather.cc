@@ -1,7 +1,10 @@
-// part=grid: each way of gathering, by row bytes and keys of a pull: gather.<mode>.<row bytes>.<keys>.
-// part=connections: pull.tcp.connections.<n>, and what a client with short pulls sees beside one with
-// long ones: pull.tcp.fairness.
-// The servers stand in one process, one for each way, over the same tables; only one works at a time.
+// part=grid measures gather.<mode>.<row bytes>.<keys>: each gather mode, by row bytes and keys of a
+// pull.
+//
+// part=connections measures pull.tcp.connections.<n>, and pull.tcp.fairness: the latency of short
+// pulls while another client has long pulls in flight.
+//
+// One process runs one server per gather mode over the same tables; only one is busy at a time.
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -47,7 +50,7 @@ struct Setting {
   uint64_t rows(size_t r) const { return table_bytes / kRowBytes[r]; }
 };
 
-// Shared with the child.
+// Memory shared with the server process.
 struct Doors {
   std::atomic<bool> open{false};
   uint32_t tables[kRowBytes.size()] = {};
@@ -108,7 +111,7 @@ class ServerProcess {
     clock_gettime(clock_, &now);
     return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) / 1e9;
   }
-  // Clock ticks in user space and in the kernel: coarse, for their share only.
+  // Return the clock ticks in user space and in the kernel. They are coarse: use only their share.
   std::pair<double, double> ticks() const {
     std::ifstream file("/proc/" + std::to_string(process_) + "/stat");
     std::string field;
@@ -126,11 +129,11 @@ class ServerProcess {
   clockid_t clock_ = 0;
 };
 
-// What one way did in all windows of one cell.
+// The results of one gather mode, or one number of connections, over all windows of a cell.
 struct Way {
   std::unique_ptr<PullLoad> load;
   std::vector<double> rates;
-  std::vector<double> ratios;  // to copy, window by window
+  std::vector<double> ratios;  // per window, to the first way of the cell
   std::vector<double> latencies;
   double rows = 0;
   double cpu_s = 0;
@@ -163,7 +166,7 @@ void measure_cell(const Setting& setting, const ServerProcess& server, size_t r,
   for (size_t m = 0; m < ways.size(); ++m) {
     ways[m].load = std::make_unique<PullLoad>(doors.ports[r][m], requests, 1, 2);
     ways[m].load->check();
-    ways[m].load->run(setting.window_s / 4);  // sockets grow, caches fill
+    ways[m].load->run(setting.window_s / 4);  // warm-up: sockets grow, caches fill
   }
   for (uint32_t window = 0; window < setting.windows; ++window) {
     for (Way& way : ways) way.window(server, setting.window_s);
@@ -226,14 +229,15 @@ void measure_connections(const Setting& setting, const ServerProcess& server) {
         .number("ratio", median(way.ratios))
         .number("p50_us", percentile(way.latencies, 0.5))
         .number("p99_us", percentile(way.latencies, 0.99))
-        // One pull in flight each: what a pull must wait if all take their turns.
+        // The latency of a pull if the server answers all connections in round-robin order.
         .number("fair_us", 500.0 * n / median(way.rates) * 1e6)
         .number("server_cpu_s_per_million_rows", way.cpu_s_per_million())
         .number("in_flight", n);
   }
 }
 
-// A client with 10-key pulls alone, and beside one that always has four 2,000-key pulls in flight.
+// Measures a client with 10-key pulls: alone, and while another one has four 2,000-key pulls in
+// flight.
 void measure_fairness(const Setting& setting, const ServerProcess& server) {
   const Doors& doors = server.doors();
   const auto ask = [&](uint32_t keys) {
@@ -244,7 +248,8 @@ void measure_fairness(const Setting& setting, const ServerProcess& server) {
   const uint32_t port = doors.ports[kMiddle][kAuto];
   PullLoad few(port, small, 1, 1);
   PullLoad many(port, large, 1, 4);
-  run_before_others(2);  // the clients share a core; it is the server's fairness that is asked
+  // The two clients share a core. This one has priority: the figure is the server's fairness.
+  run_before_others(2);
   std::vector<double> alone, beside, long_ones, long_alone_rate, long_rate;
   const auto add = [](std::vector<double>& to, const Load& load) {
     to.insert(to.end(), load.latencies_us.begin(), load.latencies_us.end());
@@ -294,7 +299,7 @@ int main(int count, char** values) {
       static_cast<double>(arguments.number("connections_window_ms", 150)) / 1e3;
   setting.connections_max = static_cast<uint32_t>(arguments.number("connections_max", 1000));
   arguments.finish();
-  // A thousand connections need as many descriptors at either end.
+  // A thousand connections need a thousand descriptors in each process.
   rlimit files{};
   getrlimit(RLIMIT_NOFILE, &files);
   files.rlim_cur = std::min<rlim_t>(files.rlim_max, 8192);

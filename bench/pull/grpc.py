@@ -1,6 +1,7 @@
-"""pull.grpc: 500-key pulls of 512-byte rows over gRPC, beside the same ones by petps_client.
+"""pull.grpc: 500-key pulls of 512-byte rows over gRPC, compared with the same by petps_client.
 
-One server process, one caller that asks again when it is answered, windows of both in turn.
+One server process answers one caller, which has one pull in flight. Windows of gRPC and of
+petps_client alternate.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Pull = Callable[[Keys], npt.NDArray[np.float32]]
 
 
 def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One result a round."""
+    """Yield one result: the medians over the rounds."""
     rows = int(work["rows"])
     with tempfile.TemporaryDirectory() as folder, _loaded(Path(folder), rows) as facts:
         random = np.random.default_rng(1)
@@ -56,7 +57,7 @@ def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
             def native(keys: Keys) -> npt.NDArray[np.float32]:
                 return client.pull("items", keys)
 
-            for pull in (by_grpc, native):  # connected, and checked
+            for pull in (by_grpc, native):  # connect, and check the rows
                 if not (pull(requests[0])[:, 1] == requests[0] % (1 << 20)).all():
                     raise SystemExit("a pull gave wrong rows")
             rates: dict[str, list[float]] = {"grpc": [], "native": []}
@@ -85,7 +86,7 @@ def _rows_per_second(pull: Pull, requests: npt.NDArray[np.uint64], seconds: floa
 
 @contextlib.contextmanager
 def _loaded(folder: Path, rows: int) -> Iterator[dict[str, Any]]:
-    """The facts of a server process whose table has ``rows`` rows."""
+    """Load ``rows`` rows into a pool, serve it, and yield the facts of the server process."""
     pool = folder / "pool"
     with petps.create(pool, durability="process") as made:
         made.create_table("items", dim=DIM, capacity=rows * 5 // 4)
@@ -99,7 +100,7 @@ def _loaded(folder: Path, rows: int) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def served(folder: Path, pool: Path) -> Iterator[dict[str, Any]]:
-    """The facts of a server process of a pool, once it is ready."""
+    """Start a server process of a pool; yield its facts (the ready file) once it is ready."""
     ready = folder / "ready"
     command = [sys.executable, "-m", "petps.cli", "serve", str(pool), "--no-http", "--workers=1"]
     command += ["--port=0", "--grpc-port=0", f"--ready-file={ready}"]

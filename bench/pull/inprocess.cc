@@ -1,6 +1,6 @@
-// pull.inprocess: 500-key pulls in this process (pin, lookup, copy the rows out) beside a raw
-// prefetched gather that knows every address before: per row one line of tags, one line of an entry,
-// then the row, copied to the same kind of buffer.
+// pull.inprocess: compares 500-key pulls in this process (pin, lookup, copy the rows out) with a
+// prefetched gather that knows every address beforehand. For each row, the gather reads one cache
+// line of tags and one of an entry, and copies the row to the same kind of buffer.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint64_t kLine = media::kLineBytes;
 
-// Where the limit reads, in lines from the pool's start.
+// The addresses that the limit reads, in cache lines from the pool's start.
 struct Place {
   uint32_t tags;
   uint32_t entry;
@@ -108,8 +108,8 @@ Pulls make_pulls(LoadedTable& loaded, Access access, uint64_t count, uint64_t se
 
 void measure(LoadedTable& loaded, const std::string& medium, Access access, uint64_t request_keys,
              uint64_t window_pulls, const Plan& plan) {
-  // Both sides walk through the same requests, half of them apart, so that none finds its lines in
-  // the caches because the other just read them.
+  // Both sides cycle through the same requests, half a cycle apart. So neither side finds its lines
+  // in the caches because the other has just read them.
   const uint64_t count = window_pulls * plan.windows * request_keys;
   const Pulls pulls = make_pulls(loaded, access, count, 1);
   Sides sides(loaded, request_keys);
@@ -143,8 +143,8 @@ void measure(LoadedTable& loaded, const std::string& medium, Access access, uint
   }
   ahead = best_ahead;
   const Compared compared = compare(plan, pull, gather);
-  // The design's figure is for a table much larger than the caches, so uniform; under Zipf 0.99 most rows
-  // are in the caches and the figure is one of instructions.
+  // The design's target is for a table much larger than the caches, so it applies to uniform keys.
+  // Under Zipf 0.99 most rows are in the caches, and instructions decide the figure.
   const bool uniform = access == Access::kUniform;
   Line(uniform ? "pull.inprocess" : "pull.inprocess.zipf099")
       .text("medium", medium)

@@ -1,5 +1,5 @@
-// Closed-loop pulls over raw connections, driven by one thread: each connection keeps some requests
-// under way and throws the rows away.
+// Closed-loop pulls over raw connections, driven by one thread. Each connection keeps a fixed
+// number of requests in flight and discards the rows.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,12 @@
 
 namespace petps::bench {
 
-// Frames drawn before the clock starts, used round and round. Rows are those of a LoadedTable.
+// Request frames for rows of a LoadedTable. They are encoded before the clock starts; a connection
+// cycles through them.
 struct Requests {
   std::vector<wire::Frame> frames;
   std::vector<uint64_t> first_keys;  // of frames[0]
-  uint32_t keys = 0;                 // of each
+  uint32_t keys = 0;                 // per frame
   uint32_t row_bytes = 0;
 };
 Requests make_requests(uint32_t table, uint64_t rows, uint32_t row_bytes, uint32_t keys);
@@ -32,22 +33,22 @@ class PullLoad {
   PullLoad(const PullLoad&) = delete;
   PullLoad& operator=(const PullLoad&) = delete;
 
-  // Ends the program when a row of the first request is not whole.
+  // Send the first request. Exit the program if one of its rows is missing or torn.
   void check();
-  // Asks for `seconds`, then takes what is still under way.
+  // Send requests for `seconds`, then receive the replies that are still in flight.
   Load run(double seconds);
 
  private:
   struct Connection {
     int fd = -1;
-    size_t head_at = 0;  // bytes of the header that are there
+    size_t head_at = 0;  // header bytes received so far
     std::byte head[wire::kHeaderBytes];
     uint64_t body_left = 0;
-    size_t next = 0;                // frame
-    std::vector<uint64_t> sent_ns;  // of requests under way, oldest first
+    size_t next = 0;                // index of the next frame to send
+    std::vector<uint64_t> sent_ns;  // of the requests in flight, oldest first
   };
   void ask(Connection& connection);
-  // Takes what has come; how many replies it ended.
+  // Receive what has arrived. Return the number of replies that it completed.
   uint32_t receive(Connection& connection, Load& load);
 
   const Requests& requests_;

@@ -1,7 +1,9 @@
-// pull.tcp: 500-key pulls from a petps server in another process, over loopback TCP, beside a server
-// that gathers the same rows by row number and writes them behind a 4-byte length.
-// pull.p99_during_apply: latency of pulls that are sent on schedule, while the server applies batches
-// to the same table, beside that of the same pulls while it does not.
+// pull.tcp: compares 500-key pulls over loopback TCP from a petps server in another process with
+// pulls from a server that gathers the same rows by row number and sends them behind a 4-byte
+// length.
+//
+// pull.p99_during_apply: compares the latency of pulls that are sent on a schedule while the server
+// applies batches to the same table with that of the same pulls while it applies nothing.
 #include <sys/prctl.h>
 
 #include <algorithm>
@@ -32,16 +34,16 @@ struct Setting {
   uint32_t request_keys = 500;
   uint32_t in_flight = 2;  // over all connections
   uint32_t connections_max = 2;
-  uint32_t call_requests = 0;  // of one call of the client, which keeps in_flight of them under way
+  uint32_t call_requests = 0;  // requests per call of the client; in_flight of them at a time
   std::chrono::milliseconds window{0};
   std::chrono::milliseconds apply_window{0};
-  uint32_t apply_windows = 0;  // idle and applying, each
-  uint32_t load_percent = 0;   // of the peak, sent on schedule
+  uint32_t apply_windows = 0;  // idle windows, and as many while applying
+  uint32_t load_percent = 0;   // of the peak rate, sent on a schedule
   uint32_t senders = 0;
 };
 
-// Keys and row numbers of the same rows, drawn before the clock starts. One side begins in the
-// middle, so that it does not find in the caches what the other just read.
+// Keys and row numbers of the same rows, drawn before the clock starts. The two sides begin at
+// different places, so that neither finds in the caches what the other has just read.
 struct Stream {
   std::vector<uint64_t> keys;
   std::vector<uint32_t> numbers;
@@ -69,7 +71,7 @@ std::unique_ptr<client::Client> connect(const Setting& setting, uint32_t port,
   return value_of(client::Client::connect("petps://127.0.0.1:" + std::to_string(port), options));
 }
 
-// One thread's share of one side. Both cycle through an array of the same size.
+// The work of one thread of one side. Both sides cycle through an output array of the same size.
 class Lane {
  public:
   Lane(const Setting& setting, const Stream& stream, uint32_t in_flight, uint64_t from)
@@ -77,7 +79,7 @@ class Lane {
         stream_(stream),
         in_flight_(in_flight),
         request_bytes_(uint64_t{setting.request_keys} * setting.shape.dim * 4),
-        // A call drains its pipeline at the end; with one request in flight there is none.
+        // A call drains its pipeline at the end. With one request in flight there is no pipeline.
         call_requests_(in_flight == 1 ? 1 : setting.call_requests),
         out_(uint64_t{call_requests_} * setting.request_keys * setting.shape.dim),
         at_(from / call_keys() * call_keys()) {}
@@ -90,7 +92,7 @@ class Lane {
 
   void pull_once(client::Client& client) {
     client::PullOptions options;
-    options.dedup = client::Dedup::kNever;  // the limit answers every row that is asked for
+    options.dedup = client::Dedup::kNever;  // the limit sends repeated rows too
     const auto report = value_of(client.pull("rows", {keys(), call_keys()}, out_, {}, options));
     if (report.found != call_keys()) fail("a loaded key is missing");
     at_ += call_keys();
@@ -130,7 +132,7 @@ class Lane {
   uint64_t at_;
 };
 
-// Runs `work(lane number)` on as many threads as there are connections; the sum of what they return.
+// Run `work(lane number)` on one thread per connection. Return the sum of the results.
 template <typename Work>
 uint64_t on_each(uint32_t connections, const Work& work) {
   std::atomic<uint64_t> sum{0};
@@ -175,7 +177,7 @@ class Sides {
     }
   }
 
-  // Both sides hand out whole rows of the keys that were asked for.
+  // Exit the program unless both sides return untorn rows of the requested keys.
   void check() {
     const uint32_t row_bytes = setting_.shape.dim * 4;
     Lane& ours = *ours_[0];
@@ -228,9 +230,10 @@ Line& describe(Line& line, const Setting& setting) {
       .number("line_round_trip_ns", trip);
 }
 
-// As measure.h's compare, but a side of a round is the median of its windows: a thread that waits for
-// its peer cannot tell whether it lost its core, and once a second the kernel hands the cores to
-// whoever the bench has kept waiting.
+// Like compare() of measure.h, but the rate of a side in a round is the median of its windows.
+// Windows that lost their core cannot be repeated: a thread that waits for its peer cannot tell
+// whether it lost its core. And once a second the kernel gives the cores to threads that the
+// bench kept waiting.
 Compared compare_medians(const Plan& plan, const std::function<uint64_t()>& petps,
                          const std::function<uint64_t()>& limit) {
   const auto rate = [](const std::function<uint64_t()>& side) {
@@ -262,7 +265,7 @@ Compared compare_medians(const Plan& plan, const std::function<uint64_t()>& petp
   return result;
 }
 
-// Rows a second of petps.
+// Measure and print pull.tcp. Return the rows per second of petps.
 double measure_rate(const Setting& setting, Control& control, Access access, const Stream& stream,
                     uint32_t connections) {
   Sides sides(setting, control, stream, connections);
@@ -284,8 +287,8 @@ double measure_rate(const Setting& setting, Control& control, Access access, con
   return compared.value;
 }
 
-// Latencies in microseconds of pulls sent every `gap`, from the time they were due: a pull that had
-// to wait for a free sender has waited.
+// Send a pull every `gap` and return the latencies in microseconds. A latency begins when the
+// pull was due, so it includes the time that the pull waited for a free sender.
 std::vector<double> send_on_schedule(const Setting& setting, client::Client& client,
                                      const Stream& stream, std::chrono::nanoseconds gap,
                                      uint64_t first) {
@@ -379,7 +382,7 @@ Setting read_setting(Arguments& arguments) {
   setting.in_flight = small("in_flight", setting.in_flight);
   setting.connections_max = small("connections_max", setting.connections_max);
   setting.call_requests = small("call_requests", 32);
-  // Windows shorter than what a neighbour on the machine changes, and longer than a dozen calls.
+  // A window is shorter than changes in the machine's other load, and longer than a dozen calls.
   setting.window = std::chrono::milliseconds(arguments.number("window_ms", 24));
   setting.plan.rounds = small("rounds", 5);
   setting.plan.windows = small("windows", 21);
@@ -416,7 +419,8 @@ int main(int count, char** values) {
     peak = std::max(peak, rate);
     measure_rate(setting, servers.control(), Access::kZipf, zipf, connections);
   }
-  // Three kinds of threads, none busy all the time: the kernel finds them a core, as it does for users.
+  // There are three kinds of threads now, and none is busy all the time. Let the kernel choose
+  // their cores, as it does for users.
   run_on(-1);
   run_process_on(servers.petps(), -1);
   if (setting.apply_windows == 0) return 0;

@@ -28,7 +28,7 @@ sockaddr_in loopback(uint16_t port) {
   return address;
 }
 
-// False: the peer is gone.
+// Return false if the peer is gone.
 bool send_whole(int socket, const std::byte* bytes, size_t n) {
   while (n > 0) {
     const ssize_t sent = send(socket, bytes, n, MSG_NOSIGNAL);
@@ -80,7 +80,7 @@ class Session {
 
  private:
   bool answer(const uint32_t* numbers, uint32_t n) {
-    std::byte* out = stage_.at() + kLine;  // rows stand on lines; the length before them
+    std::byte* out = stage_.at() + kLine;  // rows begin on a cache line, behind the length
     const uint32_t bytes = n * row_bytes_;
     std::memcpy(out - 4, &bytes, 4);
     const std::byte* unsent = out - 4;

@@ -1,9 +1,9 @@
-// What TCP pulls are compared with: a server that answers row numbers with rows, and its client.
-// Nothing between them but a 4-byte length: no index, no epochs, no checks.
+// The limit of TCP pulls: a server that answers row numbers with rows, and its client. A message
+// has a 4-byte length and nothing else: no index, no epochs, no checks.
 //
 // Request: u32 bytes of row numbers, then u32 row numbers. Reply: u32 bytes of rows, then the rows.
-// The first 8 bytes of a connection set how the server works, so that a run can find its best:
-// u32 rows of a send, u32 rows prefetched ahead.
+// The first 8 bytes of a connection configure the server, so that a run can find its best setting:
+// u32 rows per send, u32 rows prefetched ahead.
 #pragma once
 
 #include <cstddef>
@@ -15,16 +15,16 @@ namespace petps::bench {
 struct LimitSetting {
   uint32_t send_rows = 500;
   uint32_t ahead = 8;
-  bool wait_all = true;  // the client asks for a whole reply in one call, or takes what is there
+  bool wait_all = true;  // receive whole replies in one call (MSG_WAITALL), or what has arrived
 };
 
-// Listens on a free port of 127.0.0.1.
+// Listen on a free port of 127.0.0.1. Store it in `*port` and return the socket.
 int listen_on_loopback(uint16_t* port);
 
-// Serves rows[n] = rows + n * row_bytes, one thread a connection. Never returns.
+// Serve row n from rows + n * row_bytes, with one thread per connection. Never returns.
 [[noreturn]] void serve_rows(int listener, const std::byte* rows, uint32_t row_bytes);
 
-// One connection; requests of a fixed size, replies read into place.
+// One connection to the limit. All requests have the same size.
 class LimitClient {
  public:
   LimitClient(uint16_t port, const LimitSetting& setting, uint32_t request_rows,
@@ -33,8 +33,9 @@ class LimitClient {
   LimitClient(const LimitClient&) = delete;
   LimitClient& operator=(const LimitClient&) = delete;
 
+  // Send a request for request_rows row numbers.
   void ask(const uint32_t* numbers);
-  // The oldest reply, request_rows * row_bytes.
+  // Receive the oldest reply, request_rows * row_bytes bytes, into `out`.
   void take(std::byte* out);
 
  private:

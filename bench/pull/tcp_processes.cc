@@ -26,7 +26,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Batches of distinct keys, drawn before the clock starts; used round and round.
+// Draw batches of distinct keys before the clock starts. The Applier cycles through them.
 std::vector<std::vector<uint64_t>> draw_batches(uint64_t rows, uint64_t batch_rows) {
   constexpr uint64_t kBatches = 512;
   Random random(7);
@@ -54,7 +54,7 @@ class Applier {
         batches_(draw_batches(loaded.rows(), pace_.batch_rows)),
         rows_(pace_.batch_rows * loaded.row_bytes()) {}
 
-  // Every slot that replaced rows will use is touched before the clock starts.
+  // Touch every slot that replacing rows will use, before the clock starts.
   void touch_slots() {
     const uint64_t rows = loaded_.rows() / 4 + 2 * pool::kSpareSlots;
     for (uint64_t done = 0; done < rows; done += pace_.batch_rows) apply();

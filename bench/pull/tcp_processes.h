@@ -1,4 +1,4 @@
-// The two servers of the TCP bench, each a process of its own, with what the bench asks of them.
+// The two servers of the TCP bench, each in its own process, and the memory that controls them.
 #pragma once
 
 #include <sys/types.h>
@@ -11,37 +11,40 @@
 
 namespace petps::bench {
 
-// Shared with the children.
+// Memory shared with the child processes.
 struct Control {
   std::atomic<uint32_t> petps_port{0};  // 0: not serving yet
   std::atomic<uint32_t> limit_port{0};
-  std::atomic<bool> apply{false};  // the server's apply thread works while it is set
+  std::atomic<bool> apply{false};  // the petps server applies batches while it is set
   std::atomic<uint64_t> applied_rows{0};
-  std::atomic<uint64_t> apply_ns{0};  // spent inside of apply
+  std::atomic<uint64_t> apply_ns{0};  // time spent in apply
 };
 
 struct ApplyPace {
   uint64_t batch_rows = 2048;
-  uint64_t rows_per_s = 102'400;  // 50 batches
+  uint64_t rows_per_s = 102'400;  // 50 batches per second
 };
 
-// Cores of the two ends: both servers on the last, both clients on the first; of one core, both.
+// Both clients run on the first core and both servers on the last. With one core they share it.
 int client_core();
 int server_core();
-// The calling thread and those it makes. core < 0: any core.
+// Pin the calling thread, and the threads that it will create, to a core. core < 0: any core.
 void run_on(int core);
-// The same for every thread of another process.
+// Pin every thread of another process.
 void run_process_on(pid_t process, int core);
-// Before everything else on the machine, where that is allowed (SCHED_FIFO): a pull sleeps and wakes
-// twice, and each time would wait for the slice of whatever else runs. The calling thread and those
-// it makes.
-void run_before_others(int priority = 1);  // a higher one goes first
-const char* scheduling();                  // of the calling thread: "fifo" or "shared"
+// Give the calling thread, and the threads that it will create, real-time priority (SCHED_FIFO)
+// if that is permitted; a higher number runs first. A pull sleeps and wakes twice. Without
+// priority it would wait each time until the time slice of whatever else runs is over.
+void run_before_others(int priority = 1);
+// Return the scheduling of the calling thread: "fifo" or "shared".
+const char* scheduling();
 
-// Runs `run` in a child process that ends with this one; the caller must have no thread.
+// Run `run` in a child process that is killed when this process exits. The caller must have no
+// other threads.
 pid_t fork_child(const char* name, const std::function<void()>& run);
 
-// Forks both servers; the caller must have no thread. They end with the caller.
+// The two server processes. They are killed when the calling process exits. The caller must have no
+// other threads.
 class ServerProcesses {
  public:
   ServerProcesses(const TableShape& shape, const ApplyPace& pace);

@@ -1,1 +1,1 @@
-"""How long a killed pool takes to answer again."""
+"""Measurement of the time that a killed pool needs until it answers again."""

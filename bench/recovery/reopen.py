@@ -1,10 +1,10 @@
-"""Time from the call that opens a killed pool to the first correct reply over TCP.
+"""The time from the call that opens a killed pool to the first correct reply over TCP.
 
-Runs as a child of bench.report, since a pool is killed with its process:
-``python -m bench.recovery.reopen make POOL ROWS DIM DTYPE`` loads the pool and dies by kill -9;
-``python -m bench.recovery.reopen open POOL ROWS DIM DTYPE`` opens it, serves, pulls 500 keys,
-checks them, prints one line of JSON and dies by kill -9, so that the next open finds it unclean
-again. DTYPE is f32 or f16.
+bench.report runs this module as a child process, because a pool is killed with its process.
+``python -m bench.recovery.reopen make POOL ROWS DIM DTYPE`` loads the pool and kills itself with
+SIGKILL. ``python -m bench.recovery.reopen open POOL ROWS DIM DTYPE`` opens the pool, serves it,
+pulls 500 keys, checks them and prints one line of JSON. Then it kills itself too, so that the next
+open finds the pool unclean again. DTYPE is f32 or f16.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ PULL = 500
 
 
 def rows_of(keys: npt.NDArray[np.uint64], dim: int) -> npt.NDArray[np.float32]:
-    """Return float32[n, dim] that says whose it is; f16 holds it exactly."""
+    """Return float32[n, dim] rows that identify their keys; f16 holds the values exactly."""
     return (keys[:, None] % 1_999 + np.arange(dim, dtype=np.uint64)).astype(np.float32)
 
 
 def stored(rows: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[np.uint8]:
-    """Return the rows' bytes as the pool stores them."""
+    """Return the bytes of `rows` as the pool stores them in `dtype`."""
     return rows.astype({"f32": np.float32, "f16": np.float16}[dtype]).view(np.uint8)
 
 
@@ -38,7 +38,7 @@ def _die() -> None:
 
 
 def make(pool: str, rows: int, dim: int, dtype: str) -> None:
-    """Loads fast, then makes all of it durable, then changes some rows and dies."""
+    """Load rows without syncs, make all of them durable, change some, and die."""
     from petps import _native
 
     tables = _native.Tables.create(pool, durability="process")
@@ -54,7 +54,10 @@ def make(pool: str, rows: int, dim: int, dtype: str) -> None:
 
 
 def open_and_pull(pool: str, rows: int, dim: int, dtype: str) -> None:
-    """Prints {open_ms, first_reply_ms, clean}."""
+    """Open the pool, pull from it, print {open_ms, first_reply_ms, called}, and die.
+
+    `called` is the Unix time in seconds at which the call that opens the pool began.
+    """
     import petps_client
 
     from petps import _native

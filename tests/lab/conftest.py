@@ -1,4 +1,4 @@
-"""Fixtures of the lab: guests, and the C++ suites in them."""
+"""Fixtures of the lab: the shared folder, and C++ suites that run in a guest."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ import pytest
 
 from tests.lab.guest import ROOT, Guest
 
-# Read by tests/run.py, so that each case in a guest counts in the summary, and each skip shows.
+# tests/run.py reads the results here, so that the summary counts each case in a guest.
 RESULTS = ROOT / "build" / "tests"
 PROGRAMS = ROOT / "build" / "release"
 
 
 @pytest.fixture
 def share() -> Iterator[Path]:
-    """A folder that host and guest write to; gone afterwards, with the NVDIMM's image in it."""
+    """Yield a folder that host and guest write to; delete it and the NVDIMM's image at the end."""
     folder = Path(tempfile.mkdtemp(prefix="petps-lab."))
     yield folder
     shutil.rmtree(folder)
 
 
 class Suite(Protocol):
-    """Runs a C++ test program in a guest; fails unless every case of the filter passes there."""
+    """A function that runs a C++ test program in a guest.
+
+    It fails unless every case of the filter runs and passes there; a skip is a failure.
+    """
 
     def __call__(
         self,

@@ -1,6 +1,6 @@
-"""Block devices and file systems of the guest whose power is cut, that fail, or that are full.
+"""Block devices and file systems for tests of power cuts, failing writes and full disks.
 
-Runs in the guest, as root. The devices are RAM disks: a snapshot or a copy of one costs little.
+This module runs in the guest, as root. The devices are RAM disks, so a snapshot or a copy is cheap.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tests.lab.guest import ROOT
 LAB_POOL: Final = str(ROOT / "build" / "release" / "lab_pool")
 RAM_DISKS = 4
 DISK: Final = "/dev/ram0"
-RAM_DISK_BYTES = 1 << 30  # pages that nobody writes take no memory
+RAM_DISK_BYTES = 1 << 30  # pages that were never written take no memory
 SECTOR_BYTES = 512
-# mkfs.xfs makes nothing smaller than 300 MB, mkfs.btrfs nothing smaller than 109 MB.
+# The smallest file system of mkfs.xfs has 300 MB, that of mkfs.btrfs 109 MB.
 DISK_BYTES = {"ext2": 64 << 20, "ext4": 64 << 20, "xfs": 320 << 20, "btrfs": 160 << 20}
 MKFS = {
     "ext2": ["mkfs.ext2", "-q", "-F", "-b", "4096"],
@@ -28,14 +28,14 @@ MKFS = {
     "xfs": ["mkfs.xfs", "-q", "-f", "-m", "reflink=1"],
     "btrfs": ["mkfs.btrfs", "-q", "-f"],
 }
-# The file system that an overlay's folders lie on.
+# The file system that holds the folders of an overlay.
 BELOW_OVERLAY = "ext4"
 WAIT_SECONDS = 120
 LOST_POOL_STATUS = 74  # kLostPoolExitStatus of media/bus_error.h
 
 
 def call(*command: str, allowed: tuple[int, ...] = (0,)) -> str:
-    """Return the output of a command. Raise RuntimeError, with it, for another exit status."""
+    """Return the output of a command. Raise RuntimeError if its exit status is not `allowed`."""
     done = subprocess.run(
         command,
         stdout=subprocess.PIPE,
@@ -52,7 +52,7 @@ def call(*command: str, allowed: tuple[int, ...] = (0,)) -> str:
 
 def load_modules(file_system: str) -> None:
     """Make RAM disks /dev/ram0 to /dev/ram3; load device mapper and the file system."""
-    Path("/sys/kernel/rcu_expedited").write_text("1")  # mounts and devices come and go faster
+    Path("/sys/kernel/rcu_expedited").write_text("1")  # speeds up mounts and devices
     kilobytes = RAM_DISK_BYTES >> 10
     call("modprobe", "brd", f"rd_nr={RAM_DISKS}", f"rd_size={kilobytes}")
     for module in ("dm-mod", "dm-log-writes", "dm-snapshot", "dm-flakey"):
@@ -62,12 +62,12 @@ def load_modules(file_system: str) -> None:
 
 
 def on_disk(file_system: str) -> str:
-    """Return the file system that the disk gets."""
+    """Return the file system that is made on the disk itself."""
     return BELOW_OVERLAY if file_system == "overlay" else file_system
 
 
 def make_file_system(file_system: str, device: str) -> None:
-    """Make it as large as DISK_BYTES says, whatever the device's size."""
+    """Make a file system of the size in DISK_BYTES, whatever the size of the device."""
     name = on_disk(file_system)
     command = [*MKFS[name]]
     size = DISK_BYTES[name]
@@ -80,18 +80,18 @@ def make_file_system(file_system: str, device: str) -> None:
 
 
 def mount(file_system: str, device: str, at: Path) -> Path:
-    """Mount what the device holds, repaired where it has no journal. Return the pool's folder."""
+    """Mount the device, after a repair if it has no journal. Return the folder for the pool."""
     at.mkdir(parents=True, exist_ok=True)
     if file_system == "ext2":
         call("e2fsck", "-fy", device, allowed=(0, 1))
-    if file_system == "btrfs":  # it remembers another device of the same id
+    if file_system == "btrfs":  # it remembers other devices with the same id
         call("btrfs", "device", "scan", "--forget")
     call("mount", "-t", on_disk(file_system), device, str(at))
     return mount_overlay(at) if file_system == "overlay" else at
 
 
 def mount_overlay(at: Path) -> Path:
-    """Mount an overlay of folders `lower` and `upper` of `at`. Return its folder."""
+    """Mount an overlay of the folders `lower` and `upper` of `at`. Return its folder."""
     for folder in ("lower", "upper", "work", "merged"):
         (at / folder).mkdir(exist_ok=True)
     options = f"lowerdir={at}/lower,upperdir={at}/upper,workdir={at}/work"
@@ -107,14 +107,14 @@ def unmount(file_system: str, at: Path) -> None:
 
 @contextmanager
 def mapped(name: str, table: str) -> Iterator[str]:
-    """Yield the path of a device of the device mapper. After an error the device stays."""
+    """Create a device-mapper device, yield its path, and remove it; after an error it stays."""
     call("dmsetup", "create", name, "--table", table)
     yield f"/dev/mapper/{name}"
     call("dmsetup", "remove", "--retry", name)
 
 
 def ask(*arguments: str) -> str:
-    """Return what lab_pool prints, and how it ended where that is no answer."""
+    """Return what lab_pool prints, and also how it died if a signal or a lost pool ended it."""
     done = subprocess.run(
         [LAB_POOL, *arguments],
         stdout=subprocess.PIPE,
@@ -134,7 +134,7 @@ def sectors_of(file_system: str) -> int:
 
 
 def pretend_another_boot() -> None:
-    """Give the kernel another boot id, as after a power cut."""
+    """Replace the boot id that processes see, as a power cut would."""
     fake = Path("/run/boot_id")
     fake.write_text("01234567-89ab-cdef-0123-456789abcdef\n")
     call("mount", "--bind", str(fake), "/proc/sys/kernel/random/boot_id")

@@ -1,11 +1,11 @@
-"""Fails the writes of a disk under a live pool. Runs in the guest.
+"""A test that makes a disk refuse writes under a live pool. It runs in the guest.
 
     python -m tests.lab.failing_sync FILE_SYSTEM SEED
 
-Two threads write a table each. Now and then the disk refuses all writes, for a moment or for good
-(dm-flakey), so a sync of one thread loses pages of the other. A round that is acknowledged must be
-on the disk: the power is cut after each failure. Between them the disk may recover under the same
-process, which opens the pool again.
+Two threads write one table each. At random moments the disk refuses all writes (dm-flakey), briefly
+or for good, so a sync of one thread loses pages of the other. In each life the disk fails up to
+twice. Between failures it may recover, and then the same process opens the pool again. A power cut
+ends each life; afterwards every acknowledged round must be on the disk.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tests.lab.disks import DISK, LAB_POOL, call
 LIVE = Path("/run/live")
 ROWS = 300
 LIVES = 4
-FAILURES = 2  # of a life
+FAILURES = 2  # per life
 
 
 class Failing:
-    """A disk that refuses writes, or everything, on demand."""
+    """A disk that refuses writes, or all access, on demand."""
 
     def __init__(self, sectors: int) -> None:
         self._sectors = sectors
@@ -48,7 +48,7 @@ class Failing:
 
 
 class Writer:
-    """lab_pool write-until-refused, and what it acknowledged."""
+    """A process `lab_pool write-until-refused`, and the last rounds that it acknowledged."""
 
     def __init__(self, pool: Path, rounds: list[int]) -> None:
         self.rounds = rounds
@@ -61,7 +61,7 @@ class Writer:
         )
 
     def open(self) -> bool:
-        """Open the pool. Return False when that is refused, with a reason."""
+        """Make lab_pool open the pool. Return False if it refuses and prints a reason."""
         assert self._process.stdin is not None
         print(*self.rounds, file=self._process.stdin, flush=True)
         line = self._line()
@@ -95,14 +95,14 @@ class Writer:
 
 
 def live(file_system: str, disk: Failing, chance: random.Random, rounds: list[int]) -> list[str]:
-    """Mount, write while the disk fails, cut the power. Return what was wrong."""
+    """Mount, write while the disk fails, cut the power, check. Return the problems found."""
     disk.works()
     pool = disks.mount(file_system, "/dev/mapper/disk", LIVE) / "pool"
     if not pool.exists():
         print(disks.ask("make", str(pool), "power", "2", str(ROWS)))
     writer = Writer(pool, rounds)
     for _ in range(FAILURES):
-        if not writer.open():  # the file system has given up too
+        if not writer.open():  # the file system refuses all access too
             break
         writer.wait_for_acknowledged(chance.randrange(6, 20))
         disk.refuses_writes()

@@ -1,9 +1,10 @@
-"""Pools on a full disk: created, opened, copied sparsely or by reflink, grown. Runs in the guest.
+"""Tests of pools on a full disk. They run in the guest.
 
     python -m tests.lab.full_disk FILE_SYSTEM
 
-Each case says what was wrong: a row that is missing or torn, a pool that a failed open changed, a
-crash, an error that does not name the full disk.
+The cases create, grow, write, close and open a pool, or a sparse or reflinked copy of one. A case
+reports its problems: a row that is missing or torn, a pool that a failed open changed, a crash, an
+error that does not name the full disk.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def has_holes(path: Path) -> bool:
 
 @contextmanager
 def full(folder: Path, left_bytes: int = 0) -> Iterator[None]:
-    """Leave no byte on the disk, or about `left_bytes`, while the block runs."""
+    """Keep the disk full while the block runs, except for about `left_bytes`."""
     if left_bytes > 0:
         with (folder / "left").open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, left_bytes)
@@ -63,14 +64,14 @@ def full(folder: Path, left_bytes: int = 0) -> Iterator[None]:
 
 
 class Cases:
-    """The cases of one file system, each in a folder that is empty when it begins."""
+    """The cases of one file system. Each case begins with an empty folder."""
 
     def __init__(self, file_system: str, folder: Path) -> None:
         self.file_system = file_system
         self.folder = folder
         self.pool = folder / "pool"
         self.copy = folder / "copy"
-        self.opened = False  # by the last write
+        self.opened = False  # whether the last write() opened its pool
         self.problems: list[str] = []
 
     def run(self, case: Callable[[], None]) -> None:
@@ -90,8 +91,9 @@ class Cases:
         """Return lab_pool's answer. Expect no crash, and errors that name the full disk."""
         answer = disks.ask(*arguments)
         print("  " + answer.replace("\n", "\n  "))
-        # Linux 6.1 reserves space of btrfs at a store to a mapped page, also without copy on write.
-        # Then the process says so and ends; what it acknowledged must still be right.
+        # On Linux 6.1, btrfs reserves space at a store to a mapped page, even without copy on
+        # write. If that fails, the process reports a lost pool and exits. The rows that it
+        # acknowledged must still be right.
         lost = "lost the pool" in answer
         self.expect(not lost or self.file_system == "btrfs", f"{arguments[0]}: {answer}")
         self.expect("killed by" not in answer, f"{arguments[0]}: {answer}")
@@ -174,7 +176,7 @@ class Cases:
             self.pool.unlink()
 
     def write_copy(self) -> int:
-        """Write to the copy. Expect that an open that fails changes no byte of copy or original."""
+        """Write to the copy. Expect that a failed open changes no byte of copy or original."""
         original, copy = digest(self.pool), digest(self.copy)
         newest = self.write(self.copy, range(2, 5))
         if not self.opened:
@@ -196,7 +198,7 @@ def main() -> int:
         folder = disks.mount(file_system, DISK, LIVE)
     cases = Cases(file_system, folder / "pools")
     cases.folder.mkdir()
-    if file_system == "btrfs":  # what is made here is not copied on write, as a pool must be
+    if file_system == "btrfs":  # no copy on write for new files, as a pool requires
         call("chattr", "+C", str(cases.folder))
     cases.run(cases.created)
     cases.run(cases.grown)

@@ -1,10 +1,10 @@
-"""A small Linux guest with persistent memory and RDMA, in software, and commands of the tree in it.
+"""A small emulated Linux guest with persistent memory and RDMA, which runs commands of this tree.
 
-Debian's kernel in QEMU: an NVDIMM as fsdax or device-DAX, soft-RoCE, two virtio network cards that
-see each other and nothing else. The host's / is the guest's /, read-only, so what was built here
-runs there; one folder is shared for writing. Emulated (5 to 30 times slower): for what works, never
-for how fast. Killing QEMU keeps what was stored and never flushed, because that lies in the host's
-memory: a missing flush is the crash suite's to find (tests/crash).
+The guest is Debian's kernel in QEMU. It has an NVDIMM as fsdax or device-DAX, soft-RoCE, and two
+virtio network cards that see only each other. Its / is the host's /, read-only, so programs built
+on the host run in it. One folder is shared for writing. The emulation is 5 to 30 times slower than
+the host, so the guest shows what works, never how fast it is. Killing QEMU keeps stores that were
+never flushed, because they are in the host's memory. tests/crash finds missing flushes instead.
 """
 
 from __future__ import annotations
@@ -31,41 +31,44 @@ FSDAX = Path("/run/pmem")  # in the guest
 DEVDAX = Path("/dev/dax0.0")  # in the guest
 
 QEMU = "qemu-system-x86_64"
-# Of the initramfs: what is needed to see the host's folders, and a port for the output.
+# Modules of the initramfs: they give access to the host's folders and to a port for the output.
 BOOT_MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay", "virtio_console")
 DOWNLOAD_SECONDS_MAX = 300
-# Beyond the command's own limit, for booting and switching off on a busy machine.
+# Added to the command's own limit: time to boot and to power off on a busy machine.
 BOOT_SECONDS_MAX = 120
 
 Medium = Literal["none", "fsdax", "devdax"]
 
 
 class NotAvailable(Exception):
-    """The guest cannot be had here; the text says why and what helps."""
+    """No guest can run here. The text names the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a command did: its exit status and its output, stdout and stderr together."""
+    """The exit status of a command, and its output (stdout and stderr together)."""
 
     status: int
     output: str
 
 
 def missing_programs() -> list[str]:
-    """What deploy/bootstrap.sh lab installs, and is not here."""
+    """Return the programs that are missing here and that `deploy/bootstrap.sh lab` installs."""
     programs = (QEMU, "busybox", "cpio", "depmod", "ndctl", "mkfs.ext4", "rdma", "ip", "setpriv")
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     return [program for program in programs if shutil.which(program, path=path) is None]
 
 
 def is_built() -> bool:
-    """True when booting needs no preparation."""
+    """Return whether a guest can boot without a call of build()."""
     return (BUILT / "stamp").is_file() and (BUILT / "stamp").read_text() == _stamp()
 
 
 def build(seconds_max: float = DOWNLOAD_SECONDS_MAX) -> None:
-    """Fetches Debian's kernel and makes the initramfs, once. Raises NotAvailable."""
+    """Download Debian's kernel and make the initramfs, unless they exist already.
+
+    Raise NotAvailable if a program is missing, or if a step fails or takes too long.
+    """
     missing = missing_programs()
     if missing:
         raise NotAvailable(f"no {', '.join(missing)}: `deploy/bootstrap.sh lab` installs them")
@@ -109,7 +112,7 @@ def _call(command: list[str], seconds_max: float = 60, cwd: Path | None = None) 
 
 
 def _fetch_kernel(seconds_max: float) -> None:
-    """The generic kernel: the -cloud- one has neither 9p nor soft-RoCE."""
+    """Download the generic kernel, because the -cloud- kernel has neither 9p nor soft-RoCE."""
     depends = _call(["apt-cache", "depends", "linux-image-amd64"])
     packages = [line.split()[1] for line in depends.splitlines() if "Depends:" in line]
     if not packages:
@@ -131,7 +134,10 @@ def _kernel_version() -> str:
 
 
 def _unpacked(image: bytes) -> bytes:
-    """The ELF kernel of a bzImage (Linux' Documentation/x86/boot.rst): boots without unpacking."""
+    """Return the ELF kernel of a bzImage (Linux' Documentation/x86/boot.rst).
+
+    It boots faster, because the guest need not unpack it.
+    """
     sectors = image[0x1F1] or 4
     offset, length = struct.unpack_from("<II", image, 0x248)
     start = (sectors + 1) * 512 + offset
@@ -176,9 +182,9 @@ def _make_initramfs(kernel: str) -> None:
 
 
 class Guest:
-    """Boots for each command; the NVDIMM's image in `folder` outlives the boots.
+    """A guest that boots for each command. The NVDIMM's image in `folder` outlives the boots.
 
-    folder: shared with the guest for writing, at the same path. Its name must not have a space.
+    The guest can write to `folder`, at the same path. Its name must not have a space.
     """
 
     def __init__(
@@ -200,9 +206,10 @@ class Guest:
     def run(
         self, command: str, seconds_max: float = 120, environment: Mapping[str, str] | None = None
     ) -> Result:
-        """Boots, runs a line of bash in the repository's root, switches off. Raises TimeoutError.
+        """Boot, run a line of bash in the repository's root, and power off.
 
-        seconds_max: of the command itself; its status is 124 when it takes longer.
+        `seconds_max` limits the command itself; its status is 124 if it takes longer. Raise
+        TimeoutError if the guest does not power off in time.
         """
         with self.booted(command, seconds_max, environment) as running:
             running.wait()
@@ -212,7 +219,7 @@ class Guest:
     def booted(
         self, command: str, seconds_max: float = 120, environment: Mapping[str, str] | None = None
     ) -> Iterator[Running]:
-        """The guest while the command runs; it is killed when the block is left."""
+        """Yield the guest while the command runs. Kill it at the end of the block."""
         for name in ("status", "output", "console"):
             (self.folder / name).unlink(missing_ok=True)
         exports = [f"export {n}={shlex.quote(v)}" for n, v in (environment or {}).items()]
@@ -229,7 +236,7 @@ class Guest:
         }
         lines = [f"{name}={shlex.quote(value)}\n" for name, value in settings.items()]
         (self.folder / "guest.env").write_text("".join(lines))
-        # QEMU dies with this process, however that ends.
+        # setpriv makes the kernel kill QEMU when this process exits for any reason.
         with subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", QEMU, *self._arguments()],
             stdin=subprocess.DEVNULL,
@@ -253,7 +260,7 @@ class Guest:
         arguments += ["-accel", "tcg,thread=multi", "-cpu", "max"]
         arguments += ["-kernel", str(BUILT / "vmlinux"), "-initrd", str(BUILT / "initramfs")]
         arguments += ["-append", "console=ttyS0 quiet panic=-1 net.ifnames=0 mitigations=off "]
-        # The kernel's check of its timer fails where the host is busy, and a failure is a panic.
+        # The kernel's check of its timer fails on a busy host, and then the kernel panics.
         arguments[-1] += "random.trust_cpu=on tsc=nowatchdog no_timer_check"
         arguments += ["-serial", f"file:{self.folder / 'console'}", "-device", "virtio-rng-pci"]
         arguments += folder("root", Path("/"), ",readonly=on")
@@ -279,7 +286,7 @@ class Guest:
 
 
 class Running:
-    """One boot."""
+    """One boot of a guest."""
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path, seconds_max: float) -> None:
         self._process = process
@@ -288,7 +295,7 @@ class Running:
 
     @property
     def output(self) -> str:
-        """What the command has written so far."""
+        """The output of the command so far."""
         path = self._folder / "output"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -297,19 +304,19 @@ class Running:
         return self._process.poll() is not None
 
     def wait(self) -> None:
-        """Until the guest is off. Raises TimeoutError."""
+        """Wait until the guest is off. Raise TimeoutError if that takes too long."""
         try:
             self._process.wait(max(0.0, self._until - time.monotonic()))
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"the guest did not end in time: {self._said()}") from None
 
     def kill(self) -> None:
-        """As a power cut that spares the caches: see above. Nothing when it is off."""
+        """Kill QEMU: a power cut that keeps the caches (see the module). No effect if it is off."""
         self._process.kill()
         self._process.wait()
 
     def result(self) -> Result:
-        """Of a guest that is off. Raises RuntimeError when the command did not come to its end."""
+        """Return the result of a guest that is off. Raise RuntimeError if it has none."""
         status = self._folder / "status"
         if not status.exists() or not status.read_text().strip():
             raise RuntimeError(f"the guest ended before its command: {self._said()}")

@@ -1,8 +1,11 @@
-# The second program of the guest: devices as guest.env asks for them, then the command, then off.
+# The second program of the guest. It sets up the devices that guest.env names, runs the command and
+# powers off.
 #
 # MEDIUM   none, fsdax (/run/pmem, ext4 -o dax) or devdax (/dev/dax0.0)
 # RDMA     1: soft-RoCE rdma0 on eth0
-# SECONDS_MAX of the command. Its output goes to the port "output", its exit status to status.
+# SECONDS_MAX  limit of the command
+#
+# The command's output goes to the port "output", its exit status to the file status.
 . /run/share/guest.env
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/run TERM=dumb
 for port in /sys/class/virtio-ports/*; do
@@ -42,7 +45,7 @@ if [ "$MEDIUM" != none ]; then
     modprobe $module >/run/modprobe 2>&1 || fail "no module $module: $(cat /run/modprobe)"
   done
   appears /sys/bus/nd/devices/namespace0.0
-  # A new image is "raw"; one of an earlier boot keeps its mode and what it holds.
+  # A new image is "raw". An image of an earlier boot keeps its mode and its content.
   if [ "$(namespace_mode)" = raw ]; then
     ndctl create-namespace --force --reconfig namespace0.0 --mode "$MEDIUM" --map mem \
       >/run/ndctl 2>&1 || fail "ndctl: $(cat /run/ndctl)"

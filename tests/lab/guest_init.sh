@@ -1,6 +1,6 @@
 #!/bin/busybox sh
-# The first program of the guest, in its initramfs: makes / of the host's folders, then runs guest.sh.
-# The host's / comes read-only over 9p; what is written beside the shared folder stays in memory.
+# The first program of the guest, in its initramfs. It builds / from the host's folders and runs
+# guest.sh. The host's / is read-only over 9p. Writes outside the shared folder stay in memory.
 B=/bin/busybox
 fail() {
   echo "guest_init: $*" >/dev/console
@@ -30,7 +30,7 @@ done
 $B mount -t 9p -o $OPTIONS,cache=mmap share /new/run/share || fail "mount of the shared folder"
 . /new/run/share/guest.env
 case "$TREE" in
-  /tmp/*) ;; # the repository itself is there: the host's /tmp, as it is
+  /tmp/*) ;; # the repository itself is in /tmp: keep the host's /tmp
   *) $B mount -t tmpfs tmp /new/tmp ;;
 esac
 $B mkdir -p "/new/usr/lib/modules/$KERNEL" "/new$SHARE"

@@ -1,6 +1,6 @@
-"""Pools on real file systems whose power is cut, whose disk fails, or whose disk is full.
+"""Tests of pools on real file systems: power cuts, failing writes, full disks.
 
-power_cut.py, failing_sync.py and full_disk.py run in the guest.
+They run power_cut.py, failing_sync.py and full_disk.py in the guest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.seed import SEED
 
 pytestmark = pytest.mark.timeout(1200)
 SECONDS_MAX = 900
-# "100000": at every flush that there is. Else the seed chooses.
+# The number of flushes after which to cut the power; the seed chooses them. "100000" means all.
 FLUSHES = os.environ.get("PETPS_LAB_FLUSHES", "60")
 CUTS_MIN = 40
 

@@ -1,7 +1,8 @@
-"""Kills on persistent memory: of the server in a guest, and of the guest with all that runs in it.
+"""Kill tests on persistent memory: of the server in a guest, and of the whole guest.
 
-Killing QEMU spares the processor's caches (the image lies in the host's memory), so this shows that
-mapping, recovery and acknowledgement fit together, not that nothing is left unflushed: tests/crash.
+Killing QEMU keeps the content of the processor's caches, because the image is in the host's memory.
+So these tests show that mapping, recovery and acknowledgement work together. They cannot show that
+every store was flushed; tests/crash does that.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.timeout(1200)
 PYTHON = ".venv/bin/python"
 POOLS: dict[Medium, Path] = {"fsdax": FSDAX / "pool", "devdax": DEVDAX}
 LIVES = 3
-PUSHES = 30  # of a life, at least
+PUSHES = 30  # per life, at least
 SECONDS_MAX = 400
 
 
@@ -50,7 +51,7 @@ def test_kills_of_the_guest(share: Path, medium: Medium) -> None:
                 assert newest > 0 or "Traceback" not in running.output, running.output[-3000:]
                 time.sleep(0.05)
             running.kill()
-            # What was told before the kill counts, also what nobody had read yet.
+            # Everything acknowledged before the kill counts, also lines that nobody has read yet.
             acknowledged = last_acknowledged(running.output)
     result = guest.run(f"{PYTHON} -m tests.lab.load {POOLS[medium]} {acknowledged} --only-check")
     print(f"{acknowledged} pushes acknowledged; {result.output[-300:]}")
@@ -58,6 +59,6 @@ def test_kills_of_the_guest(share: Path, medium: Medium) -> None:
 
 
 def last_acknowledged(output: str) -> int:
-    """0: none yet. Only whole lines count."""
+    """Return the last acknowledged version, 0 if there is none yet. Only whole lines count."""
     found = re.findall(r"^acknowledged (\d+)\r?\n", output, re.MULTILINE)
     return int(found[-1]) if found else 0

@@ -1,4 +1,4 @@
-"""The media contract on real mappings: fsdax with MAP_SYNC, and a device-DAX device."""
+"""Tests of the media contract on real mappings: fsdax with MAP_SYNC, and device-DAX."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Zero-copy for real: two network cards, one in a network namespace of its own.
+"""A zero-copy test with two network cards, one of them in a network namespace of its own.
 
-Loopback and veth copy what MSG_ZEROCOPY sends. Here the card of the server reads the rows where
-they lie, in an fsdax mapping, while they are updated and their slots used again. The kernel's
-completions must say so of most sends (what it sends again it copies).
+Loopback and veth copy the data that MSG_ZEROCOPY sends. Here the server's network card reads the
+rows in place, from an fsdax mapping, while they are updated and their slots are reused. The
+completions of the kernel must report zero-copy for most sends; it copies what it sends again.
 """
 
 from __future__ import annotations

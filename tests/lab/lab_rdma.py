@@ -1,4 +1,4 @@
-"""RDMA over soft-RoCE: the suites that need a device, from memory and from a device-DAX pool."""
+"""Tests over soft-RoCE: suites that need an RDMA device, with pools in memory and on device-DAX."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def test_the_client(share: Path, suite: Suite) -> None:
 
 
 def test_soak_from_device_dax(share: Path, suite: Suite) -> None:
-    """Updates and reclaim at full speed; the same with pins that protect nothing sees the fault."""
+    """Pull under updates and reclaim at full speed.
+
+    The suite also runs with pins that protect nothing, and must then see the fault.
+    """
     guest = Guest(share, medium="devdax", rdma=True, medium_bytes=256 << 20)
     environment = {"PETPS_SOAK_SECONDS": str(SOAK_SECONDS), "PETPS_TEST_POOL": str(DEVDAX)}
     cases = "Ways/Soaked.*/rdma_device"

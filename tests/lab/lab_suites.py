@@ -1,4 +1,7 @@
-"""Suites that need no device, on the guest's processor (no AVX-512) and kernel, scaled down."""
+"""Tests that run suites without devices, scaled down, on the guest's kernel and processor.
+
+The emulated processor has no AVX-512.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 def test_crash(share: Path, suite: Suite) -> None:
-    # Without the mutation checks, whose limits are those of a real processor.
+    # Leave out the mutation checks, whose limits are set for a real processor.
     scale = {"PETPS_TEST_SCALE": "0.01"}
     suite(Guest(share), "test_crash", "*-Sites/*", seconds_max=600, environment=scale)
 

@@ -1,7 +1,9 @@
-"""Runs in a guest that will be killed: checks what an earlier life left, then pushes to a server.
+"""The program of a guest that will be killed: it checks the pool and then pushes to a server.
 
-python -m tests.lab.load POOL ACKNOWLEDGED [--only-check]: rows up to that version must be there;
-then pushes later ones and prints "acknowledged VERSION" for each that was answered, without end.
+    python -m tests.lab.load POOL ACKNOWLEDGED [--only-check]
+
+The rows of all versions up to ACKNOWLEDGED must be present. Then the program pushes later versions
+for ever. It prints "acknowledged VERSION" for each push that the server acknowledged.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from tests.system.test_kill import (
 )
 
 KEYS = 20_000
-PUSHED = 500  # rows of a version
+PUSHED = 500  # rows per version
 
 
 def keys_of(version: int) -> Keys:
@@ -36,7 +38,10 @@ def keys_of(version: int) -> Keys:
 
 
 def check(pool: Path, acknowledged: int) -> int:
-    """Every acknowledged row is there, whole, and as new as was said; the number of rows."""
+    """Return the number of rows. Raise AssertionError unless every acknowledged row is right.
+
+    A row is right if it is present, not torn, and not older than its last acknowledged push.
+    """
     done = subprocess.run([PETPS, "verify", str(pool)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     least = np.zeros(KEYS, dtype=np.int64)
@@ -54,7 +59,7 @@ def check(pool: Path, acknowledged: int) -> int:
 
 
 def read_beside(pool: Path, puller: Puller, reading: threading.Event) -> None:
-    """Reads the pool itself, beside the server, and checks; a fault ends the puller."""
+    """Read the pool directly, beside the server, and check the rows. Store an error in `puller`."""
     try:
         keys = np.arange(KEYS, dtype=np.uint64)
         with petps.open_live(pool) as live:

@@ -1,13 +1,16 @@
-"""Cuts the power under a pool on a real file system, at flushes and between. Runs in the guest.
+"""A test of power cuts under a pool on a real file system. It runs in the guest.
 
     python -m tests.lab.power_cut FILE_SYSTEM power|process|changing SEED FLUSHES
 
-A pool lives through the steps of tests/lab/pool/steps.cc on a disk that records its writes
-(dm-log-writes), with a mark for each step that was acknowledged. Then the disk is made again as a
-power cut leaves it: after each of FLUSHES flushes, which the seed chooses; after a write between
-two flushes; and with some writes between two flushes and without others, because a disk writes
-them in any order. Each time the file system is mounted, which replays its journal, and lab_pool
-says whether the pool is right.
+A pool performs the steps of tests/lab/pool/steps.cc on a disk that records its writes
+(dm-log-writes). The log has a mark for each acknowledged step. Then the test rebuilds the disk as a
+power cut leaves it, at moments that the seed chooses:
+
+- after each of FLUSHES flushes,
+- after a write between two flushes,
+- with a random subset of the writes between two flushes, because a disk writes in any order.
+
+Each time it mounts the file system, which replays its journal, and lab_pool checks the pool.
 """
 
 from __future__ import annotations
@@ -30,15 +33,15 @@ from tests.lab.write_log import Entry, WriteLog
 LOG, REPLAYED, CHANGES = (f"/dev/ram{number}" for number in range(1, 4))
 LIVE = Path("/run/live")
 CUT = Path("/run/cut")
-# Moments between flushes, chosen by the seed.
+# The numbers of cuts between flushes: after a write, and with a subset of the writes.
 BETWEEN_MAX = 15
 SUBSETS_MAX = 25
-WRITE_BACK_SHARE = 0.4  # of the steps: the kernel writes some pages of its own accord
+WRITE_BACK_SHARE = 0.4  # share of the steps after which some pages are written back
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The power fails after entry `after`, and `also` of later entries have reached the disk."""
+    """A power cut after log entry `after`; the later entries `also` have reached the disk too."""
 
     after: int
     also: tuple[int, ...]
@@ -47,7 +50,7 @@ class Cut:
 
 
 def perform(file_system: str, durability: str, seed: int) -> None:
-    """Perform all steps on a disk that records its writes; leave the log on LOG."""
+    """Perform all steps on a disk that records its writes. Leave the log on the device LOG."""
     chance = random.Random(seed)
     sectors = disks.sectors_of(file_system)
     disks.make_file_system(file_system, DISK)
@@ -69,7 +72,7 @@ def perform(file_system: str, durability: str, seed: int) -> None:
                 if not answer.startswith("done"):
                     raise RuntimeError(f"step {number}: {answer}")
                 mark(answer)
-                # What the kernel writes first after an open is the test of `process`.
+                # The pages that the kernel writes first after an open are the test of `process`.
                 if answer == "done open" or chance.random() < WRITE_BACK_SHARE:
                     line = f"write-back {chance.randrange(1 << 32)}"
                     print(line, file=worker.stdin, flush=True)
@@ -86,15 +89,15 @@ def mark(text: str) -> None:
 
 
 def flush(device: str) -> None:
-    """Flush the disk's cache: what was written so far enters the log."""
+    """Flush the disk's cache, so that the log receives all writes so far."""
     file = os.open(device, os.O_RDONLY)
     os.fsync(file)
     os.close(file)
 
 
 def cuts_of(entries: list[Entry], flushes_max: int, chance: random.Random) -> list[Cut]:
-    """Return the moments to look at, in the order of the log."""
-    acknowledged = [0]  # before each entry
+    """Return the cuts to check, in the order of the log."""
+    acknowledged = [0]  # steps acknowledged before each entry
     for entry in entries:
         acknowledged.append(acknowledged[-1] + entry.text.startswith("done"))
     last = next(i for i, entry in enumerate(entries) if entry.text == "the-end")
@@ -113,7 +116,7 @@ def cuts_of(entries: list[Entry], flushes_max: int, chance: random.Random) -> li
 
 
 def check(file_system: str, arguments: list[str], log: WriteLog, cut: Cut) -> str:
-    """Return what lab_pool says of the disk as the cut leaves it."""
+    """Return what lab_pool answers for the disk as the cut leaves it."""
     sectors = disks.sectors_of(file_system)
     with disks.mapped("cut", f"0 {sectors} snapshot {REPLAYED} {CHANGES} N 8") as device:
         if cut.also:

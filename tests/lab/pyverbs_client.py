@@ -1,8 +1,7 @@
-"""A client of petps over RDMA in pure Python (Debian's python3-pyverbs), for checking the others.
+"""A petps client over RDMA in pure Python (Debian's python3-pyverbs). It checks the other clients.
 
-Shares no code with client/cpp: written from native/wire/FORMAT.md and RDMA.md of
-native/transport/rdma.
-One connection, one thread, one request at a time.
+It shares no code with client/cpp: it was written from native/wire/FORMAT.md and
+native/transport/rdma/RDMA.md. It has one connection, one thread, and one request at a time.
 """
 
 from __future__ import annotations
@@ -29,11 +28,14 @@ DEBIAN = Path("/usr/lib/python3/dist-packages/pyverbs")
 
 
 class Unavailable(Exception):
-    """No pyverbs, or no device: the text says which."""
+    """pyverbs or an RDMA device is missing; the text names which."""
 
 
 def load() -> dict[str, Any]:
-    """pyverbs' modules by name. Debian's package alone is linked beside a virtual environment's."""
+    """Return pyverbs' modules by name. Raise Unavailable if pyverbs cannot be imported.
+
+    In a virtual environment, link Debian's pyverbs alone into the module path.
+    """
     try:
         importlib.import_module("pyverbs")
     except ImportError:
@@ -50,10 +52,10 @@ def load() -> dict[str, Any]:
 
 
 def first_device(verbs: dict[str, Any]) -> str:
-    """The name of the first RDMA device."""
+    """Return the name of the first RDMA device. Raise Unavailable if there is none."""
     try:
         found = verbs["device"].get_device_list()
-    except Exception as error:  # pyverbs raises its own kind where there is none
+    except Exception as error:  # pyverbs raises an error of its own if there is none
         raise Unavailable(f"no RDMA device: {error}") from None
     if not found:
         raise Unavailable("no RDMA device")
@@ -62,7 +64,7 @@ def first_device(verbs: dict[str, Any]) -> str:
 
 
 class RdmaClient:
-    """Pulls from host:port. Raises RuntimeError on an error reply, TimeoutError after 30 s."""
+    """A client of host:port. It raises RuntimeError on an error reply, TimeoutError after 30 s."""
 
     def __init__(self, host: str, port: int, ring_bytes: int = 1 << 20, messages: int = 32) -> None:
         self._verbs = verbs = load()
@@ -78,7 +80,8 @@ class RdmaClient:
             qp_type=enums.IBV_QPT_RC, scq=self._cq, rcq=self._cq, cap=cap, sq_sig_all=1
         )
         self._qp = verbs["qp"].QP(self._pd, init)
-        self._arrived = self._taken = self._told = self._untold = 0  # the first three in lines
+        # The first three count lines of the ring, _untold counts messages.
+        self._arrived = self._taken = self._told = self._untold = 0
         self._messages_in: list[tuple[int, int]] = []  # (line, bytes)
         self._sends_done = 0
         self._id = 0
@@ -86,7 +89,7 @@ class RdmaClient:
         self._connect()
 
     def close(self) -> None:
-        """The server learns of it by the door."""
+        """Close the client. The server notices when the TCP connection closes."""
         for thing in (self._qp, self._cq, self._ring, self._buffers, self._pd, self._context):
             thing.close()
         self._door.close()
@@ -126,7 +129,7 @@ class RdmaClient:
             self._post_receive()
 
     def _choose_gid(self) -> tuple[int, bytes]:
-        """RoCE v2 over IPv4 where there is one, else the first."""
+        """Return (index, gid) of the best entry: RoCE v2 before v1, then IPv4 before IPv6."""
         best = (-1, 0, bytes(16))
         for entry in self._context.query_gid_table(256):
             text: str = entry.gid_str()
@@ -167,7 +170,7 @@ class RdmaClient:
 
     def _post_receive(self) -> None:
         request = self._verbs["wr"].RecvWR(wr_id=1, num_sge=1, sg=[self._piece(0)])
-        request.num_sge = 0  # replies are written into the ring; pyverbs insists on a piece
+        request.num_sge = 0  # replies are written into the ring, but pyverbs requires a piece
         self._qp.post_recv(request)
 
     def _piece(self, n: int) -> Any:
@@ -176,7 +179,7 @@ class RdmaClient:
     def _send(self, content: bytes) -> None:
         enums, wr = self._verbs["enums"], self._verbs["wr"]
         if content:
-            self._buffers.write(content, len(content), 0)  # one at a time, so one buffer is enough
+            self._buffers.write(content, len(content), 0)  # one send at a time
         request = wr.SendWR(
             wr_id=2,
             num_sge=1,
@@ -218,7 +221,7 @@ class RdmaClient:
             self._post_receive()
 
     def _receive(self, n: int) -> bytes:
-        """The next n bytes of the stream that the messages make."""
+        """Return the next `n` bytes of the stream that the messages form."""
         while len(self._stream) < n:
             self._wait(lambda: self._messages_in)
             line, count = self._messages_in.pop(0)
@@ -240,7 +243,7 @@ class RdmaClient:
     def pull(
         self, table: int, keys: npt.NDArray[np.uint64]
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint8]]:
-        """keys uint64[n] -> (found bool[n], the stored rows of those found uint8[m, row_bytes])."""
+        """Pull keys uint64[n]. Return (found bool[n], stored rows found uint8[m, row_bytes])."""
         body = struct.pack("<QII", 0, 0, 0) + struct.pack("<II", table, len(keys)) + keys.tobytes()
         frame = self._frame(PULL, body, sections=1)
         for at in range(0, len(frame), self._message_bytes):

@@ -1,7 +1,7 @@
-"""The pure-Python RDMA client against the native server, over a device of this machine.
+"""Tests of the pure-Python RDMA client against the native server, over a device of this machine.
 
-Skipped, visibly, where there is no pyverbs or no RDMA device: soft-RoCE in the lab's guest is one.
-The C++ client's turn there is test_client --gtest_filter='*rdma_device'.
+They are skipped, visibly, without pyverbs or an RDMA device. The lab's guest has soft-RoCE. The C++
+client is tested there by test_client --gtest_filter='*rdma_device'.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_rows_are_those_of_the_pool(served: tuple[_native.Server, _native.Table]
     server, table = served
     random = np.random.default_rng(4711)
     client = pyverbs_client.RdmaClient("127.0.0.1", server.port)
-    for round_ in range(60):  # 15 MB: around the ring of 1 MiB several times
+    for round_ in range(60):  # 15 MB: several times around the ring of 1 MiB
         n = [1, 10, 500, 2000][round_ % 4]
         keys = random.integers(0, ROWS + 200, n, dtype=np.uint64)
         found, rows = client.pull(table.id, keys)
@@ -84,7 +84,7 @@ def test_an_error_reply_comes_over_rdma(served: tuple[_native.Server, _native.Ta
 
 @pytest.fixture
 def pool() -> Iterator[Path]:
-    """PETPS_TEST_POOL (in the lab a device-DAX device), or a file in memory."""
+    """Yield the path PETPS_TEST_POOL (in the lab a device-DAX device), or a file in memory."""
     if "PETPS_TEST_POOL" in os.environ:
         yield Path(os.environ["PETPS_TEST_POOL"])
         return

@@ -1,6 +1,6 @@
-"""What `make test` runs of the lab: one boot with persistent memory and RDMA, one suite.
+"""The part of the lab that `make test` runs: one suite in one boot with persistent memory and RDMA.
 
-Skipped, visibly, where no guest can be had in little time. Everything else: make lab.
+It is skipped, visibly, if no guest can be built in a short time. `make lab` runs everything else.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 from tests.lab import guest as lab
 from tests.lab.conftest import PROGRAMS, Suite
 
-# Ordinarily 6 s for the building and 20 s for the guest; for a hang only, on a busy machine.
+# Building usually takes 6 s and the guest 20 s. These limits catch a hang on a busy machine.
 BUILD_SECONDS_MAX = 60
 RUN_SECONDS_MAX = 240
 

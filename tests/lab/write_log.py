@@ -1,11 +1,13 @@
-"""What dm-log-writes recorded, and a device as it was at any moment of it.
+"""A reader of a dm-log-writes log, which can rebuild a device as it was at any entry.
 
-The format is that of the kernel's dm-log-writes, version 1, little endian: a super block in the
-first sector {magic u64, version u64, entries u64, sector bytes u32}, then entries of one sector
-{sector u64, sectors u64, flags u64, data bytes u64}, each followed by its data. A mark's text lies
-in the sector of its entry. A write that no flush followed yet is recorded at the next flush, after
-the marks that were set meanwhile: so a mark comes after everything that had to be on the disk when
-it was set, and before everything else.
+The format is that of the kernel's dm-log-writes, version 1, little endian. The first sector is a
+super block {magic u64, version u64, entries u64, sector bytes u32}. Entries of one sector follow:
+{sector u64, sectors u64, flags u64, data bytes u64}, each followed by its data. The text of a mark
+is in the sector of its entry.
+
+The kernel records a write at the next flush, after the marks that were set between the write and
+that flush. So a mark comes after everything that had to be on the disk when it was set, and before
+everything else.
 """
 
 from __future__ import annotations
@@ -24,17 +26,17 @@ _ENTRY = struct.Struct("<QQQQ")
 
 @dataclass(frozen=True)
 class Entry:
-    """A write, a flush, or a mark."""
+    """A write, a flush, a discard, or a mark."""
 
     sector: int
     sectors: int
     flags: int
-    text: str  # of a mark
-    data_at: int  # in the log
+    text: str  # of a mark, else empty
+    data_at: int  # byte offset in the log
 
     @property
     def is_durable(self) -> bool:
-        """With it everything before it in the log is on the disk."""
+        """Return whether everything before this entry is on the disk once this entry is."""
         return bool(self.flags & (FLUSH | FUA))
 
     @property
@@ -43,7 +45,7 @@ class Entry:
 
 
 class WriteLog:
-    """The log on a device that records no more."""
+    """A complete log, read from the device that it was recorded on."""
 
     def __init__(self, device: str) -> None:
         self._file = os.open(device, os.O_RDONLY)
@@ -63,7 +65,7 @@ class WriteLog:
             at += self._sector_bytes * (1 + (sectors if entry.is_write else 0))
 
     def replay(self, entry: Entry, device: int) -> None:
-        """Write an entry's data to the open device. Ignore discards: a power cut may lose them."""
+        """Write an entry's data to the open device. Ignore discards, which a power cut may lose."""
         if not entry.is_write:
             return
         count = entry.sectors * self._sector_bytes

@@ -1,4 +1,4 @@
-// lab_pool COMMAND PATH ...: a pool on a file system that fails. commands.h says what each does.
+// lab_pool COMMAND PATH ...: operations on a pool whose file system fails. See commands.h.
 #include <cstdio>
 #include <cstdlib>
 

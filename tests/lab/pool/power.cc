@@ -18,7 +18,7 @@ namespace {
 
 void say(const std::string& line) { std::cout << line << std::endl; }
 
-// A random share of the pool's pages reaches the disk as they are now; the others stay in memory.
+// Write a random share of the pool's pages to the disk; the other pages stay in memory.
 Status write_back(const std::string& path, uint64_t seed) {
   const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0) return base::errno_status(Code::kIoError, "open " + path, errno);
@@ -42,12 +42,13 @@ int wrong(const std::string& reason) {
   return 1;
 }
 
-// What a pool that lost power still shows must be whole and once written, or verify must see it.
+// Check a pool that is accepted after a loss of power. Every row must be whole and must have been
+// written for its key at some time, unless verify reports a problem. Return the problem, or "".
 std::string check_accepted(const table::TablesOptions& options, const std::vector<World>& worlds) {
   table::TablesOptions all_the_same = options;
   all_the_same.allow_lost_power = true;
   auto opened = Tables::open(all_the_same);
-  if (!opened.ok()) return "";  // an error is clear enough
+  if (!opened.ok()) return "";  // a refusal is allowed
   const Tables& tables = *opened.value();
   if (!tables.verify().clean()) return "";
   std::vector<std::string> names;
@@ -63,7 +64,7 @@ std::string check_accepted(const table::TablesOptions& options, const std::vecto
   return "verify is clean and the tables are none that ever were";
 }
 
-// A pool that is right goes on: a write, a close, an open.
+// Check that a right pool still works: write to it, close it, open it. Return the problem, or "".
 std::string check_further(const table::TablesOptions& options, std::unique_ptr<Tables> tables,
                           World world, uint64_t seed) {
   tables->walk();
@@ -90,10 +91,10 @@ std::string check_further(const table::TablesOptions& options, std::unique_ptr<T
 struct Expected {
   World before;
   World after;
-  bool power = false;     // nothing acknowledged may be missing
-  bool is_there = false;  // its creation was acknowledged
+  bool power = false;     // whether no acknowledged row may be missing
+  bool is_there = false;  // whether the creation of the pool was acknowledged
   bool was_closed = false;
-  std::vector<World> earlier;  // and these two
+  std::vector<World> earlier;  // the worlds after every step, up to and including `after`
 };
 
 Expected expected_of(const std::vector<Step>& steps, size_t acknowledged) {
@@ -117,8 +118,9 @@ Expected expected_of(const std::vector<Step>& steps, size_t acknowledged) {
   return expected;
 }
 
-// Whether a pool may refuse to open. With `process` it says so when the machine went down; before its
-// first close nothing of it may have reached the disk; both superblocks may be half written.
+// Return whether a pool may refuse to open. With `process` it refuses if the machine went down.
+// Before its first close, possibly nothing of it has reached the disk. Both superblocks may be half
+// written.
 bool may_refuse(const Expected& expected, const Status& status) {
   if (!expected.is_there) return true;
   if (expected.power) return false;
@@ -148,7 +150,7 @@ int perform_steps(const table::TablesOptions& options, uint64_t seed, Regime reg
     if (!status.ok()) break;
   }
   std::cout.flush();
-  _exit(0);  // the pool is left as a killed process leaves it
+  _exit(0);  // leave the pool as a killed process leaves it
 }
 
 int check_steps(const table::TablesOptions& options, uint64_t seed, Regime regime,

@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kBatchRows = 200;
 constexpr uint32_t kRowBytes = 256;
-// A round that was refused is there in part, and so may be the one that was refused after it.
+// A refused round may be present in part, and so may the round that was refused after it.
 constexpr uint64_t kRefusedMax = 2;
 constexpr uint64_t kCapacity = 1'000'000;  // the disk is full before the table is
 
@@ -41,7 +41,8 @@ Status write(Tables* tables, const std::string& name, uint64_t rows, uint64_t ro
   return Status();
 }
 
-// Empty when rows 0..rows-1 are there, whole, of round `oldest` to `newest`.
+// Check that rows 0..rows-1 are present, whole, and of rounds `oldest` to `newest`. Return the
+// problem, or "".
 std::string check(const table::Table& table, uint64_t rows, uint64_t oldest, uint64_t newest) {
   std::vector<std::byte> right(kRowBytes);
   for (uint64_t key = 0; key < rows; ++key) {
@@ -76,7 +77,7 @@ int answer(const std::string& problem) {
   return problem.empty() ? 0 : 1;
 }
 
-// The pool, open and walked; says the error where it does not open.
+// Open the pool, and walk it unless it is read-only. On an error, print it and return null.
 std::unique_ptr<Tables> open(const table::TablesOptions& options) {
   auto opened = Tables::open(options);
   if (!opened.ok()) {
@@ -92,7 +93,8 @@ void close(Tables* tables) {
   say(status.ok() ? "closed" : "refused to close: " + status.to_string());
 }
 
-// Says each round that was acknowledged. After the first error every further write must fail too.
+// Write rounds until one is refused; print each acknowledged round. After the first error every
+// further write must fail too.
 void write_table_until_refused(Tables* tables, uint64_t table, uint64_t rows, uint64_t round) {
   for (;; ++round) {
     const Status status = write(tables, name_of(table), rows, round);

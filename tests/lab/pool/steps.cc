@@ -19,7 +19,7 @@ constexpr uint64_t kSmallCapacity = 3000;
 constexpr uint64_t kWideCapacity = 1200;
 constexpr uint64_t kLateCapacity = 400;
 
-// Makes the list. Each function adds one step and moves the world on.
+// The builder of the list. Most functions add one step and update the expected world.
 class Script {
  public:
   Script(uint64_t seed, Regime regime) : regime_(regime), random_(seed) {
@@ -92,7 +92,7 @@ class Script {
   }
 
   void create_instance(const std::string& name) {
-    if (!world_.instances.empty())  // the plain name goes on meaning the first
+    if (!world_.instances.empty())  // the plain name still refers to the first instance
       world_.aliases.try_emplace("model", crash::Alias{*world_.instances.begin(), ""});
     world_.instances.insert(name);
     add("create_instance " + name, [name](Live* live) {
@@ -147,7 +147,7 @@ class Script {
     });
   }
 
-  // Nothing unless the regime is kChanging.
+  // Add a step only if the regime is kChanging.
   void set_durability(media::Durability durability) {
     if (regime_ != Regime::kChanging) return;
     durability_ = durability;
@@ -228,7 +228,7 @@ std::vector<Change> random_changes(const TableWorld& table, size_t inserts, size
     (table.values[i] != 0 ? present : absent).push_back(i);
   std::shuffle(present.begin(), present.end(), *random);
   std::shuffle(absent.begin(), absent.end(), *random);
-  // Deletions of the same batch make no room: a batch is planned before it is published.
+  // Deletions in the same batch make no room, because a batch is planned before it is published.
   inserts = std::min(inserts, table.shape->spec.capacity - present.size());
   updates = std::min(updates, present.size());
   deletions = std::min(deletions, present.size() - updates);

@@ -1,8 +1,8 @@
-// The life of a pool whose power is cut: a list of steps, the same for the same seed, and the world
-// that each of them leaves.
+// The steps of a pool whose power is cut, and the world (the expected content) after each step. The
+// list depends on the seed and the regime alone.
 //
-// One process performs the steps on a real file system and says which were acknowledged. Others,
-// after each cut, make the same list again and know what must be there.
+// One process performs the steps on a real file system and prints which were acknowledged. After
+// each cut, another process makes the same list again, and so knows what the pool must contain.
 #pragma once
 
 #include <functional>
@@ -16,12 +16,12 @@
 
 namespace petps::lab {
 
-// What a pool's durability is while the steps are performed.
+// The durability of the pool while the steps are performed.
 enum class Regime : uint8_t { kPower, kProcess, kChanging };
 
 std::optional<Regime> regime_of(const std::string& name);  // "power", "process", "changing"
 
-// The pool that the steps are performed on; null while it is closed.
+// The pool on which the steps are performed. `tables` is null while it is closed.
 struct Live {
   table::TablesOptions options;
   std::unique_ptr<table::Tables> tables;
@@ -30,9 +30,10 @@ struct Live {
 struct Step {
   std::string name;
   std::function<base::Status(Live*)> perform;
-  crash::World after;  // what is there once it is acknowledged
-  media::Durability durability = media::Durability::kPower;  // once it is acknowledged
-  bool is_closed = false;                                    // the pool, once it is acknowledged
+  // The state once the step is acknowledged: content, durability, whether the pool is closed.
+  crash::World after;
+  media::Durability durability = media::Durability::kPower;
+  bool is_closed = false;
 };
 
 struct Change {
@@ -43,9 +44,11 @@ struct Change {
 base::Status apply(table::Tables* tables, const std::string& table,
                    const std::vector<Change>& changes, uint32_t threads);
 
-// Inserts, updates and deletions that the table can take. `*value` counts the values given.
+// Return random inserts, updates and deletions that the table can take, at most as many as asked.
+// `*value` counts the values used so far.
 std::vector<Change> random_changes(const crash::TableWorld& table, size_t inserts, size_t updates,
                                    size_t deletions, uint64_t* value, std::mt19937_64* random);
+// Apply the changes to the expected table.
 void expect(crash::TableWorld* table, const std::vector<Change>& changes);
 
 std::vector<Step> make_steps(uint64_t seed, Regime regime);
