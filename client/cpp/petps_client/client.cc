@@ -285,7 +285,8 @@ Result<std::string> Client::status(int server, uint32_t deadline_ms) {
   const Deadline deadline = impl_->deadline(deadline_ms);
   PETPS_RETURN_IF_ERROR(server < 0 ? impl_->try_endpoints("status", *route_to_all(impl_->seeds),
                                                           impl_->seeds, deadline, attempt)
-                                   : attempt(*impl_->seeds[static_cast<size_t>(server)], deadline));
+                                   : Impl::try_once(*impl_->seeds[static_cast<size_t>(server)],
+                                                    deadline, 1, attempt));
   return out;
 }
 

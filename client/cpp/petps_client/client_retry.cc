@@ -106,6 +106,16 @@ Status Client::Impl::try_any(std::string_view what, const Deadline& deadline,
   });
 }
 
+Status Client::Impl::try_once(Endpoint& endpoint, const Deadline& deadline, size_t shares,
+                              const Attempt& attempt) {
+  const uint64_t idle_losses = endpoint.idle_losses();
+  Status status = attempt(endpoint, deadline.share(shares));
+  // An idle connection was closed. That is no failure, and a read can be repeated.
+  if (status.code() == Code::kUnavailable && endpoint.idle_losses() != idle_losses)
+    status = attempt(endpoint, deadline.share(shares));
+  return status;
+}
+
 Status Client::Impl::try_endpoints(std::string_view what, const Routing& by,
                                    const Endpoints& replicas, const Deadline& deadline,
                                    const Attempt& attempt, const std::function<bool()>& is_moot) {
@@ -119,11 +129,7 @@ Status Client::Impl::try_endpoints(std::string_view what, const Routing& by,
     size_t refused = 0;
     for (size_t i = 0; i < awake.size() && !deadline.passed(); ++i) {
       // A silent server must leave time for its replicas.
-      const uint64_t idle_losses = awake[i]->idle_losses();
-      Status status = attempt(*awake[i], deadline.share(awake.size() - i));
-      // An idle connection was closed. That is no failure, and a read can be repeated.
-      if (status.code() == Code::kUnavailable && awake[i]->idle_losses() != idle_losses)
-        status = attempt(*awake[i], deadline.share(awake.size() - i));
+      const Status status = try_once(*awake[i], deadline, awake.size() - i, attempt);
       ++tried;
       if (status.ok() || !is_unreachable(status.code())) awake[i]->answered();
       if (status.code() == Code::kWrongShard) (void)read_shard_map(*awake[i], deadline);

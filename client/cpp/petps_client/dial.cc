@@ -143,7 +143,9 @@ Result<std::vector<SocketAddress>> HostLookup::addresses(const Deadline& deadlin
   }
   const bool ended = shared_->changed.wait_for(lock, std::chrono::nanoseconds(deadline.left_ns()),
                                                [&] { return shared_->results != before; });
-  if (ended && shared_->failure != 0) {
+  // While the name servers cannot be reached, an older result serves as it does when they are slow.
+  const bool is_temporary = shared_->failure == EAI_AGAIN && !shared_->found.empty();
+  if (ended && shared_->failure != 0 && !is_temporary) {
     return Status(Code::kUnavailable, peer + ": " + gai_strerror(shared_->failure));
   }
   if (!shared_->found.empty()) return shared_->found;

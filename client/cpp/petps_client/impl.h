@@ -114,6 +114,11 @@ struct Client::Impl {
   base::Status by_shard_map(const Deadline& deadline,
                             const std::function<base::Status(const Routing&)>& attempt);
 
+  // Run `attempt` on the endpoint, with 1 of `shares` parts of the time that is left. Repeat it
+  // once if the server had closed the connection while it was idle.
+  static base::Status try_once(Endpoint& endpoint, const Deadline& deadline, size_t shares,
+                               const Attempt& attempt);
+
   // Run `attempt` on one replica after another until it succeeds. Unreachable or silent replicas
   // are retried, with backoff, until the deadline, until a newer map is found, or until `is_moot`
   // says that the request is out of date. Other errors are final once every replica that is not

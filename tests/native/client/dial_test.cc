@@ -165,6 +165,22 @@ TEST(HostLookup, ANameThatIsNotKnownIsUnavailable) {
   EXPECT_EQ(std::string("server.example:7070: ") + gai_strerror(EAI_NONAME), status.message());
 }
 
+TEST(HostLookup, AnOlderResultServesWhileTheNameServersFail) {
+  const auto failure = std::make_shared<std::atomic<int>>(0);
+  HostLookup lookup(kName, [failure](const Address&, std::vector<SocketAddress>& found) {
+    if (failure->load() == 0) found = {loopback(7)};
+    return failure->load();
+  });
+  ASSERT_TRUE(lookup.addresses(Deadline::in_ms(kLongMs)).ok());
+  *failure = EAI_AGAIN;
+  lookup.forget();
+  const auto again = lookup.addresses(Deadline::in_ms(kLongMs));
+  ASSERT_TRUE(again.ok()) << again.status().to_string();
+  EXPECT_EQ(port_of(again.value().at(0)), 7);
+  *failure = EAI_NONAME;  // the name is gone: its addresses may be another host's
+  EXPECT_EQ(lookup.addresses(Deadline::in_ms(kLongMs)).status().code(), base::Code::kUnavailable);
+}
+
 TEST(ConnectAny, AnAddressThatIsDeadHidesNoneAfterIt) {
   using Kind = DeadPort::Kind;
   FakeServer server([](wire::Opcode, uint64_t, wire::Frame&) { return Answer::kSend; });

@@ -101,7 +101,7 @@ void FakeServer::serve(int socket) {
     if (!read_all(socket, body.data(), body.size())) return;
     answer(header, body, reply);
     const auto opcode = static_cast<wire::Opcode>(header.opcode);
-    const uint64_t count = counts_[header.opcode % 8].fetch_add(1);
+    const uint64_t count = counts_.at(header.opcode).fetch_add(1);
     const Answer answer = tamper_ ? tamper_(opcode, count, reply) : Answer::kSend;
     if (answer == Answer::kSend || answer == Answer::kSendAndClose) send_all(socket, reply);
     if (answer != Answer::kSend && answer != Answer::kSilent) {

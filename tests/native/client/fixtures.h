@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -72,7 +73,9 @@ class FakeServer {
   ~FakeServer();
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
   std::string url() const { return "petps://" + address() + "/ranking"; }
-  uint64_t count(wire::Opcode opcode) const { return counts_[static_cast<size_t>(opcode)].load(); }
+  uint64_t count(wire::Opcode opcode) const {
+    return counts_.at(static_cast<size_t>(opcode)).load();
+  }
   wire::HelloReply& hello() { return hello_; }        // change before connecting
   wire::TablesReply& tables() { return tables_; }     // change before connecting
   wire::ShardMap& shard_map() { return shard_map_; }  // change before connecting
@@ -90,7 +93,7 @@ class FakeServer {
   wire::HelloReply hello_;
   wire::TablesReply tables_;
   wire::ShardMap shard_map_;
-  std::atomic<uint64_t> counts_[9] = {};
+  std::array<std::atomic<uint64_t>, 256> counts_ = {};  // by opcode
   int listener_ = -1;
   uint16_t port_ = 0;
   std::thread accepting_;

@@ -104,6 +104,22 @@ TEST(Retry, DeadServerIsReportedByTheDeadline) {
   EXPECT_TRUE(pull_users(**client, 2000).ok());
 }
 
+TEST(Retry, StatusOfOneServerIsReadAgainAfterItsIdleConnectionWasClosed) {
+  RealServer server;
+  server.add_table("users", Dtype::kF32, FakeServer::kDim, 100, 50);
+  server.start();
+  Options options;
+  options.catalogue_ms = 0;
+  options.hot_sample_every = 0;
+  auto client = Client::connect(server.url(), options);
+  ASSERT_TRUE(client.ok()) << client.status().to_string();
+  ASSERT_TRUE((*client)->status(0).ok());
+  server.stop();
+  server.start();  // the same port
+  const auto status = (*client)->status(0);
+  EXPECT_TRUE(status.ok()) << status.status().to_string();
+}
+
 TEST(Retry, PullWaitsForARestart) {
   RealServer server;
   server.add_table("users", Dtype::kF32, FakeServer::kDim, 100, 50);
