@@ -23,9 +23,10 @@ void Index::change_claims(const Bucket& in, const Path& path, uint64_t distance,
 
 bool Index::begin_recount() {
   claims_.reset(new (std::nothrow) base::Atomic<uint16_t>[count_]());
+  if (claims_ == nullptr) return false;  // the request stays
   // Lowerings that are lost from here on request the next recount.
   recount_wanted_.store(0, std::memory_order_relaxed);
-  return claims_ != nullptr;
+  return true;
 }
 
 bool Index::count_claims(uint64_t buckets) {

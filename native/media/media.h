@@ -195,7 +195,7 @@ class Media {
   uint64_t device_bytes_ = 0;      // 0 if the medium is not a device
   uint64_t device_alignment_ = 0;  // of the device's mappings
   Kind kind_ = Kind::kDram;
-  Durability durability_ = Durability::kPower;
+  std::atomic<Durability> durability_ = Durability::kPower;
   bool read_only_ = false;
   bool beside_ = false;
   bool borrowed_ = false;

@@ -140,7 +140,9 @@ void Worker::close_doors() {
     doors.swap(to_close_);
   }
   for (const ConnectionId door : doors) {
-    state_of(door).line = 0;
+    // Not state_of(): by now a new connection may use the slot, and its state must stay.
+    const uint32_t slot = transport::slot_of(door);
+    if (slot < connections_.size() && connections_[slot].id == door) connections_[slot].line = 0;
     endpoint_.close(door, {});
   }
 }

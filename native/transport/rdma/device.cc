@@ -198,13 +198,18 @@ struct DeviceList {
 Result<std::unique_ptr<Verbs>> open_verbs(const std::string& device) {
   const DeviceList list;
   std::string seen;
+  Status failure;  // of the first device that could not be opened
   for (size_t i = 0; list.devices != nullptr && list.devices[i] != nullptr; ++i) {
     const std::string name = ibv_get_device_name(list.devices[i]);
     seen += seen.empty() ? name : ", " + name;
     if (!device.empty() && name != device) continue;
     auto verbs = std::make_unique<RealVerbs>();
     auto opened = verbs->open(list.devices[i]);
-    if (!opened.ok()) return opened.status();
+    if (!opened.ok() && !device.empty()) return opened.status();
+    if (!opened.ok()) {
+      if (failure.ok()) failure = opened.status();
+      continue;
+    }
     if (opened.value()) return std::unique_ptr<Verbs>(std::move(verbs));
     if (!device.empty())
       return Status(Code::kFailedPrecondition,
@@ -215,6 +220,7 @@ Result<std::unique_ptr<Verbs>> open_verbs(const std::string& device) {
                   "this machine has no RDMA device: load its driver and rdma-core's libibverbs "
                   "providers, or add soft-RoCE (rdma link add rxe0 type rxe netdev <interface>)");
   }
+  if (!failure.ok()) return failure;
   if (!device.empty())
     return Status(Code::kFailedPrecondition,
                   "there is no RDMA device '" + device + "'; this machine has " + seen);
