@@ -51,7 +51,7 @@ class Files(Protocol):
         """Return the names in a folder and the age of each in seconds; {} if it does not exist."""
 
     def size(self, path: str) -> int:
-        """Return the size of a file in bytes. Raise NotFound."""
+        """Return the size of a file in bytes. Raise NotFound, IoError."""
 
     def remove(self, path: str) -> None:
         """Remove a file, if it exists. Raise IoError."""
@@ -75,18 +75,22 @@ class LocalFiles:
     def write(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
         """See Files."""
         target = self._folder_of(path)
+        created = False  # until then, a file of this name is another caller's
         try:
             with open(target, "xb") as file:
+                created = True
                 for piece in pieces:
                     file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
             sync_folder(target.parent)
         except OSError as error:
-            target.unlink(missing_ok=True)
+            if created:
+                target.unlink(missing_ok=True)
             raise IoError(f"{target}: {error.strerror}") from error
         except BaseException:
-            target.unlink(missing_ok=True)
+            if created:
+                target.unlink(missing_ok=True)
             raise
 
     def create(self, path: str, content: bytes) -> None:
@@ -147,6 +151,8 @@ class LocalFiles:
             return (self._root / path).stat().st_size
         except FileNotFoundError:
             raise NotFound(f"{self._root / path} is not there") from None
+        except OSError as error:
+            raise IoError(f"{self._root / path}: {error.strerror}") from error
 
     def remove(self, path: str) -> None:
         """See Files."""
@@ -265,10 +271,8 @@ class FsspecFiles:
 
     def size(self, path: str) -> int:
         """See Files."""
-        try:
-            return int(self._fs.size(self._at(path)))
-        except FileNotFoundError:
-            raise NotFound(f"{self._url}/{path} is not there") from None
+        with self._reading(path) as target:
+            return int(self._fs.size(target))
 
     def remove(self, path: str) -> None:
         """See Files."""

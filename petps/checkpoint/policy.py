@@ -145,7 +145,7 @@ class TwoD(Policy):
         """Return whether T_base = C_base + R_base < T_incre = C_incre + R_base + R_v."""
         bases = [took for _, kind, _, took in line.written if kind == BASE]
         deltas = [took for _, kind, _, took in line.written if kind == DELTA]
-        if not bases or not deltas or store.reader.read_seconds == 0:
+        if not bases or not deltas or store.reader.read_bytes == 0:
             return False
         above = sum(chunk.length for chunk in line.deltas())
         recovery = above * store.reader.read_seconds / store.reader.read_bytes

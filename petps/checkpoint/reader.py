@@ -9,6 +9,8 @@ Threads:     any.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,10 +44,13 @@ class Reader:
         self.read_bytes = 0
         """Bytes of chunks read in read_seconds: policy.TwoD estimates a restore from both."""
         self.read_seconds = 0.0
+        """Wall-clock time in which at least one read() was in flight, failed ones included."""
+        self._mutex = threading.Lock()  # guards the two counters above and the two fields below
+        self._in_flight = 0
+        self._counted_until = 0.0  # read_seconds has the time up to here
 
     def read(self, chunks: Sequence[Chunk], tables: Mapping[str, Table]) -> list[Rows]:
         """Return the rows of chunks, stored as ``tables``. Raise DataLoss with file and offset."""
-        began = time.monotonic()
         order = sorted(range(len(chunks)), key=lambda n: (chunks[n].file, chunks[n].offset))
         runs = list(_runs(chunks, order))
         bounds = [0, *accumulate(chunks[run[-1]].stop - chunks[run[0]].offset for run in runs)]
@@ -72,16 +77,36 @@ class Reader:
             (path, [(run, held[start:stop]) for run, (start, stop) in those])
             for (path, _), those in tasks
         ]
-        if len(work) > 1 and bounds[-1] >= PARALLEL_BYTES:
-            with ThreadPoolExecutor(min(READ_THREADS, len(work))) as pool:
-                for _ in pool.map(lambda task: read_file(*task), work):
-                    pass
-        else:
-            for task in work:
-                read_file(*task)
-        self.read_bytes += sum(chunk.length for chunk in chunks)
-        self.read_seconds += time.monotonic() - began
+        with self._counted(chunks):
+            if len(work) > 1 and bounds[-1] >= PARALLEL_BYTES:
+                with ThreadPoolExecutor(min(READ_THREADS, len(work))) as pool:
+                    for _ in pool.map(lambda task: read_file(*task), work):
+                        pass
+            else:
+                for task in work:
+                    read_file(*task)
         return [rows for rows in out if rows is not None]
+
+    @contextlib.contextmanager
+    def _counted(self, chunks: Sequence[Chunk]) -> Iterator[None]:
+        """Count the time of the block, and the bytes of the chunks unless it raises."""
+        self._count(reads=1)
+        done = 0
+        try:
+            yield
+            done = sum(chunk.length for chunk in chunks)
+        finally:
+            self._count(reads=-1, done=done)
+
+    def _count(self, reads: int, done: int = 0) -> None:
+        """Count that a read begins (1) or ends (-1) now and has read ``done`` bytes."""
+        with self._mutex:
+            now = time.monotonic()
+            if self._in_flight:
+                self.read_seconds += now - self._counted_until
+            self._counted_until = now
+            self._in_flight += reads
+            self.read_bytes += done
 
     def read_ahead(
         self, groups: Sequence[Sequence[Chunk]], tables: Mapping[str, Table]

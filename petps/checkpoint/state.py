@@ -459,7 +459,11 @@ def commit(files: Files, before: State | None, after: State) -> State:
     try:
         files.create(path, body)
     except AlreadyExists:
-        if files.read(path) != body:  # equal: a retry inside the filesystem found our own file
+        try:
+            ours = files.read(path) == body  # equal: the filesystem retried and found our own file
+        except NotFound:  # newer states followed, and the writer of one removed this state
+            ours = False
+        if not ours:
             raise _overtaken(files, number) from None
     except IoError:
         # The state may exist in spite of the error. Remove it, because the caller learns that it

@@ -107,7 +107,8 @@ class SpillFolder:
             with open(path, "xb") as file:
                 for name, each in sets:
                     out[name] = _write(path, file, each)
-                self._sizes[path] = file.tell()
+                size = file.tell()
+            self._sizes[path] = size  # after the close, which may fail to flush
         except OSError as error:
             path.unlink(missing_ok=True)
             raise ResourceExhausted(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from petps.checkpoint import POLICIES, Checkpointer, Policy, Rows, Store, Table
 from petps.checkpoint.files import FsspecFiles, LocalFiles
 from petps.checkpoint.policy import TwoD
-from petps.errors import DataLoss, PetpsError, Unimplemented
+from petps.errors import DataLoss, IoError, PetpsError, Unimplemented
 from tests.python.checkpoint.memory import MemoryFiles
 from tests.python.checkpoint.replay import Replay, assert_same
 from tests.python.checkpoint.test_store_crash import TABLES, steps
@@ -147,3 +148,29 @@ def test_a_file_that_goes_while_its_folder_is_listed_hides_no_other(tmp_path: Pa
     finally:
         stop.set()
         thread.join()
+
+
+def test_a_failed_write_removes_only_a_file_that_it_created(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path)
+    files.write("data/a", [b"first"])
+    with pytest.raises(IoError, match="File exists"):
+        files.write("data/a", [b"second"])
+
+    def half() -> Iterator[bytes]:
+        yield b"half"
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(IoError, match="No space left"):
+        files.write("data/b", half())
+    assert list(files.list("data")) == ["a"]
+    assert files.read("data/a") == b"first"
+
+
+@pytest.mark.parametrize("kind", [LocalFiles, FsspecFiles])
+def test_a_size_that_cannot_be_read_is_an_io_error(
+    tmp_path: Path, kind: type[LocalFiles] | type[FsspecFiles]
+) -> None:
+    (tmp_path / "data").write_bytes(b"a file where a folder should be")
+    files = kind(str(tmp_path))
+    with pytest.raises(IoError, match="Not a directory"):
+        files.size("data/a")

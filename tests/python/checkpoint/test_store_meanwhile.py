@@ -6,6 +6,9 @@ Does not cover: crashes (test_store_crash.py).
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from petps.checkpoint import Checkpointer, Rows, Store, Table
 from petps.checkpoint import state as state_module
 from petps.checkpoint.files import Files
 from petps.checkpoint.policy import Merged, TwoD
+from petps.checkpoint.reader import READ_THREADS
 from petps.checkpoint.shares import commit_shares, write_share
 from petps.checkpoint.state import State
 from petps.checkpoint.store import BASE, DELTA
@@ -118,6 +122,62 @@ def test_a_line_resets_whatever_purge_dropped(tmp_path: Path) -> None:
     store.purge(2)
     assert policy.kind(store) == BASE
     assert policy.kind(Store.open(tmp_path)) == DELTA  # this object has read nothing yet
+
+
+def test_versions_without_rows_give_no_read_rate(tmp_path: Path) -> None:
+    store = Store.create(tmp_path, "m", [Table.of("items", 2)])
+    store.write(1, {"items": []}, kind=BASE)
+    store.write(2, {}, kind=DELTA)
+    store.restore()
+    assert (store.state.line.chunks, store.reader.read_bytes) == ((), 0)
+    assert store.reader.read_seconds > 0
+    assert TwoD().kind(store) == DELTA
+
+
+def test_parallel_reads_count_their_time_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.create(tmp_path, "m", [Table.of("items", 2)])
+    store.write(1, {"items": [_one(1, key)["items"] for key in range(READ_THREADS)]}, kind=BASE)
+    chunks = store.state.line.chunks
+    read_into = store.files.read_into
+    together = threading.Barrier(READ_THREADS)
+    least = 0.05
+
+    def slow(path: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
+        together.wait(60)
+        time.sleep(least)
+        read_into(path, pieces)
+
+    monkeypatch.setattr(store.files, "read_into", slow)
+    began = time.monotonic()
+    reads = list(store.reader.read_ahead([[chunk] for chunk in chunks], store.tables_of()))
+    took = time.monotonic() - began
+    assert len(reads) == READ_THREADS
+    assert store.reader.read_bytes == sum(chunk.length for chunk in chunks)
+    assert least <= store.reader.read_seconds <= took
+
+
+def test_a_state_that_is_removed_before_it_is_compared_is_another_writers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.create(tmp_path, "m", [Table.of("items", 2)])
+    store.write(1, _one(1, 1, 2), kind=BASE)
+    behind = Store.open(tmp_path)
+    store.write(2, _one(2, 2), kind=DELTA)
+    read = behind.files.read
+
+    def late(path: str) -> bytes:
+        monkeypatch.undo()
+        for version in range(3, 12):
+            store.write(version, _one(version, 2), kind=DELTA)
+        assert not (tmp_path / path).exists()
+        return read(path)
+
+    monkeypatch.setattr(behind.files, "read", late)
+    with pytest.raises(FailedPrecondition, match="another writer made state"):
+        behind.write(30, _one(30, 1), kind=DELTA)
+    assert Store.open(tmp_path).state.versions()[-1].version == 11
 
 
 def test_a_state_that_was_made_in_spite_of_an_error_is_none(

@@ -29,12 +29,12 @@ from petps.tracker import Touched, Tracker, jagged_unique, sets
 SEED = 5051
 
 
-def made(**options: object) -> Tracker:
+def new_tracker(**options: object) -> Tracker:
     return Tracker({"dense": 1000, "sparse": None}, tenants=["a"], **options)  # type: ignore[arg-type]
 
 
 def test_a_tenant_that_fails_loses_nothing() -> None:
-    tracker = made()
+    tracker = new_tracker()
     tracker.track("sparse", [3, 1, 3])
 
     def publish() -> None:
@@ -53,7 +53,7 @@ def test_a_tenant_that_fails_loses_nothing() -> None:
 
 
 def test_a_reading_that_is_over_is_refused() -> None:
-    tracker = made()
+    tracker = new_tracker()
     tracker.track("sparse", [1])
     first = tracker.read("a")
     second = tracker.read("a")
@@ -80,14 +80,14 @@ def test_a_reading_that_is_over_is_refused() -> None:
     ],
 )
 def test_bad_ids_are_named_and_not_recorded(ids: object, expected: str) -> None:
-    tracker = made()
+    tracker = new_tracker()
     with pytest.raises(InvalidArgument, match=expected):
         tracker.track("sparse", ids)  # type: ignore[arg-type]
     assert tracker.read("a").ids("sparse").tolist() == []
 
 
 def test_bad_calls_are_named(tmp_path: Path) -> None:
-    tracker = made()
+    tracker = new_tracker()
     with pytest.raises(InvalidArgument, match=r"ids\[1\] is 1000, but the table has 1000 rows"):
         tracker.track("dense", [5, 1000])
     with pytest.raises(NotFound, match="no table 'other'; it has: dense, sparse"):
@@ -123,7 +123,7 @@ def test_bad_calls_are_named(tmp_path: Path) -> None:
 
 
 def test_what_is_given_is_copied_and_what_is_handed_out_is_not_the_trackers() -> None:
-    tracker = made()
+    tracker = new_tracker()
     ids = np.array([4, 5], np.uint64)
     tracker.track("sparse", ids)
     ids[:] = 9
@@ -167,7 +167,7 @@ def test_a_dense_table_becomes_bits() -> None:
 
 def test_repeated_ids_stay_bounded_without_compact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("petps.tracker.tracker.PENDING_IDS", 10_000)
-    tracker = made()
+    tracker = new_tracker()
     for _ in range(500):
         tracker.track("sparse", np.arange(1000))
         assert tracker.resident_bytes <= 8 * 12_000
@@ -175,7 +175,7 @@ def test_repeated_ids_stay_bounded_without_compact(monkeypatch: pytest.MonkeyPat
 
 
 def test_ids_that_come_while_others_are_compacted_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    tracker = made()
+    tracker = new_tracker()
     real = sets.distinct
     late = iter([300, 301])
 
@@ -208,7 +208,7 @@ def test_compact_costs_little_however_often_it_is_called(monkeypatch: pytest.Mon
         return real(values, offsets, **options)
 
     monkeypatch.setattr(sets, "jagged_unique", counted)
-    tracker = made()
+    tracker = new_tracker()
     for step in range(1000):
         tracker.track("sparse", np.arange(step * 100, step * 100 + 100))
         tracker.compact()
@@ -367,6 +367,20 @@ def test_a_full_disk_says_so_and_loses_nothing(
     tracker.track("t", np.arange(40_000, 41_000))
     assert tracker.resident_bytes <= budget
     np.testing.assert_array_equal(tracker.read("a").ids("t"), np.arange(41_000))
+
+
+def test_a_file_that_fails_on_close_has_no_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ids fit in the file's buffer, so the disk first refuses when the file is closed."""
+    opened = open
+    monkeypatch.setattr(
+        "petps.tracker.spill.open", lambda path, mode: opened("/dev/full", "wb"), raising=False
+    )
+    tracker = Tracker({"t": None}, tenants=["a"], memory_bytes=8, spill=tmp_path)
+    with pytest.raises(ResourceExhausted, match="No space left on device"):
+        tracker.track("t", np.arange(100))
+    assert tracker.spilled_bytes == 0
 
 
 def test_a_real_disk_that_is_full(tmp_path: Path) -> None:
