@@ -31,8 +31,10 @@ TRAIN_PYTHON: Final = ROOT / ".venv-train" / "bin" / "python"
 Result = dict[str, Any]
 Workload = dict[str, Any]
 
-# name -> (field, target, whether higher is better). The targets are those of the design.
-TARGETS: Final[dict[str, tuple[str, float, bool]]] = {
+Target = tuple[str, float, bool]  # field, bound, whether higher is better
+
+# By name. The targets are those of the design.
+TARGETS: Final[dict[str, Target]] = {
     "pull.inprocess": ("ratio", 0.85, True),
     "pull.tcp": ("ratio", 0.8, True),
     "pull.tcp.connections.1000": ("ratio", 0.7, True),  # throughput must not collapse
@@ -47,7 +49,7 @@ TARGETS: Final[dict[str, tuple[str, float, bool]]] = {
     "reopen.ms.100k": ("value", 50.0, False),
     "reopen.ms.1m": ("value", 50.0, False),
     "reopen.ms.10m": ("value", 50.0, False),
-    "reopen.ms.small_rows": ("ratio", 2.0, False),  # also below 50 ms, which is not checked
+    "reopen.ms.small_rows": ("ratio", 2.0, False),
     "ingest.kafka": ("ratio", 0.7, True),
     "ingest.kafka_vs_apply": ("ratio", 0.8, True),
     "pull.p99_during_ingest": ("ratio", 1.3, False),
@@ -70,6 +72,8 @@ TARGETS: Final[dict[str, tuple[str, float, bool]]] = {
     "staging.resident_chunks_max": ("value", 4.0, False),
     "staging.pause": ("ratio", 1 / 3, False),
 }
+# Results that must meet a second target too.
+SECOND_TARGETS: Final[dict[str, Target]] = {"reopen.ms.small_rows": ("value", 50.0, False)}
 
 
 def _program(name: str) -> Path:
@@ -384,21 +388,35 @@ def worst(results: list[Result]) -> list[Result]:
         higher_is_better = str(result["unit"]).endswith("/s")
         pair = (result.get("ratio"), other.get("ratio"))
         if pair[0] is None or pair[1] is None:
-            raise SystemExit(f"{name} stands twice without a ratio to choose by")
+            raise SystemExit(f"{name} appears twice without a ratio to choose by")
         if (pair[0] < pair[1]) == higher_is_better:
             chosen[name] = result
     fields = ("name", "value", "unit", "ratio_to", "ratio")
     return [{field: result.get(field) for field in fields} for result in chosen.values()]
 
 
+def _targets(result: Result) -> list[Target]:
+    name = result["name"]
+    return [targets[name] for targets in (TARGETS, SECOND_TARGETS) if name in targets]
+
+
 def missed(result: Result) -> bool | None:
-    """Return whether a result misses its target; None if it has no target."""
-    target = TARGETS.get(result["name"])
-    if target is None:
+    """Return whether a result misses a target; None if it has no target."""
+    targets = _targets(result)
+    if not targets:
         return None
-    field, bound, higher = target
-    value = result[field]
-    return bool(value < bound if higher else value > bound)
+    return any(
+        result[field] < bound if higher else result[field] > bound
+        for field, bound, higher in targets
+    )
+
+
+def bounds(result: Result) -> str:
+    """Return the bounds of a result as text; a bound of the value itself has its unit."""
+    return " and ".join(
+        f"{'>=' if higher else '<='} {bound:g}{' ' + result['unit'] if field == 'value' else ''}"
+        for field, bound, higher in _targets(result)
+    )
 
 
 def _command(*words: str) -> str:
@@ -435,7 +453,7 @@ def _show(results: list[Result], config: dict[str, Any]) -> None:
     table = Table(
         title=f"petps {config['revision']} on {config['cpu']}, {config['processors']} processors"
     )
-    longest = max(len(result["name"]) for result in results)
+    longest = max((len(result["name"]) for result in results), default=0)
     table.add_column("name", min_width=longest)
     for column, justify in (
         ("value", "right"),
@@ -446,8 +464,6 @@ def _show(results: list[Result], config: dict[str, Any]) -> None:
     table.add_column("target", justify="right")
     table.add_column("to", justify="left")
     for result in results:
-        target = TARGETS.get(result["name"])
-        bound = "" if target is None else f"{'>=' if target[2] else '<='} {target[1]:g}"
         mark = {True: "[red]", False: "[green]", None: ""}[missed(result)]
         ratio = "" if result["ratio"] is None else f"{result['ratio']:.3f}"
         value = "skipped"
@@ -459,7 +475,7 @@ def _show(results: list[Result], config: dict[str, Any]) -> None:
             value,
             result["unit"],
             f"{mark}{ratio}",
-            f"{mark}{bound}",
+            f"{mark}{bounds(result)}",
             result["ratio_to"] or "",
         )
     Console().print(table)

@@ -10,6 +10,7 @@ import argparse
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -66,7 +67,8 @@ def run(
 ) -> Finished:
     """Run a command in the repository's root and print its output as it arrives.
 
-    The command is killed after `seconds_max`.
+    After `seconds_max` the command is killed with its process group: a descendant that keeps the
+    output open would otherwise block this function.
     """
     print(f"$ {' '.join(command)}", flush=True)
     lines: list[str] = []
@@ -78,16 +80,28 @@ def run(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None
-        alarm = threading.Timer(seconds_max, process.kill)
+        alarm = threading.Timer(seconds_max, signal_group, [process, signal.SIGKILL])
         alarm.start()
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            lines.append(line.rstrip())
-        status = process.wait()
-        alarm.cancel()
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                lines.append(line.rstrip())
+            status = process.wait()
+        except BaseException:  # Ctrl-C, which does not reach another session
+            signal_group(process, signal.SIGINT)
+            raise
+        finally:
+            alarm.cancel()
     return Finished(status, lines)
+
+
+def signal_group(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """Signal the process group that `process` leads, unless `process` has been waited for."""
+    if process.returncode is None:  # until then its id cannot belong to another group
+        os.killpg(process.pid, number)
 
 
 def cxx_sources() -> list[str]:
@@ -352,6 +366,7 @@ def main() -> int:
     unknown = set(wanted) - set(suites)
     if unknown:
         parser.error(f"unknown suites {sorted(unknown)}; there are {', '.join(suites)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # run() then interrupts its command
     RESULTS.mkdir(parents=True, exist_ok=True)
     for stale in RESULTS.glob("*.xml"):
         stale.unlink()

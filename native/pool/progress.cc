@@ -121,7 +121,7 @@ Status Pool::check_progress(std::span<const Progress> all) const {
     if (!keys.insert(key).second) {
       return Status(Code::kInvalidArgument,
                     "progress of instance " + std::to_string(progress.instance) + " partition " +
-                        std::to_string(progress.partition) + " stands twice in one batch");
+                        std::to_string(progress.partition) + " appears twice in one batch");
     }
     if (!catalogue_->progress.contains(key)) ++claims;
   }

@@ -114,7 +114,7 @@ Status check_shard_map(const ShardMap& map) {
   }
   std::sort(addresses.begin(), addresses.end());
   const auto twice = std::adjacent_find(addresses.begin(), addresses.end());
-  if (twice != addresses.end()) return wrong_map(std::string(*twice) + " stands twice");
+  if (twice != addresses.end()) return wrong_map(std::string(*twice) + " appears twice");
   return check_overlap(map);
 }
 

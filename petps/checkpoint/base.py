@@ -207,7 +207,7 @@ class BaseWriter:
         if len(keys) == 0:
             return []
         if len(keys) > 1 and not (keys[1:] > keys[:-1]).all():
-            raise InvalidArgument(f"table {schema.name}: a key stands twice in the rows of a base")
+            raise InvalidArgument(f"table {schema.name}: a key appears twice in the rows of a base")
         body = encode_rows(keys, rows)
         name = f"{schema.name}-p{partition:04d}-{number:06d}.arrow"
 

@@ -191,7 +191,7 @@ class Rows:
         if len(given) > 1 and not (given[1:] > given[:-1]).all():
             rows = rows.at(np.argsort(given, kind="stable"))
             if not (rows.keys[1:] > rows.keys[:-1]).all():
-                raise InvalidArgument(f"table {table.name}: a key stands twice")
+                raise InvalidArgument(f"table {table.name}: a key appears twice")
         return rows
 
     def at(self, chosen: npt.NDArray[np.intp] | Mask) -> Rows:

@@ -99,8 +99,8 @@ class LimitsConfig(Section):
     idle_seconds: float = Field(
         default=300.0,
         ge=0,
-        description="A connection that brings no whole request for so long, while nothing is owed "
-        "to it, is closed; 0: never. Clients connect again by themselves.",
+        description="A connection that brings no whole request for this time, while nothing is "
+        "owed to it, is closed; 0: never. Clients reconnect automatically.",
     )
     frame_ms: int = Field(
         default=30_000,

@@ -114,7 +114,7 @@ def unseal(message: Message) -> Fields:
         if name not in _KNOWN:
             continue
         if name in values:
-            raise DeltaError(Fault.HEADER_INVALID, f"header {name} stands twice")
+            raise DeltaError(Fault.HEADER_INVALID, f"header {name} appears twice")
         if len(value) > MAX_FIELD_BYTES:
             raise DeltaError(Fault.HEADER_INVALID, f"header {name} has {len(value)} bytes")
         values[name] = value

@@ -272,7 +272,7 @@ def check_schema(header: RecordHeader, schema: TableSchema | None) -> None:
     if schema is None:
         raise DeltaError(
             Fault.WRONG_TABLE,
-            f"model {header.model} has no table {header.table!r}: create it, or mend the publisher",
+            f"model {header.model} has no table {header.table!r}: create it, or fix the publisher",
         )
     if header.dim != schema.dim:
         raise DeltaError(

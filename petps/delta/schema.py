@@ -44,7 +44,11 @@ def check_name(what: str, name: str) -> str:
 
 def check_instance(model: str, name: str) -> str:
     """Return ``name`` if it is ``model@...`` and not too long. Raises InvalidArgument."""
-    if len(name) > MAX_NAME_BYTES or not re.match(INSTANCE, name) or name.split("@")[0] != model:
+    if (
+        len(name) > MAX_NAME_BYTES
+        or not re.fullmatch(INSTANCE, name)
+        or name.split("@")[0] != model
+    ):
         raise InvalidArgument(
             f"instance {name!r}: write {model}@NAME, of at most {MAX_NAME_BYTES} letters, digits, "
             "'_', '-' or '.'"

@@ -235,10 +235,17 @@ def log_loss(logits: Logits, labels: Floats) -> float:
 
 
 def area_under_curve(logits: Logits, labels: Floats) -> float:
-    """Return the chance that a sample of label 1 scores above one of label 0; ties count half."""
+    """Return the chance that a sample of label 1 scores above one of label 0; ties count half.
+
+    Raise InvalidArgument unless both labels occur.
+    """
     _, places, counts = np.unique(logits, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
     ones = float(labels.sum())
+    if not 0 < ones < len(labels):
+        raise InvalidArgument(
+            f"an AUC needs samples of both labels; {len(labels)} samples have {ones:.0f} of label 1"
+        )
     below = ranks[labels == 1].sum() - ones * (ones + 1) / 2
     return float(below / (ones * (len(labels) - ones)))
 

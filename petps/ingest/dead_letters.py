@@ -94,7 +94,7 @@ class LogDeadLetters:
     def add(self, partition: int, offset: int, reason: str, message: Message | None) -> None:
         """See DeadLetters."""
         fields = {
-            "reason": reason[:MAX_REASON_BYTES],
+            "reason": reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore"),
             "log": self._source,
             "partition": partition,
             "offset": offset,

@@ -119,6 +119,8 @@ class Ingest:
         if self._thread is not None:
             raise FailedPrecondition("ingest has been started already")
         self._stop.clear()
+        self._nice = False
+        self._reached.clear()  # stop() set it
         self._thread = threading.Thread(target=self._main, name="petps-ingest", daemon=True)
         self._thread.start()
         self._looked.clear()

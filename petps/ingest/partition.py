@@ -30,11 +30,11 @@ COUNTERS: Final = (
 _RECORDED_REASONS: Final = {
     Standing.CATCHING_UP: "the catch-up to version {0.target} was broken off",
     Standing.INCOMPLETE: "rows that the commit of version {0.target} counts never came: the "
-    "publisher lost some; only a base mends it",
+    "publisher lost some; only a base repairs it",
     Standing.CONFLICT: "two publishers wrote run {0.run}: stop one of them and begin a new run "
     "with a base",
     Standing.LOST_POWER: "the machine lost power while the pool had durability 'process': rows may "
-    "be older than what was applied; waiting for a base (in the store, or published anew)",
+    "be older than what was applied; waiting for a base (in the store, or published again)",
 }
 
 

@@ -68,7 +68,7 @@ def write_base(
             reason = error.strerror or str(error)
             raise kind(f"base {path} was not written: {reason}{told}") from error
         if isinstance(error, PetpsError):
-            raise type(error)(f"{error}{told}") from error
+            error.args = (f"{error}{told}",)  # a new error would lose attributes such as report
         raise
     return {
         "folder": str(path),

@@ -529,7 +529,7 @@ def _check_refused(table: _native.Table, report: PushReport) -> None:
     error = ResourceExhausted(
         f"table '{table.name}' is full (capacity {table.record.capacity:,}): {report.refused:,} "
         f"new keys were refused, {report.updated:,} rows updated, {report.inserted:,} inserted; "
-        "delete rows, or create the table anew with a larger capacity"
+        "delete rows, or create the table again with a larger capacity"
     )
     error.report = report
     raise error

@@ -497,7 +497,7 @@ def _check_finite(
             where = start + int(np.argmin(finite))
             raise InvalidArgument(
                 f"table {schema.name}: the row of key {keys[where]} (row {where}) holds NaN or "
-                "infinity; mend the trainer, or allow them with allow_not_finite=True"
+                "infinity; fix the trainer, or allow them with allow_not_finite=True"
             )
 
 

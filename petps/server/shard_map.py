@@ -122,7 +122,7 @@ def parse(content: bytes, source: str) -> ShardMap:
             raise wrong(f"the address of server {number} is no text")
         owned = _partitions(server, "partitions", wrong)
         if address in follows:
-            raise wrong(f"{address} stands twice")
+            raise wrong(f"{address} appears twice")
         if _FOLLOWS in server:
             follows[address] = _partitions(server, _FOLLOWS, wrong)
         if owned or address not in follows:  # a server may only follow

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.run import Finished, Outcome, close, read_junit, summarise
+from tests.run import Finished, Outcome, close, read_junit, run, summarise
 
 JUNIT = """<?xml version="1.0"?>
 <testsuite>
@@ -59,3 +60,10 @@ def test_a_suite_that_died_without_reporting_is_a_failure() -> None:
     close(outcome, Finished(137, ["killed"]), "tests passed")
     assert outcome.failed == 1
     assert outcome.closing == "exit status 137"
+
+
+def test_a_grandchild_that_keeps_the_output_open_is_killed_at_the_limit() -> None:
+    began = time.monotonic()
+    finished = run(["sh", "-c", "echo begun; sleep 20; true"], seconds_max=0.5)
+    assert time.monotonic() - began < 10
+    assert finished == Finished(-9, ["begun"])

@@ -49,6 +49,12 @@ def test_figures_are_those_of_the_definitions() -> None:
     assert log_loss(logits, labels) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("labels", [np.zeros(3, np.float32), np.ones(3, np.float32)])
+def test_one_label_alone_has_no_area_under_the_curve(labels: np.ndarray) -> None:
+    with pytest.raises(InvalidArgument, match="both labels"):
+        area_under_curve(np.array([0.0, 1.0, 2.0]), labels)
+
+
 def test_kept_whole_it_ends_as_if_never_resumed(task: Task, tmp_path: Path) -> None:
     whole = task.begin(SEED)
     whole.train(whole.steps)

@@ -125,7 +125,7 @@ def create(
         note(f"{instance}: {len(report['tables'])} tables, empty")
         return
     if len(set(names)) < len(names):
-        raise InvalidArgument("a --table of the same name stands twice; name each once")
+        raise InvalidArgument("a --table of the same name appears twice; name each once")
     report = _make(
         pool,
         wanted,

@@ -166,7 +166,7 @@ class PartitionWriter:
     def _check(self) -> None:
         if self._broken:
             raise FailedPrecondition(
-                f"{self._folder}: {self._broken}; close the log, mend the disk, begin a new run"
+                f"{self._folder}: {self._broken}; close the log, fix the disk, begin a new run"
             )
         if self._lock < 0:
             raise FailedPrecondition(f"{self._folder}: the log is closed")

@@ -244,7 +244,7 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
             error = ResourceExhausted(
                 f"table '{table.name}' is full (capacity {table.record.capacity:,}): "
                 f"{reply.refused:,} new keys were refused, {reply.updated:,} rows updated, "
-                f"{reply.inserted:,} inserted; delete rows, or create the table anew with a "
+                f"{reply.inserted:,} inserted; delete rows, or create the table again with a "
                 "larger capacity"
             )
             error.report = reply

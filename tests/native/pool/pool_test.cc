@@ -277,7 +277,7 @@ TEST(Pool, AWindowOfProgressThatCannotBeWrittenLeavesEverythingAsItWas) {
   twice.push_back(twice.front());
   const base::Status refused = pool->write_progress(twice, flusher);
   EXPECT_EQ(refused.code(), Code::kInvalidArgument);
-  EXPECT_TRUE(contains(refused, "partition 0 stands twice")) << refused.message();
+  EXPECT_TRUE(contains(refused, "partition 0 appears twice")) << refused.message();
   EXPECT_EQ(pool->write_progress(window_of(kMaxProgress + 1, 2), flusher).code(),
             Code::kResourceExhausted);
   std::vector<Progress> unknown = window_of(4, 2);

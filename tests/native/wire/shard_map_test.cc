@@ -67,7 +67,7 @@ TEST(ShardMap, EachFaultIsNamed) {
   expect_refused(map, "h2:1 owns partition 4, but there are 0 to 3");
   map = good_map();
   map.servers[1].address = "h1:1";
-  expect_refused(map, "h1:1 stands twice");
+  expect_refused(map, "h1:1 appears twice");
   map = good_map();
   map.servers.push_back({"h3:1", {}});
   expect_refused(map, "h3:1 owns no partition");

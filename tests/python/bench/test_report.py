@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from bench import report
 from bench.compare import configuration_of, ratio_of
-from bench.report import PARTS, TARGETS, missed, parts_named, worst
+from bench.report import PARTS, TARGETS, bounds, missed, parts_named, worst
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -28,7 +29,7 @@ def test_the_worst_configuration_stands_under_a_name() -> None:
 
 
 def test_two_results_without_a_ratio_cannot_share_a_name() -> None:
-    with pytest.raises(SystemExit, match="stands twice"):
+    with pytest.raises(SystemExit, match="appears twice"):
         worst([_result("memory", None), _result("memory", None)])
 
 
@@ -37,6 +38,25 @@ def test_a_missed_target_is_seen() -> None:
     assert not missed(_result("apply", 0.6))
     assert missed(_result("pull.p99_during_apply", 1.4, "us"))
     assert missed(_result("something.else", 1.0)) is None
+
+
+def test_small_rows_must_meet_the_ratio_and_the_time() -> None:
+    result = _result("reopen.ms.small_rows", 1.5, "ms")
+    assert bounds(result) == "<= 2 and <= 50 ms"
+    assert not missed(result)
+    assert missed(result | {"value": 51.0})
+    assert missed(result | {"ratio": 2.1})
+
+
+def test_parts_that_are_all_skipped_are_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report, "TRAIN_PYTHON", tmp_path / "python")
+    command = ["report", "--only", "train.scale", "--workload", "smoke", "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
+    report.main()
+    assert "skipped train.scale: " in capsys.readouterr().err
+    assert json.loads((tmp_path / "results.json").read_text()) == []
 
 
 def test_only_takes_a_list_of_parts() -> None:

@@ -107,7 +107,7 @@ def test_without_its_manifest_there_is_no_base(tmp_path: Path) -> None:
 
 
 def test_a_key_stands_once(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="table user: a key stands twice"):
+    with pytest.raises(InvalidArgument, match="table user: a key appears twice"):
         writer(tmp_path).add_table(SCHEMA, np.array([4, 4], dtype=np.uint64), rows_of)
     base = writer(tmp_path)
     base.add_table(SCHEMA, np.arange(3, dtype=np.uint64), rows_of)

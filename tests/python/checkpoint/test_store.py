@@ -409,7 +409,7 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         store.write(1, {"items": Rows.of(users, [1], {"row": one})}, kind=BASE)
     with pytest.raises(InvalidArgument, match="outside 1"):
         store.write(0, {}, kind=BASE)
-    with pytest.raises(InvalidArgument, match="a key stands twice"):
+    with pytest.raises(InvalidArgument, match="a key appears twice"):
         Rows.of(users, [1, 1], {"row": np.ones((2, 2), np.float32)})
     with pytest.raises(InvalidArgument, match=r"shape \(1, 3\), expected \(n, 2\)"):
         Rows.of(users, [1], {"row": np.ones((1, 3), np.float32)})

@@ -74,7 +74,7 @@ def test_add_is_repeatable(petps_command: Command, pool: Path) -> None:
         (["--table", "a:5000:f32:10"], "dim 5000 is outside 1..4096"),
         (["--table", "a:2:f32:0"], "capacity"),
         (["--table", "a b:2:f32:10"], "a b"),
-        (["--table", "a:2:f32:10", "--table", "a:3:f32:10"], "stands twice"),
+        (["--table", "a:2:f32:10", "--table", "a:3:f32:10"], "appears twice"),
         (["--table", "a:2:f32:10", "--feed", "x"], "feed 'x' is unknown"),
         (["--partitions", "2000"], "2000"),
         (["--durability", "disk"], "durability 'disk' is unknown"),

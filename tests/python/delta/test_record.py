@@ -31,7 +31,7 @@ from petps.delta import (
     read_header,
 )
 from petps.delta.record import Body
-from petps.delta.schema import partition_of
+from petps.delta.schema import check_instance, partition_of
 from petps.errors import DataLoss, InvalidArgument, PetpsError
 
 SCHEMA = TableSchema("user", "f32", 8)
@@ -284,7 +284,7 @@ def test_header_twice() -> None:
     message.headers.append(("seq", b"9"))
     assert fault_of(message) == (
         Fault.HEADER_INVALID,
-        "header-invalid: header seq stands twice",
+        "header-invalid: header seq appears twice",
     )
 
 
@@ -510,3 +510,9 @@ def _xxh3(key: int) -> int:
 
 def test_errors_are_of_the_one_tree() -> None:
     assert issubclass(DeltaError, PetpsError)
+
+
+def test_an_instance_name_has_no_newline_at_its_end() -> None:
+    assert check_instance("m", "m@1") == "m@1"
+    with pytest.raises(InvalidArgument, match="write m@NAME"):
+        check_instance("m", "m@1\n")

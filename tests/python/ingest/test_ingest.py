@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from petps.delta import Message, Subscription
+from petps.delta import Delivery, Message, Subscription
 from petps.delta.directory import DirectoryLog
 from petps.errors import FailedPrecondition, InvalidArgument, IoError
-from petps.ingest import DirectoryDeadLetters, Ingest
+from petps.ingest import DirectoryDeadLetters, Ingest, LogDeadLetters
 from petps.publish import Publisher
 from tests.python.ingest.driver import SCHEMAS, P
 from tests.python.ingest.model import ALWAYS, Letters, MemoryStore
@@ -61,6 +61,28 @@ def test_the_logs_end_is_waited_for(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     version = bench.publish()
     assert not bench.ingest.wait_for_end(0)  # ingest is not started
+    bench.ingest.start()
+    assert bench.ingest.wait_for_end(30)
+    assert bench.ingest.version() == version
+    assert bench.ingest.stop(10)
+    bench.log.close()
+
+
+def test_the_logs_end_is_waited_for_again_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+    bench.ingest.start()
+    assert bench.ingest.wait_for_end(30)
+    assert bench.ingest.stop(10)
+    version = bench.publish()
+    start_offsets = bench.log.start_offsets
+
+    def slowly(partitions: Sequence[int]) -> dict[int, int]:
+        time.sleep(0.3)  # wait_for_end() begins before ingest reads anything
+        return start_offsets(partitions)
+
+    monkeypatch.setattr(bench.log, "start_offsets", slowly)
     bench.ingest.start()
     assert bench.ingest.wait_for_end(30)
     assert bench.ingest.version() == version
@@ -257,3 +279,17 @@ def test_dead_letters_are_kept_and_bounded(tmp_path: Path) -> None:
     DirectoryDeadLetters(tmp_path / "file" / "dead").add(0, 1, "full", None)
     DirectoryDeadLetters(tmp_path / "lost").add(0, 1, "log-damaged", None)
     assert [path.suffix for path in (tmp_path / "lost").iterdir()] == [".json"]
+
+
+def test_the_reason_of_a_dead_letter_is_cut_to_whole_characters_of_1000_bytes(
+    tmp_path: Path,
+) -> None:
+    log = DirectoryLog(tmp_path / "dead", partitions=1)
+    letters = LogDeadLetters(lambda: log, "log")
+    letters.add(2, 7, "a" + 700 * "é", None)
+    subscription = log.subscribe({0: 0})
+    (event,) = subscription.poll(max_bytes=1 << 20, timeout=0)
+    assert isinstance(event, Delivery)
+    assert dict(event.message.headers)["dead-letter.reason"] == ("a" + 499 * "é").encode()
+    subscription.close()
+    letters.close()

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import petps
-from petps.errors import IoError, ResourceExhausted
+from petps.delta import DeltaError, Fault
+from petps.errors import IoError, PetpsError, ResourceExhausted
 
 
 @pytest.fixture
@@ -74,3 +75,20 @@ def test_another_error_of_the_disk(
     with pytest.raises(IoError, match=r"Input/output error; nothing is left of it"):
         pool.export(tmp_path / "base")
     assert not (tmp_path / "base").exists()
+
+
+@pytest.mark.parametrize("kind", [DeltaError, ResourceExhausted])
+def test_an_error_of_petps_keeps_its_class_and_attributes(
+    pool: petps.Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[PetpsError]
+) -> None:
+    def fails(*_: object) -> None:
+        if kind is DeltaError:
+            raise DeltaError(Fault.CHECKSUM, "altered")
+        error = ResourceExhausted("full")
+        error.report = "3 rows"
+        raise error
+
+    monkeypatch.setattr("petps.pool.export._write_table", fails)
+    with pytest.raises(kind, match=r"^(checksum: altered|full); nothing is left of it$") as caught:
+        pool.export(tmp_path / "base")
+    assert vars(caught.value) in ({"fault": Fault.CHECKSUM}, {"report": "3 rows"})

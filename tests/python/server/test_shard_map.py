@@ -94,7 +94,7 @@ def test_a_map_comes_back_as_it_was() -> None:
         ({"servers": [{"address": HERE, "partitions": [5000]}]}, "has at most 1024"),
         ({"servers": [{"address": HERE, "partitions": ["0-7"], "follows": 3}]}, "are no list"),
         ({"servers": [{"address": HERE, "partitions": ["0-7"], "follows": [8]}]}, "follows parti"),
-        ({"servers": [{"address": HERE, "partitions": [], "follows": [0]}] * 2}, "stands twice"),
+        ({"servers": [{"address": HERE, "partitions": [], "follows": [0]}] * 2}, "appears twice"),
         ({"servers": [{"address": HERE, "partitions": [], "folows": [0]}]}, "key 'folows'"),
         ({"colour": 1}, "unknown key 'colour'; known are model, version"),
     ],
