@@ -234,14 +234,18 @@ class Tables:
     def create_instance(self, model: str, name: str, partitions: int) -> InstanceRecord: ...
     def instances(self) -> list[InstanceRecord]: ...
     def set_alias(self, alias: str, instance: int, *, unless_frozen: bool = False) -> None:
-        """Switches atomically, and freezes the instance that the alias meant before.
+        """Switch the alias atomically, and freeze the instance that it named before.
 
-        unless_frozen: FailedPrecondition where somebody switched away from the instance meanwhile.
+        unless_frozen: raise FailedPrecondition if the instance is frozen, that is, an alias was
+        switched away from it.
         """
     def previous_of_aliases(self) -> dict[str, int]:
-        """What each alias meant before its last switch, if that is still there."""
+        """Return the previous instance of each alias, if that instance still exists."""
     def drop_instance(self, instance: int) -> None:
-        """Its space is used again once nobody reads it. FailedPrecondition if an alias means it."""
+        """Drop it; its space is used again once no reader holds it.
+
+        Raise FailedPrecondition if an alias names it.
+        """
     def aliases(self) -> dict[str, int]: ...
     def resolve(self, model: str) -> InstanceRecord: ...
     def create_table(
@@ -285,17 +289,17 @@ class LiveReader:
     @property
     def path(self) -> str: ...
     def tables(self) -> list[tuple[str, TableRecord]]:
-        """(instance, table) of all there are now."""
+        """Return (instance, table) of all tables that exist now."""
     def resolve(self, model: str) -> InstanceRecord: ...
     def instances(self) -> list[InstanceRecord]: ...
     def find(self, model: str, tables: list[str]) -> list[TableRecord]:
-        """Tables of the instance that ``model`` means now, in this order."""
+        """Return the tables of the instance that ``model`` names now, in this order."""
     def pull(
         self, table: TableRecord, keys: Keys, out: Floats | Bytes, mask: Mask | None = None
     ) -> int | None:
-        """As Table.pull. None: the table was dropped before the last key was pulled."""
+        """Pull as Table.pull does. Return None if the table was dropped before the last key."""
     def hold_pin_for_test(self) -> None:
-        """Pins now, until the process ends."""
+        """Take a pin that the process holds until it exits."""
     def disable_pins_for_test(self) -> None: ...
 
 class ShardMap:
@@ -456,21 +460,23 @@ def route_ask(
     partitions: int,
     seen: bool,
 ) -> tuple[Keys, Keys, Keys, npt.NDArray[np.uint32]]:
-    """What a worker wants of all: keys uint64[n] in the order (owner, micro-batch, table, key).
+    """Return the keys that a worker requests from all owners, and their bookkeeping.
 
-    values: of each (micro-batch, table). Also how often each key was seen in its part
-    (uint64[n], or [0]), counts uint64[world, micros, tables], and of each value its row among those
-    of its micro-batch and block (uint32, below 2^31). InvalidArgument: shapes that do not fit.
+    values: the keys of each (micro-batch, table). Returned are: keys uint64[n] in the order (owner,
+    micro-batch, table, key); how often each key occurs in its part (uint64[n], or [0]); counts
+    uint64[world, micros, tables]; and for each value its row within its micro-batch and block
+    (uint32, below 2^31). Raise InvalidArgument for shapes that do not fit.
     """
 
 def route_merge(
     keys: Keys, seen: Keys, wanted: Keys, block_of: Keys, *, world: int, micros: int
 ) -> tuple[Keys, Keys, Keys, npt.NDArray[np.int64]]:
-    """What all want of a worker: keys in the order (rank, micro-batch, table, key), numbers wanted.
+    """Merge the keys that all workers request from this one.
 
-    Gives each table's distinct keys, ascending, their offsets uint64[tables + 1], sums of ``seen``
-    (or [0]), and in the order (micro-batch, block, rank, table, key) rows in their blocks (int64).
-    InvalidArgument: numbers that do not add up.
+    keys: in the order (rank, micro-batch, table, key); wanted: their counts. Returned are: the
+    distinct keys of each table, ascending; their offsets uint64[tables + 1]; the sums of ``seen``
+    (or [0]); and, in the order (micro-batch, block, rank, table, key), rows in their blocks
+    (int64). Raise InvalidArgument for counts that do not add up.
     """
 
 def gather_rows(rows: Floats, at: npt.NDArray[np.int64], out: Floats) -> None:

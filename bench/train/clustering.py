@@ -56,12 +56,12 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
             "ratio_to": "samples as they come",
             "ratio": clustered["bytes"] / cut["bytes"],
             "arranging_ms": 1e3 * clustered["arranged_s"],
-            "plain": _told(cut),
-            "clustered": _told(clustered),
+            "plain": _summarise(cut),
+            "clustered": _summarise(clustered),
         }
 
 
-def _told(found: dict[str, Any]) -> dict[str, float]:
+def _summarise(found: dict[str, Any]) -> dict[str, float]:
     median = found["medians"]
     return {
         "dedup_ratio": found["dedup_ratio"],

@@ -54,12 +54,12 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
             "ratio_to": "the synchronous loop over the same link",
             "ratio": nested["seconds"] / base["seconds"],
             "mb_per_second": rate / 1e6,
-            "shaped": _told(by_kernel),
-            "slow_link": _told(by_waiting),
+            "shaped": _summarise(by_kernel),
+            "slow_link": _summarise(by_waiting),
         }
 
 
-def _told(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _summarise(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
     base, nested = (found[mode]["medians"] for mode in MODES)
     return {
         "synchronous_ms": 1e3 * base["seconds"],

@@ -153,7 +153,7 @@ def _over_mean(counts: list[int]) -> list[float]:
     return [each * len(counts) / sum(counts) for each in counts]
 
 
-def trained(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
+def train(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Run one worker with these settings; return what it prints."""
     world = settings["world"]
     links = Links.of_processes()
@@ -240,7 +240,7 @@ def main(rank: int, settings: dict[str, Any]) -> None:
     )
     link: dict[str, Any] = {}  # the settings from the last run that calibrates
     for each in settings.get("runs", [{}]):
-        told = trained(rank, settings | each | (link if each.get("calibrated") else {}))
+        told = train(rank, settings | each | (link if each.get("calibrated") else {}))
         print(json.dumps(told), flush=True)
         everyone: list[Any] = [None] * settings["world"]
         distributed.all_gather_object(everyone, told)

@@ -1,6 +1,6 @@
 // The two hashes of a key. Both are XXH3-64 of the key's 8 little-endian bytes; only the seed
 // differs. The keys of one partition agree in partition_hash mod P, so those bits must not also
-// choose the bucket: buckets would fill unevenly (DESIGN section 6).
+// choose the bucket: buckets would fill unevenly (native/index/FORMAT.md).
 #pragma once
 
 #include <bit>

@@ -1,4 +1,5 @@
-// A pool that this process reads while a server writes it: DESIGN section 8, the embedded reader.
+// A pool that this process reads while a server writes it, for an embedded reader (READERS.md in
+// native/epoch).
 //
 // ASSUMPTIONS: the caller takes a pin first, and uses a view and every row found through it only
 // under that pin.

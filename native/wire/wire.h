@@ -480,8 +480,8 @@ base::Status decode_rdma_reply(const FrameHeader& header, std::span<const std::b
 
 // ---- Key -> partition
 
-// Return XXH3-64 of the key's 8 little-endian bytes, seed 0, modulo partitions (DESIGN: the
-// partition of a key never changes).
+// Return XXH3-64 of the key's 8 little-endian bytes, seed 0, modulo partitions. The partition of a
+// key never changes.
 uint32_t partition_of(uint64_t key, uint32_t partitions);
 
 }  // namespace petps::wire

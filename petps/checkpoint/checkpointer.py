@@ -19,10 +19,10 @@ from petps.checkpoint.chunk import Bytes, Floats, Keys, Mask, Rows, Table
 from petps.checkpoint.policy import Policy
 from petps.checkpoint.quantise import (
     Sample,
+    describe,
     has_too_few_bits,
     sampled_keys,
     stored_tables,
-    told,
     unquantised,
 )
 from petps.checkpoint.shares import commit_shares, write_share
@@ -78,7 +78,7 @@ def next_version(store: Store, policy: Policy, sample: Sample) -> Next:
     if kind == BASE:
         stored = stored_tables(state.tables, wanted, state.restores, sample)
         if wanted is not None:
-            _log.info("[checkpoint] %s", "; ".join(told(stored)))
+            _log.info("[checkpoint] %s", "; ".join(describe(stored)))
         return Next(kind, None, stored)
     since = state.line.versions[-1].version if kind == DELTA else state.line.began
     return Next(kind, since, state.line.tables)

@@ -31,10 +31,10 @@ from petps.errors import InvalidArgument
 __all__ = [
     "Quantising",
     "Sample",
+    "describe",
     "has_too_few_bits",
     "sampled_keys",
     "stored_tables",
-    "told",
     "unquantised",
 ]
 
@@ -150,7 +150,7 @@ def unquantised(
     return out
 
 
-def told(tables: Mapping[str, Table]) -> list[str]:
+def describe(tables: Mapping[str, Table]) -> list[str]:
     """Return a description of each quantised column."""
     out = []
     for table in tables.values():

@@ -125,7 +125,7 @@ def commit_shares(store: Store, version: int) -> Version:
     if missing:
         raise FailedPrecondition(
             f"version {version} is not whole: of {first.ranks} ranks there is no share of "
-            f"{_named(missing)}"
+            f"{_list_ranks(missing)}"
         )
     newest = before.versions()
     above = newest[-1].version if newest else 0
@@ -178,7 +178,7 @@ def pending_shares(store: Store) -> dict[int, tuple[list[int], int]]:
     pending: dict[int, tuple[list[int], int]] = {}
     for version, ranks in sorted(found.items()):
         with contextlib.suppress(NotFound):  # committed or replaced after it was listed
-            pending[version] = (sorted(ranks), _said(store, version, ranks[0]).ranks)
+            pending[version] = (sorted(ranks), _read_header(store, version, ranks[0]).ranks)
     return pending
 
 
@@ -204,7 +204,7 @@ class _Said:
     line: str
 
 
-def _said(store: Store, version: int, rank: int) -> _Said:
+def _read_header(store: Store, version: int, rank: int) -> _Said:
     path = _path(version, rank)
     values = read_signed(store.files, path)
     said = _Said(*(values.get(name) for name in _Said.__slots__))  # type: ignore[arg-type]
@@ -214,7 +214,7 @@ def _said(store: Store, version: int, rank: int) -> _Said:
 
 
 def _read(store: Store, version: int, rank: int) -> _Share:
-    said = _said(store, version, rank)
+    said = _read_header(store, version, rank)
     try:
         line = read_line(store.files, said.line)
     except NotFound as error:
@@ -231,7 +231,7 @@ def _written(store: Store, version: int, rank: int) -> AlreadyExists:
     )
 
 
-def _named(ranks: Sequence[int]) -> str:
+def _list_ranks(ranks: Sequence[int]) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:8])
     return f"rank{'s' * (len(ranks) > 1)} {shown}{', ...' if len(ranks) > 8 else ''}"
 

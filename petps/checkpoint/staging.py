@@ -171,7 +171,7 @@ class StagedCheckpointer:
         """
         held = dict(parts or {})
         with self._turn() as spool, self._flying() as flight:
-            said = self._said(flight)
+            said = self._choose_next(flight)
 
             def upload(rows: Given, goes_on: Callable[[], None]) -> Version:
                 return self._store.write(
@@ -184,7 +184,7 @@ class StagedCheckpointer:
         """Wait for the version in flight, then return as Checkpointer.next() does."""
         with self._turn(), self._flying() as flight:
             self._store.refresh()  # another rank may be the one that commits
-            said = self._said(flight)
+            said = self._choose_next(flight)
             self._flight = None  # no version is in flight
             return said
 
@@ -255,7 +255,7 @@ class StagedCheckpointer:
                 raise flight.error from None
             raise
 
-    def _said(self, flight: Flight) -> Next:
+    def _choose_next(self, flight: Flight) -> Next:
         said = next_version(self._store, self._policy, self._sample)
         flight.check()
         return said

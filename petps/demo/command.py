@@ -122,7 +122,7 @@ def demo(
         else:
             ended.show()
         if keep:
-            ended.screen.kept(work)
+            ended.screen.show_kept(work)
     return 0 if ended.report.passed else 1
 
 

@@ -108,19 +108,19 @@ class Report:
     seconds: float = 0.0
 
     @property
-    def asked(self) -> int:
+    def predictions(self) -> int:
         """The number of accesses predicted."""
         return sum(group.asked for group in self.groups)
 
     @property
     def hit_rate(self) -> float:
         """The hit rate of the prediction by served rows, over all groups."""
-        return sum(group.hits for group in self.groups) / max(1, self.asked)
+        return sum(group.hits for group in self.groups) / max(1, self.predictions)
 
     @property
     def popularity_rate(self) -> float:
         """The hit rate of the baseline, over all groups."""
-        return sum(group.popularity_hits for group in self.groups) / max(1, self.asked)
+        return sum(group.popularity_hits for group in self.groups) / max(1, self.predictions)
 
     @property
     def passed(self) -> bool:
@@ -130,7 +130,7 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """Return plain values."""
         return asdict(self) | {
-            "asked": self.asked,
+            "asked": self.predictions,
             "hit_rate": self.hit_rate,
             "popularity_rate": self.popularity_rate,
             "passed": self.passed,

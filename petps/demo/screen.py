@@ -128,7 +128,7 @@ class Steps:
             yield
             live.update(lines.done())
 
-    def kept(self, folder: Path) -> None:
+    def show_kept(self, folder: Path) -> None:
         """Print the path of the work folder that is kept."""
         self._console.print(Text(f"kept: {folder}", style="dim"))
 
@@ -287,7 +287,7 @@ def _numbers(report: Report) -> Table:
         f"hit@{report.k}",
         f"{100 * report.hit_rate:.1f} %",
         f"next access among the {report.k} nearest by the served rows; by popularity "
-        f"{100 * report.popularity_rate:.1f} %; {report.asked:,} predictions",
+        f"{100 * report.popularity_rate:.1f} %; {report.predictions:,} predictions",
     )
     return table
 

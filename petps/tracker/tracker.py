@@ -237,7 +237,7 @@ class Tracker:
         first bad id; then nothing is recorded. Raise ResourceExhausted when the ids exceed
         memory_bytes and cannot be spilled; in this case the ids are recorded.
         """
-        touched = self._checked(fqn, ids, state)
+        touched = self._check_touched(fqn, ids, state)
         with self._mutex:
             self._check_open()
             if not self._tenants or len(touched.ids) == 0:
@@ -531,7 +531,7 @@ class Tracker:
 
     # ---- checking input ----
 
-    def _checked(self, fqn: str, ids: npt.ArrayLike, state: npt.ArrayLike | None) -> Touched:
+    def _check_touched(self, fqn: str, ids: npt.ArrayLike, state: npt.ArrayLike | None) -> Touched:
         with self._mutex:
             if fqn not in self._rows:
                 raise self._unknown(fqn)

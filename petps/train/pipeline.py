@@ -218,7 +218,7 @@ class Pipeline:
                 if work is None:
                     self._wait_written(self._next_number - 1)
                     return None
-                return self._trained(work, began)
+                return self._train_batch(work, began)
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}"
             raise
@@ -279,7 +279,7 @@ class Pipeline:
             self._next_number = work.number + 1
         return work
 
-    def _trained(self, work: _Work, began: float) -> Step:
+    def _train_batch(self, work: _Work, began: float) -> Step:
         assert work.buffer is not None
         assert work.asked is not None
         assert work.owned is not None
@@ -293,10 +293,10 @@ class Pipeline:
         window = Window(work.asked, work.buffer, work.positions, self._layout, self._links.rows)
         samples = sum(work.owned.samples)
         totals = Totals(lane, lambda *row: self._name_row(work, *row))
-        exposed, crossings = self._computed(work, window, totals, samples)
+        exposed, crossings = self._run_forward_backward(work, window, totals, samples)
         with self.timeline.span("compute", "reduce", number):
             wishes = [hook.wants(number) for hook in self._hooks]
-            loss, wanted = totals.summed(
+            loss, wanted = totals.sum_over_workers(
                 number, self._parameters, wishes, self._links.dense,
                 deterministic=self._deterministic,
             )  # fmt: skip
@@ -330,7 +330,7 @@ class Pipeline:
             with self.timeline.span("compute", "freshen", work.number):
                 work.buffer.freshen(older, work.shared)
 
-    def _computed(
+    def _run_forward_backward(
         self, work: _Work, window: Window, totals: Totals, samples: int
     ) -> tuple[_Spans, _Spans]:
         """Run all micro-batches forward and backward; return exposed waits and transfers."""
@@ -400,8 +400,9 @@ class Pipeline:
         loss = self._model(lookups, part)
         if not self._torch.is_tensor(loss) or loss.numel() != 1 or not loss.requires_grad:
             raise InvalidArgument(
-                f"the model gave {_said(loss)} for micro-batch {micro} of step {work.number}: "
-                "expected the mean loss of its samples, one value that has a gradient"
+                f"the model gave {_describe_loss(loss)} for micro-batch {micro} of step "
+                f"{work.number}: expected the mean loss of its samples, one value that has a "
+                "gradient"
             )
         loss = loss.reshape(()) * (part.samples / samples)
         loss.backward()
@@ -538,7 +539,7 @@ def _total(lane: Lane, spans: _Spans) -> float:
     return sum(lane.seconds(begin, end) for begin, end in spans)
 
 
-def _said(loss: Any) -> str:
+def _describe_loss(loss: Any) -> str:
     """Describe what a model returned."""
     if not hasattr(loss, "requires_grad"):
         return f"a {type(loss).__name__}"

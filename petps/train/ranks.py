@@ -112,7 +112,7 @@ def publisher_of(
 
     with _Together(link, "the log's run was not begun"):
         mine = publisher(None, None).run if link.rank == 0 else 0
-    run = int(_gathered(link, str(mine).encode())[0])
+    run = int(_gather_bytes(link, str(mine).encode())[0])
     # No worker begins before all have read the state of the log.
     with _Together(link, "the log's run was not begun"):
         return publisher(run, tables.owned())
@@ -230,7 +230,7 @@ class RankedFeed:
             for what, is_due in due.items():
                 if is_due:
                     self._last[what] = time.monotonic()
-        plan: _Plan = pickle.loads(_gathered(self._link, body)[0])
+        plan: _Plan = pickle.loads(_gather_bytes(self._link, body)[0])
         return plan
 
     def _share(self, boundary: Boundary, said: Next | str, log: _Log, reading: Any) -> None:
@@ -278,7 +278,7 @@ class RankedFeed:
         assert self._source is not None
         assert self._checkpointer is not None
         assert self._store is not None
-        failed = _first(_gathered(self._link, _told(failure)))
+        failed = _first(_gather_bytes(self._link, _encode_error(failure)))
         if failed is None:
             error: PetpsError | None = None
             if self._link.rank == 0:
@@ -286,7 +286,7 @@ class RankedFeed:
                     self._checkpointer.commit(step)
                 except PetpsError as raised:
                     error = raised
-            failed = _first(_gathered(self._link, _told(error))[:1])
+            failed = _first(_gather_bytes(self._link, _encode_error(error))[:1])
         if failed is not None:
             self._source.cancelled()
             return Unavailable(f"step {step}: no checkpoint was written: {failed}")
@@ -475,7 +475,7 @@ class _Log:
         if not self._plan.publish:
             return
         self.meet(error)
-        self.failed = _first(_gathered(self._link, self.failed.encode())) or ""
+        self.failed = _first(_gather_bytes(self._link, self.failed.encode())) or ""
 
     def meet(self, error: PetpsError | None) -> list[dict[str, int]]:
         """Tell the others once whether this worker failed; return the rows each has published.
@@ -486,8 +486,9 @@ class _Log:
             return []
         self._met = True
         counted = {} if self._publisher is None or error else self._publisher.counted()
-        heard = _gathered(
-            self._link, json.dumps({"error": _named(error), "counted": counted}).encode()
+        heard = _gather_bytes(
+            self._link,
+            json.dumps({"error": _encode_error_text(error), "counted": counted}).encode(),
         )
         answers = [json.loads(each) for each in heard]
         for rank, answer in enumerate(answers):
@@ -508,17 +509,17 @@ class _Together:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         said = "" if kind is None else f"{kind.__name__}: {error}"
-        failed = _first(_gathered(self._link, said.encode()))
+        failed = _first(_gather_bytes(self._link, said.encode()))
         if failed is not None and kind is None:
             raise Unavailable(f"{self._what}: {failed}")
 
 
-def _named(error: PetpsError | None) -> str:
+def _encode_error_text(error: PetpsError | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
 
 
-def _told(error: PetpsError | None) -> bytes:
-    return _named(error).encode()
+def _encode_error(error: PetpsError | None) -> bytes:
+    return _encode_error_text(error).encode()
 
 
 def _first(answers: list[bytes]) -> str | None:
@@ -528,7 +529,7 @@ def _first(answers: list[bytes]) -> str | None:
     return None
 
 
-def _gathered(link: Link, body: bytes) -> list[bytes]:
+def _gather_bytes(link: Link, body: bytes) -> list[bytes]:
     """Return the bytes of every worker, in the order of ranks, to every worker."""
     torch = torch_module()
     lengths = [int(each) for each in link.all_gather(torch.tensor([len(body)]))]

@@ -125,7 +125,7 @@ class ArrayTable:
 
     def lookup(self, ids: npt.ArrayLike) -> Floats:
         """Return copies of rows, float32[..., dim]; track the ids in training."""
-        checked = self._checked(ids)
+        checked = self._find_positions(ids)
         if self.training:
             self._tracker.track(self._name, checked)
         return self._columns[ROW][checked]
@@ -136,7 +136,7 @@ class ArrayTable:
         Raises FailedPrecondition in evaluation, InvalidArgument; then nothing is written.
         """
         self._check_training("update")
-        checked = self._checked(ids).ravel()
+        checked = self._find_positions(ids).ravel()
         values: dict[str, npt.NDArray[Any]] = {}
         for name, given in {ROW: rows, **columns}.items():
             if name not in self._columns:
@@ -162,7 +162,7 @@ class ArrayTable:
             raise FailedPrecondition(
                 f"table {self._name}: rows can be deleted only where 'present' was given"
             )
-        checked = self._checked(ids).ravel()
+        checked = self._find_positions(ids).ravel()
         self._present[checked] = False
         self._tracker.track(self._name, checked)
 
@@ -223,7 +223,7 @@ class ArrayTable:
                 "may miss some needs 'present'"
             )
 
-    def _checked(self, ids: npt.ArrayLike) -> npt.NDArray[np.intp]:
+    def _find_positions(self, ids: npt.ArrayLike) -> npt.NDArray[np.intp]:
         """Return ids as positions. Raise InvalidArgument if one is not a row number."""
         checked = np.asarray(ids)
         if checked.size == 0:

@@ -39,7 +39,7 @@ class Totals:
         self._losses.append(loss.detach().double())
         self._finite.append([finite(each) for each in gradients])
 
-    def summed(
+    def sum_over_workers(
         self,
         number: int,
         parameters: Sequence[Any],

@@ -156,6 +156,51 @@ def length_complaints(path: PurePosixPath, text: str) -> list[str]:
     return [f"{path}: {lines} lines; at most {limit}"] if lines > limit else []
 
 
+# A docstring that begins with one of these has no verb.
+HEADLESS = re.compile(
+    r"(Of|Who|Whom|Whose|What|Whatever|Whoever|That|Those|As|By|Beside|Behind|None|Nobody|Nothing|"
+    r"All that|Where|Which)\b"
+)
+# A participle says what has happened; the name of a function says what it does.
+PARTICIPLE = re.compile(
+    r"_?(made|said|told|asked|trained|computed|summed|gathered|checked|given|wanted|found|kept|"
+    r"named|known|meant)$"
+)
+
+
+# A comment that a tool reads must stand on the line that it is about.
+PRAGMA = re.compile(r"# (type: ignore|noqa)|// NOLINT")
+
+
+def column_complaints(path: PurePosixPath, text: str) -> list[str]:
+    """Return the lines of code and prose that are longer than 100 columns."""
+    limit: int = rooms()["limits"]["columns_max"]
+    complaints = []
+    is_code_block = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if path.suffix == ".md":
+            # A table row cannot be wrapped, and a code block shows what a program prints.
+            is_code_block ^= line.lstrip().startswith("```")
+            if is_code_block or line.startswith(("|", "    ")):
+                continue
+        if len(line) > limit and "http" not in line and not PRAGMA.search(line):
+            complaints.append(f"{path}:{number}: {len(line)} columns; at most {limit}")
+    return complaints
+
+
+def prose_complaints(path: PurePosixPath, text: str) -> list[str]:
+    """Return functions that a participle names, and docstrings of functions without a verb."""
+    complaints = []
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if PARTICIPLE.match(node.name):
+            complaints.append(f"{path}:{node.lineno}: {node.name} is no verb")
+        if HEADLESS.match(ast.get_docstring(node) or ""):
+            complaints.append(f"{path}:{node.lineno}: the docstring of {node.name} has no verb")
+    return complaints
+
+
 def words_of(identifier: str) -> list[str]:
     """Return the words of an identifier: fetch_rows, FetchRows and kFetchRows contain fetch."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", identifier)

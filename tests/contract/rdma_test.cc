@@ -73,7 +73,8 @@ TEST_F(Rdma, AReplyWithinTheInlineLimitHoldsNoPin) {
   EXPECT_EQ(reply(*client), echo_->expected_reply(1));
 }
 
-// Its part before the ring's end and its part behind the beginning are two work requests, both inline.
+// The part before the end of the ring and the part at its beginning are two work requests. Both are
+// inline.
 TEST_F(Rdma, AnInlineReplyGoesAroundTheEndOfTheRing) {
   make({30, 256, 4096, 1u << 16});
   echo_ = std::make_unique<Echo>(*rdma_, 0, domain_, 80);

@@ -308,7 +308,7 @@ class Running:
         try:
             self._process.wait(max(0.0, self._until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise TimeoutError(f"the guest did not end in time: {self._said()}") from None
+            raise TimeoutError(f"the guest did not end in time: {self._read_console()}") from None
 
     def kill(self) -> None:
         """Kill QEMU: a power cut that keeps the caches (see the module). No effect if it is off."""
@@ -319,10 +319,10 @@ class Running:
         """Return the result of a guest that is off. Raise RuntimeError if it has none."""
         status = self._folder / "status"
         if not status.exists() or not status.read_text().strip():
-            raise RuntimeError(f"the guest ended before its command: {self._said()}")
+            raise RuntimeError(f"the guest ended before its command: {self._read_console()}")
         return Result(int(status.read_text()), self.output)
 
-    def _said(self) -> str:
+    def _read_console(self) -> str:
         console = self._folder / "console"
         texts = [self.output, console.read_text(errors="replace") if console.exists() else ""]
         if self.ended and self._process.stderr is not None:

@@ -20,7 +20,7 @@ from petps.train.optimizer import RowwiseAdagrad
 from petps.train.pipeline import MODES, Mode, Pipeline
 from petps.train.sharded import ShardedTables, TableSpec
 from tests.train import train_processes
-from tests.train.workers import SPECS, OnHost, same, trained
+from tests.train.workers import SPECS, OnHost, same, train
 
 GPUS = torch.cuda.device_count()
 SEED = 11
@@ -48,17 +48,17 @@ def test_two_hundred_steps_end_bit_identical(threshold: int) -> None:
     _need(1)
     specs = [TableSpec(each.name, each.dim, each.capacity, threshold=threshold) for each in SPECS]
     run: dict[str, Any] = {"steps": 200, "micro_batches": 3, "seed": SEED, "specs": specs}
-    reference = trained("synchronous", 1, on=OnGpu(), **run)
+    reference = train("synchronous", 1, on=OnGpu(), **run)
     for mode in OVERLAPPING:
-        assert same(reference, trained(mode, 1, on=OnGpu(), **run), specs), mode
-    assert not same(reference, trained("stale", 1, on=OnGpu(), **run), specs)
+        assert same(reference, train(mode, 1, on=OnGpu(), **run), specs), mode
+    assert not same(reference, train("stale", 1, on=OnGpu(), **run), specs)
 
 
 def test_two_processes_over_nccl_end_bit_identical(tmp_path: Path) -> None:
     _need(train_processes.WORLD)
-    reference = train_processes.trained(tmp_path / "synchronous", DEVICE="cuda", MODE="synchronous")
+    reference = train_processes.train(tmp_path / "synchronous", DEVICE="cuda", MODE="synchronous")
     for mode in OVERLAPPING:
-        found = train_processes.trained(tmp_path / mode, DEVICE="cuda", MODE=mode)
+        found = train_processes.train(tmp_path / mode, DEVICE="cuda", MODE=mode)
         train_processes.check_same(reference, found)
 
 

@@ -25,7 +25,7 @@ from petps.train.pipeline import Boundary, Mode, Pipeline
 from petps.train.routing import ask
 from petps.train.sharded import ShardedTables, TableSpec
 from petps.train.timeline import Timeline
-from tests.train.workers import FEATURES, SPECS, Loader, Ranker, in_threads, same, trained
+from tests.train.workers import FEATURES, SPECS, Loader, Ranker, in_threads, same, train
 
 SEED = 11
 MODES: tuple[Mode, ...] = ("dual", "frozen", "nested")
@@ -42,17 +42,17 @@ def _one_thread() -> Iterator[None]:
 @pytest.mark.parametrize(("world", "micro_batches"), [(2, 1), (2, 3), (4, 2)])
 def test_two_hundred_steps_end_bit_identical(world: int, micro_batches: int) -> None:
     run: dict[str, Any] = {"steps": 200, "micro_batches": micro_batches, "seed": SEED}
-    reference = trained("synchronous", world, **run)
+    reference = train("synchronous", world, **run)
     assert len(reference["losses"]) == 200
     for mode in MODES:
-        assert same(reference, trained(mode, world, **run)), mode
-    assert not same(reference, trained("stale", world, **run)), "the test cannot see staleness"
+        assert same(reference, train(mode, world, **run)), mode
+    assert not same(reference, train("stale", world, **run)), "the test cannot see staleness"
 
 
 @pytest.mark.parametrize("optimizer", [Sgd(0.1), RowwiseAdagrad(0.1), Adam(0.1)])
 def test_every_optimizer(optimizer: Any) -> None:
-    reference = trained("synchronous", 2, optimizer=optimizer)
-    assert all(same(reference, trained(mode, 2, optimizer=optimizer)) for mode in MODES)
+    reference = train("synchronous", 2, optimizer=optimizer)
+    assert all(same(reference, train(mode, 2, optimizer=optimizer)) for mode in MODES)
 
 
 @pytest.mark.parametrize("case", range(12))
@@ -70,10 +70,10 @@ def test_any_overlap_of_keys(case: int) -> None:
         return iter(Loader(case, rank, 18 + rank, samples=3, overlap=overlap, ids=200))
 
     run: dict[str, Any] = {"micro_batches": micro_batches, "specs": specs, "loader": loader}
-    reference = trained("synchronous", world, **run)
+    reference = train("synchronous", world, **run)
     assert len(reference["losses"]) == 18 + world - 1
     for mode in MODES:
-        assert same(reference, trained(mode, world, **run), specs), mode
+        assert same(reference, train(mode, world, **run), specs), mode
 
 
 def test_one_hot_key_in_every_sample() -> None:
@@ -82,9 +82,9 @@ def test_one_hot_key_in_every_sample() -> None:
             keys = {n: Ragged(np.full_like(r.keys, 7), r.offsets) for n, r in batch.keys.items()}
             yield Batch(keys, batch.dense, batch.reader)
 
-    reference = trained("synchronous", 4, loader=loader, micro_batches=4)
+    reference = train("synchronous", 4, loader=loader, micro_batches=4)
     assert len(reference["item"][0]) == 1
-    assert all(same(reference, trained(m, 4, loader=loader, micro_batches=4)) for m in MODES)
+    assert all(same(reference, train(m, 4, loader=loader, micro_batches=4)) for m in MODES)
 
 
 def test_a_key_of_every_second_batch() -> None:
@@ -96,14 +96,14 @@ def test_a_key_of_every_second_batch() -> None:
             keys = {n: Ragged(np.full_like(r.keys, key), r.offsets) for n, r in batch.keys.items()}
             yield Batch(keys, batch.dense, batch.reader)
 
-    reference = trained("synchronous", 2, loader=loader)
-    assert all(same(reference, trained(mode, 2, loader=loader)) for mode in MODES)
+    reference = train("synchronous", 2, loader=loader)
+    assert all(same(reference, train(mode, 2, loader=loader)) for mode in MODES)
 
 
 def test_without_a_fixed_order_one_step_is_close() -> None:
-    exact = trained("synchronous", 4, steps=1, micro_batches=2)
+    exact = train("synchronous", 4, steps=1, micro_batches=2)
     for mode in MODES:
-        loose = trained(mode, 4, steps=1, micro_batches=2, deterministic=False)
+        loose = train(mode, 4, steps=1, micro_batches=2, deterministic=False)
         both = [(torch.cat([p.ravel() for p in each["dense"]])) for each in (exact, loose)]
         assert float((both[0] - both[1]).norm() / both[0].norm()) <= 1e-6
         for spec in SPECS:
@@ -159,7 +159,7 @@ def test_a_gradient_that_is_not_finite(mode: Mode) -> None:
 
 def test_training_ends_between_any_two_steps() -> None:
     """Stages of other workers have begun later batches by then. None hangs; all rows exist."""
-    whole = trained("nested", 2, steps=7)
+    whole = train("nested", 2, steps=7)
 
     def work(rank: int, links: Links) -> dict[str, Any]:
         model = Ranker()
@@ -216,7 +216,7 @@ def test_hooks_act_on_all_workers_at_the_same_step(mode: Mode) -> None:
 def test_a_full_table_says_so() -> None:
     specs = [TableSpec("item", 8, 40), *SPECS[1:]]
     with pytest.raises(ResourceExhausted, match=r"table item is full: it holds 40 rows"):
-        trained("nested", 1, specs=specs, steps=40)
+        train("nested", 1, specs=specs, steps=40)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def workers(
                 each.process.wait()
 
 
-def found(folder: Path) -> list[dict[str, Any]]:
+def read_results(folder: Path) -> list[dict[str, Any]]:
     with_arrays = [np.load(folder / f"{rank}.npz") for rank in range(WORLD)]
     return [{name: each[name] for name in each.files} for each in with_arrays]
 
@@ -89,7 +89,7 @@ def check_same(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> None:
             assert np.array_equal(one[name], two[name]), name
 
 
-def trained(
+def train(
     folder: Path, inside: Sequence[Sequence[str]] = ((),) * WORLD, **environment: str
 ) -> list[dict[str, Any]]:
     """Train without a fault."""
@@ -99,7 +99,7 @@ def trained(
         for each in running:
             code, said = each.ended()
             assert code == 0, said
-    return found(folder)
+    return read_results(folder)
 
 
 def test_killed_workers_go_on_bit_by_bit(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_killed_workers_go_on_bit_by_bit(tmp_path: Path) -> None:
     Its pool then has later rows and keys than the version. Random numbers, counts, dense weights
     and the loader must continue as they were.
     """
-    reference = trained(tmp_path / "whole")
+    reference = train(tmp_path / "whole")
     assert all(len(each[f"{spec.name}.keys"]) > 5 for each in reference for spec in TABLES)
     folder = tmp_path / "killed"
     folder.mkdir()
@@ -131,7 +131,7 @@ def test_killed_workers_go_on_bit_by_bit(tmp_path: Path) -> None:
             code, said = each.ended()
             assert code == 0, said
             assert "step 1 " not in said
-    check_same(reference, found(folder))
+    check_same(reference, read_results(folder))
 
 
 def test_a_peer_that_hangs_is_told_within_the_limit(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from bench.train.namespaces import Shaped, shaped, unavailable
 from bench.train.shaped import inside
-from tests.train.train_processes import check_same, trained
+from tests.train.train_processes import check_same, train
 
 # A step transfers some kilobytes, so most transfers wait.
 BYTES_PER_SECOND = 200e3
@@ -33,9 +33,9 @@ def test_over_a_shaped_link_every_bit_is_the_same(tmp_path: Path) -> None:
     why = unavailable()
     if why:
         pytest.skip(f"no shaped link: {why}")
-    reference = trained(tmp_path / "plain")
+    reference = train(tmp_path / "plain")
     with shaped(BYTES_PER_SECOND) as link:
-        found = trained(tmp_path / "shaped", inside(link))
+        found = train(tmp_path / "shaped", inside(link))
         for side in range(2):
             counted = _counted(link, side)
             print(f"side {side}: {counted['bytes']} bytes, {counted['overlimits']} times late")

@@ -17,7 +17,7 @@ from petps.train.link import Link, Links
 from petps.train.pipeline import MODES, Mode
 from petps.train.sharded import TableSpec
 from tests.train.fake_gpu import DEVICE, FakeGpu, OnDevice
-from tests.train.workers import SPECS, LocalLink, OnHost, same, trained
+from tests.train.workers import SPECS, LocalLink, OnHost, same, train
 
 STEPS = 8
 # The points in PIPELINE.md's table, by name, and the modes that use them.
@@ -159,7 +159,7 @@ def test_everything_that_streams_share_is_ordered(
 ) -> None:
     specs = [TableSpec(each.name, each.dim, each.capacity, threshold=threshold) for each in SPECS]
     run: dict[str, Any] = {"steps": STEPS, "micro_batches": micro_batches, "specs": specs}
-    found = trained(mode, world, on=OnFake(gpu), **run)
+    found = train(mode, world, on=OnFake(gpu), **run)
     print(f"{mode}: {gpu.operations} operations, {dict(gpu.waits)}")
     assert gpu.faults == []
     # The host waits for what it reads: rows, totals, and the number of common keys.
@@ -167,7 +167,7 @@ def test_everything_that_streams_share_is_ordered(
     assert set(gpu.waits) <= {"intersect", "aten::index"}
     assert gpu.operations > 100 * STEPS
     if mode != "stale":  # stale rows may or may not be older than the last write-back
-        assert same(found, trained(mode, world, **run), specs), "not what it is on the host"
+        assert same(found, train(mode, world, **run), specs), "not what it is on the host"
 
 
 def _points() -> list[tuple[Mode, str]]:
@@ -186,7 +186,7 @@ def test_without_any_one_point_it_is_not(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, mode: Mode, point: str
 ) -> None:
     _leave_out(gpu, monkeypatch, point, "no wait")
-    trained(mode, 1, steps=STEPS, micro_batches=3, on=OnFake(gpu))
+    train(mode, 1, steps=STEPS, micro_batches=3, on=OnFake(gpu))
     print(len(gpu.faults), *dict.fromkeys(gpu.faults), sep="\n")
     assert gpu.faults
 
@@ -196,7 +196,7 @@ def test_memory_is_kept_for_whom_it_was_handed(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     _leave_out(gpu, monkeypatch, point, "no keep")
-    trained("nested", 1, steps=STEPS, micro_batches=3, on=OnFake(gpu))
+    train("nested", 1, steps=STEPS, micro_batches=3, on=OnFake(gpu))
     print(len(gpu.faults), *dict.fromkeys(gpu.faults), sep="\n")
     assert any(each.startswith("freed by") for each in gpu.faults)
 

@@ -33,7 +33,7 @@ from tests.train.train_ranks import (
     open_tables,
     work,
 )
-from tests.train.workers import FEATURES, SPECS, Loader, Ranker, in_threads, trained
+from tests.train.workers import FEATURES, SPECS, Loader, Ranker, in_threads, train
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
@@ -178,9 +178,9 @@ def test_dense_weights_are_asked_for_only_where_the_log_names_them(tmp_path: Pat
 
 
 def test_workers_may_give_their_tables_in_any_order() -> None:
-    reference = trained("synchronous", WORLD, steps=5, seed=SEED)
+    reference = train("synchronous", WORLD, steps=5, seed=SEED)
 
-    def train(rank: int, links: Links) -> dict[str, Any]:
+    def train_in_other_order(rank: int, links: Links) -> dict[str, Any]:
         model = Ranker()
         specs = SPECS if rank == 0 else SPECS[::-1]
         with ShardedTables(
@@ -193,7 +193,7 @@ def test_workers_may_give_their_tables_in_any_order() -> None:
             pipeline.run()
             return ended(tables, model)
 
-    found = in_threads(WORLD, train)
+    found = in_threads(WORLD, train_in_other_order)
     for spec in TABLES:
         rows: dict[int, Any] = {}
         for each in found:

@@ -170,7 +170,7 @@ class OnHost:
         return tensor.detach().clone()
 
 
-def trained(
+def train(
     mode: Mode,
     world: int,
     *,
@@ -190,9 +190,9 @@ def trained(
 
     def work(rank: int, links: Links) -> Any:
         with place.use():
-            return trained_there(rank, place.links(links))
+            return train_there(rank, place.links(links))
 
-    def trained_there(rank: int, links: Links) -> Any:
+    def train_there(rank: int, links: Links) -> Any:
         model = place.model(Ranker())
         torch_optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         tables = ShardedTables(

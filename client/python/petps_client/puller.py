@@ -118,7 +118,7 @@ class Puller:
 
         A missing key has the table's default row. Raises what :meth:`Client.pull` raises.
         """
-        wanted = self._checked(keys)
+        wanted = self._check_keys(keys)
         for number, ahead in enumerate(self._ahead):
             if not _same(ahead.keys, wanted):
                 continue
@@ -139,14 +139,14 @@ class Puller:
         At most two batches are kept: a third replaces the oldest. The arrays may be changed as
         soon as this returns.
         """
-        wanted = {table: each.copy() for table, each in self._checked(keys).items()}
+        wanted = {table: each.copy() for table, each in self._check_keys(keys).items()}
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "petps-prefetch")
         if len(self._ahead) == PREFETCHES_MAX:
             self._ahead.popleft().pulled.cancel()
         self._ahead.append(_Ahead(wanted, self._thread.submit(self._pull, wanted)))
 
-    def _checked(self, keys: Mapping[str, npt.ArrayLike]) -> dict[str, Keys]:
+    def _check_keys(self, keys: Mapping[str, npt.ArrayLike]) -> dict[str, Keys]:
         unknown = set(keys) - set(self.dims)
         if unknown:
             raise InvalidArgument(

@@ -141,7 +141,7 @@ def show(
 
 
 def _facts(store: Store, version: int | None) -> dict[str, Any]:
-    from petps.checkpoint.quantise import told
+    from petps.checkpoint.quantise import describe
 
     state = store.state
     if version is None:
@@ -159,7 +159,7 @@ def _facts(store: Store, version: int | None) -> dict[str, Any]:
                 else f"{state.quantising.expected_restores:g}, seed {state.quantising.seed}"
             ),
             "restores": state.restores,
-            "quantised": "; ".join(told(state.line.tables)) if state.lines else "",
+            "quantised": "; ".join(describe(state.line.tables)) if state.lines else "",
         }
     line = state.line_of(version)
     chunks = line.of(version)
@@ -172,7 +172,7 @@ def _facts(store: Store, version: int | None) -> dict[str, Any]:
         "bytes": bytes_text(sum(chunk.length for chunk in chunks)),
         "rows above the base": sum(chunk.rows for chunk in above),
         "bytes above the base": bytes_text(sum(chunk.length for chunk in above)),
-        "quantised": "; ".join(told(line.tables)),
+        "quantised": "; ".join(describe(line.tables)),
     }
 
 
@@ -316,7 +316,7 @@ def write(
     """
     from petps.checkpoint import POLICIES, Base, Checkpointer, Quantising, Rows, Store, Table
     from petps.checkpoint.chunk import lay_over
-    from petps.checkpoint.quantise import told
+    from petps.checkpoint.quantise import describe
     from petps.errors import NotFound
 
     wanted = None if expected_restores is None else Quantising(expected_restores, seed)
@@ -340,7 +340,7 @@ def write(
         opened.expect(wanted)
     writer = Checkpointer(opened, POLICIES["full"](), _Held(rows))
     made = writer.write(source.version if version is None else version)
-    quantised = told(opened.tables_of(made.version))
+    quantised = describe(opened.tables_of(made.version))
     if json_:
         report = {"version": made.version, "rows": made.rows, "bytes": made.bytes}
         json_out({**report, "quantised": quantised})

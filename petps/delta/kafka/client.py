@@ -53,7 +53,7 @@ class Trouble:
             raise as_petps(error, what)
 
 
-def made(kind: Any, settings: Mapping[str, Any], trouble: Trouble) -> Any:
+def make_client(kind: Any, settings: Mapping[str, Any], trouble: Trouble) -> Any:
     """Return a client of librdkafka. Raises InvalidArgument that names a refused option."""
     try:
         return kind({**settings, "error_cb": trouble}, logger=kafka_logger)
@@ -76,7 +76,9 @@ class KafkaAdmin:
         self._client = self._connect()
 
     def _connect(self) -> AdminClient:
-        client: AdminClient = made(AdminClient, self._options.common(self._address), self._trouble)
+        client: AdminClient = make_client(
+            AdminClient, self._options.common(self._address), self._trouble
+        )
         return client
 
     def partitions(self) -> int:
@@ -139,11 +141,11 @@ class KafkaAdmin:
                 self._trouble.raise_denied(self._name)
                 if error.args[0].code() in MOVING:
                     raise _Moving(error.args[0].str()) from None
-                raise self._named(error.args[0]) from None
+                raise self._translate(error.args[0]) from None
         self._trouble.last = None
         return answer
 
-    def _named(self, error: KafkaError) -> PetpsError:
+    def _translate(self, error: KafkaError) -> PetpsError:
         if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
             return AlreadyExists(f"{self._name} exists already")
         found = as_petps(error, self._name)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from petps.delta.headers import Message
-from petps.delta.kafka.client import KafkaAdmin, Trouble, made
+from petps.delta.kafka.client import KafkaAdmin, Trouble, make_client
 from petps.delta.kafka.errors import as_petps
 from petps.delta.kafka.options import KafkaOptions, parse_address
 from petps.delta.kafka.subscription import KafkaSubscription, message_of
@@ -152,7 +152,7 @@ class KafkaLog:
             "on_delivery": self._delivered,
             "delivery.report.only.error": True,
         }
-        self._producer = made(Producer, settings, self._trouble)
+        self._producer = make_client(Producer, settings, self._trouble)
         return self._producer
 
     def _delivered(self, error: KafkaError | None, message: object) -> None:
@@ -250,7 +250,7 @@ class KafkaLog:
         settings = self._options.consumer(self._address)
         settings |= {"enable.partition.eof": True, "fetch.wait.max.ms": 10}
         trouble = Trouble()
-        reader: Consumer = made(Consumer, settings, trouble)
+        reader: Consumer = make_client(Consumer, settings, trouble)
         found: dict[int, Message] = {}
         unread = set(began)
         deadline = time.monotonic() + READ_SECONDS

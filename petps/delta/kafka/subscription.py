@@ -11,7 +11,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from petps.delta.headers import Message
-from petps.delta.kafka.client import Trouble, kafka_logger, made
+from petps.delta.kafka.client import Trouble, kafka_logger, make_client
 from petps.delta.kafka.errors import DENIED, as_petps
 from petps.delta.log import Damage, Delivery, Event, Lost
 
@@ -56,7 +56,7 @@ class KafkaSubscription:
         self._commits = commits
         self._commit_at = 0.0
         self._trouble = Trouble()
-        self._consumer: Consumer = made(Consumer, settings, self._trouble)
+        self._consumer: Consumer = make_client(Consumer, settings, self._trouble)
         self._next = dict(positions)  # offset of the next event to return
         self._tail = dict(positions)  # offset of the next event to take from librdkafka
         self._buffers: dict[int, deque[Event]] = {partition: deque() for partition in positions}

@@ -22,7 +22,9 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "store-1"
 LAST = 2**64 - 1
 
 
-def given(table: Table, keys: list[int] | Keys, add: float, deleted: Mask | None = None) -> Rows:
+def make_rows(
+    table: Table, keys: list[int] | Keys, add: float, deleted: Mask | None = None
+) -> Rows:
     """Return the rows that the golden store was written from."""
     found = np.array(keys, np.uint64)
     values = (found[:, None] * 10 + np.arange(4) + add).astype(np.float32)
@@ -35,9 +37,9 @@ def test_a_store_of_format_1_is_read_and_gone_on_from(tmp_path: Path) -> None:
     assert b'"petps-store-1"' in max((GOLDEN / "states").iterdir()).read_bytes()
     store = Store.open(tmp_path / "store")
     table = store.state.tables["items"]
-    base = given(table, list(range(100, 140)), 0)
+    base = make_rows(table, list(range(100, 140)), 0)
     assert store.restore(1)["items"].same(base)
-    changed = given(table, [3, 101, LAST], 1000)
+    changed = make_rows(table, [3, 101, LAST], 1000)
     keys = np.concatenate([changed.keys, np.delete(base.keys, [1, 20])])
     expected = {
         name: np.concatenate([changed.columns[name], np.delete(base.columns[name], [1, 20], 0)])
@@ -47,7 +49,7 @@ def test_a_store_of_format_1_is_read_and_gone_on_from(tmp_path: Path) -> None:
     assert store.restore(2)["items"].same(Rows(keys, expected, None).at(order))
     assert store.part(1, "dense") == b"one"
     assert all(chunk.keyed for chunk in store.state.line.chunks)  # even if they ascend by one
-    store.write(3, {"items": given(table, list(range(100, 110)), 7)}, kind=DELTA)
+    store.write(3, {"items": make_rows(table, list(range(100, 110)), 7)}, kind=DELTA)
     TwoD(resets=False).arrange(store)
     again = Store.open(tmp_path / "store")
     assert (
@@ -56,7 +58,9 @@ def test_a_store_of_format_1_is_read_and_gone_on_from(tmp_path: Path) -> None:
     )
     assert again.verify() == []
     assert again.restore(1)["items"].same(base)
-    assert again.restore(3)["items"].between(100, 110).same(given(table, list(range(100, 110)), 7))
+    assert (
+        again.restore(3)["items"].between(100, 110).same(make_rows(table, list(range(100, 110)), 7))
+    )
 
 
 @pytest.mark.parametrize("first", [0, 7, LAST - 499])

@@ -121,11 +121,11 @@ def test_who_stands_before_damaged_lengths_says_so_and_goes_on_as_after_retentio
         events: list[Event] = []
         take(subscription, events, 4)
 
-        def said() -> list[str]:
+        def read_warnings() -> list[str]:
             assert subscription.poll(max_bytes=1 << 20, timeout=0.2) == []
             return [text for text in caplog.messages if "nothing came from offset 4" in text]
 
-        (text,) = until(said)
+        (text,) = until(read_warnings)
         assert "partition 0: nothing came from offset 4" in text
         assert "the log ends at 8" in text
         at = TopicPartition(topic_of(log), 0, 6)  # the offset after the batch

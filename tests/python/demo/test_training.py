@@ -100,7 +100,7 @@ def test_no_held_out_sample_is_trained_on(tmp_path: Path, count: int) -> None:
     assert first[0] == task.steps
 
 
-def said(what: str, life: int = 0, rank: int = 0, at: float = 0.0, **more: Any) -> Said:
+def make_said(what: str, life: int = 0, rank: int = 0, at: float = 0.0, **more: Any) -> Said:
     return Said(rank, life, what, at, more)
 
 
@@ -114,16 +114,16 @@ def heard() -> measures.Heard:
     found = measures.Heard()
     for number in range(1, 11):
         found.take(step(number, 1 - number / 20))
-    found.take(said("version", version=1, step=10, stored=False, begin=1.0))
-    found.take(said("stages", seconds={"dense": 0.1, "route": 0.2}, steps=10))
-    found.take(said("ready", 1, restored=7))
+    found.take(make_said("version", version=1, step=10, stored=False, begin=1.0))
+    found.take(make_said("stages", seconds={"dense": 0.1, "route": 0.2}, steps=10))
+    found.take(make_said("ready", 1, restored=7))
     assert found.step == 7
     for number in range(8, 13):
         found.take(step(number, 0.25, life=1))
-    found.take(said("version", 1, version=2, step=12, stored=True, begin=3.0))
-    found.take(said("stages", 1, seconds={"dense": 0.2}, steps=5))
-    found.take(said("stages", 1, rank=1, seconds={"dense": 0.3}, steps=5))
-    found.take(said("ended", 1))
+    found.take(make_said("version", 1, version=2, step=12, stored=True, begin=3.0))
+    found.take(make_said("stages", 1, seconds={"dense": 0.2}, steps=5))
+    found.take(make_said("stages", 1, rank=1, seconds={"dense": 0.3}, steps=5))
+    found.take(make_said("ended", 1))
     return found
 
 

@@ -109,7 +109,7 @@ def test_a_base_begins_an_instance_that_is_switched_to(tmp_path: Path, world: li
     first_run(tmp_path, world[0]).close()
     trainer = Trainer(tmp_path)
     assert world[0].ingest.wait_for(trainer.base("two", instance="m@2"), 30)
-    wait_until(lambda: world[0].meant == "m@2")
+    wait_until(lambda: world[0].current_instance == "m@2")
     assert world[0].names() == {"m@1": True, "m@2": False}
     assert versions(world[0], "m@2") == {2.0}
     assert world[0].ingest.status().dense == "dense/2"
@@ -120,7 +120,7 @@ def test_a_base_begins_an_instance_that_is_switched_to(tmp_path: Path, world: li
     assert table.record.capacity == 2000
     assert table.default_row().view(np.float32).tolist() == [-1] * 4
     world[0] = world[0].reopened()
-    assert world[0].meant == "m@2"
+    assert world[0].current_instance == "m@2"
     assert world[0].ingest.wait_for(trainer.version(), 30)
     assert versions(world[0], "m@2") == {4.0}
     assert versions(world[0], "m@1") == {1.0}
@@ -135,7 +135,7 @@ def test_by_command_only(tmp_path: Path, world: list[World]) -> None:
     trainer.base("two", instance="m@2")
     assert world[0].ingest.wait_for(trainer.version(), 30)
     assert versions(world[0], "m@2") == {3.0}
-    assert world[0].meant == "m@1", "side by side, until somebody says so"
+    assert world[0].current_instance == "m@1", "side by side, until somebody says so"
     assert world[0].names() == {"m@1": False, "m@2": False}
     assert world[0].states() == {("m@2", "following")}
     world[0].tables.set_alias("m", world[0].tables.resolve("m@2").id)
@@ -151,18 +151,18 @@ def test_back_and_on_from_there(tmp_path: Path, world: list[World]) -> None:
     first.close()
     bad = Trainer(tmp_path)
     assert world[0].ingest.wait_for(bad.base("two", instance="m@2"), 30)
-    wait_until(lambda: world[0].meant == "m@2")
+    wait_until(lambda: world[0].current_instance == "m@2")
     world[0].tables.set_alias("m", world[0].tables.resolve("m@1").id)
     wait_until(lambda: world[0].states() == {("m@1", "passing")})
     # A decision that ingest made just before the switch must not undo it.
     NativeInstances(world[0].tables, "m", switch=True).complete(NativeStore(world[0].tables, "m@2"))
-    assert world[0].meant == "m@1"
+    assert world[0].current_instance == "m@1"
     last = bad.version()
     wait_until(lambda: not any(p.lag_records for p in world[0].ingest.status().partitions))
     assert versions(world[0], "m@2") == {2.0}, "it was left, so it is frozen"
     assert versions(world[0], "m@1") == {1.0}
     world[0] = world[0].reopened()
-    assert world[0].meant == "m@1", "and not switched to again"
+    assert world[0].current_instance == "m@1", "and not switched to again"
     bad.version()
     wait_until(lambda: world[0].states() == {("m@1", "passing")})
     bad.close()
@@ -183,7 +183,7 @@ def test_the_dropped_do_not_come_back(tmp_path: Path, world: list[World]) -> Non
         trainer = Trainer(tmp_path)
         trainer.base(name, instance=name)
         assert world[0].ingest.wait_for(trainer.version(), 30)
-        wait_until(lambda name=name: world[0].meant == name)  # type: ignore[misc]
+        wait_until(lambda name=name: world[0].current_instance == name)  # type: ignore[misc]
         trainer.close()
     world[0].tables.set_alias("m", world[0].tables.resolve("m@1").id)
     with pytest.raises(FailedPrecondition, match="petps alias"):
@@ -198,7 +198,7 @@ def test_the_dropped_do_not_come_back(tmp_path: Path, world: list[World]) -> Non
     assert versions(world[0], "m@1") == {1.0}
     fourth = Trainer(tmp_path)
     assert world[0].ingest.wait_for(fourth.base("four", instance="m@4"), 30)
-    wait_until(lambda: world[0].meant == "m@4")
+    wait_until(lambda: world[0].current_instance == "m@4")
     fourth.close()
 
 
@@ -265,15 +265,15 @@ def test_a_base_that_is_damaged_is_tried_again(tmp_path: Path, world: list[World
     chunk.write_bytes(whole[:-1])
     trainer.publisher.begin_base("two", version=2, instance="m@2")
     wait_until(lambda: ("m@2", "stale") in world[0].states())
-    assert world[0].meant == "m@1", "not all of it is there"
+    assert world[0].current_instance == "m@1", "not all of it is there"
     assert versions(world[0], "m@1") == {1.0}
     world[0] = world[0].reopened()
     wait_until(lambda: ("m@2", "stale") in world[0].states())
     version = trainer.version()
-    assert world[0].meant == "m@1"
+    assert world[0].current_instance == "m@1"
     chunk.write_bytes(whole)
     assert world[0].ingest.wait_for(version, 30)
-    wait_until(lambda: world[0].meant == "m@2")
+    wait_until(lambda: world[0].current_instance == "m@2")
     assert versions(world[0], "m@2") == {float(version)}
     trainer.close()
 
@@ -288,7 +288,7 @@ def test_a_base_that_is_missing_is_waited_for(tmp_path: Path, world: list[World]
     write_base(tmp_path / "made", 2, "m@2")
     shutil.move(tmp_path / "made", tmp_path / "bases" / "late")
     assert world[0].ingest.wait_for(version, 30)
-    wait_until(lambda: world[0].meant == "m@2")
+    wait_until(lambda: world[0].current_instance == "m@2")
     assert versions(world[0], "m@2") == {float(version)}
     trainer.close()
 
@@ -304,7 +304,7 @@ def test_partitions_follow_where_their_run_goes(tmp_path: Path, world: list[Worl
     first.log.publish(1, message)
     first.log.flush()
     wait_until(lambda: world[0].states() == {("m@1", "following"), ("m@2", "following")})
-    assert world[0].meant == "m@1"
+    assert world[0].current_instance == "m@1"
     first.version()
     wait_until(
         lambda: (
@@ -315,7 +315,7 @@ def test_partitions_follow_where_their_run_goes(tmp_path: Path, world: list[Worl
     assert next(p for p in world[0].ingest.status().partitions if p.partition == 1).zombies > 0
     world[0] = world[0].reopened()
     wait_until(lambda: world[0].states() == {("m@1", "following"), ("m@2", "following")})
-    assert world[0].meant == "m@1", "an instance of one partition is not complete"
+    assert world[0].current_instance == "m@1", "an instance of one partition is not complete"
     first.close()
 
 
@@ -383,7 +383,7 @@ def test_dense_weights_are_known_after_a_restart(tmp_path: Path, world: list[Wor
     assert world[0].ingest.status().dense is None
     trainer = Trainer(tmp_path)
     assert world[0].ingest.wait_for(trainer.base("two", instance="m@2"), 30)
-    wait_until(lambda: world[0].meant == "m@2")
+    wait_until(lambda: world[0].current_instance == "m@2")
     wait_until(lambda: world[0].ingest.status().dense == "dense/2")
     world[0] = world[0].reopened()
     wait_until(lambda: world[0].ingest.status().dense == "dense/2")

@@ -65,7 +65,7 @@ class World:
         self.tables.close()
 
     @property
-    def meant(self) -> str:
+    def current_instance(self) -> str:
         return self.tables.resolve("m").name
 
     def names(self) -> dict[str, bool]:
@@ -77,7 +77,7 @@ class World:
 
     def stored(self, schema: TableSchema) -> dict[int, bytes]:
         """Return every row of a table of the instance that the model's name refers to."""
-        with self.tables.find(self.meant, schema.name).scan() as pages:
+        with self.tables.find(self.current_instance, schema.name).scan() as pages:
             return {
                 key: row.tobytes()
                 for keys, rows in pages

@@ -186,7 +186,7 @@ def touched_only(
     return {"users": users, "items": dict(rows["items"])}
 
 
-def made(
+def make_feed(
     folder: Path, policy: str, *, quantising: Quantising | None = None, spill: bool = False
 ) -> tuple[Trainer, Feed, Store, DirectoryLog]:
     budget = {"memory_bytes": 500, "spill": folder / "spill"} if spill else {}
@@ -205,7 +205,7 @@ def made(
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("spill", [False, True], ids=["memory", "spilled"])
 def test_every_version_of_both_is_the_replay(tmp_path: Path, policy: str, spill: bool) -> None:
-    trainer, feed, store, log = made(tmp_path, policy, spill=spill)
+    trainer, feed, store, log = make_feed(tmp_path, policy, spill=spill)
     checkpoints: dict[int, int] = {}
     published: dict[int, int] = {}
     while trainer.step < STEPS:
@@ -234,7 +234,7 @@ def test_every_version_of_both_is_the_replay(tmp_path: Path, policy: str, spill:
 
 
 def test_quantised_checkpoints_beside_a_log_of_whole_rows(tmp_path: Path) -> None:
-    trainer, feed, store, log = made(tmp_path, "consecutive", quantising=Quantising(10))
+    trainer, feed, store, log = make_feed(tmp_path, "consecutive", quantising=Quantising(10))
     for version in range(1, 6):
         trainer.train(4)
         feed.checkpoint(version, publish=True)
@@ -246,7 +246,7 @@ def test_quantised_checkpoints_beside_a_log_of_whole_rows(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("policy", ["consecutive", "intermittent", "2d", "merged"])
 def test_a_trainer_that_crashes_goes_on_from_its_checkpoint(tmp_path: Path, policy: str) -> None:
-    trainer, feed, store, log = made(tmp_path, policy)
+    trainer, feed, store, log = make_feed(tmp_path, policy)
     trainer.train(3)
     feed.publish(step=3)
     trainer.train(4)
@@ -292,7 +292,7 @@ def test_a_restore_that_fails_is_called_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
     """Whichever read of the store fails, a second restore() does what the first would have done."""
-    trainer, feed, store, log = made(tmp_path, "oneshot")
+    trainer, feed, store, log = make_feed(tmp_path, "oneshot")
     trainer.train(4)
     feed.checkpoint(1, publish=True)
     trainer.train(4)
@@ -339,7 +339,7 @@ def test_a_restore_that_fails_is_called_again(
 def test_a_difference_is_not_written_after_a_resume_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer, feed, _, _ = made(tmp_path, "oneshot")
+    trainer, feed, _, _ = make_feed(tmp_path, "oneshot")
     trainer.train(4)
     feed.checkpoint(1)
     trainer.train(4)
@@ -407,7 +407,7 @@ def test_rows_are_owed_to_the_log_by_key(tmp_path: Path) -> None:
 
 
 def test_rows_are_gathered_once_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, feed, _, log = made(tmp_path, "consecutive")
+    trainer, feed, _, log = make_feed(tmp_path, "consecutive")
     gathered = 0
     real = ArrayTable.gather
 
@@ -426,7 +426,7 @@ def test_rows_are_gathered_once_for_both(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_log_that_refuses_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, feed, store, log = made(tmp_path, "consecutive")
+    trainer, feed, store, log = make_feed(tmp_path, "consecutive")
     trainer.train(5)
     feed.checkpoint(1, publish=True)
     trainer.train(5)
@@ -499,7 +499,7 @@ def test_a_store_that_refuses_costs_no_row(tmp_path: Path, policy: str) -> None:
 def test_a_checkpoint_that_is_cancelled_costs_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer, feed, store, _ = made(tmp_path, "consecutive")
+    trainer, feed, store, _ = make_feed(tmp_path, "consecutive")
     trainer.train(5)
     feed.checkpoint(1)
     trainer.train(5)
@@ -519,7 +519,7 @@ def test_a_checkpoint_that_is_cancelled_costs_no_row(
 
 
 def test_bad_calls_are_named(tmp_path: Path) -> None:
-    trainer, feed, store, log = made(tmp_path, "consecutive")
+    trainer, feed, store, log = make_feed(tmp_path, "consecutive")
     with pytest.raises(FailedPrecondition, match="version 3 is not the newest"):
         feed.restore(3)
     trainer.train(2)
@@ -544,7 +544,7 @@ def test_bad_calls_are_named(tmp_path: Path) -> None:
 
 def test_changes_that_nobody_tracked_are_not_passed_over(tmp_path: Path) -> None:
     """A source that was not resumed knows no change since the store's newest version."""
-    trainer, feed, store, _ = made(tmp_path, "consecutive")
+    trainer, feed, store, _ = make_feed(tmp_path, "consecutive")
     trainer.train(2)
     feed.checkpoint(1)
     tracker = Tracker()

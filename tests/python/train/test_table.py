@@ -15,7 +15,7 @@ from petps.train import ArrayTable
 KEYS = np.array([5, 7, 2**63], np.uint64)
 
 
-def made(**options: Any) -> tuple[Tracker, ArrayTable]:
+def make_table(**options: Any) -> tuple[Tracker, ArrayTable]:
     tracker = Tracker(tenants=["a"])
     return tracker, ArrayTable(tracker, "t", np.ones((3, 2), np.float32), **options)
 
@@ -28,7 +28,7 @@ def touched(tracker: Tracker) -> list[int]:
 
 
 def test_training_is_tracked_and_evaluation_is_not() -> None:
-    tracker, table = made()
+    tracker, table = make_table()
     assert table.lookup([[0, 1], [1, 1]]).shape == (2, 2, 2)
     assert touched(tracker) == [0, 1]
     table.evaluate()
@@ -43,7 +43,7 @@ def test_training_is_tracked_and_evaluation_is_not() -> None:
 
 
 def test_keys_and_deletions() -> None:
-    tracker, table = made(keys=KEYS, present=np.array([True, True, False]))
+    tracker, table = make_table(keys=KEYS, present=np.array([True, True, False]))
     assert table.keys().tolist() == [5, 7]
     table.delete([0])
     table.update([2], [[1, 2]])
@@ -60,7 +60,7 @@ def test_keys_and_deletions() -> None:
 
 
 def test_bad_input_is_named() -> None:
-    tracker, table = made(columns={"sum": np.zeros(3, np.float32)})
+    tracker, table = make_table(columns={"sum": np.zeros(3, np.float32)})
     for ids in ([3], [-1], [0.5], ["a"]):
         with pytest.raises(InvalidArgument, match="row numbers, 0 to 2"):
             table.lookup(ids)

@@ -48,7 +48,7 @@ def short_and(work: Callable[[], Any]) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def kept() -> None:
+def skip_without_own_time_slices() -> None:
     turn_ns()
     if short_and(turn_ns) != SHORT_NS:
         pytest.skip("this kernel keeps no turns of a thread's own: Linux 6.12 and later do")
