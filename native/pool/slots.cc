@@ -110,13 +110,15 @@ void Slots::add(uint64_t offset, uint64_t bytes, bool old) {
   if (by_unit_.made()) by_unit_.set(extents_.back().get());
 }
 
-Slots::Extent* Slots::extent_of(SlotRef ref) const {
+Slots::ByUnit::View Slots::by_unit() const {
   if (!by_unit_.made()) [[unlikely]] {
     const std::lock_guard lock(by_unit_mutex_);
     if (!by_unit_.made()) by_unit_.make(extents_);
   }
-  return by_unit_.at(ref);
+  return by_unit_.view();
 }
+
+Slots::Extent* Slots::extent_of(SlotRef ref) const { return by_unit().at(ref); }
 
 const Slots::Extent* Slots::find_extent(SlotRef ref) const {
   if (by_unit_.made()) return by_unit_.at(ref);
@@ -240,8 +242,7 @@ Status Slots::allocate(std::span<SlotRef> out, bool* wait_for_walk, SlotHeader**
   return Status();
 }
 
-void Slots::free_locked(SlotRef ref) {
-  Extent* extent = extent_of(ref);
+void Slots::free_locked(Extent* extent, SlotRef ref) {
   PETPS_CHECK(extent != nullptr && ref >= extent->rows,
               "a slot that is not of this table was released");
   const uint64_t slot = slot_of(*extent, ref);
@@ -257,13 +258,15 @@ void Slots::release(std::span<const SlotRef> refs) {
   std::lock_guard lock(mutex_);
   const bool walking = needs_walk();
   const size_t kept = deferred_.capacity();
+  const ByUnit::View extents = by_unit();
   uint64_t freed = 0;
   for (const SlotRef ref : refs) {
     if (walking && !valid(ref)) continue;  // the ref of a damaged entry; verify reports it
-    if (walking && extent_of(ref)->old) {
+    Extent* const extent = extents.at(ref);
+    if (walking && extent->old) {
       deferred_.push_back(ref);
     } else {
-      free_locked(ref);
+      free_locked(extent, ref);
       freed += 1;
     }
   }
@@ -312,7 +315,7 @@ void Slots::adopt_free_bits(Extent* extent, std::vector<uint64_t> bits) {
 
 void Slots::end_walk_locked() {
   walked_.store(true, std::memory_order_release);
-  for (const SlotRef ref : deferred_) free_locked(ref);
+  for (const SlotRef ref : deferred_) free_locked(extent_of(ref), ref);
   free_.fetch_add(deferred_.size(), std::memory_order_relaxed);
   allocator_bytes_.fetch_sub(deferred_.capacity() * sizeof(SlotRef), std::memory_order_relaxed);
   deferred_ = std::vector<SlotRef>();  // `= {}` would keep the memory

@@ -82,7 +82,7 @@ class Slots {
   base::Status grow(std::unique_lock<std::mutex>& lock);
   void grow_spare(std::unique_lock<std::mutex>& lock);
   base::Status forget_headers(const Pool::Extent& extent);
-  void free_locked(SlotRef ref);
+  void free_locked(Extent* extent, SlotRef ref);
   std::atomic<uint64_t>* marks_of(Extent* extent);
   void adopt_free_bits(Extent* extent, std::vector<uint64_t> bits);
   void end_walk_locked();
@@ -108,11 +108,18 @@ class Slots {
     ByUnit(const ByUnit&) = delete;
     ByUnit& operator=(const ByUnit&) = delete;
     bool made() const { return places_.load(std::memory_order_acquire) != nullptr; }
-    Extent* at(SlotRef ref) const {
-      return ref >> shift_ < units_ ? places_.load(std::memory_order_acquire)[ref >> shift_].load(
-                                          std::memory_order_acquire)
+    // What at() reads, loaded once: a loop over refs must not load it again after every store.
+    struct View {
+      const std::atomic<Extent*>* places;
+      uint64_t units;
+      uint32_t shift;
+      Extent* at(SlotRef ref) const {
+        return ref >> shift < units ? places[ref >> shift].load(std::memory_order_acquire)
                                     : nullptr;
-    }
+      }
+    };
+    View view() const { return {places_.load(std::memory_order_acquire), units_, shift_}; }
+    Extent* at(SlotRef ref) const { return view().at(ref); }
     // The caller orders these two calls.
     void make(const std::vector<std::unique_ptr<Extent>>& extents);
     void set(Extent* extent) { set(places_.load(std::memory_order_relaxed), extent); }
@@ -123,6 +130,7 @@ class Slots {
     uint64_t units_;
     uint32_t shift_;
   };
+  ByUnit::View by_unit() const;  // builds it at its first use
   mutable ByUnit by_unit_;
   mutable std::mutex by_unit_mutex_;  // for building by_unit_ and adding an extent; after mutex_
   size_t cursor_extent_ = 0;
