@@ -104,20 +104,21 @@ TEST(Retry, DeadServerIsReportedByTheDeadline) {
   EXPECT_TRUE(pull_users(**client, 2000).ok());
 }
 
+// The server closes the connection when the second request reaches it: so it looks when an idle
+// connection is closed while a request is under way.
 TEST(Retry, StatusOfOneServerIsReadAgainAfterItsIdleConnectionWasClosed) {
-  RealServer server;
-  server.add_table("users", Dtype::kF32, FakeServer::kDim, 100, 50);
-  server.start();
+  FakeServer server([](Opcode opcode, uint64_t count, wire::Frame&) {
+    return opcode == Opcode::kStatus && count == 1 ? Answer::kClose : Answer::kSend;
+  });
   Options options;
   options.catalogue_ms = 0;
   options.hot_sample_every = 0;
   auto client = Client::connect(server.url(), options);
   ASSERT_TRUE(client.ok()) << client.status().to_string();
   ASSERT_TRUE((*client)->status(0).ok());
-  server.stop();
-  server.start();  // the same port
   const auto status = (*client)->status(0);
   EXPECT_TRUE(status.ok()) << status.status().to_string();
+  EXPECT_EQ(server.count(Opcode::kStatus), 3u);
 }
 
 TEST(Retry, PullWaitsForARestart) {
