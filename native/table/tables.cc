@@ -446,8 +446,9 @@ void Tables::Impl::background() {
       if (lost_many && t.index.displaced() > 0 && !pool->medium().failed())
         static_cast<void>(t.rehome().ok());
       uint64_t lowered = 0;
-      for (int i = 0; i < kRecountSteps && t.wants_recount() && !stopping.load(); ++i)
-        t.recount_step(&lowered);
+      for (int i = 0; i < kRecountSteps && t.wants_recount() && !stopping.load(); ++i) {
+        if (t.recount_step(&lowered)) break;  // complete, or without memory until the next pause
+      }
     }
   }
 }
