@@ -1,5 +1,6 @@
 #include "bench/common/arguments.h"
 
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -35,9 +36,12 @@ std::string Arguments::text(const std::string& name, const std::string& otherwis
 uint64_t Arguments::number(const std::string& name, uint64_t otherwise) {
   const std::string value = text(name, "");
   if (value.empty()) return otherwise;
-  char* end = nullptr;
-  const uint64_t number = std::strtoull(value.c_str(), &end, 10);
-  if (*end != '\0') refuse("--" + name + "=" + value + " is no number");
+  uint64_t number = 0;
+  const char* end = value.data() + value.size();
+  const auto read = std::from_chars(value.data(), end, number);
+  if (read.ec != std::errc() || read.ptr != end) {
+    refuse("--" + name + "=" + value + " is not a whole number from 0 to 2^64 - 1");
+  }
   return number;
 }
 

@@ -89,7 +89,7 @@ inline constexpr uint64_t kRecountShare = 64;
 class Index {
  public:
   // bucket_offset: pool offset of the table's first bucket. The generation is the pool's.
-  Index(pool::Pool& pool, uint32_t table, uint64_t bucket_offset, uint64_t bucket_count);
+  Index(pool::Pool& pool, uint64_t bucket_offset, uint64_t bucket_count);
 
   // Set rows[i] to the row of keys[i], or to null if the key is absent. Prefetch buckets,
   // entries and the first `row_lines` cache lines of each row.
@@ -256,7 +256,6 @@ class Index {
   std::byte* base_;
   Bucket* buckets_;
   uint64_t count_;
-  uint32_t table_;
   uint32_t generation_;
   base::Atomic<uint64_t> walked_until_{0};
   base::Atomic<uint64_t> rows_{0};

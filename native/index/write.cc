@@ -16,13 +16,12 @@ using base::Status;
 using media::Flusher;
 using media::Site;
 
-Index::Index(pool::Pool& pool, uint32_t table, uint64_t bucket_offset, uint64_t bucket_count)
+Index::Index(pool::Pool& pool, uint64_t bucket_offset, uint64_t bucket_count)
     : pool_(&pool),
       media_(&pool.medium()),
       base_(pool.at(0)),
       buckets_(reinterpret_cast<Bucket*>(pool.at(bucket_offset))),
       count_(bucket_count),
-      table_(table),
       generation_(pool.generation()) {}
 
 // ---- locks ----

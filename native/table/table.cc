@@ -25,7 +25,7 @@ Table::Impl::Impl(Tables::Impl& tables, const pool::TableRecord& table)
       epochs(tables.epochs),
       record(table),
       slots(pool.slots(table.id)),
-      index(pool, table.id, table.bucket_offset, table.bucket_count),
+      index(pool, table.bucket_offset, table.bucket_count),
       row_lines(lines_of(table.spec.row_bytes)),
       hot(std::clamp(table.spec.capacity / kHotShare, kLeastHot, kMostHot)) {
   if (pool.was_clean()) {

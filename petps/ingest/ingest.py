@@ -123,8 +123,10 @@ class Ingest:
         self._reached.clear()  # stop() set it
         self._thread = threading.Thread(target=self._main, name="petps-ingest", daemon=True)
         self._thread.start()
-        self._looked.clear()
-        self._looker = threading.Thread(target=self._look, name="petps-ingest-end", daemon=True)
+        self._looked = threading.Event()  # a new one: an old thread may still wait for the log
+        self._looker = threading.Thread(
+            target=self._look, args=(self._looked,), name="petps-ingest-end", daemon=True
+        )
         self._looker.start()
 
     def stop(self, timeout: float | None = None) -> bool:
@@ -211,16 +213,16 @@ class Ingest:
             return replace(found, state="unreachable", reason=away)
         return found
 
-    def _look(self) -> None:
+    def _look(self, ended: threading.Event) -> None:
         """Request the log's end about every second, independently of status().
 
         The first request waits until ingest has reached the end, LOOK_SECONDS at most: after a
         restart, reading the log comes first.
         """
         self._reached.wait(LOOK_SECONDS)
-        while not self._looked.is_set():
+        while not ended.is_set():
             self._ask_for_ends(list(self._states.values()))
-            self._looked.wait(LOOK_SECONDS)
+            ended.wait(LOOK_SECONDS)
 
     def _ask_for_ends(self, states: Sequence[PartitionState]) -> None:
         asked_at = time.monotonic()

@@ -366,7 +366,7 @@ std::shared_ptr<const Shape> crowded_shape(const pool::TableSpec& spec, size_t k
   named.instance = 1;
   const auto record = pool.value()->create_table(named);
   PETPS_CHECK(record.ok(), record.status().to_string());
-  const index::Index index(*pool.value(), 1, record.value().bucket_offset,
+  const index::Index index(*pool.value(), record.value().bucket_offset,
                            record.value().bucket_count);
   auto shape = std::make_shared<Shape>();
   shape->spec = spec;

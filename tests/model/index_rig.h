@@ -167,7 +167,7 @@ class IndexRig {
   static uint64_t row_of(uint64_t key, pool::SlotRef ref) { return key << 12 | ref; }
 
   void restart(bool walked = true) {
-    index_.emplace(*pool_, 1, record_.bucket_offset, record_.bucket_count);
+    index_.emplace(*pool_, record_.bucket_offset, record_.bucket_count);
     if (walked) index_->set_walked(kept_rows_, kept_displaced_);
   }
   pool::SlotRef begin_write(uint64_t key, bool live) {

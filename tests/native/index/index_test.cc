@@ -24,8 +24,8 @@ struct Rig {
   explicit Rig(uint64_t capacity) : pool(memory.format()) {
     const auto record = pool->create_table(spec("t", capacity));
     EXPECT_TRUE(record.ok()) << record.status().to_string();
-    index = std::make_unique<Index>(*pool, 1, record.value().bucket_offset,
-                                    record.value().bucket_count);
+    index =
+        std::make_unique<Index>(*pool, record.value().bucket_offset, record.value().bucket_count);
     index->set_walked(0, 0);
   }
   // Return keys whose home is bucket `home`.
@@ -288,7 +288,7 @@ TEST(Index, AFailedMoveShowsTheKeyOnce) {
   ASSERT_TRUE(pool.ok() && pool.value()->create_instance("model", "model@1", 1).ok());
   const auto record = pool.value()->create_table(spec("t", 100));
   ASSERT_TRUE(record.ok());
-  Index index(*pool.value(), 1, record.value().bucket_offset, record.value().bucket_count);
+  Index index(*pool.value(), record.value().bucket_offset, record.value().bucket_count);
   index.set_walked(0, 0);
   std::vector<uint64_t> keys;
   for (uint64_t key = 1; keys.size() < 15; ++key) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -86,6 +87,30 @@ def test_the_logs_end_is_waited_for_again_after_a_restart(
     bench.ingest.start()
     assert bench.ingest.wait_for_end(30)
     assert bench.ingest.version() == version
+    assert bench.ingest.stop(10)
+    bench.log.close()
+
+
+def test_one_thread_requests_the_end_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+    entered, released = threading.Event(), threading.Event()
+    end_offsets = bench.log.end_offsets
+
+    def held(partitions: Sequence[int]) -> dict[int, int]:
+        entered.set()
+        assert released.wait(30)
+        return end_offsets(partitions)
+
+    monkeypatch.setattr(bench.log, "end_offsets", held)
+    bench.ingest.start()
+    assert entered.wait(30)  # the first thread waits for the log while ingest restarts
+    first = [thread for thread in threading.enumerate() if thread.name == "petps-ingest-end"]
+    assert bench.ingest.stop(10)
+    bench.ingest.start()
+    released.set()
+    wait_until(lambda: not any(thread.is_alive() for thread in first))
     assert bench.ingest.stop(10)
     bench.log.close()
 
