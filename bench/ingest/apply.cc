@@ -190,10 +190,14 @@ void measure(const TableShape& shape, const Setting& setting) {
   ahead = best_ahead;
   const Compared compared = compare(plan, apply, loop);
   if (!options.path.empty()) std::remove(options.path.c_str());
-  Line(power         ? "apply.power"
-       : threads > 1 ? "apply.parallel"
-                     : "apply")
-      .text("medium", shape.medium)
+  Line line(power         ? "apply.power"
+            : threads > 1 ? "apply.parallel"
+                          : "apply");
+  if (threads > 1) {
+    const double trip = line_round_trip_ns();
+    line.text("cores", distance_name(trip)).number("line_round_trip_ns", trip);
+  }
+  line.text("medium", shape.medium)
       .text("durability", shape.medium == "dram" ? "volatile" : shape.durability)
       .text("unit", "rows/s")
       .text("ratio_to", power ? "two random index lines read, the row streamed, one sync a batch"
