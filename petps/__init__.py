@@ -42,7 +42,7 @@ def create(
 def open(path: str | Path, *, read_only: bool = False) -> Pool:
     """Open the pool at ``path`` in this process. It serves at once, whatever its size.
 
-    Raises NotFound, FailedPrecondition (another process has it open, or it lost power),
+    Raises NotFound, InUse (another process has it open), FailedPrecondition (it lost power),
     InvalidArgument (not a pool, or another format), DataLoss (an incomplete copy).
     """
     from petps.pool import Pool

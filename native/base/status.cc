@@ -36,6 +36,8 @@ std::string_view code_name(Code code) {
       return "INTERNAL";
     case Code::kIoError:
       return "IO_ERROR";
+    case Code::kInUse:
+      return "IN_USE";
   }
   return "UNKNOWN";  // a newer peer may send a code that this version does not know
 }

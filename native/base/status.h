@@ -19,7 +19,7 @@ enum class Code : uint16_t {  // never renumber: these travel on the wire
   kNotFound = 2,            // no such table, file, instance
   kAlreadyExists = 3,       // a table, pool or instance of that name exists
   kResourceExhausted = 4,   // table full, disk full, a limit reached
-  kFailedPrecondition = 5,  // wrong state: read-only pool, delta-fed table, locked pool
+  kFailedPrecondition = 5,  // wrong state: read-only pool, delta-fed table
   kUnavailable = 6,         // peer away, connection closed: retry
   kDeadlineExceeded = 7,    // the caller's deadline passed
   kDataLoss = 8,            // checksum mismatch, torn file, corrupt chunk
@@ -29,6 +29,7 @@ enum class Code : uint16_t {  // never renumber: these travel on the wire
   kUnimplemented = 12,  // unknown opcode or newer format
   kInternal = 13,       // our own mistake
   kIoError = 14,        // a system call failed: errno is in the message
+  kInUse = 15,          // another process has the pool open
 };
 
 std::string_view code_name(Code code);  // "INVALID_ARGUMENT"

@@ -105,12 +105,12 @@ Status lock_file(int file, const std::string& path, Access access) {
     if (errno == EINTR) continue;
     if (errno != EWOULDBLOCK) return errno_status(Code::kIoError, "lock " + path, errno);
     return access == Access::kReadWrite
-               ? Status(Code::kFailedPrecondition,
+               ? Status(Code::kInUse,
                         path +
                             " is open in another process (or twice in this one): one writer and no "
                             "reader may hold "
                             "a pool; stop the other, or pull through its server")
-               : Status(Code::kFailedPrecondition,
+               : Status(Code::kInUse,
                         path +
                             " is open for writing in another process (or in this one): "
                             "stop it, pull through its server, or beside it with petps.open_live");

@@ -98,9 +98,9 @@ class Media {
   // kernel releases the lock when the process dies. An error leaves every byte of the file, and
   // its length, unchanged. Errors:
   //   kNotFound            the path does not exist
-  //   kFailedPrecondition  another process holds a conflicting lock, the file cannot be given
-  //                        blocks of its own, or another process still maps pages that a failed
-  //                        sync lost
+  //   kInUse               another process holds a conflicting lock
+  //   kFailedPrecondition  the file cannot be given blocks of its own, or another process still
+  //                        maps pages that a failed sync lost
   //   kResourceExhausted   filling the holes of a sparse copy does not fit the disk
   static base::Result<std::unique_ptr<Media>> open(const Options& options);
   // Undo create(): remove the file, or zero a device's first MiB.

@@ -27,6 +27,7 @@ EXIT_CODES: Final = {
     "UNAVAILABLE": 7,
     "DEADLINE_EXCEEDED": 8,
     "DATA_LOSS": 9,
+    "IN_USE": 6,
 }
 # The same as in native/media/bus_error.h; importing it here would slow `petps --help`.
 LOST_POOL: Final = 74

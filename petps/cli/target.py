@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from petps.errors import BY_CODE, FailedPrecondition, InvalidArgument, NotFound, PetpsError
+from petps.errors import InUse, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,7 +86,7 @@ def is_server(target: str) -> bool:
 
 
 def open_target(target: str, *, model: str | None, read_only: bool) -> Target:
-    """Open a target. Raises FailedPrecondition, with the remedy, if a server has the pool open."""
+    """Open a target. Raises InUse, with the remedy, if a server has the pool open."""
     if is_server(target):
         return _ServerTarget(target, model)
     return _PoolTarget(target, model, read_only)
@@ -104,18 +102,16 @@ class _PoolTarget:
             self._pool = Pool.open(path, read_only=read_only)
         except NotFound:
             raise NotFound(f"there is no pool at {path}: make one with `petps create`") from None
-        except FailedPrecondition as error:
-            if "open in another process" not in str(error):
-                raise
-            raise FailedPrecondition(
+        except InUse:
+            raise InUse(
                 f"{path} is in use by another process. If that is a server, name the server "
                 "instead: petps://HOST:PORT (by default petps://127.0.0.1:7070)"
             ) from None
         self._model = model
 
     def describe(self, table: str) -> TargetTable:
-        found = self._pool.table(table, self._model)
-        return TargetTable(found.name, found.dim, found.dtype)
+        info = self._pool.table(table, self._model)
+        return TargetTable(info.name, info.dim, info.dtype)
 
     def pull(
         self, table: str, keys: npt.NDArray[np.uint64]
@@ -171,19 +167,16 @@ class _ServerTarget:
             if named not in ("", model):
                 raise InvalidArgument(f"{url} names model '{named}', --model '{model}'; name one")
             url = f"petps://{host}/{model}"
-        with _own_errors():
-            self._client = petps_client.connect(url, name="petps command", hot_sample_every=0)
+        self._client = petps_client.connect(url, name="petps command", hot_sample_every=0)
 
     def describe(self, table: str) -> TargetTable:
-        with _own_errors():
-            found = self._client.describe(table)
-        return TargetTable(found.name, found.dim, found.dtype)
+        info = self._client.describe(table)
+        return TargetTable(info.name, info.dim, info.dtype)
 
     def pull(
         self, table: str, keys: npt.NDArray[np.uint64]
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-        with _own_errors():
-            rows, found = self._client.pull(table, keys, return_mask=True, deadline_ms=DEADLINE_MS)
+        rows, found = self._client.pull(table, keys, return_mask=True, deadline_ms=DEADLINE_MS)
         return rows, found
 
     def push(
@@ -193,49 +186,30 @@ class _ServerTarget:
         rows: npt.NDArray[np.float32],
         allow_not_finite: bool,
     ) -> dict[str, int]:
-        with _own_errors():
-            report = self._client.push(
-                table, keys, rows, allow_not_finite=allow_not_finite, deadline_ms=DEADLINE_MS
-            )
+        report = self._client.push(
+            table, keys, rows, allow_not_finite=allow_not_finite, deadline_ms=DEADLINE_MS
+        )
         return _counts(report)
 
     load = push
 
     def erase(self, table: str, keys: npt.NDArray[np.uint64]) -> dict[str, int]:
-        with _own_errors():
-            report = self._client.erase(table, keys, deadline_ms=DEADLINE_MS)
+        report = self._client.erase(table, keys, deadline_ms=DEADLINE_MS)
         return _counts(report)
 
     def status(self) -> dict[str, Any]:
         from petps.server.status import normalised
 
-        with _own_errors():
-            return normalised(self._client.status())
+        return normalised(self._client.status())
 
     def switch_alias(self, alias: str, instance: str) -> None:
-        with _own_errors():
-            self._client.switch_alias(alias, instance, deadline_ms=DEADLINE_MS)
+        self._client.switch_alias(alias, instance, deadline_ms=DEADLINE_MS)
 
     def drop_instance(self, instance: str) -> None:
-        with _own_errors():
-            self._client.drop_instance(instance, deadline_ms=DEADLINE_MS)
+        self._client.drop_instance(instance, deadline_ms=DEADLINE_MS)
 
     def close(self) -> None:
         self._client.close()
-
-
-@contextmanager
-def _own_errors() -> Iterator[None]:
-    """Translate errors of petps_client, which has its own classes, to those of petps by code.
-
-    petps_client is used on machines without petps.
-    """
-    import petps_client
-
-    try:
-        yield
-    except petps_client.PetpsError as error:
-        raise BY_CODE.get(error.code, PetpsError)(str(error)) from None
 
 
 def _counts(report: Any) -> dict[str, int]:

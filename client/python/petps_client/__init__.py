@@ -5,14 +5,18 @@
 ...     rows = client.pull("users", [17, 4711])  # float32[2, dim]
 """
 
-from petps_client._native import __version__
-from petps_client.client import Answer, Client, ManyAnswer, PushReport, Table, connect
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
 from petps_client.errors import (
     AlreadyExists,
     DataLoss,
     DeadlineExceeded,
     FailedPrecondition,
     InternalError,
+    InUse,
     InvalidArgument,
     IoError,
     NotFound,
@@ -24,7 +28,17 @@ from petps_client.errors import (
     Unimplemented,
     WrongShard,
 )
-from petps_client.puller import Pulled, Puller
+
+if TYPE_CHECKING:
+    from petps_client._native import __version__ as __version__
+    from petps_client.client import Answer as Answer
+    from petps_client.client import Client as Client
+    from petps_client.client import ManyAnswer as ManyAnswer
+    from petps_client.client import PushReport as PushReport
+    from petps_client.client import Table as Table
+    from petps_client.client import connect as connect
+    from petps_client.puller import Pulled as Pulled
+    from petps_client.puller import Puller as Puller
 
 __all__ = [
     "AlreadyExists",
@@ -33,6 +47,7 @@ __all__ = [
     "DataLoss",
     "DeadlineExceeded",
     "FailedPrecondition",
+    "InUse",
     "InternalError",
     "InvalidArgument",
     "IoError",
@@ -52,3 +67,22 @@ __all__ = [
     "__version__",
     "connect",
 ]
+
+# Imported at first use: petps.errors imports this package, and `petps --help` must not load numpy.
+_MODULES = {
+    "__version__": "_native",
+    "Answer": "client",
+    "Client": "client",
+    "ManyAnswer": "client",
+    "Pulled": "puller",
+    "Puller": "puller",
+    "PushReport": "client",
+    "Table": "client",
+    "connect": "client",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'petps_client' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"petps_client.{_MODULES[name]}"), name)

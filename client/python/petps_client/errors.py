@@ -1,7 +1,9 @@
-"""The errors of a petps client: one class for each code of the wire, under :class:`PetpsError`.
+"""The classes of all errors that petps and its client raise.
 
-Names and codes are those of ``petps.errors``, but the package does not depend on ``petps``. The
-text of an error names the server and the thing that is wrong.
+Every class carries the code that native code and the wire use (native/base/status.h). So an error
+has the same name in C++, on the wire, in a log line and in an ``except``. The text of an error
+names the thing that is wrong and the remedy. ``petps.errors`` has the same classes: this package
+works on machines that have nothing else of petps.
 """
 
 from __future__ import annotations
@@ -9,10 +11,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "BY_CODE",
     "AlreadyExists",
     "DataLoss",
     "DeadlineExceeded",
     "FailedPrecondition",
+    "InUse",
     "InternalError",
     "InvalidArgument",
     "IoError",
@@ -24,11 +28,12 @@ __all__ = [
     "Unavailable",
     "Unimplemented",
     "WrongShard",
+    "class_of",
 ]
 
 
 class PetpsError(Exception):
-    """Base class of every error of a client. ``code`` is its name on the wire."""
+    """Base class of every error of petps. ``code`` is its name in native/base/status.h."""
 
     code: ClassVar[str] = "INTERNAL"
     number: ClassVar[int] = 13
@@ -42,30 +47,30 @@ class InvalidArgument(PetpsError, ValueError):
 
 
 class NotFound(PetpsError, LookupError):
-    """An unknown table, instance or model. The text lists the known ones."""
+    """An unknown table, file, model or instance."""
 
     code = "NOT_FOUND"
     number = 2
 
 
 class AlreadyExists(PetpsError):
-    """The name exists already."""
+    """The name of a pool, table or instance exists already."""
 
     code = "ALREADY_EXISTS"
     number = 3
 
 
 class ResourceExhausted(PetpsError):
-    """A full table, a limit of the server, or all of the client's connections in use."""
+    """A full table, a full disk, or a limit that is reached: of a server, of connections."""
 
     code = "RESOURCE_EXHAUSTED"
     number = 4
     report: object = None
-    """The PushReport of a push to a full table, else None."""
+    """What was applied before the limit was reached. After a push to a full table: a PushReport."""
 
 
 class FailedPrecondition(PetpsError):
-    """A wrong state, such as a closed client, or a push to a table that is fed by deltas."""
+    """A wrong state, such as a closed client, a read-only pool, a table that deltas feed."""
 
     code = "FAILED_PRECONDITION"
     number = 5
@@ -79,21 +84,21 @@ class Unavailable(PetpsError, ConnectionError):
 
 
 class DeadlineExceeded(PetpsError, TimeoutError):
-    """The deadline passed before a complete reply arrived."""
+    """The caller's deadline passed before the call was complete."""
 
     code = "DEADLINE_EXCEEDED"
     number = 7
 
 
 class DataLoss(PetpsError):
-    """Damaged data on the server."""
+    """Damaged data: a wrong checksum, a torn file, a corrupt chunk."""
 
     code = "DATA_LOSS"
     number = 8
 
 
 class PermissionDenied(PetpsError):
-    """A request that the server does not allow."""
+    """A request that the caller is not allowed to make."""
 
     code = "PERMISSION_DENIED"
     number = 9
@@ -104,6 +109,8 @@ class Stale(PetpsError):
 
     code = "STALE"
     number = 10
+    applied_version: int = 0
+    """The applied version of the requested instance, if the server sends it."""
 
 
 class WrongShard(PetpsError):
@@ -114,47 +121,55 @@ class WrongShard(PetpsError):
 
 
 class Unimplemented(PetpsError):
-    """A request, dtype or version of the protocol that one side does not know."""
+    """An unknown operation, or a format newer than this program."""
 
     code = "UNIMPLEMENTED"
     number = 12
 
 
 class InternalError(PetpsError):
-    """A bug in petps."""
+    """A bug in petps. Please report it."""
 
     code = "INTERNAL"
     number = 13
 
 
 class IoError(PetpsError, OSError):
-    """An error of the server's operating system."""
+    """An error of the operating system. The message has its reason."""
 
     code = "IO_ERROR"
     number = 14
 
 
-_BY_NUMBER: dict[int, type[PetpsError]] = {
-    each.number: each
-    for each in (
-        InvalidArgument,
-        NotFound,
-        AlreadyExists,
-        ResourceExhausted,
-        FailedPrecondition,
-        Unavailable,
-        DeadlineExceeded,
-        DataLoss,
-        PermissionDenied,
-        Stale,
-        WrongShard,
-        Unimplemented,
-        InternalError,
-        IoError,
-    )
-}
+class InUse(FailedPrecondition):
+    """A pool that another process has open."""
+
+    code = "IN_USE"
+    number = 15
+
+
+_CLASSES: tuple[type[PetpsError], ...] = (
+    InvalidArgument,
+    NotFound,
+    AlreadyExists,
+    ResourceExhausted,
+    FailedPrecondition,
+    Unavailable,
+    DeadlineExceeded,
+    DataLoss,
+    PermissionDenied,
+    Stale,
+    WrongShard,
+    Unimplemented,
+    InternalError,
+    IoError,
+    InUse,
+)
+
+BY_CODE: dict[str, type[PetpsError]] = {kind.code: kind for kind in _CLASSES}
+_BY_NUMBER: dict[int, type[PetpsError]] = {kind.number: kind for kind in _CLASSES}
 
 
 def class_of(number: int) -> type[PetpsError]:
-    """Return the class for a code's number on the wire; InternalError for an unknown number."""
-    return _BY_NUMBER.get(number, InternalError)
+    """Return the class for a code's number; PetpsError for one that only a newer server knows."""
+    return _BY_NUMBER.get(number, PetpsError)

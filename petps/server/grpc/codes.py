@@ -28,6 +28,7 @@ GRPC_CODES: Final = {
     "UNIMPLEMENTED": grpc.StatusCode.UNIMPLEMENTED,
     "INTERNAL": grpc.StatusCode.INTERNAL,
     "IO_ERROR": grpc.StatusCode.INTERNAL,
+    "IN_USE": grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 CODE_KEY: Final = "petps-code"  # key in the trailing metadata

@@ -120,8 +120,8 @@ TEST_F(FileMedium, OneWriterAtATimeAcrossProcesses) {
   if (child == 0) {  // a separate process, because the kernel holds the lock per process
     const auto second = Media::open(options());
     const auto reader = Media::open(read_only());
-    const bool refused = second.status().code() == Code::kFailedPrecondition &&
-                         reader.status().code() == Code::kFailedPrecondition &&
+    const bool refused = second.status().code() == Code::kInUse &&
+                         reader.status().code() == Code::kInUse &&
                          contains(second.status(), path_) &&
                          contains(reader.status(), "open for writing in another process");
     _exit(refused ? 0 : 1);
@@ -147,7 +147,7 @@ TEST_F(FileMedium, AKilledWriterReleasesTheLock) {
   char word = 0;
   ASSERT_EQ(read(ready[0], &word, 1), 1);
   EXPECT_EQ(word, 'y');
-  EXPECT_EQ(Media::open(options()).status().code(), Code::kFailedPrecondition);
+  EXPECT_EQ(Media::open(options()).status().code(), Code::kInUse);
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
   EXPECT_TRUE(Media::open(options()).ok());
@@ -162,7 +162,7 @@ TEST_F(FileMedium, ReadersShareAndKeepWritersOut) {
   ASSERT_TRUE(one.ok());
   ASSERT_TRUE(two.ok());
   EXPECT_TRUE(one.value()->read_only());
-  EXPECT_EQ(Media::open(options()).status().code(), Code::kFailedPrecondition);
+  EXPECT_EQ(Media::open(options()).status().code(), Code::kInUse);
   EXPECT_EQ(one.value()->grow(2 * kBytes).code(), Code::kFailedPrecondition);
 }
 

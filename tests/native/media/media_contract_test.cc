@@ -250,7 +250,7 @@ TEST_P(PersistentMedia, AReopenedMediumHoldsWhatWasDrained) {
 TEST_P(PersistentMedia, AnotherWriterIsRefused) {
   auto media = make();
   const auto second = Media::open(options());
-  EXPECT_EQ(second.status().code(), base::Code::kFailedPrecondition);
+  EXPECT_EQ(second.status().code(), base::Code::kInUse);
   EXPECT_NE(second.status().message().find("is open in another process"), std::string::npos);
   media = nullptr;
   EXPECT_TRUE(Media::open(options()).ok());

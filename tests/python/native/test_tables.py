@@ -21,6 +21,7 @@ from petps.errors import (
     AlreadyExists,
     DataLoss,
     FailedPrecondition,
+    InUse,
     InvalidArgument,
     NotFound,
     PetpsError,
@@ -75,7 +76,7 @@ def test_error_classes_have_the_native_codes() -> None:
     header = Path(__file__).parents[3] / "native/base/status.h"
     found = re.findall(r"^  k(\w+) = (\d+),", header.read_text(), re.M)
     numbers = {name: int(number) for name, number in found if name != "Ok"}
-    assert len(numbers) == 14
+    assert len(numbers) == 15
     for name, number in numbers.items():
         kind = class_of(number)
         assert kind.code.replace("_", "") == name.upper()
@@ -229,7 +230,7 @@ def test_other_threads_run_during_a_long_call() -> None:
 
 def test_open_twice_for_writing(pool_path: Path) -> None:
     tables = _native.Tables.open(str(pool_path))
-    with pytest.raises(FailedPrecondition, match=f"{pool_path} is open in another process"):
+    with pytest.raises(InUse, match=f"{pool_path} is open in another process"):
         _native.Tables.open(str(pool_path))
     tables.close()
     first = _native.Tables.open(str(pool_path), read_only=True)
