@@ -9,6 +9,7 @@ Invariants:  Keys are never rounded or wrapped silently. When a push returns, it
 """
 
 from petps.pool.live import LivePool
-from petps.pool.pool import MAX_ROWS_PER_APPLY, Pool, PushReport, TableInfo
+from petps.pool.pool import MAX_ROWS_PER_APPLY, Pool, PushReport
+from petps.pool.reader import TableInfo
 
 __all__ = ["MAX_ROWS_PER_APPLY", "LivePool", "Pool", "PushReport", "TableInfo"]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike, fspath
-from typing import Final, Literal, overload
-
-import numpy as np
-import numpy.typing as npt
+from typing import Final
 
 from petps import _native
 from petps.errors import Unavailable
-from petps.pool.arrays import as_keys
-from petps.pool.pool import DEFAULT_MODEL, Form, Keys, Mask, Rows, TableInfo, empty_rows
+from petps.pool.reader import (
+    DEFAULT_MODEL,
+    Form,
+    Keys,
+    Mask,
+    PoolReader,
+    Rows,
+    TableInfo,
+    empty_rows,
+)
 
 __all__ = ["LivePool"]
 
@@ -21,7 +26,7 @@ __all__ = ["LivePool"]
 MAX_RESOLUTIONS: Final = 8
 
 
-class LivePool:
+class LivePool(PoolReader):
     """A reader of a pool beside its server (native/epoch/READERS.md); see ``petps.open_live``.
 
     It sees every row and table as soon as the server's own pulls do, and continues when the server
@@ -62,62 +67,11 @@ class LivePool:
             if wanted in (None, instance)
         ]
 
-    @overload
-    def pull(
-        self,
-        table: str,
-        keys: npt.ArrayLike,
-        out: Rows | None = ...,
-        return_mask: Literal[False] = ...,
-        dtype: Form = ...,
-        *,
-        mask: Mask | None = ...,
-        model: str | None = ...,
-    ) -> Rows: ...
-    @overload
-    def pull(
-        self,
-        table: str,
-        keys: npt.ArrayLike,
-        out: Rows | None = ...,
-        *,
-        return_mask: Literal[True],
-        dtype: Form = ...,
-        mask: Mask | None = ...,
-        model: str | None = ...,
-    ) -> tuple[Rows, Mask]: ...
-    def pull(
-        self,
-        table: str,
-        keys: npt.ArrayLike,
-        out: Rows | None = None,
-        return_mask: bool = False,
-        dtype: Form = "f32",
-        *,
-        mask: Mask | None = None,
-        model: str | None = None,
-    ) -> Rows | tuple[Rows, Mask]:
-        """Pull rows as ``Pool.pull`` does: keys integers[n] -> float32[n, dim]."""
-        checked = as_keys(keys)
-        if mask is None and return_mask:
-            mask = np.empty(checked.shape[0], np.bool_)
-        rows = self._pull(model, [table], [checked], [mask], out, dtype)[0]
-        return (rows, mask) if return_mask and mask is not None else rows
-
-    def pull_many(
-        self, keys: Mapping[str, npt.ArrayLike], *, model: str | None = None
-    ) -> dict[str, tuple[Rows, Mask]]:
-        """Pull keys of several tables of one instance: (rows, mask) by table, as pull() does."""
-        wanted = [as_keys(each) for each in keys.values()]
-        masks = [np.empty(each.shape[0], np.bool_) for each in wanted]
-        rows = self._pull(model, list(keys), wanted, masks)
-        return dict(zip(keys, zip(rows, masks, strict=True), strict=True))
-
     def _pull(
         self,
         model: str | None,
-        tables: list[str],
-        keys: list[Keys],
+        tables: Sequence[str],
+        keys: Sequence[Keys],
         masks: Sequence[Mask | None],
         out: Rows | None = None,
         dtype: Form = "f32",
@@ -127,15 +81,15 @@ class LivePool:
         If that instance is dropped before the last row is read, resolve and read everything again.
         """
         for _ in range(MAX_RESOLUTIONS):
-            pulled: list[Rows] = []
-            found = self._native.find(self._model(model), tables)
-            for record, wanted, mask in zip(found, keys, masks, strict=True):
-                rows = empty_rows(record, wanted.shape[0], dtype) if out is None else out
-                if self._native.pull(record, wanted, rows, mask) is None:
+            results: list[Rows] = []
+            records = self._native.find(self._model(model), list(tables))
+            for record, table_keys, mask in zip(records, keys, masks, strict=True):
+                rows = empty_rows(record, table_keys.shape[0], dtype) if out is None else out
+                if self._native.pull(record, table_keys, rows, mask) is None:
                     break
-                pulled.append(rows)
+                results.append(rows)
             else:
-                return pulled
+                return results
         raise Unavailable(
             f"the instance of '{model or DEFAULT_MODEL}' was dropped during the pull, "
             f"{MAX_RESOLUTIONS} times: pull again"

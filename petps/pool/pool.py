@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, Final, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,49 +16,26 @@ from petps import _native
 from petps.delta.schema import check_instance
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError, ResourceExhausted
 from petps.pool.arrays import as_keys, as_rows, as_stored, check_finite
+from petps.pool.reader import (
+    DEFAULT_MODEL,
+    Form,
+    Keys,
+    Mask,
+    PoolReader,
+    Rows,
+    TableInfo,
+    empty_rows,
+)
 
 if TYPE_CHECKING:
     from petps.pool.export import Bar
 
-__all__ = ["MAX_ROWS_PER_APPLY", "Pool", "PushReport", "TableInfo"]
+__all__ = ["MAX_ROWS_PER_APPLY", "Pool", "PushReport"]
 
 # Rows of one durable batch: enough to amortise its three drains, few enough that a failed batch
 # (disk full) loses little work.
 MAX_ROWS_PER_APPLY: Final = 1 << 16
-DEFAULT_MODEL: Final = "default"
 DEFAULT_PARTITIONS: Final = 8
-
-Keys = npt.NDArray[np.uint64]
-# float32[n, dim], or uint8[n, row_bytes] as the pool stores them.
-Rows = npt.NDArray[Any]
-Mask = npt.NDArray[np.bool_]
-Form = Literal["f32", "stored"]
-
-
-@dataclass(frozen=True, slots=True)
-class TableInfo:
-    """Description of a table, as it was created."""
-
-    id: int
-    name: str
-    instance: str
-    dim: int
-    dtype: str
-    capacity: int
-    feed: str
-
-    @classmethod
-    def of(cls, record: _native.TableRecord, instance: str) -> TableInfo:
-        """Return the description for a record of the catalogue."""
-        return cls(
-            id=record.id,
-            name=record.name,
-            instance=instance,
-            dim=record.dim,
-            dtype=record.dtype,
-            capacity=record.capacity,
-            feed=record.feed,
-        )
 
 
 @dataclass(slots=True)
@@ -88,7 +65,7 @@ def _close_quietly(native: _native.Tables) -> None:
         native.close()
 
 
-class Pool:
+class Pool(PoolReader):
     """An open pool, usable as a context manager. The end of the process closes it at the latest.
 
     Threads: any thread may call any method; pulls and pushes run without the GIL.
@@ -252,96 +229,23 @@ class Pool:
 
     # ---- rows
 
-    @overload
-    def pull(
+    def _pull(
         self,
-        table: str,
-        keys: npt.ArrayLike,
-        out: Rows | None = ...,
-        return_mask: Literal[False] = ...,
-        dtype: Form = ...,
-        *,
-        mask: Mask | None = ...,
-        model: str | None = ...,
-    ) -> Rows: ...
-    @overload
-    def pull(
-        self,
-        table: str,
-        keys: npt.ArrayLike,
-        out: Rows | None = ...,
-        *,
-        return_mask: Literal[True],
-        dtype: Form = ...,
-        mask: Mask | None = ...,
-        model: str | None = ...,
-    ) -> tuple[Rows, Mask]: ...
-    def pull(
-        self,
-        table: str,
-        keys: npt.ArrayLike,
+        model: str | None,
+        tables: Sequence[str],
+        keys: Sequence[Keys],
+        masks: Sequence[Mask | None],
         out: Rows | None = None,
-        return_mask: bool = False,
         dtype: Form = "f32",
-        *,
-        mask: Mask | None = None,
-        model: str | None = None,
-    ) -> Rows | tuple[Rows, Mask]:
-        """Pull the rows of keys. A missing key has the table's default row.
-
-        Args:
-            table: The table's name.
-            keys: integers[n].
-            out: A C-contiguous float32[n, dim] to fill; it is returned.
-            return_mask: Return (rows, mask); the mask bool[n] says which keys were found.
-            dtype: "f32", or "stored" for uint8[n, row_bytes] as the pool stores them.
-            mask: A bool[n] to fill with the mask.
-            model: A model, instance or alias; None selects the only model, or else 'default'.
-
-        Returns:
-            float32[n, dim], or as ``dtype`` and ``return_mask`` say.
-
-        Raises:
-            NotFound (lists the tables), InvalidArgument (names the array).
-        """
-        native = self.table(table, model)
-        checked = as_keys(keys)
-        rows = empty_rows(native, checked.shape[0], dtype) if out is None else out
-        if mask is None and return_mask:
-            mask = np.empty(checked.shape[0], np.bool_)
-        native.pull(checked, rows, mask)
-        return (rows, mask) if return_mask and mask is not None else rows
-
-    @overload
-    def pull_many(
-        self,
-        keys: Mapping[str, npt.ArrayLike],
-        *,
-        return_mask: Literal[False] = ...,
-        model: str | None = ...,
-    ) -> dict[str, Rows]: ...
-    @overload
-    def pull_many(
-        self,
-        keys: Mapping[str, npt.ArrayLike],
-        *,
-        return_mask: Literal[True],
-        model: str | None = ...,
-    ) -> dict[str, tuple[Rows, Mask]]: ...
-    def pull_many(
-        self,
-        keys: Mapping[str, npt.ArrayLike],
-        *,
-        return_mask: bool = False,
-        model: str | None = None,
-    ) -> dict[str, Rows] | dict[str, tuple[Rows, Mask]]:
-        """Pull keys of several tables of one instance, as pull() does; return results by table."""
-        name = self._instance(model).name
-        answers = {
-            table: self.pull(table, wanted, return_mask=True, model=name)
-            for table, wanted in keys.items()
-        }
-        return answers if return_mask else {table: rows for table, (rows, _) in answers.items()}
+    ) -> list[Rows]:
+        instance = self._instance(model).name
+        results: list[Rows] = []
+        for name, table_keys, mask in zip(tables, keys, masks, strict=True):
+            table = self._native.find(instance, name)
+            rows = empty_rows(table, table_keys.shape[0], dtype) if out is None else out
+            table.pull(table_keys, rows, mask)
+            results.append(rows)
+        return results
 
     def push(
         self,
@@ -490,15 +394,6 @@ class Pool:
             "previous_of_aliases": self._native.previous_of_aliases(),
             "tables": tables,
         }
-
-
-def empty_rows(table: _native.Table | _native.TableRecord, n: int, dtype: Form) -> Rows:
-    """Return space for n rows in the given form. Raises InvalidArgument for an unknown form."""
-    if dtype == "stored":
-        return np.empty((n, table.row_bytes), np.uint8)
-    if dtype != "f32":
-        raise InvalidArgument(f"dtype '{dtype}' is unknown; rows come as 'f32' or as 'stored'")
-    return np.empty((n, table.dim), np.float32)
 
 
 def _default_row(default: float | npt.ArrayLike, dim: int, table: str) -> Rows:

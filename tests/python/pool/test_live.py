@@ -121,7 +121,7 @@ def test_sees_writes_tables_and_switches_at_once(path: Path) -> None:
         server.drop_instance("default@0")
         with pytest.raises(NotFound, match="default@0"):
             reader.pull(TABLE, ALL, model="default@0")
-        answers = reader.pull_many({TABLE: [1, 2], "late": [3]})
+        answers = reader.pull_many({TABLE: [1, 2], "late": [3]}, return_mask=True)
         assert answers[TABLE][1].all()
         assert (
             reader.pull(TABLE, [3], dtype="stored").view(np.float32) == rows_of(ALL[3:4], 8)
@@ -496,7 +496,7 @@ def test_a_switch_during_a_pull_mixes_nothing(two: TwoInstances) -> None:
     assert np.unique(two.live.pull("t", two.KEYS, model="m")).tolist() == [1.0]
     two.means(1)
     many = two.live.pull_many({"t": two.KEYS, "u": two.KEYS}, model="m")
-    assert [np.unique(rows).tolist() for rows, _ in many.values()] == [[1.0], [1.0]]
+    assert [np.unique(rows).tolist() for rows in many.values()] == [[1.0], [1.0]]
     assert spy.resolutions == 3
 
 
@@ -516,8 +516,9 @@ def test_switches_without_end_mix_nothing(two: TwoInstances) -> None:
     for _ in range(100):
         two.live.pull("t", two.KEYS, out, model="m")
         seen.add(tuple(np.unique(out)))
-        for rows, found in two.live.pull_many({"t": two.KEYS, "u": two.KEYS}, model="m").values():
-            assert found.all()
+        keys = {"t": two.KEYS, "u": two.KEYS}
+        for rows, mask in two.live.pull_many(keys, return_mask=True, model="m").values():
+            assert mask.all()
             seen.add(tuple(np.unique(rows)))
     ended.set()
     thread.join()
