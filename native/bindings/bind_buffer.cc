@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "bindings/arrays.h"
-#include "buffer/buffer.h"
+#include "trainer/buffer/buffer.h"
 
 namespace petps::bindings {
 

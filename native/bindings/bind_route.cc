@@ -4,7 +4,7 @@
 
 #include "bindings/arrays.h"
 #include "bindings/blocks.h"
-#include "route/route.h"
+#include "trainer/route/route.h"
 
 namespace petps::bindings {
 
@@ -49,11 +49,11 @@ void bind_route(py::module_& module) {
   module.def("route_ask", route_ask, py::arg("values"), py::arg("block_of"), py::kw_only(),
              py::arg("world"), py::arg("micros"), py::arg("partitions"), py::arg("seen"),
              "-> (keys uint64[n], seen uint64[n or 0], counts uint64[world, micros, tables], "
-             "position uint32[all values]); see native/route/route.h.");
+             "position uint32[all values]); see native/trainer/route/route.h.");
   module.def("route_merge", route_merge, py::arg("keys"), py::arg("seen"), py::arg("wanted"),
              py::arg("block_of"), py::kw_only(), py::arg("world"), py::arg("micros"),
              "-> (keys uint64[n], offsets uint64[tables + 1], seen uint64[n or 0], position "
-             "int64[keys]); see native/route/route.h.");
+             "int64[keys]); see native/trainer/route/route.h.");
 }
 
 }  // namespace petps::bindings

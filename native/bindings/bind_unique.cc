@@ -3,7 +3,7 @@
 
 #include "bindings/arrays.h"
 #include "bindings/blocks.h"
-#include "unique/unique.h"
+#include "trainer/unique/unique.h"
 
 namespace petps::bindings {
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "bindings/bindings.h"
-#include "unique/pages.h"
+#include "trainer/unique/pages.h"
 
 namespace petps::bindings {
 

@@ -48,11 +48,18 @@ def without_comments(text: str) -> str:
     return re.sub(pattern, lambda match: "\n" * match.group().count("\n"), text, flags=re.DOTALL)
 
 
+def native_room(path: str) -> str:
+    """Return the room of a path relative to native/, such as "trainer/route" of its route.h."""
+    parts = path.split("/")[:-1]
+    inner = "/".join(parts[:2])
+    return inner if inner in rooms()["native"] else "".join(parts[:1])
+
+
 def cxx_room(path: PurePosixPath) -> tuple[str, set[str]] | None:
     """Return (the C++ file's room, the rooms it may include); None if it may include all."""
     if path.parts[0] == "native" and len(path.parts) > 2:
-        allowed = rooms()["native"].get(path.parts[1])
-        return (path.parts[1], set() if allowed is None else set(allowed))
+        room = native_room("/".join(path.parts[1:]))
+        return (room, set(rooms()["native"].get(room, [])))
     if path.parts[0] == "client" and len(path.parts) > 2:
         return (f"client/{path.parts[1]}", set(rooms()["client"][path.parts[1]]))
     return None
@@ -66,9 +73,9 @@ def include_complaints(path: PurePosixPath, text: str) -> list[str]:
     name, allowed = room
     complaints = []
     for line, included in re.findall(r'^([ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"])', text, re.M):
-        first = included.split("/")[0] if "/" in included else ""
-        known = first in rooms()["native"] or first == "client"
-        if known and first not in {*allowed, name} and not name.startswith(f"{first}/"):
+        other = native_room(included)
+        known = other in rooms()["native"] or other == "client"
+        if known and other not in {*allowed, name} and not name.startswith(f"{other}/"):
             complaints.append(f"{path}: room {name} may not include {included}")
         elif known and "<" in line:
             complaints.append(f'{path}: write "{included}", not <{included}>')
@@ -226,8 +233,9 @@ def word_complaints(path: PurePosixPath, text: str) -> list[str]:
 
 
 def is_front_door(path: PurePosixPath) -> bool:
-    """Return whether the path is native/<room>/<room>.h."""
-    return path.parts[0] == "native" and path.match("native/*/*.h") and path.stem == path.parts[1]
+    """Return whether the path is native/<room>/<name>.h, where name ends the room's name."""
+    room = native_room("/".join(path.parts[1:]))
+    return path == PurePosixPath(f"native/{room}/{path.parent.name}.h")
 
 
 def sign_complaints(path: PurePosixPath, text: str) -> list[str]:
@@ -258,7 +266,7 @@ def cmake_complaints(room: str, text: str) -> list[str]:
     if found is None:
         return [f"native/{room}/CMakeLists.txt does not call petps_room"]
     linked = set((found.group(2) or "").split())
-    allowed = set(rooms()["native"][room])
+    allowed = {name.split("/")[-1] for name in rooms()["native"][room]}
     if linked != allowed:
         return [f"native/{room}/CMakeLists.txt links {sorted(linked)}, not {sorted(allowed)}"]
     return []

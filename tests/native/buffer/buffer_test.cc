@@ -1,5 +1,5 @@
 // Tests of the moves of rows by position against plain loops, and with invalid positions.
-#include "buffer/buffer.h"
+#include "trainer/buffer/buffer.h"
 
 #include <gtest/gtest.h>
 

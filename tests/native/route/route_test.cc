@@ -1,5 +1,5 @@
 // Tests of routing against a slow model of the same orders, on seeded batches of all shapes.
-#include "route/route.h"
+#include "trainer/route/route.h"
 
 #include <gtest/gtest.h>
 

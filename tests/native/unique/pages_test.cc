@@ -1,7 +1,7 @@
 // Tests of the kept large blocks: a take returns a kept block unchanged, the kept bytes are
 // bounded, and blocks that no take uses are freed. They do not cover whether the kernel gives
 // huge pages.
-#include "unique/pages.h"
+#include "trainer/unique/pages.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Tests of the distinct ids against std::map on the same seeded ids: few and many tables, ids
 // that repeat and that do not, and ids that are hard for hash tables.
-#include "unique/unique.h"
+#include "trainer/unique/unique.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tests/seed.h"
-#include "unique/id_set.h"
+#include "trainer/unique/id_set.h"
 
 namespace petps::unique {
 namespace {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "unique/pages.h"
+#include "trainer/unique/pages.h"
 
 namespace petps::route {
 

@@ -1,4 +1,4 @@
-#include "buffer/buffer.h"
+#include "trainer/buffer/buffer.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "unique/radix.h"
+#include "trainer/unique/radix.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "unique/unique.h"
+#include "trainer/unique/unique.h"
 
 #include <algorithm>
 #include <bit>
@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "unique/id_range.h"
-#include "unique/id_set.h"
-#include "unique/radix.h"
+#include "trainer/unique/id_range.h"
+#include "trainer/unique/id_set.h"
+#include "trainer/unique/radix.h"
 
 namespace petps::unique {
 namespace {

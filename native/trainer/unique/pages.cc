@@ -1,4 +1,4 @@
-#include "unique/pages.h"
+#include "trainer/unique/pages.h"
 
 #include <sys/mman.h>
 

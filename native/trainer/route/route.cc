@@ -1,11 +1,11 @@
-#include "route/route.h"
+#include "trainer/route/route.h"
 
 #include <algorithm>
 #include <numeric>
 #include <string>
 #include <utility>
 
-#include "unique/unique.h"
+#include "trainer/unique/unique.h"
 #include "wire/wire.h"
 
 namespace petps::route {

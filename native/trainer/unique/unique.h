@@ -18,7 +18,7 @@
 #include <span>
 
 #include "base/status.h"
-#include "unique/pages.h"
+#include "trainer/unique/pages.h"
 
 namespace petps::unique {
 
