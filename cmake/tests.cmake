@@ -73,6 +73,13 @@ add_library(petps_fake_verbs STATIC EXCLUDE_FROM_ALL
 target_compile_options(petps_fake_verbs PRIVATE ${PETPS_TEST_WARNINGS} ${PETPS_TEST_SANITIZE})
 target_link_libraries(petps_fake_verbs PUBLIC petps_transport)
 
+# A transport in memory: tests decide when and in what order frames arrive.
+file(GLOB loopback CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/support/loopback/*.cc")
+add_library(petps_loopback STATIC EXCLUDE_FROM_ALL ${loopback})
+target_compile_options(petps_loopback PRIVATE ${PETPS_TEST_WARNINGS} ${PETPS_TEST_SANITIZE})
+target_include_directories(petps_loopback PUBLIC "${PROJECT_SOURCE_DIR}")
+target_link_libraries(petps_loopback PUBLIC petps_transport)
+
 foreach(room ${PETPS_ROOMS})
   if(room STREQUAL "client")
     petps_tests(client FOLDER tests/native/client TIMEOUT 60
@@ -82,14 +89,14 @@ foreach(room ${PETPS_ROOMS})
     if(room MATCHES "^(pool|index|table)$")
       set(doubles petps_simulated_medium)
     elseif(room STREQUAL "server")
-      set(doubles petps_fake_verbs)
+      set(doubles petps_fake_verbs petps_loopback)
     endif()
     petps_tests(${room} FOLDER tests/native/${room} TIMEOUT 60 LIBS ${doubles} petps_${room})
   endif()
 endforeach()
 foreach(suite contract crash fuzz stress)
   petps_tests(${suite} FOLDER tests/${suite} TIMEOUT 300
-              LIBS petps_simulated_medium ${PETPS_ROOM_LIBRARIES})
+              LIBS petps_simulated_medium petps_loopback ${PETPS_ROOM_LIBRARIES})
 endforeach()
 
 # The model compiles index and epoch a second time, so that each shared access is one step of its

@@ -1,5 +1,5 @@
-// Room transport: frames in, gather lists out. One contract, three implementations: tcp/, rdma/,
-// loopback/.
+// Room transport: frames in, gather lists out. One contract, two implementations: tcp/ and rdma/.
+// (tests/support/loopback is a third one, in memory, for tests.)
 //
 // Owns:        connections, receive buffers, output that a peer has not taken yet, accepting and
 //              refusing peers.

@@ -1,6 +1,6 @@
 // Behaviour that only the loopback transport can produce: completions that arrive late, in
 // another order, or never.
-#include "transport/loopback/loopback.h"
+#include "tests/support/loopback/loopback.h"
 
 #include <gtest/gtest.h>
 

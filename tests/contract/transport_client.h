@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "transport/loopback/loopback.h"
+#include "tests/support/loopback/loopback.h"
 #include "transport/tcp/tcp.h"
 
 namespace petps::transport {

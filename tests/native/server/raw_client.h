@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "table/table.h"
-#include "transport/loopback/loopback.h"
+#include "tests/support/loopback/loopback.h"
 #include "wire/wire.h"
 
 namespace petps::server {

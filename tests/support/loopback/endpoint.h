@@ -1,4 +1,4 @@
-// One worker's share of the loopback transport. Internal to transport/loopback.
+// One worker's share of the loopback transport. Internal to tests/support/loopback.
 #pragma once
 
 #include <deque>
@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/loopback/loopback.h"
 #include "transport/limits.h"
-#include "transport/loopback/loopback.h"
 #include "transport/receive_buffer.h"
 
 namespace petps::transport {

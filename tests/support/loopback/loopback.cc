@@ -1,11 +1,11 @@
-#include "transport/loopback/loopback.h"
+#include "tests/support/loopback/loopback.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 
 #include "base/clock.h"
-#include "transport/loopback/endpoint.h"
+#include "tests/support/loopback/endpoint.h"
 
 namespace petps::transport {
 

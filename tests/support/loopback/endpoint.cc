@@ -1,4 +1,4 @@
-#include "transport/loopback/endpoint.h"
+#include "tests/support/loopback/endpoint.h"
 
 #include <algorithm>
 #include <chrono>
