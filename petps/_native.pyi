@@ -502,7 +502,7 @@ def first_not_finite(rows: Floats) -> int:
 def partition_of(keys: Keys, partitions: int) -> npt.NDArray[np.uint32]:
     """keys: uint64[n] -> uint32[n], each below ``partitions``: xxh3(key) mod partitions."""
 
-def take_turns(short: bool) -> None:
+def set_time_slice(short: bool) -> None:
     """Whether this thread, and those that it starts, take short turns on a busy processor.
 
     Who does is not kept waiting when it wakes up (Linux 6.12 and later), at the same share.

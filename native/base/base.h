@@ -1,7 +1,7 @@
 // Front door of room base: what every native room builds on.
 //
 // Owns:        Status/Result, checked asserts, clocks, the two hashes of a key, checksums, cpu
-//              features detected at run time, the length of a thread's time slice (turns.h).
+//              features detected at run time, the length of a thread's time slice (time_slice.h).
 // Never does:  allocate on the data path, log, read configuration, keep mutable global state
 //              (cpu features and the checksum's code path are chosen once and never change).
 // Called by:   every other room.

@@ -1,6 +1,6 @@
 // Properties of the build and the machine: processor features, versions, the checksum of rows.
 #include "base/base.h"
-#include "base/turns.h"
+#include "base/time_slice.h"
 #include "bindings/bindings.h"
 #include "media/bus_error.h"
 #include "pool/layout.h"
@@ -36,7 +36,8 @@ uint32_t crc32c(const py::buffer& data, uint32_t seed) {
 
 void bind_base(py::module_& module) {
   module.def(
-      "take_turns", [](bool are_short) { base::take_turns(are_short ? base::kShortTurnNs : 0); },
+      "set_time_slice",
+      [](bool are_short) { base::set_time_slice(are_short ? base::kShortSliceNs : 0); },
       py::arg("short"),
       "How long this thread's turns on a busy processor are, and those of threads it starts.");
   module.def("cpu_features", cpu_features, "What this processor can do, by name.");

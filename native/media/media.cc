@@ -326,7 +326,7 @@ Status Media::grow(uint64_t bytes) {
   return Status();
 }
 
-void Media::look_again() {
+void Media::refresh_size() {
   const Result<uint64_t> bytes =
       is_device() ? Result<uint64_t>(device_bytes_) : file_bytes(file_, path_);
   if (bytes.ok()) size_.store(std::min(bytes.value(), reserved_), std::memory_order_release);

@@ -133,7 +133,7 @@ class Media {
   bool read_only() const { return read_only_; }
   bool beside() const { return beside_; }  // Access::kReadBeside
   // Update size() of a medium that is read beside its writer, after the file may have grown.
-  void look_again();
+  void refresh_size();
   // Return true for a device-DAX device, whose pages no file system can move.
   bool is_device() const { return device_bytes_ > 0; }
   bool is_volatile() const { return kind_ == Kind::kDram; }

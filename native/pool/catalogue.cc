@@ -499,10 +499,10 @@ Status Pool::switch_alias(AliasRecord* alias, uint32_t instance) {
   return status;
 }
 
-std::vector<TableRecord> Pool::tables() const { return shown()->tables; }
-std::vector<InstanceRecord> Pool::instances() const { return shown()->names.instances; }
-std::vector<AliasRecord> Pool::aliases() const { return shown()->names.aliases; }
-Names Pool::names() const { return shown()->names; }
+std::vector<TableRecord> Pool::tables() const { return snapshot()->tables; }
+std::vector<InstanceRecord> Pool::instances() const { return snapshot()->names.instances; }
+std::vector<AliasRecord> Pool::aliases() const { return snapshot()->names.aliases; }
+Names Pool::names() const { return snapshot()->names; }
 
 Slots& Pool::slots(uint32_t table) {
   const std::lock_guard state(state_mutex_);

@@ -209,7 +209,7 @@ Result<std::unique_ptr<Pool>> Pool::attach(std::unique_ptr<media::Media> medium)
   pool->media_->forget_beyond(pool->end_);
   PETPS_RETURN_IF_ERROR(pool->load_slots());
   pool->load_progress();
-  pool->show();
+  pool->publish_snapshot();
   return pool;
 }
 
@@ -287,7 +287,7 @@ Status Pool::load_extents() {
                                          "' is corrupt; restore the pool from a base (petps load)");
     }
     const uint64_t bytes = extent.units * unit_bytes_;
-    if (end_ + bytes > media_->size() && media_->beside()) media_->look_again();
+    if (end_ + bytes > media_->size() && media_->beside()) media_->refresh_size();
     // The record reached the disk before the power loss; the file's new length did not.
     if (end_ + bytes > media_->size() && lost_power_) break;
     if (end_ + bytes > media_->size())
@@ -365,22 +365,22 @@ Status Pool::write_superblock() {
   const Status synced = media_->sync_range(copy, image.size(), Site::kSuperblockSync);
   PETPS_RETURN_IF_ERROR(drained);
   PETPS_RETURN_IF_ERROR(synced);
-  show();
+  publish_snapshot();
   return Status();
 }
 
 // Publish a snapshot for readers, so that no reader waits for the next change to become durable.
-void Pool::show() {
-  auto next = std::make_shared<Shown>();
+void Pool::publish_snapshot() {
+  auto next = std::make_shared<Snapshot>();
   next->tables = catalogue_->tables;
   next->names = {catalogue_->instances, catalogue_->aliases, catalogue_->sequence};
   const std::lock_guard state(state_mutex_);
-  shown_ = std::move(next);
+  snapshot_ = std::move(next);
 }
 
-std::shared_ptr<const Pool::Shown> Pool::shown() const {
+std::shared_ptr<const Pool::Snapshot> Pool::snapshot() const {
   const std::lock_guard state(state_mutex_);
-  return shown_;
+  return snapshot_;
 }
 
 Status Pool::begin_writing() {

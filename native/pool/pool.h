@@ -292,12 +292,12 @@ class Pool {
   std::atomic<bool> extents_held_{false};
   uint64_t end_ = 0;  // where the next extent begins
   // What readers see of the catalogue: a consistent, durable snapshot that never changes.
-  struct Shown {
+  struct Snapshot {
     std::vector<TableRecord> tables;
     Names names;
   };
-  void show();
-  std::shared_ptr<const Shown> shown() const;
+  void publish_snapshot();
+  std::shared_ptr<const Snapshot> snapshot() const;
 
   // Lock order: mutex_, extents_mutex_, state_mutex_. The first two are held while the disk
   // works, so requests never take them: a reader takes only state_mutex_, which no disk operation
@@ -306,13 +306,13 @@ class Pool {
   // Serialises changes of the catalogue and writes of progress.
   mutable std::mutex mutex_;
   mutable std::mutex extents_mutex_;  // guards extent records and the medium's growth
-  // Guards shown_, and the catalogue's extents, slots and progress. A change also holds the mutex
-  // above that owns them (extents_mutex_ for extents, mutex_ for slots and progress), so a thread
-  // that holds that mutex reads them without state_mutex_. free_table() is the exception: it
+  // Guards snapshot_, and the catalogue's extents, slots and progress. A change also holds the
+  // mutex above that owns them (extents_mutex_ for extents, mutex_ for slots and progress), so a
+  // thread that holds that mutex reads them without state_mutex_. free_table() is the exception: it
   // holds only state_mutex_, so every thread reads an extent's table and the map of slots under
   // state_mutex_.
   mutable std::mutex state_mutex_;
-  std::shared_ptr<const Shown> shown_;
+  std::shared_ptr<const Snapshot> snapshot_;
   std::unique_ptr<Catalogue> catalogue_;
 };
 

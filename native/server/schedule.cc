@@ -5,7 +5,7 @@
 #include <string>
 #include <thread>
 
-#include "base/turns.h"
+#include "base/time_slice.h"
 
 namespace petps::server {
 
@@ -40,7 +40,7 @@ void schedule_worker(uint32_t real_time) {
     run_in_real_time(real_time);
     return;
   }
-  base::take_turns(base::kShortTurnNs);
+  base::set_time_slice(base::kShortSliceNs);
 }
 
 }  // namespace petps::server

@@ -15,7 +15,7 @@ inline constexpr uint32_t kMaxRealTime = 99;  // Linux's highest priority
 base::Status check_real_time(uint32_t priority);
 
 // Make the calling thread a worker. With a checked priority it runs in real time, first in, first
-// out. With 0 it gets short time slices (base/turns.h).
+// out. With 0 it gets short time slices (base/time_slice.h).
 void schedule_worker(uint32_t real_time);
 
 }  // namespace petps::server

@@ -1,5 +1,5 @@
 // The division of a batch for the five verbs: none while its writer is the only one, by ranges of
-// home buckets beside other writers or with several threads (turns.h).
+// home buckets beside other writers or with several threads (range_locks.h).
 #include <algorithm>
 #include <array>
 #include <system_error>
@@ -28,11 +28,11 @@ class Writer {
         batch_(batch),
         deletes_(std::any_of(batch.deleted.begin(), batch.deleted.end(),
                              [](uint8_t deleted) { return deleted != 0; })),
-        number_(table.turns.enter()) {
+        number_(table.range_locks.enter()) {
     table_.begun.fetch_add(1);
   }
   ~Writer() {
-    table_.turns.leave();
+    table_.range_locks.leave();
     table_.ended.fetch_add(1);
   }
   Writer(const Writer&) = delete;
@@ -49,7 +49,7 @@ class Writer {
       if (!undivided && threads > 1) {
         n = std::min(left, kApplyChunk * kRanges * kChunksOfAThread);
         PETPS_RETURN_IF_ERROR(apply_by_range(at, n, threads));
-      } else if (!undivided && !table_.turns.alone()) {
+      } else if (!undivided && !table_.range_locks.alone()) {
         n = std::min(left, kApplyChunk * kRanges);
         PETPS_RETURN_IF_ERROR(apply_by_range(at, n, 1));
       } else {
@@ -75,13 +75,13 @@ class Writer {
 
   Status apply_whole(size_t at, size_t n) {
     const uint64_t row_bytes = table_.record.spec.row_bytes;
-    table_.turns.take_all();
+    table_.range_locks.take_all();
     const Status status =
         apply({batch_.keys.subspan(at, n),
                batch_.rows == nullptr ? nullptr : batch_.rows + at * row_bytes, nullptr,
                batch_.deleted.empty() ? nullptr : batch_.deleted.data() + at},
               table_.scratch.front(), &report_);
-    table_.turns.give(kAllRanges);
+    table_.range_locks.give(kAllRanges);
     return status;
   }
 
@@ -112,9 +112,9 @@ class Writer {
     for (size_t range = first; range < kRanges; range += step)
       left |= shares_[range].keys.empty() ? 0 : 1u << range;
     while (left != 0) {
-      const size_t range = table_.turns.take_one(left, number_);
+      const size_t range = table_.range_locks.take_one(left, number_);
       const Status status = apply_next(range, report);
-      table_.turns.give(1u << range);
+      table_.range_locks.give(1u << range);
       PETPS_RETURN_IF_ERROR(status);
       if (shares_[range].applied == shares_[range].keys.size()) left &= ~(1u << range);
     }
@@ -158,11 +158,11 @@ class Writer {
     report_.refused -= keys.size();
     for (size_t at = 0; at < keys.size(); at += kApplyChunk) {
       const size_t n = std::min(kApplyChunk, keys.size() - at);
-      table_.turns.take_all();
+      table_.range_locks.take_all();
       const Status status =
           apply({std::span(keys).subspan(at, n), batch_.rows, refused_.data() + at, nullptr},
                 table_.scratch.front(), &report_);
-      table_.turns.give(kAllRanges);
+      table_.range_locks.give(kAllRanges);
       PETPS_RETURN_IF_ERROR(status);
     }
     return Status();

@@ -22,7 +22,7 @@ struct Chunk {
 };
 
 // Allocate, fill, persist, publish, retire. The caller holds the locks of the keys' ranges
-// (WriterTurns).
+// (RangeLocks).
 base::Status apply_chunk(Table::Impl& table, const Chunk& chunk, uint32_t stamp,
                          Table::Impl::Scratch& scratch, ApplyReport* report);
 

@@ -14,8 +14,8 @@
 #include "index/index.h"
 #include "pool/slots.h"
 #include "table/hot.h"
+#include "table/range_locks.h"
 #include "table/table.h"
-#include "table/turns.h"
 
 namespace petps::table {
 
@@ -68,8 +68,8 @@ struct Table::Impl final : epoch::Reclaimer {
   // changed.
   std::atomic<uint64_t> begun{0};
   std::atomic<uint64_t> ended{0};
-  WriterTurns turns;
-  bool dropped = false;  // changes under all ranges of `turns`
+  RangeLocks range_locks;
+  bool dropped = false;  // changes under all ranges of `range_locks`
   // Buffers of the chunk that holds the range; a chunk that holds all ranges uses the first. One
   // item per key or slot.
   struct Scratch {

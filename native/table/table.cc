@@ -217,7 +217,7 @@ bool Table::Impl::recount_step(uint64_t* lowered) {
     if (index.count_claims(kBucketsCounted)) recount = Recount::kInstalls;
     return false;
   }
-  turns.take_all();
+  range_locks.take_all();
   const bool possible = !dropped && !pool.medium().failed();
   if (possible) *lowered += index.install_counters(installed, installed + kBucketsInstalled);
   installed += kBucketsInstalled;
@@ -226,7 +226,7 @@ bool Table::Impl::recount_step(uint64_t* lowered) {
     index.end_recount();
     recount = Recount::kNone;
   }
-  turns.give(kAllRanges);
+  range_locks.give(kAllRanges);
   return complete;
 }
 

@@ -217,9 +217,9 @@ Status Tables::drop_instance(uint32_t instance) {
   }
   std::vector<uint64_t> ids;
   for (const TablePointer& table : gone) {
-    table->impl().turns.take_all();
+    table->impl().range_locks.take_all();
     table->impl().dropped = true;
-    table->impl().turns.give(kAllRanges);
+    table->impl().range_locks.give(kAllRanges);
     ids.push_back(table->id());
   }
   {

@@ -209,7 +209,7 @@ class Links:
         """
         distributed = torch_module().distributed
         # A step waits for the calling thread and for gloo's threads, which inherit its slices.
-        _native.take_turns(short=True)
+        _native.set_time_slice(short=True)
         timeout = timedelta(seconds=timeout_s)
 
         def link(on: str) -> GroupLink:

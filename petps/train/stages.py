@@ -29,7 +29,7 @@ CLOSE_SECONDS: Final = 300.0
 
 def works_ahead() -> None:
     """Let the calling thread give way to the threads that a step waits for (link.py)."""
-    _native.take_turns(short=False)
+    _native.set_time_slice(short=False)
 
 
 class _Failed:

@@ -11,10 +11,10 @@ namespace petps::client {
 // last catalogue no longer counts. The two backoffs between three failures take 7.5 to 15 ms.
 inline constexpr uint32_t kFailuresUntilGone = 3;
 
-struct Patience {
+struct BackoffOptions {
   // The first backoff is shorter than a server's restart; the longest delays a recovery little.
-  uint64_t first_rest_ns = 5'000'000;
-  uint64_t longest_rest_ns = 500'000'000;
+  uint64_t first_ns = 5'000'000;
+  uint64_t longest_ns = 500'000'000;
   // A server that is silent for this long has failed. A shorter silence only means that the
   // caller had less time; it says nothing about the server.
   uint64_t silence_ns = 500'000'000;
@@ -28,17 +28,16 @@ struct Patience {
 // Not thread-safe.
 class Backoff {
  public:
-  explicit Backoff(const Patience& patience)
-      : patience_(patience), random_(patience.seed != 0 ? patience.seed : std::random_device()()) {}
+  explicit Backoff(const BackoffOptions& options)
+      : options_(options), random_(options.seed != 0 ? options.seed : std::random_device()()) {}
   uint64_t next_ns() {
-    due_ns_ =
-        due_ns_ == 0 ? patience_.first_rest_ns : std::min(due_ns_ * 2, patience_.longest_rest_ns);
+    due_ns_ = due_ns_ == 0 ? options_.first_ns : std::min(due_ns_ * 2, options_.longest_ns);
     return std::uniform_int_distribution<uint64_t>(due_ns_ / 2, due_ns_)(random_);
   }
   void reset() { due_ns_ = 0; }
 
  private:
-  const Patience patience_;
+  const BackoffOptions options_;
   std::mt19937_64 random_;
   uint64_t due_ns_ = 0;
 };

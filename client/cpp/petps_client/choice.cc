@@ -32,41 +32,41 @@ int order(std::string_view a, std::string_view b, std::span<const CataloguePoint
 
 }  // namespace
 
-std::string Answered::instance() const {
+std::string NewestAnswer::instance() const {
   const std::lock_guard lock(mutex_);
   return instance_;
 }
 
-Answered::Last Answered::last() const {
+NewestAnswer::Last NewestAnswer::last() const {
   const std::lock_guard lock(mutex_);
   return {instance_, version_};
 }
 
 // A pool was switched back if it has left the last answer's instance in a state that is newer
 // than the pool's state when that answer was recorded.
-bool Answered::allows_locked(const Catalogue& server) const {
+bool NewestAnswer::allows_locked(const Catalogue& server) const {
   const std::string& meant = server.instance_name();
   if (instance_.empty() || meant == instance_ || !older_.contains(meant)) return true;
   const auto at = counters_.find(server.state().pool_uuid);
   return server.left_at(instance_) > (at == counters_.end() ? 0 : at->second);
 }
 
-bool Answered::allows(const Catalogue& server) const {
+bool NewestAnswer::allows(const Catalogue& server) const {
   const size_t hash = hash_.load(std::memory_order_acquire);
   if (hash == 0 || hash == hash_of(server.instance_name())) return true;
   const std::lock_guard lock(mutex_);
   return allows_locked(server);
 }
 
-bool Answered::is_older(const std::string& instance,
-                        std::span<const CataloguePointer> known) const {
+bool NewestAnswer::is_older(const std::string& instance,
+                            std::span<const CataloguePointer> known) const {
   if (!older_.contains(instance)) return false;
   return std::none_of(known.begin(), known.end(), [&](const CataloguePointer& server) {
     return server != nullptr && server->instance_name() == instance && allows_locked(*server);
   });
 }
 
-void Answered::note(const std::string& instance, std::span<const CataloguePointer> known) {
+void NewestAnswer::note(const std::string& instance, std::span<const CataloguePointer> known) {
   if (instance.empty() || hash_.load(std::memory_order_acquire) == hash_of(instance)) return;
   const std::lock_guard lock(mutex_);
   if (instance == instance_ || is_older(instance, known)) return;
@@ -129,7 +129,7 @@ void add_once(const std::string& name, std::vector<std::string>& names) {
 // An instance that cannot be compared with the last answer's is refused while a live server
 // still lists that one. Once none does, the fleet has moved on, and dead servers must not
 // hold the client back.
-bool is_newer(const Catalogue& server, const Answered::Last& last,
+bool is_newer(const Catalogue& server, const NewestAnswer::Last& last,
               std::span<const CataloguePointer> known, std::span<const CataloguePointer> live) {
   if (last.instance.empty() || server.left_at(last.instance) != 0) return true;
   const int compared = order(last.instance, server.instance_name(), known, last.version);
@@ -139,7 +139,7 @@ bool is_newer(const Catalogue& server, const Answered::Last& last,
   });
 }
 
-Candidates candidates_of(std::span<const GroupView> groups, const Answered& answered,
+Candidates candidates_of(std::span<const GroupView> groups, const NewestAnswer& answered,
                          bool also_dead) {
   Candidates found;
   std::vector<CataloguePointer> live;
@@ -163,7 +163,7 @@ Candidates candidates_of(std::span<const GroupView> groups, const Answered& answ
 
 }  // namespace
 
-Choice choose(std::span<const GroupView> groups, const Answered& answered) {
+Choice choose(std::span<const GroupView> groups, const NewestAnswer& answered) {
   bool also_dead = false;
   Candidates found = candidates_of(groups, answered, also_dead);
   if (found.allowed.empty() && found.too_old.empty()) {

@@ -34,7 +34,7 @@ struct ServerView {
 using GroupView = std::vector<ServerView>;
 
 // The newest instance that this client has returned rows of. Threads: all methods from any.
-class Answered {
+class NewestAnswer {
  public:
   // Return whether this server's current instance is allowed: it is not known to be older.
   bool allows(const Catalogue& server) const;
@@ -74,6 +74,6 @@ struct Choice {
   bool nobody_answers = false;  // no server is live, so all count with their last known state
 };
 // Choose by these rules. Dead servers count only when no live one has a current instance.
-Choice choose(std::span<const GroupView> groups, const Answered& answered);
+Choice choose(std::span<const GroupView> groups, const NewestAnswer& answered);
 
 }  // namespace petps::client

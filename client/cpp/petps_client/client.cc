@@ -46,18 +46,18 @@ Status check_options(const Options& options) {
   return {};
 }
 
-Status greet(Client::Impl& impl, Endpoint& endpoint, const Deadline& until) {
+Status greet(Client::Impl& impl, RemoteServer& server, const Deadline& until) {
   bool has_map = false;
   {
-    auto leased = endpoint.lease(until);
+    auto leased = server.lease(until);
     if (!leased.ok()) return leased.status();
     has_map = leased->map_version() != 0;
-    const auto catalogue = endpoint.read_catalogue(**leased, until);
+    const auto catalogue = server.read_catalogue(**leased, until);
     if (!catalogue.ok()) return catalogue.status();
     // A URL without a model is no error yet: later calls report it if they need one.
     if (!impl.url.model.empty()) PETPS_RETURN_IF_ERROR(catalogue.value()->model_status());
   }
-  return has_map ? impl.read_shard_map(endpoint, until) : Status();
+  return has_map ? impl.read_shard_map(server, until) : Status();
 }
 
 // Contact the servers one after another until one knows the model. If none does, the error names
@@ -66,11 +66,11 @@ Status first_contact(Client::Impl& impl, const Deadline& deadline) {
   Status failure;
   std::string reasons;
   for (size_t i = 0; i < impl.seeds.size(); ++i) {
-    Endpoint& endpoint = *impl.seeds[i];
+    RemoteServer& server = *impl.seeds[i];
     const Deadline until = deadline.share(impl.seeds.size() - i);
-    const Status status = greet(impl, endpoint, until);
+    const Status status = greet(impl, server, until);
     if (status.ok()) return {};
-    if (status.code() == Code::kUnavailable) endpoint.failed();
+    if (status.code() == Code::kUnavailable) server.failed();
     reasons.append(reasons.empty() ? "" : "; ").append(status.message());
     if (failure.ok() || is_unreachable(failure.code())) failure = status;
   }
@@ -124,7 +124,7 @@ Result<std::unique_ptr<Client>> Client::connect(std::string_view url, const Opti
   impl->options = options;
   impl->process = getpid();
   for (const Address& address : impl->url.addresses) {
-    impl->seeds.push_back(std::make_shared<Endpoint>(address, impl->url.model, options));
+    impl->seeds.push_back(std::make_shared<RemoteServer>(address, impl->url.model, options));
   }
   impl->routing = route_to_all(impl->seeds);
   PETPS_RETURN_IF_ERROR(first_contact(*impl, impl->deadline(0)));
@@ -138,51 +138,51 @@ Result<std::unique_ptr<Client>> Client::connect(std::string_view url, const Opti
 
 size_t Client::servers() const { return impl_->seeds.size(); }
 
-Result<const CatalogueTable*> find_table(Endpoint& endpoint, Connection& connection,
+Result<const CatalogueTable*> find_table(RemoteServer& server, Connection& connection,
                                          std::string_view table, const Deadline& deadline,
                                          std::shared_ptr<const Catalogue>& catalogue,
                                          std::string_view instance) {
-  auto known = endpoint.catalogue(connection, deadline);
+  auto known = server.catalogue(connection, deadline);
   if (!known.ok()) return known.status();
   catalogue = known.value();
   auto found = catalogue->find(table, instance);
   if (found.ok()) return found;
-  auto fresh = endpoint.read_catalogue(connection, deadline);
+  auto fresh = server.read_catalogue(connection, deadline);
   if (!fresh.ok()) return fresh.status();
   catalogue = fresh.value();
   return catalogue->find(table, instance);
 }
 
 void Client::Impl::read_missing_catalogues(const Routing& by, const Deadline& deadline) {
-  for (const auto& endpoint : by.all) {
-    if (endpoint->last_catalogue() != nullptr || endpoint->rests_until_ns() > base::monotonic_ns())
+  for (const auto& server : by.all) {
+    if (server->last_catalogue() != nullptr || server->backoff_until_ns() > base::monotonic_ns())
       continue;
     const Deadline until = deadline.share(by.all.size() + 1);
-    auto leased = endpoint->lease(until);
+    auto leased = server->lease(until);
     Status status = leased.status();
-    if (leased.ok()) status = endpoint->catalogue(**leased, until).status();
-    if (status.code() == Code::kUnavailable) endpoint->failed();
+    if (leased.ok()) status = server->catalogue(**leased, until).status();
+    if (status.code() == Code::kUnavailable) server->failed();
   }
 }
 
 void Client::Impl::read_catalogues(const Routing& by, const Deadline& deadline, size_t spare) {
   for (size_t i = 0; i < by.all.size(); ++i) {
-    Endpoint& endpoint = *by.all[i];
-    if (endpoint.rests_until_ns() > base::monotonic_ns()) continue;
+    RemoteServer& server = *by.all[i];
+    if (server.backoff_until_ns() > base::monotonic_ns()) continue;
     const Deadline until = deadline.share(by.all.size() - i + spare);
-    auto leased = endpoint.lease(until);
+    auto leased = server.lease(until);
     Status status = leased.status();
-    if (leased.ok()) status = endpoint.read_catalogue(**leased, until).status();
-    if (status.ok()) endpoint.answered();
-    if (status.code() == Code::kUnavailable) endpoint.failed();
+    if (leased.ok()) status = server.read_catalogue(**leased, until).status();
+    if (status.ok()) server.answered();
+    if (status.code() == Code::kUnavailable) server.failed();
   }
 }
 
 Choice Client::Impl::choose_now(const Routing& by) const {
   std::vector<GroupView> groups(by.groups.size());
   for (size_t group = 0; group < groups.size(); ++group) {
-    for (const auto& endpoint : by.groups[group])
-      groups[group].push_back({endpoint->last_catalogue(), endpoint->answers()});
+    for (const auto& server : by.groups[group])
+      groups[group].push_back({server->last_catalogue(), server->answers()});
   }
   return choose(groups, answered);
 }
@@ -207,17 +207,17 @@ Status Client::Impl::choose_instance(const Routing& by, const Deadline& deadline
 void Client::Impl::note_answer(const Routing& by, const std::string& instance) {
   std::vector<CataloguePointer> known;
   if (answered.is(instance)) return;
-  for (const auto& endpoint : by.all) known.push_back(endpoint->last_catalogue());
+  for (const auto& server : by.all) known.push_back(server->last_catalogue());
   answered.note(instance, known);
 }
 
-const Endpoints& Client::Impl::replicas_with(const Endpoints& replicas, const Choice& choice,
-                                             Endpoints& some) {
+const RemoteServers& Client::Impl::replicas_with(const RemoteServers& replicas,
+                                                 const Choice& choice, RemoteServers& some) {
   if (choice.all_agree || choice.instance.empty()) return replicas;
   some.clear();
-  for (const auto& endpoint : replicas) {
-    const auto catalogue = endpoint->last_catalogue();
-    if (catalogue == nullptr || catalogue->reaches(choice.instance)) some.push_back(endpoint);
+  for (const auto& server : replicas) {
+    const auto catalogue = server->last_catalogue();
+    if (catalogue == nullptr || catalogue->reaches(choice.instance)) some.push_back(server);
   }
   return some.empty() ? replicas : some;
 }
@@ -228,18 +228,18 @@ Result<Table> Client::describe(std::string_view table, uint32_t deadline_ms) {
   const Deadline until = impl_->deadline(deadline_ms);
   Choice choice;
   PETPS_RETURN_IF_ERROR(impl_->choose_instance(*by, until, choice));
-  for (const auto& endpoint : by->all) {
-    const auto catalogue = endpoint->last_catalogue();
+  for (const auto& server : by->all) {
+    const auto catalogue = server->last_catalogue();
     if (catalogue == nullptr) continue;
     const auto found = catalogue->find(table, choice.instance);
     if (found.ok()) return found.value()->table;
   }
   Table out;
-  const auto attempt = [&](Endpoint& endpoint, const Deadline& deadline) -> Status {
-    auto leased = endpoint.lease(deadline);
+  const auto attempt = [&](RemoteServer& server, const Deadline& deadline) -> Status {
+    auto leased = server.lease(deadline);
     if (!leased.ok()) return leased.status();
     std::shared_ptr<const Catalogue> catalogue;
-    const auto found = find_table(endpoint, **leased, table, deadline, catalogue, choice.instance);
+    const auto found = find_table(server, **leased, table, deadline, catalogue, choice.instance);
     if (found.ok()) out = found.value()->table;
     return found.status();
   };
@@ -250,10 +250,10 @@ Result<Table> Client::describe(std::string_view table, uint32_t deadline_ms) {
 Result<std::vector<Table>> Client::tables(uint32_t deadline_ms) {
   PETPS_RETURN_IF_ERROR(impl_->check_process());
   std::vector<Table> out;
-  const auto attempt = [&](Endpoint& endpoint, const Deadline& deadline) -> Status {
-    auto leased = endpoint.lease(deadline);
+  const auto attempt = [&](RemoteServer& server, const Deadline& deadline) -> Status {
+    auto leased = server.lease(deadline);
     if (!leased.ok()) return leased.status();
-    const auto catalogue = endpoint.read_catalogue(**leased, deadline);
+    const auto catalogue = server.read_catalogue(**leased, deadline);
     if (catalogue.ok()) out = catalogue.value()->tables();
     return catalogue.status();
   };
@@ -269,8 +269,8 @@ Result<std::string> Client::status(int server, uint32_t deadline_ms) {
                                               std::to_string(servers - 1));
   }
   std::string out;
-  const auto attempt = [&](Endpoint& endpoint, const Deadline& deadline) -> Status {
-    auto leased = endpoint.lease(deadline);
+  const auto attempt = [&](RemoteServer& remote, const Deadline& deadline) -> Status {
+    auto leased = remote.lease(deadline);
     if (!leased.ok()) return leased.status();
     Connection& connection = **leased;
     wire::encode_status(connection.next_request_id(), connection.frame());
@@ -283,8 +283,8 @@ Result<std::string> Client::status(int server, uint32_t deadline_ms) {
     return decoded.ok() ? Status() : connection.distrust(decoded.message());
   };
   const Deadline deadline = impl_->deadline(deadline_ms);
-  PETPS_RETURN_IF_ERROR(server < 0 ? impl_->try_endpoints("status", *route_to_all(impl_->seeds),
-                                                          impl_->seeds, deadline, attempt)
+  PETPS_RETURN_IF_ERROR(server < 0 ? impl_->try_servers("status", *route_to_all(impl_->seeds),
+                                                        impl_->seeds, deadline, attempt)
                                    : Impl::try_once(*impl_->seeds[static_cast<size_t>(server)],
                                                     deadline, 1, attempt));
   return out;
@@ -303,8 +303,8 @@ Status Client::Impl::control(const wire::ControlRequest& request, uint32_t deadl
   PETPS_RETURN_IF_ERROR(check_process());
   const Deadline until = deadline(deadline_ms);
   const auto by = current_routing();
-  for (const auto& endpoint : by->all) {
-    auto leased = endpoint->lease(until, Use::kWrite);
+  for (const auto& server : by->all) {
+    auto leased = server->lease(until, Use::kWrite);
     if (!leased.ok()) return leased.status();
     Connection& connection = **leased;
     wire::encode_control(connection.next_request_id(), request, connection.frame());
@@ -313,7 +313,7 @@ Status Client::Impl::control(const wire::ControlRequest& request, uint32_t deadl
     if (!body.ok()) return body.status();
     if (const Status decoded = wire::decode_control_reply(header, body.value()); !decoded.ok())
       return connection.distrust(decoded.message());
-    const auto fresh = endpoint->read_catalogue(connection, until);
+    const auto fresh = server->read_catalogue(connection, until);
     if (!fresh.ok()) return fresh.status();
   }
   return {};
@@ -340,8 +340,8 @@ Status Client::Impl::send_hot_sets() {
   for (const auto& [table, keys] : sets) {
     const std::vector<Slice> slices = split(*by, keys);
     for (size_t group = 0; group < slices.size(); ++group) {
-      for (const auto& endpoint : by->groups[group]) {
-        const Status status = send_hot_set(*endpoint, table, slices[group].keys);
+      for (const auto& server : by->groups[group]) {
+        const Status status = send_hot_set(*server, table, slices[group].keys);
         if (first.ok()) first = status;
       }
     }
@@ -349,15 +349,15 @@ Status Client::Impl::send_hot_sets() {
   return first;
 }
 
-Status Client::Impl::send_hot_set(Endpoint& endpoint, const std::string& table,
+Status Client::Impl::send_hot_set(RemoteServer& server, const std::string& table,
                                   std::span<const uint64_t> keys) {
-  if (keys.empty() || endpoint.rests_until_ns() > base::monotonic_ns()) return {};
+  if (keys.empty() || server.backoff_until_ns() > base::monotonic_ns()) return {};
   const Deadline deadline = Deadline::in_ms(kBackgroundDeadlineMs);
-  auto leased = endpoint.lease(deadline);
+  auto leased = server.lease(deadline);
   if (!leased.ok()) return leased.status();
   Connection& connection = **leased;
   std::shared_ptr<const Catalogue> catalogue;
-  const auto found = find_table(endpoint, connection, table, deadline, catalogue);
+  const auto found = find_table(server, connection, table, deadline, catalogue);
   if (!found.ok()) return found.status();
   wire::HotKeysRequest hot{found.value()->id, keys};
   hot.keys = hot.keys.first(std::min<size_t>(keys.size(), leased->limits().hot_keys));
@@ -372,7 +372,7 @@ void Client::Impl::run_background() {
   for (bool first = true;; first = false) {
     uint32_t hot_ms = options.hot_set_ms;
     const auto by = current_routing();
-    for (const auto& endpoint : by->all) hot_ms = hot_ms != 0 ? hot_ms : endpoint->hot_set_ms();
+    for (const auto& server : by->all) hot_ms = hot_ms != 0 ? hot_ms : server->hot_set_ms();
     const uint64_t now = base::monotonic_ns();
     if (now >= hot_at) {
       if (!first && options.hot_sample_every != 0)
@@ -380,8 +380,8 @@ void Client::Impl::run_background() {
       hot_at = now + uint64_t{std::max(hot_ms, kShortestPeriodMs)} * 1'000'000;
     }
     if (options.catalogue_ms != 0 && now >= catalogue_at) {
-      for (const auto& endpoint : by->all) {
-        if (!read_catalogue_in_background(*endpoint)) return;
+      for (const auto& server : by->all) {
+        if (!read_catalogue_in_background(*server)) return;
       }
       if (by->version != 0) (void)find_newer_map(*by, {}, Deadline::in_ms(kBackgroundDeadlineMs));
       catalogue_at = base::monotonic_ns() +
@@ -401,19 +401,19 @@ bool Client::Impl::pause_background(uint64_t until_ns) {
 
 // Read the catalogue of one server. A live server is retried until it replies or counts as gone,
 // so that one round settles it. A gone server is tried once, after its backoff.
-bool Client::Impl::read_catalogue_in_background(Endpoint& endpoint) {
+bool Client::Impl::read_catalogue_in_background(RemoteServer& server) {
   do {
-    if (!endpoint.answers() && endpoint.rests_until_ns() > base::monotonic_ns()) return true;
-    if (!pause_background(endpoint.rests_until_ns())) return false;
+    if (!server.answers() && server.backoff_until_ns() > base::monotonic_ns()) return true;
+    if (!pause_background(server.backoff_until_ns())) return false;
     const Deadline deadline = Deadline::in_ms(kBackgroundDeadlineMs);
-    auto leased = endpoint.lease(deadline);
+    auto leased = server.lease(deadline);
     Status status = leased.status();
-    if (leased.ok()) status = endpoint.read_catalogue(**leased, deadline).status();
-    if (status.code() == Code::kUnavailable) endpoint.failed();
+    if (leased.ok()) status = server.read_catalogue(**leased, deadline).status();
+    if (status.code() == Code::kUnavailable) server.failed();
     if (is_unreachable(status.code())) continue;
-    if (status.ok()) endpoint.answered();
+    if (status.ok()) server.answered();
     return true;
-  } while (endpoint.answers());
+  } while (server.answers());
   return true;
 }
 

@@ -109,10 +109,10 @@ struct PullCall::Share {
 
 // One share in flight at one server.
 struct PullCall::Flight {
-  Flight(Share& of, Endpoint& at, Lease lease, const Deadline& deadline)
-      : share(of), endpoint(at), leased(std::move(lease)), until(deadline) {}
+  Flight(Share& of, RemoteServer& at, Lease lease, const Deadline& deadline)
+      : share(of), server(at), leased(std::move(lease)), until(deadline) {}
   Share& share;
-  Endpoint& endpoint;
+  RemoteServer& server;
   Lease leased;
   Deadline until;
   std::shared_ptr<const Catalogue> catalogue;
@@ -134,7 +134,7 @@ PullCall::~PullCall() = default;
 Status PullCall::run(const Routing& by, PullReport& report) {
   std::vector<std::shared_ptr<const Catalogue>> before;
   if (options_.min_version != 0) {
-    for (const auto& endpoint : by.all) before.push_back(endpoint->last_catalogue());
+    for (const auto& server : by.all) before.push_back(server->last_catalogue());
   }
   bool was_stale = false;
   for (int plans = 1;; ++plans) {
@@ -204,22 +204,22 @@ Status PullCall::find_shapes(const Routing& by, CataloguePointer& catalogue, boo
              return catalogue->find(pull.table, choice_.instance).ok();
            });
   };
-  for (const auto& endpoint : by.all) {
-    catalogue = endpoint->last_catalogue();
+  for (const auto& server : by.all) {
+    catalogue = server->last_catalogue();
     if (lists_all()) return {};
   }
   was_known = false;
-  const auto attempt = [&](Endpoint& endpoint, const Deadline& until) -> Status {
-    auto leased = endpoint.lease(until);
+  const auto attempt = [&](RemoteServer& server, const Deadline& until) -> Status {
+    auto leased = server.lease(until);
     if (!leased.ok()) return leased.status();
     for (const TablePull& pull : pulls_) {
       const auto found =
-          find_table(endpoint, **leased, pull.table, until, catalogue, choice_.instance);
+          find_table(server, **leased, pull.table, until, catalogue, choice_.instance);
       if (!found.ok()) return found.status();
     }
     return {};
   };
-  return client_.try_endpoints("pull", by, by.all, deadline_, attempt);
+  return client_.try_servers("pull", by, by.all, deadline_, attempt);
 }
 
 // Choose the instance, look up the tables' shapes and dedup the keys. With several servers the
@@ -296,13 +296,13 @@ Status PullCall::check_meaning(Flight& flight) const {
                                     : flight.catalogue->reaches(choice_.instance);
   };
   if (fits()) return {};
-  auto fresh = flight.endpoint.read_catalogue(*flight.leased, flight.until);
+  auto fresh = flight.server.read_catalogue(*flight.leased, flight.until);
   if (!fresh.ok()) return fresh.status();
   flight.catalogue = fresh.value();
   if (fits()) return {};
   const std::string newer =
       choice_.instance.empty() ? client_.answered.instance() : choice_.instance;
-  return Status(Code::kStale, flight.endpoint.name() + ": it means '" +
+  return Status(Code::kStale, flight.server.name() + ": it means '" +
                                   flight.catalogue->instance_name() + "', which is older than '" +
                                   newer + "': it has not switched yet");
 }
@@ -312,7 +312,7 @@ Status PullCall::check_meaning(Flight& flight) const {
 Status PullCall::start(Flight& flight, bool wait) {
   Connection& connection = *flight.leased;
   for (const TablePull& pull : pulls_) {
-    const auto found = find_table(flight.endpoint, connection, pull.table, flight.until,
+    const auto found = find_table(flight.server, connection, pull.table, flight.until,
                                   flight.catalogue, choice_.instance);
     if (!found.ok()) return found.status();
   }
@@ -353,8 +353,9 @@ void PullCall::finish(const Flight& flight) {
 // Ask one group, one replica after another. A replica that lags must not use up the time of one
 // that does not, so the first round over all replicas lets none of them wait for the version.
 Status PullCall::ask_alone(const Routing& by, Share& share) {
-  Endpoints some;
-  const Endpoints& replicas = Client::Impl::replicas_with(by.groups[share.group], choice_, some);
+  RemoteServers some;
+  const RemoteServers& replicas =
+      Client::Impl::replicas_with(by.groups[share.group], choice_, some);
   const auto is_moot = [&] {
     if (choice_.all_agree) return false;
     // The call requests rows only from servers of the chosen instance; others may be back by now.
@@ -362,10 +363,10 @@ Status PullCall::ask_alone(const Routing& by, Share& share) {
     return is_outdated(by);
   };
   const auto ask = [&](bool wait) {
-    return client_.try_endpoints(
+    return client_.try_servers(
         "pull", by, replicas, deadline_,
-        [&](Endpoint& endpoint, const Deadline& until) {
-          return ask_one(share, endpoint, until, wait);
+        [&](RemoteServer& server, const Deadline& until) {
+          return ask_one(share, server, until, wait);
         },
         is_moot);
   };
@@ -375,10 +376,10 @@ Status PullCall::ask_alone(const Routing& by, Share& share) {
   return status;
 }
 
-Status PullCall::ask_one(Share& share, Endpoint& endpoint, const Deadline& until, bool wait) {
-  auto leased = endpoint.lease(until);
+Status PullCall::ask_one(Share& share, RemoteServer& server, const Deadline& until, bool wait) {
+  auto leased = server.lease(until);
   if (!leased.ok()) return leased.status();
-  Flight flight(share, endpoint, std::move(leased).value(), until);
+  Flight flight(share, server, std::move(leased).value(), until);
   Status status;
   // kNotFound after a request: the table may have come back under another id, or the instance was
   // dropped and has a successor. Read the catalogue and retry once, and again as long as the
@@ -386,7 +387,7 @@ Status PullCall::ask_one(Share& share, Endpoint& endpoint, const Deadline& until
   for (int round = 0;; ++round) {
     const uint32_t before = round > 0 ? flight.catalogue->instance(choice_.instance) : 0;
     if (round > 0) {
-      const auto fresh = endpoint.read_catalogue(*flight.leased, until);
+      const auto fresh = server.read_catalogue(*flight.leased, until);
       if (!fresh.ok()) return fresh.status();
       if (round > 1 && fresh.value()->instance(choice_.instance) == before) return status;
     }
@@ -407,21 +408,22 @@ Status PullCall::ask_one(Share& share, Endpoint& endpoint, const Deadline& until
 // alone. A final error, such as WRONG_SHARD, fails the call.
 Status PullCall::ask_together(const Routing& by, std::vector<Share>& shares) {
   std::vector<std::unique_ptr<Flight>> flights;
-  const size_t turn = client_.next_turn();
+  const size_t rotation = client_.next_rotation();
   Status refusal;
-  Endpoint* wrong_shard = nullptr;
-  const auto fail = [&](const Share& share, Endpoint& endpoint, const Status& status) {
-    if (status.code() == Code::kUnavailable) endpoint.failed();
+  RemoteServer* wrong_shard = nullptr;
+  const auto fail = [&](const Share& share, RemoteServer& server, const Status& status) {
+    if (status.code() == Code::kUnavailable) server.failed();
     // A single replica has already waited for the version, so its STALE is final.
     const bool stale = status.code() == Code::kStale && by.groups[share.group].size() == 1;
     if (!is_final(status.code()) && !stale) return;
     if (refusal.ok()) refusal = status;
-    if (status.code() == Code::kWrongShard) wrong_shard = &endpoint;
+    if (status.code() == Code::kWrongShard) wrong_shard = &server;
   };
   for (Share& share : shares) {
-    Endpoints some;
-    const Endpoints& replicas = Client::Impl::replicas_with(by.groups[share.group], choice_, some);
-    const std::vector<Endpoint*> awake = Client::Impl::awake_endpoints(replicas, turn);
+    RemoteServers some;
+    const RemoteServers& replicas =
+        Client::Impl::replicas_with(by.groups[share.group], choice_, some);
+    const std::vector<RemoteServer*> awake = Client::Impl::awake_servers(replicas, rotation);
     if (awake.empty()) continue;
     const Deadline until = deadline_.share(awake.size());
     auto leased = awake[0]->lease(until);
@@ -448,10 +450,10 @@ Status PullCall::ask_together(const Routing& by, std::vector<Share>& shares) {
       if (status.ok() && !flight->exchange->is_done()) return false;
       if (status.ok()) status = flight->exchange->error();
       if (status.ok()) {
-        flight->endpoint.answered();
+        flight->server.answered();
         finish(*flight);
       } else if (!flight->leased->was_closed_while_idle()) {  // otherwise the share is retried
-        fail(flight->share, flight->endpoint, status);
+        fail(flight->share, flight->server, status);
       }
       return true;
     });

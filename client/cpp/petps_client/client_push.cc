@@ -145,14 +145,14 @@ wire::PushOrder PushNumbers::order(uint64_t number) const {
   return order;
 }
 
-Status Client::Impl::push_to(Endpoint& endpoint, const Deadline& until, const PushWork& work,
+Status Client::Impl::push_to(RemoteServer& server, const Deadline& until, const PushWork& work,
                              PushReport& report, size_t& acknowledged) {
-  auto leased = endpoint.lease(until, Use::kWrite);
+  auto leased = server.lease(until, Use::kWrite);
   if (!leased.ok()) return leased.status();
   Connection& connection = **leased;
   std::shared_ptr<const Catalogue> catalogue;
   const std::string instance = work.encoded_as.has_value() ? work.encoded_as->instance : "";
-  const auto found = find_table(endpoint, connection, work.table, until, catalogue, instance);
+  const auto found = find_table(server, connection, work.table, until, catalogue, instance);
   if (!found.ok()) return found.status();
   const Table& table = found.value()->table;
   PETPS_RETURN_IF_ERROR(check_shape(work, table));
@@ -227,17 +227,17 @@ Status Client::Impl::refuse_replicas(const Routing& by, const PushWork& work) {
     for (const uint64_t key : work.keys) is_pushed_to[by.group(key)] = true;
   }
   for (size_t group = 0; group < by.groups.size(); ++group) {
-    const Endpoints& replicas = by.groups[group];
+    const RemoteServers& replicas = by.groups[group];
     if (!is_pushed_to[group] || replicas.size() < 2) continue;
     std::vector<std::string> names;
-    for (const auto& endpoint : replicas) names.push_back(endpoint->name());
+    for (const auto& server : replicas) names.push_back(server->name());
     return wire::refuse_replicated_push(work.table, names);
   }
   return {};
 }
 
 // Push to the one server of a group. Adds its counts to `report`.
-Status Client::Impl::push_to_owner(Endpoint& owner, const Deadline& until, const PushWork& work,
+Status Client::Impl::push_to_owner(RemoteServer& owner, const Deadline& until, const PushWork& work,
                                    PushReport& report, size_t& acknowledged) {
   PushReport here;
   const Status status = push_to(owner, until, work, here, acknowledged);
@@ -256,12 +256,11 @@ Status Client::Impl::encode_push(const Routing& by, const Deadline& until, PushW
                                  std::vector<std::byte>& encoded) {
   Choice choice;
   PETPS_RETURN_IF_ERROR(choose_instance(by, until, choice));
-  return try_any("push", until, [&](Endpoint& endpoint, const Deadline& share) -> Status {
-    auto leased = endpoint.lease(share);
+  return try_any("push", until, [&](RemoteServer& server, const Deadline& share) -> Status {
+    auto leased = server.lease(share);
     if (!leased.ok()) return leased.status();
     std::shared_ptr<const Catalogue> catalogue;
-    const auto found =
-        find_table(endpoint, **leased, work.table, share, catalogue, choice.instance);
+    const auto found = find_table(server, **leased, work.table, share, catalogue, choice.instance);
     if (!found.ok()) return found.status();
     const Table& table = found.value()->table;
     PETPS_RETURN_IF_ERROR(check_shape(work, table));

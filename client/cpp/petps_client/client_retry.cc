@@ -20,9 +20,9 @@ constexpr uint64_t kShortestPauseNs = 1'000'000;
 // Servers that one check asks for a newer map. Each gets a share of the time that is left.
 constexpr size_t kAskedForMap = 3;
 
-uint64_t next_wake_ns(const Endpoints& of) {
+uint64_t next_wake_ns(const RemoteServers& of) {
   uint64_t earliest = UINT64_MAX;
-  for (const auto& endpoint : of) earliest = std::min(earliest, endpoint->rests_until_ns());
+  for (const auto& server : of) earliest = std::min(earliest, server->backoff_until_ns());
   return earliest;
 }
 
@@ -37,33 +37,33 @@ bool is_final(Code code) {
          code == Code::kWrongShard;
 }
 
-Status Client::Impl::read_shard_map(Endpoint& endpoint, const Deadline& deadline) {
-  const auto map = endpoint.read_shard_map(deadline);
+Status Client::Impl::read_shard_map(RemoteServer& server, const Deadline& deadline) {
+  const auto map = server.read_shard_map(deadline);
   if (!map.ok()) return map.status();
   const std::lock_guard lock(routing_mutex);
   if (map.value().version <= routing->version) return {};
-  const Endpoints known[] = {seeds, routing->all};
-  auto next = route_by_map(map.value(), endpoint.name(), known, [this](Address address) {
-    return std::make_shared<Endpoint>(std::move(address), url.model, options);
+  const RemoteServers known[] = {seeds, routing->all};
+  auto next = route_by_map(map.value(), server.name(), known, [this](Address address) {
+    return std::make_shared<RemoteServer>(std::move(address), url.model, options);
   });
   if (!next.ok()) return next.status();
   routing = next.value();
   return {};
 }
 
-bool Client::Impl::find_newer_map(const Routing& than, const Endpoints& group,
+bool Client::Impl::find_newer_map(const Routing& than, const RemoteServers& group,
                                   const Deadline& deadline) {
-  Endpoints others = seeds;
+  RemoteServers others = seeds;
   others.insert(others.end(), than.all.begin(), than.all.end());
-  std::erase_if(others, [&](const auto& endpoint) {
-    return std::find(group.begin(), group.end(), endpoint) != group.end();
+  std::erase_if(others, [&](const auto& server) {
+    return std::find(group.begin(), group.end(), server) != group.end();
   });
   size_t asked = 0;
-  for (Endpoint* endpoint : awake_endpoints(others, next_turn())) {
+  for (RemoteServer* server : awake_servers(others, next_rotation())) {
     if (current_routing()->version > than.version || asked++ == kAskedForMap || deadline.passed())
       break;
-    const Status status = read_shard_map(*endpoint, deadline.share(kAskedForMap + 1));
-    if (status.code() == Code::kUnavailable) endpoint->failed();
+    const Status status = read_shard_map(*server, deadline.share(kAskedForMap + 1));
+    if (status.code() == Code::kUnavailable) server->failed();
   }
   return current_routing()->version > than.version;
 }
@@ -85,16 +85,16 @@ Status Client::Impl::by_shard_map(const Deadline& deadline,
   }
 }
 
-std::vector<Endpoint*> Client::Impl::awake_endpoints(const Endpoints& of, size_t turn) {
+std::vector<RemoteServer*> Client::Impl::awake_servers(const RemoteServers& of, size_t rotation) {
   const uint64_t now = base::monotonic_ns();
-  std::vector<Endpoint*> awake;
+  std::vector<RemoteServer*> awake;
   for (size_t i = 0; i < of.size(); ++i) {
-    Endpoint* endpoint = of[(turn + i) % of.size()].get();
-    if (endpoint->rests_until_ns() <= now) awake.push_back(endpoint);
+    RemoteServer* server = of[(rotation + i) % of.size()].get();
+    if (server->backoff_until_ns() <= now) awake.push_back(server);
   }
   if (awake.size() > 1) {
     std::stable_partition(awake.begin(), awake.end(),
-                          [](const Endpoint* endpoint) { return !endpoint->is_in_doubt(); });
+                          [](const RemoteServer* server) { return !server->is_in_doubt(); });
   }
   return awake;
 }
@@ -102,30 +102,30 @@ std::vector<Endpoint*> Client::Impl::awake_endpoints(const Endpoints& of, size_t
 Status Client::Impl::try_any(std::string_view what, const Deadline& deadline,
                              const Attempt& attempt) {
   return by_shard_map(deadline, [&](const Routing& by) {
-    return try_endpoints(what, by, by.all, deadline, attempt);
+    return try_servers(what, by, by.all, deadline, attempt);
   });
 }
 
-Status Client::Impl::try_once(Endpoint& endpoint, const Deadline& deadline, size_t shares,
+Status Client::Impl::try_once(RemoteServer& server, const Deadline& deadline, size_t shares,
                               const Attempt& attempt) {
-  const uint64_t idle_losses = endpoint.idle_losses();
-  Status status = attempt(endpoint, deadline.share(shares));
+  const uint64_t idle_losses = server.idle_losses();
+  Status status = attempt(server, deadline.share(shares));
   // An idle connection was closed. That is no failure, and a read can be repeated.
-  if (status.code() == Code::kUnavailable && endpoint.idle_losses() != idle_losses)
-    status = attempt(endpoint, deadline.share(shares));
+  if (status.code() == Code::kUnavailable && server.idle_losses() != idle_losses)
+    status = attempt(server, deadline.share(shares));
   return status;
 }
 
-Status Client::Impl::try_endpoints(std::string_view what, const Routing& by,
-                                   const Endpoints& replicas, const Deadline& deadline,
-                                   const Attempt& attempt, const std::function<bool()>& is_moot) {
-  Status last(Code::kUnavailable, "every server is resting after a failure");
+Status Client::Impl::try_servers(std::string_view what, const Routing& by,
+                                 const RemoteServers& replicas, const Deadline& deadline,
+                                 const Attempt& attempt, const std::function<bool()>& is_moot) {
+  Status last(Code::kUnavailable, "every server is in backoff after a failure");
   // The failure before the last one: a last attempt that the deadline cut short says little.
   std::string before;
   Status refusal;  // of a reachable server: says more than that another one was unreachable
   size_t tried = 0;
   for (;;) {
-    const std::vector<Endpoint*> awake = awake_endpoints(replicas, next_turn());
+    const std::vector<RemoteServer*> awake = awake_servers(replicas, next_rotation());
     size_t refused = 0;
     for (size_t i = 0; i < awake.size() && !deadline.passed(); ++i) {
       // A silent server must leave time for its replicas.
@@ -135,7 +135,7 @@ Status Client::Impl::try_endpoints(std::string_view what, const Routing& by,
       if (status.code() == Code::kWrongShard) (void)read_shard_map(*awake[i], deadline);
       if (status.ok() || is_final(status.code())) return status;
       if (is_unreachable(status.code())) {
-        // A timeout counts as a failure only after a long silence (Endpoint::timed_out).
+        // A timeout counts as a failure only after a long silence (RemoteServer::timed_out).
         if (status.code() == Code::kUnavailable) awake[i]->failed();
         if (last.message() != status.message()) before = last.message();
         last = status;

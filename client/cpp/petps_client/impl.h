@@ -19,9 +19,9 @@
 #include "petps_client/choice.h"
 #include "petps_client/client.h"
 #include "petps_client/dedup.h"
-#include "petps_client/endpoint.h"
 #include "petps_client/hot_keys.h"
 #include "petps_client/pull.h"
+#include "petps_client/remote_server.h"
 #include "petps_client/routing.h"
 
 namespace petps::client {
@@ -73,11 +73,11 @@ struct PushWork {
 };
 
 struct Client::Impl {
-  using Attempt = std::function<base::Status(Endpoint&, const Deadline&)>;
+  using Attempt = std::function<base::Status(RemoteServer&, const Deadline&)>;
 
   Url url;
   Options options;
-  Endpoints seeds;  // of the URL; fixed after connect
+  RemoteServers seeds;  // of the URL; fixed after connect
   std::atomic<size_t> rotation{0};
   std::atomic<uint64_t> calls{0};  // pull calls, for sampling
   pid_t process = 0;               // that created this client
@@ -105,35 +105,35 @@ struct Client::Impl {
     return routing;
   }
   // Read one server's shard map, and use it if it is newer than the current one.
-  base::Status read_shard_map(Endpoint& endpoint, const Deadline& deadline);
+  base::Status read_shard_map(RemoteServer& server, const Deadline& deadline);
   // Look for a newer map at servers outside `group`, which is unreachable or has no newer one.
   // Return whether the current map is newer than `than`.
-  bool find_newer_map(const Routing& than, const Endpoints& group, const Deadline& deadline);
+  bool find_newer_map(const Routing& than, const RemoteServers& group, const Deadline& deadline);
   // Run `attempt` with the current map, and again with a newer one while servers reply
   // WRONG_SHARD and time is left: servers do not read a changed map at the same moment.
   base::Status by_shard_map(const Deadline& deadline,
                             const std::function<base::Status(const Routing&)>& attempt);
 
-  // Run `attempt` on the endpoint, with 1 of `shares` parts of the time that is left. Repeat it
+  // Run `attempt` on the server, with 1 of `shares` parts of the time that is left. Repeat it
   // once if the server had closed the connection while it was idle.
-  static base::Status try_once(Endpoint& endpoint, const Deadline& deadline, size_t shares,
+  static base::Status try_once(RemoteServer& server, const Deadline& deadline, size_t shares,
                                const Attempt& attempt);
 
   // Run `attempt` on one replica after another until it succeeds. Unreachable or silent replicas
   // are retried, with backoff, until the deadline, until a newer map is found, or until `is_moot`
   // says that the request is out of date. Other errors are final once every replica that is not
   // in backoff gave one.
-  base::Status try_endpoints(std::string_view what, const Routing& by, const Endpoints& replicas,
-                             const Deadline& deadline, const Attempt& attempt,
-                             const std::function<bool()>& is_moot = nullptr);
+  base::Status try_servers(std::string_view what, const Routing& by, const RemoteServers& replicas,
+                           const Deadline& deadline, const Attempt& attempt,
+                           const std::function<bool()>& is_moot = nullptr);
   base::Status try_any(std::string_view what, const Deadline& deadline, const Attempt& attempt);
-  size_t next_turn() { return rotation.fetch_add(1, std::memory_order_relaxed); }
-  // Return the replicas that are not in backoff, rotated by `turn`, those in doubt last. All
-  // groups of a call share one turn: with a turn each, two groups of two replicas would always
+  size_t next_rotation() { return rotation.fetch_add(1, std::memory_order_relaxed); }
+  // Return the replicas that are not in backoff, rotated by `rotation`, those in doubt last. All
+  // groups of a call share one rotation: with one each, two groups of two replicas would always
   // start with the same ones.
-  static std::vector<Endpoint*> awake_endpoints(const Endpoints& of, size_t turn);
+  static std::vector<RemoteServer*> awake_servers(const RemoteServers& of, size_t rotation);
 
-  Answered answered;  // the newest instance that pulls returned; later pulls return none older
+  NewestAnswer answered;  // the newest instance that pulls returned; later pulls return none older
 
   // Choose the instance that is requested by name from all servers (choice.h). It is empty with a
   // single server, whose own current instance counts, and while no server is known.
@@ -148,19 +148,19 @@ struct Client::Impl {
   // the others and for `spare` further shares.
   static void read_catalogues(const Routing& by, const Deadline& deadline, size_t spare);
   // Also finds out which servers are gone. Returns false when the client is stopping.
-  bool read_catalogue_in_background(Endpoint& endpoint);
+  bool read_catalogue_in_background(RemoteServer& server);
   bool pause_background(uint64_t until_ns);
   // Return the replicas that can serve the instance or whose catalogue is unknown; all replicas
   // if there are none. `some` holds the result when it is not `replicas`.
-  static const Endpoints& replicas_with(const Endpoints& replicas, const Choice& choice,
-                                        Endpoints& some);
+  static const RemoteServers& replicas_with(const RemoteServers& replicas, const Choice& choice,
+                                            RemoteServers& some);
 
   PushNumbers push_numbers;
   base::Result<PushReport> push(const PushWork& work);
-  base::Status push_to(Endpoint& endpoint, const Deadline& deadline, const PushWork& work,
+  base::Status push_to(RemoteServer& server, const Deadline& deadline, const PushWork& work,
                        PushReport& report, size_t& acknowledged);
   static base::Status refuse_replicas(const Routing& by, const PushWork& work);
-  base::Status push_to_owner(Endpoint& owner, const Deadline& deadline, const PushWork& work,
+  base::Status push_to_owner(RemoteServer& owner, const Deadline& deadline, const PushWork& work,
                              PushReport& report, size_t& acknowledged);
   base::Status encode_push(const Routing& by, const Deadline& deadline, PushWork& work,
                            std::vector<std::byte>& encoded);
@@ -169,14 +169,14 @@ struct Client::Impl {
 
   base::Status control(const wire::ControlRequest& request, uint32_t deadline_ms);
   base::Status send_hot_sets();
-  base::Status send_hot_set(Endpoint& endpoint, const std::string& table,
+  base::Status send_hot_set(RemoteServer& server, const std::string& table,
                             std::span<const uint64_t> keys);
   void run_background();
 };
 
-// Find the table in the endpoint's last catalogue. If it is missing there it may be new: read the
+// Find the table in the server's last catalogue. If it is missing there it may be new: read the
 // catalogue again over `connection`.
-base::Result<const CatalogueTable*> find_table(Endpoint& endpoint, Connection& connection,
+base::Result<const CatalogueTable*> find_table(RemoteServer& server, Connection& connection,
                                                std::string_view table, const Deadline& deadline,
                                                std::shared_ptr<const Catalogue>& catalogue,
                                                std::string_view instance = {});

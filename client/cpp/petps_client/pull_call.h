@@ -37,7 +37,7 @@ class PullCall {
   base::Status start(Flight& flight, bool wait);
   static void finish(const Flight& flight);
   base::Status ask_alone(const Routing& by, Share& share);
-  base::Status ask_one(Share& share, Endpoint& endpoint, const Deadline& until, bool wait);
+  base::Status ask_one(Share& share, RemoteServer& server, const Deadline& until, bool wait);
   base::Status ask_together(const Routing& by, std::vector<Share>& shares);
   static void wait_for_any(std::span<const std::unique_ptr<Flight>> flights);
 

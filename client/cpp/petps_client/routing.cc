@@ -8,48 +8,48 @@ using base::Code;
 using base::Result;
 using base::Status;
 
-std::shared_ptr<const Routing> route_to_all(const Endpoints& endpoints) {
+std::shared_ptr<const Routing> route_to_all(const RemoteServers& servers) {
   auto routing = std::make_shared<Routing>();
-  routing->groups = {endpoints};
+  routing->groups = {servers};
   routing->group_of = {0};
-  routing->all = endpoints;
+  routing->all = servers;
   return routing;
 }
 
 Result<std::shared_ptr<const Routing>> route_by_map(
-    const wire::ShardMap& map, const std::string& peer, std::span<const Endpoints> known,
-    const std::function<std::shared_ptr<Endpoint>(Address)>& make) {
+    const wire::ShardMap& map, const std::string& peer, std::span<const RemoteServers> known,
+    const std::function<std::shared_ptr<RemoteServer>(Address)>& make) {
   auto routing = std::make_shared<Routing>();
   routing->version = map.version;
   routing->partitions = map.partitions;
   routing->group_of.resize(map.partitions);
   std::vector<wire::PartitionSet> sets;  // by group
-  for (const wire::ShardServer& server : map.servers) {
-    auto address = parse_address(server.address, server.address);
+  for (const wire::ShardServer& entry : map.servers) {
+    auto address = parse_address(entry.address, entry.address);
     if (!address.ok()) {
       return Status(Code::kUnavailable, peer + ": its shard map names a server " +
                                             std::string(address.status().message()));
     }
-    std::shared_ptr<Endpoint> endpoint;
-    for (const Endpoints& list : known) {
-      for (const auto& each : list) {
-        if (each->name() == address.value().text()) endpoint = each;
+    std::shared_ptr<RemoteServer> server;
+    for (const RemoteServers& list : known) {
+      for (const auto& other : list) {
+        if (other->name() == address.value().text()) server = other;
       }
     }
-    if (endpoint == nullptr) endpoint = make(std::move(address).value());
-    routing->all.push_back(endpoint);
+    if (server == nullptr) server = make(std::move(address).value());
+    routing->all.push_back(server);
     // The map was checked: servers that share one partition share all of them.
-    const auto at = std::find(sets.begin(), sets.end(), server.partitions);
+    const auto at = std::find(sets.begin(), sets.end(), entry.partitions);
     const auto group = static_cast<size_t>(at - sets.begin());
     if (at == sets.end()) {
-      sets.push_back(server.partitions);
+      sets.push_back(entry.partitions);
       routing->groups.emplace_back();
       for (uint32_t p = 0; p < map.partitions; ++p) {
-        if (wire::has_partition(server.partitions, p))
+        if (wire::has_partition(entry.partitions, p))
           routing->group_of[p] = static_cast<uint32_t>(group);
       }
     }
-    routing->groups[group].push_back(std::move(endpoint));
+    routing->groups[group].push_back(std::move(server));
   }
   return std::shared_ptr<const Routing>(std::move(routing));
 }

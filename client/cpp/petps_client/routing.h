@@ -7,35 +7,35 @@
 #include <span>
 #include <vector>
 
-#include "petps_client/endpoint.h"
+#include "petps_client/remote_server.h"
 #include "wire/wire.h"
 
 namespace petps::client {
 
-using Endpoints = std::vector<std::shared_ptr<Endpoint>>;
+using RemoteServers = std::vector<std::shared_ptr<RemoteServer>>;
 
 // Groups of servers. The servers of a group own the same keys, so they are replicas. Immutable:
 // calls in flight keep the routing that they began with.
 struct Routing {
   uint64_t version = 0;  // of the shard map; 0: no map, one group owns all keys
   uint32_t partitions = 1;
-  std::vector<Endpoints> groups;
+  std::vector<RemoteServers> groups;
   std::vector<uint32_t> group_of;  // by partition
-  Endpoints all;                   // every server once
+  RemoteServers all;               // every server once
 
   size_t group(uint64_t key) const {
     return groups.size() == 1 ? 0 : group_of[wire::partition_of(key, partitions)];
   }
 };
 
-// Return the routing without a map: every endpoint has all keys.
-std::shared_ptr<const Routing> route_to_all(const Endpoints& endpoints);
-// Return the routing of a map. Endpoints in `known` keep their connections and catalogues; `make`
+// Return the routing without a map: every server has all keys.
+std::shared_ptr<const Routing> route_to_all(const RemoteServers& servers);
+// Return the routing of a map. Servers in `known` keep their connections and catalogues; `make`
 // creates the others.
 // Errors: kUnavailable when the map of server `peer` contains an invalid address.
 base::Result<std::shared_ptr<const Routing>> route_by_map(
-    const wire::ShardMap& map, const std::string& peer, std::span<const Endpoints> known,
-    const std::function<std::shared_ptr<Endpoint>(Address)>& make);
+    const wire::ShardMap& map, const std::string& peer, std::span<const RemoteServers> known,
+    const std::function<std::shared_ptr<RemoteServer>(Address)>& make);
 
 // The keys of a list that go to one group, and their positions in the list.
 struct Slice {

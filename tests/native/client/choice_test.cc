@@ -19,7 +19,7 @@ CataloguePointer pool_with(uint8_t uuid, uint32_t id, const std::string& instanc
   return built.value();
 }
 
-Choice choose_of(const std::vector<CataloguePointer>& servers, const Answered& answered) {
+Choice choose_of(const std::vector<CataloguePointer>& servers, const NewestAnswer& answered) {
   std::vector<GroupView> groups(1);
   for (const CataloguePointer& server : servers) groups[0].push_back({server, true});
   return choose(groups, answered);
@@ -29,7 +29,7 @@ Choice choose_of(const std::vector<CataloguePointer>& servers, const Answered& a
 // No other server ever had that instance, so only its version shows that theirs are older.
 TEST(Choice, AnOlderInstanceIsRefusedWhenNoServerKnowsTheLastAnswerAnyMore) {
   const std::vector<CataloguePointer> before = {pool_with(1, 1, "m@17", 17)};
-  Answered answered;
+  NewestAnswer answered;
   answered.note("m@17", before);
   const auto older = pool_with(2, 1, "m@8", 8);
   Choice choice = choose_of({older}, answered);
@@ -43,7 +43,7 @@ TEST(Choice, AnOlderInstanceIsRefusedWhenNoServerKnowsTheLastAnswerAnyMore) {
 // the fleet has moved on.
 TEST(Choice, WhatNobodyCanCompareIsTakenOnceTheLastAnswerIsNowhere) {
   const std::vector<CataloguePointer> before = {pool_with(1, 1, "m@17", 0)};
-  Answered answered;
+  NewestAnswer answered;
   answered.note("m@17", before);
   const auto other = pool_with(2, 1, "m@8", 0);
   EXPECT_EQ(choose_of({other}, answered).instance, "m@8");

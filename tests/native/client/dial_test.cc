@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "fixtures.h"
-#include "petps_client/endpoint.h"
+#include "petps_client/remote_server.h"
 
 namespace petps::client::testing {
 namespace {
@@ -221,7 +221,7 @@ TEST(ConnectAny, WithNobodyThereItEndsByTheDeadlineOrWhenAllHaveRefused) {
 }
 
 // Errors as a caller sees them: the endpoint adds the name, and every layer adds its part.
-TEST(Endpoint, AnErrorOfItsNameOrAddressNamesItOnce) {
+TEST(RemoteServer, AnErrorOfItsNameOrAddressNamesItOnce) {
   HeldResolver held(1);
   const DeadPort refuses(DeadPort::Kind::kRefuses);
   const auto refusing = [&](const Address&, std::vector<SocketAddress>& found) {
@@ -236,18 +236,18 @@ TEST(Endpoint, AnErrorOfItsNameOrAddressNamesItOnce) {
                {failing(EAI_NONAME), kLongMs, base::Code::kUnavailable},
                {refusing, kLongMs, base::Code::kUnavailable}};
   for (const auto& one : cases) {
-    Endpoint endpoint(kName, "ranking", Options(), {}, one.resolve);
+    RemoteServer endpoint(kName, "ranking", Options(), {}, one.resolve);
     const base::Status status = endpoint.lease(Deadline::in_ms(one.ms)).status();
     EXPECT_EQ(one.code, status.code()) << status.to_string();
     EXPECT_EQ(1u, count_of("server.example:7070", status.message())) << status.to_string();
   }
 }
 
-TEST(Endpoint, AServerIsReachedOnceItsNameIsResolved) {
+TEST(RemoteServer, AServerIsReachedOnceItsNameIsResolved) {
   FakeServer server([](wire::Opcode, uint64_t, wire::Frame&) { return Answer::kSend; });
   const auto url = parse_url("petps://" + server.address());
   HeldResolver held(url.value().addresses[0].port);
-  Endpoint endpoint(kName, "ranking", Options(), {}, held.resolve());
+  RemoteServer endpoint(kName, "ranking", Options(), {}, held.resolve());
   EXPECT_EQ(base::Code::kDeadlineExceeded,
             endpoint.lease(Deadline::in_ms(kShortMs)).status().code());
   EXPECT_TRUE(endpoint.answers());

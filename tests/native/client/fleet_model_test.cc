@@ -284,12 +284,12 @@ class World {
     impl.options.name = subject.name;
     impl.options.hot_sample_every = 0;
     impl.process = getpid();
-    Patience patience;
-    patience.first_rest_ns = kMs / 20;
-    patience.longest_rest_ns = kMs / 2;
-    patience.silence_ns = 4 * kMs;
-    patience.failures_until_gone = trust_.failures_until_gone;
-    patience.seed = 1 + random_() % 1'000'000;
+    BackoffOptions backoff_options;
+    backoff_options.first_ns = kMs / 20;
+    backoff_options.longest_ns = kMs / 2;
+    backoff_options.silence_ns = 4 * kMs;
+    backoff_options.failures_until_gone = trust_.failures_until_gone;
+    backoff_options.seed = 1 + random_() % 1'000'000;
     auto routing = std::make_shared<Routing>();
     routing->partitions = static_cast<uint32_t>(groups_.size());
     size_t server = 0;
@@ -298,8 +298,8 @@ class World {
       routing->groups.emplace_back();
       for (size_t i = 0; i < groups_[group]; ++i, ++server) {
         const std::string address = fleet_.address(server);
-        impl.seeds.push_back(std::make_shared<Endpoint>(parse_address(address, address).value(),
-                                                        "m", impl.options, patience));
+        impl.seeds.push_back(std::make_shared<RemoteServer>(parse_address(address, address).value(),
+                                                            "m", impl.options, backoff_options));
         routing->groups.back().push_back(impl.seeds.back());
       }
     }

@@ -14,7 +14,7 @@
 #include <string>
 #include <thread>
 
-#include "base/turns.h"
+#include "base/time_slice.h"
 #include "raw_client.h"
 #include "server/server.h"
 
@@ -36,7 +36,7 @@ bool kernel_keeps_slices() {
   bool kept = false;
   std::thread([&] {
     Words wanted = attributes_of(0);
-    wanted[kRuntime] = 2 * base::kShortTurnNs;
+    wanted[kRuntime] = 2 * base::kShortSliceNs;
     syscall(SYS_sched_setattr, 0, wanted.data(), 0);
     kept = attributes_of(0)[kRuntime] == wanted[kRuntime];
   }).join();
@@ -68,7 +68,7 @@ class ScheduleTest : public testing::Test {
         ++workers;
         found = words;
       } else {
-        EXPECT_NE(words[kRuntime], base::kShortTurnNs) << name;
+        EXPECT_NE(words[kRuntime], base::kShortSliceNs) << name;
         EXPECT_EQ(policy_of(words), policy_of(attributes_of(0))) << name;
       }
     }
@@ -80,9 +80,9 @@ class ScheduleTest : public testing::Test {
   table::Table& users_;
 };
 
-TEST_F(ScheduleTest, WorkersTakeShortTurnsAndNobodyElseDoes) {
+TEST_F(ScheduleTest, WorkersGetShortTimeSlicesAndNobodyElseDoes) {
   if (!kernel_keeps_slices()) GTEST_SKIP() << "no slices of threads before Linux 6.12";
-  EXPECT_EQ(worker_of(0)[kRuntime], base::kShortTurnNs);
+  EXPECT_EQ(worker_of(0)[kRuntime], base::kShortSliceNs);
 }
 
 TEST_F(ScheduleTest, WorkersRunInRealTimeWhereThatIsPermitted) {

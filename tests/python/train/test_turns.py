@@ -41,7 +41,7 @@ def short_and(work: Callable[[], Any]) -> Any:
     """Return the result of ``work`` on a thread that uses short time slices."""
 
     def both() -> Any:
-        _native.take_turns(short=True)
+        _native.set_time_slice(short=True)
         return work()
 
     return on_a_thread(both)

@@ -1,5 +1,5 @@
 // Overlapping reads of catalogues: an endpoint never goes back to an earlier state of its server.
-#include "petps_client/endpoint.h"
+#include "petps_client/remote_server.h"
 
 #include <gtest/gtest.h>
 
@@ -55,7 +55,7 @@ class SwitchingServer {
   FakeServer server_;  // last: its threads terminate before the other members are destroyed
 };
 
-std::string read_instance(Endpoint& endpoint) {
+std::string read_instance(RemoteServer& endpoint) {
   const Deadline deadline = Deadline::in_ms(kDeadlineMs);
   auto leased = endpoint.lease(deadline);
   if (!leased.ok()) return leased.status().to_string();
@@ -63,13 +63,13 @@ std::string read_instance(Endpoint& endpoint) {
   return read.ok() ? read.value()->instance_name() : read.status().to_string();
 }
 
-std::unique_ptr<Endpoint> endpoint_of(const SwitchingServer& server) {
+std::unique_ptr<RemoteServer> endpoint_of(const SwitchingServer& server) {
   const auto url = parse_url("petps://" + server.address());
   EXPECT_TRUE(url.ok()) << url.status().to_string();
-  return std::make_unique<Endpoint>(url.value().addresses[0], "ranking", Options());
+  return std::make_unique<RemoteServer>(url.value().addresses[0], "ranking", Options());
 }
 
-TEST(Endpoint, AnOlderAnswerThatComesLateIsNotKept) {
+TEST(RemoteServer, AnOlderAnswerThatComesLateIsNotKept) {
   SwitchingServer server(1);
   const auto endpoint = endpoint_of(server);
   auto late = std::async(std::launch::async, [&] { return read_instance(*endpoint); });
@@ -82,7 +82,7 @@ TEST(Endpoint, AnOlderAnswerThatComesLateIsNotKept) {
 }
 
 // The second reply shows a newer state, although its request began while the first was in flight.
-TEST(Endpoint, OfTwoAnswersTheHigherCounterIsKept) {
+TEST(RemoteServer, OfTwoAnswersTheHigherCounterIsKept) {
   SwitchingServer server(2);
   const auto endpoint = endpoint_of(server);
   auto first = std::async(std::launch::async, [&] { return read_instance(*endpoint); });
@@ -98,7 +98,7 @@ TEST(Endpoint, OfTwoAnswersTheHigherCounterIsKept) {
 }
 
 // A server of an earlier release sends no counter: the later request wins.
-TEST(Endpoint, WithoutCountersTheLaterQuestionCounts) {
+TEST(RemoteServer, WithoutCountersTheLaterQuestionCounts) {
   SwitchingServer server(1, false);
   const auto endpoint = endpoint_of(server);
   auto late = std::async(std::launch::async, [&] { return read_instance(*endpoint); });
@@ -136,13 +136,13 @@ struct ChangingServer {
     tables.state.counter = counter;
     server.hello().pool_uuid = tables.state.pool_uuid;
   }
-  std::unique_ptr<Endpoint> endpoint() {
+  std::unique_ptr<RemoteServer> endpoint() {
     const auto url = parse_url("petps://" + server.address());
-    return std::make_unique<Endpoint>(url.value().addresses[0], "ranking", Options());
+    return std::make_unique<RemoteServer>(url.value().addresses[0], "ranking", Options());
   }
 };
 
-TEST(Endpoint, APoolRestoredFromAnOlderCopyIsRefusedUntilItHasPassedWhatWasSeen) {
+TEST(RemoteServer, APoolRestoredFromAnOlderCopyIsRefusedUntilItHasPassedWhatWasSeen) {
   ChangingServer server;
   const auto endpoint = server.endpoint();
   server.show(1, 20, 2);
@@ -162,7 +162,7 @@ TEST(Endpoint, APoolRestoredFromAnOlderCopyIsRefusedUntilItHasPassedWhatWasSeen)
   EXPECT_EQ(read_instance(*endpoint), "ranking@2") << "verify --accept passes what anybody saw";
 }
 
-TEST(Endpoint, CountersOfTwoPoolsAreNeverCompared) {
+TEST(RemoteServer, CountersOfTwoPoolsAreNeverCompared) {
   ChangingServer server;
   const auto endpoint = server.endpoint();
   server.show(1, 20, 2);
@@ -186,14 +186,14 @@ TEST(Endpoint, CountersOfTwoPoolsAreNeverCompared) {
 }
 
 // The caller's deadline is shorter than the silence that counts as a failure of the server.
-TEST(Endpoint, ACallersOwnTimeoutIsNoFailureOfTheServer) {
+TEST(RemoteServer, ACallersOwnTimeoutIsNoFailureOfTheServer) {
   FakeServer server([](wire::Opcode opcode, uint64_t, wire::Frame&) {
     return opcode == wire::Opcode::kTables ? Answer::kSilent : Answer::kSend;
   });
   const auto url = parse_url("petps://" + server.address());
-  Patience patience;
-  patience.silence_ns = 60'000'000'000;
-  Endpoint endpoint(url.value().addresses[0], "ranking", Options(), patience);
+  BackoffOptions backoff_options;
+  backoff_options.silence_ns = 60'000'000'000;
+  RemoteServer endpoint(url.value().addresses[0], "ranking", Options(), backoff_options);
   for (int i = 0; i < 5; ++i) {
     const Deadline deadline = Deadline::in_ms(20);
     auto leased = endpoint.lease(deadline);
@@ -201,21 +201,21 @@ TEST(Endpoint, ACallersOwnTimeoutIsNoFailureOfTheServer) {
     EXPECT_EQ(endpoint.read_catalogue(*leased.value(), deadline).status().code(),
               base::Code::kDeadlineExceeded);
   }
-  EXPECT_EQ(endpoint.rests_until_ns(), 0u);
+  EXPECT_EQ(endpoint.backoff_until_ns(), 0u);
   EXPECT_TRUE(endpoint.answers());
   EXPECT_TRUE(endpoint.is_in_doubt()) << "others are asked first";
   endpoint.answered();
   EXPECT_FALSE(endpoint.is_in_doubt());
 }
 
-TEST(Endpoint, AServerThatIsSilentForLongerThanOurPatienceFails) {
+TEST(RemoteServer, AServerThatIsSilentForLongerThanOurPatienceFails) {
   FakeServer server([](wire::Opcode opcode, uint64_t, wire::Frame&) {
     return opcode == wire::Opcode::kTables ? Answer::kSilent : Answer::kSend;
   });
   const auto url = parse_url("petps://" + server.address());
-  Patience patience;
-  patience.silence_ns = 1'000'000;
-  Endpoint endpoint(url.value().addresses[0], "ranking", Options(), patience);
+  BackoffOptions backoff_options;
+  backoff_options.silence_ns = 1'000'000;
+  RemoteServer endpoint(url.value().addresses[0], "ranking", Options(), backoff_options);
   for (uint32_t i = 0; i < kFailuresUntilGone; ++i) {
     EXPECT_TRUE(endpoint.answers()) << i;
     const Deadline deadline = Deadline::in_ms(200);
@@ -225,19 +225,19 @@ TEST(Endpoint, AServerThatIsSilentForLongerThanOurPatienceFails) {
               base::Code::kDeadlineExceeded);
   }
   EXPECT_FALSE(endpoint.answers());
-  EXPECT_GT(endpoint.rests_until_ns(), 0u);
+  EXPECT_GT(endpoint.backoff_until_ns(), 0u);
   endpoint.answered();
   EXPECT_TRUE(endpoint.answers()) << "its next answer";
 }
 
 TEST(Backoff, RestsGrowAndDifferFromClientToClient) {
-  Patience patience;
-  patience.seed = seed();
-  Backoff one(patience);
-  Backoff same(patience);
-  patience.seed += 1;
-  Backoff other(patience);
-  uint64_t due = patience.first_rest_ns;
+  BackoffOptions backoff_options;
+  backoff_options.seed = seed();
+  Backoff one(backoff_options);
+  Backoff same(backoff_options);
+  backoff_options.seed += 1;
+  Backoff other(backoff_options);
+  uint64_t due = backoff_options.first_ns;
   bool differs = false;
   for (int i = 0; i < 20; ++i) {
     const uint64_t rest = one.next_ns();
@@ -245,11 +245,11 @@ TEST(Backoff, RestsGrowAndDifferFromClientToClient) {
     EXPECT_LE(rest, due) << i;
     EXPECT_EQ(rest, same.next_ns()) << "one seed, one schedule";
     differs = differs || rest != other.next_ns();
-    due = std::min(due * 2, patience.longest_rest_ns);
+    due = std::min(due * 2, backoff_options.longest_ns);
   }
   EXPECT_TRUE(differs);
   one.reset();
-  EXPECT_LE(one.next_ns(), patience.first_rest_ns);
+  EXPECT_LE(one.next_ns(), backoff_options.first_ns);
 }
 
 }  // namespace

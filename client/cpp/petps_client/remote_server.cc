@@ -1,4 +1,4 @@
-#include "petps_client/endpoint.h"
+#include "petps_client/remote_server.h"
 
 #include <algorithm>
 #include <chrono>
@@ -41,10 +41,10 @@ wire::Limits lower_of(wire::Limits limits) {
 }  // namespace
 
 Lease::~Lease() {
-  if (connection_ != nullptr) endpoint_->take_back(std::move(connection_));
+  if (connection_ != nullptr) server_->take_back(std::move(connection_));
 }
 
-Result<std::unique_ptr<Connection>> Endpoint::open(const Deadline& deadline) {
+Result<std::unique_ptr<Connection>> RemoteServer::open(const Deadline& deadline) {
   auto opened = Connection::open(name_, host_, deadline);
   if (!opened.ok()) return opened;
   Connection& connection = **opened;
@@ -66,7 +66,7 @@ Result<std::unique_ptr<Connection>> Endpoint::open(const Deadline& deadline) {
   return opened;
 }
 
-Result<Lease> Endpoint::lease(const Deadline& deadline, Use use) {
+Result<Lease> RemoteServer::lease(const Deadline& deadline, Use use) {
   std::unique_lock lock(mutex_);
   const std::chrono::nanoseconds left(deadline.left_ns());
   if (!returned_.wait_for(lock, left, [this] { return leased_ < options_.connections; })) {
@@ -102,7 +102,7 @@ Result<Lease> Endpoint::lease(const Deadline& deadline, Use use) {
   return Lease(this, std::move(opened).value());
 }
 
-void Endpoint::take_back(std::unique_ptr<Connection> connection) {
+void RemoteServer::take_back(std::unique_ptr<Connection> connection) {
   const std::lock_guard lock(mutex_);
   --leased_;
   if (connection->timed_out_after_ns() != 0) timed_out(connection->timed_out_after_ns());
@@ -117,7 +117,7 @@ void Endpoint::take_back(std::unique_ptr<Connection> connection) {
   returned_.notify_one();
 }
 
-Endpoint::Kept& Endpoint::kept_of(const Uuid& pool) {
+RemoteServer::Kept& RemoteServer::kept_of(const Uuid& pool) {
   if (kept_.size() >= kMaxPools && !kept_.contains(pool)) {
     kept_.erase(std::min_element(kept_.begin(), kept_.end(), [](const auto& a, const auto& b) {
       return a.second.used_at < b.second.used_at;
@@ -128,14 +128,14 @@ Endpoint::Kept& Endpoint::kept_of(const Uuid& pool) {
   return kept;
 }
 
-std::shared_ptr<const Catalogue> Endpoint::last_catalogue() const {
+std::shared_ptr<const Catalogue> RemoteServer::last_catalogue() const {
   const std::lock_guard lock(mutex_);
   const auto at = kept_.find(hello_.pool_uuid);
   return at == kept_.end() ? nullptr : at->second.value;
 }
 
-Result<std::shared_ptr<const Catalogue>> Endpoint::catalogue(Connection& connection,
-                                                             const Deadline& deadline) {
+Result<std::shared_ptr<const Catalogue>> RemoteServer::catalogue(Connection& connection,
+                                                                 const Deadline& deadline) {
   if (connection.has_read_catalogue) {
     const std::lock_guard lock(mutex_);
     const auto at = kept_.find(connection.hello.pool_uuid);
@@ -144,7 +144,7 @@ Result<std::shared_ptr<const Catalogue>> Endpoint::catalogue(Connection& connect
   return read_catalogue(connection, deadline);
 }
 
-Status Endpoint::restored(const Catalogue& seen, const Catalogue& now) const {
+Status RemoteServer::restored(const Catalogue& seen, const Catalogue& now) const {
   return Status(Code::kUnavailable,
                 name_ + ": its pool is an older copy of itself: its names are at counter " +
                     std::to_string(now.state().counter) + ", and this client has seen " +
@@ -154,8 +154,8 @@ Status Endpoint::restored(const Catalogue& seen, const Catalogue& now) const {
                     "clients to accept the older one");
 }
 
-Result<std::shared_ptr<const Catalogue>> Endpoint::read_catalogue(Connection& connection,
-                                                                  const Deadline& deadline) {
+Result<std::shared_ptr<const Catalogue>> RemoteServer::read_catalogue(Connection& connection,
+                                                                      const Deadline& deadline) {
   uint64_t asked_at = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -185,8 +185,8 @@ Result<std::shared_ptr<const Catalogue>> Endpoint::read_catalogue(Connection& co
   return kept.value;
 }
 
-Result<std::shared_ptr<Catalogue>> Endpoint::ask_catalogue(Connection& connection,
-                                                           const Deadline& deadline) const {
+Result<std::shared_ptr<Catalogue>> RemoteServer::ask_catalogue(Connection& connection,
+                                                               const Deadline& deadline) const {
   const bool tells_state = (connection.hello.features & wire::kFeatureCatalogueState) != 0;
   wire::encode_tables(connection.next_request_id(), {.with_state = tells_state},
                       connection.frame());
@@ -202,7 +202,7 @@ Result<std::shared_ptr<Catalogue>> Endpoint::ask_catalogue(Connection& connectio
   return Catalogue::build(reply, model_, name_);
 }
 
-Result<wire::ShardMap> Endpoint::read_shard_map(const Deadline& deadline) {
+Result<wire::ShardMap> RemoteServer::read_shard_map(const Deadline& deadline) {
   auto leased = lease(deadline);
   if (!leased.ok()) return leased.status();
   wire::ShardMap map;
@@ -217,51 +217,51 @@ Result<wire::ShardMap> Endpoint::read_shard_map(const Deadline& deadline) {
   return map;
 }
 
-void Endpoint::fail() {
+void RemoteServer::fail() {
   ++failures_;
-  rests_until_ns_ = base::monotonic_ns() + rest_.next_ns();
+  backoff_until_ns_ = base::monotonic_ns() + backoff_.next_ns();
 }
 
-void Endpoint::failed() {
+void RemoteServer::failed() {
   const std::lock_guard lock(mutex_);
   fail();
 }
 
-void Endpoint::timed_out(uint64_t waited_ns) {
-  if (waited_ns >= patience_.silence_ns) return fail();
-  doubted_until_ns_ = base::monotonic_ns() + doubt_.next_ns();
+void RemoteServer::timed_out(uint64_t waited_ns) {
+  if (waited_ns >= backoff_options_.silence_ns) return fail();
+  doubt_until_ns_ = base::monotonic_ns() + doubt_.next_ns();
 }
 
-void Endpoint::answered() {
+void RemoteServer::answered() {
   const std::lock_guard lock(mutex_);
   failures_ = 0;
-  rest_.reset();
+  backoff_.reset();
   doubt_.reset();
-  rests_until_ns_ = 0;
-  doubted_until_ns_ = 0;
+  backoff_until_ns_ = 0;
+  doubt_until_ns_ = 0;
 }
 
-uint64_t Endpoint::rests_until_ns() const {
+uint64_t RemoteServer::backoff_until_ns() const {
   const std::lock_guard lock(mutex_);
-  return rests_until_ns_;
+  return backoff_until_ns_;
 }
 
-bool Endpoint::is_in_doubt() const {
+bool RemoteServer::is_in_doubt() const {
   const std::lock_guard lock(mutex_);
-  return doubted_until_ns_ != 0 && doubted_until_ns_ > base::monotonic_ns();
+  return doubt_until_ns_ != 0 && doubt_until_ns_ > base::monotonic_ns();
 }
 
-bool Endpoint::answers() const {
+bool RemoteServer::answers() const {
   const std::lock_guard lock(mutex_);
-  return failures_ < patience_.failures_until_gone;
+  return failures_ < backoff_options_.failures_until_gone;
 }
 
-uint64_t Endpoint::idle_losses() const {
+uint64_t RemoteServer::idle_losses() const {
   const std::lock_guard lock(mutex_);
   return idle_losses_;
 }
 
-uint32_t Endpoint::hot_set_ms() const {
+uint32_t RemoteServer::hot_set_ms() const {
   const std::lock_guard lock(mutex_);
   constexpr uint32_t kLongest = 3'600;  // limit of the period, whatever the server asks for
   return greeted_ ? std::min(hello_.hot_set_seconds, kLongest) * 1000 : 0;

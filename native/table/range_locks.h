@@ -22,7 +22,7 @@ namespace petps::table {
 inline constexpr size_t kRanges = 4;  // petps/config/schema.py MAX_APPLY_THREADS
 inline constexpr uint32_t kAllRanges = (1u << kRanges) - 1;
 
-class WriterTurns {
+class RangeLocks {
  public:
   // Count a writer in, before its first take; leave() counts it out, after its last give. Return
   // its number among the present writers.

@@ -19,13 +19,13 @@
 
 namespace petps::client {
 
-class Endpoint;
+class RemoteServer;
 
 // A connection leased to one call. The destructor returns it, or closes it if it is broken.
 class Lease {
  public:
-  Lease(Endpoint* endpoint, std::unique_ptr<Connection> connection)
-      : endpoint_(endpoint), connection_(std::move(connection)) {}
+  Lease(RemoteServer* server, std::unique_ptr<Connection> connection)
+      : server_(server), connection_(std::move(connection)) {}
   Lease(Lease&& other) noexcept = default;
   Lease& operator=(Lease&&) = delete;
   ~Lease();
@@ -37,7 +37,7 @@ class Lease {
   uint64_t map_version() const { return connection_->hello.shard.map_version; }
 
  private:
-  Endpoint* endpoint_;
+  RemoteServer* server_;
   std::unique_ptr<Connection> connection_;  // null: moved from
 };
 
@@ -48,17 +48,17 @@ enum class Use : uint8_t { kRead, kWrite };
 // One server address.
 // Threads: every method from any thread. Each call leases a connection of its own. So the thread
 // that wants the rows receives them itself, into its own memory, without a hand-over.
-class Endpoint {
+class RemoteServer {
  public:
-  Endpoint(Address address, std::string model, const Options& options,
-           const Patience& patience = {}, HostLookup::Resolve resolve = nullptr)
+  RemoteServer(Address address, std::string model, const Options& options,
+               const BackoffOptions& backoff_options = {}, HostLookup::Resolve resolve = nullptr)
       : name_(address.text()),
         model_(std::move(model)),
         options_(options),
-        patience_(patience),
+        backoff_options_(backoff_options),
         host_(std::move(address), std::move(resolve)),
-        rest_(patience),
-        doubt_(patience) {}
+        backoff_(backoff_options),
+        doubt_(backoff_options) {}
 
   const std::string& name() const { return name_; }
 
@@ -83,14 +83,15 @@ class Endpoint {
   base::Result<wire::ShardMap> read_shard_map(const Deadline& deadline);
 
   // Record a failure of the server: refused, reset, broke the protocol, or silent for longer than
-  // Patience::silence_ns. The backoff grows with each failure; calls prefer the server's replicas.
+  // BackoffOptions::silence_ns. The backoff grows with each failure; calls prefer the server's
+  // replicas.
   void failed();
   // Record a reply: ends backoff and doubt.
   void answered();
   // Return the end of the backoff, by base::monotonic_ns; 0: none.
-  uint64_t rests_until_ns() const;
-  // Return whether a caller's time, shorter than Patience::silence_ns, ran out before the server
-  // replied. Calls try other servers first, but none fails because of this.
+  uint64_t backoff_until_ns() const;
+  // Return whether a caller's time, shorter than BackoffOptions::silence_ns, ran out before the
+  // server replied. Calls try other servers first, but none fails because of this.
   bool is_in_doubt() const;
   // Return whether the server is live: fewer than kFailuresUntilGone failures since its last reply.
   bool answers() const;
@@ -123,7 +124,7 @@ class Endpoint {
   const std::string name_;
   const std::string model_;
   const Options options_;
-  const Patience patience_;
+  const BackoffOptions backoff_options_;
   HostLookup host_;
 
   mutable std::mutex mutex_;  // guards everything below
@@ -134,10 +135,10 @@ class Endpoint {
   bool greeted_ = false;
   std::map<Uuid, Kept> kept_;  // by pool: one address may lead to several
   uint64_t clock_ = 0;         // counts catalogue requests and replies
-  Backoff rest_;
+  Backoff backoff_;
   Backoff doubt_;
-  uint64_t rests_until_ns_ = 0;
-  uint64_t doubted_until_ns_ = 0;
+  uint64_t backoff_until_ns_ = 0;
+  uint64_t doubt_until_ns_ = 0;
   uint32_t failures_ = 0;  // since the last reply
   uint64_t idle_losses_ = 0;
 };

@@ -1,6 +1,6 @@
 // The locks of a table's ranges, and batches of several writers: their result equals that of the
 // batches one after another.
-#include "table/turns.h"
+#include "table/range_locks.h"
 
 #include <gtest/gtest.h>
 
@@ -25,52 +25,52 @@ void wait_until(const std::function<bool()>& condition) {
   while (!condition()) std::this_thread::yield();
 }
 
-TEST(WriterTurns, TwoWritersBeginAtOppositeEnds) {
-  WriterTurns turns;
-  EXPECT_EQ(turns.take_one(kAllRanges, 0), 0u);
-  EXPECT_EQ(turns.take_one(kAllRanges, 1), kRanges - 1);
-  EXPECT_EQ(turns.take_one(kAllRanges, 0), 1u);
-  EXPECT_EQ(turns.take_one(kAllRanges, 1), kRanges - 2);
+TEST(RangeLocks, TwoWritersBeginAtOppositeEnds) {
+  RangeLocks range_locks;
+  EXPECT_EQ(range_locks.take_one(kAllRanges, 0), 0u);
+  EXPECT_EQ(range_locks.take_one(kAllRanges, 1), kRanges - 1);
+  EXPECT_EQ(range_locks.take_one(kAllRanges, 0), 1u);
+  EXPECT_EQ(range_locks.take_one(kAllRanges, 1), kRanges - 2);
 }
 
-TEST(WriterTurns, ATakenRangeIsWaitedFor) {
-  WriterTurns turns;
-  EXPECT_EQ(turns.take_one(0b0100, 0), 2u);
+TEST(RangeLocks, ATakenRangeIsWaitedFor) {
+  RangeLocks range_locks;
+  EXPECT_EQ(range_locks.take_one(0b0100, 0), 2u);
   std::atomic<bool> taken{false};
   std::thread other([&] {
-    EXPECT_EQ(turns.take_one(0b0100, 1), 2u);
+    EXPECT_EQ(range_locks.take_one(0b0100, 1), 2u);
     taken = true;
-    turns.give(0b0100);
+    range_locks.give(0b0100);
   });
-  EXPECT_EQ(turns.take_one(kAllRanges, 0), 0u);  // other ranges stay available
+  EXPECT_EQ(range_locks.take_one(kAllRanges, 0), 0u);  // other ranges stay available
   EXPECT_FALSE(taken);
-  turns.give(0b0100);
+  range_locks.give(0b0100);
   other.join();
   EXPECT_TRUE(taken);
 }
 
-TEST(WriterTurns, WhoWantsAllComesBeforeWhoWantsOneLater) {
-  WriterTurns turns;
-  ASSERT_EQ(turns.take_one(0b0001, 0), 0u);
+TEST(RangeLocks, WhoWantsAllComesBeforeWhoWantsOneLater) {
+  RangeLocks range_locks;
+  ASSERT_EQ(range_locks.take_one(0b0001, 0), 0u);
   std::atomic<int> order{0};
   int all = 0;
   int one = 0;
   std::atomic<bool> waits{false};
   std::thread whole([&] {
     waits = true;
-    turns.take_all();
+    range_locks.take_all();
     all = ++order;
-    turns.give(kAllRanges);
+    range_locks.give(kAllRanges);
   });
   wait_until([&] { return waits.load(); });
   // However long the spin lasts, repeated takes of a single range do not starve the writer of all
   // ranges.
   for (int i = 0; i < 1000 && order == 0; ++i) {
-    turns.give(0b0001);
-    ASSERT_EQ(turns.take_one(0b0001, 0), 0u);
+    range_locks.give(0b0001);
+    ASSERT_EQ(range_locks.take_one(0b0001, 0), 0u);
     std::this_thread::yield();
   }
-  turns.give(0b0001);
+  range_locks.give(0b0001);
   whole.join();
   one = ++order;
   EXPECT_EQ(all, 1);

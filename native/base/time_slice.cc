@@ -1,4 +1,4 @@
-#include "base/turns.h"
+#include "base/time_slice.h"
 
 #include <sched.h>
 #include <sys/syscall.h>
@@ -23,7 +23,7 @@ static_assert(sizeof(Attributes) == 48);
 
 }  // namespace
 
-void take_turns(uint64_t ns) {
+void set_time_slice(uint64_t ns) {
   Attributes mine;
   if (syscall(SYS_sched_getattr, 0, &mine, sizeof(mine), 0) != 0) return;
   if (mine.policy != SCHED_OTHER) return;  // the policy was set on purpose: keep it
