@@ -37,7 +37,7 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
         for kind, count in chosen
         for clustered in (False, True)
     ]
-    told = iter(
+    results = iter(
         runs(
             plain,
             wanted,
@@ -48,7 +48,7 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
         )
     )
     for kind, count in chosen:
-        cut, clustered = next(told), next(told)
+        cut, clustered = next(results), next(results)
         yield {
             "name": f"train.clustering.{kind}.{count}",
             "value": clustered["bytes"] / 1e6,
@@ -61,11 +61,11 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
         }
 
 
-def _summarise(found: dict[str, Any]) -> dict[str, float]:
-    median = found["medians"]
+def _summarise(result: dict[str, Any]) -> dict[str, float]:
+    median = result["medians"]
     return {
-        "dedup_ratio": found["dedup_ratio"],
-        "mb": found["bytes"] / 1e6,
+        "dedup_ratio": result["dedup_ratio"],
+        "mb": result["bytes"] / 1e6,
         "step_ms": 1e3 * median["seconds"],
         "crossing_ms": 1e3 * median["crossing"],
         "exposed_ms": 1e3 * median["exposed"],

@@ -39,12 +39,12 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
         for factor in sizes["shaped_factors"]
     }
     modes = [{"mode": mode} for mode in MODES]
-    slow = [each | {"slow": True, "bytes_per_second": r} for r in rates.values() for each in modes]
+    slow = [run | {"slow": True, "bytes_per_second": r} for r in rates.values() for run in modes]
     waiting = iter(runs(sizes, slow, **dense))
     for name, rate in rates.items():
         with shaped(rate) as link:
-            told = runs(sizes, modes, inside=inside(link), **dense)
-        by_kernel = dict(zip(MODES, told, strict=True))
+            results = runs(sizes, modes, inside=inside(link), **dense)
+        by_kernel = dict(zip(MODES, results, strict=True))
         by_waiting = {mode: next(waiting) for mode in MODES}
         base, nested = (by_kernel[mode]["medians"] for mode in MODES)
         yield {
@@ -59,8 +59,8 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
         }
 
 
-def _summarise(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    base, nested = (found[mode]["medians"] for mode in MODES)
+def _summarise(by_mode: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    base, nested = (by_mode[mode]["medians"] for mode in MODES)
     return {
         "synchronous_ms": 1e3 * base["seconds"],
         "nested_ms": 1e3 * nested["seconds"],

@@ -73,7 +73,7 @@ def simulate(tasks: Sequence[Task], processors: float) -> None:
                 if name in busy or not queue:
                     continue
                 task = queue[-1]
-                if all(0 <= each.end <= now for each in task.after):
+                if all(0 <= before.end <= now for before in task.after):
                     queue.pop()
                     busy.add(name)
                     begun = True
@@ -83,16 +83,16 @@ def simulate(tasks: Sequence[Task], processors: float) -> None:
                     else:
                         heapq.heappush(sleeping, (now + task.seconds, id(task), task))
         rate = min(1.0, processors / len(running)) if running else 1.0
-        soonest = min((each.left / rate for each in running), default=float("inf"))
+        soonest = min((task.left / rate for task in running), default=float("inf"))
         wakes = sleeping[0][0] - now if sleeping else float("inf")
         passed = min(soonest, wakes)
         if passed == float("inf"):
             raise AssertionError("tasks wait for each other")
         now += passed
-        for each in running:
-            each.left -= passed * rate
-        ended = [each for each in running if each.left <= 1e-12]
-        running = [each for each in running if each.left > 1e-12]
+        for task in running:
+            task.left -= passed * rate
+        ended = [task for task in running if task.left <= 1e-12]
+        running = [task for task in running if task.left > 1e-12]
         while sleeping and sleeping[0][0] <= now + 1e-12:
             ended.append(heapq.heappop(sleeping)[2])
         for task in ended:
@@ -107,18 +107,17 @@ def step_seconds(mode: str, stages: Stages, micro_batches: int, processors: floa
     ends: list[Task] = []
 
     def task(thread: str, seconds: float, *after: Task, cpu: bool = True) -> Task:
-        made = Task(thread, seconds, cpu, [each for each in after if each is not None])
-        tasks.append(made)
-        return made
+        tasks.append(Task(thread, seconds, cpu, [before for before in after if before is not None]))
+        return tasks[-1]
 
-    ahead, overlaps = mode in ("dual", "nested", "stale"), mode in ("frozen", "nested", "stale")
+    ahead, overlaps = mode in ("dual", "nested"), mode in ("frozen", "nested")
     written: list[Task] = []
     for step in range(WARM_UP + STEPS + AHEAD):
         came = _lookup(task, stages, ahead, written, ends, step)
         ready = task("caller", stages.cpu.get("freshen", 0.0) if ahead else 0.0, *came)
         gone = _window(task, stages, micro_batches, overlaps, ready)
-        told = task("caller", stages.wait.get("reduce", 0.0), *gone, cpu=False)
-        done = task("caller", stages.cpu["reduce"] + stages.cpu["update"], told)
+        summed = task("caller", stages.wait.get("reduce", 0.0), *gone, cpu=False)
+        done = task("caller", stages.cpu["reduce"] + stages.cpu["update"], summed)
         thread = "write-back" if ahead else "caller"
         written.append(task(thread, stages.cpu["write-back"], done))
         ends.append(done if ahead else written[-1])
@@ -137,8 +136,8 @@ def _lookup(
     begun = [ends[step - 3]] if ahead and step >= 3 else []
     if not ahead and ends:
         begun = [ends[-1]]
-    asked = make(route, stages.cpu["prefetch"] + stages.cpu["route"], *begun)
-    come = make(exchange, stages.wait.get("exchange", 0.0), asked, cpu=False)
+    routed = make(route, stages.cpu["prefetch"] + stages.cpu["route"], *begun)
+    come = make(exchange, stages.wait.get("exchange", 0.0), routed, cpu=False)
     keys = make(exchange, stages.cpu["exchange"], come)
     behind = [written[step - 2]] if ahead and step >= 2 else []
     rows = make(retrieve, stages.cpu["retrieve"], keys, *behind)
@@ -157,8 +156,8 @@ def _window(
 
     def cross(micro: int, *after: Task) -> Task:
         gathered = make(thread, stages.transfer_cpu * sizes[micro], *after)
-        made: Task = make(thread, stages.transfer * sizes[micro], gathered, cpu=False)
-        return made
+        transfer: Task = make(thread, stages.transfer * sizes[micro], gathered, cpu=False)
+        return transfer
 
     micros = range(micro_batches)
     rows = [cross(micro, ready) for micro in micros] if overlaps else []

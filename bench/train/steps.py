@@ -47,7 +47,7 @@ def run(sizes: dict[str, Any], **settings: Any) -> dict[str, Any]:
 
 def runs(
     sizes: dict[str, Any],
-    each: Sequence[dict[str, Any]],
+    run_settings: Sequence[dict[str, Any]],
     *,
     inside: Sequence[Sequence[str]] = (),
     **settings: Any,
@@ -62,7 +62,7 @@ def runs(
             "world": 2, "micro_batches": MICRO_BATCHES, "dense_s": 0.0, "latency_s": 0.0,
             "bytes_per_second": 1e18, "slow": False, "seed": 1, "meeting": f"{folder}/meeting",
             "sessions": 0, "session_keys": 0, "clustered": False,
-        } | sizes | settings | {"runs": list(each)}  # fmt: skip
+        } | sizes | settings | {"runs": list(run_settings)}  # fmt: skip
         # Files, because a pipe that is not read would stop its worker, and so all workers.
         files = [open(f"{folder}/{rank}.out", "w+") for rank in range(full["world"])]  # noqa: SIM115
         workers = [
@@ -74,35 +74,38 @@ def runs(
             for rank, file in enumerate(files)
         ]  # fmt: skip
         codes = [worker.wait() for worker in workers]
-        said = [Path(file.name).read_text() for file in files]
+        outputs = [Path(file.name).read_text() for file in files]
         for file in files:
             file.close()
     if any(codes):
-        raise SystemExit(f"a worker of {settings | each[0]} failed")
+        raise SystemExit(f"a worker of {settings | run_settings[0]} failed")
     return [
         slowest([json.loads(line) for line in lines])
-        for lines in zip(*(each.splitlines()[-len(full["runs"]) :] for each in said), strict=True)
+        for lines in zip(
+            *(text.splitlines()[-len(full["runs"]) :] for text in outputs), strict=True
+        )
     ]
 
 
-def slowest(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def slowest(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the means of the worker that computed most, for which all others wait."""
-    return max(told, key=lambda worker: worker["process_s"]) | {
-        name: max(worker[name] for worker in told) for name in ("step_s", "lookup_stall_s")
+    return max(results, key=lambda worker: worker["process_s"]) | {
+        name: max(worker[name] for worker in results) for name in ("step_s", "lookup_stall_s")
     }
 
 
 def rounds(
-    sizes: dict[str, Any], each: Sequence[dict[str, Any]], **settings: Any
+    sizes: dict[str, Any], run_settings: Sequence[dict[str, Any]], **settings: Any
 ) -> list[list[dict[str, Any]]]:
-    """Run each of ``each`` ROUNDS times, each round after a run ALONE that sets its link (link_of).
+    """Run all ``run_settings`` ROUNDS times, each round after a run ALONE that sets its link.
 
     All runs use the same processes. The speed of the machine varies, so each figure compares runs
     of one round.
     """
-    turn = [ALONE, *({"calibrated": True} | one for one in each)]
-    found = runs(sizes, [ALONE, *turn * ROUNDS], **settings)[1:]
-    return [found[n : n + len(turn)] for n in range(0, len(found), len(turn))]
+    one_round = [ALONE, *({"calibrated": True} | run for run in run_settings)]
+    results = runs(sizes, [ALONE, *one_round * ROUNDS], **settings)[1:]
+    length = len(one_round)
+    return [results[n : n + length] for n in range(0, len(results), length)]
 
 
 def moving_of(alone: dict[str, Any]) -> float:
@@ -130,49 +133,54 @@ def link_of(alone: dict[str, Any]) -> dict[str, Any]:
 def figures(sizes: dict[str, Any]) -> Iterator[Result]:
     """Yield one result for each name, from the round that is the median of that figure."""
     counts = [count for count in sizes["micro_batch_counts"] if count != MICRO_BATCHES]
-    each = [{"mode": mode} for mode in MODES]
-    each += [{"mode": "nested", "micro_batches": count} for count in counts]
-    found = rounds(sizes, each)
+    run_settings = [{"mode": mode} for mode in MODES]
+    run_settings += [{"mode": "nested", "micro_batches": count} for count in counts]
+    all_rounds = rounds(sizes, run_settings)
     for place, mode in enumerate(MODES, 1):
-        steps = [turn[place]["step_s"] for turn in found]
-        ratios = [step / turn[1]["step_s"] for step, turn in zip(steps, found, strict=True)]
-        _, turn = _median(steps if place == 1 else ratios, found)
-        told, ratio = turn[place], turn[place]["step_s"] / turn[1]["step_s"]
+        steps = [results[place]["step_s"] for results in all_rounds]
+        ratios = [
+            step / results[1]["step_s"] for step, results in zip(steps, all_rounds, strict=True)
+        ]
+        _, results = _median(steps if place == 1 else ratios, all_rounds)
+        result, ratio = results[place], results[place]["step_s"] / results[1]["step_s"]
         yield {
             "name": f"train.step.{mode}",
-            "value": 1e3 * told["step_s"],
+            "value": 1e3 * result["step_s"],
             "unit": "ms",
             "ratio_to": "the synchronous loop",
             "ratio": ratio,
-            "lookup_stall_ms": 1e3 * told["lookup_stall_s"],
-            "exposed_ms": 1e3 * told["exposed_s"],
-            "crossing_ms": 1e3 * told["crossing_s"],
-            "dense_ms": 1e3 * told["dense_s"],
-            "page_faults": told["page_faults"],
-            "stages_ms": {k: round(1e3 * v, 2) for k, v in told["stages_s"].items()},
+            "lookup_stall_ms": 1e3 * result["lookup_stall_s"],
+            "exposed_ms": 1e3 * result["exposed_s"],
+            "crossing_ms": 1e3 * result["crossing_s"],
+            "dense_ms": 1e3 * result["dense_s"],
+            "page_faults": result["page_faults"],
+            "stages_ms": {k: round(1e3 * v, 2) for k, v in result["stages_s"].items()},
         }
     nested = 1 + MODES.index("nested")
-    hidden = [1 - turn[nested]["lookup_stall_s"] / turn[1]["lookup_stall_s"] for turn in found]
+    hidden = [
+        1 - results[nested]["lookup_stall_s"] / results[1]["lookup_stall_s"]
+        for results in all_rounds
+    ]
     yield _share(
-        "train.lookup_hidden", _median(hidden, found)[0], "the synchronous loop's lookup stall"
+        "train.lookup_hidden", _median(hidden, all_rounds)[0], "the synchronous loop's lookup stall"
     )
     places = {MICRO_BATCHES: nested} | {n: 1 + len(MODES) + at for at, n in enumerate(counts)}
     for count in sizes["micro_batch_counts"]:
-        shares = [turn[places[count]]["exposed_s"] / turn[places[count]]["crossing_s"]
-                  for turn in found]  # fmt: skip
-        share, turn = _median(shares, found)
-        told = turn[places[count]]
+        shares = [results[places[count]]["exposed_s"] / results[places[count]]["crossing_s"]
+                  for results in all_rounds]  # fmt: skip
+        share, results = _median(shares, all_rounds)
+        result = results[places[count]]
         yield _share(f"train.exposed_communication.{count}", share, "all transfers") | {
-            "step_ms": 1e3 * told["step_s"],
-            "crossing_ms": 1e3 * told["crossing_s"],
-            "dense_covers_transfers": told["dense_s"] >= told["crossing_s"],
+            "step_ms": 1e3 * result["step_s"],
+            "crossing_ms": 1e3 * result["crossing_s"],
+            "dense_covers_transfers": result["dense_s"] >= result["crossing_s"],
         }
 
 
-def _median(values: Sequence[float], found: Sequence[Any]) -> tuple[float, Any]:
+def _median(values: Sequence[float], all_rounds: Sequence[Any]) -> tuple[float, Any]:
     """Return the median, and the round that has it."""
     at = sorted(range(len(values)), key=values.__getitem__)[len(values) // 2]
-    return values[at], found[at]
+    return values[at], all_rounds[at]
 
 
 def stages_of(
@@ -189,7 +197,7 @@ def stages_of(
     gloo's, equal for each collective call.
     """
     transfers = 2 * MICRO_BATCHES
-    used = {stage: each for stage, each in alone["processor_s"].items() if stage != "wait"}
+    used = {stage: seconds for stage, seconds in alone["processor_s"].items() if stage != "wait"}
     call = max(0.0, alone["process_s"] - sum(used.values())) / (transfers + sum(CALLS.values()))
     cpu = used | {stage: used[stage] + calls * call for stage, calls in CALLS.items()}
     cpu["freshen"] = ahead["processor_s"]["freshen"]
@@ -227,22 +235,22 @@ def simulated(sizes: dict[str, Any]) -> Iterator[Result]:
         # The workers share the processors while all of them look up.
         share = min(1.0, (os.cpu_count() or 1) / world)
         pairs: dict[str, list[tuple[float, float]]] = {mode: [] for mode in SIMULATED}
-        each = [ALONE_AHEAD, *({"mode": mode} for mode in SIMULATED)]
-        for alone, ahead, *real in rounds(sizes, each, world=world):
+        run_settings = [ALONE_AHEAD, *({"mode": mode} for mode in SIMULATED)]
+        for alone, ahead, *real in rounds(sizes, run_settings, world=world):
             stages = stages_of(alone, link_of(alone), share, ahead)
-            for mode, told in zip(SIMULATED, real, strict=True):
-                reckoned = step_seconds(mode, stages, MICRO_BATCHES, share)
-                pairs[mode].append((reckoned, told["step_s"]))
+            for mode, measured in zip(SIMULATED, real, strict=True):
+                predicted_s = step_seconds(mode, stages, MICRO_BATCHES, share)
+                pairs[mode].append((predicted_s, measured["step_s"]))
         for mode in SIMULATED:
             ordered = sorted(pairs[mode], key=lambda pair: abs(pair[0] - pair[1]) / pair[1])
-            told_s, seconds = ordered[len(ordered) // 2]
-            errors[f"{mode}.{world}"] = abs(told_s - seconds) / seconds
-            beside[f"{mode}.{world}"] = [round(1e3 * told_s, 1), round(1e3 * seconds, 1)]
+            predicted_s, seconds = ordered[len(ordered) // 2]
+            errors[f"{mode}.{world}"] = abs(predicted_s - seconds) / seconds
+            beside[f"{mode}.{world}"] = [round(1e3 * predicted_s, 1), round(1e3 * seconds, 1)]
     if not errors:
         return
     worst = max(errors.values())
     yield _share("train.simulator_error", worst, "the measured step time") | {
-        "errors": {name: round(each, 3) for name, each in errors.items()},
+        "errors": {name: round(error, 3) for name, error in errors.items()},
         "simulated_and_measured_ms": beside,
     }
 

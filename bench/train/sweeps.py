@@ -61,10 +61,10 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
     link = link_of(runs(sizes, [{"mode": "synchronous"}] * 2)[1])
     chosen = list(points(sizes, link))
     wanted = [more | {"mode": mode} for _, modes, more in chosen for mode in MODES[:modes]]
-    told = iter(runs(sizes, wanted, **link))
+    results = iter(runs(sizes, wanted, **link))
     for name, modes, more in chosen:
-        found = {mode: next(told) for mode in MODES[:modes]}
-        median = {mode: each["medians"] for mode, each in found.items()}
+        by_mode = {mode: next(results) for mode in MODES[:modes]}
+        median = {mode: result["medians"] for mode, result in by_mode.items()}
         base, nested = median["synchronous"], median["nested"]
         yield {
             "name": f"train.sweep.{name}",
@@ -80,8 +80,8 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
             "synchronous_crossing_ms": 1e3 * base["crossing"],
             "crossing_ms": 1e3 * nested["crossing"],
             "exposed_ms": 1e3 * nested["exposed"],
-            "mb_a_step": found["nested"]["bytes"] / 1e6,
-            "dedup_ratio": found["nested"]["dedup_ratio"],
+            "mb_a_step": by_mode["nested"]["bytes"] / 1e6,
+            "dedup_ratio": by_mode["nested"]["dedup_ratio"],
         }
 
 

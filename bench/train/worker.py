@@ -23,21 +23,22 @@ import torch
 from torch import distributed
 
 from bench.train.simulate import AHEAD
+from bench.train.slow_link import LinkSchedule, SlowLink
 from bench.train.steps import link_of, slowest
+from bench.train.unfreshened import pipeline_of
 from petps.demo.trace import load_trace
 from petps.tracker import jagged_unique
 from petps.train import (
     Batch,
     ByKeys,
     Links,
-    Pipeline,
+    PipelineOptions,
     Ragged,
     RowwiseAdagrad,
     ShardedTables,
     TableSpec,
 )
 from petps.train.clustering import dedup_ratio
-from petps.train.link import SlowLink, Turns
 from petps.train.timeline import Timeline
 
 FILL_ROWS: Final = 1 << 16
@@ -96,19 +97,18 @@ def batches(settings: dict[str, Any], rank: int) -> list[Batch]:
     offsets = np.arange(samples + 1, dtype=np.int64) * length
     at = len(trace.accesses) * rank // settings["world"]
     random = np.random.default_rng((settings["seed"], rank))
-    made = []
+    all_batches = []
     for _ in range(settings["warm_up"] + settings["steps"] + AHEAD):
         if settings["sessions"]:
-            these = _of_sessions(random, len(trace.keys), settings).ravel()
+            places = _of_sessions(random, len(trace.keys), settings).ravel()
         else:
-            these = trace.accesses.take(np.arange(at, at + offsets[-1]), mode="wrap")
-        items = trace.keys[these]
+            places = trace.accesses.take(np.arange(at, at + offsets[-1]), mode="wrap")
+        items = trace.keys[places]
         fields = {name: items % np.uint64(count) for name, count in FIELDS.items()}
-        made.append(
-            Batch({name: Ragged(keys, offsets) for name, keys in {"item": items, **fields}.items()})
-        )
+        features = {"item": items, **fields}.items()
+        all_batches.append(Batch({name: Ragged(keys, offsets) for name, keys in features}))
         at += samples * length
-    return made
+    return all_batches
 
 
 def _of_sessions(random: np.random.Generator, ids: int, settings: dict[str, Any]) -> Any:
@@ -150,19 +150,19 @@ def _distinct(ragged: Ragged) -> int:
 
 
 def _over_mean(counts: list[int]) -> list[float]:
-    return [each * len(counts) / sum(counts) for each in counts]
+    return [count * len(counts) / sum(counts) for count in counts]
 
 
 def train(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Run one worker with these settings; return what it prints."""
     world = settings["world"]
     links = Links.of_processes()
-    turns = Turns()
+    schedule = LinkSchedule()
     slow = {"latency_s": settings["latency_s"], "bytes_per_second": settings["bytes_per_second"]}
     if not settings["slow"]:
         slow = {"latency_s": 0.0, "bytes_per_second": 1e18}
     keys, rows, dense = (
-        SlowLink(each, turns, **slow) for each in (links.keys, links.rows, links.dense)
+        SlowLink(link, schedule, **slow) for link in (links.keys, links.rows, links.dense)
     )
     links = Links(keys, rows, dense)
     model = Waiting(settings["dense_s"], settings["samples"])
@@ -172,18 +172,19 @@ def train(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
         for name, count in rows_of.items()
     ]
     timeline = Timeline(keep=bool(settings.get("trace")))
-    made = batches(settings, rank)
+    loader = batches(settings, rank)
     arrange = ByKeys(settings["micro_batches"]) if settings["clustered"] else None
     began = time.monotonic()
     if arrange is not None:  # before the clock: clustering would use the worker's only processor
-        made = [arrange(each) for each in made]
+        loader = [arrange(batch) for batch in loader]
     arranged = time.monotonic() - began
     with ShardedTables(None, specs, RowwiseAdagrad(0.1), rank=rank, world=world) as tables:
         fill(tables, settings)
-        with Pipeline(
-            model, tables, iter(made), micro_batches=settings["micro_batches"],
-            mode=settings["mode"], links=links, optimizer=Descent(model.weight), timeline=timeline,
-            deterministic=True,
+        kind, mode = pipeline_of(settings["mode"])
+        options = PipelineOptions(settings["micro_batches"], mode, deterministic=True)
+        with kind(
+            model, tables, iter(loader), options=options, links=links,
+            optimizer=Descent(model.weight), timeline=timeline,
         ) as pipeline:  # fmt: skip
             for _ in range(settings["warm_up"]):
                 pipeline.step()
@@ -198,28 +199,28 @@ def train(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
             timeline.write(settings["trace"] + ".json")
             timeline.draw(settings["trace"] + ".svg")
     count = len(steps)
-    parts = list(made[0].parts(settings["micro_batches"]))
+    parts = list(loader[0].parts(settings["micro_batches"]))
     return {
         "step_s": seconds / count,
-        "lookup_stall_s": sum(each.lookup_stall for each in steps) / count,
-        "exposed_s": sum(each.exposed for each in steps) / count,
-        "crossing_s": sum(each.crossing for each in steps) / count,
+        "lookup_stall_s": sum(step.lookup_stall for step in steps) / count,
+        "exposed_s": sum(step.exposed for step in steps) / count,
+        "crossing_s": sum(step.crossing for step in steps) / count,
         "bytes": rows.bytes / count,
         "key_bytes": keys.bytes / count,
         "stages_s": {name: total / count for name, total in stages.items()},
         "dense_s": settings["dense_s"],
         "process_s": used / count,
         "page_faults": faults / count,
-        "processor_s": {name: each / count for name, each in processor.items()},
+        "processor_s": {name: total / count for name, total in processor.items()},
         "medians": {
-            name: statistics.median(getattr(each, name) for each in steps)
+            name: statistics.median(getattr(step, name) for step in steps)
             for name in ("seconds", "lookup_stall", "exposed", "crossing")
         },
         "samples": _over_mean([part.samples for part in parts]),
         "rows": _over_mean([sum(map(_distinct, part.keys.values())) for part in parts]),
-        "arranged_s": arranged / len(made),
+        "arranged_s": arranged / len(loader),
         "dedup_ratio": statistics.mean(
-            dedup_ratio(each.keys, settings["micro_batches"]) for each in made[:RATIOS]
+            dedup_ratio(batch.keys, settings["micro_batches"]) for batch in loader[:RATIOS]
         ),
     }
 
@@ -239,12 +240,12 @@ def main(rank: int, settings: dict[str, Any]) -> None:
         world_size=settings["world"],
     )
     link: dict[str, Any] = {}  # the settings from the last run that calibrates
-    for each in settings.get("runs", [{}]):
-        told = train(rank, settings | each | (link if each.get("calibrated") else {}))
-        print(json.dumps(told), flush=True)
+    for run in settings.get("runs", [{}]):
+        result = train(rank, settings | run | (link if run.get("calibrated") else {}))
+        print(json.dumps(result), flush=True)
         everyone: list[Any] = [None] * settings["world"]
-        distributed.all_gather_object(everyone, told)
-        if each.get("calibrates"):
+        distributed.all_gather_object(everyone, result)
+        if run.get("calibrates"):
             link = link_of(slowest(everyone))
     distributed.destroy_process_group()
 

@@ -19,6 +19,7 @@ from petps.train.clustering import ByKeys
 from petps.train.feed import Feed
 from petps.train.link import Links
 from petps.train.optimizer import Adam, RowwiseAdagrad, Sgd
+from petps.train.options import PipelineOptions
 from petps.train.pipeline import Pipeline
 from petps.train.ranks import Every, RankedFeed, publisher_of, store_tables
 from petps.train.sharded import ShardedTables, TableSpec
@@ -36,6 +37,7 @@ __all__ = [
     "Gathered",
     "Links",
     "Pipeline",
+    "PipelineOptions",
     "Ragged",
     "RankedFeed",
     "RowwiseAdagrad",

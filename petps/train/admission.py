@@ -1,7 +1,7 @@
 """Admission of new keys: a key gets a row once it occurred often enough, in the order of batches.
 
 Owns:        Admission.
-Never does:  touch rows; know which worker asked.
+Never does:  touch rows; know which worker needs a key.
 Called by:   sharded.py.
 Invariants:  the counts are those after the last committed batch. Counts of later batches are kept
              separately until they are committed, so a version saved in between does not contain
@@ -43,13 +43,13 @@ class Admission:
             raise InvalidArgument(f"threshold {threshold} is below 1")
         self.threshold = threshold
         self._mutex = threading.Lock()
-        self._older = _Counted()
-        self._newer = _Counted()  # takes precedence over the older count of the same key
+        self._older = _KeyCounts()
+        self._newer = _KeyCounts()  # takes precedence over the older count of the same key
         # The counts after the last committed batch take precedence over the newer ones. They keep
         # admitted keys too: the next batch may have looked for its rows before the rows that this
         # batch admitted were written.
-        self._last = _Counted()
-        self._uncommitted: list[tuple[int, _Counted]] = []  # by batch: the counts after it
+        self._last = _KeyCounts()
+        self._uncommitted: list[tuple[int, _KeyCounts]] = []  # by batch: the counts after it
 
     def count(self, batch: int, keys: Keys, seen: npt.NDArray[np.integer]) -> Mask:
         """Return bool[n]: which of ``keys`` (ascending, without a row) this batch admits.
@@ -65,11 +65,11 @@ class Admission:
                     f"batch {batch} is counted after batch {self._uncommitted[-1][0]}"
                 )
             after = np.zeros(len(keys), np.uint64)
-            ahead = (each for _, each in self._uncommitted)
+            ahead = (counts for _, counts in self._uncommitted)
             for known in (self._older, self._newer, self._last, *ahead):
                 known.into(after, keys)
             after = np.minimum(after + seen.astype(np.uint64), np.iinfo(np.uint32).max)
-            self._uncommitted.append((batch, _Counted(keys, after.astype(np.uint32))))
+            self._uncommitted.append((batch, _KeyCounts(keys, after.astype(np.uint32))))
             return after >= self.threshold
 
     def commit(self, batch: int) -> None:
@@ -88,15 +88,15 @@ class Admission:
 
     def _fold(self) -> None:
         self._older = self._older.under(self._newer).below(self.threshold)
-        self._newer = _Counted()
+        self._newer = _KeyCounts()
 
     def saved(self) -> bytes:
         """Return the committed counts, for load()."""
         with self._mutex:
             out = io.BytesIO()
             self._fold()
-            counted = self._older.under(self._last).below(self.threshold)
-            np.savez(out, keys=counted.keys, counts=counted.counts)
+            counts = self._older.under(self._last).below(self.threshold)
+            np.savez(out, keys=counts.keys, counts=counts.counts)
             return out.getvalue()
 
     def load(self, saved: Sequence[bytes], owns: Callable[[Keys], Mask] | None = None) -> None:
@@ -104,20 +104,20 @@ class Admission:
 
         Forgets uncommitted counts. Raises DataLoss; then nothing has changed.
         """
-        older = _Counted()
-        for each in saved:
-            counted = _read(each)
+        older = _KeyCounts()
+        for body in saved:
+            counts = _read(body)
             if owns is not None:
-                mine = owns(counted.keys)
-                counted = _Counted(counted.keys[mine], counted.counts[mine])
-            older = older.under(counted)
+                is_own = owns(counts.keys)
+                counts = _KeyCounts(counts.keys[is_own], counts.counts[is_own])
+            older = older.under(counts)
         with self._mutex:
-            self._older, self._newer, self._last = older, _Counted(), _Counted()
+            self._older, self._newer, self._last = older, _KeyCounts(), _KeyCounts()
             self._uncommitted = []
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
+class _KeyCounts:
     """Counts by key. keys: uint64[n], ascending, distinct; counts: uint32[n]."""
 
     keys: Keys = field(default_factory=lambda: np.empty(0, np.uint64))
@@ -131,21 +131,21 @@ class _Counted:
         there = self.keys[where] == keys
         after[there] = self.counts[where[there]]
 
-    def under(self, newer: _Counted) -> _Counted:
+    def under(self, newer: _KeyCounts) -> _KeyCounts:
         """Return the union; for a key in both, the count of ``newer``."""
         stays = ~np.isin(self.keys, newer.keys, assume_unique=True)
         keys = np.concatenate([self.keys[stays], newer.keys])
         order = np.argsort(keys, kind="stable")
         counts = np.concatenate([self.counts[stays], newer.counts])
-        return _Counted(keys[order], counts[order])
+        return _KeyCounts(keys[order], counts[order])
 
-    def below(self, threshold: int) -> _Counted:
+    def below(self, threshold: int) -> _KeyCounts:
         """Return the counts of the keys that are not admitted."""
         waits = self.counts < threshold
-        return _Counted(self.keys[waits], self.counts[waits])
+        return _KeyCounts(self.keys[waits], self.counts[waits])
 
 
-def _read(saved: bytes) -> _Counted:
+def _read(saved: bytes) -> _KeyCounts:
     try:
         with np.load(io.BytesIO(saved), allow_pickle=False) as arrays:
             keys, counts = arrays["keys"], arrays["counts"]
@@ -153,4 +153,4 @@ def _read(saved: bytes) -> _Counted:
         raise DataLoss(f"admission counts cannot be read: {error}") from error
     if keys.dtype != np.uint64 or counts.dtype != np.uint32 or keys.shape != counts.shape:
         raise DataLoss("admission counts are not uint64 keys and uint32 counts of one length")
-    return _Counted(keys, counts)
+    return _KeyCounts(keys, counts)

@@ -35,7 +35,7 @@ def cuts(samples: int, micro_batches: int) -> list[int]:
         raise InvalidArgument(f"micro_batches {micro_batches} is below 1")
     whole = max(1, 2 * micro_batches - 2)
     halves = [0, *range(1, whole, 2), whole]
-    return [samples * each // whole for each in halves]
+    return [samples * half // whole for half in halves]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The rows of one batch on their owner's device, while the batch is trained.
 
-Owns:        Buffer (retrieve, freshen, update, write back), shared_rows.
+Owns:        Buffer (retrieve, freshen, update, write back), SharedRows, find_shared_rows().
 Never does:  talk to other workers.
-Called by:   pipeline.py.
+Called by:   lookup.py, pipeline.py, write_back.py.
 Invariants:  a row and its optimizer state move together; a key without a row reads as zeros and
              is neither updated nor copied nor written back.
 Threads:     one at a time; on a GPU each thread works on its own lane.
@@ -19,20 +19,24 @@ import numpy.typing as npt
 from petps.train.kernels import intersection
 from petps.train.optimizer import Optimizer
 from petps.train.pytorch import torch_module
-from petps.train.routing import Layout, Owned
+from petps.train.routing import Layout, OwnedKeys
 from petps.train.rows import copy
 from petps.train.sharded import ShardedTables
 from petps.train.streams import Lane
 
-__all__ = ["Buffer", "Shared", "shared_rows"]
+__all__ = ["Buffer", "SharedRows", "find_shared_rows"]
 
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """The positions of the keys that two buffers share: by block, in the older and in the newer."""
+class SharedRows:
+    """The rows that a buffer shares with the one before, ``buffer``.
 
+    older, newer: by block int64[m], their positions in the older and in the newer buffer.
+    """
+
+    buffer: Buffer
     older: list[Any]
     newer: list[Any]
 
@@ -41,7 +45,7 @@ class Buffer:
     """The slots of the keys that all workers need from this one: by block float32[n, width]."""
 
     def __init__(
-        self, batch: int, owned: Owned, tables: ShardedTables, layout: Layout, lane: Lane
+        self, batch: int, owned: OwnedKeys, tables: ShardedTables, layout: Layout, lane: Lane
     ) -> None:
         """Read the rows from the pool as they are now; initialise new rows (NestPipe IV.A)."""
         self.batch = batch
@@ -74,24 +78,23 @@ class Buffer:
     @property
     def tensors(self) -> list[Any]:
         """The device tensors that the lane of this buffer hands to other lanes."""
-        return [*self.slots, *(each for each in self._trained if each is not None)]
+        return [*self.slots, *(rows for rows in self._trained if rows is not None)]
 
-    def freshen(self, older: Buffer, shared: Shared) -> None:
+    def freshen(self, shared: SharedRows) -> None:
         """Copy shared rows and their state from the updated batch before (NestPipe IV.B)."""
-        for slots, fresh, to, of in zip(
-            self.slots, older.slots, shared.newer, shared.older, strict=True
-        ):
+        blocks = zip(self.slots, shared.newer, shared.buffer.slots, shared.older, strict=True)
+        for slots, to, fresh, of in blocks:
             copy(slots, to, fresh, of)
 
     def update(self, gradients: list[Any], optimizer: Optimizer) -> None:
         """Apply the gradients, by block float32[n, dim], to the rows that exist."""
-        for slots, gradient, chosen in zip(self.slots, gradients, self._trained, strict=True):
-            if chosen is None:
+        for slots, gradient, rows in zip(self.slots, gradients, self._trained, strict=True):
+            if rows is None:
                 optimizer.apply(slots, gradient)
                 continue
-            updated = slots.index_select(0, chosen)
-            optimizer.apply(updated, gradient.index_select(0, chosen))
-            slots.index_copy_(0, chosen, updated)
+            updated = slots.index_select(0, rows)
+            optimizer.apply(updated, gradient.index_select(0, rows))
+            slots.index_copy_(0, rows, updated)
 
     def write_back(self, tables: ShardedTables, lane: Lane) -> None:
         """Write the rows that exist back into the pool."""
@@ -105,13 +108,13 @@ class Buffer:
             tables[name].write_back(self.batch, keys, rows)
 
 
-def shared_rows(older: Buffer, newer: Buffer, layout: Layout, lane: Lane) -> Shared:
-    """Return the positions of the keys of both buffers that have a row in the older one.
+def find_shared_rows(older: Buffer, newer: Buffer, layout: Layout, lane: Lane) -> SharedRows:
+    """Return the rows of the older buffer whose keys are in both.
 
     See NestPipe IV.B, compact key sets.
     """
     torch = torch_module()
-    found: tuple[list[Any], list[Any]] = ([], [])
+    shared = SharedRows(older, [], [])
     for block in range(len(layout.dims)):
         parts: tuple[list[Any], list[Any]] = ([], [])
         for number in np.flatnonzero(layout.block_of == block):
@@ -122,6 +125,6 @@ def shared_rows(older: Buffer, newer: Buffer, layout: Layout, lane: Lane) -> Sha
                 left, right = left[known], right[known]
             parts[0].append(left + int(older.owned.begins[number]))
             parts[1].append(right + int(newer.owned.begins[number]))
-        for into, part in zip(found, parts, strict=True):
+        for into, part in zip((shared.older, shared.newer), parts, strict=True):
             into.append(part[0] if len(part) == 1 else torch.cat(part))
-    return Shared(*found)
+    return shared

@@ -66,23 +66,22 @@ def cluster(
 
     Raises InvalidArgument if micro_batches is below 1 or features differ in samples.
     """
-    sample, number, count, samples = _numbered(keys, features or {})
-    batch = _Counted(sample, number, count, samples, np.array(cuts(samples, micro_batches)))
-    given = np.arange(samples)
-    before = batch.distinct_keys(batch.assigned(given))
-    best, found = before, batch.assigned(given)
+    sample, number, count, samples = _number_keys(keys, features or {})
+    batch = _KeyPairs(sample, number, count, samples, np.array(cuts(samples, micro_batches)))
+    assignment = batch.assign(np.arange(samples))
+    before = best = batch.distinct_keys(assignment)
     if micro_batches > 1 and samples > 1:
         for candidate in batch.candidates(np.random.default_rng(seed)):
             worth = batch.distinct_keys(candidate)
             if worth < best:
-                best, found = worth, candidate
+                best, assignment = worth, candidate
         for _ in range(ROUNDS):
-            candidate = batch.moved(found)
+            candidate = batch.move(assignment)
             worth = batch.distinct_keys(candidate)
             if worth >= best:
                 break
-            best, found = worth, candidate
-    order = np.argsort(found, kind="stable")
+            best, assignment = worth, candidate
+    order = np.argsort(assignment, kind="stable")
     return Clustering(order, batch.bounds, len(count), before, best)
 
 
@@ -98,13 +97,13 @@ def dedup_ratio(
     order: of the samples before they are cut; None: the given order. Returns 1 for a batch
     without keys. Raises InvalidArgument if order is no permutation of the samples.
     """
-    sample, number, count, samples = _numbered(keys, features or {})
-    batch = _Counted(sample, number, count, samples, np.array(cuts(samples, micro_batches)))
+    sample, number, count, samples = _number_keys(keys, features or {})
+    batch = _KeyPairs(sample, number, count, samples, np.array(cuts(samples, micro_batches)))
     if order is None:
         order = np.arange(samples)
     elif not np.array_equal(np.sort(order), np.arange(samples)):
         raise InvalidArgument(f"order is no permutation of the {samples} samples")
-    return batch.distinct_keys(batch.assigned(order)) / max(1, len(count)) if len(count) else 1.0
+    return batch.distinct_keys(batch.assign(order)) / max(1, len(count)) if len(count) else 1.0
 
 
 class ByKeys:
@@ -120,11 +119,13 @@ class ByKeys:
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the same samples in the order in which they are cut into micro-batches."""
-        found = cluster(batch.keys, self._micro_batches, features=self._features, seed=self._seed)
-        self._distinct += found.distinct
-        self._before += found.before
-        self._after += found.after
-        return batch.select(found.order)
+        clusters = cluster(
+            batch.keys, self._micro_batches, features=self._features, seed=self._seed
+        )
+        self._distinct += clusters.distinct
+        self._before += clusters.before
+        self._after += clusters.after
+        return batch.select(clusters.order)
 
     @property
     def ratios(self) -> tuple[float, float]:
@@ -132,7 +133,7 @@ class ByKeys:
         return self._before / max(1, self._distinct), self._after / max(1, self._distinct)
 
 
-def _numbered(
+def _number_keys(
     keys: Mapping[str, Ragged], features: Mapping[str, str]
 ) -> tuple[Ints, Ints, Ints, int]:
     """Return the batch as distinct pairs of a sample and the number of a key.
@@ -149,20 +150,20 @@ def _numbered(
     values = np.concatenate([np.empty(0, np.uint64), *(ragged.keys for ragged in inorder)])
     lengths = [sum(len(ragged.keys) for ragged in group) for group in by_table.values()]
     offsets = np.cumsum([0, *lengths]).astype(np.uint64)
-    found = jagged_unique(values, offsets, inverse=True)
-    assert found.inverse is not None
-    number = np.repeat(found.offsets[:-1].astype(np.int64), lengths) + found.inverse
+    unique = jagged_unique(values, offsets, inverse=True)
+    assert unique.inverse is not None
+    number = np.repeat(unique.offsets[:-1].astype(np.int64), lengths) + unique.inverse
     samples = max(counts.values(), default=0)
     sample = [np.repeat(np.arange(samples), np.diff(ragged.offsets)) for ragged in inorder]
-    distinct = max(1, len(found.ids))
+    distinct = max(1, len(unique.ids))
     pairs = np.concatenate([np.empty(0, np.int64), *sample]) * distinct + number
     once = jagged_unique(pairs, np.array([0, len(pairs)])).ids.astype(np.int64)
     number = once % distinct
-    return once // distinct, number, np.bincount(number, minlength=len(found.ids)), samples
+    return once // distinct, number, np.bincount(number, minlength=len(unique.ids)), samples
 
 
 @dataclass(slots=True)
-class _Counted:
+class _KeyPairs:
     """A batch as pairs (sample, number of a key). An assignment has each sample's micro-batch."""
 
     sample: Ints
@@ -171,18 +172,18 @@ class _Counted:
     samples: int
     bounds: Ints
 
-    def assigned(self, order: Ints) -> Ints:
+    def assign(self, order: Ints) -> Ints:
         """Return int64[samples]: the micro-batch of each sample when this order is cut."""
-        found = np.empty(self.samples, np.int64)
+        assignment = np.empty(self.samples, np.int64)
         sizes = np.diff(self.bounds)
-        found[order] = np.repeat(np.arange(len(sizes)), sizes)
-        return found
+        assignment[order] = np.repeat(np.arange(len(sizes)), sizes)
+        return assignment
 
-    def distinct_keys(self, assigned: Ints) -> int:
+    def distinct_keys(self, assignment: Ints) -> int:
         """Return the sum of the distinct keys of each micro-batch."""
         parts = len(self.bounds) - 1
         there = np.zeros(len(self.count) * parts, np.bool_)
-        there[self.number * parts + assigned[self.sample]] = True
+        there[self.number * parts + assignment[self.sample]] = True
         return int(np.count_nonzero(there))
 
     def candidates(self, random: np.random.Generator) -> list[Ints]:
@@ -194,7 +195,7 @@ class _Counted:
         of all samples weighs nothing. Samples that belong together meet, wherever they begin.
         """
         order = self._by_least_hash(random)
-        found = [self.assigned(order)]
+        assignments = [self.assign(order)]
         weight = np.where(self.count > 1, np.log(self.samples / self.count), 0).clip(min=0)
         weights = weight[self.number]
         sums = np.bincount(self.sample, weights, self.samples)
@@ -206,8 +207,8 @@ class _Counted:
             np.divide(drawn, sums, out=place, where=sums > 0)
             order = np.argsort(place, kind="stable")
             place[order] = np.arange(self.samples)
-            found.append(self.assigned(order))
-        return found
+            assignments.append(self.assign(order))
+        return assignments
 
     def _by_least_hash(self, random: np.random.Generator) -> Ints:
         size = np.diff(self.bounds).max()
@@ -218,31 +219,31 @@ class _Counted:
         np.minimum.at(least, self.sample[pairs], hashes[self.number[pairs]])
         return np.argsort(least, kind="stable")
 
-    def moved(self, assigned: Ints) -> Ints:
+    def move(self, assignment: Ints) -> Ints:
         """Move samples to the micro-batch that already has most of their keys, while it has room.
 
         The samples that gain most choose first.
         """
         parts = len(self.bounds) - 1
-        own = assigned[self.sample]
+        own = assignment[self.sample]
         stand = np.bincount(self.number * parts + own, minlength=len(self.count) * parts)
         score = np.empty((self.samples, parts))
         for part in range(parts):
             others = stand[self.number * parts + part] - (own == part) > 0
             score[:, part] = np.bincount(self.sample, others, self.samples)
-        score[np.arange(self.samples), assigned] += 0.5  # a sample that gains nothing stays
+        score[np.arange(self.samples), assignment] += 0.5  # a sample that gains nothing stays
         best = np.sort(score, axis=1)
         waiting = np.argsort(best[:, -2] - best[:, -1], kind="stable")
         room = np.diff(self.bounds)
-        found = np.empty(self.samples, np.int64)
+        moved = np.empty(self.samples, np.int64)
         while len(waiting) > 0:
             wish = score[waiting].argmax(axis=1)
             refused = np.zeros(len(waiting), np.bool_)
             for part in range(parts):
                 wanting = np.flatnonzero(wish == part)
-                found[waiting[wanting[: room[part]]]] = part
+                moved[waiting[wanting[: room[part]]]] = part
                 refused[wanting[room[part] :]] = True
                 room[part] -= min(room[part], len(wanting))
             score[:, room == 0] = -1
             waiting = waiting[refused]
-        return found
+        return moved

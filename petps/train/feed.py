@@ -105,8 +105,8 @@ class Feed:
         source.begin()
         try:
             late = Late(lambda: self._parts(parts, reading, sent, dense))
-            made = checkpointer.write(version, late)
-            source.committed(made)
+            written = checkpointer.write(version, late)
+            source.committed(written)
         except PetpsError:
             if sent is not None:
                 sent.try_commit(dense)
@@ -120,7 +120,7 @@ class Feed:
                 reading.abandon()
         if sent is not None and sent.failed is not None:
             raise sent.failed
-        return made
+        return written
 
     def arrange(self) -> None:
         """See Checkpointer."""
@@ -184,16 +184,16 @@ class Feed:
         """Commit the log's version, then return the parts. The store calls it after the rows."""
         if sent is not None:
             sent.try_commit(dense)
-        given = dict(parts or {})
+        own_parts = dict(parts or {})
         publisher = self.publisher
         if reading is None or publisher is None or (sent is not None and sent.failed is not None):
-            return given
+            return own_parts
         owed = (
             {}
             if sent is not None
-            else {name: each.keys_of(reading.ids(name)) for name, each in self._tables.items()}
+            else {name: table.keys_of(reading.ids(name)) for name, table in self._tables.items()}
         )
-        return {**given, **Published(publisher.position(), owed).parts()}
+        return {**own_parts, **Published(publisher.position(), owed).parts()}
 
     def _the_publisher(self) -> Publisher:
         if self.publisher is None:
@@ -211,7 +211,10 @@ def _pieces(
 ) -> Iterator[tuple[Keys, dict[str, npt.NDArray[np.float32]]]]:
     columns = store.tables_of(version)[table].columns
     for rows in store.pieces(table, version):
-        yield rows.keys, {each.name: each.values(rows.columns[each.name]) for each in columns}
+        yield (
+            rows.keys,
+            {column.name: column.values(rows.columns[column.name]) for column in columns},
+        )
         del rows  # free this piece before the next one is made
 
 
@@ -231,16 +234,16 @@ class Sent:
         self._tables = tables
         self._publisher = publisher
         self._step = step
-        self._wanted: dict[str, tuple[Keys, npt.NDArray[np.bool_]]] = {}  # by table: keys, done
+        self._due: dict[str, tuple[Keys, npt.NDArray[np.bool_]]] = {}  # by table: keys, done
 
     def take(self, table: str, keys: Keys, gathered: Gathered) -> None:
         """Publish those rows that the log needs. Keep an error: a checkpoint can continue."""
         if self.failed is not None:
             return
-        wanted, done = self._of(table)
-        places = np.searchsorted(wanted, keys)
-        places[places == len(wanted)] = 0
-        chosen = (wanted[places] == keys) & ~done[places] if len(wanted) else keys < 0
+        due, done = self._of(table)
+        places = np.searchsorted(due, keys)
+        places[places == len(due)] = 0
+        chosen = (due[places] == keys) & ~done[places] if len(due) else keys < 0
         if not chosen.any():
             return
         deleted = None if gathered.deleted is None else gathered.deleted[chosen]
@@ -255,12 +258,12 @@ class Sent:
     def finish(self) -> None:
         """Gather and publish the rest of the rows."""
         for name, table in self._tables.items():
-            wanted, done = self._of(name)
-            rest = wanted[~done]
+            due, done = self._of(name)
+            rest = due[~done]
             for start in range(0, len(rest), GATHER_ROWS):
                 keys = rest[start : start + GATHER_ROWS]
                 self.take(name, keys, table.gather(keys))
-            self._wanted.pop(name)
+            self._due.pop(name)
         if self.failed is not None:
             raise self.failed
 
@@ -279,10 +282,10 @@ class Sent:
                 self.failed = error
 
     def _of(self, table: str) -> tuple[Keys, npt.NDArray[np.bool_]]:
-        if table not in self._wanted:
+        if table not in self._due:
             keys = self._tables[table].keys_of(self.reading.ids(table))
-            self._wanted[table] = (keys, np.zeros(len(keys), np.bool_))
-        return self._wanted[table]
+            self._due[table] = (keys, np.zeros(len(keys), np.bool_))
+        return self._due[table]
 
 
 class Late(Mapping[str, bytes]):

@@ -1,11 +1,10 @@
 """Exchanges between workers.
 
-There is one contract and three implementations: torch.distributed, one worker alone, and a link
-that is slow on purpose.
+There is one contract and two implementations: torch.distributed, and one worker alone.
 
-Owns:        Link, GroupLink, LoneLink, SlowLink, Turns, Links.
+Owns:        Link, GroupLink, LoneLink, Links.
 Never does:  know keys or rows.
-Called by:   routing.py, pipeline.py; bench (SlowLink).
+Called by:   routing.py, window.py, totals.py, pipeline.py, ranks.py.
 Invariants:  all workers make the same calls on a link in the same order; a call returns within
              the group's timeout, or raises an error that says what to look at.
 Threads:     one thread for each link.
@@ -13,10 +12,8 @@ Threads:     one thread for each link.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final, Protocol
@@ -25,7 +22,7 @@ from petps import _native
 from petps.errors import DeadlineExceeded, Unavailable
 from petps.train.pytorch import torch_module
 
-__all__ = ["GroupLink", "Link", "Links", "LoneLink", "SlowLink", "Turns"]
+__all__ = ["GroupLink", "Link", "Links", "LoneLink"]
 
 TIMEOUT_SECONDS: Final = 60.0
 
@@ -98,16 +95,16 @@ class GroupLink:
 
     def all_gather(self, values: Any) -> list[Any]:
         """See Link."""
-        there = values.to(self._device)  # workers exchange control messages from host memory
-        gathered = [self._torch.empty_like(there) for _ in range(self.world)]
-        self._call(self._distributed.all_gather, gathered, there, group=self._group)
-        return [each.to(values.device) for each in gathered]
+        own = values.to(self._device)  # workers exchange control messages from host memory
+        tensors = [self._torch.empty_like(own) for _ in range(self.world)]
+        self._call(self._distributed.all_gather, tensors, own, group=self._group)
+        return [tensor.to(values.device) for tensor in tensors]
 
     def all_reduce(self, values: Any) -> Any:
         """See Link."""
-        summed = values.clone()
-        self._call(self._distributed.all_reduce, summed, group=self._group)
-        return summed
+        total = values.clone()
+        self._call(self._distributed.all_reduce, total, group=self._group)
+        return total
 
     def _call(self, collective: Any, *arguments: Any, group: Any, **options: Any) -> None:
         began = time.monotonic()
@@ -124,66 +121,6 @@ class GroupLink:
             raise Unavailable(
                 f"{where}: a peer is gone ({reason}): restart the workers from the last version"
             ) from error
-
-
-class Turns:
-    """The transfer schedule of one worker's network, which carries one transfer at a time."""
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._free = 0.0
-
-    def taken(self, seconds: float) -> float:
-        """Reserve ``seconds`` for a transfer that is requested now; return when it will end."""
-        with self._mutex:
-            self._free = max(self._free, time.monotonic()) + seconds
-            return self._free
-
-
-class SlowLink:
-    """A network to measure by: one transfer at a time, each taking latency + bytes / bandwidth.
-
-    This time counts from when the worker asks for the transfer, and the real transfer runs within
-    it. A transfer that takes longer, for example because a peer is late, completes when it really
-    does. turns: one object for all links of a worker.
-    """
-
-    def __init__(
-        self, link: Link, turns: Turns, *, latency_s: float, bytes_per_second: float
-    ) -> None:
-        self._link = link
-        self._turns = turns
-        self._latency_s = latency_s
-        self._bytes_per_second = bytes_per_second
-        self.rank = link.rank
-        self.world = link.world
-        self.bytes = 0
-        """The sum over transfers of bytes sent or bytes received, whichever is more."""
-
-    def all_to_all(self, send: Any, sends: Sequence[int], receives: Sequence[int]) -> Any:
-        """See Link."""
-        out = sum(count for peer, count in enumerate(sends) if peer != self.rank)
-        come = sum(count for peer, count in enumerate(receives) if peer != self.rank)
-        with self._transfer(max(out, come) * send.element_size()):
-            return self._link.all_to_all(send, sends, receives)
-
-    def all_gather(self, values: Any) -> list[Any]:
-        """See Link."""
-        with self._transfer(values.numel() * values.element_size()):
-            return self._link.all_gather(values)
-
-    def all_reduce(self, values: Any) -> Any:
-        """See Link."""
-        with self._transfer(values.numel() * values.element_size()):
-            return self._link.all_reduce(values)
-
-    @contextmanager
-    def _transfer(self, size: int) -> Iterator[None]:
-        """Delay a transfer. Holds no lock during it; otherwise two workers deadlock."""
-        self.bytes += size
-        end = self._turns.taken(self._latency_s + size / self._bytes_per_second)
-        yield
-        time.sleep(max(0.0, end - time.monotonic()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +142,7 @@ class Links:
 
         Keys cross over gloo. Rows and dense gradients do too, or over NCCL on a GPU. device: this
         worker's own device as PyTorch names it ("cuda:1"). From then on the calling thread uses
-        short time slices (native/base/turns.h).
+        short time slices (native/base/time_slice.h).
         """
         distributed = torch_module().distributed
         # A step waits for the calling thread and for gloo's threads, which inherit its slices.

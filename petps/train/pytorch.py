@@ -151,8 +151,8 @@ class TorchTable:
 
     def _taken(self, tensor: Any, ids: Any) -> Floats:
         rows = tensor.detach().index_select(0, ids).reshape(len(ids), -1)
-        found: Floats = rows.to("cpu", self._torch.float32, copy=True).numpy()
-        return found
+        values: Floats = rows.to("cpu", self._torch.float32, copy=True).numpy()
+        return values
 
 
 class _Tables:
@@ -167,12 +167,12 @@ class _Tables:
     def looked_up(self, name: str, ids: Any) -> None:
         flat = ids.detach().reshape(-1)
         flat = flat.unique() if flat.is_cuda else flat  # fewer bytes to copy from the device
-        found = flat.cpu().numpy().astype(np.int64)
+        ids = flat.cpu().numpy().astype(np.int64)
         if not self._deferred:
-            self._tracker.track(name, found)
+            self._tracker.track(name, ids)
             return
         with self._mutex:
-            self._pending.append((name, found))
+            self._pending.append((name, ids))
 
     def stepped(self, *_: Any) -> None:
         with self._mutex:
@@ -205,30 +205,30 @@ def track_module(
     torch = torch_module()
     modules: list[tuple[str, Any]] = []
     tables = _Tables(tracker, optimizer is not None)
-    for path, each in module.named_modules():
-        if not isinstance(each, torch.nn.Embedding | torch.nn.EmbeddingBag):
+    for path, part in module.named_modules():
+        if not isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag):
             continue
-        if not each.weight.requires_grad:
+        if not part.weight.requires_grad:
             continue
-        name = ".".join(part for part in (prefix, path) if part) or "embedding"
+        name = ".".join(filter(None, (prefix, path))) or "embedding"
         if optimizer is not None:
-            _check_optimizer(name, each, optimizer, torch)
-        modules.append((name, each))
+            _check_optimizer(name, part, optimizer, torch)
+        modules.append((name, part))
     if not modules:
         raise InvalidArgument(
             f"{type(module).__name__} has no nn.Embedding or nn.EmbeddingBag that is trained"
         )
-    found: dict[int, TorchTable] = {}
-    for name, each in modules:
-        known = found.get(id(each.weight))
-        if known is None:
-            known = found[id(each.weight)] = TorchTable(
-                tracker, name, each.weight, optimizer=optimizer, columns=columns
+    by_weight: dict[int, TorchTable] = {}
+    for name, part in modules:
+        table = by_weight.get(id(part.weight))
+        if table is None:
+            table = by_weight[id(part.weight)] = TorchTable(
+                tracker, name, part.weight, optimizer=optimizer, columns=columns
             )
-        each.register_forward_pre_hook(_hook(known.name, tables), with_kwargs=True)
+        part.register_forward_pre_hook(_hook(table.name, tables), with_kwargs=True)
     if optimizer is not None:
         optimizer.register_step_post_hook(tables.stepped)
-    return list(found.values())
+    return list(by_weight.values())
 
 
 def _hook(name: str, tables: _Tables) -> Callable[[Any, Any, Any], None]:
@@ -244,7 +244,7 @@ def _check_optimizer(name: str, module: Any, optimizer: Any, torch: ModuleType) 
     groups = [
         group
         for group in optimizer.param_groups
-        if any(each is module.weight for each in group["params"])
+        if any(weight is module.weight for weight in group["params"])
     ]
     if not groups:
         raise InvalidArgument(f"table {name}: the optimizer does not train its weight")

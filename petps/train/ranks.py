@@ -86,8 +86,11 @@ class Restored:
 def store_tables(tables: ShardedTables) -> list[Table]:
     """Return the tables for Store.create(): the row, and the optimizer's columns."""
     return [
-        Table(each.name, tuple(Column(name, "f32", width) for name, width in each.columns.items()))
-        for each in tables
+        Table(
+            table.name,
+            tuple(Column(name, "f32", width) for name, width in table.columns.items()),
+        )
+        for table in tables
     ]
 
 
@@ -105,14 +108,14 @@ def publisher_of(
     float32 rows of all tables. Raises as Publisher does, or Unavailable, which names the worker
     whose publisher could not be made.
     """
-    wanted = list(schemas or (TableSchema(each.name, "f32", each.spec.dim) for each in tables))
+    sent = list(schemas or (TableSchema(t.name, "f32", t.spec.dim) for t in tables))
 
     def publisher(run: int | None, own: range | None) -> Publisher:
-        return Publisher(log, model, tables.partitions, tables=wanted, run=run, own=own)
+        return Publisher(log, model, tables.partitions, tables=sent, run=run, own=own)
 
     with _Together(link, "the log's run was not begun"):
-        mine = publisher(None, None).run if link.rank == 0 else 0
-    run = int(_gather_bytes(link, str(mine).encode())[0])
+        own_run = publisher(None, None).run if link.rank == 0 else 0
+    run = int(_gather_bytes(link, str(own_run).encode())[0])
     # No worker begins before all have read the state of the log.
     with _Together(link, "the log's run was not begun"):
         return publisher(run, tables.owned())
@@ -173,17 +176,17 @@ class RankedFeed:
 
     def act(self, boundary: Boundary) -> None:
         """See Hook. Raises on all workers what writing raised; then nothing is forgotten."""
-        plan = self._agreed(boundary.step)
+        plan = self._agree(boundary.step)
         reading = self._tables.tracker.read(PUBLISH) if self.publisher is not None else None
         sent = None
         if plan.publish and reading is not None and self.publisher is not None:
-            tables = {each.name: each for each in self._tables}
+            tables = {table.name: table for table in self._tables}
             sent = Sent(tables, self.publisher, reading, boundary.step)
         log = _Log(self._link, self.publisher, sent, plan)
         failure: PetpsError | None = None
         try:
-            if plan.said is not None:
-                self._share(boundary, plan.said, log, reading)
+            if plan.next is not None:
+                self._share(boundary, plan, log, reading)
             else:
                 log.commit()
         except PetpsError as error:
@@ -194,7 +197,7 @@ class RankedFeed:
             raise
         finally:
             log.end(failure)
-            committed = self._committed(boundary.step, plan, failure)
+            committed = self._commit(boundary.step, plan, failure)
             if reading is not None:
                 if log.committed and not log.failed:
                     reading.acknowledge()
@@ -211,38 +214,39 @@ class RankedFeed:
             for what, every in self._every.items()
         }
 
-    def _agreed(self, step: int) -> _Plan:
+    def _agree(self, step: int) -> _Plan:
         """Agree on what is due and how it is written: worker 0 decides and sends it to all."""
         body = b""
         if self._link.rank == 0:
             due = self._due(step)
-            said: Next | str | None = None
+            next_version: Next | str | None = None
             if due["checkpoint"] and self._checkpointer is not None:
                 try:
                     self._wait_arranged()
-                    said = self._checkpointer.next()
+                    next_version = self._checkpointer.next()
                 except PetpsError as error:
-                    said = f"{type(error).__name__}: {error}"
+                    next_version = f"{type(error).__name__}: {error}"
             version = 0 if self.publisher is None else self.publisher.version + 1
             dense = self._dense(step) if self._dense is not None and due[PUBLISH] else None
             # pickle is safe here: the bytes come from our own workers.
-            body = pickle.dumps(_Plan(due[PUBLISH], said, version, dense))
+            body = pickle.dumps(_Plan(due[PUBLISH], next_version, version, dense))
             for what, is_due in due.items():
                 if is_due:
                     self._last[what] = time.monotonic()
         plan: _Plan = pickle.loads(_gather_bytes(self._link, body)[0])
         return plan
 
-    def _share(self, boundary: Boundary, said: Next | str, log: _Log, reading: Any) -> None:
-        if isinstance(said, str):
-            raise FailedPrecondition(f"worker 0 could not begin a version: {said}")
+    def _share(self, boundary: Boundary, plan: _Plan, log: _Log, reading: Any) -> None:
+        if isinstance(plan.next, str):
+            raise FailedPrecondition(f"worker 0 could not begin a version: {plan.next}")
+        assert plan.next is not None
         assert self._source is not None
         assert self._checkpointer is not None
         self._source.also = log.sent.take if log.sent is not None else None
         self._source.begin()
         try:
             self._checkpointer.share(
-                boundary.step, said, self._link.rank, self._link.world,
+                boundary.step, plan.next, self._link.rank, self._link.world,
                 Late(lambda: self._parts(boundary, log, reading)), replace_own=True,
             )  # fmt: skip
         finally:
@@ -263,17 +267,17 @@ class RankedFeed:
             parts[DENSE] = _dense_state(self._model, self._optimizer)
         if self.publisher is not None and not log.failed:
             owed = {} if log.sent is not None else {
-                each.name: reading.ids(each.name) for each in self._tables
+                table.name: reading.ids(table.name) for table in self._tables
             }  # fmt: skip
             parts |= Published(self.publisher.position(), owed).parts(rank)
         return parts
 
-    def _committed(self, step: int, plan: _Plan, failure: PetpsError | None) -> PetpsError | None:
+    def _commit(self, step: int, plan: _Plan, failure: PetpsError | None) -> PetpsError | None:
         """Commit the store's version on worker 0, once all workers have written their shares.
 
         Returns the failure, the same on all workers, or None.
         """
-        if plan.said is None:
+        if plan.next is None:
             return None
         assert self._source is not None
         assert self._checkpointer is not None
@@ -291,13 +295,13 @@ class RankedFeed:
             self._source.cancelled()
             return Unavailable(f"step {step}: no checkpoint was written: {failed}")
         versions = self._store.refresh().line_of(step).versions
-        self._source.committed(next(each for each in versions if each.version == step))
+        self._source.committed(next(entry for entry in versions if entry.version == step))
         if self._link.rank == 0:
             self._arranging = self._behind.submit(self._checkpointer.arrange)
         return None
 
     def _judge(self, step: int, plan: _Plan, failed: PetpsError | None) -> None:
-        if plan.said is None:
+        if plan.next is None:
             return
         if failed is None:
             self._failures = 0
@@ -346,7 +350,7 @@ class RankedFeed:
             if self._link.rank == 0:
                 self._store.count_restore()
         with _Together(self._link, "no version was restored"):
-            return self._restored(self._store, newest)
+            return self._restore(self._store, newest)
 
     @staticmethod
     def _newest(store: Store, version: int | None) -> Version:
@@ -358,7 +362,7 @@ class RankedFeed:
             )
         return versions[-1]
 
-    def _restored(self, store: Store, newest: Version) -> Restored:
+    def _restore(self, store: Store, newest: Version) -> Restored:
         assert self._source is not None
         store.refresh()
         for table in self._tables:
@@ -386,11 +390,11 @@ class RankedFeed:
     ) -> Iterator[tuple[Keys, Mapping[str, Floats]]]:
         columns = store.tables_of(version)[table].columns
         for rows in store.pieces(table, version):
-            mine = self._tables.owns(rows.keys)
-            yield (
-                rows.keys[mine],
-                {each.name: each.values(rows.columns[each.name][mine]) for each in columns},
-            )
+            is_own = self._tables.owns(rows.keys)
+            values = {
+                column.name: column.values(rows.columns[column.name][is_own]) for column in columns
+            }
+            yield rows.keys[is_own], values
             del rows  # free this piece before the next one is made
 
     def _owe_again(self, store: Store, version: int) -> None:
@@ -418,12 +422,12 @@ class RankedFeed:
 class _Plan:
     """The plan of a boundary, which worker 0 makes and all workers execute.
 
-    publish: whether the log's ``version`` is due. said: how the store's version is written, or
+    publish: whether the log's ``version`` is due. next: how the store's version is written, or
     why it cannot be, or None if none is due. dense: the location of the version's dense part.
     """
 
     publish: bool
-    said: Next | str | None
+    next: Next | str | None
     version: int
     dense: str | None
 
@@ -456,8 +460,8 @@ class _Log:
         if error is not None:
             raise error
         if not self.failed:
-            names = {name for each in counts for name in each}
-            everywhere = {name: sum(each.get(name, 0) for each in counts) for name in sorted(names)}
+            names = sorted({name for count in counts for name in count})
+            everywhere = {name: sum(count.get(name, 0) for count in counts) for name in names}
             self._publisher.commit(
                 self._plan.version, dense=self._plan.dense, everywhere=everywhere
             )
@@ -486,11 +490,11 @@ class _Log:
             return []
         self._met = True
         counted = {} if self._publisher is None or error else self._publisher.counted()
-        heard = _gather_bytes(
+        bodies = _gather_bytes(
             self._link,
             json.dumps({"error": _encode_error_text(error), "counted": counted}).encode(),
         )
-        answers = [json.loads(each) for each in heard]
+        answers = [json.loads(body) for body in bodies]
         for rank, answer in enumerate(answers):
             if answer["error"]:
                 self.failed = self.failed or f"worker {rank}: {answer['error']}"
@@ -508,8 +512,8 @@ class _Together:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        said = "" if kind is None else f"{kind.__name__}: {error}"
-        failed = _first(_gather_bytes(self._link, said.encode()))
+        failure = "" if kind is None else f"{kind.__name__}: {error}"
+        failed = _first(_gather_bytes(self._link, failure.encode()))
         if failed is not None and kind is None:
             raise Unavailable(f"{self._what}: {failed}")
 
@@ -532,11 +536,11 @@ def _first(answers: list[bytes]) -> str | None:
 def _gather_bytes(link: Link, body: bytes) -> list[bytes]:
     """Return the bytes of every worker, in the order of ranks, to every worker."""
     torch = torch_module()
-    lengths = [int(each) for each in link.all_gather(torch.tensor([len(body)]))]
+    lengths = [int(length) for length in link.all_gather(torch.tensor([len(body)]))]
     padded = np.zeros(max(1, *lengths), np.uint8)
     padded[: len(body)] = np.frombuffer(body, np.uint8)
-    heard = link.all_gather(torch.from_numpy(padded))
-    return [each.numpy().tobytes()[:n] for each, n in zip(heard, lengths, strict=True)]
+    bodies = link.all_gather(torch.from_numpy(padded))
+    return [values.numpy().tobytes()[:n] for values, n in zip(bodies, lengths, strict=True)]
 
 
 def _random_state(model: Any) -> bytes:
@@ -545,21 +549,21 @@ def _random_state(model: Any) -> bytes:
     states, gpu = [torch.get_rng_state()], _gpu_of(model)
     if gpu is not None:
         states.append(torch.cuda.get_rng_state(gpu))
-    return b"".join(each.numpy().tobytes() for each in states)
+    return b"".join(values.numpy().tobytes() for values in states)
 
 
 def _set_random_state(state: bytes, model: Any) -> None:
     torch = torch_module()
     host, gpu = torch.get_rng_state().numel(), _gpu_of(model)
-    given = torch.from_numpy(np.frombuffer(state, np.uint8).copy())
-    torch.set_rng_state(given[:host])
-    if gpu is not None and len(given) > host:
-        torch.cuda.set_rng_state(given[host:], gpu)
+    states = torch.from_numpy(np.frombuffer(state, np.uint8).copy())
+    torch.set_rng_state(states[:host])
+    if gpu is not None and len(states) > host:
+        torch.cuda.set_rng_state(states[host:], gpu)
 
 
 def _gpu_of(model: Any) -> Any:
-    devices = [] if model is None else [each.device for each in model.parameters()]
-    return next((each for each in devices if each.type == "cuda"), None)
+    devices = [] if model is None else [value.device for value in model.parameters()]
+    return next((device for device in devices if device.type == "cuda"), None)
 
 
 def _dense_state(model: Any, optimizer: Any) -> bytes:

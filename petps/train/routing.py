@@ -1,12 +1,12 @@
 """Which worker holds which key of a batch. Keys go to their owners; rows come back by position.
 
-Owns:        Layout (tables of one width share a buffer), Asked (what this worker needs), Owned
-             (what all workers need from this one), ask(), exchange().
+Owns:        Layout (tables of one width share a buffer), KeyRequests (what this worker needs),
+             OwnedKeys (what all workers need from this one), route_keys(), exchange().
 Never does:  touch rows.
-Called by:   pipeline.py.
+Called by:   lookup.py.
 Invariants:  a key crosses once for each micro-batch that has it; received keys are in the order
              (asking rank, micro-batch, table, key), so sums have a fixed order.
-Threads:     one thread calls ask(), one calls exchange(); they may be different threads.
+Threads:     one thread calls route_keys(), one calls exchange(); they may be different threads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from petps.train.link import Link
 from petps.train.pytorch import torch_module
 from petps.train.sharded import ShardedTables
 
-__all__ = ["Asked", "Layout", "Owned", "ask", "exchange"]
+__all__ = ["KeyRequests", "Layout", "OwnedKeys", "exchange", "route_keys"]
 
 Keys = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
@@ -67,8 +67,8 @@ class Layout:
         """Convert rows by [world, micro-batches, tables] to [micro-batch][block][rank]."""
         # Tables of a block are neighbours.
         sums = np.add.reduceat(counts, self._first_of[:-1], axis=2)
-        found: list[list[list[int]]] = sums.transpose(1, 2, 0).tolist()
-        return found
+        rows: list[list[list[int]]] = sums.transpose(1, 2, 0).tolist()
+        return rows
 
     def table_of(self, feature: str) -> int:
         """Return the number of a feature's table. Raise InvalidArgument if there is none."""
@@ -82,7 +82,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class KeyRequests:
     """The keys and rows that this worker needs for a batch.
 
     keys: uint64[n] and seen: uint64[n] or [0], both in the order (owner, micro-batch, table,
@@ -99,7 +99,7 @@ class Asked:
     inverse: list[dict[str, npt.NDArray[np.int32]]]
 
 
-def ask(parts: Sequence[Batch], tables: ShardedTables, layout: Layout) -> Asked:
+def route_keys(parts: Sequence[Batch], tables: ShardedTables, layout: Layout) -> KeyRequests:
     """Find the distinct keys of each micro-batch by owner (NestPipe IV.A, key routing)."""
     micros, count, world = len(parts), len(layout.names), tables.world
     groups: list[list[Keys]] = [[] for _ in range(micros * count)]
@@ -116,7 +116,7 @@ def ask(parts: Sequence[Batch], tables: ShardedTables, layout: Layout) -> Asked:
         else np.concatenate([none, *group])
         for group in groups
     ]
-    keys, seen, counts, found = _native.route_ask(
+    keys, seen, key_counts, places_of_keys = _native.route_ask(
         values,
         layout.block_of.view(np.uint64),
         world=world,
@@ -125,17 +125,17 @@ def ask(parts: Sequence[Batch], tables: ShardedTables, layout: Layout) -> Asked:
         seen=layout.counts,
     )
     inverse: list[dict[str, npt.NDArray[np.int32]]] = [{} for _ in parts]
-    position, at = found.view(np.int32), _ends([len(each) for each in values])
+    positions, at = places_of_keys.view(np.int32), _ends([len(group) for group in values])
     for part, feature, number in places:
         length = len(parts[part].keys[feature].keys)
-        inverse[part][feature] = position[at[number] : at[number] + length]
+        inverse[part][feature] = positions[at[number] : at[number] + length]
         at[number] += length
-    asked = counts.view(np.int64)
-    return Asked(keys, seen, asked, layout.by_block(asked), inverse)
+    counts = key_counts.view(np.int64)
+    return KeyRequests(keys, seen, counts, layout.by_block(counts), inverse)
 
 
 @dataclass(frozen=True, slots=True)
-class Owned:
+class OwnedKeys:
     """The keys and rows that all workers need from this one for a batch.
 
     keys[t]: uint64, ascending, distinct. seen[t]: how often each key occurs in the whole batch.
@@ -153,34 +153,37 @@ class Owned:
     ended: bool
 
 
-def exchange(asked: Asked, samples: int, ended: bool, layout: Layout, link: Link) -> Owned:
+def exchange(
+    requests: KeyRequests, samples: int, ended: bool, layout: Layout, link: Link
+) -> OwnedKeys:
     """Send keys to their owners, and receive the keys that other workers need from this one."""
     torch = torch_module()
-    world, micros, count = asked.counts.shape
-    told = np.empty((world, micros * count + 2), np.int64)
-    told[:, :-2] = asked.counts.reshape(world, -1)
-    told[:, -2:] = samples, ended
-    even = [told.shape[1]] * world
-    heard = link.all_to_all(torch.from_numpy(told.ravel()), even, even).numpy()
-    heard = heard.reshape(world, -1)
-    wanted = heard[:, :-2]
-    sends = [int(each) for each in asked.counts.reshape(world, -1).sum(axis=1)]
-    receives = [int(each) for each in wanted.sum(axis=1)]
-    keys = link.all_to_all(torch.from_numpy(asked.keys.view(np.int64)), sends, receives)
+    world, micros, count = requests.counts.shape
+    header = np.empty((world, micros * count + 2), np.int64)
+    header[:, :-2] = requests.counts.reshape(world, -1)
+    header[:, -2:] = samples, ended
+    even = [header.shape[1]] * world
+    headers = link.all_to_all(torch.from_numpy(header.ravel()), even, even).numpy()
+    headers = headers.reshape(world, -1)
+    counts = headers[:, :-2]
+    sends: list[int] = requests.counts.reshape(world, -1).sum(axis=1).tolist()
+    receives: list[int] = counts.sum(axis=1).tolist()
+    keys = link.all_to_all(torch.from_numpy(requests.keys.view(np.int64)), sends, receives)
     keys = keys.numpy().view(np.uint64)
     seen = np.empty(0, np.uint64)
     if layout.counts:
-        counted = torch.from_numpy(asked.seen.view(np.int64))
-        seen = link.all_to_all(counted, sends, receives).numpy().view(np.uint64)
-    return _owned(keys, seen, wanted.reshape(world, micros, count), heard[:, -2:], layout)
+        seen_here = torch.from_numpy(requests.seen.view(np.int64))
+        seen = link.all_to_all(seen_here, sends, receives).numpy().view(np.uint64)
+    return _merge(keys, seen, counts.reshape(world, micros, count), headers[:, -2:], layout)
 
 
-def _owned(keys: Keys, seen: Keys, wanted: Ints, said: Ints, layout: Layout) -> Owned:
-    world, micros, count = wanted.shape
+def _merge(keys: Keys, seen: Keys, counts: Ints, loaders: Ints, layout: Layout) -> OwnedKeys:
+    """Merge the keys that all workers sent. loaders: int64[world, 2], samples and ended."""
+    world, micros, count = counts.shape
     distinct, offsets, total, position = _native.route_merge(
         keys,
         seen,
-        np.ascontiguousarray(wanted).ravel().view(np.uint64),
+        np.ascontiguousarray(counts).ravel().view(np.uint64),
         layout.block_of.view(np.uint64),
         world=world,
         micros=micros,
@@ -188,17 +191,17 @@ def _owned(keys: Keys, seen: Keys, wanted: Ints, said: Ints, layout: Layout) -> 
     ends = offsets.view(np.int64)
     if not layout.counts:
         total = np.ones(len(distinct), np.uint64)
-    lengths = layout.by_block(wanted)
+    lengths = layout.by_block(counts)
     bounds = _ends([sum(ranks) for blocks in lengths for ranks in blocks])
     cuts = iter([position[a:b] for a, b in pairwise(bounds)])
-    return Owned(
-        keys=[distinct[ends[each] : ends[each + 1]] for each in range(count)],
-        seen=[total[ends[each] : ends[each + 1]].view(np.int64) for each in range(count)],
+    return OwnedKeys(
+        keys=[distinct[ends[table] : ends[table + 1]] for table in range(count)],
+        seen=[total[ends[table] : ends[table + 1]].view(np.int64) for table in range(count)],
         begins=layout.begins(ends[:-1]),
         positions=[[next(cuts) for _ in blocks] for blocks in lengths],
         counts=lengths,
-        samples=[int(each) for each in said[:, 0]],
-        ended=bool(said[:, 1].all()),
+        samples=loaders[:, 0].tolist(),
+        ended=bool(loaders[:, 1].all()),
     )
 
 

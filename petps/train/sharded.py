@@ -140,10 +140,10 @@ class ShardedTable:
     def gather(self, keys: Keys) -> Gathered:
         """See TrainedTable."""
         slots = np.empty((len(keys), self.width), np.float32)
-        found = np.empty(len(keys), np.bool_)
-        self._table.pull(keys, slots, found)
+        has_row = np.empty(len(keys), np.bool_)
+        self._table.pull(keys, slots, has_row)
         columns = {name: slots[:, part] for name, part in self._parts()}
-        return Gathered(columns, None if found.all() else ~found)
+        return Gathered(columns, None if has_row.all() else ~has_row)
 
     def load(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
         """See TrainedTable. Rolls back later rows and erases later keys; equal rows stay."""
@@ -158,9 +158,9 @@ class ShardedTable:
                 slots = np.concatenate([columns[name][part] for name in self.columns], axis=1)
                 slots = np.ascontiguousarray(slots, np.float32)
                 held = np.empty_like(slots)
-                found = np.empty(len(slots), np.bool_)
-                self._table.pull(np.ascontiguousarray(keys[part]), held, found)
-                differs = ~found | (held.view(np.uint32) != slots.view(np.uint32)).any(axis=1)
+                has_row = np.empty(len(slots), np.bool_)
+                self._table.pull(np.ascontiguousarray(keys[part]), held, has_row)
+                differs = ~has_row | (held.view(np.uint32) != slots.view(np.uint32)).any(axis=1)
                 try:
                     self._apply(keys[part][differs], slots[differs], 0)
                 except ResourceExhausted:  # later keys fill it; later pieces may name some of them
@@ -279,8 +279,8 @@ class ShardedTables:
 
     def owns(self, keys: Keys) -> Mask:
         """Return bool[n]: whether each key belongs to this worker."""
-        mine: Mask = self.owner_of(keys) == self.rank
-        return mine
+        is_own: Mask = self.owner_of(keys) == self.rank
+        return is_own
 
     def owned(self) -> range:
         """Return this worker's partitions."""
@@ -345,14 +345,14 @@ def _opened(
         pool = Pool.create(path, durability="process")
     with contextlib.ExitStack() as stack:
         stack.callback(pool.close)
-        made = {each.name: each.partitions for each in pool.native.instances()}
-        if made and made != {worker: partitions}:
+        instances = {entry.name: entry.partitions for entry in pool.native.instances()}
+        if instances and instances != {worker: partitions}:
             raise FailedPrecondition(
-                f"pool {path} is that of {', '.join(made)} with "
-                f"{', '.join(map(str, made.values()))} partitions, not of {worker} with "
+                f"pool {path} is that of {', '.join(instances)} with "
+                f"{', '.join(map(str, instances.values()))} partitions, not of {worker} with "
                 f"{partitions}: give another path, and restore a version"
             )
-        if not made:
+        if not instances:
             pool.native.create_instance(MODEL, worker, partitions)
         _make_tables(pool, path, specs, widths)
         stack.pop_all()

@@ -2,7 +2,7 @@
 
 Owns:        Chain; works_ahead().
 Never does:  know what a stage does.
-Called by:   pipeline.py; ranks.py (works_ahead).
+Called by:   lookup.py; write_back.py, ranks.py (works_ahead).
 Invariants:  batches leave in the order in which they entered; a stage works on one batch at a
              time and is at most one ahead of the next stage; an error leaves in place of its
              batch and ends all stages.
@@ -32,7 +32,7 @@ def works_ahead() -> None:
     _native.set_time_slice(short=False)
 
 
-class _Failed:
+class _Failure:
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
@@ -73,9 +73,9 @@ class Chain:
     def next(self) -> Any | None:
         """Return the next item, or None at the end. Raise what a stage raised."""
         item = self._out.get()
-        if item is _END or isinstance(item, _Failed):
+        if item is _END or isinstance(item, _Failure):
             self._out.put(item)  # a later call returns or raises the same
-        if isinstance(item, _Failed):
+        if isinstance(item, _Failure):
             self._stopped.set()
             raise item.error
         return None if item is _END else item
@@ -96,9 +96,9 @@ class Chain:
     def _first(self, source: Callable[[Any], Any | None], out: queue.Queue[Any]) -> None:
         works_ahead()
         while not self._stopped.is_set():
-            item = self._tried(source, None)
+            item = self._try(source, None)
             self._hand(out, item)
-            if item is _END or isinstance(item, _Failed):
+            if item is _END or isinstance(item, _Failure):
                 return
 
     def _work(
@@ -111,21 +111,21 @@ class Chain:
                 item = into.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 continue
-            last = item is _END or isinstance(item, _Failed)
+            last = item is _END or isinstance(item, _Failure)
             if not ended:  # drop items behind an end, so that the stage before can finish
-                made = item if last else self._tried(work, item)
-                self._hand(out, made)
-                ended = made is _END or isinstance(made, _Failed)
+                result = item if last else self._try(work, item)
+                self._hand(out, result)
+                ended = result is _END or isinstance(result, _Failure)
             if last:
                 return
 
     @staticmethod
-    def _tried(work: Callable[[Any], Any | None], item: Any) -> Any:
+    def _try(work: Callable[[Any], Any | None], item: Any) -> Any:
         try:
-            made = work(item)
+            result = work(item)
         except BaseException as error:
-            return _Failed(error)
-        return _END if made is None else made
+            return _Failure(error)
+        return _END if result is None else result
 
     def _hand(self, out: queue.Queue[Any], item: Any) -> None:
         while not self._stopped.is_set():

@@ -3,13 +3,13 @@
 An event orders whatever one lane hands to another (PIPELINE.md lists the points). On a CPU a lane
 does nothing.
 
-Owns:        Lane, Lanes, Handed; Device, the operations needed from a GPU.
+Owns:        Lane, Lanes, Handoff; Device, the operations needed from a GPU.
 Never does:  wait for a whole device; decide what a stage does.
-Called by:   pipeline.py, buffer.py, totals.py.
-Invariants:  a lane's work runs after the work that produced the tensors handed to it; the memory
+Called by:   pipeline.py, lookup.py, forward_backward.py, write_back.py, buffer.py, totals.py.
+Invariants:  a lane's work runs after the work that produced the tensors that it takes; the memory
              of such a tensor is reused only after the lane's work; the host waits for a device
              only where it reads.
-Threads:     a lane belongs to one thread; a Handed passes from thread to thread.
+Threads:     a lane belongs to one thread; a Handoff passes from thread to thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 from petps.train.pytorch import torch_module
 
-__all__ = ["Device", "Handed", "Lane", "Lanes", "device_of"]
+__all__ = ["Device", "Handoff", "Lane", "Lanes", "device_of"]
 
 
 class Device(Protocol):
@@ -103,7 +103,7 @@ def device_of(device: Any) -> Device | None:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Handed:
+class Handoff:
     """Results that one lane hands to others, and the event when they are ready.
 
     name: the point's name in PIPELINE.md.
@@ -126,14 +126,14 @@ class Lane:
         """Queue the work of the block on this lane."""
         return _NOTHING
 
-    def hand(self, name: str, tensors: Iterable[Any]) -> Handed | None:
+    def hand(self, name: str, tensors: Iterable[Any]) -> Handoff | None:
         """Hand the tensors, as this lane's work so far leaves them, to other lanes."""
         del name, tensors
         return None
 
-    def take(self, handed: Handed | None) -> None:
-        """Make this lane's work from here on wait for what was handed, so that it may use it."""
-        del handed
+    def take(self, handoff: Handoff | None) -> None:
+        """Make this lane's work from here on wait for the tensors of a handoff."""
+        del handoff
 
     def staged(self, shape: Sequence[int], dtype: Any) -> Any:
         """Return an uninitialised host tensor, to be filled and passed to copied()."""
@@ -157,7 +157,7 @@ class Lane:
     def arrays(self, name: str, tensors: Sequence[Any]) -> list[Any]:
         """Return device tensors as numpy arrays on the host. Waits for them, for no other lane."""
         del name
-        return [each.cpu().numpy() for each in tensors]
+        return [tensor.cpu().numpy() for tensor in tensors]
 
     def now(self) -> Any:
         """Return the current moment of this lane's work, for seconds()."""
@@ -183,16 +183,16 @@ class _StreamLane(Lane):
     def use(self) -> AbstractContextManager[Any]:
         return self._on.use(self._stream)
 
-    def hand(self, name: str, tensors: Iterable[Any]) -> Handed | None:
-        return Handed(name, self, self._on.record(self._stream), tuple(tensors))
+    def hand(self, name: str, tensors: Iterable[Any]) -> Handoff | None:
+        return Handoff(name, self, self._on.record(self._stream), tuple(tensors))
 
-    def take(self, handed: Handed | None) -> None:
-        if handed is None or handed.lane is self:
+    def take(self, handoff: Handoff | None) -> None:
+        if handoff is None or handoff.lane is self:
             return
         stream = self._stream
-        self._on.wait(stream, handed.event)
-        for each in handed.tensors:
-            self._on.keep(each, stream)
+        self._on.wait(stream, handoff.event)
+        for tensor in handoff.tensors:
+            self._on.keep(tensor, stream)
 
     def staged(self, shape: Sequence[int], dtype: Any) -> Any:
         return self._on.pinned(shape, dtype)
@@ -210,11 +210,11 @@ class _StreamLane(Lane):
 
     def arrays(self, name: str, tensors: Sequence[Any]) -> list[Any]:
         del name
-        hosts = [self._on.pinned(each.shape, each.dtype) for each in tensors]
-        for host, each in zip(hosts, tensors, strict=True):
-            host.copy_(each, non_blocking=True)
+        hosts = [self._on.pinned(tensor.shape, tensor.dtype) for tensor in tensors]
+        for host, tensor in zip(hosts, tensors, strict=True):
+            host.copy_(tensor, non_blocking=True)
         self._on.wait_on_host(self._on.record(self._stream))
-        return [each.numpy() for each in hosts]
+        return [host.numpy() for host in hosts]
 
     def now(self) -> Any:
         return self._on.record(self._stream)

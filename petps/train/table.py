@@ -85,10 +85,13 @@ class ArrayTable:
         keys: Keys | None = None,
         present: Mask | None = None,
     ) -> None:
-        given = {ROW: rows, **(columns or {})}
+        columns_given = {ROW: rows, **(columns or {})}
         if columns and ROW in columns:
             raise InvalidArgument(f"table {name}: a column {ROW!r} is the rows themselves")
-        self._columns = {each: _as_rows(name, each, given[each], len(rows)) for each in given}
+        self._columns = {
+            column: _as_rows(name, column, values, len(rows))
+            for column, values in columns_given.items()
+        }
         if keys is not None:
             if keys.dtype != np.uint64 or keys.shape != (len(rows),):
                 raise InvalidArgument(
@@ -138,19 +141,19 @@ class ArrayTable:
         self._check_training("update")
         checked = self._find_positions(ids).ravel()
         values: dict[str, npt.NDArray[Any]] = {}
-        for name, given in {ROW: rows, **columns}.items():
+        for name, column in {ROW: rows, **columns}.items():
             if name not in self._columns:
                 raise InvalidArgument(f"table {self._name} has no column {name!r}")
             width = self._columns[name].shape[1]
             try:
-                values[name] = np.asarray(given, np.float32).reshape(len(checked), width)
+                values[name] = np.asarray(column, np.float32).reshape(len(checked), width)
             except ValueError as error:
                 raise InvalidArgument(
-                    f"table {self._name}: {name} has shape {np.shape(given)}, "
+                    f"table {self._name}: {name} has shape {np.shape(column)}, "
                     f"expected ({len(checked)}, {width})"
                 ) from error
-        for name, given in values.items():
-            self._columns[name][checked] = given
+        for name, column in values.items():
+            self._columns[name][checked] = column
         if self._present is not None:
             self._present[checked] = True
         self._tracker.track(self._name, checked)
@@ -179,14 +182,14 @@ class ArrayTable:
         """See TrainedTable."""
         count = len(self._columns[ROW])
         if self._keys is None:
-            found, known = keys, keys < np.uint64(count)
+            ids, known = keys, keys < np.uint64(count)
         else:
-            found = np.searchsorted(self._keys, keys).astype(np.uint64)
-            known = found < np.uint64(count)
-            known[known] = self._keys[found[known].astype(np.intp)] == keys[known]
+            ids = np.searchsorted(self._keys, keys).astype(np.uint64)
+            known = ids < np.uint64(count)
+            known[known] = self._keys[ids[known].astype(np.intp)] == keys[known]
         if not known.all():
             raise NotFound(f"table {self._name} has no place for key {keys[~known][0]}")
-        return found
+        return ids
 
     def gather(self, keys: Keys) -> Gathered:
         """See TrainedTable."""

@@ -126,7 +126,7 @@ class Timeline:
 
 
 def _tracks(spans: list[Span]) -> list[str]:
-    return list({span.track: None for span in sorted(spans, key=lambda each: each.begin)})
+    return list({span.track: None for span in sorted(spans, key=lambda span: span.begin)})
 
 
 def _svg(spans: list[Span]) -> str:

@@ -103,14 +103,14 @@ class TorchRecIds:
         quiet = {
             name: lookups
             for name, lookups in store.per_fqn_lookups.items()
-            if not any(each.batch_idx >= since for each in lookups)
+            if not any(lookup.batch_idx >= since for lookup in lookups)
         }
         for name in quiet:
             del store.per_fqn_lookups[name]
         try:
             read = getattr(self._theirs, "get_unique_ids", None) or self._theirs.get_delta_ids
-            found: Mapping[str, Any] = read(self._consumer)
-            return found
+            ids: Mapping[str, Any] = read(self._consumer)
+            return ids
         finally:
             for name, lookups in quiet.items():  # other consumers may not have read them yet
                 store.per_fqn_lookups.setdefault(name, lookups)
@@ -137,10 +137,10 @@ class _Fused:
 
     def add(self, name: str, weight: Any) -> None:
         """Add the state of one table's local rows, which TorchRec names by table and column."""
-        found = self._states.get(f"{name}.weight", {})
+        columns = self._states.get(f"{name}.weight", {})
         self.state[weight] = {
             column.rpartition(".")[2]: _local_rows(f"{name} {column}", value)[0]
-            for column, value in found.items()
+            for column, value in columns.items()
             if hasattr(value, "local_shards") or getattr(value, "ndim", 0) > 0
         }
 
@@ -148,19 +148,19 @@ class _Fused:
 def _their_tracker(model: Any) -> Any:
     """Return the model's tracker. Raise InvalidArgument or FailedPrecondition if there is none."""
     if hasattr(model, "get_delta_tracker"):
-        found = model.get_delta_tracker()
+        tracker = model.get_delta_tracker()
         remedy = 'init_torchrec_delta_tracker(DeltaTrackerConfig(consumers=["petps"]))'
     elif hasattr(model, "get_model_tracker"):
-        found = getattr(model, "model_delta_tracker", None)
+        tracker = getattr(model, "model_delta_tracker", None)
         remedy = 'model_tracker_config=ModelTrackerConfig(..., consumers=["petps"])'
     else:
         raise InvalidArgument(
             f"{type(model).__name__} is no DistributedModelParallel with a tracker: TorchRec has "
             "them from 1.3 on"
         )
-    if found is None:
+    if tracker is None:
         raise FailedPrecondition(f"TorchRec's tracker is not turned on: {remedy}")
-    return found
+    return tracker
 
 
 def _check_names(modules: Mapping[str, Any]) -> None:

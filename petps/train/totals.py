@@ -37,7 +37,7 @@ class Totals:
     def add(self, loss: Any, gradients: Sequence[Any]) -> None:
         """Add a micro-batch: its loss, and its gradients by block float32[u, dim]."""
         self._losses.append(loss.detach().double())
-        self._finite.append([finite(each) for each in gradients])
+        self._finite.append([finite(block) for block in gradients])
 
     def sum_over_workers(
         self,
@@ -55,31 +55,31 @@ class Totals:
         """
         torch, lane = self._torch, self._lane
         sums = [
-            torch.zeros(each.numel(), device=each.device) if each.grad is None
-            else each.grad.reshape(-1)
-            for each in parameters
+            torch.zeros(parameter.numel(), device=parameter.device) if parameter.grad is None
+            else parameter.grad.reshape(-1)
+            for parameter in parameters
         ]  # fmt: skip
         losses = torch.stack(self._losses)
         checks = [torch.isfinite(losses).all()]
-        checks += [each.all() for blocks in self._finite for each in blocks]
-        checks += [torch.isfinite(each).all() for each in sums]
+        checks += [rows.all() for blocks in self._finite for rows in blocks]
+        checks += [torch.isfinite(values).all() for values in sums]
         flags = np.zeros(1 + len(wishes) + link.world, np.float32)
         flags[1 : 1 + len(wishes)] = wishes
-        told = lane.copied(flags)
-        told[0] = losses.sum()
-        told[1 + len(wishes) + link.rank] = ~torch.stack(checks).all()
-        flat = torch.cat([*sums, told])
+        tail = lane.copied(flags)
+        tail[0] = losses.sum()
+        tail[1 + len(wishes) + link.rank] = ~torch.stack(checks).all()
+        flat = torch.cat([*sums, tail])
         if deterministic:
             gathered = link.all_gather(flat)
             flat = gathered[0].clone()
-            for each in gathered[1:]:
-                flat += each
+            for values in gathered[1:]:
+                flat += values
         else:
             flat = link.all_reduce(flat)
-        tail = lane.arrays("totals", [flat[len(flat) - len(flags) :]])[0].tolist()
-        wrong = [rank for rank, flag in enumerate(tail[1 + len(wishes) :]) if flag]
+        flags = lane.arrays("totals", [flat[len(flat) - len(flags) :]])[0].tolist()
+        wrong = [rank for rank, flag in enumerate(flags[1 + len(wishes) :]) if flag]
         if wrong:
-            own = self._wrong(sums, parameters) if link.rank in wrong else ""
+            own = self._find_wrong(sums, parameters) if link.rank in wrong else ""
             raise InvalidArgument(
                 f"step {number}: {own or f'a value on worker {wrong[0]}'} is not finite; nothing "
                 f"of this step was applied (workers {', '.join(map(str, wrong))}): lower the "
@@ -87,12 +87,12 @@ class Totals:
             )
         at = 0
         for parameter in parameters:
-            mine = flat[at : at + parameter.numel()].view_as(parameter)
-            parameter.grad = mine.to(parameter.dtype, copy=True)
+            gradient = flat[at : at + parameter.numel()].view_as(parameter)
+            parameter.grad = gradient.to(parameter.dtype, copy=True)
             at += parameter.numel()
-        return tail[0], [bool(each) for each in tail[1 : 1 + len(wishes)]]
+        return flags[0], [bool(flag) for flag in flags[1 : 1 + len(wishes)]]
 
-    def _wrong(self, sums: Sequence[Any], parameters: Sequence[Any]) -> str:
+    def _find_wrong(self, sums: Sequence[Any], parameters: Sequence[Any]) -> str:
         """Return this worker's first value that is not finite, in words."""
         for micro, (loss, blocks) in enumerate(zip(self._losses, self._finite, strict=True)):
             if not np.isfinite(float(loss)):

@@ -5,7 +5,7 @@ last gradient has arrived.
 
 Owns:        Window, Lookup.
 Never does:  decide when a transfer runs.
-Called by:   pipeline.py.
+Called by:   pipeline.py, forward_backward.py.
 Invariants:  the gradients of a row are added in the order (micro-batch, rank), whatever overlaps.
 Threads:     send_rows() and take_gradients() run on the link's; gradients is read once they have
              returned.
@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from petps.train.buffer import Buffer
 from petps.train.link import Link
+from petps.train.lookup import BatchWork
 from petps.train.pytorch import torch_module
-from petps.train.routing import Asked, Layout
+from petps.train.routing import Layout
 from petps.train.rows import add, gather
 
 __all__ = ["Lookup", "Window"]
@@ -63,53 +63,48 @@ class Lookup:
 class Window:
     """The window of one batch on one worker, which requests rows and owns rows at the same time."""
 
-    def __init__(
-        self, asked: Asked, buffer: Buffer, positions: Sequence[Any], layout: Layout, link: Link
-    ) -> None:
-        """positions: those of Owned, on the device."""
+    def __init__(self, work: BatchWork, layout: Layout, link: Link) -> None:
         self._torch = torch_module()
-        self._asked = asked
-        self._buffer = buffer
-        self._owned = buffer.owned
+        self._requests, self._owned = work.requests, work.owned
+        self._slots, self._positions = work.buffer.slots, work.positions
         self._layout = layout
         self._link = link
         self.gradients = [
             self._torch.zeros((len(slots), dim), dtype=slots.dtype, device=slots.device)
-            for slots, dim in zip(buffer.slots, layout.dims, strict=True)
+            for slots, dim in zip(self._slots, layout.dims, strict=True)
         ]
         """By block float32[n, dim]: the sums so far."""
-        self._positions = positions
 
     @property
     def tensors(self) -> list[Any]:
-        """The device tensors that are handed to the link's lane."""
-        return [*self.gradients, *(at for each in self._positions for at in each)]
+        """The device tensors that the trainer hands to the link's lane."""
+        return [*self.gradients, *(rows for blocks in self._positions for rows in blocks)]
 
     def send_rows(self, micro: int) -> list[Any]:
         """Exchange a micro-batch's rows; return those for this worker, by block float32[u, dim]."""
         rows = [
             gather(slots, at, dim)
             for slots, at, dim in zip(
-                self._buffer.slots, self._positions[micro], self._layout.dims, strict=True
+                self._slots, self._positions[micro], self._layout.dims, strict=True
             )
         ]
-        return self._exchanged(rows, self._owned.counts[micro], self._asked.rows[micro])
+        return self._exchange(rows, self._owned.counts[micro], self._requests.rows[micro])
 
     def take_gradients(self, micro: int, gradients: Sequence[Any]) -> list[Any]:
         """Send each gradient to the row's owner, and add those that arrive. Return the sums so far.
 
         gradients: by block float32[u, dim], for the rows of send_rows().
         """
-        come = self._owned.counts[micro]
-        received = self._exchanged(list(gradients), self._asked.rows[micro], come)
+        counts = self._owned.counts[micro]
+        received = self._exchange(list(gradients), self._requests.rows[micro], counts)
         for block, at in enumerate(self._positions[micro]):
             total = self.gradients[block]
-            pieces = received[block].split(come[block])
-            for to, piece in zip(at.split(come[block]), pieces, strict=True):
+            pieces = received[block].split(counts[block])
+            for to, piece in zip(at.split(counts[block]), pieces, strict=True):
                 add(total, to, piece)  # a row occurs once in a rank's piece
         return self.gradients
 
-    def _exchanged(
+    def _exchange(
         self, blocks: list[Any], sends: list[list[int]], receives: list[list[int]]
     ) -> list[Any]:
         """Exchange the rows of all blocks in one transfer.
@@ -117,18 +112,18 @@ class Window:
         sends, receives: by block, the number of rows for each rank.
         """
         dims = np.array(self._layout.dims)
-        out = [int(each) for each in np.array(sends).T @ dims]
-        come = [int(each) for each in np.array(receives).T @ dims]
+        sent: list[int] = (np.array(sends).T @ dims).tolist()  # values for each rank
+        received: list[int] = (np.array(receives).T @ dims).tolist()
         if len(blocks) == 1:
-            received = self._link.all_to_all(blocks[0].reshape(-1), out, come)
-            return [received.view(-1, int(dims[0]))]
+            values = self._link.all_to_all(blocks[0].reshape(-1), sent, received)
+            return [values.view(-1, int(dims[0]))]
         pieces = [block.split(counts) for block, counts in zip(blocks, sends, strict=True)]
         ranks = range(self._link.world)
-        flat = self._torch.cat([each[rank].reshape(-1) for rank in ranks for each in pieces])
+        flat = self._torch.cat([block[rank].reshape(-1) for rank in ranks for block in pieces])
         parts = iter(
-            self._link.all_to_all(flat, out, come).split(
+            self._link.all_to_all(flat, sent, received).split(
                 [receives[b][rank] * int(dims[b]) for rank in ranks for b in range(len(blocks))]
             )
         )
-        found = [[next(parts).view(-1, int(dim)) for dim in dims] for _ in ranks]
-        return [self._torch.cat([each[b] for each in found]) for b in range(len(blocks))]
+        by_rank = [[next(parts).view(-1, int(dim)) for dim in dims] for _ in ranks]
+        return [self._torch.cat(block) for block in zip(*by_rank, strict=True)]

@@ -18,7 +18,8 @@ from petps.errors import FailedPrecondition, InvalidArgument, IoError
 from petps.train.batch import Batch, Ragged
 from petps.train.buffer import Buffer
 from petps.train.optimizer import Sgd
-from petps.train.pipeline import MODES, Mode, Pipeline
+from petps.train.options import MODES, Mode, PipelineOptions
+from petps.train.pipeline import Pipeline
 from petps.train.sharded import ShardedTables, TableSpec
 from petps.train.streams import Lane
 
@@ -57,7 +58,7 @@ def test_close_says_what_was_read_ahead_in_vain_and_ends(failing: int) -> None:
     """The first step is trained; a later batch, which no step has requested, cannot be read."""
     before = set(threading.enumerate())
     with opened() as tables:
-        pipeline = Pipeline(Sum(), tables, batches(9, failing=failing), mode="nested")
+        pipeline = Pipeline(Sum(), tables, batches(9, failing=failing))
         assert pipeline.step() is not None
         with pytest.raises(IoError, match="cannot be read"):
             pipeline.close()
@@ -76,7 +77,8 @@ def test_a_closed_loop_trains_no_more(mode: Mode) -> None:
     before = set(threading.enumerate())
     with opened() as tables:
         for steps in (0, 1):
-            pipeline = Pipeline(Sum(), tables, batches(9), mode=mode, steps=4)
+            options = PipelineOptions(mode=mode, steps=4)
+            pipeline = Pipeline(Sum(), tables, batches(9), options=options)
             for _ in range(steps):
                 assert pipeline.step() is not None
             pipeline.close()
@@ -105,7 +107,8 @@ def test_what_was_trained_before_an_error_is_in_the_pool(monkeypatch: pytest.Mon
             return super().forward(lookups, batch)
 
     with opened() as tables:
-        pipeline = Pipeline(Failing(), tables, batches(9), mode="dual")
+        options = PipelineOptions(mode="dual")
+        pipeline = Pipeline(Failing(), tables, batches(9), options=options)
         with pytest.raises(IoError, match="no"):
             pipeline.run()
         threading.Timer(0.2, go.set).start()
@@ -120,7 +123,8 @@ def test_another_loop_goes_on_where_one_was_left() -> None:
         with opened(threshold=7) as tables:
             for part in range(parts):
                 reading = iter(list(batches(6, same=True))[3 * part :])
-                with Pipeline(Sum(), tables, reading, first_step=3 * part + 1) as pipeline:
+                options = PipelineOptions(first_step=3 * part + 1)
+                with Pipeline(Sum(), tables, reading, options=options) as pipeline:
                     for step in pipeline:
                         if parts == 2 and step.number == 3 * part + 3:
                             break

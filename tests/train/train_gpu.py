@@ -17,7 +17,8 @@ import torch
 
 from petps.train.batch import Batch, Ragged
 from petps.train.optimizer import RowwiseAdagrad
-from petps.train.pipeline import MODES, Mode, Pipeline
+from petps.train.options import MODES, Mode, PipelineOptions
+from petps.train.pipeline import Pipeline
 from petps.train.sharded import ShardedTables, TableSpec
 from tests.train import train_processes
 from tests.train.workers import SPECS, OnHost, same, train
@@ -99,8 +100,9 @@ def test_timing() -> None:
         with (
             ShardedTables(None, [TableSpec("t", dim, 2_000_000)], RowwiseAdagrad(0.1)) as tables,
             Pipeline(
-                model, tables, _batches(steps, 16_384, features), micro_batches=4, mode=mode,
-                features={f"f{each}": "t" for each in range(features)}, device="cuda:0",
+                model, tables, _batches(steps, 16_384, features),
+                options=PipelineOptions(4, mode, device="cuda:0"),
+                features={f"f{each}": "t" for each in range(features)},
                 optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
             ) as pipeline,
         ):  # fmt: skip

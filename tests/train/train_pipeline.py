@@ -17,12 +17,13 @@ import pytest
 import torch
 
 from petps.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from petps.train import pipeline
+from petps.train import lookup
 from petps.train.batch import Batch, Ragged
 from petps.train.link import Links, LoneLink
 from petps.train.optimizer import Adam, RowwiseAdagrad, Sgd
-from petps.train.pipeline import Boundary, Mode, Pipeline
-from petps.train.routing import ask
+from petps.train.options import Mode, PipelineOptions
+from petps.train.pipeline import Boundary, Pipeline
+from petps.train.routing import route_keys
 from petps.train.sharded import ShardedTables, TableSpec
 from petps.train.timeline import Timeline
 from tests.train.workers import FEATURES, SPECS, Loader, Ranker, in_threads, same, train
@@ -135,8 +136,9 @@ def test_a_gradient_that_is_not_finite(mode: Mode) -> None:
         model = Poisoned(rank)
         with ShardedTables(None, SPECS, Adam(0.1), rank=rank, world=2) as tables:
             pipeline = Pipeline(
-                model, tables, iter(Loader(SEED, rank, 9)), micro_batches=2, mode=mode,
-                links=links, features=FEATURES, optimizer=torch.optim.SGD(model.parameters(), 0.1),
+                model, tables, iter(Loader(SEED, rank, 9)),
+                options=PipelineOptions(2, mode), links=links, features=FEATURES,
+                optimizer=torch.optim.SGD(model.parameters(), 0.1),
             )  # fmt: skip
             steps: list[Any] = []
             with pytest.raises(InvalidArgument) as raised:
@@ -165,9 +167,9 @@ def test_training_ends_between_any_two_steps() -> None:
         model = Ranker()
         with ShardedTables(None, SPECS, Adam(0.05), rank=rank, world=2, seed=1) as tables:
             with Pipeline(
-                model, tables, iter(Loader(1, rank, 50)), micro_batches=2, links=links,
-                features=FEATURES, optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
-                deterministic=True,
+                model, tables, iter(Loader(1, rank, 50)), links=links, features=FEATURES,
+                optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
+                options=PipelineOptions(2, deterministic=True),
             ) as pipeline:  # fmt: skip
                 for step in pipeline:
                     if step.number == 7:
@@ -202,8 +204,8 @@ def test_hooks_act_on_all_workers_at_the_same_step(mode: Mode) -> None:
         with (
             ShardedTables(None, SPECS, Adam(0.05), rank=rank, world=2) as tables,
             Pipeline(
-                Ranker(), tables, iter(Loader(1, rank, 8)), mode=mode, links=links,
-                features=FEATURES, hooks=[hook],
+                Ranker(), tables, iter(Loader(1, rank, 8)), links=links, features=FEATURES,
+                hooks=[hook], options=PipelineOptions(mode=mode),
             ) as pipeline,
         ):  # fmt: skip
             pipeline.run()
@@ -220,23 +222,34 @@ def test_a_full_table_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("arguments", "message"),
     [
-        ({"mode": "fast"}, "mode 'fast' is unknown; there are: nested, dual"),
-        ({"micro_batches": 0}, "micro_batches 0 is below 1"),
         ({"features": {"history": "items"}}, "a table 'items' that there is not"),
         ({"features": {}}, "feature 'history' has no table"),
         ({"links": Links.alone()}, "the links are worker 0's of 1, the tables 1's of 2"),
     ],
 )
-def test_what_is_asked_for_wrongly(options: dict[str, Any], message: str) -> None:
-    world = 2 if "links" in options else 1
-    given = {"features": FEATURES, "mode": "synchronous"} | options
+def test_what_is_asked_for_wrongly(arguments: dict[str, Any], message: str) -> None:
+    world = 2 if "links" in arguments else 1
+    options = PipelineOptions(mode="synchronous")
+    given: dict[str, Any] = {"features": FEATURES, "options": options} | arguments
     with (
         ShardedTables(None, SPECS, Sgd(0.1), rank=world - 1, world=world) as tables,
         pytest.raises(InvalidArgument, match=message),
     ):
         Pipeline(Ranker(), tables, iter(Loader(1, 0, 5)), **given).run()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "fast"}, "mode 'fast' is unknown; there are: nested, dual"),
+        ({"micro_batches": 0}, "micro_batches 0 is below 1"),
+    ],
+)
+def test_options_that_no_pipeline_has(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        PipelineOptions(**options)
 
 
 class Held(LoneLink):
@@ -259,12 +272,12 @@ def test_a_batch_is_routed_while_keys_of_the_one_before_cross(
     numbers = itertools.count(1)
 
     def counted(*arguments: Any) -> Any:
-        asked = ask(*arguments)
+        requests = route_keys(*arguments)
         if next(numbers) == 3:
             routed.set()
-        return asked
+        return requests
 
-    monkeypatch.setattr(pipeline, "ask", counted)
+    monkeypatch.setattr(lookup, "route_keys", counted)
     links = Links(Held(routed), LoneLink(), LoneLink())
     with (
         ShardedTables(None, SPECS, Sgd(0.1)) as tables,
@@ -278,8 +291,8 @@ def test_the_time_line(tmp_path: Path) -> None:
     with (
         ShardedTables(None, SPECS, Sgd(0.1)) as tables,
         Pipeline(
-            Ranker(), tables, iter(Loader(1, 0, 6)), micro_batches=2, features=FEATURES,
-            timeline=timeline,
+            Ranker(), tables, iter(Loader(1, 0, 6)), features=FEATURES, timeline=timeline,
+            options=PipelineOptions(2),
         ) as pipeline,
     ):  # fmt: skip
         steps = pipeline.run()

@@ -23,7 +23,8 @@ from petps.ingest.native_store import NativeStore
 from petps.train import ranks
 from petps.train.link import Links
 from petps.train.optimizer import Adam
-from petps.train.pipeline import Mode, Pipeline
+from petps.train.options import Mode, PipelineOptions
+from petps.train.pipeline import Pipeline
 from petps.train.ranks import Every, RankedFeed, publisher_of, store_tables
 from petps.train.sharded import ShardedTables, TableSpec
 from tests.train.workers import FEATURES, SPECS, Loader, Ranker, in_threads
@@ -103,12 +104,12 @@ def work(
             assert restored.reader == b"%d" % first
         if changed is not None:
             changed(feed, tables)
+        options = PipelineOptions(2, mode, first_step=first + 1, deterministic=True)
         with (
             feed,
             Pipeline(
-                model, tables, iter(Loader(SEED, rank, steps, first=first + 1)), micro_batches=2,
-                mode=mode, optimizer=optimizer, links=links, features=FEATURES, hooks=[feed],
-                first_step=first + 1, deterministic=True,
+                model, tables, iter(Loader(SEED, rank, steps, first=first + 1)), options=options,
+                optimizer=optimizer, links=links, features=FEATURES, hooks=[feed],
             ) as pipeline,
         ):  # fmt: skip
             pipeline.run()
@@ -189,14 +190,13 @@ def test_what_is_served_is_what_was_trained(tmp_path: Path) -> None:
             )  # fmt: skip
             restored = feed.restore() if restore else None
             publisher.begin_continue(restored.position if restored else None)
+            first = restored.step + 1 if restored else 1
             with (
                 feed,
                 Pipeline(
-                    model, tables,
-                    iter(Loader(SEED, rank, steps, first=restored.step + 1 if restored else 1)),
-                    micro_batches=2, optimizer=optimizer, links=links, features=FEATURES,
-                    hooks=[feed], first_step=restored.step + 1 if restored else 1,
-                    deterministic=True,
+                    model, tables, iter(Loader(SEED, rank, steps, first=first)),
+                    optimizer=optimizer, links=links, features=FEATURES, hooks=[feed],
+                    options=PipelineOptions(2, first_step=first, deterministic=True),
                 ) as pipeline,
             ):  # fmt: skip
                 pipeline.run()

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from bench.train.unfreshened import BaselineMode
 from petps.train import buffer, kernels, streams
 from petps.train.link import Link, Links
-from petps.train.pipeline import MODES, Mode
+from petps.train.options import MODES
 from petps.train.sharded import TableSpec
 from tests.train.fake_gpu import DEVICE, FakeGpu, OnDevice
 from tests.train.workers import SPECS, LocalLink, OnHost, same, train
@@ -152,10 +153,10 @@ class OnFake(OnHost):
         return tensor.detach().inner.clone()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, "stale"])
 @pytest.mark.parametrize(("world", "micro_batches", "threshold"), [(1, 3, 1), (2, 2, 2)])
 def test_everything_that_streams_share_is_ordered(
-    gpu: FakeGpu, mode: Mode, world: int, micro_batches: int, threshold: int
+    gpu: FakeGpu, mode: BaselineMode, world: int, micro_batches: int, threshold: int
 ) -> None:
     specs = [TableSpec(each.name, each.dim, each.capacity, threshold=threshold) for each in SPECS]
     run: dict[str, Any] = {"steps": STEPS, "micro_batches": micro_batches, "specs": specs}
@@ -170,8 +171,8 @@ def test_everything_that_streams_share_is_ordered(
         assert same(found, train(mode, world, **run), specs), "not what it is on the host"
 
 
-def _points() -> list[tuple[Mode, str]]:
-    where: dict[Mode, tuple[str, ...]] = {
+def _points() -> list[tuple[BaselineMode, str]]:
+    where: dict[BaselineMode, tuple[str, ...]] = {
         "nested": AHEAD + LINK + HOST,
         "stale": AHEAD + LINK + HOST,
         "dual": AHEAD + HOST,
@@ -183,7 +184,7 @@ def _points() -> list[tuple[Mode, str]]:
 
 @pytest.mark.parametrize(("mode", "point"), _points())
 def test_without_any_one_point_it_is_not(
-    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, mode: Mode, point: str
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, mode: BaselineMode, point: str
 ) -> None:
     _leave_out(gpu, monkeypatch, point, "no wait")
     train(mode, 1, steps=STEPS, micro_batches=3, on=OnFake(gpu))
@@ -204,9 +205,9 @@ def test_memory_is_kept_for_whom_it_was_handed(
 def _leave_out(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, point: str, what: str) -> None:
     take, arrays = streams._StreamLane.take, streams._StreamLane.arrays
 
-    def taken(lane: Any, handed: Any) -> None:
-        with gpu.leaving_out(what if handed is not None and handed.name == point else ""):
-            take(lane, handed)
+    def taken(lane: Any, handoff: Any) -> None:
+        with gpu.leaving_out(what if handoff is not None and handoff.name == point else ""):
+            take(lane, handoff)
 
     def read(lane: Any, name: str, tensors: Any) -> Any:
         with gpu.leaving_out(what if name == point else ""):

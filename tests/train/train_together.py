@@ -19,6 +19,7 @@ from petps.delta import open_log
 from petps.errors import InvalidArgument, IoError, PetpsError, Unavailable
 from petps.train.link import Links
 from petps.train.optimizer import Adam
+from petps.train.options import PipelineOptions
 from petps.train.pipeline import Boundary, Pipeline
 from petps.train.ranks import Every, RankedFeed, publisher_of
 from petps.train.sharded import ShardedTables
@@ -186,9 +187,9 @@ def test_workers_may_give_their_tables_in_any_order() -> None:
         with ShardedTables(
             None, specs, Adam(0.05), rank=rank, world=WORLD, seed=SEED
         ) as tables, Pipeline(
-            model, tables, iter(Loader(SEED, rank, 5)), micro_batches=2, links=links,
-            features=FEATURES, optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
-            deterministic=True,
+            model, tables, iter(Loader(SEED, rank, 5)), links=links, features=FEATURES,
+            optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
+            options=PipelineOptions(micro_batches=2, deterministic=True),
         ) as pipeline:  # fmt: skip
             pipeline.run()
             return ended(tables, model)

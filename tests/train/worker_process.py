@@ -21,6 +21,7 @@ from petps.checkpoint import POLICIES, Store
 from petps.errors import PetpsError
 from petps.train.batch import Batch
 from petps.train.link import Links
+from petps.train.options import PipelineOptions
 from petps.train.pipeline import Pipeline
 from petps.train.ranks import Every, RankedFeed
 from tests.train.train_ranks import SEED, TABLES, open_tables
@@ -54,12 +55,14 @@ def main(rank: int, world: int, folder: Path, steps: int) -> None:
             model=model, optimizer=optimizer,
         )  # fmt: skip
         first = feed.restore().step if store.state.versions() else 0
+        options = PipelineOptions(
+            2, MODE, first_step=first + 1, deterministic=True, device=device
+        )  # fmt: skip
         with (
             feed,
             Pipeline(
-                model, tables, iter(Loader(SEED, rank, steps, first=first + 1)), micro_batches=2,
+                model, tables, iter(Loader(SEED, rank, steps, first=first + 1)), options=options,
                 optimizer=optimizer, links=links, features=FEATURES, hooks=[feed],
-                first_step=first + 1, deterministic=True, device=device, mode=MODE,
             ) as pipeline,
         ):  # fmt: skip
             for step in pipeline:

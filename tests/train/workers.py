@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.train.unfreshened import BaselineMode, pipeline_of
 from petps.train.batch import Batch, Ragged
 from petps.train.link import Links
 from petps.train.optimizer import Adam, Optimizer
-from petps.train.pipeline import Hook, Mode, Pipeline
+from petps.train.options import PipelineOptions
+from petps.train.pipeline import Hook
 from petps.train.sharded import ShardedTables, TableSpec
 
 SPECS = (
@@ -171,7 +173,7 @@ class OnHost:
 
 
 def train(
-    mode: Mode,
+    mode: BaselineMode,
     world: int,
     *,
     steps: int = 20,
@@ -187,6 +189,10 @@ def train(
 ) -> dict[str, Any]:
     """Train; return slots by table and key, dense parameters, losses."""
     place = on or OnHost()
+    kind, product_mode = pipeline_of(mode)
+    options = PipelineOptions(
+        micro_batches, product_mode, deterministic=deterministic, device=place.device
+    )
 
     def work(rank: int, links: Links) -> Any:
         with place.use():
@@ -201,10 +207,9 @@ def train(
         given = loader(rank) if loader else iter(Loader(seed, rank, steps, overlap=overlap))
         with (
             tables,
-            Pipeline(
-                model, tables, given, micro_batches=micro_batches, mode=mode,
-                optimizer=torch_optimizer, links=links, features=FEATURES, hooks=hooks,
-                deterministic=deterministic, device=place.device,
+            kind(
+                model, tables, given, options=options, optimizer=torch_optimizer, links=links,
+                features=FEATURES, hooks=hooks,
             ) as pipeline,
         ):  # fmt: skip
             losses = [each.loss for each in pipeline.run()]

@@ -35,7 +35,16 @@ from petps.demo.training.task import (
     Task,
 )
 from petps.errors import AlreadyExists, PetpsError
-from petps.train import Every, Links, Pipeline, RankedFeed, Timeline, publisher_of, store_tables
+from petps.train import (
+    Every,
+    Links,
+    Pipeline,
+    PipelineOptions,
+    RankedFeed,
+    Timeline,
+    publisher_of,
+    store_tables,
+)
 from petps.train.pipeline import Boundary
 
 __all__ = ["main"]
@@ -138,12 +147,10 @@ class Worker:
                     self._model,
                     tables,
                     iter(Loader(self.task, self._rank, first)),
-                    micro_batches=MICRO_BATCHES,
-                    mode="nested",
                     optimizer=optimizer,
+                    options=PipelineOptions(MICRO_BATCHES, first_step=first),
                     links=links,
                     hooks=[Told(self, feed)],
-                    first_step=first,
                     timeline=self._timeline,
                 ) as pipeline:
                     self._train(pipeline)

@@ -16,7 +16,7 @@ from petps import _native
 from petps.train.stages import Chain, works_ahead
 
 SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}.get(platform.machine())
-SHORT_NS = 300_000  # native/base/turns.h
+SHORT_NS = 300_000  # native/base/time_slice.h
 
 
 def turn_ns() -> int:

@@ -1,0 +1,84 @@
+"""How a pipeline trains, and what its parts share.
+
+Owns:        PipelineOptions, Mode, MODES; Resources.
+Never does:  start threads.
+Called by:   trainers; pipeline.py, lookup.py, forward_backward.py, write_back.py.
+Threads:     values only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from petps.errors import InvalidArgument
+from petps.train.batch import Batch, cuts
+from petps.train.link import Links
+from petps.train.routing import Layout
+from petps.train.sharded import ShardedTables
+from petps.train.streams import Lanes
+from petps.train.timeline import Timeline
+
+__all__ = ["MODES", "Mode", "PipelineOptions", "Resources"]
+
+Mode = Literal["nested", "dual", "frozen", "synchronous"]
+MODES: Final = ("nested", "dual", "frozen", "synchronous")
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """How a pipeline trains. All workers have the same options.
+
+    micro_batches: the number of parts of a batch, divided by cuts() of batch.py.
+    mode: 'synchronous' overlaps nothing; 'dual' overlaps the lookup with training (NestPipe IV);
+        'frozen' overlaps transfers with computation inside a batch (V); 'nested' does both.
+    arrange: orders a batch's samples before they are cut into micro-batches (clustering).
+    first_step: the number of the next batch, for example after a restored version.
+    steps: the number of steps to train, or None for all that the loaders have.
+    deterministic: whether to sum in a fixed order, so that runs are bit-equal.
+    device: where the model is and rows are trained. On a GPU, training uses the stream that is
+        current where the pipeline is called.
+
+    Raises InvalidArgument.
+    """
+
+    micro_batches: int = 1
+    mode: Mode = "nested"
+    arrange: Callable[[Batch], Batch] | None = None
+    first_step: int = 1
+    steps: int | None = None
+    deterministic: bool = False
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise InvalidArgument(f"mode {self.mode!r} is unknown; there are: {', '.join(MODES)}")
+        cuts(0, self.micro_batches)  # raises now what it would raise for the first batch
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the next batches are looked up while a batch is trained."""
+        return self.mode in ("nested", "dual")
+
+    @property
+    def overlaps_transfers(self) -> bool:
+        """Whether rows and gradients cross while micro-batches are computed."""
+        return self.mode in ("nested", "frozen")
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What all parts of a pipeline use."""
+
+    options: PipelineOptions
+    tables: ShardedTables
+    layout: Layout
+    links: Links
+    lanes: Lanes
+    timeline: Timeline
+
+    @property
+    def thread_name(self) -> str:
+        """The prefix of the names of all threads of the pipeline."""
+        return f"petps-train-{self.tables.rank}"

@@ -1,0 +1,87 @@
+"""The way of trained rows back to the pool.
+
+Owns:        WriteBack.
+Never does:  wait for a peer.
+Called by:   pipeline.py; lookup.py, which waits for rows.
+Invariants:  batches are written in the order in which they were trained; the first error stays.
+Threads:     in modes that run ahead, one thread writes; any thread may wait.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from petps.errors import FailedPrecondition
+from petps.train.buffer import Buffer
+from petps.train.options import Resources
+from petps.train.stages import works_ahead
+from petps.train.streams import Handoff
+
+__all__ = ["WriteBack"]
+
+
+class WriteBack:
+    """The write-back of a pipeline's batches."""
+
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
+        self._written = resources.options.first_step - 1
+        self._error: BaseException | None = None
+        self._end_reason = ""
+        self._changed = threading.Condition()
+        name = f"{resources.thread_name}-write-back"
+        self._thread = (
+            ThreadPoolExecutor(1, name, works_ahead) if resources.options.runs_ahead else None
+        )
+
+    def start(self, buffer: Buffer, updated: Handoff | None) -> None:
+        """Write a batch's rows to the pool. Without a thread, return once they are there."""
+        if self._thread is not None:
+            self._thread.submit(self._write, buffer, updated)
+            return
+        self._write(buffer, updated)
+        self.check()
+
+    def check(self) -> None:
+        """Raise what writing raised."""
+        if self._error is not None:
+            raise self._error
+
+    def wait(self, number: int) -> None:
+        """Wait until the rows of batch ``number`` are in the pool. Raise what writing raised.
+
+        Raises FailedPrecondition if the pipeline ends before.
+        """
+        with self._changed:
+            while self._written < number and self._error is None:
+                if self._end_reason:
+                    raise FailedPrecondition(f"the pipeline has ended: {self._end_reason}")
+                self._changed.wait()
+            self.check()
+
+    def stop_waits(self, reason: str) -> None:
+        """End all waits for batches that are not written yet: they may never be trained."""
+        with self._changed:
+            self._end_reason = reason
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Wait until the rows of all trained batches are in the pool; stop the thread."""
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def _write(self, buffer: Buffer, updated: Handoff | None) -> None:
+        error: BaseException | None = None
+        lane = self._resources.lanes.write_back
+        try:
+            span = self._resources.timeline.span("write-back", "write-back", buffer.batch)
+            with span, lane.use():
+                lane.take(updated)
+                buffer.write_back(self._resources.tables, lane)
+        except BaseException as failure:
+            error = failure
+        with self._changed:
+            self._written = buffer.batch
+            self._error = self._error or error
+            self._changed.notify_all()
