@@ -21,7 +21,9 @@
 
 namespace petps::crash {
 
-inline constexpr size_t kMediumBytes = size_t{5} << 20;
+// Room for four tables that each get a second extent of slots, because no walk has found their free
+// slots, and for one more table.
+inline constexpr size_t kMediumBytes = size_t{6} << 20;
 inline constexpr uint64_t kMetadataBytes = uint64_t{1} << 20;
 inline constexpr size_t kSites = static_cast<size_t>(media::Site::kCount);
 
