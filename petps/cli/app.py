@@ -65,16 +65,16 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except PetpsError as error:
-            _say(str(error))
+            _print_error(str(error))
             raise typer.Exit(exit_code(error)) from None
         except KeyboardInterrupt:
-            _say("interrupted")
+            _print_error("interrupted")
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:  # `petps pull ... | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from None
         except OSError as error:
-            _say(_text_of(error))
+            _print_error(_text_of(error))
             raise typer.Exit(1) from None
 
 
@@ -84,9 +84,9 @@ def _text_of(error: OSError) -> str:
     return f"{error.filename}: {text}" if error.filename else text
 
 
-def _say(message: str) -> None:
-    lead = typer.style("error:", fg=typer.colors.RED, bold=True)
-    typer.echo(f"{lead} {message}", err=True)
+def _print_error(message: str) -> None:
+    prefix = typer.style("error:", fg=typer.colors.RED, bold=True)
+    typer.echo(f"{prefix} {message}", err=True)
 
 
 app = typer.Typer(
@@ -100,8 +100,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         from petps import _native
 
         typer.echo(f"petps {_native.__version__}")

@@ -9,5 +9,5 @@ __all__ = ["KAFKA_HELP", "LOG_HELP"]
 LOG_HELP: Final = "a folder, or kafka://HOST:PORT[,HOST:PORT]/TOPIC"
 KAFKA_HELP: Final = (
     "NAME=VALUE of librdkafka (security.protocol, sasl.username, ...), or topic.NAME=VALUE for a "
-    "topic to be made. Repeatable."
+    "new topic. Repeatable."
 )

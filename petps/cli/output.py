@@ -35,12 +35,12 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(title=title, title_justify="left", header_style="bold")
+    rich_table = Table(title=title, title_justify="left", header_style="bold")
     for number, column in enumerate(columns):
-        shown.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+        rich_table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
     for row in rows:
-        shown.add_row(*(Text(_text(value)) for value in row))
-    _console().print(shown)
+        rich_table.add_row(*(Text(_text(value)) for value in row))
+    _console().print(rich_table)
 
 
 def facts(pairs: Sequence[tuple[str, object]], title: str | None = None) -> None:
@@ -48,12 +48,14 @@ def facts(pairs: Sequence[tuple[str, object]], title: str | None = None) -> None
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
-    shown.add_column(style="dim")
-    shown.add_column(overflow="fold")
+    rich_table = Table(
+        title=title, title_justify="left", show_header=False, box=None, pad_edge=False
+    )
+    rich_table.add_column(style="dim")
+    rich_table.add_column(overflow="fold")
     for name, value in pairs:
-        shown.add_row(name, Text(_text(value)))
-    _console().print(shown)
+        rich_table.add_row(name, Text(_text(value)))
+    _console().print(rich_table)
 
 
 def _console() -> Console:

@@ -77,8 +77,8 @@ def is_server(target: str) -> bool:
     """Return whether TARGET names a server. Raises InvalidArgument for another kind of URL."""
     if target.startswith("petps://"):
         return True
-    scheme, found, _ = target.partition("://")
-    if found:
+    scheme, separator, _ = target.partition("://")
+    if separator:
         raise InvalidArgument(
             f"{target}: '{scheme}://' is not understood; write petps://HOST:PORT[/MODEL] or a path"
         )
@@ -163,9 +163,11 @@ class _ServerTarget:
         import petps_client
 
         if model is not None:
-            host, _, named = url.removeprefix("petps://").partition("/")
-            if named not in ("", model):
-                raise InvalidArgument(f"{url} names model '{named}', --model '{model}'; name one")
+            host, _, url_model = url.removeprefix("petps://").partition("/")
+            if url_model not in ("", model):
+                raise InvalidArgument(
+                    f"{url} names model '{url_model}', --model '{model}'; name one"
+                )
             url = f"petps://{host}/{model}"
         self._client = petps_client.connect(url, name="petps command", hot_sample_every=0)
 
@@ -176,8 +178,8 @@ class _ServerTarget:
     def pull(
         self, table: str, keys: npt.NDArray[np.uint64]
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-        rows, found = self._client.pull(table, keys, return_mask=True, deadline_ms=DEADLINE_MS)
-        return rows, found
+        rows, mask = self._client.pull(table, keys, return_mask=True, deadline_ms=DEADLINE_MS)
+        return rows, mask
 
     def push(
         self,

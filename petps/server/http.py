@@ -50,7 +50,7 @@ class HttpDoor:
             self._server = _BoundedServer((host, port), _handler(self._routes))
         except OSError as error:
             raise Unavailable(
-                f"HTTP address {host}:{port} cannot be had ({error.strerror or error}); choose "
+                f"HTTP address {host}:{port} is not available ({error.strerror or error}); choose "
                 "another with --http-port or [server] http_port (0: any free one)"
             ) from None
         self._thread = threading.Thread(
@@ -113,8 +113,8 @@ def _handler(routes: dict[str, Callable[[], Answer]]) -> type[BaseHTTPRequestHan
         def _answer(self, *, with_body: bool) -> None:
             route = routes.get(self.path.partition("?")[0])
             if route is None:
-                known = ", ".join(sorted(routes)).encode()
-                body, kind, code = b"there is only " + known, TEXT, HTTPStatus.NOT_FOUND
+                paths = ", ".join(sorted(routes)).encode()
+                body, kind, code = b"there is only " + paths, TEXT, HTTPStatus.NOT_FOUND
             else:
                 try:
                     body, kind, code = route()

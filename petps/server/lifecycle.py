@@ -82,7 +82,7 @@ class Serving:
         self._map = None if self._map_file is None else self._map_file.read()
         self._map_error = ""
         self._report_error = ""
-        self._ingested: list[int] | None = []
+        self._ingested_partitions: list[int] | None = []
         if config.ingest.log is not None:
             import petps.server.ingest  # noqa: F401
         self.opened_at = time.monotonic()
@@ -144,7 +144,7 @@ class Serving:
                     self._server.set_status_member("ingest", state)
         except Exception as failure:  # any error must be reported, and must not end the serving
             error = (
-                "ingest's state is not in the status, serving goes on: "
+                "the status lacks ingest's state, but serving continues: "
                 f"{type(failure).__name__}: {failure}"
             )
         if error and error != self._report_error:
@@ -178,21 +178,22 @@ class Serving:
 
         The shard map is read again too.
         """
-        taken: list[str] = []
-        restart: list[str] = []
+        applied_settings: list[str] = []
+        restart_settings: list[str] = []
         for section, key, old, new in _changes(self._config, config):
             if (section, key) not in RELOADED:
-                restart.append(f"{section}.{key}")
+                restart_settings.append(f"{section}.{key}")
                 continue
-            taken.append(f"{section}.{key} = {new!r} (was {old!r})")
+            applied_settings.append(f"{section}.{key} = {new!r} (was {old!r})")
             part = getattr(self._config, section).model_copy(update={key: new})
             self._config = self._config.model_copy(update={section: part})
         if self._ingest is not None:
             self._ingest.ingest.set_rate(self._config.ingest.rows_per_second or None)
         self.follow_shard_map()
-        self._log(f"reloaded: {'; '.join(taken) or 'nothing has changed that can be'}")
-        if restart:
-            self._log(f"changed, but needs a restart: {', '.join(restart)}")
+        nothing = "no setting that can change while serving has changed"
+        self._log(f"reloaded: {'; '.join(applied_settings) or nothing}")
+        if restart_settings:
+            self._log(f"changed, but needs a restart: {', '.join(restart_settings)}")
 
     def close(self) -> None:
         """Drain and close. Raises the error that kept the pool from being closed cleanly."""
@@ -209,15 +210,14 @@ class Serving:
 
     # ---- steps
 
-    def _use_shard_map(self, found: ShardMap) -> None:
-        if found == self._map:
+    def _use_shard_map(self, new_map: ShardMap) -> None:
+        if new_map == self._map:
             return
-        self._server.set_shard_map(found.owners)
-        self._map = found
-        owned = ", ".join(str(item) for item in ranges(found.owned_by(self._server.address)))
-        self._log(
-            f"shard map version {found.owners.version}: partitions {owned or 'none'} are ours"
-        )
+        self._server.set_shard_map(new_map.owners)
+        self._map = new_map
+        partitions = ranges(new_map.owned_by(self._server.address))
+        owned = ", ".join(map(str, partitions)) or "none"
+        self._log(f"shard map version {new_map.owners.version}: partitions {owned} are ours")
 
     def _shard_map(self) -> dict[str, Any]:
         if self._map is None:
@@ -283,19 +283,19 @@ class Serving:
         Do nothing if ingest runs for these partitions already.
         """
         location = self._config.ingest.log
-        ours = self._ours()
-        if location is None or ours == self._ingested:
+        partitions = self._own_partitions()
+        if location is None or partitions == self._ingested_partitions:
             return
         self._stop_ingest()
-        if ours != []:
+        if partitions != []:
             from petps.server.ingest import start_ingest
 
-            self._ingest = start_ingest(self._config, self._tables, location, ours)
-        self._ingested = ours
+            self._ingest = start_ingest(self._config, self._tables, location, partitions)
+        self._ingested_partitions = partitions
         if self._open:  # otherwise _open_doors() reports, after the log is read
             self.report()
 
-    def _ours(self) -> list[int] | None:
+    def _own_partitions(self) -> list[int] | None:
         """Return the partitions that this server ingests, or None for all."""
         return None if self._map is None else self._map.ingested_by(self._server.address)
 
@@ -304,7 +304,7 @@ class Serving:
             ingest, self._ingest = self._ingest, None
             if ingest is not None:
                 self._server.set_status_member("ingest", "null")
-        self._ingested = []
+        self._ingested_partitions = []
         if ingest is not None:
             ingest.stop()
 
@@ -333,13 +333,13 @@ class Serving:
             return None
         ingest = self._ingest
         if ingest is None:
-            return None if self._ours() == [] else "the log is not followed yet"
+            return None if self._own_partitions() == [] else "the log is not followed yet"
         limit = self._config.server.ready_lag_seconds
-        served = self._tables.resolve(self._config.ingest_model()).name
-        for each in ingest.health():
-            if each.state == "catching_up" and each.instance != served:
+        served_instance = self._tables.resolve(self._config.ingest_model()).name
+        for partition in ingest.health():
+            if partition.state == "catching_up" and partition.instance != served_instance:
                 continue  # loaded beside the instance that clients are served from
-            if reason := _behind(each, limit):
+            if reason := _lag_reason(partition, limit):
                 return reason
         return None
 
@@ -364,19 +364,19 @@ class Serving:
             self._http.close()
 
 
-def _behind(partition: PartitionHealth, limit: float) -> str | None:
+def _lag_reason(partition: PartitionHealth, limit: float) -> str | None:
     """Return why this partition makes the server unready, or None. ``limit`` 0 means no limit."""
-    lag, because = partition.lag_seconds, f": {partition.reason}" if partition.reason else ""
+    lag, detail = partition.lag_seconds, f": {partition.reason}" if partition.reason else ""
     if partition.state not in ("following", "passing", "unreachable"):
-        return f"partition {partition.partition} is {partition.state}{because}"
+        return f"partition {partition.partition} is {partition.state}{detail}"
     if limit == 0:
         return None
     if lag is None:
-        return f"partition {partition.partition} has not reached the log's end yet{because}"
+        return f"partition {partition.partition} has not reached the log's end yet{detail}"
     if lag > limit:
         return (
             f"partition {partition.partition} is {lag:.1f} s behind (ready_lag_seconds = "
-            f"{limit:g}){because}"
+            f"{limit:g}){detail}"
         )
     return None
 
@@ -384,15 +384,15 @@ def _behind(partition: PartitionHealth, limit: float) -> str | None:
 def _changes(old: Config, new: Config) -> Iterator[tuple[str, str, Any, Any]]:
     """Yield (section, key, old value, new value) of each difference."""
     for section in type(old).model_fields:
-        before, after = getattr(old, section), getattr(new, section)
-        if before == after:
+        old_section, new_section = getattr(old, section), getattr(new, section)
+        if old_section == new_section:
             continue
-        if isinstance(before, dict):
-            yield section, "*", before, after
+        if isinstance(old_section, dict):
+            yield section, "*", old_section, new_section
             continue
-        for key in type(before).model_fields:
-            if getattr(before, key) != getattr(after, key):
-                yield section, key, getattr(before, key), getattr(after, key)
+        for key in type(old_section).model_fields:
+            if getattr(old_section, key) != getattr(new_section, key):
+                yield section, key, getattr(old_section, key), getattr(new_section, key)
 
 
 def _open(config: Config) -> _native.Tables:
@@ -407,9 +407,9 @@ def _open(config: Config) -> _native.Tables:
 
 def _limits(limits: LimitsConfig) -> dict[str, int]:
     """Return the limits for the native server, with times in milliseconds."""
-    told = limits.model_dump()
-    told["idle_ms"] = round(1e3 * told.pop("idle_seconds"))
-    return told
+    values = limits.model_dump()
+    values["idle_ms"] = round(1e3 * values.pop("idle_seconds"))
+    return values
 
 
 def _start(
@@ -442,37 +442,37 @@ class _Signals:
 
     def __init__(self) -> None:
         self.stopped_by: int | None = None
-        self._reload = False
-        self._woken = threading.Event()
-        self._before: dict[int, Any] = {}
+        self._is_reload_pending = False
+        self._wake = threading.Event()
+        self._old_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> _Signals:
         for number in HANDLED_SIGNALS:
-            self._before[number] = signal.signal(number, self._take)
+            self._old_handlers[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
-            self._reload = True
+            self._is_reload_pending = True
         elif number in (signal.SIGTERM, signal.SIGINT):
             if number == signal.SIGINT and self.stopped_by == signal.SIGINT:
                 os._exit(128 + number)  # as after a crash: the next open serves at once
             self.stopped_by = self.stopped_by or number
-        self._woken.set()
+        self._wake.set()
 
     def wait(self, seconds: float) -> bool:
         """Wait ``seconds``, or until a signal comes. Return False if the process must stop."""
-        self._woken.wait(seconds)
-        self._woken.clear()
+        self._wake.wait(seconds)
+        self._wake.clear()
         return self.stopped_by is None
 
     def take_reload(self) -> bool:
         """Return whether a SIGHUP came since the last call."""
-        reload, self._reload = self._reload, False
+        reload, self._is_reload_pending = self._is_reload_pending, False
         return reload
 
 

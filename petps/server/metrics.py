@@ -23,7 +23,7 @@ BOUND_BITS: Final = range(14, 35)
 
 _COUNTERS: Final = {
     "pulls": "Pulls answered.",
-    "keys": "Keys asked for by pulls.",
+    "keys": "Keys requested by pulls.",
     "rows_found": "Rows found by pulls.",
     "misses": "Keys that pulls did not find.",
     "pushes": "Pushes answered.",
@@ -78,7 +78,7 @@ _INGEST_GAUGES: Final = {
     "version": "Last version committed.",
     "seq": "Last message applied, counted in its run.",
     "lag_records": "Messages that wait in the log.",
-    "lag_seconds": "Since all that the log held then was applied; +Inf: never yet.",
+    "lag_seconds": "Seconds since everything in the log was applied; +Inf: never.",
 }
 
 
@@ -124,7 +124,7 @@ def _server_metrics(stats: dict[str, Any]) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "petps_server_memory_limit_bytes",
-        "Bytes that they may hold.",
+        "Limit of petps_server_memory_used_bytes.",
         stats["memory_limit_bytes"],
     )
     latency = HistogramMetricFamily(
@@ -141,8 +141,8 @@ def _buckets(histogram: dict[str, Any]) -> list[tuple[str, float]]:
     """Return cumulative counts at the bounds; `buckets` holds (largest value, values up to it)."""
     result: list[tuple[str, float]] = []
     for bits in BOUND_BITS:
-        below = [count for upper, count in histogram["buckets"] if upper <= 1 << bits]
-        result.append((repr((1 << bits) / 1e9), float(below[-1]) if below else 0.0))
+        counts = [count for upper, count in histogram["buckets"] if upper <= 1 << bits]
+        result.append((repr((1 << bits) / 1e9), float(counts[-1]) if counts else 0.0))
     result.append(("+Inf", float(histogram["count"])))
     return result
 
@@ -164,14 +164,14 @@ def _pool_metrics(status: dict[str, Any]) -> Iterator[Metric]:
         "Version of the shard map in use; 0: none, this server has everything.",
         status["shard"]["map_version"],
     )
-    applied = GaugeMetricFamily(
+    versions = GaugeMetricFamily(
         "petps_table_applied_version",
         "Highest version committed in all partitions that this server owns.",
         labels=["instance"],
     )
     for instance in status["instances"]:
-        applied.add_metric([instance["name"]], instance["applied_version"])
-    yield applied
+        versions.add_metric([instance["name"]], instance["applied_version"])
+    yield versions
 
 
 def _table_metrics(status: dict[str, Any]) -> Iterator[Metric]:
@@ -193,19 +193,19 @@ def _ingest_metrics(ingest: dict[str, Any]) -> Iterator[Metric]:
         for name, text in _INGEST_GAUGES.items()
     ]
     for name, family in families:
-        for entry in partitions:
+        for partition in partitions:
             family.add_sample(  # the same as add_metric of both families
                 f"{family.name}_total" if family.type == "counter" else family.name,
-                {"partition": str(entry["partition"])},
-                math.inf if entry[name] is None else entry[name],
+                {"partition": str(partition["partition"])},
+                math.inf if partition[name] is None else partition[name],
             )
         yield family
     if ingest:
         yield CounterMetricFamily(
             "petps_ingest_errors", "Errors of the log, a base or a table.", value=ingest["errors"]
         )
-        followed = ("following", "passing")
-        not_following = sum(entry["state"] not in followed for entry in partitions)
+        followed_states = ("following", "passing")
+        not_following = sum(partition["state"] not in followed_states for partition in partitions)
         yield GaugeMetricFamily(
             "petps_ingest_partitions_not_following",
             "Partitions in any state but following and passing.",
@@ -214,15 +214,15 @@ def _ingest_metrics(ingest: dict[str, Any]) -> Iterator[Metric]:
         states = GaugeMetricFamily(
             "petps_ingest_state", "1: the state of the partition.", labels=["partition", "state"]
         )
-        for entry in partitions:
-            states.add_metric([str(entry["partition"]), entry["state"]], 1)
+        for partition in partitions:
+            states.add_metric([str(partition["partition"]), partition["state"]], 1)
         yield states
-        waiting = GaugeMetricFamily(
+        rows_waiting = GaugeMetricFamily(
             "petps_ingest_rows_waiting", "Rows that wait for room in a table.", labels=["table"]
         )
         for table, rows in ingest["refused"].items():
-            waiting.add_metric([table], rows)
-        yield waiting
+            rows_waiting.add_metric([table], rows)
+        yield rows_waiting
     freshness = GaugeMetricFamily(
         "petps_ingest_freshness_milliseconds",
         "Published to servable, over the last messages.",

@@ -23,13 +23,17 @@ def normalised(status: dict[str, Any]) -> dict[str, Any]:
             table["dtype"] = DTYPE_NAMES[dtype] if dtype < len(DTYPE_NAMES) else f"dtype {dtype}"
         if isinstance(table["instance"], int):
             table["instance"] = instances.get(table["instance"], str(table["instance"]))
-    meant = set(status.get("aliases", {}).values())
+    aliased_ids = set(status.get("aliases", {}).values())
     for entry in status.get("instances", []):
         newest = next(
-            each["id"] for each in reversed(status["instances"]) if each["model"] == entry["model"]
+            instance["id"]
+            for instance in reversed(status["instances"])
+            if instance["model"] == entry["model"]
         )
-        plain = entry["model"] not in status["aliases"] and newest == entry["id"]
-        entry["aliases"] = [n for n, number in status["aliases"].items() if number == entry["id"]]
-        beside = "frozen" if entry["frozen"] else "following"
-        entry["state"] = "serving" if entry["id"] in meant or plain else beside
+        is_default = entry["model"] not in status["aliases"] and newest == entry["id"]
+        entry["aliases"] = [
+            alias for alias, instance_id in status["aliases"].items() if instance_id == entry["id"]
+        ]
+        unserved_state = "frozen" if entry["frozen"] else "following"
+        entry["state"] = "serving" if entry["id"] in aliased_ids or is_default else unserved_state
     return status

@@ -25,9 +25,9 @@ def as_keys(keys: npt.ArrayLike) -> npt.NDArray[np.uint64]:
             f"keys are {array.dtype}, expected integers: other types cannot hold every key exactly"
         )
     if array.dtype.kind == "i" and array.size > 0 and (array < 0).any():
-        where = int(np.argmax(array < 0))
+        position = int(np.argmax(array < 0))
         raise InvalidArgument(
-            f"keys[{where}] is {array[where]}, but keys are unsigned 64-bit numbers; "
+            f"keys[{position}] is {array[position]}, but keys are unsigned 64-bit numbers; "
             "keys.view(numpy.uint64) takes the same bits"
         )
     return np.ascontiguousarray(array, dtype=np.uint64)
@@ -35,11 +35,11 @@ def as_keys(keys: npt.ArrayLike) -> npt.NDArray[np.uint64]:
 
 def _from_numbers(keys: Sequence[Any]) -> npt.NDArray[np.uint64]:
     # numpy would convert a list of small and very large integers to floats.
-    for where, key in enumerate(keys):
+    for position, key in enumerate(keys):
         if not isinstance(key, int | np.integer) or isinstance(key, bool):
-            raise InvalidArgument(f"keys[{where}] is {key!r}, expected a whole number")
+            raise InvalidArgument(f"keys[{position}] is {key!r}, expected a whole number")
         if not 0 <= int(key) < 1 << 64:
-            raise InvalidArgument(f"keys[{where}] is {key}, outside 0..2**64-1")
+            raise InvalidArgument(f"keys[{position}] is {key}, outside 0..2**64-1")
     return np.array([int(key) for key in keys], dtype=np.uint64)
 
 

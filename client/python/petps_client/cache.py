@@ -69,7 +69,7 @@ class RowCache:
     def __init__(self, bytes_max: int, dims: Mapping[str, int]) -> None:
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._begun = -math.inf
+        self._begun_at = -math.inf
         self.begin("", dims, -math.inf, -math.inf)
 
     @property
@@ -103,17 +103,19 @@ class RowCache:
         entry_bytes = sum(ENTRY_BYTES + 4 * dim for dim in dims.values())
         sets_a_table = self._bytes_max // max(1, entry_bytes * WAYS)
         with self._lock:
-            if asked < self._begun:
+            if asked < self._begun_at:
                 return False
             if sets_a_table == 0:
                 raise InvalidArgument(
                     f"a cache of {self._bytes_max} bytes is too small for {len(dims)} tables: "
                     f"it takes {entry_bytes * WAYS} at least"
                 )
-            self._begun = now
+            self._begun_at = now
             self._instance = instance
             self._places = {
-                dim: _Places(sets_a_table * sum(other == dim for other in dims.values()), dim)
+                dim: _Places(
+                    sets_a_table * sum(other_dim == dim for other_dim in dims.values()), dim
+                )
                 for dim in set(dims.values())
             }
             self._dims = {name: int(dim) for name, dim in dims.items()}
@@ -129,7 +131,7 @@ class RowCache:
         least ``min_version``.
         """
         with self._lock:
-            taken = Taken(self._instance, {}, {}, now, _VERSION_MAX)
+            result = Taken(self._instance, {}, {}, now, _VERSION_MAX)
             for dim, places in self._places.items():
                 tables = [table for table in wanted if self._dims[table] == dim]
                 if not tables:
@@ -137,14 +139,14 @@ class RowCache:
                 group = _Group(self._numbers, tables, wanted)
                 slots, hit = places.find(group.numbers, group.keys)
                 hit &= (places.asked[slots] >= oldest) & (places.version[slots] >= min_version)
-                found = slots[hit]
-                places.used[found] = now
-                taken.hits |= group.by_table(hit)
-                taken.rows |= group.by_table(places.rows.take(slots, axis=0))
-                if len(found) > 0:
-                    taken.asked = min(taken.asked, float(places.asked[found].min()))
-                    taken.version = min(taken.version, int(places.version[found].min()))
-            return taken
+                hit_slots = slots[hit]
+                places.used[hit_slots] = now
+                result.hits |= group.by_table(hit)
+                result.rows |= group.by_table(places.rows.take(slots, axis=0))
+                if len(hit_slots) > 0:
+                    result.asked = min(result.asked, float(places.asked[hit_slots].min()))
+                    result.version = min(result.version, int(places.version[hit_slots].min()))
+            return result
 
     def keep(
         self,
@@ -159,7 +161,9 @@ class RowCache:
             if instance != self._instance:
                 return
             for dim, places in self._places.items():
-                tables = [t for t in keys if self._dims[t] == dim == rows[t].shape[1]]
+                tables = [
+                    table for table in keys if self._dims[table] == dim == rows[table].shape[1]
+                ]
                 if not tables:
                     continue
                 group = _Group(self._numbers, tables, keys)
@@ -177,8 +181,8 @@ class _Group:
         lengths = [len(keys[table]) for table in tables]
         self._ends = np.cumsum(lengths, dtype=np.int64)
         self.keys = np.concatenate([_NO_KEYS, *(keys[table] for table in tables)])
-        own = np.array([numbers[table] for table in tables], np.uint32)
-        self.numbers = np.repeat(own, lengths)
+        table_numbers = np.array([numbers[table] for table in tables], np.uint32)
+        self.numbers = np.repeat(table_numbers, lengths)
 
     def by_table(self, array: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
         """Split an array with one element per key into {table: its part} (views)."""
@@ -206,40 +210,40 @@ class _Places:
     def find(self, tables: Numbers, keys: Keys) -> tuple[npt.NDArray[np.int64], Found]:
         """Return (int64[n] slot, bool[n] found) of keys. A slot that is not found is undefined."""
         sets = self._set(tables, keys)
-        same = self.key.reshape(-1, WAYS).take(sets, axis=0) == keys[:, None]
-        same &= self.table.reshape(-1, WAYS).take(sets, axis=0) == tables[:, None]
-        way = same.argmax(axis=1)
-        return sets * WAYS + way, same[np.arange(len(keys)), way]
+        is_match = self.key.reshape(-1, WAYS).take(sets, axis=0) == keys[:, None]
+        is_match &= self.table.reshape(-1, WAYS).take(sets, axis=0) == tables[:, None]
+        way = is_match.argmax(axis=1)
+        return sets * WAYS + way, is_match[np.arange(len(keys)), way]
 
     def store(self, tables: Numbers, keys: Keys, rows: Rows, asked: float, version: int) -> None:
-        slots, there = self.find(tables, keys)
-        newer = there & (self.asked[slots] > asked)
-        new = np.flatnonzero(~there)
-        sets = self._set(tables[new], keys[new])
+        slots, is_stored = self.find(tables, keys)
+        has_newer = is_stored & (self.asked[slots] > asked)
+        new_positions = np.flatnonzero(~is_stored)
+        sets = self._set(tables[new_positions], keys[new_positions])
         order = np.argsort(sets, kind="stable")
-        new, sets = new[order], sets[order]
+        new_positions, sets = new_positions[order], sets[order]
         # The new keys of a set take its least recently used places, in order.
         begins = np.flatnonzero(np.r_[True, sets[1:] != sets[:-1]]) if len(sets) else sets
         rank = np.arange(len(sets)) - np.repeat(begins, np.diff(np.r_[begins, len(sets)]))
         fits = rank < WAYS
-        new, sets, rank = new[fits], sets[fits], rank[fits]
+        new_positions, sets, rank = new_positions[fits], sets[fits], rank[fits]
         ways = np.argsort(self.used.reshape(-1, WAYS).take(sets, axis=0), axis=1, kind="stable")
-        slots[new] = sets * WAYS + ways[np.arange(len(new)), rank]
-        which = there & ~newer
-        which[new] = True
-        at = slots[which]
-        self.key[at] = keys[which]
-        self.table[at] = tables[which]
-        self.version[at] = version
-        self.asked[at] = asked
-        self.used[at] = asked
-        self.rows[at] = rows[which]
+        slots[new_positions] = sets * WAYS + ways[np.arange(len(new_positions)), rank]
+        is_written = is_stored & ~has_newer
+        is_written[new_positions] = True
+        written_slots = slots[is_written]
+        self.key[written_slots] = keys[is_written]
+        self.table[written_slots] = tables[is_written]
+        self.version[written_slots] = version
+        self.asked[written_slots] = asked
+        self.used[written_slots] = asked
+        self.rows[written_slots] = rows[is_written]
 
     def _set(self, tables: Numbers, keys: Keys) -> npt.NDArray[np.int64]:
         """Return each key's set: splitmix64's finalizer spreads keys that are near each other."""
-        mixed: Any = keys ^ (tables * np.uint64(0x9E3779B97F4A7C15))
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed ^= mixed >> np.uint64(31)
-        found: npt.NDArray[np.int64] = (mixed % np.uint64(self.sets)).astype(np.int64)
-        return found
+        hashes: Any = keys ^ (tables * np.uint64(0x9E3779B97F4A7C15))
+        hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        hashes ^= hashes >> np.uint64(31)
+        sets: npt.NDArray[np.int64] = (hashes % np.uint64(self.sets)).astype(np.int64)
+        return sets

@@ -26,7 +26,7 @@ Rows = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 Form = Literal["f32", "stored"]
 T = TypeVar("T")
-_Wanted = tuple[str, npt.NDArray[np.uint64], Any, Mask | None]
+_PullRequest = tuple[str, npt.NDArray[np.uint64], Any, Mask | None]
 """(table, keys, rows, mask) of a pull; rows are None if the caller passed none."""
 
 
@@ -256,12 +256,12 @@ class Client:
                 dedup=dedup,
             )
             return answer.rows, answer.mask
-        wanted = [(table, as_keys(keys), out, mask)]
+        requests = [(table, as_keys(keys), out, mask)]
         if out is None:
-            (out,), *_ = self._pull(wanted, dtype, deadline_ms, min_version, wait_ms, dedup)
+            (out,), *_ = self._pull(requests, dtype, deadline_ms, min_version, wait_ms, dedup)
         else:  # fast path: no array is created
             self._native.pull(
-                wanted,
+                requests,
                 dtype,
                 _deadline(deadline_ms),
                 _version(min_version),
@@ -283,12 +283,12 @@ class Client:
         dedup: bool | None = None,
     ) -> Answer:
         """Pull like :meth:`pull`, and return the complete result with the applied version."""
-        checked = as_keys(keys)
-        mask = np.empty(checked.shape[0], np.bool_)
-        (rows,), found, version, instance = self._pull(
-            [(table, checked, out, mask)], dtype, deadline_ms, min_version, wait_ms, dedup
+        key_array = as_keys(keys)
+        mask = np.empty(key_array.shape[0], np.bool_)
+        (rows,), found_count, version, instance = self._pull(
+            [(table, key_array, out, mask)], dtype, deadline_ms, min_version, wait_ms, dedup
         )
-        return Answer(rows, mask, found, version, instance)
+        return Answer(rows, mask, found_count, version, instance)
 
     @overload
     def pull_many(
@@ -358,21 +358,26 @@ class Client:
         dedup: bool | None = None,
     ) -> ManyAnswer:
         """Pull like :meth:`pull_many`, and return the complete result."""
-        given = {} if out is None else out
-        unknown = set(given) - set(keys)
+        out_arrays = {} if out is None else out
+        unknown = set(out_arrays) - set(keys)
         if unknown:
             raise InvalidArgument(f"out names tables that keys does not: {sorted(unknown)}")
-        checked = {table: as_keys(each) for table, each in keys.items()}
-        masks = {table: np.empty(len(each), np.bool_) for table, each in checked.items()}
-        wanted = [(table, each, given.get(table), masks[table]) for table, each in checked.items()]
-        rows, found, version, instance = self._pull(
-            wanted, dtype, deadline_ms, min_version, wait_ms, dedup
+        key_arrays = {table: as_keys(table_keys) for table, table_keys in keys.items()}
+        masks = {
+            table: np.empty(len(table_keys), np.bool_) for table, table_keys in key_arrays.items()
+        }
+        requests = [
+            (table, table_keys, out_arrays.get(table), masks[table])
+            for table, table_keys in key_arrays.items()
+        ]
+        rows, found_count, version, instance = self._pull(
+            requests, dtype, deadline_ms, min_version, wait_ms, dedup
         )
-        return ManyAnswer(dict(zip(keys, rows, strict=True)), masks, found, version, instance)
+        return ManyAnswer(dict(zip(keys, rows, strict=True)), masks, found_count, version, instance)
 
     def _pull(
         self,
-        wanted: Sequence[_Wanted],
+        requests: Sequence[_PullRequest],
         dtype: Form,
         deadline_ms: int | None,
         min_version: int,
@@ -380,35 +385,40 @@ class Client:
         dedup: bool | None,
     ) -> tuple[list[Rows], int, int, str]:
         """Return (rows, found, applied version, instance). Creates rows that are None."""
-        left_ms = _deadline(deadline_ms)
+        remaining_ms = _deadline(deadline_ms)
         options = (_version(min_version), _wait(wait_ms), dedup)
-        end = time.monotonic() + left_ms / 1e3
-        pulls = self._with_rows(wanted, dtype, left_ms)
+        end = time.monotonic() + remaining_ms / 1e3
+        pulls = self._with_rows(requests, dtype, remaining_ms)
         while True:
             try:
-                found, version, instance = self._native.pull(pulls, dtype, left_ms, *options)
+                found_count, version, instance = self._native.pull(
+                    pulls, dtype, remaining_ms, *options
+                )
             except InvalidArgument:
                 # The pull may have found a switch to an instance with longer rows.
-                if left_ms:
-                    left_ms = max(1, int(1e3 * (end - time.monotonic())))
-                before, pulls = pulls, self._with_rows(wanted, dtype, left_ms)
+                if remaining_ms:
+                    remaining_ms = max(1, int(1e3 * (end - time.monotonic())))
+                old_pulls, pulls = pulls, self._with_rows(requests, dtype, remaining_ms)
                 if all(
-                    np.shape(a[2]) == np.shape(b[2]) for a, b in zip(before, pulls, strict=True)
+                    np.shape(old[2]) == np.shape(new[2])
+                    for old, new in zip(old_pulls, pulls, strict=True)
                 ):
                     raise
             else:
-                return [rows for _, _, rows, _ in pulls], found, version, instance
+                return [rows for _, _, rows, _ in pulls], found_count, version, instance
 
-    def _with_rows(self, wanted: Sequence[_Wanted], dtype: Form, deadline_ms: int) -> list[_Wanted]:
+    def _with_rows(
+        self, requests: Sequence[_PullRequest], dtype: Form, deadline_ms: int
+    ) -> list[_PullRequest]:
         pulls = []
-        for table, keys, out, mask in wanted:
+        for table, keys, out, mask in requests:
             rows = out
             if rows is None:
-                about = self._native.describe(table, deadline_ms)
+                description = self._native.describe(table, deadline_ms)
                 rows = (
-                    np.empty((keys.shape[0], about["row_bytes"]), np.uint8)
+                    np.empty((keys.shape[0], description["row_bytes"]), np.uint8)
                     if dtype == "stored"
-                    else np.empty((keys.shape[0], about["dim"]), np.float32)
+                    else np.empty((keys.shape[0], description["dim"]), np.float32)
                 )
             pulls.append((table, keys, rows, mask))
         return pulls
@@ -446,10 +456,10 @@ class Client:
             InvalidArgument: The shape is wrong, or a row has NaN or infinity; names the row.
         """
         stored = dtype == "stored"
-        checked = rows if stored else as_rows(rows)
+        row_array = rows if stored else as_rows(rows)
         return _report(
             self._native.push(
-                table, as_keys(keys), checked, stored, allow_not_finite, _deadline(deadline_ms)
+                table, as_keys(keys), row_array, stored, allow_not_finite, _deadline(deadline_ms)
             )
         )
 
@@ -467,7 +477,7 @@ class Client:
 
     def tables(self, *, deadline_ms: int | None = None) -> list[Table]:
         """Read the tables of the URL's model; rows and capacity are those of one server."""
-        return [Table(**each) for each in self._native.tables(_deadline(deadline_ms))]
+        return [Table(**description) for description in self._native.tables(_deadline(deadline_ms))]
 
     def status(
         self, server: int | None = None, *, deadline_ms: int | None = None

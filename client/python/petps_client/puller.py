@@ -52,7 +52,7 @@ class Pulled:
 
 
 @dataclass(frozen=True)
-class _Ahead:
+class _Prefetch:
     keys: dict[str, Keys]
     pulled: Future[Pulled]
 
@@ -110,7 +110,7 @@ class Puller:
         self._cache: RowCache | None = None
         if cache_bytes > 0:
             self._cache = RowCache(cache_bytes, self.dims)
-        self._ahead: deque[_Ahead] = deque()
+        self._prefetches: deque[_Prefetch] = deque()
         self._thread: ThreadPoolExecutor | None = None
 
     def pull(self, keys: Mapping[str, npt.ArrayLike]) -> Pulled:
@@ -118,20 +118,20 @@ class Puller:
 
         A missing key has the table's default row. Raises what :meth:`Client.pull` raises.
         """
-        wanted = self._check_keys(keys)
-        for number, ahead in enumerate(self._ahead):
-            if not _same(ahead.keys, wanted):
+        key_arrays = self._check_keys(keys)
+        for number, prefetch in enumerate(self._prefetches):
+            if not _have_same_keys(prefetch.keys, key_arrays):
                 continue
             for _ in range(number + 1):
-                self._ahead.popleft()
+                self._prefetches.popleft()
             try:
-                pulled = ahead.pulled.result()
+                pulled = prefetch.pulled.result()
             except PetpsError:
                 break  # pull again: that may succeed, or raise the same error
-            if self._is_good(pulled):
+            if self._is_fresh(pulled):
                 return pulled
             break
-        return self._pull(wanted)
+        return self._pull(key_arrays)
 
     def prefetch(self, keys: Mapping[str, npt.ArrayLike]) -> None:
         """Begin to pull these keys. The next :meth:`pull` of exactly the same keys takes the rows.
@@ -139,12 +139,14 @@ class Puller:
         At most two batches are kept: a third replaces the oldest. The arrays may be changed as
         soon as this returns.
         """
-        wanted = {table: each.copy() for table, each in self._check_keys(keys).items()}
+        key_arrays = {
+            table: table_keys.copy() for table, table_keys in self._check_keys(keys).items()
+        }
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "petps-prefetch")
-        if len(self._ahead) == PREFETCHES_MAX:
-            self._ahead.popleft().pulled.cancel()
-        self._ahead.append(_Ahead(wanted, self._thread.submit(self._pull, wanted)))
+        if len(self._prefetches) == PREFETCHES_MAX:
+            self._prefetches.popleft().pulled.cancel()
+        self._prefetches.append(_Prefetch(key_arrays, self._thread.submit(self._pull, key_arrays)))
 
     def _check_keys(self, keys: Mapping[str, npt.ArrayLike]) -> dict[str, Keys]:
         unknown = set(keys) - set(self.dims)
@@ -152,9 +154,9 @@ class Puller:
             raise InvalidArgument(
                 f"tables {sorted(unknown)} are none of this puller's: {', '.join(self.dims)}"
             )
-        return {table: as_keys(each) for table, each in keys.items()}
+        return {table: as_keys(table_keys) for table, table_keys in keys.items()}
 
-    def _is_good(self, pulled: Pulled) -> bool:
+    def _is_fresh(self, pulled: Pulled) -> bool:
         if not pulled.instance:  # there were no keys
             return True
         if self._staleness > 0 and self._clock() - pulled.asked > self._staleness:
@@ -162,59 +164,61 @@ class Puller:
         return pulled.applied_version >= self.min_version
 
     def _pull(self, keys: dict[str, Keys]) -> Pulled:
-        distinct, places = {}, {}
-        for table, each in keys.items():
-            distinct[table], places[table] = _native.distinct(each)
-        if not any(map(len, distinct.values())):
-            rows = {table: np.empty((0, self.dims[table]), np.float32) for table in distinct}
+        distinct_keys, places = {}, {}
+        for table, table_keys in keys.items():
+            distinct_keys[table], places[table] = _native.distinct(table_keys)
+        if not any(map(len, distinct_keys.values())):
+            rows = {table: np.empty((0, self.dims[table]), np.float32) for table in distinct_keys}
             pulled = Pulled(rows, places, 0, "", self._clock())
         elif (cache := self._cache) is None:
-            pulled = self._ask(distinct)
+            pulled = self._request(distinct_keys)
         else:
-            pulled = self._through(cache, distinct)
+            pulled = self._pull_through(cache, distinct_keys)
         return replace(pulled, places=places)
 
-    def _ask(self, distinct: dict[str, Keys]) -> Pulled:
-        asked = self._clock()
+    def _request(self, distinct_keys: dict[str, Keys]) -> Pulled:
+        requested_at = self._clock()
         answer = self._client.pull_many_answer(
-            distinct, dedup=False, min_version=self.min_version, **self._options
+            distinct_keys, dedup=False, min_version=self.min_version, **self._options
         )
-        return Pulled(answer.rows, {}, answer.applied_version, answer.instance, asked)
+        return Pulled(answer.rows, {}, answer.applied_version, answer.instance, requested_at)
 
-    def _through(self, cache: RowCache, distinct: dict[str, Keys]) -> Pulled:
+    def _pull_through(self, cache: RowCache, distinct_keys: dict[str, Keys]) -> Pulled:
         now = self._clock()
-        taken = cache.take(distinct, now, now - self._staleness, self.min_version)
-        left = {table: distinct[table][~hit] for table, hit in taken.hits.items() if not hit.all()}
-        if not left:
-            return Pulled(taken.rows, {}, taken.version, taken.instance, taken.asked)
-        fresh = self._ask(left)
-        switched = taken.instance != fresh.instance
-        if switched and any(hit.any() for hit in taken.hits.values()):
+        cached = cache.take(distinct_keys, now, now - self._staleness, self.min_version)
+        missing = {
+            table: distinct_keys[table][~hit] for table, hit in cached.hits.items() if not hit.all()
+        }
+        if not missing:
+            return Pulled(cached.rows, {}, cached.version, cached.instance, cached.asked)
+        pulled = self._request(missing)
+        is_switched = cached.instance != pulled.instance
+        if is_switched and any(hit.any() for hit in cached.hits.values()):
             # The alias resolves to another instance now. Rows of two instances must not be mixed.
-            left, fresh = distinct, self._ask(distinct)
-        if cache.instance != fresh.instance:
+            missing, pulled = distinct_keys, self._request(distinct_keys)
+        if cache.instance != pulled.instance:
             dims = {table: self._client.describe(table).dim for table in self.dims}
             # The described tables may be older than the reply.
-            dims |= {table: rows.shape[1] for table, rows in fresh.rows.items()}
+            dims |= {table: rows.shape[1] for table, rows in pulled.rows.items()}
             try:
-                if cache.begin(fresh.instance, dims, fresh.asked, self._clock()):
+                if cache.begin(pulled.instance, dims, pulled.asked, self._clock()):
                     self.dims = dims
             except InvalidArgument:  # the new rows are longer: continue without a cache
                 self._cache, self.dims = None, dims
-        cache.keep(fresh.instance, left, fresh.rows, fresh.asked, fresh.applied_version)
-        if switched:
+        cache.keep(pulled.instance, missing, pulled.rows, pulled.asked, pulled.applied_version)
+        if is_switched:
             # The union includes the tables without keys.
-            return replace(fresh, rows=taken.rows | fresh.rows)
-        for table, rows in fresh.rows.items():
-            if len(rows) == len(distinct[table]):  # no key was cached, perhaps for another dim
-                taken.rows[table] = rows
+            return replace(pulled, rows=cached.rows | pulled.rows)
+        for table, rows in pulled.rows.items():
+            if len(rows) == len(distinct_keys[table]):  # no key was cached, perhaps for another dim
+                cached.rows[table] = rows
             else:
-                taken.rows[table][~taken.hits[table]] = rows
-        version = min(taken.version, fresh.applied_version)
-        return Pulled(taken.rows, {}, version, fresh.instance, min(taken.asked, fresh.asked))
+                cached.rows[table][~cached.hits[table]] = rows
+        version = min(cached.version, pulled.applied_version)
+        return Pulled(cached.rows, {}, version, pulled.instance, min(cached.asked, pulled.asked))
 
 
-def _same(one: Mapping[str, Keys], other: Mapping[str, Keys]) -> bool:
-    return one.keys() == other.keys() and all(
-        np.array_equal(keys, other[table]) for table, keys in one.items()
+def _have_same_keys(first: Mapping[str, Keys], second: Mapping[str, Keys]) -> bool:
+    return first.keys() == second.keys() and all(
+        np.array_equal(keys, second[table]) for table, keys in first.items()
     )

@@ -75,7 +75,7 @@ class EmbeddingBag(torch.nn.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.table = table
-        self.mode = _checked_mode(table, mode)
+        self.mode = _check_mode(table, mode)
         self.include_last_offset = include_last_offset
         self.puller = Puller(client, [table], **options)
 
@@ -98,7 +98,7 @@ class EmbeddingBag(torch.nn.Module):  # type: ignore[misc]
         """
         bags = self._bags(input, offsets, per_sample_weights)
         pulled = self.puller.pull({self.table: bags.keys()})
-        return _pooled(bags, pulled.rows[self.table], pulled.places[self.table], self.mode)
+        return _reduce(bags, pulled.rows[self.table], pulled.places[self.table], self.mode)
 
     def prefetch(self, input: Any) -> None:
         """Begin to pull a batch's rows. The next forward of exactly the same ids takes them."""
@@ -139,14 +139,16 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         if isinstance(features, str):
             raise InvalidArgument(f"features is {features!r}, expected several: [{features!r}]")
-        named = features if isinstance(features, Mapping) else {name: name for name in features}
-        self.features = dict(named)
+        tables_by_feature = (
+            features if isinstance(features, Mapping) else {name: name for name in features}
+        )
+        self.features = dict(tables_by_feature)
         modes = dict.fromkeys(self.features, mode) if isinstance(mode, str) else dict(mode)
         if modes.keys() != self.features.keys():
             raise InvalidArgument(
                 f"mode has features {sorted(modes)}, but there are {sorted(self.features)}"
             )
-        self.modes = {name: _checked_mode(name, each) for name, each in modes.items()}
+        self.modes = {name: _check_mode(name, feature_mode) for name, feature_mode in modes.items()}
         self.puller = Puller(client, sorted(set(self.features.values())), **options)
 
     def forward(self, batch: Any) -> Any:
@@ -159,19 +161,21 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         """
         bags = self._bags(batch)
         pulled = self.puller.pull(self._keys(bags))
-        begun = dict.fromkeys(self.puller.dims, 0)
-        pooled = {}
+        begins = dict.fromkeys(self.puller.dims, 0)
+        outputs = {}
         for name, table in self.features.items():
-            end = begun[table] + len(bags[name].ids)
-            places = pulled.places[table][begun[table] : end]
-            pooled[name] = _pooled(bags[name], pulled.rows[table], places, self.modes[name])
-            begun[table] = end
+            end = begins[table] + len(bags[name].ids)
+            places = pulled.places[table][begins[table] : end]
+            outputs[name] = _reduce(bags[name], pulled.rows[table], places, self.modes[name])
+            begins[table] = end
         torchrec = _torchrec_of(batch)
         if torchrec is None:
-            return pooled
-        values = list(pooled.values())
+            return outputs
+        values = list(outputs.values())
         return torchrec.KeyedTensor(
-            list(pooled), [each.shape[1] for each in values], torch.cat(values, dim=1)
+            list(outputs),
+            [feature_rows.shape[1] for feature_rows in values],
+            torch.cat(values, dim=1),
         )
 
     def prefetch(self, batch: Any) -> None:
@@ -186,34 +190,34 @@ class EmbeddingBagCollection(torch.nn.Module):  # type: ignore[misc]
         for name, table in self.features.items():
             keys.setdefault(table, []).append(bags[name].keys())
         return {
-            table: each[0] if len(each) == 1 else np.concatenate(each)
-            for table, each in keys.items()
+            table: feature_keys[0] if len(feature_keys) == 1 else np.concatenate(feature_keys)
+            for table, feature_keys in keys.items()
         }
 
     def _bags(self, batch: Any) -> dict[str, _Bags]:
         if _torchrec_of(batch) is not None:
             if batch.variable_stride_per_key():
                 raise InvalidArgument("the KeyedJaggedTensor has features of different batch sizes")
-            jagged = batch.to_dict()
-            given: Any = {
-                name: (each.values(), each.offsets(), each.weights_or_none())
-                for name, each in jagged.items()
+            jagged_tensors = batch.to_dict()
+            inputs: Any = {
+                name: (feature.values(), feature.offsets(), feature.weights_or_none())
+                for name, feature in jagged_tensors.items()
             }
         elif isinstance(batch, Mapping):
-            given = batch
+            inputs = batch
         else:
             raise InvalidArgument(
                 f"the batch is a {type(batch).__name__}, expected {{feature: ids}} or a "
                 "KeyedJaggedTensor"
             )
-        missing = [name for name in self.features if name not in given]
+        missing = [name for name in self.features if name not in inputs]
         if missing:
-            raise InvalidArgument(f"the batch lacks features {missing}; it has {list(given)}")
-        has_end = given is not batch
-        return {name: self._one(name, given[name], has_end) for name in self.features}
+            raise InvalidArgument(f"the batch lacks features {missing}; it has {list(inputs)}")
+        has_end = inputs is not batch
+        return {name: self._feature_bags(name, inputs[name], has_end) for name in self.features}
 
-    def _one(self, name: str, given: Any, has_end: bool) -> _Bags:
-        parts = given if isinstance(given, tuple) else (given,)
+    def _feature_bags(self, name: str, feature: Any, has_end: bool) -> _Bags:
+        parts = feature if isinstance(feature, tuple) else (feature,)
         if not 1 <= len(parts) <= 3:
             raise InvalidArgument(
                 f"{name}: a tuple of {len(parts)}, expected (ids, offsets, weights)"
@@ -236,7 +240,7 @@ def _torchrec_of(batch: Any) -> Any:
     return module
 
 
-def _checked_mode(name: str, mode: str) -> str:
+def _check_mode(name: str, mode: str) -> str:
     if mode not in MODES:
         raise InvalidArgument(f"{name}: mode is {mode!r}, expected 'sum' or 'mean'")
     return mode
@@ -273,7 +277,7 @@ def _bags_of(name: str, ids: Any, offsets: Any, weights: Any, mode: str, has_end
         raise InvalidArgument(f"{name}: ids have shape {tuple(ids.shape)}, expected 1-D or 2-D")
     if offsets is None:
         raise InvalidArgument(f"{name}: ids are 1-D: offsets must say where each bag begins")
-    return _Bags(ids, _checked_offsets(name, ids, offsets, has_end), has_end, weights)
+    return _Bags(ids, _check_offsets(name, ids, offsets, has_end), has_end, weights)
 
 
 def _check_weights(name: str, ids: Any, weights: Any, mode: str) -> None:
@@ -289,38 +293,38 @@ def _check_weights(name: str, ids: Any, weights: Any, mode: str) -> None:
         )
 
 
-def _checked_offsets(name: str, ids: Any, offsets: Any, has_end: bool) -> Any:
+def _check_offsets(name: str, ids: Any, offsets: Any, has_end: bool) -> Any:
     if not isinstance(offsets, torch.Tensor) or offsets.dtype not in (torch.int64, torch.int32):
         kind = offsets.dtype if isinstance(offsets, torch.Tensor) else type(offsets).__name__
         raise InvalidArgument(f"{name}: offsets are {kind}, expected a tensor of int64 or int32")
     if offsets.ndim != 1:
         raise InvalidArgument(f"{name}: offsets have shape {tuple(offsets.shape)}, expected 1-D")
-    host = offsets.detach().cpu().to(torch.int64)
+    host_offsets = offsets.detach().cpu().to(torch.int64)
     count = len(ids)
-    if has_end and len(host) == 0:
+    if has_end and len(host_offsets) == 0:
         raise InvalidArgument(f"{name}: offsets are empty, expected the end ({count}) at least")
-    if len(host) == 0:
+    if len(host_offsets) == 0:
         if count > 0:
             raise InvalidArgument(f"{name}: {count} ids are in no bag: offsets are empty")
-        return host.to(ids.device)
-    if host[0] != 0:
-        raise InvalidArgument(f"{name}: offsets[0] is {int(host[0])}, expected 0")
-    falls = torch.nonzero(host[1:] < host[:-1])
-    if len(falls) > 0:
-        at = int(falls[0]) + 1
+        return host_offsets.to(ids.device)
+    if host_offsets[0] != 0:
+        raise InvalidArgument(f"{name}: offsets[0] is {int(host_offsets[0])}, expected 0")
+    decreases = torch.nonzero(host_offsets[1:] < host_offsets[:-1])
+    if len(decreases) > 0:
+        position = int(decreases[0]) + 1
         raise InvalidArgument(
-            f"{name}: offsets[{at}] is {int(host[at])}, less than the one before "
-            f"({int(host[at - 1])}): offsets never fall"
+            f"{name}: offsets[{position}] is {int(host_offsets[position])}, less than the one "
+            f"before ({int(host_offsets[position - 1])}): offsets must not decrease"
         )
-    if host[-1] > count or (has_end and host[-1] != count):
+    if host_offsets[-1] > count or (has_end and host_offsets[-1] != count):
         raise InvalidArgument(
-            f"{name}: the last of the offsets is {int(host[-1])}, expected "
+            f"{name}: the last of the offsets is {int(host_offsets[-1])}, expected "
             f"{'' if has_end else 'at most '}the number of ids, {count}"
         )
-    return host.to(ids.device)
+    return host_offsets.to(ids.device)
 
 
-def _pooled(bags: _Bags, rows: Any, places: Any, mode: str) -> Any:
+def _reduce(bags: _Bags, rows: Any, places: Any, mode: str) -> Any:
     """Return float32[bags, dim], by torch's own embedding_bag over the pulled rows."""
     device = bags.ids.device
     return torch.nn.functional.embedding_bag(

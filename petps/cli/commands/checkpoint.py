@@ -52,48 +52,50 @@ def list_(store: _STORE, json_: _JSON = False) -> None:
     """
     from petps.checkpoint.shares import pending_shares
 
-    opened = _open(store)
-    found: list[dict[str, Any]] = [
+    checkpoint_store = _open(store)
+    entries: list[dict[str, Any]] = [
         {
-            "version": each.version,
-            "kind": each.kind,
+            "version": record.version,
+            "kind": record.kind,
             "line": line.began,
-            "created": _time_text(each.created_ns),
-            "rows": each.rows,
-            "bytes": each.bytes,
-            "kept": each.kept,
-            "parts": sorted(each.parts),
+            "created": _time_text(record.created_ns),
+            "rows": record.rows,
+            "bytes": record.bytes,
+            "kept": record.kept,
+            "parts": sorted(record.parts),
         }
-        for line in opened.state.lines
-        for each in line.versions
+        for line in checkpoint_store.state.lines
+        for record in line.versions
     ]
-    pending = pending_shares(opened)
+    pending = pending_shares(checkpoint_store)
     if json_:
         unfinished = [
             {"version": version, "written": ranks, "ranks": count}
             for version, (ranks, count) in pending.items()
         ]
-        json_out({"model": opened.state.model, "versions": found, "unfinished": unfinished})
+        json_out(
+            {"model": checkpoint_store.state.model, "versions": entries, "unfinished": unfinished}
+        )
         return
     table(
         ("version", "written as", "from base", "created", "rows", "bytes", "kept", "parts"),
         [
             (
-                each["version"],
-                each["kind"],
-                each["line"],
-                each["created"],
-                each["rows"],
-                bytes_text(each["bytes"]),
-                each["kept"],
-                ", ".join(each["parts"]),
+                entry["version"],
+                entry["kind"],
+                entry["line"],
+                entry["created"],
+                entry["rows"],
+                bytes_text(entry["bytes"]),
+                entry["kept"],
+                ", ".join(entry["parts"]),
             )
-            for each in found
+            for entry in entries
         ],
-        title=f"model {opened.state.model}",
+        title=f"model {checkpoint_store.state.model}",
     )
     for version, (ranks, count) in pending.items():
-        note(f"version {version} is not whole: {len(ranks)} of {count} ranks have written")
+        note(f"version {version} is incomplete: {len(ranks)} of {count} ranks have written")
 
 
 def _time_text(ns: int) -> str:
@@ -126,17 +128,21 @@ def show(
 
         petps checkpoint show checkpoints --graph
     """
-    opened = _open(store)
-    report = _facts(opened, version)
+    checkpoint_store = _open(store)
+    report = _facts(checkpoint_store, version)
     if json_:
         json_out(report)
         return
     facts([(name, value) for name, value in report.items() if not isinstance(value, dict)])
     if graph:
-        lines = opened.state.lines if version is None else [opened.state.line_of(version)]
+        lines = (
+            checkpoint_store.state.lines
+            if version is None
+            else [checkpoint_store.state.line_of(version)]
+        )
         for line in lines:
             typer.echo("")
-            for text in _graph(line, active=line is opened.state.line):
+            for text in _graph(line, active=line is checkpoint_store.state.line):
                 typer.echo(text)
 
 
@@ -163,34 +169,36 @@ def _facts(store: Store, version: int | None) -> dict[str, Any]:
         }
     line = state.line_of(version)
     chunks = line.of(version)
-    above = [chunk for chunk in chunks if chunk.layer > 0]
+    delta_chunks = [chunk for chunk in chunks if chunk.layer > 0]
     return {
         "version": version,
         "base": line.began,
         "chunks": len(chunks),
         "files": len({chunk.file for chunk in chunks}),
         "bytes": bytes_text(sum(chunk.length for chunk in chunks)),
-        "rows above the base": sum(chunk.rows for chunk in above),
-        "bytes above the base": bytes_text(sum(chunk.length for chunk in above)),
+        "rows above the base": sum(chunk.rows for chunk in delta_chunks),
+        "bytes above the base": bytes_text(sum(chunk.length for chunk in delta_chunks)),
         "quantised": "; ".join(describe(line.tables)),
     }
 
 
 def _graph(line: Line, *, active: bool) -> list[str]:
     """Draw one row for each chunk: #### over the versions of its span; kept versions have a k."""
-    versions = [each.version for each in line.versions]
-    begun = f"line of base {line.began}, versions {versions[0]} to {versions[-1]}"
-    out = [f"{begun}: active, the next one goes on from it" if active else begun]
-    if any(each.kept for each in line.versions):
-        marks = "".join("k" if each.kept else " " for each in line.versions)
-        out.append(f"{marks}  kept: purge leaves them")
+    versions = [record.version for record in line.versions]
+    heading = f"line of base {line.began}, versions {versions[0]} to {versions[-1]}"
+    drawing = [f"{heading}: active, the next version continues it" if active else heading]
+    if any(record.kept for record in line.versions):
+        marks = "".join("k" if record.kept else " " for record in line.versions)
+        drawing.append(f"{marks}  kept: purge does not delete them")
     for chunk in sorted(
-        line.chunks, key=lambda each: (each.table, each.layer > 0, each.first, each.end)
+        line.chunks, key=lambda chunk: (chunk.table, chunk.layer > 0, chunk.first, chunk.end)
     ):
         bar = "".join("#" if chunk.holds(version) else "." for version in versions)
         kind = "base" if chunk.layer == 0 else f"layer {chunk.layer}"
-        out.append(f"{bar}  {chunk.table} {kind}, written at {chunk.first}: {chunk.rows:,} rows")
-    return out
+        drawing.append(
+            f"{bar}  {chunk.table} {kind}, written at {chunk.first}: {chunk.rows:,} rows"
+        )
+    return drawing
 
 
 @app.command()
@@ -201,10 +209,10 @@ def verify(store: _STORE, json_: _JSON = False) -> None:
 
         petps checkpoint verify checkpoints
     """
-    opened = _open(store)
+    checkpoint_store = _open(store)
     with waiting("reading every chunk", quiet=json_):
-        problems = opened.verify()
-    versions = len(opened.state.versions())
+        problems = checkpoint_store.verify()
+    versions = len(checkpoint_store.state.versions())
     if json_:
         json_out({"clean": not problems, "problems": problems, "versions": versions})
     else:
@@ -222,7 +230,7 @@ def restore(
     version: Annotated[int | None, typer.Option(help="The newest, if left out.")] = None,
     partitions: Annotated[int, typer.Option(help="Of the model that will load it.")] = 8,
     resume: Annotated[
-        bool, typer.Option("--resume", help="A training goes on from it: counted, durably.")
+        bool, typer.Option("--resume", help="Count the restore: a training continues from it.")
     ] = False,
     json_: _JSON = False,
 ) -> None:
@@ -242,41 +250,46 @@ def restore(
     from petps.checkpoint.served import served, served_column
     from petps.delta import TableSchema
 
-    opened = _open(store)
-    chosen = opened.state.line.versions[-1].version if version is None else version
-    opened.tables_of(chosen)
+    checkpoint_store = _open(store)
+    chosen_version = (
+        checkpoint_store.state.line.versions[-1].version if version is None else version
+    )
+    checkpoint_store.tables_of(chosen_version)
     writer = BaseWriter(
         folder,
-        model=opened.state.model,
-        instance=opened.state.model,
+        model=checkpoint_store.state.model,
+        instance=checkpoint_store.state.model,
         partitions=partitions,
         positions={},
-        version=chosen,
+        version=chosen_version,
     )
     counts: dict[str, int] = {}
     if resume:
-        opened.count_restore()
-    for name, described in opened.tables_of(chosen).items():
-        row = described.columns[0]
+        checkpoint_store.count_restore()
+    for name, description in checkpoint_store.tables_of(chosen_version).items():
+        stored_column = description.columns[0]
         # A table serves no quantised rows: convert them to the trainer's dtype.
-        column = served_column(opened.state.tables[name].columns[0])
-        rows = opened.restore(chosen, [name])[name]
-        with progress(f"restoring {name}", len(rows), quiet=json_) as done:
+        column = served_column(checkpoint_store.state.tables[name].columns[0])
+        rows = checkpoint_store.restore(chosen_version, [name])[name]
+        with progress(f"restoring {name}", len(rows), quiet=json_) as advance:
             counts[name] = writer.add_table(
                 TableSchema(name, column.dtype, column.dim),
                 rows.keys,
-                lambda keys, rows=rows, row=row, column=column: (  # type: ignore[misc]
-                    served(row, rows.columns["row"][rows.keys.searchsorted(keys)], column),
+                lambda keys, rows=rows, stored_column=stored_column, column=column: (  # type: ignore[misc]
+                    served(
+                        stored_column, rows.columns["row"][rows.keys.searchsorted(keys)], column
+                    ),
                     None,
                 ),
-                progress=done,
+                progress=advance,
             )
     writer.commit()
     if json_:
-        json_out({"version": chosen, "folder": str(folder), "rows": counts})
+        json_out({"version": chosen_version, "folder": str(folder), "rows": counts})
         return
     note(
-        f"{folder}: version {chosen}, " + ", ".join(f"{n:,} rows of {t}" for t, n in counts.items())
+        f"{folder}: version {chosen_version}, "
+        + ", ".join(f"{count:,} rows of {name}" for name, count in counts.items())
     )
 
 
@@ -290,7 +303,7 @@ def write(
         typer.Option(
             metavar="N",
             help="Quantise for a training that resumes N times: up to 1, 3 and 20 have 2, 3 and 4 "
-            "bits, more has 8. Rows are kept whole if it was never said.",
+            "bits, more has 8. Rows are not quantised if no write gave it.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Which rows are sampled to choose parameters.")] = 0,
@@ -319,7 +332,7 @@ def write(
     from petps.checkpoint.quantise import describe
     from petps.errors import NotFound
 
-    wanted = None if expected_restores is None else Quantising(expected_restores, seed)
+    quantising = None if expected_restores is None else Quantising(expected_restores, seed)
 
     source = Base(base)
     tables = {
@@ -327,30 +340,35 @@ def write(
         for schema in source.schemas().values()
     }
     try:
-        opened = Store.open(store)
+        checkpoint_store = Store.open(store)
     except NotFound:
-        opened = Store.create(store, source.model, list(tables.values()), wanted)
-    if dict(opened.state.tables) != tables or opened.state.model != source.model:
+        checkpoint_store = Store.create(store, source.model, list(tables.values()), quantising)
+    if (
+        dict(checkpoint_store.state.tables) != tables
+        or checkpoint_store.state.model != source.model
+    ):
         raise InvalidArgument(f"{base} has other tables than {store}")
     rows = {}
-    for name, described in tables.items():
-        pieces = [Rows.of(described, keys, {"row": stored}) for keys, stored in source.chunks(name)]
-        rows[name] = lay_over(described, pieces, keep_deleted=True)
-    if wanted is not None and opened.state.quantising != wanted:
-        opened.expect(wanted)
-    writer = Checkpointer(opened, POLICIES["full"](), _Held(rows))
-    made = writer.write(source.version if version is None else version)
-    quantised = describe(opened.tables_of(made.version))
+    for name, description in tables.items():
+        pieces = [
+            Rows.of(description, keys, {"row": values}) for keys, values in source.chunks(name)
+        ]
+        rows[name] = lay_over(description, pieces, keep_deleted=True)
+    if quantising is not None and checkpoint_store.state.quantising != quantising:
+        checkpoint_store.expect(quantising)
+    writer = Checkpointer(checkpoint_store, POLICIES["full"](), _BaseRows(rows))
+    record = writer.write(source.version if version is None else version)
+    descriptions = describe(checkpoint_store.tables_of(record.version))
     if json_:
-        report = {"version": made.version, "rows": made.rows, "bytes": made.bytes}
-        json_out({**report, "quantised": quantised})
+        report = {"version": record.version, "rows": record.rows, "bytes": record.bytes}
+        json_out({**report, "quantised": descriptions})
         return
-    note(f"{store}: version {made.version}, {made.rows:,} rows, {bytes_text(made.bytes)}")
-    for text in quantised:
+    note(f"{store}: version {record.version}, {record.rows:,} rows, {bytes_text(record.bytes)}")
+    for text in descriptions:
         note(text)
 
 
-class _Held:
+class _BaseRows:
     """Rows by table, in the form that a Checkpointer requests."""
 
     def __init__(self, rows: Mapping[str, Rows]) -> None:
@@ -361,9 +379,9 @@ class _Held:
         return self._rows[table].keys
 
     def rows(self, table: str, keys: Keys) -> tuple[Mapping[str, Bytes], None]:
-        held = self._rows[table]
-        at = held.keys.searchsorted(keys)
-        return {name: values[at] for name, values in held.columns.items()}, None
+        table_rows = self._rows[table]
+        positions = table_rows.keys.searchsorted(keys)
+        return {name: values[positions] for name, values in table_rows.columns.items()}, None
 
 
 @app.command()
@@ -398,16 +416,18 @@ def merge(
 
     if stride < 2:
         raise InvalidArgument(f"--stride {stride}: at least 2 deltas become one")
-    opened = _open(store)
-    before = len(opened.state.line.deltas())
-    due = merges_due(opened.state.line, stride)
-    with _executor(on) as executor, progress("merging", due, quiet=json_) as done:
-        Merged(stride=stride, executor=executor).arrange_all(opened, lambda: done(1))
-    after = len(opened.state.line.deltas())
+    checkpoint_store = _open(store)
+    deltas_before = len(checkpoint_store.state.line.deltas())
+    merge_count = merges_due(checkpoint_store.state.line, stride)
+    with _executor(on) as executor, progress("merging", merge_count, quiet=json_) as advance:
+        Merged(stride=stride, executor=executor).arrange_all(checkpoint_store, lambda: advance(1))
+    deltas_after = len(checkpoint_store.state.line.deltas())
     if json_:
-        json_out({"deltas_before": before, "deltas_after": after, "merges": due})
+        json_out(
+            {"deltas_before": deltas_before, "deltas_after": deltas_after, "merges": merge_count}
+        )
         return
-    note(f"{store}: {before} living deltas are {after}")
+    note(f"{store}: {deltas_before} deltas are now {deltas_after}")
 
 
 @contextlib.contextmanager
@@ -439,19 +459,20 @@ def purge(
 
         petps checkpoint purge checkpoints --newest 24
     """
-    opened = _open(store)
-    gone = opened.purge(newest)
+    checkpoint_store = _open(store)
+    dropped_versions = checkpoint_store.purge(newest)
     if json_:
-        json_out({"dropped": gone})
+        json_out({"dropped": dropped_versions})
         return
-    note(f"{store}: {len(gone)} versions dropped, {len(opened.state.versions())} stay")
+    remaining = len(checkpoint_store.state.versions())
+    note(f"{store}: {len(dropped_versions)} versions dropped, {remaining} stay")
 
 
 @app.command()
 def keep(
     store: _STORE,
     version: _VERSION,
-    off: Annotated[bool, typer.Option("--off", help="Keep it no longer.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Remove the mark.")] = False,
 ) -> None:
     """Mark a version so that purge keeps it, for a return after corruption that is noticed late.
 
@@ -476,18 +497,21 @@ def rollback(
 
         petps checkpoint rollback checkpoints 120 --yes
     """
-    opened = _open(store)
-    opened.state.line_of(version)
-    newer = [each.version for each in opened.state.versions() if each.version > version]
-    if newer and not yes:
+    checkpoint_store = _open(store)
+    checkpoint_store.state.line_of(version)
+    newer_versions = [
+        record.version for record in checkpoint_store.state.versions() if record.version > version
+    ]
+    if newer_versions and not yes:
         raise FailedPrecondition(
-            f"{len(newer)} versions, {newer[0]} to {newer[-1]}, would be lost: say --yes"
+            f"{len(newer_versions)} versions, {newer_versions[0]} to {newer_versions[-1]}, "
+            "would be lost: say --yes"
         )
-    gone = opened.rollback(version)
+    dropped_versions = checkpoint_store.rollback(version)
     if json_:
-        json_out({"dropped": gone, "newest": version})
+        json_out({"dropped": dropped_versions, "newest": version})
         return
-    note(f"{store}: {len(gone)} versions dropped, {version} is the newest")
+    note(f"{store}: {len(dropped_versions)} versions dropped, {version} is the newest")
 
 
 @app.command()
@@ -500,31 +524,40 @@ def diff(store: _STORE, first: _VERSION, second: _VERSION, json_: _JSON = False)
     """
     import numpy as np
 
-    opened = _open(store)
+    checkpoint_store = _open(store)
     rows = []
-    old, new = opened.restore(first), opened.restore(second)
-    was_stored, now_stored = opened.tables_of(first), opened.tables_of(second)
-    for name in opened.state.tables:
-        a, b = old[name], new[name]
-        _, at_a, at_b = np.intersect1d(a.keys, b.keys, assume_unique=True, return_indices=True)
-        same = np.ones(len(at_a), np.bool_)
-        for was, now in zip(was_stored[name].columns, now_stored[name].columns, strict=True):
-            one, other = a.columns[was.name][at_a], b.columns[now.name][at_b]
-            if was != now:
-                same &= (was.values(one) == now.values(other)).all(axis=1)
+    old_tables, new_tables = checkpoint_store.restore(first), checkpoint_store.restore(second)
+    old_schemas, new_schemas = checkpoint_store.tables_of(first), checkpoint_store.tables_of(second)
+    for name in checkpoint_store.state.tables:
+        old_rows, new_rows = old_tables[name], new_tables[name]
+        _, old_positions, new_positions = np.intersect1d(
+            old_rows.keys, new_rows.keys, assume_unique=True, return_indices=True
+        )
+        is_same = np.ones(len(old_positions), np.bool_)
+        for old_column, new_column in zip(
+            old_schemas[name].columns, new_schemas[name].columns, strict=True
+        ):
+            old_values, new_values = (
+                old_rows.columns[old_column.name][old_positions],
+                new_rows.columns[new_column.name][new_positions],
+            )
+            if old_column != new_column:
+                is_same &= (old_column.values(old_values) == new_column.values(new_values)).all(
+                    axis=1
+                )
             else:
-                same &= (one == other).all(axis=1)
+                is_same &= (old_values == new_values).all(axis=1)
         rows.append(
             {
                 "table": name,
-                "added": len(b) - len(at_b),
-                "removed": len(a) - len(at_a),
-                "changed": int(np.count_nonzero(~same)),
-                "same": int(np.count_nonzero(same)),
+                "added": len(new_rows) - len(new_positions),
+                "removed": len(old_rows) - len(old_positions),
+                "changed": int(np.count_nonzero(~is_same)),
+                "same": int(np.count_nonzero(is_same)),
             }
         )
     if json_:
         json_out({"from": first, "to": second, "tables": rows})
         return
     columns = ("table", "added", "removed", "changed", "same")
-    table(columns, [tuple(each[column] for column in columns) for each in rows])
+    table(columns, [tuple(row[column] for column in columns) for row in rows])

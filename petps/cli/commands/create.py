@@ -20,7 +20,7 @@ _SUFFIXES: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9}
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _TableSpec:
     name: str
     dim: int
     dtype: str
@@ -67,11 +67,11 @@ def create(
         str, typer.Option(help="Who writes the tables of --table: 'push' or 'delta'.")
     ] = "push",
     add: Annotated[
-        bool, typer.Option("--add", help="Add what is missing to a pool that is there already.")
+        bool, typer.Option("--add", help="Add the missing tables to an existing pool.")
     ] = False,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Give up what a device (/dev/dax0.0) holds."),
+        typer.Option("--replace", help="Overwrite the data of a device (/dev/dax0.0)."),
     ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
 ) -> None:
@@ -91,8 +91,8 @@ def create(
 
         petps create /dev/dax0.0 --table items:64:f32:1m
     """
-    wanted = [_parse(text, feed) for text in table or []]
-    names = [each.name for each in wanted]
+    specs = [_parse(text, feed) for text in table or []]
+    names = [spec.name for spec in specs]
     if config is not None:
         from petps.config import load
 
@@ -101,13 +101,20 @@ def create(
         durability = durability or settings.pool.durability
         model = model or settings.model.name
         partitions = partitions or settings.model.partitions
-        for name, each in settings.tables.items():
+        for name, section in settings.tables.items():
             if name in names:
                 raise InvalidArgument(
-                    f"table '{name}' stands in --table and in {config}; name it once"
+                    f"table '{name}' is both in --table and in {config}; name it once"
                 )
-            wanted.append(
-                _Wanted(name, each.dim, each.dtype, each.capacity, each.default, each.feed)
+            specs.append(
+                _TableSpec(
+                    name,
+                    section.dim,
+                    section.dtype,
+                    section.capacity,
+                    section.default,
+                    section.feed,
+                )
             )
     if pool is None:
         raise InvalidArgument("name the new pool: `petps create PATH ...`, or --config FILE")
@@ -116,8 +123,8 @@ def create(
             "--replace is for a new pool on a device; remove a pool's file yourself"
         )
     if instance is not None:
-        if not add or wanted:
-            raise InvalidArgument("--instance goes with --add and takes the model's tables as is")
+        if not add or specs:
+            raise InvalidArgument("--instance needs --add and no tables: it has those of the model")
         report = _add_instance(pool, instance)
         if json_:
             json_out(report)
@@ -128,7 +135,7 @@ def create(
         raise InvalidArgument("a --table of the same name appears twice; name each once")
     report = _make(
         pool,
-        wanted,
+        specs,
         model or "default",
         partitions or 8,
         durability or "power",
@@ -138,8 +145,8 @@ def create(
     if json_:
         json_out(report)
         return
-    for each in report["tables"]:
-        note(f"table {each['name']}: dim {each['dim']} {each['dtype']}, {each['capacity']:,} rows")
+    for info in report["tables"]:
+        note(f"table {info['name']}: dim {info['dim']} {info['dtype']}, {info['capacity']:,} rows")
     note(f"{pool}: ready. Next: `petps load {pool} TABLE FILE`, `petps serve {pool}`")
 
 
@@ -150,10 +157,14 @@ def _add_instance(path: Path, name: str) -> dict[str, Any]:
     _native.stop_on_lost_pool()
     with Pool.open(path) as pool:
         pool.create_instance(name)
-        return {"pool": str(path), "instance": name, "tables": [t.name for t in pool.tables(name)]}
+        return {
+            "pool": str(path),
+            "instance": name,
+            "tables": [info.name for info in pool.tables(name)],
+        }
 
 
-def _parse(text: str, feed: str) -> _Wanted:
+def _parse(text: str, feed: str) -> _TableSpec:
     parts = text.split(":")
     if len(parts) != 4:
         raise InvalidArgument(
@@ -162,23 +173,24 @@ def _parse(text: str, feed: str) -> _Wanted:
     name, dim, dtype, capacity = parts
     if not dim.isdigit():
         raise InvalidArgument(f"--table {text}: dim '{dim}' is no number")
-    return _Wanted(name, int(dim), dtype, _count(capacity, text), 0.0, feed)
+    return _TableSpec(name, int(dim), dtype, _count(capacity, text), 0.0, feed)
 
 
-def _count(text: str, where: str) -> int:
+def _count(text: str, argument: str) -> int:
     factor = _SUFFIXES.get(text[-1:].lower(), 1)
     digits = (text[:-1] if factor > 1 else text).replace("_", "")
     try:
         return round(float(digits) * factor)
     except (ValueError, OverflowError):
         raise InvalidArgument(
-            f"--table {where}: capacity '{text}' is no number of rows; write 500000, 500k or 1.5m"
+            f"--table {argument}: capacity '{text}' is no number of rows; write 500000, 500k or "
+            "1.5m"
         ) from None
 
 
 def _make(
     path: Path,
-    wanted: list[_Wanted],
+    specs: list[_TableSpec],
     model: str,
     partitions: int,
     durability: str,
@@ -190,28 +202,28 @@ def _make(
     from petps.pool import Pool
 
     _native.stop_on_lost_pool()
-    new = not (add and path.exists())
+    is_new = not (add and path.exists())
     create = partial(Pool.create, durability=durability, replace=replace)
     try:
-        pool = create(path) if new else Pool.open(path)
+        pool = create(path) if is_new else Pool.open(path)
     except AlreadyExists:
-        there, remedy = "is there", "another path makes a new one"
+        condition, remedy = "exists", "choose another path"
         if path.is_char_device():
-            there, remedy = "holds data", "--replace gives up what is there"
+            condition, remedy = "holds data", "overwrite it with --replace"
         raise AlreadyExists(
-            f"{path} {there} already; --add adds tables to a pool, {remedy}"
+            f"{path} {condition} already; add tables to it with --add, or {remedy}"
         ) from None
     try:
         with pool:
-            tables = _add_tables(pool, wanted, model, partitions)
+            tables = _add_tables(pool, specs, model, partitions)
     except BaseException:
-        if new:  # a pool with only some of the tables is worse than none
+        if is_new:  # a pool with only some of the tables is worse than none
             with contextlib.suppress(PetpsError):
                 Pool.discard(path)
         raise
     return {
         "pool": str(path),
-        "created": new,
+        "created": is_new,
         "model": model,
         "tables": [
             {
@@ -230,31 +242,36 @@ def _make(
 
 
 def _add_tables(
-    pool: Pool, wanted: list[_Wanted], model: str, partitions: int
+    pool: Pool, specs: list[_TableSpec], model: str, partitions: int
 ) -> list[tuple[TableInfo, bool]]:
-    """Return every wanted table and whether it is new. An existing table must be the same."""
+    """Return every table of ``specs`` and whether it is new. An existing table must be the same."""
     if model not in [instance.model for instance in pool.native.instances()]:
         pool.create_model(model, partitions)
-    present = {info.name: info for info in pool.tables(model)}
+    existing_tables = {info.name: info for info in pool.tables(model)}
     result = []
-    for each in wanted:
-        found = present.get(each.name)
-        if found is None:
-            made = pool.create_table(
-                each.name,
-                dim=each.dim,
-                dtype=each.dtype,
-                capacity=each.capacity,
-                default=each.default,
-                feed=each.feed,
+    for spec in specs:
+        existing_table = existing_tables.get(spec.name)
+        if existing_table is None:
+            new_table = pool.create_table(
+                spec.name,
+                dim=spec.dim,
+                dtype=spec.dtype,
+                capacity=spec.capacity,
+                default=spec.default,
+                feed=spec.feed,
                 model=model,
             )
-            result.append((made, True))
+            result.append((new_table, True))
             continue
-        if (found.dim, found.dtype, found.capacity) != (each.dim, each.dtype, each.capacity):
+        if (existing_table.dim, existing_table.dtype, existing_table.capacity) != (
+            spec.dim,
+            spec.dtype,
+            spec.capacity,
+        ):
             raise AlreadyExists(
-                f"table '{each.name}' is there already, with dim {found.dim} {found.dtype} and "
-                f"capacity {found.capacity:,}; choose another name"
+                f"table '{spec.name}' exists already, with dim {existing_table.dim} "
+                f"{existing_table.dtype} and capacity {existing_table.capacity:,}; "
+                "choose another name"
             )
-        result.append((found, False))
+        result.append((existing_table, False))
     return result

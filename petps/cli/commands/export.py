@@ -34,14 +34,14 @@ def export(
     from petps.pool import Pool
 
     _native.stop_on_lost_pool()
-    begun = time.perf_counter()
-    with Pool.open(pool, read_only=True) as opened:
-        report = opened.export(
+    start = time.perf_counter()
+    with Pool.open(pool, read_only=True) as pool_handle:
+        report = pool_handle.export(
             folder,
             model=model,
             bar=lambda table, rows: progress(f"exporting {table}", rows, quiet=json_),
         )
-    report["seconds"] = round(time.perf_counter() - begun, 3)
+    report["seconds"] = round(time.perf_counter() - start, 3)
     if json_:
         json_out(report)
         return

@@ -39,10 +39,10 @@ def import_hps(
     key_bytes: Annotated[int, typer.Option(help="Bytes of a key: 8, or 4.")] = 8,
     partitions: Annotated[int, typer.Option(help="Partitions of a new log; the model's.")] = 8,
     version_seconds: Annotated[
-        float, typer.Option(min=0.01, help="How often what came becomes a version.")
+        float, typer.Option(min=0.01, help="Seconds from one version to the next.")
     ] = 1.0,
     once: Annotated[
-        bool, typer.Option("--once", help="End when everything that is there now is published.")
+        bool, typer.Option("--once", help="Publish what HPS's topics hold now, then stop.")
     ] = False,
     kafka_option: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help=KAFKA_HELP)
@@ -65,24 +65,24 @@ def import_hps(
 
     schemas = {schema.name: schema for schema in map(_schema, table)}
     options = kafka_options(kafka_option)
-    with closing(open_log(log, partitions=partitions, exact=False, options=options)) as opened:
-        publisher = Publisher(opened, model, tables=schemas)
-        position = end_of(opened, model)
+    with closing(open_log(log, partitions=partitions, exact=False, options=options)) as delta_log:
+        publisher = Publisher(delta_log, model, tables=schemas)
+        position = end_of(delta_log, model)
         source = HpsSource(
             brokers, model, schemas, publisher,
             state=state, key_bytes=key_bytes, version_seconds=version_seconds, options=options,
         )  # fmt: skip
         publisher.begin_continue(position)
-        with _until_signal() as received:
-            counts = source.run(lambda: bool(received), once=once)
+        with _until_signal() as signals:
+            counts = source.run(lambda: bool(signals), once=once)
     report = {"log": log, "model": model, "run": publisher.run, "version": publisher.version}
     if json_:
         json_out({**report, **asdict(counts)})
         return
-    refused = ", ".join(f"{count:,} {fault}" for fault, count in counts.refused.items()) or "none"
+    refusals = ", ".join(f"{count:,} {fault}" for fault, count in counts.refused.items()) or "none"
     note(
         f"{counts.rows:,} rows of {counts.messages:,} messages in {log}: run {publisher.run}, "
-        f"version {publisher.version}; passed over: {refused}; lost to retention: {counts.lost:,}"
+        f"version {publisher.version}; skipped: {refusals}; lost to retention: {counts.lost:,}"
     )
 
 
@@ -98,11 +98,14 @@ def _schema(text: str) -> TableSchema:
 @contextlib.contextmanager
 def _until_signal() -> Iterator[list[int]]:
     """Collect SIGTERM and Ctrl-C, so that everything read becomes a version before the end."""
-    received: list[int] = []
+    signals: list[int] = []
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, lambda n, _: received.append(n)) for number in numbers}
+    old_handlers = {
+        number: signal.signal(number, lambda number, _: signals.append(number))
+        for number in numbers
+    }
     try:
-        yield received
+        yield signals
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def publish(
     log: Annotated[
         str,
-        typer.Argument(metavar="LOG", help=f"The delta log: {LOG_HELP}; made if it is not there."),
+        typer.Argument(metavar="LOG", help=f"The delta log: {LOG_HELP}. A new log is created."),
     ],
     table: Annotated[str, typer.Argument(metavar="TABLE", help="The table.")],
     source: Annotated[
@@ -82,17 +82,24 @@ def publish(
         raise InvalidArgument("nothing to publish: name files of rows, --delete KEY or --base")
     if instance is not None and base is None:
         raise InvalidArgument("an instance begins with a base: --instance goes with --base")
-    deleted = [_key(text, "--delete") for text in delete or []]
+    deleted_keys = [_key(text, "--delete") for text in delete or []]
     sources = open_sources(source or [], Columns(key_column, row_column), table)
     schema = _schema(table, dtype, dim, sources)
     options = kafka_options(kafka_option)
-    begun = time.perf_counter()
-    with closing(open_log(log, partitions=partitions, exact=False, options=options)) as opened:
+    start = time.perf_counter()
+    with closing(open_log(log, partitions=partitions, exact=False, options=options)) as delta_log:
         report = _publish(
-            opened, model, schema, sources, deleted, (base, instance), allow_not_finite, json_
+            delta_log,
+            model,
+            schema,
+            sources,
+            deleted_keys,
+            (base, instance),
+            allow_not_finite,
+            json_,
         )
     report["log"] = log
-    report["seconds"] = round(time.perf_counter() - begun, 3)
+    report["seconds"] = round(time.perf_counter() - start, 3)
     if json_:
         json_out(report)
         return
@@ -125,7 +132,7 @@ def _publish(
     model: str,
     schema: TableSchema,
     sources: list[Source],
-    deleted: list[int],
+    deleted_keys: list[int],
     base: tuple[Path | None, str | None],
     allow_not_finite: bool,
     quiet: bool,
@@ -147,14 +154,14 @@ def _publish(
                 publisher.publish(schema.name, keys, values)
                 rows += len(keys)
                 advance(len(keys))
-    if deleted:
-        _publish_deletions(publisher, schema.name, deleted)
-    version = publisher.commit() if rows or deleted else publisher.version
+    if deleted_keys:
+        _publish_deletions(publisher, schema.name, deleted_keys)
+    version = publisher.commit() if rows or deleted_keys else publisher.version
     return {
         "model": model,
         "table": schema.name,
         "rows": rows,
-        "deletions": len(deleted),
+        "deletions": len(deleted_keys),
         "run": publisher.run,
         "version": version,
     }
@@ -169,8 +176,8 @@ def _publish_deletions(publisher: Publisher, table: str, keys: list[int]) -> Non
 def _begin_base(publisher: Publisher, folder: Path, model: str, instance: str | None) -> None:
     from petps.checkpoint.base import Base
 
-    found = Base(folder)
-    if found.model != model:
-        raise InvalidArgument(f"{folder} is a base of model '{found.model}', not '{model}'")
-    version = found.version if found.version > publisher.version else publisher.version + 1
+    base = Base(folder)
+    if base.model != model:
+        raise InvalidArgument(f"{folder} is a base of model '{base.model}', not '{model}'")
+    version = base.version if base.version > publisher.version else publisher.version + 1
     publisher.begin_base(str(folder.resolve()), version=version, instance=instance)

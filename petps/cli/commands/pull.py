@@ -46,22 +46,22 @@ def pull(
     """
     if out is not None and out.suffix not in (".npy", ".npz"):
         raise InvalidArgument(f"--out {out}: write .npy (rows alone) or .npz (keys, rows, found)")
-    wanted = _keys(keys or [], keys_file)
-    opened = open_target(target, model=model, read_only=True)
+    key_array = _keys(keys or [], keys_file)
+    handle = open_target(target, model=model, read_only=True)
     try:
-        rows, found = opened.pull(table_, wanted)
+        rows, mask = handle.pull(table_, key_array)
     finally:
-        opened.close()
+        handle.close()
     if out is not None:
-        _write(out, wanted, rows, found)
+        _write(out, key_array, rows, mask)
     if json_:
-        _show_json(table_, wanted, rows, found, out)
+        _show_json(table_, key_array, rows, mask, out)
     elif out is not None:
-        note(f"{len(wanted):,} keys, {int(found.sum()):,} found -> {out}")
+        note(f"{len(key_array):,} keys, {int(mask.sum()):,} found -> {out}")
     else:
         lines = [
-            (str(key), "yes" if there else "no", _shown(row))
-            for key, there, row in zip(wanted.tolist(), found.tolist(), rows, strict=True)
+            (str(key), "yes" if is_found else "no", _row_text(row))
+            for key, is_found, row in zip(key_array.tolist(), mask.tolist(), rows, strict=True)
         ]
         table(("key", "found", f"row (dim {rows.shape[1]})"), lines)
 
@@ -86,7 +86,7 @@ def _keys(texts: list[str], file: Path | None) -> npt.NDArray[np.uint64]:
         raise InvalidArgument(f"{file} is no .npy file of keys: {error}") from None
 
 
-def _shown(row: npt.NDArray[np.float32]) -> str:
+def _row_text(row: npt.NDArray[np.float32]) -> str:
     values = " ".join(f"{value:.6g}" for value in row[:VALUES_SHOWN].tolist())
     return values + (" …" if row.shape[0] > VALUES_SHOWN else "")
 
@@ -95,33 +95,33 @@ def _write(
     out: Path,
     keys: npt.NDArray[np.uint64],
     rows: npt.NDArray[np.float32],
-    found: npt.NDArray[np.bool_],
+    mask: npt.NDArray[np.bool_],
 ) -> None:
     import numpy as np
 
     if out.suffix == ".npy":
         np.save(out, rows)
     else:
-        np.savez(out, keys=keys, rows=rows, found=found)
+        np.savez(out, keys=keys, rows=rows, found=mask)
 
 
 def _show_json(
     name: str,
     keys: npt.NDArray[np.uint64],
     rows: npt.NDArray[np.float32],
-    found: npt.NDArray[np.bool_],
+    mask: npt.NDArray[np.bool_],
     out: Path | None,
 ) -> None:
     report: dict[str, object] = {
         "table": name,
         "keys": len(keys),
-        "found": int(found.sum()),
+        "found": int(mask.sum()),
     }
     if out is not None:
         report["out"] = str(out)
     else:
         report["rows"] = [
-            {"key": key, "found": there, "row": row}
-            for key, there, row in zip(keys.tolist(), found.tolist(), rows.tolist(), strict=True)
+            {"key": key, "found": is_found, "row": row}
+            for key, is_found, row in zip(keys.tolist(), mask.tolist(), rows.tolist(), strict=True)
         ]
     json_out(report)

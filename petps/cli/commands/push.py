@@ -39,48 +39,48 @@ def push(
 
     if not rows and not delete:
         raise InvalidArgument("nothing to push: write KEY=NUMBER,NUMBER,... or --delete KEY")
-    parsed = [_row(text) for text in rows or []]
-    deleted = [_key(text, text) for text in delete or []]
-    both = {key for key, _ in parsed} & set(deleted)
-    if both:
-        raise InvalidArgument(f"key {min(both)} is both written and deleted; do one")
-    opened = open_target(target, model=model, read_only=False)
+    updates = [_row(text) for text in rows or []]
+    deleted_keys = [_key(text, text) for text in delete or []]
+    conflicts = {key for key, _ in updates} & set(deleted_keys)
+    if conflicts:
+        raise InvalidArgument(f"key {min(conflicts)} is both written and deleted; do one")
+    handle = open_target(target, model=model, read_only=False)
     try:
-        dim = opened.describe(table).dim
-        for key, values in parsed:
+        dim = handle.describe(table).dim
+        for key, values in updates:
             if len(values) != dim:
                 raise InvalidArgument(
                     f"table '{table}' has dim {dim}, but key {key} has {len(values)} numbers"
                 )
         counts = {"inserted": 0, "updated": 0, "deleted": 0, "absent": 0}
         reports = []
-        if parsed:
-            keys = np.array([key for key, _ in parsed], np.uint64)
-            block = np.array([values for _, values in parsed], np.float32)
-            reports.append(opened.push(table, keys, block, allow_not_finite))
-        if deleted:
-            reports.append(opened.erase(table, np.array(deleted, np.uint64)))
+        if updates:
+            keys = np.array([key for key, _ in updates], np.uint64)
+            block = np.array([values for _, values in updates], np.float32)
+            reports.append(handle.push(table, keys, block, allow_not_finite))
+        if deleted_keys:
+            reports.append(handle.erase(table, np.array(deleted_keys, np.uint64)))
         for report in reports:
             for name in counts:
                 counts[name] += report[name]
     finally:
-        opened.close()
+        handle.close()
     if json_:
         json_out({"table": table, **counts})
         return
-    shown = {"inserted": "new", "updated": "replaced", "deleted": "deleted", "absent": "not there"}
-    note(f"{table}: " + ", ".join(f"{counts[name]:,} {shown[name]}" for name in counts))
+    labels = {"inserted": "new", "updated": "replaced", "deleted": "deleted", "absent": "not there"}
+    note(f"{table}: " + ", ".join(f"{counts[name]:,} {labels[name]}" for name in counts))
 
 
-def _key(text: str, where: str) -> int:
+def _key(text: str, argument: str) -> int:
     if not text.isdecimal() or int(text) >= 1 << 64:
-        raise InvalidArgument(f"{where}: key '{text}' is no number from 0 to 2^64-1")
+        raise InvalidArgument(f"{argument}: key '{text}' is no number from 0 to 2^64-1")
     return int(text)
 
 
 def _row(text: str) -> tuple[int, list[float]]:
-    key, found, values = text.partition("=")
-    if not found:
+    key, separator, values = text.partition("=")
+    if not separator:
         raise InvalidArgument(f"'{text}': write KEY=NUMBER,NUMBER,..., for instance 42=0.1,0.2")
     try:
         return _key(key, text), [float(value) for value in values.split(",")]

@@ -90,7 +90,7 @@ def serve(
     # Rooms report through logging ([ingest] ...): warnings and errors are for the operator.
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
 
-    given: dict[str, dict[str, Any]] = {
+    overrides: dict[str, dict[str, Any]] = {
         "pool": {"path": pool},
         "server": {
             "host": host,
@@ -108,25 +108,25 @@ def serve(
         "kafka": dict(kafka_options(kafka_option)),
     }
     run(
-        _settings(config, given),
+        _settings(config, overrides),
         ready_file=ready_file,
-        log=_line,
-        reread=lambda: _settings(config, given),
+        log=_print_line,
+        reread=lambda: _settings(config, overrides),
     )
 
 
-def _line(text: str) -> None:
+def _print_line(text: str) -> None:
     # typer.echo flushes: a reader that waits for the line must not wait for a full buffer. A reader
     # that has closed the pipe must not stop the server.
     with contextlib.suppress(OSError):
         typer.echo(text)
 
 
-def _settings(file: Path | None, given: dict[str, dict[str, Any]]) -> Config:
+def _settings(file: Path | None, overrides: dict[str, dict[str, Any]]) -> Config:
     """Return the configuration of ``file``, overridden by the command line."""
     from petps.config import load, merged
 
     base = None if file is None else load(file)
-    if base is None and given["pool"]["path"] is None:
+    if base is None and overrides["pool"]["path"] is None:
         raise InvalidArgument("name the pool: `petps serve PATH`, or --config FILE")
-    return merged(base, given, "command line")
+    return merged(base, overrides, "command line")

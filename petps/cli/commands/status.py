@@ -23,27 +23,27 @@ def status(
 
         petps status petps://127.0.0.1:7070 --json
     """
-    opened = open_target(target, model=None, read_only=True)
+    handle = open_target(target, model=None, read_only=True)
     try:
-        found = opened.status()
+        report = handle.status()
     finally:
-        opened.close()
+        handle.close()
     if json_:
-        json_out(found)
+        json_out(report)
         return
-    _show_pool(found)
-    _show_tables(found)
-    if found.get("ingest"):
-        _show_ingest(found["ingest"])
-    if found.get("shard_map_error"):
-        typer.echo(f"shard map not used: {found['shard_map_error']}")
-    for incident in found.get("incidents", []):
+    _show_pool(report)
+    _show_tables(report)
+    if report.get("ingest"):
+        _show_ingest(report["ingest"])
+    if report.get("shard_map_error"):
+        typer.echo(f"shard map not used: {report['shard_map_error']}")
+    for incident in report.get("incidents", []):
         typer.echo(f"incident: {incident}")
 
 
-def _show_pool(found: dict[str, Any]) -> None:
-    pool = found["pool"]
-    durability = "volatile (gone with the process)" if pool["volatile"] else pool["durability"]
+def _show_pool(report: dict[str, Any]) -> None:
+    pool = report["pool"]
+    durability = "volatile (lost when the process ends)" if pool["volatile"] else pool["durability"]
     state = "read-only after a failed write-back; restart" if pool["failed"] else "good"
     if pool.get("lost_power"):
         state = "lost power; run `petps verify`"
@@ -55,29 +55,29 @@ def _show_pool(found: dict[str, Any]) -> None:
         ("last stop", "clean" if pool["was_clean"] else "a crash; recovered"),
     ]
     if pool["path"] and not pool["read_only"] and pool["readers_refused"]:
-        pairs.append(("readers beside it", f"kept out: {pool['readers_refused']}"))
-    if "uptime_s" in found:
-        stats = found["stats"]
+        pairs.append(("other readers", f"refused: {pool['readers_refused']}"))
+    if "uptime_s" in report:
+        stats = report["stats"]
         pairs += [
-            ("server", f"{found['host']}:{found['port']}, {found['workers']} workers"),
-            ("up", f"{found['uptime_s']:,.0f} s"),
-            ("ready", found.get("unready") or "yes"),
+            ("server", f"{report['host']}:{report['port']}, {report['workers']} workers"),
+            ("up", f"{report['uptime_s']:,.0f} s"),
+            ("ready", report.get("unready") or "yes"),
             ("pulls", f"{stats['pulls']:,} ({stats['keys']:,} keys, {stats['misses']:,} missing)"),
             ("pushes", f"{stats['pushes']:,} ({stats['rows_pushed']:,} rows)"),
             ("error replies", stats["errors"]),
-            ("owns", _shard_text(found["shard"])),
+            ("owns", _shard_text(report["shard"])),
             ("connections", stats["connections"]),
-            ("gather", _gather_text(found["gather"])),
-            ("rdma", found["rdma"]),
+            ("gather", _gather_text(report["gather"])),
+            ("rdma", report["rdma"]),
         ]
-        for name, latency in found.get("latency", {}).items():
+        for name, latency in report.get("latency", {}).items():
             quantiles = f"p50 {latency['p50_us']:.0f} us, p99 {latency['p99_us']:.0f} us"
             pairs.append((f"{name} latency", quantiles))
-    for instance in found["instances"]:
+    for instance in report["instances"]:
         alias = f", alias {', '.join(instance['aliases'])}" if instance["aliases"] else ""
-        shown = f"{instance['state']}, {instance['partitions']} partitions, run {instance['run']}, "
-        shown += f"version {instance['applied_version']}{alias}"
-        pairs.append((f"instance {instance['name']}", shown))
+        text = f"{instance['state']}, {instance['partitions']} partitions, run {instance['run']}, "
+        text += f"version {instance['applied_version']}{alias}"
+        pairs.append((f"instance {instance['name']}", text))
     facts(pairs)
 
 
@@ -97,32 +97,32 @@ def _gather_text(gather: dict[str, Any]) -> str:
     if not gather["measured"]:
         return "auto (not measured yet: copy up to 1 KiB a row, sendmsg above)"
     parts = []
-    for rows in sorted({each["rows"] for each in gather["choices"]}):
-        cells = [each for each in gather["choices"] if each["rows"] == rows]
+    for rows in sorted({choice["rows"] for choice in gather["choices"]}):
+        cells = [choice for choice in gather["choices"] if choice["rows"] == rows]
         runs: list[list[Any]] = []
         for cell in cells:
             if runs and runs[-1][0] == cell["mode"]:
                 runs[-1][2] = cell["row_bytes"]
             else:
                 runs.append([cell["mode"], cell["row_bytes"], cell["row_bytes"]])
-        shown = ", ".join(f"{mode} {low}..{high}" for mode, low, high in runs)
-        parts.append(f"{rows} rows: {shown} B")
+        ranges = ", ".join(f"{mode} {low}..{high}" for mode, low, high in runs)
+        parts.append(f"{rows} rows: {ranges} B")
     return f"auto, measured in {gather['measuring_ms']:.0f} ms; " + "; ".join(parts)
 
 
-def _show_tables(found: dict[str, Any]) -> None:
+def _show_tables(report: dict[str, Any]) -> None:
     rows = [
         (
-            each["name"],
-            each["instance"],
-            f"{each['dim']} x {each['dtype']}",
-            each["feed"],
-            each["rows"],
-            f"{100 * each['rows'] / each['capacity']:.1f} %",
-            bytes_text(each["slots"] * each["row_bytes"]),
-            bytes_text(each["index_bytes"] + each["header_bytes"] + each["allocator_bytes"]),
+            record["name"],
+            record["instance"],
+            f"{record['dim']} x {record['dtype']}",
+            record["feed"],
+            record["rows"],
+            f"{100 * record['rows'] / record['capacity']:.1f} %",
+            bytes_text(record["slots"] * record["row_bytes"]),
+            bytes_text(record["index_bytes"] + record["header_bytes"] + record["allocator_bytes"]),
         )
-        for each in found["tables"]
+        for record in report["tables"]
     ]
     table(
         ("table", "instance", "row", "fed by", "rows", "full", "row slots", "index, headers"), rows
@@ -135,7 +135,7 @@ def _state_text(ingest: dict[str, Any]) -> str:
         return str(ingest["error"])
     if ingest["paused"]:
         return "paused"
-    states = Counter(each["state"] for each in ingest["partitions"])
+    states = Counter(partition["state"] for partition in ingest["partitions"])
     if len(states) == 1:
         return str(next(iter(states)))
     return ", ".join(f"{count:,} {state}" for state, count in states.most_common())
@@ -146,11 +146,11 @@ def _lag_text(lag_seconds: float | None) -> str:
 
 
 def _show_ingest(ingest: dict[str, Any]) -> None:
-    fresh = ingest["freshness"]
+    percentiles = ingest["freshness"]
     freshness = (
         "no message yet"
-        if fresh["p50_ms"] is None
-        else f"p50 {fresh['p50_ms']} ms, p99 {fresh['p99_ms']} ms"
+        if percentiles["p50_ms"] is None
+        else f"p50 {percentiles['p50_ms']} ms, p99 {percentiles['p99_ms']} ms"
     )
     facts(
         [
@@ -164,20 +164,22 @@ def _show_ingest(ingest: dict[str, Any]) -> None:
     )
     lines = [
         (
-            str(each["partition"]),
-            each["instance"],
-            f"{each['state']}: {each['reason']}" if each["reason"] else each["state"],
-            str(each["run"]),
-            each["seq"],
-            each["version"],
-            each["lag_records"],
-            _lag_text(each["lag_seconds"]),
-            each["gaps"],
-            each["duplicates"],
-            each["zombies"],
-            each["dead_letters"],
+            str(partition["partition"]),
+            partition["instance"],
+            f"{partition['state']}: {partition['reason']}"
+            if partition["reason"]
+            else partition["state"],
+            str(partition["run"]),
+            partition["seq"],
+            partition["version"],
+            partition["lag_records"],
+            _lag_text(partition["lag_seconds"]),
+            partition["gaps"],
+            partition["duplicates"],
+            partition["zombies"],
+            partition["dead_letters"],
         )
-        for each in ingest["partitions"]
+        for partition in ingest["partitions"]
     ]
     columns = ("partition", "feeds", "state", "run", "seq", "version", "lag", "behind")
     table((*columns, "gaps", "duplicates", "older runs", "dead letters"), lines)

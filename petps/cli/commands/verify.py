@@ -44,7 +44,7 @@ def verify(
     from petps import _native
 
     _native.stop_on_lost_pool()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     with waiting(f"verifying {pool}", quiet=json_):
         tables = _native.Tables.open(str(pool), read_only=True, allow_lost_power=True)
         try:
@@ -52,10 +52,10 @@ def verify(
             report = tables.verify()
         finally:
             tables.close()
-    accepted = accept and report.clean and lost_power
+    is_accepted = accept and report.clean and lost_power
     without_base = 0
     fed_by_pushes: list[str] = []
-    if accepted:
+    if is_accepted:
         # Only the clean close of a writer marks the pool as whole again.
         tables = _native.Tables.open(str(pool), accept_lost_power=True)
         try:
@@ -64,18 +64,18 @@ def verify(
                 for progress in tables.all_progress()
             )
             fed_by_pushes = sorted(
-                {each.name for each in tables.tables() if each.record.feed == "push"}
+                {table.name for table in tables.tables() if table.record.feed == "push"}
             )
         finally:
             tables.close()
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     if json_:
         json_out(
             {
                 "pool": str(pool),
                 **report.as_dict(),
                 "lost_power": lost_power,
-                "accepted": accepted,
+                "accepted": is_accepted,
                 "partitions_waiting_for_a_base": without_base,
                 "push_fed_tables": fed_by_pushes,
                 "seconds": round(seconds, 3),
@@ -105,8 +105,8 @@ def verify(
     if json_:
         return
     note(f"{pool}: clean, {report.rows:,} rows checked in {seconds:.1f} s")
-    if accepted:
-        _tell_accepted(without_base, fed_by_pushes)
+    if is_accepted:
+        _note_accepted(without_base, fed_by_pushes)
     elif lost_power:
         note(
             "it lost power with durability 'process': each row is one that was written for its "
@@ -115,7 +115,7 @@ def verify(
         )
 
 
-def _tell_accepted(without_base: int, fed_by_pushes: list[str]) -> None:
+def _note_accepted(without_base: int, fed_by_pushes: list[str]) -> None:
     note("it lost power and is accepted: it can be served again")
     if without_base:
         note(

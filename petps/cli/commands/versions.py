@@ -23,12 +23,12 @@ def instances(target: _TARGET, json_: _JSON = False) -> None:
 
         petps instances petps://127.0.0.1:7070
     """
-    opened = open_target(target, model=None, read_only=True)
+    handle = open_target(target, model=None, read_only=True)
     try:
-        found = opened.status()
+        status = handle.status()
     finally:
-        opened.close()
-    rows = _instances(found)
+        handle.close()
+    rows = _instances(status)
     if json_:
         json_out({"instances": rows})
         return
@@ -36,33 +36,35 @@ def instances(target: _TARGET, json_: _JSON = False) -> None:
         ("instance", "state", "alias", "tables", "rows", "version", "run"),
         [
             (
-                each["name"],
-                each["state"],
-                ", ".join(each["aliases"]),
-                each["tables"],
-                each["rows"],
-                each["version"],
-                each["run"],
+                row["name"],
+                row["state"],
+                ", ".join(row["aliases"]),
+                row["tables"],
+                row["rows"],
+                row["version"],
+                row["run"],
             )
-            for each in rows
+            for row in rows
         ],
     )
 
 
-def _instances(found: dict[str, Any]) -> list[dict[str, Any]]:
+def _instances(status: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
-    for each in found["instances"]:
-        own = [one for one in found["tables"] if one["instance"] == each["name"]]
+    for instance in status["instances"]:
+        instance_tables = [
+            record for record in status["tables"] if record["instance"] == instance["name"]
+        ]
         rows.append(
             {
-                "name": each["name"],
-                "model": each["model"],
-                "state": each["state"],
-                "aliases": each["aliases"],
-                "tables": len(own),
-                "rows": sum(one["rows"] for one in own),
-                "version": each["applied_version"],
-                "run": each["run"],
+                "name": instance["name"],
+                "model": instance["model"],
+                "state": instance["state"],
+                "aliases": instance["aliases"],
+                "tables": len(instance_tables),
+                "rows": sum(record["rows"] for record in instance_tables),
+                "version": instance["applied_version"],
+                "run": instance["run"],
             }
         )
     return rows
@@ -71,13 +73,16 @@ def _instances(found: dict[str, Any]) -> list[dict[str, Any]]:
 def alias(
     target: _TARGET,
     instance: Annotated[
-        str | None, typer.Argument(metavar="[INSTANCE]", help="What it shall mean: MODEL@NAME.")
+        str | None,
+        typer.Argument(
+            metavar="[INSTANCE]", help="The instance that the alias will name: MODEL@NAME."
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="The alias; by default the instance's model.")
     ] = None,
     back: Annotated[
-        bool, typer.Option("--back", help="To what the alias meant before the last switch.")
+        bool, typer.Option("--back", help="Switch back to the instance before the last switch.")
     ] = False,
     json_: _JSON = False,
 ) -> None:
@@ -95,43 +100,45 @@ def alias(
         petps alias my.pool ranking@7 --name canary
     """
     if (instance is None) != back:
-        raise InvalidArgument("name an instance, MODEL@NAME, or say --back; one of the two")
-    opened = open_target(target, model=None, read_only=False)
+        raise InvalidArgument("write either an instance, MODEL@NAME, or --back")
+    handle = open_target(target, model=None, read_only=False)
     try:
-        found = opened.status()
-        name = name or (instance.partition("@")[0] if instance else _only_model(found))
-        wanted = instance or _previous(found, name)
-        before = _meaning(found, name)
-        opened.switch_alias(name, wanted)
+        status = handle.status()
+        name = name or (instance.partition("@")[0] if instance else _only_model(status))
+        new_instance = instance or _previous_instance(status, name)
+        old_instance = _current_instance(status, name)
+        handle.switch_alias(name, new_instance)
     finally:
-        opened.close()
+        handle.close()
     if json_:
-        json_out({"alias": name, "instance": wanted, "before": before})
+        json_out({"alias": name, "instance": new_instance, "before": old_instance})
         return
-    note(f"{name} means {wanted} now" + (f", before {before}" if before else ""))
+    note(f"{name} means {new_instance} now" + (f", before {old_instance}" if old_instance else ""))
 
 
-def _only_model(found: dict[str, Any]) -> str:
-    models = sorted({each["model"] for each in found["instances"]})
+def _only_model(status: dict[str, Any]) -> str:
+    models = sorted({record["model"] for record in status["instances"]})
     if len(models) != 1:
         raise InvalidArgument(f"there are several models: {', '.join(models)}; say --name MODEL")
     return str(models[0])
 
 
-def _previous(found: dict[str, Any], name: str) -> str:
-    number = found["previous_of_aliases"].get(name)
-    for each in found["instances"]:
-        if each["id"] == number:
-            return str(each["name"])
+def _previous_instance(status: dict[str, Any], name: str) -> str:
+    instance_id = status["previous_of_aliases"].get(name)
+    for record in status["instances"]:
+        if record["id"] == instance_id:
+            return str(record["name"])
     raise FailedPrecondition(
-        f"'{name}' has nothing to go back to: it was never switched, or what it meant has been "
-        "dropped (petps instances shows what there is)"
+        f"alias '{name}' has no previous instance: it was never switched, or that instance has "
+        "been dropped; `petps instances` lists the instances"
     )
 
 
-def _meaning(found: dict[str, Any], name: str) -> str | None:
-    number = found["aliases"].get(name)
-    return next((each["name"] for each in found["instances"] if each["id"] == number), None)
+def _current_instance(status: dict[str, Any], name: str) -> str | None:
+    instance_id = status["aliases"].get(name)
+    return next(
+        (record["name"] for record in status["instances"] if record["id"] == instance_id), None
+    )
 
 
 def drop(
@@ -151,11 +158,11 @@ def drop(
         raise InvalidArgument(
             f"'{instance}' names a model: name one instance of it, {instance}@NAME"
         )
-    opened = open_target(target, model=None, read_only=False)
+    handle = open_target(target, model=None, read_only=False)
     try:
-        opened.drop_instance(instance)
+        handle.drop_instance(instance)
     finally:
-        opened.close()
+        handle.close()
     if json_:
         json_out({"dropped": instance})
         return

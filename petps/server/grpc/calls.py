@@ -15,24 +15,24 @@ class AwaitableCalls:
     def __init__(self, calls: _native.Calls) -> None:
         self.native = calls
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[int, asyncio.Future[_native.CallReply]] = {}
-        self._loop.add_reader(calls.ready_descriptor, self._take)
+        self._futures: dict[int, asyncio.Future[_native.CallReply]] = {}
+        self._loop.add_reader(calls.ready_descriptor, self._deliver_replies)
 
     async def reply(self, ticket: int) -> _native.CallReply:
         """Return the reply of a submitted call. If this is cancelled, the reply is dropped."""
         future: asyncio.Future[_native.CallReply] = self._loop.create_future()
-        self._waiting[ticket] = future
+        self._futures[ticket] = future
         try:
             return await future
         finally:
-            del self._waiting[ticket]
+            del self._futures[ticket]
 
     def close(self) -> None:
         """Accept no more replies."""
         self._loop.remove_reader(self.native.ready_descriptor)
 
-    def _take(self) -> None:
+    def _deliver_replies(self) -> None:
         for reply in self.native.take():
-            future = self._waiting.get(reply.ticket)
+            future = self._futures.get(reply.ticket)
             if future is not None and not future.done():
                 future.set_result(reply)

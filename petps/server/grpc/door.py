@@ -47,7 +47,7 @@ class GrpcDoor:
     ) -> None:
         """``body_bytes`` and ``in_flight`` are the limits of the native port."""
         self.port = 0
-        self._host, self._wanted_port = host, port
+        self._host, self._requested_port = host, port
         self._tables, self._calls = tables, calls
         self._body_bytes, self._in_flight = body_bytes, in_flight
         self._status, self._map_version, self._healthy = status, map_version, healthy
@@ -70,7 +70,7 @@ class GrpcDoor:
 
     def tell_health(self) -> None:
         """Update the reported health now, instead of at the next check."""
-        asyncio.run_coroutine_threadsafe(self._tell_health(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._update_health(), self._loop).result()
 
     def close(self, seconds: float) -> None:
         """Wait up to ``seconds`` for the calls in flight, cancel the rest, and stop serving."""
@@ -109,11 +109,11 @@ class GrpcDoor:
             names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)
             self.port = self._listen(server)
-            await self._tell_health()
+            await self._update_health()
             await server.start()
             started.set_result(None)
             while not self._closing.is_set():
-                await self._tell_health()
+                await self._update_health()
                 try:
                     await asyncio.wait_for(self._closing.wait(), HEALTH_SECONDS)
                 except TimeoutError:
@@ -139,25 +139,26 @@ class GrpcDoor:
         )
 
     def _listen(self, server: grpc.aio.Server) -> int:
-        bare = ":" in self._host
-        address = f"[{self._host}]" if bare else self._host
+        is_ipv6 = ":" in self._host
+        address = f"[{self._host}]" if is_ipv6 else self._host
         try:
-            port = server.add_insecure_port(f"{address}:{self._wanted_port}")
+            port = server.add_insecure_port(f"{address}:{self._requested_port}")
         except RuntimeError:
             port = 0
         if port == 0:
             raise Unavailable(
-                f"gRPC address {address}:{self._wanted_port} cannot be had (is it taken?); choose "
+                f"gRPC address {address}:{self._requested_port} is not available (another "
+                "process may use it); choose "
                 "another with --grpc-port or [server] grpc_port (0: any free one), or --no-grpc"
             )
         return int(port)
 
     async def _begin_drain(self) -> None:
         self._draining = True
-        await self._tell_health()
+        await self._update_health()
         self._service.drain()
 
-    async def _tell_health(self) -> None:
+    async def _update_health(self) -> None:
         serving = not self._draining and self._healthy()
         states = health_pb2.HealthCheckResponse
         for name in ("", SERVICE):

@@ -85,7 +85,7 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
         self._in_flight.add(task)
         try:
             if self._draining:
-                raise _stopping()
+                raise _stopping_error()
             return await work(request, context)
         except PetpsError as error:
             await refuse(context, error, self._details(error, request))
@@ -112,13 +112,13 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
         return self._tables.resolve(models.pop())
 
     def _table(self, instance: _native.InstanceRecord, name: str) -> _native.Table:
-        known = self._tables_by_name.get((instance.id, name))
-        if known is None:  # ids are never reused, so a cached entry stays correct
-            known = self._tables.find(instance.name, name)
+        table = self._tables_by_name.get((instance.id, name))
+        if table is None:  # ids are never reused, so a cached entry stays correct
+            table = self._tables.find(instance.name, name)
             if len(self._tables_by_name) >= MAX_REMEMBERED:
                 self._tables_by_name.clear()
-            self._tables_by_name[instance.id, name] = known
-        return known
+            self._tables_by_name[instance.id, name] = table
+        return table
 
     # ---- methods
 
@@ -155,7 +155,7 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
         self._watching.add(task)
         try:
             if self._draining:
-                raise _stopping()
+                raise _stopping_error()
             if request.model:
                 self._tables.resolve(request.model)
             async for state, dropped in self._versions.watch(request.model):
@@ -165,7 +165,7 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
         except asyncio.CancelledError:
             if not self._draining:
                 raise  # the client cancelled
-            await refuse(context, _stopping())
+            await refuse(context, _stopping_error())
         finally:
             self._watching.discard(task)
 
@@ -192,8 +192,12 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
         context: Context,
     ) -> tuple[int, list[Any]]:
         tables = [self._table(instance, name) for name, _ in sections]
-        left = context.time_remaining()
-        wait_ms = request.wait_ms if left is None else min(request.wait_ms, int(1e3 * left))
+        remaining_seconds = context.time_remaining()
+        wait_ms = (
+            request.wait_ms
+            if remaining_seconds is None
+            else min(request.wait_ms, int(1e3 * remaining_seconds))
+        )
         ticket = self._calls.native.pull(
             instance.id,
             [(table.id, keys) for table, (_, keys) in zip(tables, sections, strict=True)],
@@ -201,18 +205,18 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
             wait_ms=wait_ms,
         )
         try:
-            version, found = (await self._calls.reply(ticket)).pulled()
+            version, results = (await self._calls.reply(ticket)).pulled()
         except Stale as stale:
             stale.applied_version = self._tables.applied_version(instance.id)
             raise
         rows = []
         total = 0
         for table, (code, row_bytes, rows_found, present, stored) in zip(
-            tables, found, strict=True
+            tables, results, strict=True
         ):
             if code != 0:  # the table was dropped after the lookup of its name
                 raise NotFound(f"table '{table.name}' of '{instance.name}' has been dropped")
-            values = stored if request.form == messages.FORM_STORED else _widened(table, stored)
+            values = stored if request.form == messages.FORM_STORED else _decode_rows(table, stored)
             total += len(values)
             if total > self._body_bytes:
                 raise ResourceExhausted(
@@ -233,7 +237,7 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
         table = self._table(self._instance(request.model), request.table)
         rows = request.rows
         if rows and request.form == messages.FORM_F32:
-            rows = _encoded(table, request)
+            rows = _encode_rows(table, request)
         ticket = self._calls.native.push(
             table.record, request.keys, rows, deleted=request.deleted, stamp=request.stamp
         )
@@ -258,14 +262,16 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
         return await asyncio.to_thread(self._tables_reply, request.model)
 
     def _tables_reply(self, model: str) -> Any:
-        wanted = None if not model else self._tables.resolve(model).id
+        instance_id = None if not model else self._tables.resolve(model).id
         states = instances_of(self._tables)
         reply = messages.ListTablesReply(
-            instances=[_message_of(s) for s in states.values() if wanted in (None, s.id)]
+            instances=[
+                _message_of(state) for state in states.values() if instance_id in (None, state.id)
+            ]
         )
         for table in self._tables.tables():
             record = table.record
-            if record.instance not in states or wanted not in (None, record.instance):
+            if record.instance not in states or instance_id not in (None, record.instance):
                 continue
             reply.tables.add(
                 id=record.id,
@@ -288,7 +294,7 @@ class Service(stubs.PetpsServicer):  # type: ignore[misc]  # made by the build, 
         return messages.SetHotKeysReply()
 
 
-def _stopping() -> Unavailable:
+def _stopping_error() -> Unavailable:
     return Unavailable("the server is stopping: ask another replica or try again")
 
 
@@ -303,17 +309,17 @@ def _message_of(state: InstanceState) -> Any:
     )
 
 
-def _widened(table: _native.Table, stored: bytes) -> bytes:
+def _decode_rows(table: _native.Table, stored_rows: bytes) -> bytes:
     if table.dtype == "f32":
-        return stored
-    rows = np.frombuffer(stored, np.uint8).reshape(-1, table.row_bytes)
+        return stored_rows
+    rows = np.frombuffer(stored_rows, np.uint8).reshape(-1, table.row_bytes)
     return _native.decode_rows(table.dtype, table.dim, rows).tobytes()
 
 
-def _encoded(table: _native.Table, request: Any) -> bytes:
+def _encode_rows(table: _native.Table, request: Any) -> bytes:
     """Encode the float32 rows of a push as the table stores them."""
-    n, odd = divmod(len(request.keys), 8)
-    if odd or len(request.rows) != n * table.dim * 4:
+    n, remainder = divmod(len(request.keys), 8)
+    if remainder or len(request.rows) != n * table.dim * 4:
         raise InvalidArgument(
             f"table '{table.name}': {n} rows of dim {table.dim} as float32 are "
             f"{n * table.dim * 4} bytes, got {len(request.rows)}"
@@ -324,6 +330,6 @@ def _encoded(table: _native.Table, request: Any) -> bytes:
         keys = np.frombuffer(request.keys, "<u8")
         check_finite(keys, values, table.name)
         if table.dtype != "f32":  # a number too large for f16 becomes infinity when encoded
-            seen = _native.decode_rows(table.dtype, table.dim, encoded)
-            check_finite(keys, seen, table.name)
+            decoded = _native.decode_rows(table.dtype, table.dim, encoded)
+            check_finite(keys, decoded, table.name)
     return encoded.tobytes()

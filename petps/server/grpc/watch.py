@@ -35,8 +35,8 @@ def instances_of(tables: _native.Tables) -> dict[int, InstanceState]:
     """Return the state of all instances by id."""
     records = tables.instances()
     names: dict[int, set[str]] = {record.id: set() for record in records}
-    for alias, meant in tables.aliases().items():
-        names.setdefault(meant, set()).add(alias)
+    for alias, instance_id in tables.aliases().items():
+        names.setdefault(instance_id, set()).add(alias)
     for model in {record.model for record in records}:
         with contextlib.suppress(LookupError):  # dropped after instances() was read
             names.setdefault(tables.resolve(model).id, set()).add(model)
@@ -62,7 +62,7 @@ class _Watcher:
         self.pending: dict[int, tuple[InstanceState, bool]] = {}
         self.changed = asyncio.Event()
 
-    def tell(self, state: InstanceState, dropped: bool) -> None:
+    def add_change(self, state: InstanceState, dropped: bool) -> None:
         if self._model in ("", state.model, state.name):
             self.pending[state.id] = (state, dropped)
             self.changed.set()
@@ -73,7 +73,7 @@ class Versions:
 
     def __init__(self, tables: _native.Tables) -> None:
         self._tables = tables
-        self._seen: dict[int, InstanceState] = {}
+        self._states: dict[int, InstanceState] = {}
         self._watchers: set[_Watcher] = set()
         self._task: asyncio.Task[None] | None = None
 
@@ -97,10 +97,10 @@ class Versions:
             )
         watcher = _Watcher(model)
         if self._task is None:
-            self._seen = instances_of(self._tables)
-            self._task = asyncio.create_task(self._look())
-        for state in self._seen.values():
-            watcher.tell(state, False)
+            self._states = instances_of(self._tables)
+            self._task = asyncio.create_task(self._poll())
+        for state in self._states.values():
+            watcher.add_change(state, False)
         self._watchers.add(watcher)
         try:
             yield watcher
@@ -110,15 +110,15 @@ class Versions:
                 self._task.cancel()
                 self._task = None
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            seen = instances_of(self._tables)
+            states = instances_of(self._tables)
             changes = [
-                (state, False) for state in seen.values() if self._seen.get(state.id) != state
+                (state, False) for state in states.values() if self._states.get(state.id) != state
             ]
-            changes += [(state, True) for id_, state in self._seen.items() if id_ not in seen]
-            self._seen = seen
+            changes += [(state, True) for id_, state in self._states.items() if id_ not in states]
+            self._states = states
             for watcher in self._watchers:
                 for state, dropped in changes:
-                    watcher.tell(state, dropped)
+                    watcher.add_change(state, dropped)

@@ -229,7 +229,7 @@ def test_the_graph_shows_what_is_active_and_kept(petps_command: Command, tmp_pat
     assert begun == [
         "line of base 1, versions 1 to 10",
         "line of base 11, versions 11 to 20",
-        "line of base 21, versions 21 to 30: active, the next one goes on from it",
+        "line of base 21, versions 21 to 30: active, the next version continues it",
     ]
-    kept = [text for text in lines if text.endswith("kept: purge leaves them")]
+    kept = [text for text in lines if text.endswith("kept: purge does not delete them")]
     assert [text.index("k") for text in kept] == [1, 0]

@@ -40,25 +40,25 @@ def test_from_a_configuration(petps_command: Command, tmp_path: Path) -> None:
         assert pool.pull("a", [1]).tolist() == [[0.5, 1.0]]
         assert pool.tables()[0].feed == "delta"
     message = petps_command.fails(2, "create", "--config", file, "--table", "a:2:f32:10")
-    assert "table 'a' stands in --table and in" in message
+    assert "table 'a' is both in --table and in" in message
 
 
 def test_only_a_device_is_replaced(petps_command: Command, pool: Path) -> None:
     message = petps_command.fails(2, "create", pool, "--replace", "--table", "x:1:f32:10")
     assert "--replace is for a new pool on a device; remove a pool's file yourself" in message
     message = petps_command.fails(4, "create", "/dev/null", "--table", "x:1:f32:10")
-    assert "/dev/null holds data already; --add adds tables to a pool, --replace gives" in message
+    assert "/dev/null holds data already; add tables to it with --add, or overwrite" in message
 
 
 def test_add_is_repeatable(petps_command: Command, pool: Path) -> None:
     message = petps_command.fails(4, "create", pool, "--table", "x:1:f32:10")
-    assert f"{pool} is there already; --add adds tables" in message
+    assert f"{pool} exists already; add tables to it with --add" in message
     report = petps_command.json("create", pool, "--add", "--table", "x:1:f32:10")
     assert (report["created"], report["tables"][0]["added"]) == (False, True)
     report = petps_command.json("create", pool, "--add", "--table", "x:1:f32:10")
     assert not report["tables"][0]["added"]
     message = petps_command.fails(4, "create", pool, "--add", "--table", "x:2:f32:10")
-    assert "table 'x' is there already, with dim 1 f32 and capacity 10" in message
+    assert "table 'x' exists already, with dim 1 f32 and capacity 10" in message
     with petps.open(pool) as opened:
         assert [info.name for info in opened.tables()] == ["items", "x"]
 

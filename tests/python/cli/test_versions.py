@@ -53,7 +53,7 @@ def test_there_and_back_and_gone(petps_command: Command, target: str) -> None:
     assert value(petps_command, target) == 1
     assert value(petps_command, target, "default@1") == 2
     message = petps_command.fails(6, "alias", target, "--back")
-    assert "nothing to go back to" in message
+    assert "has no previous instance" in message
     message = petps_command.fails(6, "drop", target, "default@0")
     assert "is what 'default' means" in message
     output = petps_command("alias", target, "default@1")

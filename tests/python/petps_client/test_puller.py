@@ -159,7 +159,7 @@ def test_a_late_prefetch_does_not_take_the_cache_back_to_the_instance_before() -
     clock.now, server.number = 2.0, 2
     assert puller.pull({"a": [2]}).instance == "m@2"
     let_go.set()
-    assert puller._ahead[0].pulled.result().instance == "m@1"  # requested before the switch
+    assert puller._prefetches[0].pulled.result().instance == "m@1"  # requested before the switch
     clock.now = 3.0
     assert puller.pull({"a": [2]}).instance == "m@2"
     assert len(server.calls) == 2  # still cached
@@ -229,7 +229,7 @@ def test_a_prefetch_that_fails_is_asked_for_again() -> None:
     with pytest.raises(petps_client.Unavailable, match="no server answers"):
         puller.pull({"a": [1]})
     puller.prefetch({"a": [1]})
-    puller._ahead[0].pulled.exception()  # wait until it has failed, before the server is back
+    puller._prefetches[0].pulled.exception()  # wait until it has failed, before the server is back
     server.fails = False
     assert puller.pull({"a": [1]}).rows["a"][0, 0] == 1
 

@@ -169,7 +169,7 @@ def test_without_grpc(start: Start) -> None:
 def test_port_in_use_undoes_everything(pool: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(Unavailable, match=f"gRPC address 127.0.0.1:{port} cannot be had"):
+        with pytest.raises(Unavailable, match=f"gRPC address 127.0.0.1:{port} is not available"):
             Serving(settings(pool, server={"grpc_port": port}))
     assert is_clean(pool)
 
@@ -224,7 +224,7 @@ def test_cancelled_streams_leave_nothing(start: Start, connect: Callable[[Servin
     tick = threading.Event()
     while service._watching or service._in_flight or service._versions._watchers:
         tick.wait(0.01)
-    while service._calls._waiting:
+    while service._calls._futures:
         tick.wait(0.01)
     assert service._versions._task is None
     assert stub.Pull(PULL(table="items", keys=packed(1))).rows.rows_found == 1

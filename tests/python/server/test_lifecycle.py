@@ -62,7 +62,7 @@ def test_native_port_in_use_leaves_the_pool_clean(pool: Path) -> None:
 def test_http_port_in_use_undoes_everything(pool: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(Unavailable, match=f"HTTP address 127.0.0.1:{port} cannot be had"):
+        with pytest.raises(Unavailable, match=f"HTTP address 127.0.0.1:{port} is not available"):
             Serving(settings(pool, server={"http_port": port}))
     assert is_clean(pool)
     petps.open(pool).close()
@@ -116,7 +116,9 @@ def test_a_status_that_cannot_be_had_does_not_end_the_serving(
         for _ in range(3):
             serving.report()
         (line,) = lines
-        assert line.startswith("ingest's state is not in the status, serving goes on: ZeroDivision")
+        assert line.startswith(
+            "the status lacks ingest's state, but serving continues: ZeroDivision"
+        )
         assert "ingest" in serving.status()
         monkeypatch.setattr(serving._ingest, "status", working)
         assert serving.status()["ingest"]["running"]
