@@ -42,8 +42,8 @@ def measure(folder: Path, part: report.Part, work: report.Workload) -> Figures:
     os.environ["PETPS_BENCH_FOLDER"] = str(folder)
     figures: Figures = {}
     for result in part(work):
-        higher = str(result["unit"]).endswith("/s")
-        figures[configuration_of(result)] = (float(result["ratio"]), higher)
+        higher_is_better = str(result["unit"]).endswith("/s")
+        figures[configuration_of(result)] = (float(result["ratio"]), higher_is_better)
     return figures
 
 
@@ -60,8 +60,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--workload", default="full")
     options = parser.parse_args()
-    wanted = options.only.split(",") if options.only else [""]
-    parts = [name for name in COMPARED if any(name.startswith(word) for word in wanted)]
+    prefixes = options.only.split(",") if options.only else [""]
+    parts = [name for name in COMPARED if any(name.startswith(word) for word in prefixes)]
     if not parts:
         parser.error(f"--only {options.only}: choose among {', '.join(COMPARED)}")
     if not options.before.is_dir():
@@ -71,22 +71,27 @@ def main() -> None:
     )
     work["rounds"] = 1
     report.OUTPUT.mkdir(parents=True, exist_ok=True)
-    here = report.ROOT / "build" / "release" / "bench"
+    this_build = report.ROOT / "build" / "release" / "bench"
     ratios: dict[str, list[float]] = {}
     for number in range(options.rounds):
         # The first build of a pair runs on a colder machine, so the order alternates. The builds
         # alternate part by part: a machine that is busy for a minute then disturbs both alike.
-        order = [options.before, here] if number % 2 == 0 else [here, options.before]
+        order = [options.before, this_build] if number % 2 == 0 else [this_build, options.before]
         for part in (part for name, part in report.PARTS if name in parts):
-            found = {folder: measure(folder.resolve(), part, work) for folder in order}
-            for name, after in found[here].items():
-                if name in found[options.before]:
-                    ratio = ratio_of(found[options.before][name], after)
+            figures = {folder: measure(folder.resolve(), part, work) for folder in order}
+            for name, after in figures[this_build].items():
+                if name in figures[options.before]:
+                    ratio = ratio_of(figures[options.before][name], after)
                     ratios.setdefault(name, []).append(ratio)
         print(f"round {number + 1} of {options.rounds}", flush=True)
     rows = [
-        {"name": name, "ratio": statistics.median(found), "target": TARGET, "rounds": found}
-        for name, found in ratios.items()
+        {
+            "name": name,
+            "ratio": statistics.median(round_ratios),
+            "target": TARGET,
+            "rounds": round_ratios,
+        }
+        for name, round_ratios in ratios.items()
     ]
     (report.OUTPUT / "compare.json").write_text(json.dumps(rows, indent=1) + "\n")
     if not rows:

@@ -36,9 +36,9 @@ def _erase(table: _native.Table, keys: Keys) -> None:
 
 
 def _reads_per_hit(table: _native.Table, keys: Keys) -> float:
-    reads, found = table.bucket_reads(keys)
-    assert found == len(keys)
-    return reads / found
+    reads, hits = table.bucket_reads(keys)
+    assert hits == len(keys)
+    return reads / hits
 
 
 def _zipf(rng: np.random.Generator, n: int, draws: int) -> npt.NDArray[np.int64]:
@@ -70,22 +70,22 @@ def bucket_reads(workload: dict[str, Any], seed: int = 1) -> dict[str, float]:
     drawn = popular[_zipf(rng, rows, int(workload["pulls"]))]
     # Other draws, from which the hot keys are chosen: clients report keys that they pulled before.
     sample = popular[_zipf(rng, rows, int(workload["pulls"]))]
-    seen, counts = np.unique(sample, return_counts=True)
-    hot = seen[np.argsort(-counts, kind="stable")[: int(workload["hot_keys"])]]
+    sample_keys, counts = np.unique(sample, return_counts=True)
+    hot = sample_keys[np.argsort(-counts, kind="stable")[: int(workload["hot_keys"])]]
     figures["zipf099_before"] = _reads_per_hit(table, drawn)
     table.migrate(hot)
     figures["zipf099"] = _reads_per_hit(table, drawn)
 
-    following = np.uint64(rows * 2)
+    next_key = np.uint64(rows * 2)
     for _ in range(int(workload["replacements"])):
         order = rng.permutation(rows)
         for begin in range(0, rows, BATCH):
-            places = order[begin : begin + BATCH]
-            _erase(table, keys[places])
-            fresh = np.arange(following, following + np.uint64(len(places)), dtype=np.uint64)
-            following += np.uint64(len(places))
-            _add(table, fresh)
-            keys[places] = fresh
+            positions = order[begin : begin + BATCH]
+            _erase(table, keys[positions])
+            new_keys = np.arange(next_key, next_key + np.uint64(len(positions)), dtype=np.uint64)
+            next_key += np.uint64(len(positions))
+            _add(table, new_keys)
+            keys[positions] = new_keys
     figures["churned_before"] = _reads_per_hit(table, keys)
     table.rehome()
     figures["churned"] = _reads_per_hit(table, keys)
@@ -103,8 +103,8 @@ def overhead_bytes_per_row(workload: dict[str, Any]) -> dict[str, float]:
     status = table.status()
     assert status.rows == status.capacity == rows
     # The allocator's bytes are the maps and bits of free slots, not the free slots themselves.
-    counted = status.index_bytes + status.header_bytes
-    total = counted + status.allocator_bytes
+    index_and_headers = status.index_bytes + status.header_bytes
+    total = index_and_headers + status.allocator_bytes
     return {
         "value": total / rows,
         "index": status.index_bytes / rows,

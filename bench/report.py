@@ -87,8 +87,10 @@ def _program(name: str) -> Path:
 def _run(name: str, **arguments: object) -> Iterator[Result]:
     """Run a C++ program and yield the JSON objects that it prints."""
     flags = [f"--{key}={value}" for key, value in arguments.items()]
-    done = subprocess.run([_program(name), *flags], check=True, stdout=subprocess.PIPE, text=True)
-    for line in done.stdout.splitlines():
+    process = subprocess.run(
+        [_program(name), *flags], check=True, stdout=subprocess.PIPE, text=True
+    )
+    for line in process.stdout.splitlines():
         yield json.loads(line)
 
 
@@ -112,17 +114,17 @@ def _gather(work: Workload) -> Iterator[Result]:
     for cell in _run("gather", part="grid", **size["grid"]):
         cells[cell["name"]] = cell
         yield cell
-    counted = _instructions_per_row(size["counted_lists"])
-    for mode, instructions in counted.items():
-        beside = cells[f"gather.{mode}.512.500"]
-        share = beside["server_kernel_share"]
-        cpu = beside["server_cpu_s_per_million_rows"]
+    counts = _instructions_per_row(size["counted_lists"])
+    for mode, instructions in counts.items():
+        grid_cell = cells[f"gather.{mode}.512.500"]
+        share = grid_cell["server_kernel_share"]
+        cpu = grid_cell["server_cpu_s_per_million_rows"]
         yield {
             "name": f"gather.cpu_instructions_per_row.{mode}",
             "value": instructions,
             "unit": "instructions",
             "ratio_to": None if instructions is None else "gather by copy",
-            "ratio": None if instructions is None else instructions / counted["copy"],
+            "ratio": None if instructions is None else instructions / counts["copy"],
             "row_bytes": 512,
             # CPU time of a server under pulls, with the kernel and the lookups.
             "user_cpu_s_per_million_rows": cpu * (1 - share),
@@ -148,13 +150,13 @@ def _instructions_per_row(lists: int) -> dict[str, Any]:
     def count(mode: str, lists: int) -> int:
         command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
         command += [str(_program("gather_instructions")), f"--mode={mode}", f"--lists={lists}"]
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, f"--keys={rows}"], check=True, capture_output=True, text=True
         )
-        found = re.search(r"Collected : (\d+)", done.stderr)
-        if found is None:
-            raise SystemExit(f"callgrind told no count:\n{done.stderr}")
-        return int(found.group(1))
+        match = re.search(r"Collected : (\d+)", process.stderr)
+        if match is None:
+            raise SystemExit(f"callgrind printed no count:\n{process.stderr}")
+        return int(match.group(1))
 
     # The difference of two counts leaves out the start of the program and the first lists, which
     # grow buffers.
@@ -172,19 +174,19 @@ def _apply(work: Workload) -> Iterator[Result]:
     size = work["apply"]
     # Two writers and power durability have names of their own. Power durability measures the disk,
     # with one batch per window.
-    two = {"threads": 2}
+    two_writers = {"threads": 2}
     power = {"durability": "power", "windows": size["synced_windows"], "window_batches": 1}
     kinds: tuple[tuple[str, int, dict[str, Any]], ...] = (
         ("dram", size["rows"], {}),
         ("file", size["rows"], {}),
-        ("dram", size["rows"], two),
-        ("file", size["rows"], two),
+        ("dram", size["rows"], two_writers),
+        ("file", size["rows"], two_writers),
         ("file", size["synced_rows"], power),
     )
-    for medium, rows, more in kinds:
+    for medium, rows, options in kinds:
         with tempfile.TemporaryDirectory(dir=OUTPUT) as folder:
             yield from _run(
-                "apply", rows=rows, rounds=work["rounds"], medium=medium, folder=folder, **more
+                "apply", rows=rows, rounds=work["rounds"], medium=medium, folder=folder, **options
             )
 
 
@@ -219,35 +221,35 @@ def _reopen(work: Workload) -> Iterator[Result]:
             pool = Path(folder) / f"{label}.pool"
             arguments = [str(pool), str(rows), str(dim), dtype]
             command = [sys.executable, "-m", "bench.recovery.reopen"]
-            made = subprocess.run([*command, "make", *arguments], cwd=ROOT, check=False)
-            if made.returncode != -9:
+            loader = subprocess.run([*command, "make", *arguments], cwd=ROOT, check=False)
+            if loader.returncode != -9:
                 raise SystemExit(
-                    f"loading {rows} rows ended with {made.returncode}, not by kill -9"
+                    f"loading {rows} rows ended with {loader.returncode}, not by kill -9"
                 )
             replies = []
             starts = []
             for _ in range(work["rounds"]):
                 started = time.time()
-                done = subprocess.run(
+                opener = subprocess.run(
                     [*command, "open", *arguments],
                     cwd=ROOT,
                     stdout=subprocess.PIPE,
                     text=True,
                     check=False,
                 )
-                if not done.stdout:
-                    raise SystemExit(f"reopening {rows} rows failed with {done.returncode}")
-                found = json.loads(done.stdout)
-                replies.append(found["first_reply_ms"])
-                starts.append((found["called"] - started) * 1e3)
+                if not opener.stdout:
+                    raise SystemExit(f"reopening {rows} rows failed with {opener.returncode}")
+                report = json.loads(opener.stdout)
+                replies.append(report["first_reply_ms"])
+                starts.append((report["called"] - started) * 1e3)
             median = statistics.median(replies)
-            beside = label == "small_rows"
+            has_reference = label == "small_rows"
             yield {
                 "name": f"reopen.ms.{label}",
                 "value": median,
                 "unit": "ms",
-                "ratio_to": "reopen.ms.10m" if beside else None,
-                "ratio": median / ten_million if beside else None,
+                "ratio_to": "reopen.ms.10m" if has_reference else None,
+                "ratio": median / ten_million if has_reference else None,
                 "rows": rows,
                 "highest": max(replies),
                 "process_start_and_imports_ms": statistics.median(starts),
@@ -335,12 +337,12 @@ def _with_torch(name: str, module: str, sizes: Workload) -> Iterator[Result]:
         )
         return
     command = [str(TRAIN_PYTHON), "-m", module, json.dumps(sizes)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
-        assert running.stdout is not None
-        for line in running.stdout:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
             yield json.loads(line)
-    if running.returncode != 0:
-        raise SystemExit(f"{name} ended with {running.returncode}")
+    if process.returncode != 0:
+        raise SystemExit(f"{name} ended with {process.returncode}")
 
 
 def _staging(work: Workload) -> Iterator[Result]:
@@ -378,21 +380,21 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
 
 def worst(results: list[Result]) -> list[Result]:
     """Return one result per name: the configuration with the worst ratio."""
-    chosen: dict[str, Result] = {}
+    worst_by_name: dict[str, Result] = {}
     for result in results:
         name = result["name"]
-        other = chosen.get(name)
-        if other is None:
-            chosen[name] = result
+        previous = worst_by_name.get(name)
+        if previous is None:
+            worst_by_name[name] = result
             continue
         higher_is_better = str(result["unit"]).endswith("/s")
-        pair = (result.get("ratio"), other.get("ratio"))
+        pair = (result.get("ratio"), previous.get("ratio"))
         if pair[0] is None or pair[1] is None:
             raise SystemExit(f"{name} appears twice without a ratio to choose by")
         if (pair[0] < pair[1]) == higher_is_better:
-            chosen[name] = result
+            worst_by_name[name] = result
     fields = ("name", "value", "unit", "ratio_to", "ratio")
-    return [{field: result.get(field) for field in fields} for result in chosen.values()]
+    return [{field: result.get(field) for field in fields} for result in worst_by_name.values()]
 
 
 def _targets(result: Result) -> list[Target]:
@@ -420,8 +422,8 @@ def bounds(result: Result) -> str:
 
 
 def _command(*words: str) -> str:
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+    process = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    return process.stdout.strip()
 
 
 def configuration(workload: str, work: Workload) -> dict[str, Any]:
@@ -486,16 +488,16 @@ def parts_named(only: str) -> set[str]:
 
     A word selects the parts whose names begin with it, or else those whose names it begins with.
     """
-    chosen: set[str] = set()
+    names: set[str] = set()
     for word in only.split(","):
-        found = {name for name, _ in PARTS if name.startswith(word)}
-        found = found or {name for name, _ in PARTS if word.startswith(name)}
-        if not found:
+        matches = {name for name, _ in PARTS if name.startswith(word)}
+        matches = matches or {name for name, _ in PARTS if word.startswith(name)}
+        if not matches:
             raise SystemExit(
                 f"--only {word}: no such part; parts: {', '.join(name for name, _ in PARTS)}"
             )
-        chosen |= found
-    return chosen
+        names |= matches
+    return names
 
 
 def main() -> None:
@@ -512,21 +514,21 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args()
     work = tomllib.loads((ROOT / "bench" / "workloads" / f"{options.workload}.toml").read_text())
-    chosen = [part for part in PARTS if part[0] in parts_named(options.only)]
+    parts = [part for part in PARTS if part[0] in parts_named(options.only)]
     OUTPUT.mkdir(parents=True, exist_ok=True)
     options.output.mkdir(parents=True, exist_ok=True)
     config = configuration(options.workload, work)
     print(json.dumps(config), flush=True)
     results: list[Result] = []
-    for name, part in chosen:
+    for name, part in parts:
         print(f"running {name} ...", file=sys.stderr, flush=True)
         for result in part(work):
             print(json.dumps(result), flush=True)
             results.append(result)
-    named = worst(results)
-    for file, content in (("results", named), ("all", results), ("config", config)):
+    worst_results = worst(results)
+    for file, content in (("results", worst_results), ("all", results), ("config", config)):
         (options.output / f"{file}.json").write_text(json.dumps(content, indent=1) + "\n")
-    _show(named, config)
+    _show(worst_results, config)
 
 
 if __name__ == "__main__":

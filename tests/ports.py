@@ -16,6 +16,6 @@ def stable_port() -> int:
     chance = random.SystemRandom()
     while True:
         port = chance.randint(_FIRST, _LAST)
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
             return port

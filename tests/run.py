@@ -125,14 +125,14 @@ def lint() -> Outcome:
         "mypy": [str(tools / "mypy")],
     }
     for name, command in checks.items():
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
+        process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if process.returncode == 0:
             outcome.passed += 1
             print(f"{name}: ok", flush=True)
         else:
             outcome.failed += 1
             outcome.failures.append(name)
-            print(f"{name}: failed\n{done.stdout[-8000:]}{done.stderr[-8000:]}", flush=True)
+            print(f"{name}: failed\n{process.stdout[-8000:]}{process.stderr[-8000:]}", flush=True)
     outcome.closing = f"{outcome.passed} of {len(checks)} checks passed"
     return outcome
 
@@ -165,13 +165,15 @@ def failure_text(case: ElementTree.Element, failure: ElementTree.Element) -> str
     """
     text = failure.text or ""
     if text:
-        said = [line for line in text.splitlines() if line.startswith("E ")] or [text.strip()]
-        said.append(text.strip().splitlines()[-1])
+        excerpt = [line for line in text.splitlines() if line.startswith("E ")] or [text.strip()]
+        excerpt.append(text.strip().splitlines()[-1])
     else:
         lines = (case.findtext("system-out") or "").splitlines()
-        at = next((n for n, line in enumerate(lines) if "Failure" in line), max(0, len(lines) - 8))
-        said = lines[at : at + 8]
-    return "\n    ".join([failure.get("message", "")[:500], *(line[:500] for line in said[:8])])
+        start = next(
+            (n for n, line in enumerate(lines) if "Failure" in line), max(0, len(lines) - 8)
+        )
+        excerpt = lines[start : start + 8]
+    return "\n    ".join([failure.get("message", "")[:500], *(line[:500] for line in excerpt[:8])])
 
 
 def skip_reason(case: ElementTree.Element, message: str) -> str:
@@ -188,8 +190,8 @@ def can_fix_addresses() -> bool:
     """Return whether setarch -R works here; some containers refuse it."""
     if shutil.which("setarch") is None:
         return False
-    tried = subprocess.run(["setarch", "-R", "true"], capture_output=True, check=False)
-    return tried.returncode == 0
+    process = subprocess.run(["setarch", "-R", "true"], capture_output=True, check=False)
+    return process.returncode == 0
 
 
 def ctest(
@@ -302,9 +304,9 @@ def train(jobs: int) -> Outcome:
 
 def read_guests(outcome: Outcome) -> None:
     """Add the counts of the C++ suites that ran in guests (tests/lab/conftest.py writes them)."""
-    for found in sorted(RESULTS.glob("lab-*.xml")):
-        read_junit(outcome, found)
-        found.unlink()
+    for junit in sorted(RESULTS.glob("lab-*.xml")):
+        read_junit(outcome, junit)
+        junit.unlink()
 
 
 def close(outcome: Outcome, finished: Finished, mark: str) -> None:
@@ -362,8 +364,8 @@ def main() -> int:
         "train": lambda: train(jobs),
     }
     ordinary = [name for name in suites if name not in ("lab", "train")]
-    wanted = arguments.only.split(",") if arguments.only else ordinary
-    unknown = set(wanted) - set(suites)
+    names = arguments.only.split(",") if arguments.only else ordinary
+    unknown = set(names) - set(suites)
     if unknown:
         parser.error(f"unknown suites {sorted(unknown)}; there are {', '.join(suites)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # run() then interrupts its command
@@ -371,7 +373,7 @@ def main() -> int:
     for stale in RESULTS.glob("*.xml"):
         stale.unlink()
     outcomes = []
-    for number, name in itertools.product(range(1, arguments.rounds + 1), wanted):
+    for number, name in itertools.product(range(1, arguments.rounds + 1), names):
         title = name if arguments.rounds == 1 else f"{name}, round {number}"
         print(f"\n==== {title} ====", flush=True)
         start = time.monotonic()

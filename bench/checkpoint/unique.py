@@ -34,28 +34,30 @@ def figures(work: dict[str, Any]) -> Iterator[Result]:
     for tables in work["tables"]:
         rivals, spread_rivals = dict(loops), dict(loops)
         for ids in sorted(work["ids"]):
-            values, offsets = _drawn(int(ids), int(tables))
+            values, offsets = _draw(int(ids), int(tables))
             rounds = int(work["rounds"])
             rates = _rates(values, offsets, rounds, rivals)
-            rivals = _hopeful(rates, rivals)
-            result = _compared(f"tracker.jagged_unique.{ids}.{tables}", rates)
+            rivals = _drop_hopeless(rates, rivals)
+            result = _compare(f"tracker.jagged_unique.{ids}.{tables}", rates)
             if ids in work["spread"]:
                 # Odd multiples: other numbers below 2^63, with as many distinct ones.
                 spread = ((values.view(np.uint64) * SPREAD) >> np.uint64(1)).view(np.int64)
                 rates = _rates(spread, offsets, rounds, spread_rivals)
-                spread_rivals = _hopeful(rates, spread_rivals)
-                beside = _compared("", rates)
-                result |= {"ratio_spread": beside["ratio"], "rates_spread": rates}
+                spread_rivals = _drop_hopeless(rates, spread_rivals)
+                spread_result = _compare("", rates)
+                result |= {"ratio_spread": spread_result["ratio"], "rates_spread": rates}
             results.append(result)
             yield result
     worst = min(results, key=lambda result: float(result["ratio"]))
     yield worst | {"name": "tracker.jagged_unique", "cell": worst["name"]}
 
 
-def _drawn(ids: int, tables: int) -> tuple[Ids, Ids]:
-    each = ids // tables
-    values = np.random.default_rng(1).integers(0, max(1, each // 2), each * tables)
-    return values, np.arange(tables + 1) * each
+def _draw(ids: int, tables: int) -> tuple[Ids, Ids]:
+    ids_per_table = ids // tables
+    values = np.random.default_rng(1).integers(
+        0, max(1, ids_per_table // 2), ids_per_table * tables
+    )
+    return values, np.arange(tables + 1) * ids_per_table
 
 
 def _rates(
@@ -79,14 +81,14 @@ def _rates(
     return rates
 
 
-def _hopeful(
+def _drop_hopeless(
     rates: dict[str, float], rivals: dict[str, Callable[[Ids], object]]
 ) -> dict[str, Callable[[Ids], object]]:
     best = max(rates[name] for name in rivals)
-    return {name: each for name, each in rivals.items() if rates[name] * HOPELESS > best}
+    return {name: unique for name, unique in rivals.items() if rates[name] * HOPELESS > best}
 
 
-def _compared(name: str, rates: dict[str, float]) -> Result:
+def _compare(name: str, rates: dict[str, float]) -> Result:
     loops = {name: rate for name, rate in rates.items() if name.startswith("loop")}
     fastest = max(loops, key=lambda name: loops[name])
     return {
@@ -105,7 +107,11 @@ def _loops() -> dict[str, Callable[[Ids], object]]:
     try:
         torch = importlib.import_module("torch")
     except ImportError:
-        print("tracker.jagged_unique: no torch, so beside numpy alone", file=sys.stderr, flush=True)
+        print(
+            "tracker.jagged_unique: torch is not installed, so only numpy is compared",
+            file=sys.stderr,
+            flush=True,
+        )
         return loops
     return loops | {"loop of torch.unique": lambda part: torch.unique(torch.from_numpy(part))}
 

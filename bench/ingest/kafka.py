@@ -51,7 +51,7 @@ Keys = npt.NDArray[np.uint64]
 
 
 def figures(work: dict[str, Any]) -> Iterator[Result]:
-    """Yield the results. Without a broker there are none, and a line says why."""
+    """Yield the results. If no broker can run, print the reason and yield nothing."""
     try:
         with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
             broker = Broker(Path(folder) / "broker")
@@ -70,27 +70,33 @@ def _figures(work: dict[str, Any], broker: Broker, folder: Path) -> Iterator[Res
         publisher.begin_continue(None)
         total = _publish(publisher, keys, int(work["version_rows"]), int(work["versions"]))
         ends = log.end_offsets(range(PARTITIONS))
-    consumed, ingested, applied = [], [], []
+    consume_rates, ingest_rates, apply_rates = [], [], []
     for number in range(int(work["rounds"])):
-        consumed.append(_consume(place, ends, total))
+        consume_rates.append(_consume(place, ends, total))
         pool = folder / f"round-{number}.pool"
         with _tables(pool, keys) as tables:
-            applied.append(_apply(tables, keys, total))
+            apply_rates.append(_apply(tables, keys, total))
         pool.unlink()
         with _tables(pool, keys) as tables:
-            ingested.append(_ingest(place, tables, total, int(work["versions"])))
+            ingest_rates.append(_ingest(place, tables, total, int(work["versions"])))
         pool.unlink()
-    ratios = [mine / limit for mine, limit in zip(ingested, consumed, strict=True)]
-    both = [1 / (1 / one + 1 / other) for one, other in zip(consumed, applied, strict=True)]
-    rate = statistics.median(ingested)
-    sizes = {"rows": total, "row_bytes": SCHEMA.row_bytes, "rounds": len(ingested)}
+    ratios = [
+        ingest_rate / consume_rate
+        for ingest_rate, consume_rate in zip(ingest_rates, consume_rates, strict=True)
+    ]
+    bounds = [
+        1 / (1 / consume_rate + 1 / apply_rate)
+        for consume_rate, apply_rate in zip(consume_rates, apply_rates, strict=True)
+    ]
+    rate = statistics.median(ingest_rates)
+    sizes = {"rows": total, "row_bytes": SCHEMA.row_bytes, "rounds": len(ingest_rates)}
     yield {
         "name": "ingest.kafka",
         "value": rate,
         "unit": "rows/s",
         "ratio_to": "reading the same topic and throwing it away",
         "ratio": statistics.median(ratios),
-        "limit": statistics.median(consumed),
+        "limit": statistics.median(consume_rates),
         "bytes_per_second": rate * (SCHEMA.row_bytes + 8),
         **sizes,
     }
@@ -99,8 +105,10 @@ def _figures(work: dict[str, Any], broker: Broker, folder: Path) -> Iterator[Res
         "value": rate,
         "unit": "rows/s",
         "ratio_to": "1 / (1 / reading + 1 / applying from memory)",
-        "ratio": statistics.median(m / b for m, b in zip(ingested, both, strict=True)),
-        "applying": statistics.median(applied),
+        "ratio": statistics.median(
+            ingest_rate / bound for ingest_rate, bound in zip(ingest_rates, bounds, strict=True)
+        ),
+        "applying": statistics.median(apply_rates),
         **sizes,
     }
     yield _pulls_during(place, folder, keys, rate, work)
@@ -110,7 +118,7 @@ def _figures(work: dict[str, Any], broker: Broker, folder: Path) -> Iterator[Res
 def deltas(keys: Keys, rows: int) -> Iterator[tuple[Keys, npt.NDArray[np.float32]]]:
     """Yield endless deltas of ``rows`` full rows in random order.
 
-    They are made fast, so that they do not slow a publisher down.
+    They cost little time, so that they do not slow a publisher down.
     """
     rng = np.random.default_rng(2)
     values = rng.standard_normal((rows, SCHEMA.dim), dtype=np.float32)
@@ -138,10 +146,11 @@ def _tables(path: Path, keys: Keys) -> Iterator[_native.Tables]:
             feed="delta",
         )  # fmt: skip
         rows = np.ones((ROWS_MAX, SCHEMA.row_bytes), np.uint8)
-        for turn in range(2):  # the second pass touches the slots that replaced rows will use
+        # The second pass touches the slots that replaced rows will use.
+        for pass_number in range(2):
             for begin in range(0, len(keys), ROWS_MAX):
                 part = keys[begin : begin + ROWS_MAX]
-                table.apply(part, rows[: len(part)], None, turn)
+                table.apply(part, rows[: len(part)], None, pass_number)
         yield tables
     finally:
         tables.close()
@@ -155,11 +164,11 @@ def _apply(tables: _native.Tables, keys: Keys, total: int) -> float:
     rows = rng.integers(0, 255, (size, SCHEMA.row_bytes), dtype=np.uint8)
     batches = [rng.choice(keys, size, replace=False) for _ in range(8)]
     began = time.monotonic()
-    done = 0
-    while done < total:
-        table.apply(batches[done // size % len(batches)], rows, None, 1)
-        done += size
-    return done / (time.monotonic() - began)
+    applied_rows = 0
+    while applied_rows < total:
+        table.apply(batches[applied_rows // size % len(batches)], rows, None, 1)
+        applied_rows += size
+    return applied_rows / (time.monotonic() - began)
 
 
 def _consume(place: str, ends: dict[int, int], total: int) -> float:
@@ -195,12 +204,12 @@ def _ingest(place: str, tables: _native.Tables, total: int, versions: int) -> fl
         began, first = time.monotonic(), 0
         ingest.start()
         if not ingest.wait_for(1, WAIT_SECONDS):
-            raise SystemExit(f"ingest stands still: {ingest.status().as_json()}")
+            raise SystemExit(f"ingest makes no progress: {ingest.status().as_json()}")
         # If all versions are applied already, the topic is too short to leave the first ones out.
         if (applied := ingest.version()) < versions:
             began, first = time.monotonic(), applied
         if not ingest.wait_for(versions, WAIT_SECONDS):
-            raise SystemExit(f"ingest stands still: {ingest.status().as_json()}")
+            raise SystemExit(f"ingest makes no progress: {ingest.status().as_json()}")
         seconds = time.monotonic() - began
         ingest.stop()
     return total * (1 - first / versions) / seconds
@@ -242,7 +251,7 @@ def _wait(until: Callable[[], object]) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while not until():
         if time.monotonic() > deadline:
-            raise SystemExit("the server of the benchmark did not get there")
+            raise SystemExit(f"the benchmark's server was not ready after {WAIT_SECONDS:g} s")
         time.sleep(0.01)
 
 
@@ -256,24 +265,24 @@ def _status(facts: dict[str, Any]) -> dict[str, Any]:
 def _pulls(client: petps_client.Client, keys: Keys, rate: float, seconds: float) -> list[float]:
     """Return the seconds from intended to answered, of ``rate`` pulls a second; 0: no pause."""
     rng = np.random.default_rng(4)
-    asked = [rng.choice(keys, KEYS_PER_PULL) for _ in range(64)]
+    requests = [rng.choice(keys, KEYS_PER_PULL) for _ in range(64)]
     out = np.empty((KEYS_PER_PULL, SCHEMA.dim), np.float32)
     begin = time.perf_counter()
-    taken = []
+    latencies = []
     for number in range(1 << 30):
         due = begin + number / rate if rate else time.perf_counter()
         if due > begin + seconds:
             break
-        while (left := due - time.perf_counter()) > 0:
-            time.sleep(left)  # spinning would take a processor from the measured processes
-        client.pull(TABLE, asked[number % len(asked)], out=out)
-        taken.append(time.perf_counter() - due)
-    return taken
+        while (remaining := due - time.perf_counter()) > 0:
+            time.sleep(remaining)  # spinning would take a processor from the measured processes
+        client.pull(TABLE, requests[number % len(requests)], out=out)
+        latencies.append(time.perf_counter() - due)
+    return latencies
 
 
 @contextmanager
-def _on_time() -> Iterator[bool]:
-    """Run this thread as soon as it is due, as on its own machine. Yield False if not permitted."""
+def _run_in_real_time() -> Iterator[bool]:
+    """Run this thread with real-time priority. Yield False if that is not permitted."""
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PULLER_PRIORITY))
     except PermissionError:
@@ -287,13 +296,15 @@ def _on_time() -> Iterator[bool]:
 
 def _p99(client: petps_client.Client, keys: Keys, work: dict[str, Any]) -> float:
     """Return the p99 in microseconds of pulls at the given rate."""
-    with _on_time():
-        taken = _pulls(client, keys, float(work["pulls_per_second"]), float(work["pull_seconds"]))
-    return 1e6 * float(np.percentile(taken, 99))
+    with _run_in_real_time():
+        latencies = _pulls(
+            client, keys, float(work["pulls_per_second"]), float(work["pull_seconds"])
+        )
+    return 1e6 * float(np.percentile(latencies, 99))
 
 
 @contextmanager
-def _beside(commands: list[list[str]]) -> Iterator[None]:
+def _run_beside(commands: list[list[str]]) -> Iterator[None]:
     """Run programs beside the block, from the first line that each prints."""
     with ExitStack() as stack:
         for command in commands:
@@ -318,26 +329,26 @@ def _pulls_round(
     pool = folder / "served.pool"
     with _tables(pool, keys):
         pass
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     with (
         _server(place, pool, rate, real_time=real_time) as facts,
         petps_client.connect(f"petps://127.0.0.1:{facts['port']}/{MODEL}") as client,
     ):
         _wait(lambda: _status(facts)["rows"] > 0)
         before, began = _status(facts)["rows"], time.monotonic()
-        found["busy"] = _p99(client, keys, work)
-        found["rows"] = (_status(facts)["rows"] - before) / (time.monotonic() - began)
+        values["busy"] = _p99(client, keys, work)
+        values["rows"] = (_status(facts)["rows"] - before) / (time.monotonic() - began)
         _wait(lambda: all(not p["lag_records"] for p in _status(facts)["partitions"]))
-        found["idle"] = _p99(client, keys, work)
+        values["idle"] = _p99(client, keys, work)
         if not real_time:
-            with _beside([[sys.executable, "-m", "bench.ingest.consumer", place, str(rate)]]):
-                found["consumer"] = _p99(client, keys, work)
-            with _beside([[sys.executable, "-c", LOOP]] * (os.cpu_count() or 1)):
-                found["loops"] = _p99(client, keys, work)
-            closed = _pulls(client, keys, 0, 1.0)
-            found["peak"] = len(closed) / sum(closed)
+            with _run_beside([[sys.executable, "-m", "bench.ingest.consumer", place, str(rate)]]):
+                values["consumer"] = _p99(client, keys, work)
+            with _run_beside([[sys.executable, "-c", LOOP]] * (os.cpu_count() or 1)):
+                values["loops"] = _p99(client, keys, work)
+            closed_loop = _pulls(client, keys, 0, 1.0)
+            values["peak"] = len(closed_loop) / sum(closed_loop)
     pool.unlink()
-    return found
+    return values
 
 
 def _pulls_during(
@@ -345,7 +356,7 @@ def _pulls_during(
 ) -> Result:
     """Compare the p99 of open-loop pulls during ingest at half the peak with that of idle."""
     rate = int(peak / 2)
-    with _on_time() as permitted:
+    with _run_in_real_time() as permitted:
         pass
     rounds, in_real_time = [], []
     for _ in range(int(work["pull_rounds"])):
@@ -356,10 +367,14 @@ def _pulls_during(
             )
 
     def median(name: str) -> float:
-        return statistics.median(each[name] for each in rounds)
+        return statistics.median(values[name] for values in rounds)
 
-    def ratio(name: str, of: list[dict[str, float]]) -> float | None:
-        return statistics.median(each[name] / each["idle"] for each in of) if of else None
+    def ratio(name: str, selected_rounds: list[dict[str, float]]) -> float | None:
+        return (
+            statistics.median(values[name] / values["idle"] for values in selected_rounds)
+            if selected_rounds
+            else None
+        )
 
     return {
         "name": "pull.p99_during_ingest",
@@ -372,7 +387,7 @@ def _pulls_during(
         "ratio_beside_consumer": ratio("consumer", rounds),
         "ratio_beside_loops": ratio("loops", rounds),
         "puller": "SCHED_FIFO" if permitted else "SCHED_OTHER",
-        "rounds": [each["busy"] / each["idle"] for each in rounds],
+        "rounds": [values["busy"] / values["idle"] for values in rounds],
         "rows_per_second_ingested": median("rows"),
         "pulls_per_second": float(work["pulls_per_second"]),
         "peak_pulls_per_second": median("peak"),
@@ -387,27 +402,27 @@ def _freshness(
     with _tables(pool, keys):
         pass
     np.save(folder / "keys.npy", keys)
-    wanted = peak / 2
-    arguments = [place, str(folder / "keys.npy"), str(wanted), str(work["fresh_seconds"])]
+    target_rate = peak / 2
+    arguments = [place, str(folder / "keys.npy"), str(target_rate), str(work["fresh_seconds"])]
     with closing(open_log(place, partitions=PARTITIONS)) as log:
         log.end_offsets(range(PARTITIONS))  # creates the topic
     with _server(place, pool, 0) as facts:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "bench.ingest.publisher", *arguments],
             cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        published = json.loads(done.stdout)
+        published = json.loads(process.stdout)
         _wait(lambda: _status(facts)["version"] == published["version"])
-        fresh = _status(facts)["freshness"]
+        freshness = _status(facts)["freshness"]
     pool.unlink()
-    for share in ("p50", "p99"):
+    for percentile in ("p50", "p99"):
         yield {
-            "name": f"freshness.ms.{share}",
-            "value": fresh[f"{share}_ms"],
+            "name": f"freshness.ms.{percentile}",
+            "value": freshness[f"{percentile}_ms"],
             "unit": "ms",
             "ratio_to": None,
             "ratio": None,
             "rows_per_second": published["rows_per_second"],
-            "rows_per_second_wanted": wanted,
+            "rows_per_second_wanted": target_rate,
             "versions": published["version"],
         }

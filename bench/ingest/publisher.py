@@ -39,8 +39,8 @@ def main(place: str, keys_file: str, rows_per_second: float, seconds: float) -> 
             publisher.publish(TABLE, *next(source))
             publisher.commit()
             rows += size
-        taken = time.monotonic() - began
-    print(json.dumps({"version": publisher.version, "rows_per_second": rows / taken}))
+        elapsed = time.monotonic() - began
+    print(json.dumps({"version": publisher.version, "rows_per_second": rows / elapsed}))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ Pull = Callable[[Keys], npt.NDArray[np.float32]]
 def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield one result: the medians over the rounds."""
     rows = int(work["rows"])
-    with tempfile.TemporaryDirectory() as folder, _loaded(Path(folder), rows) as facts:
+    with tempfile.TemporaryDirectory() as folder, _serve_loaded_pool(Path(folder), rows) as facts:
         random = np.random.default_rng(1)
         requests = random.integers(0, rows, (1000, REQUEST_KEYS)).astype(np.uint64)
         options = (("grpc.max_receive_message_length", 16 << 20),)
@@ -50,21 +50,24 @@ def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
         ):
             stub = stubs.PetpsStub(channel)
 
-            def by_grpc(keys: Keys) -> npt.NDArray[np.float32]:
+            def pull_by_grpc(keys: Keys) -> npt.NDArray[np.float32]:
                 reply = stub.Pull(messages.PullRequest(table="items", keys=keys.tobytes()))
                 return np.frombuffer(reply.rows.rows, "<f4").reshape(-1, DIM)
 
-            def native(keys: Keys) -> npt.NDArray[np.float32]:
+            def pull_by_client(keys: Keys) -> npt.NDArray[np.float32]:
                 return client.pull("items", keys)
 
-            for pull in (by_grpc, native):  # connect, and check the rows
+            for pull in (pull_by_grpc, pull_by_client):  # connect, and check the rows
                 if not (pull(requests[0])[:, 1] == requests[0] % (1 << 20)).all():
-                    raise SystemExit("a pull gave wrong rows")
+                    raise SystemExit("a pull returned wrong rows")
             rates: dict[str, list[float]] = {"grpc": [], "native": []}
             for _ in range(work["rounds"]):
-                rates["grpc"].append(_rows_per_second(by_grpc, requests, work["seconds"]))
-                rates["native"].append(_rows_per_second(native, requests, work["seconds"]))
-    ratios = [ours / other for ours, other in zip(rates["grpc"], rates["native"], strict=True)]
+                rates["grpc"].append(_rows_per_second(pull_by_grpc, requests, work["seconds"]))
+                rates["native"].append(_rows_per_second(pull_by_client, requests, work["seconds"]))
+    ratios = [
+        grpc_rate / native_rate
+        for grpc_rate, native_rate in zip(rates["grpc"], rates["native"], strict=True)
+    ]
     yield {
         "name": "pull.grpc",
         "value": statistics.median(rates["grpc"]),
@@ -77,23 +80,23 @@ def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _rows_per_second(pull: Pull, requests: npt.NDArray[np.uint64], seconds: float) -> float:
     pulls = 0
-    begun = time.perf_counter()
-    while time.perf_counter() < begun + seconds:
+    start = time.perf_counter()
+    while time.perf_counter() < start + seconds:
         pull(requests[pulls % len(requests)])
         pulls += 1
-    return pulls * REQUEST_KEYS / (time.perf_counter() - begun)
+    return pulls * REQUEST_KEYS / (time.perf_counter() - start)
 
 
 @contextlib.contextmanager
-def _loaded(folder: Path, rows: int) -> Iterator[dict[str, Any]]:
+def _serve_loaded_pool(folder: Path, rows: int) -> Iterator[dict[str, Any]]:
     """Load ``rows`` rows into a pool, serve it, and yield the facts of the server process."""
     pool = folder / "pool"
-    with petps.create(pool, durability="process") as made:
-        made.create_table("items", dim=DIM, capacity=rows * 5 // 4)
+    with petps.create(pool, durability="process") as new_pool:
+        new_pool.create_table("items", dim=DIM, capacity=rows * 5 // 4)
         for first in range(0, rows, LOAD_ROWS):
             keys = np.arange(first, min(first + LOAD_ROWS, rows), dtype=np.uint64)
             values = np.repeat((keys % (1 << 20)).astype(np.float32)[:, None], DIM, axis=1)
-            made.push("items", keys, values)
+            new_pool.push("items", keys, values)
     with served(folder, pool) as facts:
         yield facts
 

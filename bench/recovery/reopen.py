@@ -71,14 +71,14 @@ def open_and_pull(pool: str, rows: int, dim: int, dtype: str) -> None:
     server = _native.Server.start(tables, port=0)
     with petps_client.connect(f"petps://127.0.0.1:{server.port}/default") as client:
         pulled = client.pull("t", keys)
-    done = time.perf_counter()
+    replied = time.perf_counter()
     np.testing.assert_array_equal(pulled, expected)
     assert not tables.info().was_clean
-    figures = {"open_ms": (opened - start) * 1e3, "first_reply_ms": (done - start) * 1e3}
+    figures = {"open_ms": (opened - start) * 1e3, "first_reply_ms": (replied - start) * 1e3}
     print(json.dumps(figures | {"called": time.time() - (time.perf_counter() - start)}))
     _die()
 
 
 if __name__ == "__main__":
-    _, what, path, count, width, kind = sys.argv
-    {"make": make, "open": open_and_pull}[what](path, int(count), int(width), kind)
+    _, action, path, count, width, kind = sys.argv
+    {"make": make, "open": open_and_pull}[action](path, int(count), int(width), kind)

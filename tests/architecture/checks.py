@@ -74,12 +74,12 @@ def include_complaints(path: PurePosixPath, text: str) -> list[str]:
     complaints = []
     for line, included in re.findall(r'^([ \t]*#[ \t]*include[ \t]*[<"]([^>"]+)[>"])', text, re.M):
         other = native_room(included)
-        known = other in rooms()["native"] or other == "client"
-        if known and other not in {*allowed, name} and not name.startswith(f"{other}/"):
+        is_room = other in rooms()["native"] or other == "client"
+        if is_room and other not in {*allowed, name} and not name.startswith(f"{other}/"):
             complaints.append(f"{path}: room {name} may not include {included}")
-        elif known and "<" in line:
+        elif is_room and "<" in line:
             complaints.append(f'{path}: write "{included}", not <{included}>')
-        elif '"' in line and not known and ".." in included:
+        elif '"' in line and not is_room and ".." in included:
             complaints.append(f"{path}: {included} leaves its room; include from native/")
     return complaints
 
@@ -254,18 +254,18 @@ def machine_path_complaints(path: PurePosixPath, text: str) -> list[str]:
     """Return paths that exist on one machine only."""
     homes = "|".join(("home", "root", "work", "Users", "mnt"))
     return [
-        f"{path}:{number}: machine path {found.group()}"
+        f"{path}:{number}: machine path {match.group()}"
         for number, line in enumerate(text.splitlines(), 1)
-        if (found := re.search(rf"(?<![\w.~/}}>)*-])/(?:{homes})/[\w.-]+", line))
+        if (match := re.search(rf"(?<![\w.~/}}>)*-])/(?:{homes})/[\w.-]+", line))
     ]
 
 
 def cmake_complaints(room: str, text: str) -> list[str]:
     """Return the DEPS of a room's CMakeLists.txt that differ from its brackets."""
-    found = re.search(r"petps_room\(\s*(\w+)(?:\s+DEPS\s+([a-z \n]+))?", text)
-    if found is None:
+    match = re.search(r"petps_room\(\s*(\w+)(?:\s+DEPS\s+([a-z \n]+))?", text)
+    if match is None:
         return [f"native/{room}/CMakeLists.txt does not call petps_room"]
-    linked = set((found.group(2) or "").split())
+    linked = set((match.group(2) or "").split())
     allowed = {name.split("/")[-1] for name in rooms()["native"][room]}
     if linked != allowed:
         return [f"native/{room}/CMakeLists.txt links {sorted(linked)}, not {sorted(allowed)}"]

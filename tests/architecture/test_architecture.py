@@ -58,9 +58,9 @@ def test_cmake_links_what_the_brackets_name(room: str) -> None:
 def test_one_version_number() -> None:
     project = tomllib.loads((checks.ROOT / "pyproject.toml").read_text())["project"]
     cmake = (checks.ROOT / "CMakeLists.txt").read_text()
-    found = re.search(r"project\(petps VERSION (\S+)", cmake)
-    assert found is not None
-    assert found.group(1) == project["version"]
+    match = re.search(r"project\(petps VERSION (\S+)", cmake)
+    assert match is not None
+    assert match.group(1) == project["version"]
 
 
 BAD_CODE: list[tuple[Check, str, str, str]] = [

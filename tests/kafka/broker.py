@@ -45,15 +45,15 @@ class NotAvailable(Exception):
 def java() -> str:
     """Return the java to run. Raises NotAvailable."""
     home = os.environ.get("JAVA_HOME")
-    found = shutil.which("java") or (f"{home}/bin/java" if home else None)
-    if found is None or not os.path.exists(found):
+    path = shutil.which("java") or (f"{home}/bin/java" if home else None)
+    if path is None or not os.path.exists(path):
         raise NotAvailable("no java: install openjdk-17-jre-headless")
-    done = subprocess.run([found, "-version"], capture_output=True, text=True, check=False)
-    words = done.stderr.replace('"', " ").split()
+    process = subprocess.run([path, "-version"], capture_output=True, text=True, check=False)
+    words = process.stderr.replace('"', " ").split()
     major = next((word.split(".")[0] for word in words if word[0].isdigit()), "0")
     if int(major) < JAVA_MAJOR_MIN:
-        raise NotAvailable(f"{found} is Java {major}; {JAVA_MAJOR_MIN} or newer is needed")
-    return found
+        raise NotAvailable(f"{path} is Java {major}; {JAVA_MAJOR_MIN} or newer is needed")
+    return path
 
 
 def artifacts() -> Path:
@@ -79,17 +79,19 @@ def _download(folder: Path, sums: str) -> None:
     command = [maven, "-q", "-B", "-f", str(HERE / "pom.xml"), MAVEN_GOAL]
     command += [f"-DoutputDirectory={temporary}", "-DincludeScope=runtime"]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=DOWNLOAD_SECONDS_MAX
         )
     except subprocess.TimeoutExpired:
         raise NotAvailable(f"no jars from Maven in {DOWNLOAD_SECONDS_MAX} s") from None
-    if done.returncode != 0:
-        raise NotAvailable(f"Maven could not bring the broker's jars: {done.stdout[-300:].strip()}")
+    if process.returncode != 0:
+        raise NotAvailable(
+            f"Maven could not bring the broker's jars: {process.stdout[-300:].strip()}"
+        )
     expected = {name: value for value, name in (line.split() for line in sums.splitlines())}
-    found = {path.name: _sha256(path) for path in temporary.glob("*.jar")}
-    if found != expected:  # fail, do not skip: the download has other bytes
-        wrong = sorted(set(found.items()) ^ set(expected.items()))
+    actual = {path.name: _sha256(path) for path in temporary.glob("*.jar")}
+    if actual != expected:  # fail, do not skip: the download has other bytes
+        wrong = sorted(set(actual.items()) ^ set(expected.items()))
         raise RuntimeError(f"the broker's jars are not those of jars.sha256: {wrong}")
     temporary.rename(folder)
 
@@ -112,8 +114,8 @@ def _make_certificates(folder: Path) -> None:
                 "-subj", subject, "-days", "30", "-CA", "ca.pem", "-CAkey", "ca.key",
                 "-addext", "subjectAltName=IP:127.0.0.1",
                 "-addext", "basicConstraints=critical,CA:FALSE")  # fmt: skip
-    both = (folder / "broker.key").read_text() + (folder / "broker.pem").read_text()
-    (folder / "broker-both.pem").write_text(both)
+    key_and_certificate = (folder / "broker.key").read_text() + (folder / "broker.pem").read_text()
+    (folder / "broker-both.pem").write_text(key_and_certificate)
 
 
 class Broker:
@@ -127,14 +129,14 @@ class Broker:
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         _make_certificates(folder)
-        for left in reversed(range(START_TRIES)):
+        for tries_left in reversed(range(START_TRIES)):
             self._plain, self._sasl, self._tls, self._controller = (stable_port() for _ in range(4))
             self._format()
             try:
                 self.start()
                 return
             except RuntimeError:
-                if left == 0:
+                if tries_left == 0:
                     raise
 
     @property

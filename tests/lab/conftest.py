@@ -55,25 +55,25 @@ def suite(request: pytest.FixtureRequest) -> Suite:
         environment: Mapping[str, str] | None = None,
         before: str = "true",
     ) -> None:
-        found = guest.folder / f"{program}.xml"
-        found.unlink(missing_ok=True)
+        junit = guest.folder / f"{program}.xml"
+        junit.unlink(missing_ok=True)
         assert (PROGRAMS / program).exists(), f"build {program} first (make lab does)"
         command = f"{before} && build/release/{program} --gtest_filter='{cases}'"
-        command += f" --gtest_output=xml:{found}"
+        command += f" --gtest_output=xml:{junit}"
         result = guest.run(
             command, seconds_max, {"PETPS_TEST_SCALE": "0.05", **(environment or {})}
         )
         print(result.output[-6000:])
-        assert found.exists(), result.output[-3000:]
+        assert junit.exists(), result.output[-3000:]
         RESULTS.mkdir(parents=True, exist_ok=True)
         name = request.node.name.replace("/", "_")
-        shutil.copy(found, RESULTS / f"lab-{name}-{program}.xml")
-        ran = 0
-        for case in ElementTree.parse(found).getroot().iter("testcase"):
+        shutil.copy(junit, RESULTS / f"lab-{name}-{program}.xml")
+        cases_run = 0
+        for case in ElementTree.parse(junit).getroot().iter("testcase"):
             name = f"{case.get('classname')}.{case.get('name')}"
             assert case.find("skipped") is None, f"{name} was skipped in the guest"
-            ran += 1
-        assert ran > 0, "the filter names no case"
+            cases_run += 1
+        assert cases_run > 0, "the filter names no case"
         assert result.status == 0, result.output[-6000:]
 
     return run

@@ -36,7 +36,7 @@ LOST_POOL_STATUS = 74  # kLostPoolExitStatus of media/bus_error.h
 
 def call(*command: str, allowed: tuple[int, ...] = (0,)) -> str:
     """Return the output of a command. Raise RuntimeError if its exit status is not `allowed`."""
-    done = subprocess.run(
+    process = subprocess.run(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -45,9 +45,9 @@ def call(*command: str, allowed: tuple[int, ...] = (0,)) -> str:
         env={**os.environ, "DM_DISABLE_UDEV": "1"},
         check=False,
     )
-    if done.returncode not in allowed:
-        raise RuntimeError(f"{' '.join(command)}: status {done.returncode}: {done.stdout}")
-    return done.stdout
+    if process.returncode not in allowed:
+        raise RuntimeError(f"{' '.join(command)}: status {process.returncode}: {process.stdout}")
+    return process.stdout
 
 
 def load_modules(file_system: str) -> None:
@@ -114,19 +114,19 @@ def mapped(name: str, table: str) -> Iterator[str]:
 
 
 def ask(*arguments: str) -> str:
-    """Return what lab_pool prints, and also how it died if a signal or a lost pool ended it."""
-    done = subprocess.run(
+    """Return what lab_pool prints, and how it exited if a signal or a lost pool ended it."""
+    process = subprocess.run(
         [LAB_POOL, *arguments],
         stdout=subprocess.PIPE,
         text=True,
         timeout=WAIT_SECONDS,
         check=False,
     )
-    if done.returncode < 0:
-        return f"killed by {signal.Signals(-done.returncode).name} after: {done.stdout}"
-    if done.returncode == LOST_POOL_STATUS:
-        return f"lost the pool after: {done.stdout}"
-    return done.stdout.strip()
+    if process.returncode < 0:
+        return f"killed by {signal.Signals(-process.returncode).name} after: {process.stdout}"
+    if process.returncode == LOST_POOL_STATUS:
+        return f"lost the pool after: {process.stdout}"
+    return process.stdout.strip()
 
 
 def sectors_of(file_system: str) -> int:

@@ -85,8 +85,8 @@ class Writer:
         line = self._process.stdout.readline().strip()
         if line == "":
             raise RuntimeError(f"lab_pool ended with status {self._process.wait()}")
-        if found := re.fullmatch(r"acknowledged (\d) (\d+)", line):
-            self.rounds[int(found[1])] = int(found[2])
+        if match := re.fullmatch(r"acknowledged (\d) (\d+)", line):
+            self.rounds[int(match[1])] = int(match[2])
         elif line.startswith("wrong"):
             self.problems.append(line)
         elif line.startswith("refused"):

@@ -71,7 +71,7 @@ class Cases:
         self.folder = folder
         self.pool = folder / "pool"
         self.copy = folder / "copy"
-        self.opened = False  # whether the last write() opened its pool
+        self.is_opened = False  # whether the last write() opened its pool
         self.problems: list[str] = []
 
     def run(self, case: Callable[[], None]) -> None:
@@ -110,9 +110,9 @@ class Cases:
     def write(self, path: Path, rounds: range, newest: int = 1) -> int:
         """Rewrite all rows. Return the newest round acknowledged so far."""
         answer = self.ask("write", str(path), str(ROWS), str(rounds[0]), str(rounds[-1]))
-        self.opened = "refused to open" not in answer
-        found: list[str] = re.findall(r"^acknowledged 0 (\d+)$", answer, re.MULTILINE)
-        return int(found[-1]) if found else newest
+        self.is_opened = "refused to open" not in answer
+        acknowledged: list[str] = re.findall(r"^acknowledged 0 (\d+)$", answer, re.MULTILINE)
+        return int(acknowledged[-1]) if acknowledged else newest
 
     def has_round(self, path: Path, oldest: int) -> None:
         self.ask("check", str(path), str(ROWS), str(oldest))
@@ -179,7 +179,7 @@ class Cases:
         """Write to the copy. Expect that a failed open changes no byte of copy or original."""
         original, copy = digest(self.pool), digest(self.copy)
         newest = self.write(self.copy, range(2, 5))
-        if not self.opened:
+        if not self.is_opened:
             self.expect(self.copy.stat().st_size > 0, "the copy is empty after a failed open")
             self.expect(digest(self.copy) == copy, "a failed open changed the copy")
         self.expect(digest(self.pool) == original, "the original changed with its copy")

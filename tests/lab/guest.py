@@ -82,7 +82,7 @@ def build(seconds_max: float = DOWNLOAD_SECONDS_MAX) -> None:
         kernel = _kernel_version()
         _call(["depmod", "-b", str(BUILT / "kernel"), kernel])
         image = (BUILT / "kernel" / "boot" / f"vmlinuz-{kernel}").read_bytes()
-        (BUILT / "vmlinux").write_bytes(_unpacked(image))
+        (BUILT / "vmlinux").write_bytes(_unpack(image))
         _make_initramfs(kernel)
         (BUILT / "stamp").write_text(_stamp())
 
@@ -95,7 +95,7 @@ def _stamp() -> str:
 def _call(command: list[str], seconds_max: float = 60, cwd: Path | None = None) -> str:
     environment = {**os.environ, "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             capture_output=True,
             text=True,
@@ -106,9 +106,9 @@ def _call(command: list[str], seconds_max: float = 60, cwd: Path | None = None) 
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotAvailable(f"{shlex.join(command)}: {error}") from None
-    if done.returncode != 0:
-        raise NotAvailable(f"{shlex.join(command)}: {done.stderr.strip()[-500:]}")
-    return done.stdout
+    if process.returncode != 0:
+        raise NotAvailable(f"{shlex.join(command)}: {process.stderr.strip()[-500:]}")
+    return process.stdout
 
 
 def _fetch_kernel(seconds_max: float) -> None:
@@ -133,7 +133,7 @@ def _kernel_version() -> str:
     return folder.name
 
 
-def _unpacked(image: bytes) -> bytes:
+def _unpack(image: bytes) -> bytes:
     """Return the ELF kernel of a bzImage (Linux' Documentation/x86/boot.rst).
 
     It boots faster, because the guest need not unpack it.
@@ -145,8 +145,8 @@ def _unpacked(image: bytes) -> bytes:
     if payload[:6] == b"\xfd7zXZ\0":
         kernel = lzma.LZMADecompressor().decompress(payload)
     else:
-        done = subprocess.run(["zstd", "-dcq"], input=payload, capture_output=True, check=False)
-        kernel = done.stdout
+        process = subprocess.run(["zstd", "-dcq"], input=payload, capture_output=True, check=False)
+        kernel = process.stdout
     if kernel[:4] != b"\x7fELF":
         raise NotAvailable("the kernel is packed neither by xz nor by zstd (apt-get install zstd)")
     return kernel

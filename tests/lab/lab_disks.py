@@ -34,15 +34,15 @@ def run(share: Path, command: str) -> str:
     ("file_system", "durability"),
     [
         *(("ext4", durability) for durability in ("power", "process", "changing")),
-        *((other, "power") for other in ("xfs", "btrfs", "ext2", "overlay")),
-        *((other, "process") for other in ("xfs", "btrfs", "ext2")),
+        *((name, "power") for name in ("xfs", "btrfs", "ext2", "overlay")),
+        *((name, "process") for name in ("xfs", "btrfs", "ext2")),
     ],
 )
 def test_power_cuts(share: Path, file_system: str, durability: str) -> None:
     output = run(share, f"power_cut {file_system} {durability} {SEED} {FLUSHES}")
-    counted = re.search(r"^cuts (\d+) wrong 0 ", output, re.MULTILINE)
-    assert counted is not None
-    assert int(counted[1]) >= CUTS_MIN
+    match = re.search(r"^cuts (\d+) wrong 0 ", output, re.MULTILINE)
+    assert match is not None
+    assert int(match[1]) >= CUTS_MIN
 
 
 @pytest.mark.parametrize("file_system", ["ext4", "xfs", "btrfs", "ext2"])

@@ -60,5 +60,5 @@ def test_kills_of_the_guest(share: Path, medium: Medium) -> None:
 
 def last_acknowledged(output: str) -> int:
     """Return the last acknowledged version, 0 if there is none yet. Only whole lines count."""
-    found = re.findall(r"^acknowledged (\d+)\r?\n", output, re.MULTILINE)
-    return int(found[-1]) if found else 0
+    versions = re.findall(r"^acknowledged (\d+)\r?\n", output, re.MULTILINE)
+    return int(versions[-1]) if versions else 0

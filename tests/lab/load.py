@@ -42,8 +42,10 @@ def check(pool: Path, acknowledged: int) -> int:
 
     A row is right if it is present, not torn, and not older than its last acknowledged push.
     """
-    done = subprocess.run([PETPS, "verify", str(pool)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = subprocess.run(
+        [PETPS, "verify", str(pool)], capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
     least = np.zeros(KEYS, dtype=np.int64)
     for version in range(1, acknowledged + 1):
         least[keys_of(version).astype(np.int64)] = version

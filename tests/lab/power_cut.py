@@ -111,7 +111,7 @@ def cuts_of(entries: list[Entry], flushes_max: int, chance: random.Random) -> li
     for start, end in chance.choices(spans, k=SUBSETS_MAX):
         also = tuple(i for i in range(start + 1, end) if chance.random() < 0.5)
         cuts.append(Cut(start, also, acknowledged[end], "subset"))
-    print(f"{len(durable)} flushes in the log, {len(flushes)} of them looked at; {len(cuts)} cuts")
+    print(f"{len(durable)} flushes in the log, {len(flushes)} of them checked; {len(cuts)} cuts")
     return sorted(cuts, key=lambda cut: cut.after)
 
 
@@ -138,7 +138,7 @@ def main() -> int:
     perform(file_system, durability, seed)
     disks.pretend_another_boot()
     log = WriteLog(LOG)
-    said: Counter[str] = Counter()
+    answer_counts: Counter[str] = Counter()
     wrong = 0
     replayed = 0
     started = time.monotonic()
@@ -151,12 +151,12 @@ def main() -> int:
         os.fsync(device)
         os.close(device)
         answer = check(file_system, [durability, str(seed)], log, cut)
-        said[answer[:100]] += 1
+        answer_counts[answer[:100]] += 1
         if not answer.startswith(("right", "noticed")):
             wrong += 1
             where = f"entry {cut.after}, {cut.kind}, {cut.acknowledged} acknowledged"
             print(f"WRONG at {where}: {answer}", flush=True)
-    for text, count in said.most_common():
+    for text, count in answer_counts.most_common():
         print(f"{count:5} {text}")
     seconds: Final = time.monotonic() - started
     print(f"cuts {len(cuts)} wrong {wrong} seconds {seconds:.0f}")

@@ -54,12 +54,12 @@ def load() -> dict[str, Any]:
 def first_device(verbs: dict[str, Any]) -> str:
     """Return the name of the first RDMA device. Raise Unavailable if there is none."""
     try:
-        found = verbs["device"].get_device_list()
+        devices = verbs["device"].get_device_list()
     except Exception as error:  # pyverbs raises an error of its own if there is none
         raise Unavailable(f"no RDMA device: {error}") from None
-    if not found:
+    if not devices:
         raise Unavailable("no RDMA device")
-    name: bytes | str = found[0].name
+    name: bytes | str = devices[0].name
     return name.decode() if isinstance(name, bytes) else name
 
 
@@ -80,19 +80,20 @@ class RdmaClient:
             qp_type=enums.IBV_QPT_RC, scq=self._cq, rcq=self._cq, cap=cap, sq_sig_all=1
         )
         self._qp = verbs["qp"].QP(self._pd, init)
-        # The first three count lines of the ring, _untold counts messages.
-        self._arrived = self._taken = self._told = self._untold = 0
+        # Lines of the ring.
+        self._lines_arrived = self._lines_taken = self._lines_reported = 0
+        self._messages_unreported = 0
         self._messages_in: list[tuple[int, int]] = []  # (line, bytes)
         self._sends_done = 0
         self._id = 0
-        self._door = socket.create_connection((host, port), timeout=30)
+        self._tcp = socket.create_connection((host, port), timeout=30)
         self._connect()
 
     def close(self) -> None:
         """Close the client. The server notices when the TCP connection closes."""
-        for thing in (self._qp, self._cq, self._ring, self._buffers, self._pd, self._context):
-            thing.close()
-        self._door.close()
+        for resource in (self._qp, self._cq, self._ring, self._buffers, self._pd, self._context):
+            resource.close()
+        self._tcp.close()
 
     def _connect(self) -> None:
         port = self._context.query_port(1)
@@ -102,7 +103,7 @@ class RdmaClient:
         ring = struct.pack(
             "<IQII", self._ring.rkey, self._ring.buf, self._ring_bytes, self._messages
         )
-        body = self._over_the_door(RDMA, own + ring)
+        body = self._request_over_tcp(RDMA, own + ring)
         number, packet, lid, mtu, _, peer_gid = QUEUE_PAIR.unpack_from(body)
         self._credits, message_bytes, _ = struct.unpack_from("<III", body, QUEUE_PAIR.size)
         enums = self._verbs["enums"]
@@ -145,14 +146,14 @@ class RdmaClient:
         body += bytes(-len(body) % 8)
         return HEADER.pack(b"PTPS", 1, opcode, self._id, 0, sections, len(body), 0, 0) + body
 
-    def _over_the_door(self, opcode: int, body: bytes) -> bytes:
-        self._door.sendall(self._frame(opcode, body))
-        return self._read_reply(opcode, self._receive_door)
+    def _request_over_tcp(self, opcode: int, body: bytes) -> bytes:
+        self._tcp.sendall(self._frame(opcode, body))
+        return self._read_reply(opcode, self._receive_over_tcp)
 
-    def _receive_door(self, n: int) -> bytes:
+    def _receive_over_tcp(self, n: int) -> bytes:
         out = b""
         while len(out) < n:
-            part = self._door.recv(n - len(out))
+            part = self._tcp.recv(n - len(out))
             if not part:
                 raise RuntimeError("the server closed the connection")
             out += part
@@ -186,20 +187,20 @@ class RdmaClient:
             sg=[self._piece(len(content))],
             opcode=enums.IBV_WR_SEND_WITH_IMM,
             send_flags=enums.IBV_SEND_SIGNALED,
-            imm_data=socket.htonl(self._taken & (LAST - 1)),
+            imm_data=socket.htonl(self._lines_taken & (LAST - 1)),
         )
         request.num_sge = int(bool(content))
-        done = self._sends_done
+        sends_before = self._sends_done
         self._qp.post_send(request)
-        self._told, self._untold = self._taken, 0
-        self._wait(lambda: self._sends_done > done)
+        self._lines_reported, self._messages_unreported = self._lines_taken, 0
+        self._wait(lambda: self._sends_done > sends_before)
 
     def _wait(self, condition: Any) -> None:
         until = time.monotonic() + 30
         while not condition():
             self._poll()
             if time.monotonic() > until:
-                raise TimeoutError("nothing came for 30 s")
+                raise TimeoutError("no completion for 30 s")
 
     def _poll(self) -> None:
         _, completions = self._cq.poll(16)
@@ -213,11 +214,11 @@ class RdmaClient:
             count = immediate & ((1 << 25) - 1)
             self._credits += immediate >> 25 & 63
             if count:
-                self._messages_in.append((self._arrived, count))
+                self._messages_in.append((self._lines_arrived, count))
             else:
-                self._taken += 1
-                self._untold += 1
-            self._arrived += max(1, -(-count // LINE))
+                self._lines_taken += 1
+                self._messages_unreported += 1
+            self._lines_arrived += max(1, -(-count // LINE))
             self._post_receive()
 
     def _receive(self, n: int) -> bytes:
@@ -225,15 +226,15 @@ class RdmaClient:
         while len(self._stream) < n:
             self._wait(lambda: self._messages_in)
             line, count = self._messages_in.pop(0)
-            at = line * LINE % self._ring_bytes
-            first = min(count, self._ring_bytes - at)
-            self._stream += self._ring.read(first, at)
+            offset = line * LINE % self._ring_bytes
+            first = min(count, self._ring_bytes - offset)
+            self._stream += self._ring.read(first, offset)
             if first < count:
                 self._stream += self._ring.read(count - first, 0)
-            self._taken += -(-count // LINE)
-            self._untold += 1
-            half = (self._taken - self._told) * LINE * 2 >= self._ring_bytes
-            if half or self._untold * 2 >= self._messages:
+            self._lines_taken += -(-count // LINE)
+            self._messages_unreported += 1
+            half = (self._lines_taken - self._lines_reported) * LINE * 2 >= self._ring_bytes
+            if half or self._messages_unreported * 2 >= self._messages:
                 self._send(b"")
         out, self._stream = self._stream[:n], self._stream[n:]
         return out
@@ -246,16 +247,16 @@ class RdmaClient:
         """Pull keys uint64[n]. Return (found bool[n], stored rows found uint8[m, row_bytes])."""
         body = struct.pack("<QII", 0, 0, 0) + struct.pack("<II", table, len(keys)) + keys.tobytes()
         frame = self._frame(PULL, body, sections=1)
-        for at in range(0, len(frame), self._message_bytes):
+        for position in range(0, len(frame), self._message_bytes):
             self._wait(lambda: self._credits > 0)
             self._credits -= 1
-            self._send(frame[at : at + self._message_bytes])
+            self._send(frame[position : position + self._message_bytes])
         reply = self._read_reply(PULL, self._receive)
-        _, rows_at = struct.unpack_from("<QQ", reply)
+        _, rows_offset = struct.unpack_from("<QQ", reply)
         code, _, _, row_bytes, n, count, _ = struct.unpack_from("<HHIIIII", reply, 16)
         assert code == 0
         assert n == len(keys)
         bitmap = np.frombuffer(reply, np.uint8, -(-n // 64) * 8, 16 + 24)
         found = np.unpackbits(bitmap, bitorder="little")[:n].astype(bool)
         assert int(found.sum()) == count
-        return found, np.frombuffer(reply, np.uint8, offset=rows_at).reshape(count, row_bytes)
+        return found, np.frombuffer(reply, np.uint8, offset=rows_offset).reshape(count, row_bytes)

@@ -31,8 +31,8 @@ SHARED_MEMORY = Path("/dev/shm")
 def device() -> str:
     try:
         return pyverbs_client.first_device(pyverbs_client.load())
-    except pyverbs_client.Unavailable as why:
-        pytest.skip(str(why))
+    except pyverbs_client.Unavailable as reason:
+        pytest.skip(str(reason))
 
 
 @pytest.fixture
@@ -98,11 +98,11 @@ def test_another_process_is_pulled_from(device: str, pool: Path, tmp_path: Path)
     random = np.random.default_rng(815)
     content = random.integers(0, 1 << 32, (ROWS, DIM), dtype=np.uint32).view(np.float32)
     content[~np.isfinite(content)] = 0.25
-    with petps.create(pool) as made:
-        made.create_model()
-        made.create_table("t", dim=DIM, dtype="f32", capacity=2 * ROWS)
-        made.push("t", keys, content)
-        table = made.tables()[0].id
+    with petps.create(pool) as new_pool:
+        new_pool.create_model()
+        new_pool.create_table("t", dim=DIM, dtype="f32", capacity=2 * ROWS)
+        new_pool.push("t", keys, content)
+        table = new_pool.tables()[0].id
     config = tmp_path / "petps.toml"
     ready = tmp_path / "ready"
     config.write_text(
@@ -119,11 +119,11 @@ def test_another_process_is_pulled_from(device: str, pool: Path, tmp_path: Path)
                 time.sleep(0.01)
             client = pyverbs_client.RdmaClient("127.0.0.1", json.loads(ready.read_text())["port"])
             for _ in range(10):
-                asked = random.integers(0, ROWS, 500, dtype=np.uint64)
-                found, rows = client.pull(table, asked)
+                requested_keys = random.integers(0, ROWS, 500, dtype=np.uint64)
+                found, rows = client.pull(table, requested_keys)
                 assert found.all()
                 np.testing.assert_array_equal(
-                    rows.view(np.uint32), content[asked.astype(np.int64)].view(np.uint32)
+                    rows.view(np.uint32), content[requested_keys.astype(np.int64)].view(np.uint32)
                 )
             client.close()
         finally:

@@ -55,14 +55,14 @@ class WriteLog:
         if magic != MAGIC or version != VERSION:
             raise RuntimeError(f"{device} has no log: magic {magic:#x}, version {version}")
         self.entries: list[Entry] = []
-        at = self._sector_bytes
+        offset = self._sector_bytes
         for _ in range(count):
-            head = os.pread(self._file, self._sector_bytes, at)
+            head = os.pread(self._file, self._sector_bytes, offset)
             sector, sectors, flags, data_bytes = _ENTRY.unpack_from(head)
             text = head[_ENTRY.size : _ENTRY.size + data_bytes] if flags & MARK else b""
-            entry = Entry(sector, sectors, flags, text.decode(), at + self._sector_bytes)
+            entry = Entry(sector, sectors, flags, text.decode(), offset + self._sector_bytes)
             self.entries.append(entry)
-            at += self._sector_bytes * (1 + (sectors if entry.is_write else 0))
+            offset += self._sector_bytes * (1 + (sectors if entry.is_write else 0))
 
     def replay(self, entry: Entry, device: int) -> None:
         """Write an entry's data to the open device. Ignore discards, which a power cut may lose."""

@@ -62,16 +62,16 @@ class Connection:
         )
         body = self.ask(PULL, request, sections=1)
         _, rows_offset = struct.unpack_from("<QQ", body)
-        code, _, _, row_bytes, count, found, _ = struct.unpack_from("<HHIIIII", body, 16)
+        code, _, _, row_bytes, count, found_count, _ = struct.unpack_from("<HHIIIII", body, 16)
         assert (code, count) == (0, len(keys))
         words = np.frombuffer(body, np.uint8, (len(keys) + 63) // 64 * 8, 40)
-        there = np.unpackbits(words, bitorder="little")[: len(keys)].astype(bool)
-        assert there.sum() == found
+        found = np.unpackbits(words, bitorder="little")[: len(keys)].astype(bool)
+        assert found.sum() == found_count
         rows = np.zeros((len(keys), dim), np.float32)
         packed = np.frombuffer(body, np.uint8, -1, rows_offset)
-        assert packed.size == found * row_bytes
-        rows[there] = packed.view(np.float32).reshape(found, dim)
-        return rows, there
+        assert packed.size == found_count * row_bytes
+        rows[found] = packed.view(np.float32).reshape(found_count, dim)
+        return rows, found
 
     def push(
         self, table: int, keys: npt.NDArray[np.uint64], rows: npt.NDArray[np.float32]

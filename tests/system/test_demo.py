@@ -29,15 +29,15 @@ def command(tmp_path: Path, *arguments: str) -> list[str]:
 
 @pytest.mark.parametrize("durability", ["power", "process"])
 def test_every_row_is_compared(tmp_path: Path, durability: str) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         command(tmp_path, "--json", "--durability", durability),
         capture_output=True,
         text=True,
         timeout=WAIT_SECONDS,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    assert process.returncode == 0, process.stderr
+    report = json.loads(process.stdout)
     assert report["passed"]
     assert report["durability"] == durability
     comparison = report["comparison"]
@@ -53,15 +53,15 @@ def test_every_row_is_compared(tmp_path: Path, durability: str) -> None:
 
 def test_over_kafka(kafka: Broker, topic: Callable[[], str], tmp_path: Path) -> None:
     log = f"kafka://{kafka.address}/{topic()}"
-    done = subprocess.run(
+    process = subprocess.run(
         command(tmp_path, "--json", "--log", log, "--kafka-option", "compression.type=zstd"),
         capture_output=True,
         text=True,
         timeout=WAIT_SECONDS,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    assert process.returncode == 0, process.stderr
+    report = json.loads(process.stdout)
     assert report["passed"]
     assert report["log"] == log
     assert 0 < report["restart"]["share_visible"] < 1
@@ -83,8 +83,8 @@ def test_an_interrupt_cleans_up(tmp_path: Path, signals: list[signal.Signals]) -
         preexec_fn=hear_interrupts,
     )
     children = wait_for_children(process.pid)
-    for each in signals:
-        process.send_signal(each)
+    for number in signals:
+        process.send_signal(number)
         time.sleep(0.05)
     _, errors = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 130, errors

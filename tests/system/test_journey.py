@@ -24,15 +24,15 @@ WAIT_SECONDS = 120.0
 
 def petps(*arguments: object) -> Any:
     """Return the JSON report of a command that must succeed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "petps.cli", *(str(each) for each in arguments), "--json"],
+    process = subprocess.run(
+        [sys.executable, "-m", "petps.cli", *(str(argument) for argument in arguments), "--json"],
         capture_output=True,
         text=True,
         timeout=WAIT_SECONDS,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout)
 
 
 def save(path: Path, first: int, last: int, value: float) -> Path:
@@ -60,14 +60,16 @@ def test_load_publish_serve_export_catch_up(tmp_path: Path, started: list[Proces
     pool, log = tmp_path / "pool", tmp_path / "log"
     petps("create", pool, "--table", f"items:{DIM}:f32:10k", "--feed", "delta", "--partitions", 4)
     petps("load", pool, "items", save(tmp_path / "first.npz", 0, 100, 1.0))
-    one = petps("publish", log, "items", save(tmp_path / "a.npz", 50, 150, 2.0), "--partitions", 4)
+    first_publish = petps(
+        "publish", log, "items", save(tmp_path / "a.npz", 50, 150, 2.0), "--partitions", 4
+    )
 
     process = Process(pool, "--log", log)
     started.append(process)
     url = f"petps://127.0.0.1:{process.wait_ready()['port']}"
-    wait_for(url, one["version"])
-    two = petps("publish", log, "items", "--dim", DIM, "--delete", 0, "--delete", 149)
-    wait_for(url, two["version"])
+    wait_for(url, first_publish["version"])
+    second_publish = petps("publish", log, "items", "--dim", DIM, "--delete", 0, "--delete", 149)
+    wait_for(url, second_publish["version"])
     assert first_numbers(url, 0, 1, 50, 148, 149) == [
         (False, 0.0), (True, 1.0), (True, 2.0), (True, 2.0), (False, 0.0),
     ]  # fmt: skip
@@ -75,8 +77,11 @@ def test_load_publish_serve_export_catch_up(tmp_path: Path, started: list[Proces
 
     # A second server starts empty, from a base of the first and the log after it.
     base = petps("export", pool, tmp_path / "bases/one")
-    assert (base["version"], base["tables"]) == (two["version"], [{"name": "items", "rows": 148}])
-    based = petps(
+    assert (base["version"], base["tables"]) == (
+        second_publish["version"],
+        [{"name": "items", "rows": 148}],
+    )
+    third_publish = petps(
         "publish",
         log,
         "items",
@@ -84,18 +89,27 @@ def test_load_publish_serve_export_catch_up(tmp_path: Path, started: list[Proces
         "--base",
         tmp_path / "bases/one",
     )
-    other = tmp_path / "other"
-    petps("create", other, "--table", f"items:{DIM}:f32:10k", "--feed", "delta", "--partitions", 4)
-    petps("load", other, "items", save(tmp_path / "c.npz", 9000, 9010, 9.0))
-    second = Process(other, "--log", log)
+    other_pool = tmp_path / "other"
+    petps(
+        "create",
+        other_pool,
+        "--table",
+        f"items:{DIM}:f32:10k",
+        "--feed",
+        "delta",
+        "--partitions",
+        4,
+    )
+    petps("load", other_pool, "items", save(tmp_path / "c.npz", 9000, 9010, 9.0))
+    second = Process(other_pool, "--log", log)
     started.append(second)
     url = f"petps://127.0.0.1:{second.wait_ready()['port']}"
-    status = wait_for(url, based["version"])
-    while status["ingest"]["version"] < based["version"]:  # updated every second
+    status = wait_for(url, third_publish["version"])
+    while status["ingest"]["version"] < third_publish["version"]:  # updated every second
         status = petps("status", url)
     assert {entry["state"] for entry in status["ingest"]["partitions"]} == {"following"}
     assert first_numbers(url, 1, 2, 60, 149, 9000) == [
         (True, 3.0), (True, 1.0), (True, 2.0), (False, 0.0), (False, 0.0),
     ]  # fmt: skip
     second.stop()
-    assert petps("verify", other)["rows"] == 148
+    assert petps("verify", other_pool)["rows"] == 148

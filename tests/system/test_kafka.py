@@ -125,17 +125,17 @@ class Shards:
     def status(self, number: int) -> dict[str, Any]:
         url = f"http://127.0.0.1:{self.facts[number]['http_port']}/status.json"
         with urllib.request.urlopen(url, timeout=30) as reply:
-            found: dict[str, Any] = json.loads(reply.read())
-        return found
+            status: dict[str, Any] = json.loads(reply.read())
+        return status
 
-    def tell(self) -> None:
+    def print_diagnosis(self) -> None:
         """Print facts that show why a server lags, for a failed test."""
         for number, process in enumerate(self.processes):
             print(f"---- server {number} printed:\n{process.errors}")
             try:
                 print(json.dumps(self.status(number)["ingest"], indent=1))
             except OSError as error:
-                print(f"it does not answer: {error}")
+                print(f"the server does not answer: {error}")
 
     def end(self) -> None:
         for process in self.processes:
@@ -182,18 +182,18 @@ def place(kafka: Broker, topic: Callable[[], str]) -> str:
 
 @pytest.fixture
 def shards(tmp_path: Path, place: str) -> Iterator[Shards]:
-    made = Shards(tmp_path, place)
-    yield made
-    made.end()
+    servers = Shards(tmp_path, place)
+    yield servers
+    servers.end()
 
 
 @pytest.fixture
 def trainer(tmp_path: Path, place: str, seed: int) -> Iterator[Trainer]:
-    made = Trainer(tmp_path, place, seed)
-    yield made
-    if made.process.poll() is None:
-        made.process.kill()
-        made.process.wait()
+    publisher = Trainer(tmp_path, place, seed)
+    yield publisher
+    if publisher.process.poll() is None:
+        publisher.process.kill()
+        publisher.process.wait()
 
 
 @pytest.mark.timeout(600)
@@ -226,7 +226,7 @@ def test_kills_of_everything_lose_nothing(
                 wait_ms=round(1e3 * WAIT_SECONDS),
             )
     except Exception:
-        shards.tell()
+        shards.print_diagnosis()
         raise
     finally:
         puller.stop()
@@ -245,8 +245,8 @@ def _check_status(shards: Shards, state: np.ndarray[Any, np.dtype[np.int64]], ve
     owner = _native.partition_of(ALL, PARTITIONS) // (PARTITIONS // SERVERS)
     for number in range(SERVERS):
         status = shards.status(number)
-        held = {table["name"]: table["rows"] for table in status["tables"]}
-        assert held["items"] == np.count_nonzero(state[owner == number])
+        row_counts = {table["name"]: table["rows"] for table in status["tables"]}
+        assert row_counts["items"] == np.count_nonzero(state[owner == number])
         ingest = status["ingest"]
         assert ingest["version"] == version
         assert ingest["dense"] == f"dense/{version}"
@@ -269,19 +269,19 @@ def _check_log(place: str, version: int) -> None:
     log = open_log(place, partitions=PARTITIONS)
     subscription = log.subscribe(log.start_offsets(range(PARTITIONS)))
     ends = log.end_offsets(range(PARTITIONS))
-    seen: dict[int, set[int]] = {partition: set() for partition in range(PARTITIONS)}
+    versions_of: dict[int, set[int]] = {partition: set() for partition in range(PARTITIONS)}
     while any(subscription.positions()[p] < ends[p] for p in range(PARTITIONS)):
         for event in subscription.poll(max_bytes=8 << 20, timeout=1.0):
             assert isinstance(event, Delivery), event
             header = read_header(event.message)
             if header.kind in (Kind.COMMIT, Kind.BASE):
-                seen[event.partition].add(header.version)
+                versions_of[event.partition].add(header.version)
     subscription.close()
     log.close()
-    last = [max(versions) for versions in seen.values()]
+    last = [max(versions) for versions in versions_of.values()]
     assert last == [version] * PARTITIONS
     # A publisher that is killed during a commit leaves a version in only some partitions. The base
     # of its next run, which is a version too, replaces it.
-    whole, some = set.intersection(*seen.values()), set.union(*seen.values())
-    assert some == set(range(1, version + 1))
-    assert len(some - whole) <= TRAINER_KILLS
+    in_all, in_any = set.intersection(*versions_of.values()), set.union(*versions_of.values())
+    assert in_any == set(range(1, version + 1))
+    assert len(in_any - in_all) <= TRAINER_KILLS

@@ -191,10 +191,10 @@ def server(tmp_path: Path) -> Iterator[Server]:
     create = [PETPS, "create", str(pool), "--feed", "delta"]
     create += ["--table", f"items:{DIM}:f32:{KEYS}", "--partitions", str(PARTITIONS)]
     subprocess.run(create, check=True, capture_output=True)
-    found = Server(tmp_path, pool)
-    yield found
-    if found.process is not None:
-        found.kill()
+    new_server = Server(tmp_path, pool)
+    yield new_server
+    if new_server.process is not None:
+        new_server.kill()
 
 
 @pytest.mark.timeout(600)

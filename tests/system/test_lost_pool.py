@@ -18,18 +18,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_a_library_keeps_its_own_handler(tmp_path: Path) -> None:
     path = tmp_path / "pool"
-    with petps.create(path) as made:
-        made.create_table("items", dim=4, capacity=1000)
+    with petps.create(path) as new_pool:
+        new_pool.create_table("items", dim=4, capacity=1000)
     program = (
         "import os, sys, petps\n"
         "with petps.open(sys.argv[1]) as pool:\n"
         "    os.truncate(sys.argv[1], 0)\n"
         "    pool.pull('items', [1])\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program, str(path)], capture_output=True, check=False
     )
-    assert done.returncode == -7, done.stderr  # SIGBUS, as without petps
+    assert process.returncode == -7, process.stderr  # SIGBUS, as without petps
 
 
 def test_the_unit_does_not_restart_on_that_status() -> None:

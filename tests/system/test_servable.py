@@ -74,20 +74,20 @@ def served_after(server: Server, version: int) -> float:
 
 def test_the_newest_version_is_served_soon_after_a_kill(server: Server) -> None:
     rng = np.random.default_rng(13)
-    took: list[float] = []
+    seconds: list[float] = []
     with DirectoryLog(server.folder / "log", partitions=PARTITIONS) as log:
         publisher = Publisher(log, "default", tables=[TableSchema("items", "f32", DIM)])
         publisher.begin_continue(None)
         version = publish(publisher, rng)
         for _ in range(KILLS):
             server.launch()
-            took.append(served_after(server, version))
+            seconds.append(served_after(server, version))
             for _ in range(MEANWHILE // 2):
                 version = publish(publisher, rng)
             server.kill()
             for _ in range(MEANWHILE):
                 version = publish(publisher, rng)
-    milliseconds = np.sort(1e3 * np.array(took[1:]))
+    milliseconds = np.sort(1e3 * np.array(seconds[1:]))
     print(
         f"newest version served after the first answered pull, {len(milliseconds)} kills: "
         f"median {np.median(milliseconds):.1f} ms, worst {milliseconds[-1]:.1f} ms"

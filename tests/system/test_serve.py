@@ -263,10 +263,10 @@ def check(port: int, model: dict[int, int], unsure: dict[int, int]) -> None:
             model[key] = salt
     assert set(np.flatnonzero(found).tolist()) == set(model)
     salts = np.array([model.get(key, 0) for key in keys.tolist()])
-    wanted = (keys % 65_536).astype(np.float32)[:, None] + np.multiply.outer(
+    expected = (keys % 65_536).astype(np.float32)[:, None] + np.multiply.outer(
         salts, np.arange(DIM)
     ).astype(np.float32)
-    assert (rows[found] == wanted[found]).all()
+    assert (rows[found] == expected[found]).all()
 
 
 def test_deltas_reach_pulls_and_a_kill_changes_nothing(
@@ -373,15 +373,21 @@ def test_ingest_that_cannot_start_ends_the_server(pool: Path, tmp_path: Path) ->
 
 def test_what_cannot_be_served(pool: Path, tmp_path: Path) -> None:
     def fails(*arguments: object) -> tuple[int, str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "petps.cli", "serve", *(str(each) for each in arguments)],
+        process = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "petps.cli",
+                "serve",
+                *(str(argument) for argument in arguments),
+            ],
             capture_output=True,
             text=True,
             timeout=WAIT_SECONDS,
             check=False,
         )
-        assert "Traceback" not in done.stderr
-        return done.returncode, done.stderr
+        assert "Traceback" not in process.stderr
+        return process.returncode, process.stderr
 
     assert fails() == (2, "error: name the pool: `petps serve PATH`, or --config FILE\n")
     code, message = fails(tmp_path / "none")

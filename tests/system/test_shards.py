@@ -74,7 +74,7 @@ class Fleet:
         return f"127.0.0.1:{self.facts[server]['port']}"
 
     def url(self, *servers: int) -> str:
-        return "petps://" + ",".join(self.address(each) for each in servers) + "/default"
+        return "petps://" + ",".join(self.address(server) for server in servers) + "/default"
 
     def write_map(
         self, owners: dict[str, list[Any]], follows: dict[str, list[Any]] | None = None
@@ -99,7 +99,7 @@ class Fleet:
 
     def own(self, *partitions: list[Any]) -> None:
         """Give server i its list (none: nothing), and wait until every server has the map."""
-        self.write_map({self.address(i): each for i, each in enumerate(partitions)})
+        self.write_map({self.address(i): share for i, share in enumerate(partitions)})
         self.wait_for_map()
 
     def wait_for_map(self) -> None:
@@ -116,8 +116,8 @@ class Fleet:
     def ask(self, server: int, path: str) -> dict[str, Any]:
         url = f"http://127.0.0.1:{self.facts[server]['http_port']}/{path}"
         with urllib.request.urlopen(url, timeout=10) as reply:
-            answer: dict[str, Any] = json.loads(reply.read())
-        return answer
+            document: dict[str, Any] = json.loads(reply.read())
+        return document
 
     def publish(self) -> int:
         """Publish the next version: every third key is deleted, the others get its rows."""
@@ -125,9 +125,11 @@ class Fleet:
         self.publisher.publish("fed", ALL, rows_of(ALL, version), version % 3 == ALL % 3)
         return self.publisher.commit()
 
-    def check(self, rows: npt.NDArray[np.float32], found: npt.NDArray[np.bool_], at: int) -> None:
-        np.testing.assert_array_equal(found, at % 3 != ALL % 3)
-        np.testing.assert_array_equal(rows[found], rows_of(ALL, at)[found])
+    def check(
+        self, rows: npt.NDArray[np.float32], found: npt.NDArray[np.bool_], version: int
+    ) -> None:
+        np.testing.assert_array_equal(found, version % 3 != ALL % 3)
+        np.testing.assert_array_equal(rows[found], rows_of(ALL, version)[found])
 
     def kill(self, server: int) -> None:
         self.processes[server].kill()
@@ -140,14 +142,14 @@ class Fleet:
 
 @pytest.fixture
 def make_fleet(tmp_path: Path) -> Iterator[Any]:
-    made: list[Fleet] = []
+    fleets: list[Fleet] = []
 
     def make(count: int, **settings: int) -> Fleet:
-        made.append(Fleet(tmp_path, count, **settings))
-        return made[-1]
+        fleets.append(Fleet(tmp_path, count, **settings))
+        return fleets[-1]
 
     yield make
-    for fleet in made:
+    for fleet in fleets:
         for process in fleet.processes:
             if process.child.poll() is None:
                 process.child.kill()
@@ -197,18 +199,18 @@ def test_two_shards_are_one_model(make_fleet: Any) -> None:
         assert {p["partition"] for p in status["ingest"]["partitions"]} == set(
             range(4 * server, 4 * server + 4)
         )
-        held = {table["name"]: table["rows"] for table in status["tables"]}
-        ours = owner == server
-        assert held["items"] == ours.sum()
-        assert held["fed"] == (ours & (version % 3 != ALL % 3)).sum()
+        row_counts = {table["name"]: table["rows"] for table in status["tables"]}
+        is_ours = owner == server
+        assert row_counts["items"] == is_ours.sum()
+        assert row_counts["fed"] == (is_ours & (version % 3 != ALL % 3)).sum()
         assert status["instances"][0]["applied_version"] == version
         assert fleet.ask(server, "shard-map")["version"] == fleet.version
     # The command line, with the addresses of all servers.
     report = json.loads(cli("pull", fleet.url(0, 1), "items", "--json", *map(str, range(50))))
     assert report["found"] == 50
-    shown = cli("status", fleet.url(1))
+    output = cli("status", fleet.url(1))
     assert f"partitions 4-7 of 8, as {fleet.address(1)} in shard map version 2" in " ".join(
-        shown.split()
+        output.split()
     )
     for process in fleet.processes:
         process.stop()
@@ -225,8 +227,8 @@ def test_a_killed_shard_comes_back(make_fleet: Any) -> None:
             version = fleet.publish()
             with pytest.raises((petps_client.Unavailable, petps_client.DeadlineExceeded)):
                 client.pull("fed", ALL, deadline_ms=1000)
-            others = ALL[_native.partition_of(ALL, PARTITIONS) % 2 != server]
-            client.pull("fed", others, min_version=version, wait_ms=30_000, deadline_ms=60_000)
+            other_keys = ALL[_native.partition_of(ALL, PARTITIONS) % 2 != server]
+            client.pull("fed", other_keys, min_version=version, wait_ms=30_000, deadline_ms=60_000)
             fleet.restart(server)
             fleet.check(*pull(client, version), version)
 

@@ -93,23 +93,25 @@ class Trainer:
 def ingest_of(facts: dict[str, Any]) -> dict[str, Any]:
     with urllib.request.urlopen(
         f"http://127.0.0.1:{facts['http_port']}/status.json", timeout=30
-    ) as answer:
-        status: dict[str, Any] = json.load(answer)
+    ) as reply:
+        status: dict[str, Any] = json.load(reply)
     return status.get("ingest") or {"version": 0, "partitions": []}  # ingest starts after serving
 
 
-def until(facts: dict[str, Any], holds: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+def wait_until(
+    facts: dict[str, Any], condition: Callable[[dict[str, Any]], object]
+) -> dict[str, Any]:
     deadline = time.monotonic() + SECONDS
     while True:
-        found = ingest_of(facts)
-        if holds(found):
-            return found
-        assert time.monotonic() < deadline, json.dumps(found)
+        ingest = ingest_of(facts)
+        if condition(ingest):
+            return ingest
+        assert time.monotonic() < deadline, json.dumps(ingest)
         time.sleep(0.02)
 
 
-def states(found: dict[str, Any]) -> set[str]:
-    return {each["state"] for each in found["partitions"]}
+def states(ingest: dict[str, Any]) -> set[str]:
+    return {partition["state"] for partition in ingest["partitions"]}
 
 
 def assert_serves(facts: dict[str, Any], trainer: Trainer) -> None:
@@ -140,7 +142,7 @@ def test_killed_while_it_catches_up(tmp_path: Path) -> None:
     process = Process(pool, "--config", config)
     facts = process.wait_ready()
     version = trainer.feed.publisher.version  # type: ignore[union-attr]
-    until(facts, lambda found: found["version"] == version)
+    wait_until(facts, lambda ingest: ingest["version"] == version)
     assert_serves(facts, trainer)
     end(process)
 
@@ -152,23 +154,23 @@ def test_killed_while_it_catches_up(tmp_path: Path) -> None:
     for _ in range(KILLS):
         process = Process(pool, "--config", config)
         facts = process.wait_ready()
-        found = until(facts, lambda found: "catching_up" in states(found))
-        assert {each["catch_ups"] for each in found["partitions"]} == {0}
+        ingest = wait_until(facts, lambda ingest: "catching_up" in states(ingest))
+        assert {partition["catch_ups"] for partition in ingest["partitions"]} == {0}
         time.sleep(chance.uniform(0, 1.0))
-        assert "catching_up" in states(ingest_of(facts)), "it was over before the kill"
+        assert "catching_up" in states(ingest_of(facts)), "the catch-up ended before the kill"
         process.kill()
     config.write_text(CONFIG.format(folder=tmp_path, rate=0))
     process = Process(pool, "--config", config)
     facts = process.wait_ready()
     version = trainer.feed.publisher.version  # type: ignore[union-attr]
-    found = until(facts, lambda found: found["version"] == version)
-    assert {each["catch_ups"] for each in found["partitions"]} == {1}
-    assert states(found) == {"following"}
+    ingest = wait_until(facts, lambda ingest: ingest["version"] == version)
+    assert {partition["catch_ups"] for partition in ingest["partitions"]} == {1}
+    assert states(ingest) == {"following"}
     assert_serves(facts, trainer)
 
     trainer.train(5_000)  # the server must follow the log again
     version = trainer.feed.publish()
-    until(facts, lambda found: found["version"] == version)
+    wait_until(facts, lambda ingest: ingest["version"] == version)
     assert_serves(facts, trainer)
     end(process)
     trainer.log.close()

@@ -53,9 +53,9 @@ def pull(client: petps_client.Client, keys: npt.NDArray[np.uint64]) -> tuple[int
         rows, found = answers[schema.name]
         assert found.all(), "no key was ever deleted"
         for number, version in np.unique(rows[:, :2].astype(np.int64), axis=0).tolist():
-            mine = (rows[:, 0] == number) & (rows[:, 1] == version)
-            whole = rows_of(schema, number, version)[keys.astype(np.int64)]
-            np.testing.assert_array_equal(rows[mine], whole[mine])
+            is_match = (rows[:, 0] == number) & (rows[:, 1] == version)
+            expected = rows_of(schema, number, version)[keys.astype(np.int64)]
+            np.testing.assert_array_equal(rows[is_match], expected[is_match])
             numbers.add(number)
             versions.add(version)
     assert len(numbers) == 1, f"one answer has rows of instances {numbers}"
@@ -65,18 +65,18 @@ def pull(client: petps_client.Client, keys: npt.NDArray[np.uint64]) -> tuple[int
 class Puller(threading.Thread):
     """Thread that pulls both tables throughout. An answer may be late, but never a mixture."""
 
-    def __init__(self, url: str, chosen: int) -> None:
+    def __init__(self, url: str, seed: int) -> None:
         super().__init__()
         self.url = url
-        self.rng = np.random.default_rng(chosen)
+        self.rng = np.random.default_rng(seed)
         self.done = threading.Event()
-        self.seen: set[int] = set()
+        self.served_numbers: set[int] = set()
         self.pulls = 0
         self.error: BaseException | None = None
 
-    def saw(self, number: int) -> bool:
+    def has_served(self, number: int) -> bool:
         assert self.error is None, self.error
-        return number in self.seen
+        return number in self.served_numbers
 
     def run(self) -> None:
         try:
@@ -84,7 +84,7 @@ class Puller(threading.Thread):
                 while not self.done.is_set():
                     try:
                         keys = self.rng.integers(0, KEYS, 300).astype(np.uint64)
-                        self.seen.add(pull(client, keys)[0])
+                        self.served_numbers.add(pull(client, keys)[0])
                         self.pulls += 1
                     except (petps_client.Unavailable, petps_client.DeadlineExceeded):
                         continue  # the server is down at this moment
@@ -120,7 +120,7 @@ class Model:
             writer.add_table(
                 schema,
                 np.arange(KEYS, dtype=np.uint64),
-                lambda chosen, rows=rows: (rows[chosen.astype(np.int64)], None),  # type: ignore[misc]
+                lambda keys, rows=rows: (rows[keys.astype(np.int64)], None),  # type: ignore[misc]
             )
         writer.commit()
         self.publisher.begin_base(str(number), version=version, instance=instance)
@@ -135,29 +135,29 @@ class Model:
         return version
 
 
-def wait_until(what: str, condition: Callable[[], bool]) -> None:
+def wait_until(event: str, condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, f"not in {WAIT_SECONDS} s: {what}"
+        assert time.monotonic() < deadline, f"not in {WAIT_SECONDS} s: {event}"
         time.sleep(0.02)
 
 
 def instances(url: str) -> dict[str, dict[str, Any]]:
-    """Return the instances of the status by name; ``meant``: whether an alias refers to it."""
+    """Return the instances of the status by name; with ``is_aliased`` added."""
     with connect(url.rpartition("/")[0]) as client:
         status = client.status()
-    for each in status["instances"]:
-        each["meant"] = each["id"] in status["aliases"].values()
-    return {each["name"]: each for each in status["instances"]}
+    for instance in status["instances"]:
+        instance["is_aliased"] = instance["id"] in status["aliases"].values()
+    return {instance["name"]: instance for instance in status["instances"]}
 
 
 def is_served(url: str, number: int, version: int = 0) -> bool:
-    found = instances(url).get(f"default@{number}")
-    alone = found is not None and len(instances(url)) == 1
+    instance = instances(url).get(f"default@{number}")
+    is_only = instance is not None and len(instances(url)) == 1
     return (
-        found is not None
-        and (found["meant"] or alone)
-        and bool(found["applied_version"] >= version)
+        instance is not None
+        and (instance["is_aliased"] or is_only)
+        and bool(instance["applied_version"] >= version)
     )
 
 
@@ -165,7 +165,7 @@ def pool_bytes(server: Server) -> int:
     return (server.folder / "pool").stat().st_size
 
 
-def killed_during(server: Server, chance: random.Random, act: Callable[[], object]) -> None:
+def kill_during(server: Server, chance: random.Random, act: Callable[[], object]) -> None:
     """Kill the server at a moment around ``act``, which may therefore fail."""
 
     def perform() -> None:
@@ -181,9 +181,9 @@ def killed_during(server: Server, chance: random.Random, act: Callable[[], objec
 
 
 def petps(*arguments: str) -> str:
-    done = subprocess.run([PETPS, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = subprocess.run([PETPS, *arguments], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 @pytest.fixture
@@ -198,10 +198,10 @@ def server(tmp_path: Path) -> Iterator[Server]:
         str(PARTITIONS),
         *tables,
     )
-    found = Server(tmp_path)
-    yield found
-    if found.process is not None:
-        found.kill()
+    new_server = Server(tmp_path)
+    yield new_server
+    if new_server.process is not None:
+        new_server.kill()
 
 
 @pytest.mark.timeout(300)
@@ -226,13 +226,13 @@ def test_versions_come_and_go(server: Server, seed: int) -> None:
             for _ in range(DELTAS):
                 version = model.publish(number)
             wait_until(f"default@{number}", lambda: is_served(url, number, version))  # noqa: B023
-            before = instances(url)[f"default@{number - 1}"]
-            assert before["frozen"]
+            previous = instances(url)[f"default@{number - 1}"]
+            assert previous["frozen"]
             with connect(url) as client:
                 assert pull(client, np.arange(KEYS, dtype=np.uint64)) == (number, {version})
                 with connect(f"{url}@{number - 1}") as old:
                     assert pull(old, np.arange(KEYS, dtype=np.uint64))[0] == number - 1
-                killed_during(
+                kill_during(
                     server,
                     chance,
                     lambda: client.switch_alias("default", f"default@{number - 1}"),  # noqa: B023
@@ -248,8 +248,8 @@ def test_versions_come_and_go(server: Server, seed: int) -> None:
                 version = model.publish(number)
                 wait_until("a delta after all that", lambda: is_served(url, number, version))  # noqa: B023
                 assert pull(client, np.arange(KEYS, dtype=np.uint64)) == (number, {version})
-                wait_until("a pull of the puller", lambda: puller.saw(number))  # noqa: B023
-                killed_during(
+                wait_until("a pull of the puller", lambda: puller.has_served(number))  # noqa: B023
+                kill_during(
                     server,
                     chance,
                     lambda: client.drop_instance(f"default@{number - 1}"),  # noqa: B023
@@ -269,8 +269,8 @@ def test_versions_come_and_go(server: Server, seed: int) -> None:
     # has begun. So at most three instances have space. Each table has an extent of one unit for its
     # buckets and one for its rows. Rows that are applied after a kill, before the free slots are
     # known, may get a second extent, of two units; after that the table has slots to spare.
-    at_most = UNIT_BYTES + 3 * len(TABLES) * (1 + 1 + 2) * UNIT_BYTES
+    bytes_max = UNIT_BYTES + 3 * len(TABLES) * (1 + 1 + 2) * UNIT_BYTES
     without_reuse = UNIT_BYTES + (VERSIONS + 1) * len(TABLES) * (1 + 1) * UNIT_BYTES
-    assert at_most < without_reuse
-    assert max(sizes) <= at_most, f"space of the dropped was not used again: {sizes}"
-    print(f"{puller.pulls} pulls saw {sorted(puller.seen)}; pool bytes {sizes}; {report}")
+    assert bytes_max < without_reuse
+    assert max(sizes) <= bytes_max, f"the space of dropped instances was not reused: {sizes}"
+    print(f"{puller.pulls} pulls saw {sorted(puller.served_numbers)}; pool bytes {sizes}; {report}")
