@@ -23,6 +23,10 @@ def check(text: str, *arguments: str) -> tuple[int, str]:
         "index: accept a miss only if no probed bucket changed",
         "bench, tests: name locals by what they hold",
         "petps/cli: process a file in chunks",
+        "codec: compress rows",
+        "tests: seed each run",
+        'Revert "index: count each change"',
+        "fixup! index: count each change",
     ],
 )
 def test_accepts(subject: str) -> None:
@@ -54,5 +58,7 @@ def test_a_message_needs_a_body(tmp_path: Path) -> None:
     status, errors = check("", "--file", str(message))
     assert status == 1
     assert "the body is missing" in errors
+    message.write_text("index: count each change\n\n# ------------------------ >8 ---\ndiff\n")
+    assert check("", "--file", str(message))[0] == 1
     message.write_text("index: count each change\n\nA reader missed a moving key.\n")
     assert check("", "--file", str(message)) == (0, "")
