@@ -6,7 +6,7 @@ JOBS := 2
 TEST_JOBS := 3
 FORMAT := clang-format-14
 CXX_SOURCES = $(shell find native client bench tests -name '*.cc' -o -name '*.h')
-PYTHON_FOLDERS = petps client bench tests
+PYTHON_FOLDERS = petps client examples bench tests
 
 # Rounds and workers of `make soak`; seconds of `make soak-pull` per gather mode.
 SOAK_ROUNDS := 10
@@ -17,8 +17,8 @@ SOAK_SECONDS := 600
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    build, then train, serve, kill and compare on real accesses (petps demo)"
-	@echo "make demo-train  installs PyTorch (6 GB), then petps demo --train: trains, streams, serves, kills"
+	@echo "make demo    build, then train, serve, kill and compare on real accesses (examples/demo)"
+	@echo "make demo-train  installs PyTorch (6 GB), then trains a DLRM, streams, serves, kills"
 	@echo "make test    build, then every check and test; one summary at the end"
 	@echo "make test-train  installs PyTorch and Ray (6 GB) into .venv-train, then tests what needs them"
 	@echo "make lab     persistent memory, RDMA, power cuts: suites in a small guest (tests/lab)"
@@ -39,12 +39,12 @@ build: bootstrap
 	@deploy/build.sh
 
 demo: build
-	.venv/bin/petps demo
+	$(PYTHON) -m examples.demo
 
 # PyTorch is installed in the environment of test-train.
 demo-train: build
 	@deploy/bootstrap.sh train
-	.venv-train/bin/python -m petps.cli demo --train --plots build/demo-train
+	.venv-train/bin/python -m examples.demo --train --plots build/demo-train
 
 test: build
 	cmake --build build/release -j $(JOBS) --target petps_bench

@@ -1,6 +1,6 @@
 """checkpoint.loss.<bits>.<restores>: what quantised checkpoints cost a model (Check-N-Run 6.2).
 
-A small DLRM (petps/demo/dlrm.py) trains for one epoch on Book-Crossing's ratings, or on drawn
+A small DLRM (examples/demo/dlrm.py) trains for one epoch on Book-Crossing's ratings, or on drawn
 clicks. At ``restores`` evenly spaced steps a Feed writes a version, with the intermittent policy,
 to a store that expects this number of restores and chooses the bits by it. Then a new trainer
 continues from the version: rows and optimizer state by Store.resume, dense weights and the place in
@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from examples.demo.dlrm import DENSE, READER, Encoded, Shape, Training, Vocabulary, log_loss
+from examples.demo.ratings import Samples, draw_clicks, load_ratings
 from petps.checkpoint import POLICIES, Quantising, Store
-from petps.demo.dlrm import DENSE, READER, Encoded, Shape, Training, Vocabulary, log_loss
-from petps.demo.ratings import Samples, draw_clicks, load_ratings
 from petps.errors import Unavailable
 from petps.train import Feed
 

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from bench.checkpoint.policies import Trainer, _intervals
+from examples.demo.trace import load_trace
 from petps.checkpoint import POLICIES, Checkpointer, Policy, Store, Table
 from petps.checkpoint.policy import Merged, least_stride, living_volume
-from petps.demo.trace import load_trace
 
 REPEATS = 5
 

@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from examples.demo.trace import load_trace
 from petps.checkpoint import POLICIES, Checkpointer, Policy, Store, Table
 from petps.checkpoint.chunk import Bytes, Keys, Mask
 from petps.checkpoint.policy import Merged, TwoD
 from petps.checkpoint.store import BASE
-from petps.demo.trace import load_trace
 
 NAIVE = "consecutive"
 REFERENCE = "intermittent"

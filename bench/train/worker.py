@@ -26,7 +26,7 @@ from bench.train.simulate import AHEAD
 from bench.train.slow_link import LinkSchedule, SlowLink
 from bench.train.steps import link_of, slowest
 from bench.train.unfreshened import pipeline_of
-from petps.demo.trace import load_trace
+from examples.demo.trace import load_trace
 from petps.tracker import jagged_unique
 from petps.train import (
     Batch,

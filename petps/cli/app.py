@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
 import typer
@@ -15,7 +17,7 @@ from typer.core import TyperGroup
 from petps.cli import commands
 from petps.errors import PetpsError
 
-__all__ = ["EXIT_CODES", "app", "main"]
+__all__ = ["EXIT_CODES", "app", "main", "report_errors"]
 
 # By the code of petps.errors; every other error exits with 1.
 EXIT_CODES: Final = {
@@ -58,24 +60,31 @@ def exit_code(error: PetpsError) -> int:
     return EXIT_CODES.get(error.code, 1)
 
 
+@contextmanager
+def report_errors() -> Iterator[None]:
+    """Turn errors of petps into one red sentence and an exit code, not a traceback."""
+    try:
+        yield
+    except PetpsError as error:
+        _print_error(str(error))
+        raise typer.Exit(exit_code(error)) from None
+    except KeyboardInterrupt:
+        _print_error("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:  # `petps pull ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
+    except OSError as error:
+        _print_error(_text_of(error))
+        raise typer.Exit(1) from None
+
+
 class _Commands(TyperGroup):
-    """Group that turns errors of petps into one red sentence and an exit code, not a traceback."""
+    """Group whose commands report errors in one sentence."""
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with report_errors():
             return super().invoke(ctx)
-        except PetpsError as error:
-            _print_error(str(error))
-            raise typer.Exit(exit_code(error)) from None
-        except KeyboardInterrupt:
-            _print_error("interrupted")
-            raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:  # `petps pull ... | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(1) from None
-        except OSError as error:
-            _print_error(_text_of(error))
-            raise typer.Exit(1) from None
 
 
 def _text_of(error: OSError) -> str:

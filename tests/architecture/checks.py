@@ -131,6 +131,8 @@ def petps_complaints(path: PurePosixPath, text: str) -> list[str]:
         names = module.split(".")
         if names[0] == "petps_client" and own not in rooms()["python"]["client_users"]:
             complaints.append(f"{path}: petps.{own} may not import petps_client")
+        if names[0] in ("examples", "bench", "tests"):
+            complaints.append(f"{path}: petps.{own} may not import {names[0]}")
         if names[0] != "petps":
             continue
         other = names[1] if len(names) > 1 else ""

@@ -76,6 +76,7 @@ BAD_CODE: list[tuple[Check, str, str, str]] = [
     (checks.import_complaints, "petps/delta/a.py", "from ..cli import main", "may not import"),
     (checks.import_complaints, "petps/ingest/a.py", "def f():\n import petps.publish", "may not"),
     (checks.import_complaints, "petps/ingest/a.py", "import petps_client", "petps_client"),
+    (checks.import_complaints, "petps/cli/a.py", "import examples.demo", "may not import examples"),
     (checks.import_complaints, "petps/util/a.py", "", "no place"),
     (checks.import_complaints, "petps/ingest/a.py", "import petps", "is no package"),
     (checks.import_complaints, "client/python/petps_client/a.py", "import petps", "may not"),

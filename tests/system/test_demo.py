@@ -1,4 +1,4 @@
-"""A short `petps demo`: from nothing to the last compared row, and its exit when interrupted."""
+"""A short the demo: from nothing to the last compared row, and its exit when interrupted."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ WAIT_SECONDS = 170.0
 
 
 def command(tmp_path: Path, *arguments: str) -> list[str]:
-    """Return the command line of `petps demo` in a folder of the test."""
+    """Return the command line of the demo in a folder of the test."""
     short = ["--accesses", "40000", "--idle-seconds", "0.2", "--folder", str(tmp_path)]
-    return [sys.executable, "-m", "petps.cli", "demo", *short, *arguments]
+    return [sys.executable, "-m", "examples.demo", *short, *arguments]
 
 
 @pytest.mark.parametrize("durability", ["power", "process"])

@@ -1,4 +1,4 @@
-"""`petps demo --train`, small, as a user runs it; and with a wrong row in the log, which it finds.
+"""the demo with --train, small, as a user runs it; and with a wrong row in the log, which it finds.
 
 Run by `make test-train`. tests/python/demo/test_training.py has the tests without PyTorch.
 """
@@ -22,15 +22,15 @@ import psutil
 import pytest
 import torch
 
-import petps.demo
+from examples.demo.command import main
+from examples.demo.trainer import MODEL
+from examples.demo.training import scoring
+from examples.demo.training.course import Course
+from examples.demo.training.live import same
+from examples.demo.training.task import DIM, WORLD, Settings, Task
 from petps.checkpoint import Store
 from petps.checkpoint.published import Published
 from petps.delta import TableSchema
-from petps.demo.trainer import MODEL
-from petps.demo.training import scoring
-from petps.demo.training.course import Course
-from petps.demo.training.live import same
-from petps.demo.training.task import DIM, WORLD, Settings, Task
 from petps.publish import Publisher
 
 WAIT_SECONDS = 300.0  # PyTorch is imported six times, perhaps on a busy machine
@@ -45,7 +45,7 @@ def arguments(folder: Path, *more: str) -> list[str]:
 
 
 def command(folder: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "petps.cli", "demo", *arguments(folder, *more)]
+    return [sys.executable, "-m", "examples.demo", *arguments(folder, *more)]
 
 
 def left(folder: Path) -> list[psutil.Process]:
@@ -140,7 +140,7 @@ def test_a_wrong_row_is_seen(
         compare(course)
 
     monkeypatch.setattr(Course, "_compare", meddle)
-    assert petps.demo.main(arguments(tmp_path, "--json")) == 1
+    assert main(arguments(tmp_path, "--json")) == 1
     report = json.loads(capsys.readouterr().out)
     assert not report["passed"]
     assert report["comparison"]["rows_different"] == 1
@@ -212,7 +212,7 @@ def test_it_ends_and_leaves_nothing(tmp_path: Path, how: str) -> None:
 
 def test_without_the_data_the_remedy_is_said(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "petps.cli", "demo", "--train", "--folder", str(tmp_path),
+        [sys.executable, "-m", "examples.demo", "--train", "--folder", str(tmp_path),
          "--plots", str(tmp_path / "plots")],
         env=os.environ | {
             "XDG_CACHE_HOME": str(tmp_path / "cache"), "PIP_INDEX_URL": "http://127.0.0.1:9/",

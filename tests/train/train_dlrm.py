@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from bench.checkpoint.loss import Task, resumed
+from examples.demo.dlrm import Shape, area_under_curve, log_loss
+from examples.demo.ratings import draw_clicks
 from petps.checkpoint import Quantising
-from petps.demo.dlrm import Shape, area_under_curve, log_loss
-from petps.demo.ratings import draw_clicks
 from petps.errors import InvalidArgument
 
 SEED = 7

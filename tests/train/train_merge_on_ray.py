@@ -20,13 +20,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.demo.trace import load_trace
 from petps.checkpoint import POLICIES, Checkpointer, Column, Rows, Store, Table
 from petps.checkpoint.files import LocalFiles
 from petps.checkpoint.merge import InPlace, plan_merges
 from petps.checkpoint.on_ray import OnRay
 from petps.checkpoint.policy import Merged
 from petps.checkpoint.store import BASE
-from petps.demo.trace import load_trace
 from petps.errors import (
     DataLoss,
     FailedPrecondition,

@@ -46,11 +46,4 @@ def register(app: typer.Typer) -> None:
     app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel=_VERSIONS)
     app.command(rich_help_panel=_RUN)(serve.serve)
     app.command("import-hps", rich_help_panel=_RUN)(import_hps.import_hps)
-    app.command(
-        rich_help_panel=_RUN,
-        context_settings={
-            "allow_extra_args": True,
-            "ignore_unknown_options": True,
-            "help_option_names": [],
-        },
-    )(demo.demo)
+    app.command(rich_help_panel=_RUN)(demo.demo)

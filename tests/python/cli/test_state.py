@@ -179,6 +179,12 @@ def test_help_teaches() -> None:
         assert f"petps {command}" in done.stdout, command
 
 
+def test_demo_says_where_the_demos_are() -> None:
+    done = run("demo")
+    assert done.returncode == 0
+    assert "make demo-train" in done.stdout
+
+
 def test_help_is_quick() -> None:
     """Take the best of five times: the machine may be busy."""
     seconds = []

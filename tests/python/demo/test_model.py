@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from petps.demo.model import Settings, SkipGram, gradient, pair_loss, sum_by_key
+from examples.demo.model import Settings, SkipGram, gradient, pair_loss, sum_by_key
 
 SEED = 20_11
 SMALL = Settings(dim=5, window=3, pairs=2, negatives=3, shared_negatives=16, batch=20)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from petps.demo.ranking import HISTORY, Hits, K, Ranker
+from examples.demo.ranking import HISTORY, Hits, K, Ranker
 
 OBJECTS = 400
 SEED = 77

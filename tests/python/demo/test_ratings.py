@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from petps.demo import ratings
-from petps.demo.ratings import Samples, draw_clicks, load_ratings
+from examples.demo import ratings
+from examples.demo.ratings import Samples, draw_clicks, load_ratings
 from petps.errors import DataLoss, Unavailable
 
 BOOKS = """"ISBN";"Book-Title";"Book-Author";"Year-Of-Publication";"Publisher";"Image"

@@ -8,9 +8,9 @@ import json
 import pytest
 from rich.console import Console
 
-from petps.demo.report import Comparison, Freshness, Group, Report, Restart
-from petps.demo.screen import Screen
-from petps.demo.traffic import Latency, Sample, latency_of
+from examples.demo.report import Comparison, Freshness, Group, Report, Restart
+from examples.demo.screen import Screen
+from examples.demo.traffic import Latency, Sample, latency_of
 
 
 def report(wrong: int = 0, hits: int = 37) -> Report:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from petps.demo.kill import share_of_new
-from petps.demo.report import Comparison
-from petps.demo.state import State, bits, compare
+from examples.demo.kill import share_of_new
+from examples.demo.report import Comparison
+from examples.demo.state import State, bits, compare
 from petps.errors import DataLoss
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from petps.demo.trace import load_trace
+from examples.demo.trace import load_trace
 from petps.errors import NotFound
 
 

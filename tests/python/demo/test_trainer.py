@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from examples.demo.processes import TrainerProcess
+from examples.demo.trace import load_trace
+from examples.demo.trainer import MODEL, TABLE, TrainerSettings
 from petps.checkpoint.base import Base
 from petps.delta import DeltaLog, Kind, RowsBody, TableSchema, decode_record, read_header
 from petps.delta.directory import DirectoryLog
 from petps.delta.log import Delivery
-from petps.demo.processes import TrainerProcess
-from petps.demo.trace import load_trace
-from petps.demo.trainer import MODEL, TABLE, TrainerSettings
 from petps.errors import InternalError, Unavailable
 
 PARTITIONS = 2

@@ -1,4 +1,4 @@
-"""`petps demo --train` without PyTorch: its options, what passes, what is drawn."""
+"""the demo with --train without PyTorch: its options, what passes, what is drawn."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from petps.demo import command
-from petps.demo.ratings import Samples
-from petps.demo.report import Comparison
-from petps.demo.traffic import Latency, Sample
-from petps.demo.training import measures, plots
-from petps.demo.training.report import (
+from examples.demo import command
+from examples.demo.ratings import Samples
+from examples.demo.report import Comparison
+from examples.demo.traffic import Latency, Sample
+from examples.demo.training import measures, plots
+from examples.demo.training.report import (
     FinalScores,
     Fresh,
     Scored,
@@ -28,17 +28,20 @@ from petps.demo.training.report import (
     TrainerBack,
     TrainingReport,
 )
-from petps.demo.training.screen import TrainingLines, TrainingScreen
-from petps.demo.training.task import HELD_OUT, WORLD, Settings, Task
-from petps.demo.training.workers import Said, WorkerProcess, Workers
+from examples.demo.training.screen import TrainingLines, TrainingScreen
+from examples.demo.training.task import HELD_OUT, WORLD, Settings, Task
+from examples.demo.training.workers import Said, WorkerProcess, Workers
 from petps.errors import IoError, Unavailable
 
 
 def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `petps demo` with PyTorch hidden, whether it is installed or not."""
-    program = "import sys; sys.modules['torch'] = None; from petps.cli import main; main()"
+    """Run the demo with PyTorch hidden, whether it is installed or not."""
+    program = (
+        "import sys; sys.modules['torch'] = None; from examples.demo.command import main; "
+        "sys.exit(main())"
+    )
     return subprocess.run(
-        [sys.executable, "-c", program, "demo", *arguments],
+        [sys.executable, "-c", program, *arguments],
         capture_output=True,
         text=True,
         timeout=100,

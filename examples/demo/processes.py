@@ -16,13 +16,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
-from petps.demo.interrupt import uninterrupted
-from petps.demo.state import State
-from petps.demo.trainer import MODEL, TrainerSettings
+from examples.demo.interrupt import uninterrupted
+from examples.demo.state import State
+from examples.demo.trainer import MODEL, TrainerSettings
 from petps.errors import DeadlineExceeded, InternalError, Unavailable
 
 __all__ = ["Child", "ServerProcess", "TrainerProcess"]
 
+ROOT: Final = Path(__file__).resolve().parents[2]  # of the repository: `examples` is below it
 READY_SECONDS: Final = 60.0
 READY_POLL_SECONDS: Final = 0.0005
 STOP_SECONDS: Final = 20.0
@@ -31,8 +32,14 @@ LAST_WORDS_LINES: Final = 15
 
 
 def _environment() -> dict[str, str]:
-    # Two processors for three processes: a matrix product that spins on both delays the others.
-    return {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        # Two processors for three processes: a product that spins on both delays the others.
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 class Child:
@@ -207,7 +214,7 @@ class TrainerProcess(Child):
 
     def start(self) -> None:
         """Start the trainer without waiting."""
-        self.spawn(["-m", "petps.demo.trainer", self._settings.as_text()], pipes=True)
+        self.spawn(["-m", "examples.demo.trainer", self._settings.as_text()], pipes=True)
 
     def begin(self, do: str, **arguments: Any) -> None:
         """Send a command; end() returns its answer."""

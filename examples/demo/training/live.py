@@ -17,13 +17,13 @@ from typing import Any, Final, Self
 
 import petps_client
 
+from examples.demo.dlrm import Logits, area_under_curve, log_loss
+from examples.demo.training import scoring
+from examples.demo.training.measures import Version
+from examples.demo.training.report import Scored
+from examples.demo.training.task import Task
 from petps.checkpoint import Store
 from petps.checkpoint.published import Published
-from petps.demo.dlrm import Logits, area_under_curve, log_loss
-from petps.demo.training import scoring
-from petps.demo.training.measures import Version
-from petps.demo.training.report import Scored
-from petps.demo.training.task import Task
 from petps.errors import DeadlineExceeded
 
 __all__ = ["Live", "same"]

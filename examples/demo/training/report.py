@@ -1,12 +1,12 @@
-"""The results of `petps demo --train`: plain values, as --json prints them."""
+"""The results of the demo with --train: plain values, as --json prints them."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from petps.demo.report import Comparison
-from petps.demo.traffic import Latency
+from examples.demo.report import Comparison
+from examples.demo.traffic import Latency
 
 __all__ = [
     "FinalScores",

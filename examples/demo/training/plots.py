@@ -1,4 +1,4 @@
-"""The plots of `petps demo --train`, as SVG, and a page that shows them all."""
+"""The plots of the demo with --train, as SVG, and a page that shows them all."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import escape
 
-from petps.demo.training.measures import Heard, Outage, Served
-from petps.demo.training.report import TrainingReport
-from petps.demo.training.task import WORLD
+from examples.demo.training.measures import Heard, Outage, Served
+from examples.demo.training.report import TrainingReport
+from examples.demo.training.task import WORLD
 from petps.errors import IoError
 from petps.train.timeline import COLORS
 

@@ -1,6 +1,6 @@
 """One worker of the trainer, a process of its own: it trains, publishes and writes versions.
 
-`python -m petps.demo.training.worker RANK LIFE SETTINGS` trains from the store's newest version,
+`python -m examples.demo.training.worker RANK LIFE SETTINGS` trains from the store's newest version,
 if there is one, to the task's last step. It reports events on standard output, one line of JSON
 each; "at", "begin" and "end" are CLOCK_MONOTONIC seconds:
   ready     restored (a step, 0: none), open_s, restore_s
@@ -25,15 +25,15 @@ from typing import Any, Final
 import torch
 from torch import distributed
 
-from petps.checkpoint import POLICIES, Store
-from petps.demo.trainer import MODEL
-from petps.demo.training.model import Loader, Ranker
-from petps.demo.training.task import (
+from examples.demo.trainer import MODEL
+from examples.demo.training.model import Loader, Ranker
+from examples.demo.training.task import (
     MICRO_BATCHES,
     WORLD,
     Settings,
     Task,
 )
+from petps.checkpoint import POLICIES, Store
 from petps.errors import AlreadyExists, PetpsError
 from petps.train import (
     Every,

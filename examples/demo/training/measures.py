@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from petps.demo.traffic import Sample
-from petps.demo.training.report import Fresh, Stages
-from petps.demo.training.workers import Said
+from examples.demo.traffic import Sample
+from examples.demo.training.report import Fresh, Stages
+from examples.demo.training.workers import Said
 
 __all__ = ["Heard", "Outage", "Served", "Version", "fresh_of", "served_of", "stages_of"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from petps.demo.traffic import Latency
+from examples.demo.traffic import Latency
 
 __all__ = ["Comparison", "Freshness", "Group", "Report", "Restart"]
 

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import petps_client
 
-from petps.demo.processes import ServerProcess, TrainerProcess
-from petps.demo.report import Restart
-from petps.demo.state import State, bits
-from petps.demo.trace import Trace
-from petps.demo.traffic import KEYS_PER_PULL, Traffic
-from petps.demo.trainer import TABLE
+from examples.demo.processes import ServerProcess, TrainerProcess
+from examples.demo.report import Restart
+from examples.demo.state import State, bits
+from examples.demo.trace import Trace
+from examples.demo.traffic import KEYS_PER_PULL, Traffic
+from examples.demo.trainer import TABLE
 from petps.errors import DataLoss, DeadlineExceeded
 
 __all__ = ["KillTest", "first_pull", "share_of_new"]

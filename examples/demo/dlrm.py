@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from examples.demo.ratings import Floats, Keys, Samples
 from petps.checkpoint import Column, Table
-from petps.demo.ratings import Floats, Keys, Samples
 from petps.errors import InvalidArgument
 from petps.tracker import Tracker
 from petps.train.pytorch import track_module

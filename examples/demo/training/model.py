@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from petps.demo.dlrm import Interaction, Shape
-from petps.demo.training.task import DIM, Task
+from examples.demo.dlrm import Interaction, Shape
+from examples.demo.training.task import DIM, Task
 from petps.train import Batch, Ragged
 
 __all__ = ["Loader", "Ranker", "dense_part"]

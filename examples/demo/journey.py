@@ -13,16 +13,16 @@ import numpy as np
 import numpy.typing as npt
 import petps_client
 
-from petps.demo.kill import KillTest
-from petps.demo.model import Settings
-from petps.demo.processes import ServerProcess, TrainerProcess
-from petps.demo.ranking import Hits, K, Ranker
-from petps.demo.report import Comparison, Freshness, Group, Report
-from petps.demo.screen import Screen
-from petps.demo.state import compare
-from petps.demo.trace import ATTRIBUTION, load_trace
-from petps.demo.traffic import Mode, Sample, Traffic, latency_of
-from petps.demo.trainer import MODEL, TABLE, TrainerSettings
+from examples.demo.kill import KillTest
+from examples.demo.model import Settings
+from examples.demo.processes import ServerProcess, TrainerProcess
+from examples.demo.ranking import Hits, K, Ranker
+from examples.demo.report import Comparison, Freshness, Group, Report
+from examples.demo.screen import Screen
+from examples.demo.state import compare
+from examples.demo.trace import ATTRIBUTION, load_trace
+from examples.demo.traffic import Mode, Sample, Traffic, latency_of
+from examples.demo.trainer import MODEL, TABLE, TrainerSettings
 from petps.errors import InternalError
 from petps.pool import Pool
 
@@ -42,7 +42,7 @@ COMPARE_KEYS: Final = 10_000  # compared at a time; the client splits them into 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of `petps demo`."""
+    """The options of the demo."""
 
     accesses: int
     durability: str

@@ -13,11 +13,11 @@ import petps_client
 import torch
 from petps_client.torch import EmbeddingBagCollection
 
+from examples.demo.dlrm import Logits, scored
+from examples.demo.ratings import Keys
+from examples.demo.training.model import dense_part
+from examples.demo.training.task import DIM, WORLD, Task
 from petps.checkpoint import Store
-from petps.demo.dlrm import Logits, scored
-from petps.demo.ratings import Keys
-from petps.demo.training.model import dense_part
-from petps.demo.training.task import DIM, WORLD, Task
 from petps.train.ranks import DENSE
 from petps.train.table import ROW
 

@@ -1,4 +1,4 @@
-"""The course of `petps demo --train`: train, stream, serve, score, two kills, comparison."""
+"""The course of the demo with --train: train, stream, serve, score, two kills, comparison."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import Any, Final
 import numpy as np
 import petps_client
 
+from examples.demo.dlrm import area_under_curve, log_loss
+from examples.demo.kill import first_pull
+from examples.demo.processes import ServerProcess
+from examples.demo.report import Comparison
+from examples.demo.state import State, compare
+from examples.demo.trace import Trace
+from examples.demo.traffic import Mode, Traffic, latency_of
+from examples.demo.training import Data, scoring
+from examples.demo.training.live import Live, same
+from examples.demo.training.measures import Heard, Outage, Served, fresh_of, served_of, stages_of
+from examples.demo.training.plots import Facts, write_plots
+from examples.demo.training.report import FinalScores, ServerBack, TrainerBack, TrainingReport
+from examples.demo.training.screen import TrainingLines, TrainingScreen
+from examples.demo.training.task import DIM, SOURCES, WORLD, Settings, Task
+from examples.demo.training.workers import Said, Workers
 from petps.checkpoint import Store
-from petps.demo.dlrm import area_under_curve, log_loss
-from petps.demo.kill import first_pull
-from petps.demo.processes import ServerProcess
-from petps.demo.report import Comparison
-from petps.demo.state import State, compare
-from petps.demo.trace import Trace
-from petps.demo.traffic import Mode, Traffic, latency_of
-from petps.demo.training import Data, scoring
-from petps.demo.training.live import Live, same
-from petps.demo.training.measures import Heard, Outage, Served, fresh_of, served_of, stages_of
-from petps.demo.training.plots import Facts, write_plots
-from petps.demo.training.report import FinalScores, ServerBack, TrainerBack, TrainingReport
-from petps.demo.training.screen import TrainingLines, TrainingScreen
-from petps.demo.training.task import DIM, SOURCES, WORLD, Settings, Task
-from petps.demo.training.workers import Said, Workers
 from petps.errors import InternalError, InvalidArgument, Unavailable
 from petps.pool import Pool
 
@@ -46,7 +46,7 @@ ENDED: Final = "training ended before both were killed: take more --ratings"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of `petps demo --train`."""
+    """The options of the demo with --train."""
 
     settings: Settings
     durability: str

@@ -1,4 +1,4 @@
-"""`petps demo`: its options, its work folder, its exit status."""
+"""`python -m examples.demo`: its options, its work folder, its exit status."""
 
 from __future__ import annotations
 
@@ -9,29 +9,37 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
+from typer.core import TyperCommand
 
-from petps.demo.training import RATINGS_MIN, Data
+from examples.demo.training import RATINGS_MIN, Data
+from petps.cli.app import report_errors
 
 if TYPE_CHECKING:
-    from petps.demo.screen import Steps
+    from examples.demo.screen import Steps
 
 __all__ = ["demo", "main"]
 
-INTERRUPTED: Final = 130  # the status that typer returns for a KeyboardInterrupt
+
+class _Command(TyperCommand):
+    """A command that reports errors in one sentence, as those of `petps` do."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with report_errors():
+            raise typer.Exit(super().invoke(ctx))
 
 
-def main(arguments: list[str]) -> int:
-    """Run `petps demo ARGUMENTS`. Return the exit status; raise typer's usage errors."""
+def main(arguments: list[str] | None = None) -> int:
+    """Run a demo with ``arguments``, by default those of the process. Return the exit status."""
     app = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    app.command(context_settings={"help_option_names": ["-h", "--help"]})(demo)
-    command = typer.main.get_command(app)
-    result: Any = command.main(arguments, prog_name="petps demo", standalone_mode=False)
-    if result == INTERRUPTED:
-        raise KeyboardInterrupt
-    return int(result or 0)
+    app.command(cls=_Command, context_settings={"help_option_names": ["-h", "--help"]})(demo)
+    try:
+        app(arguments, prog_name="python -m examples.demo")
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
 
 
 def demo(
@@ -96,7 +104,7 @@ def demo(
     Halfway, the demo kills the server while it applies a delta. At the end it compares every
     served row with the trainer's. Exit status 0 only if all are equal, bit by bit.
 
-    [bold]petps demo --train[/bold] shows the whole loop instead. Two workers train a DLRM on
+    [bold]--train[/bold] shows the whole loop instead. Two workers train a DLRM on
     ratings, each with its rows in a pool of its own. Deltas go to a log and versions to a
     checkpoint store. A server follows the log, and the rows that it serves score held-out ratings
     during training. The demo first kills the workers, which continue from the last version as a
@@ -107,8 +115,8 @@ def demo(
     same. It takes about two minutes on two processors, and half of that with --ratings 40000.
     """
     _check_options(context, train)
+    from examples.demo.interrupt import interrupted_once
     from petps.delta import kafka_options
-    from petps.demo.interrupt import interrupted_once
 
     kafka = kafka_options(kafka_option)
     with interrupted_once(), _work_folder(folder, keep) as work:
@@ -152,8 +160,8 @@ def _journey(
     work: Path,
     quiet: bool,
 ) -> _Ended:
-    from petps.demo.journey import Journey, Options
-    from petps.demo.screen import Screen
+    from examples.demo.journey import Journey, Options
+    from examples.demo.screen import Screen
 
     screen = Screen(quiet=quiet)
     options = Options(
@@ -177,16 +185,16 @@ def _course(
     plots: Path,
     quiet: bool,
 ) -> _Ended:
-    from petps.demo.training.plots import make_folder
-    from petps.demo.training.screen import TrainingScreen
-    from petps.demo.training.task import Settings
+    from examples.demo.training.plots import make_folder
+    from examples.demo.training.screen import TrainingScreen
+    from examples.demo.training.task import Settings
     from petps.train.pytorch import torch_module
 
     screen = TrainingScreen(quiet=quiet)
     with screen.working("PyTorch is imported"):
         torch_module()  # raises an error that says how to install PyTorch if it is missing
     make_folder(plots)
-    from petps.demo.training.course import Course, Options
+    from examples.demo.training.course import Course, Options
 
     told = Settings(folder=str(work), log=log or str(work / "log"), kafka=kafka, **settings)
     report = Course(Options(told, durability, plots), screen).run()

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import petps_client
 
-from petps.demo.trace import Trace
-from petps.demo.trainer import TABLE
+from examples.demo.trace import Trace
+from examples.demo.trainer import TABLE
 from petps.errors import DeadlineExceeded
 
 __all__ = ["KEYS_PER_PULL", "Latency", "Mode", "Sample", "Traffic", "latency_of"]

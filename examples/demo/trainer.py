@@ -1,6 +1,6 @@
 """The demo's trainer, a process of its own: it learns, and publishes what changed.
 
-`python -m petps.demo.trainer SETTINGS` reads one command a line on standard input and answers
+`python -m examples.demo.trainer SETTINGS` reads one command a line on standard input and answers
 each with one line, both JSON. It exits when its input ends. Commands ({"do": ...}):
   learn    begin, end, expire   learn accesses[begin:end]; expire cold objects if ``expire``
   sweep                         apply weight decay: every row changes
@@ -22,10 +22,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from examples.demo.model import Settings, SkipGram
+from examples.demo.trace import Trace, load_trace
 from petps.checkpoint.base import BaseWriter
 from petps.delta import TableSchema, open_log
-from petps.demo.model import Settings, SkipGram
-from petps.demo.trace import Trace, load_trace
 from petps.errors import InvalidArgument, PetpsError
 from petps.publish import Publisher
 

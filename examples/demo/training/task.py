@@ -10,10 +10,10 @@ from typing import Final
 
 import numpy as np
 
+from examples.demo.ratings import Keys, Samples, draw_clicks, load_ratings
+from examples.demo.trainer import MODEL
+from examples.demo.training import Data
 from petps.delta import DeltaLog, open_log
-from petps.demo.ratings import Keys, Samples, draw_clicks, load_ratings
-from petps.demo.trainer import MODEL
-from petps.demo.training import Data
 from petps.pool import Pool
 from petps.train import RowwiseAdagrad, ShardedTables, TableSpec
 

@@ -1,11 +1,11 @@
-"""Room demo, training: `petps demo --train`, a DLRM trained, streamed, served, killed and compared.
+"""The demo with --train: a DLRM is trained, streamed, served, killed and compared.
 
 Owns:        the task, the trainer's two workers, scoring by served rows and by the trainer's, the
              course with its two kills, the comparison, the plots.
 Never does:  anything that petps does: it uses petps.train, the store, the log, the server and
-             petps_client.torch as any user would; duplicate what petps.demo has (child processes,
-             traffic, comparison, screen).
-Called by:   petps.demo.command.
+             petps_client.torch as any user would; duplicate what examples.demo has (child
+             processes, traffic, comparison, screen).
+Called by:   examples.demo.command.
 Invariants:  no held-out sample is trained on; exit status 0 says that trainer and server were
              both killed and came back, that every served row of one version was the trainer's,
              bit by bit, and that one scorer gave every held-out sample the same score with the

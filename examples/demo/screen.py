@@ -14,10 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from petps.demo.processes import ServerProcess
-from petps.demo.report import Group, Report, Restart
-from petps.demo.trace import Trace
-from petps.demo.traffic import KEYS_PER_PULL
+from examples.demo.processes import ServerProcess
+from examples.demo.report import Group, Report, Restart
+from examples.demo.trace import Trace
+from examples.demo.traffic import KEYS_PER_PULL
 
 __all__ = ["DeltaLines", "Growing", "Screen", "Steps"]
 
@@ -134,7 +134,7 @@ class Steps:
 
 
 class Screen(Steps):
-    """The output of `petps demo`."""
+    """The output of the demo."""
 
     # ---- steps
 

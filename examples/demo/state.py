@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from petps.demo.report import Comparison
+from examples.demo.report import Comparison
 
 __all__ = ["State", "bits", "compare"]
 

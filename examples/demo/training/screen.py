@@ -1,4 +1,4 @@
-"""The output of `petps demo --train`: steps, the growing table of scored versions, the result."""
+"""The output of the demo with --train: steps, the growing table of scored versions, the result."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from petps.demo.processes import ServerProcess
-from petps.demo.screen import Growing, Steps
-from petps.demo.traffic import KEYS_PER_PULL
-from petps.demo.training.report import Scored, ServerBack, TrainerBack, TrainingReport
+from examples.demo.processes import ServerProcess
+from examples.demo.screen import Growing, Steps
+from examples.demo.traffic import KEYS_PER_PULL
+from examples.demo.training.report import Scored, ServerBack, TrainerBack, TrainingReport
 
 __all__ = ["TrainingLines", "TrainingScreen"]
 
@@ -41,7 +41,7 @@ class TrainingLines(Growing):
 
 
 class TrainingScreen(Steps):
-    """The output of `petps demo --train`, written as Screen writes its own."""
+    """The output of the demo with --train, written as Screen writes its own."""
 
     def begin(self, report: TrainingReport) -> None:
         """Print the first lines."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from petps.demo.processes import Child
-from petps.demo.training.task import WORLD, Settings
+from examples.demo.processes import Child
+from examples.demo.training.task import WORLD, Settings
 from petps.errors import DeadlineExceeded
 
 __all__ = ["Said", "Workers"]
@@ -46,7 +46,7 @@ class WorkerProcess(Child):
     def start(self, life: int, settings: Settings, heard: queue.Queue[Said]) -> None:
         """Start the process without waiting."""
         arguments = [str(self.rank), str(life), settings.as_text()]
-        self.spawn(["-m", "petps.demo.training.worker", *arguments], pipes=True)
+        self.spawn(["-m", "examples.demo.training.worker", *arguments], pipes=True)
         self._ear = threading.Thread(
             target=self._hear, args=(life, heard), name=f"petps-demo-hear-{self.rank}", daemon=True
         )
