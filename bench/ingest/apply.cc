@@ -190,9 +190,7 @@ void measure(const TableShape& shape, const Setting& setting) {
   ahead = best_ahead;
   const Compared compared = compare(plan, apply, loop);
   if (!options.path.empty()) std::remove(options.path.c_str());
-  Line line(power         ? "apply.power"
-            : threads > 1 ? "apply.parallel"
-                          : "apply");
+  Line line(power ? "apply.power" : threads > 1 ? "apply.parallel" : "apply");
   if (threads > 1) {
     const double trip = line_round_trip_ns();
     line.text("cores", distance_name(trip)).number("line_round_trip_ns", trip);
