@@ -1,4 +1,4 @@
-"""A short the demo: from nothing to the last compared row, and its exit when interrupted."""
+"""A short run of the demo: from nothing to the last compared row, and its exit when interrupted."""
 
 from __future__ import annotations
 

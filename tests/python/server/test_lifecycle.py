@@ -83,12 +83,15 @@ def test_ingest_in_the_server(start: Start, tmp_path: Path) -> None:
         publisher.publish("fed", keys, np.full((50, 4), 2.5, np.float32))
         version = publisher.commit()
     deadline = time.monotonic() + 30
-    # Rows are served before they are counted.
-    while (status := serving.status())["ingest"]["rows"] != 50:
-        assert time.monotonic() < deadline
+    # Rows are served before they are counted, and before their commit is applied. The parts of a
+    # status are read one after another.
+    while True:
+        status = serving.status()
+        versions = {status["instances"][0]["applied_version"], status["ingest"]["version"]}
+        if status["ingest"]["rows"] == 50 and versions == {version}:
+            break
+        assert time.monotonic() < deadline, status
         time.sleep(0.01)
-    assert status["instances"][0]["applied_version"] == version
-    assert status["ingest"]["version"] == version
     assert {entry["state"] for entry in status["ingest"]["partitions"]} == {"following"}
     url = f"http://127.0.0.1:{serving.http_port}/metrics"
     with urllib.request.urlopen(url, timeout=10) as reply:
