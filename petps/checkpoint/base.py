@@ -129,7 +129,7 @@ class BaseWriter:
         self._folder = Path(folder)
         if (self._folder / MANIFEST).exists():
             raise AlreadyExists(f"{self._folder} holds a base already: name a new folder")
-        self._made_folder = not self._folder.exists()
+        self._is_new_folder = not self._folder.exists()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._written: list[Path] = []
         self._partitions = partitions
@@ -230,18 +230,18 @@ class BaseWriter:
 
     def discard(self) -> list[Path]:
         """Remove the files written, and the folder if it is new. Return the paths that remain."""
-        left: list[Path] = []
+        remaining: list[Path] = []
         for path in self._written:
             try:
                 path.unlink(missing_ok=True)
             except OSError:
-                left.append(path)
-        if self._made_folder and not left:
+                remaining.append(path)
+        if self._is_new_folder and not remaining:
             try:
                 self._folder.rmdir()
             except OSError:  # another program put a file there
-                left.append(self._folder)
-        return left
+                remaining.append(self._folder)
+        return remaining
 
     def commit(self) -> Path:
         """Write the manifest, with which the base begins to exist. Return its folder."""
@@ -403,13 +403,13 @@ class BaseFolder:
 
     def of_model(self, model: str) -> Sequence[Base]:
         """Return the readable bases of a model, newest first: by version, then by time."""
-        found = []
+        bases = []
         for path in self._root.glob(f"*/{MANIFEST}"):
             try:
                 base = Base(path.parent)
             except PetpsError:
                 continue  # a base that is damaged or being removed must not hide the others
             if base.model == model:
-                found.append(base)
-        found.sort(key=lambda base: (base.version, base.manifest.created_ns), reverse=True)
-        return found
+                bases.append(base)
+        bases.sort(key=lambda base: (base.version, base.manifest.created_ns), reverse=True)
+        return bases

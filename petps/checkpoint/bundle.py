@@ -117,9 +117,9 @@ def write_bundle(files: Files, tables: Mapping[str, Table], edits: Iterable[Edit
     def pieces() -> Iterator[bytes | memoryview]:
         offset = 0
         for name, rows, first, end, layer in edits:
-            one = Encoded.of(tables[name], rows) if isinstance(rows, Rows) else rows
-            yield from one.body
-            yield one.bloom
+            encoded = Encoded.of(tables[name], rows) if isinstance(rows, Rows) else rows
+            yield from encoded.body
+            yield encoded.bloom
             chunks.append(
                 Chunk(
                     name,
@@ -128,27 +128,27 @@ def write_bundle(files: Files, tables: Mapping[str, Table], edits: Iterable[Edit
                     layer,
                     path,
                     offset,
-                    one.length,
-                    offset + one.length,
-                    len(one.bloom),
-                    one.rows,
-                    one.min_key,
-                    one.max_key,
-                    one.checksum,
-                    one.layout,
+                    encoded.length,
+                    offset + encoded.length,
+                    len(encoded.bloom),
+                    encoded.rows,
+                    encoded.min_key,
+                    encoded.max_key,
+                    encoded.checksum,
+                    encoded.layout,
                 )
             )
-            offset += one.length + len(one.bloom)
+            offset += encoded.length + len(encoded.bloom)
 
-    every = pieces()
+    stream = pieces()
     try:
-        head = next(every)
+        head = next(stream)
     except StopIteration:
         return []
 
     def all_pieces() -> Iterator[bytes | memoryview]:
         yield head
-        yield from every
+        yield from stream
 
     files.write(path, all_pieces())
     return chunks

@@ -67,17 +67,17 @@ def next_version(store: Store, policy: Policy, sample: Sample) -> Next:
     times that the training has resumed.
     """
     state = store.state
-    wanted = state.quantising
+    quantising = state.quantising
     kind = policy.kind(store)
     if (
         kind != BASE
-        and wanted is not None
-        and has_too_few_bits(state.line.tables, state.tables, wanted, state.restores)
+        and quantising is not None
+        and has_too_few_bits(state.line.tables, state.tables, quantising, state.restores)
     ):
         kind = BASE
     if kind == BASE:
-        stored = stored_tables(state.tables, wanted, state.restores, sample)
-        if wanted is not None:
+        stored = stored_tables(state.tables, quantising, state.restores, sample)
+        if quantising is not None:
             _log.info("[checkpoint] %s", "; ".join(describe(stored)))
         return Next(kind, None, stored)
     since = state.line.versions[-1].version if kind == DELTA else state.line.began
@@ -190,8 +190,8 @@ class Checkpointer:
             yield Rows.of(stored, part, unquantised(own, stored, columns), deleted)
 
     def _sample(self, table: str, seed: int) -> tuple[Keys, Mapping[str, Floats | Bytes]]:
-        every = self._source.keys(table, None)
-        keys = sampled_keys(lambda: [every], seed)
+        all_keys = self._source.keys(table, None)
+        keys = sampled_keys(lambda: [all_keys], seed)
         if len(keys) == 0:
             return keys, {}
         return keys, self._source.rows(table, keys)[0]

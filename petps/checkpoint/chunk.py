@@ -72,13 +72,13 @@ class Column:
     def __post_init__(self) -> None:
         check_name("column", self.name)
         if self.dtype not in DTYPES and self.dtype not in QUANTISED:
-            known = ", ".join((*DTYPES, *QUANTISED))
+            dtypes = ", ".join((*DTYPES, *QUANTISED))
             raise InvalidArgument(
-                f"column {self.name}: unknown dtype {self.dtype!r}; known: {known}"
+                f"column {self.name}: unknown dtype {self.dtype!r}; known: {dtypes}"
             )
-        chosen = self.quantisation
-        if chosen is not None and f"{chosen.method}{chosen.bits}" != self.dtype:
-            raise InvalidArgument(f"column {self.name}: {chosen} does not make {self.dtype}")
+        quantisation = self.quantisation
+        if quantisation is not None and f"{quantisation.method}{quantisation.bits}" != self.dtype:
+            raise InvalidArgument(f"column {self.name}: {quantisation} does not make {self.dtype}")
         if not 1 <= self.dim <= MAX_DIM:
             raise InvalidArgument(f"column {self.name}: dim {self.dim} is outside 1..{MAX_DIM}")
 
@@ -165,31 +165,31 @@ class Rows:
         deleted: Mask | None = None,
     ) -> Rows:
         """Encode and sort rows. Raise InvalidArgument for a repeated key or a wrong shape."""
-        given = np.asarray(keys)
-        if given.dtype != np.uint64:
-            if given.dtype.kind not in "iu" or (given.size and given.min() < 0):
+        key_array = np.asarray(keys)
+        if key_array.dtype != np.uint64:
+            if key_array.dtype.kind not in "iu" or (key_array.size and key_array.min() < 0):
                 raise InvalidArgument(f"table {table.name}: keys must be whole and not negative")
-            given = given.astype(np.uint64)
+            key_array = key_array.astype(np.uint64)
         if set(columns) != {column.name for column in table.columns}:
             raise InvalidArgument(
-                f"table {table.name} has columns {[each.name for each in table.columns]}, "
+                f"table {table.name} has columns {[column.name for column in table.columns]}, "
                 f"given are {sorted(columns)}"
             )
         # The values of a deleted row do not matter and may not even be finite.
         if deleted is not None and deleted.any():
-            columns = {name: _blanked(values, deleted) for name, values in columns.items()}
+            columns = {name: _blank(values, deleted) for name, values in columns.items()}
         stored = {column.name: column.stored(columns[column.name]) for column in table.columns}
         for name, values in stored.items():
-            if given.ndim != 1 or len(values) != len(given):
+            if key_array.ndim != 1 or len(values) != len(key_array):
                 raise InvalidArgument(
                     f"table {table.name}: {len(values)} rows of {name} for keys of shape "
-                    f"{given.shape}"
+                    f"{key_array.shape}"
                 )
-        if deleted is not None and deleted.shape != given.shape:
+        if deleted is not None and deleted.shape != key_array.shape:
             raise InvalidArgument(f"table {table.name}: deleted has shape {deleted.shape}")
-        rows = cls(given, stored, deleted if deleted is not None and deleted.any() else None)
-        if len(given) > 1 and not (given[1:] > given[:-1]).all():
-            rows = rows.at(np.argsort(given, kind="stable"))
+        rows = cls(key_array, stored, deleted if deleted is not None and deleted.any() else None)
+        if len(key_array) > 1 and not (key_array[1:] > key_array[:-1]).all():
+            rows = rows.at(np.argsort(key_array, kind="stable"))
             if not (rows.keys[1:] > rows.keys[:-1]).all():
                 raise InvalidArgument(f"table {table.name}: a key appears twice")
         return rows
@@ -217,7 +217,7 @@ class Rows:
     def same(self, other: Rows) -> bool:
         """Return whether keys, columns and deletions are equal."""
         none = np.zeros(len(self), np.bool_)
-        mine, theirs = (none if each.deleted is None else each.deleted for each in (self, other))
+        mine, theirs = (none if rows.deleted is None else rows.deleted for rows in (self, other))
         return (
             np.array_equal(self.keys, other.keys)
             and np.array_equal(mine, theirs)
@@ -231,11 +231,11 @@ class Rows:
         return len(self.keys)
 
 
-def _blanked(values: Floats | Bytes, deleted: Mask) -> Floats | Bytes:
+def _blank(values: Floats | Bytes, deleted: Mask) -> Floats | Bytes:
     if values.ndim != 2 or deleted.shape != values.shape[:1]:
         return values  # Rows.of reports the wrong shape
-    kept: Floats | Bytes = np.where(deleted[:, None], values.dtype.type(0), values)
-    return kept
+    blank_values: Floats | Bytes = np.where(deleted[:, None], values.dtype.type(0), values)
+    return blank_values
 
 
 def lay_over(table: Table, layers: list[Rows], *, keep_deleted: bool) -> Rows:
@@ -250,21 +250,21 @@ def lay_over(table: Table, layers: list[Rows], *, keep_deleted: bool) -> Rows:
     # A stable sort merges the runs, and puts the newest of equal keys last.
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
-    last = np.ones(len(keys), np.bool_)
-    last[:-1] = ordered[1:] != ordered[:-1]
-    chosen = order[last]
-    found = ordered[last]
+    is_newest = np.ones(len(keys), np.bool_)
+    is_newest[:-1] = ordered[1:] != ordered[:-1]
+    chosen = order[is_newest]
+    newest_keys = ordered[is_newest]
     deleted: Mask | None = None
     if any(rows.deleted is not None for rows in layers):
-        every = np.concatenate(
+        deletions = np.concatenate(
             [
                 np.zeros(len(rows), np.bool_) if rows.deleted is None else rows.deleted
                 for rows in layers
             ]
         )
-        deleted = every[chosen]
+        deleted = deletions[chosen]
         if not keep_deleted:
-            chosen, found, deleted = chosen[~deleted], found[~deleted], None
+            chosen, newest_keys, deleted = chosen[~deleted], newest_keys[~deleted], None
     columns: dict[str, Bytes] = {}
     # Copy layer by layer to the final places: no copy of all rows exists beside the result.
     starts = np.cumsum([0, *(len(rows) for rows in layers)])
@@ -278,7 +278,7 @@ def lay_over(table: Table, layers: list[Rows], *, keep_deleted: bool) -> Rows:
             if len(places):
                 out[places] = rows.columns[column.name][chosen[places] - starts[number]]
         columns[column.name] = out
-    return Rows(found, columns, deleted if deleted is not None and deleted.any() else None)
+    return Rows(newest_keys, columns, deleted if deleted is not None and deleted.any() else None)
 
 
 def encode(table: Table, rows: Rows, into: memoryview | None = None) -> memoryview:
@@ -349,19 +349,19 @@ class Bloom:
 
     def hits(self, hashes: Hashes) -> int:
         """Return how many of the keys hashed by hash_keys() the filter may hold."""
-        found = np.ones(len(hashes[0]), np.bool_)
+        is_hit = np.ones(len(hashes[0]), np.bool_)
         for places in _places(hashes, len(self._bits)):
-            found &= self._bits[places]
-        return int(np.count_nonzero(found))
+            is_hit &= self._bits[places]
+        return int(np.count_nonzero(is_hit))
 
 
 def hash_keys(keys: Keys) -> Hashes:
     """Return two hashes of each key for filters of any size: the halves of one 64-bit mixing."""
-    mixed = keys * np.uint64(0x9E3779B97F4A7C15)
-    mixed ^= mixed >> np.uint64(32)
-    mixed *= np.uint64(0xD6E8FEB86659FD93)
-    mixed ^= mixed >> np.uint64(32)
-    return mixed & np.uint64(0xFFFFFFFF), (mixed >> np.uint64(32)) | np.uint64(1)
+    hashes = keys * np.uint64(0x9E3779B97F4A7C15)
+    hashes ^= hashes >> np.uint64(32)
+    hashes *= np.uint64(0xD6E8FEB86659FD93)
+    hashes ^= hashes >> np.uint64(32)
+    return hashes & np.uint64(0xFFFFFFFF), (hashes >> np.uint64(32)) | np.uint64(1)
 
 
 def _places(hashes: Hashes, count: int) -> list[npt.NDArray[np.uint64]]:

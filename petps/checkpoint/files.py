@@ -75,21 +75,21 @@ class LocalFiles:
     def write(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
         """See Files."""
         target = self._folder_of(path)
-        created = False  # until then, a file of this name is another caller's
+        is_created = False  # until then, a file of this name is another caller's
         try:
             with open(target, "xb") as file:
-                created = True
+                is_created = True
                 for piece in pieces:
                     file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
             sync_folder(target.parent)
         except OSError as error:
-            if created:
+            if is_created:
                 target.unlink(missing_ok=True)
             raise IoError(f"{target}: {error.strerror}") from error
         except BaseException:
-            if created:
+            if is_created:
                 target.unlink(missing_ok=True)
             raise
 
@@ -116,7 +116,7 @@ class LocalFiles:
                 while done < len(buffer):
                     count = os.preadv(file.fileno(), [buffer[done:]], offset + done)
                     if count == 0:
-                        raise _cut(f"{self._root / path}", offset + done)
+                        raise _cut_error(f"{self._root / path}", offset + done)
                     done += count
 
     @contextlib.contextmanager
@@ -133,17 +133,17 @@ class LocalFiles:
     def list(self, folder: str) -> dict[str, float]:
         """See Files."""
         now = time.time()
-        found: dict[str, float] = {}
+        ages: dict[str, float] = {}
         try:
             with os.scandir(self._root / folder) as entries:
                 for entry in entries:
                     with contextlib.suppress(FileNotFoundError):  # removed after it was listed
-                        found[entry.name] = now - entry.stat().st_mtime
+                        ages[entry.name] = now - entry.stat().st_mtime
         except FileNotFoundError:
             pass
         except OSError as error:
             raise IoError(f"{self._root / folder}: {error.strerror}") from error
-        return found
+        return ages
 
     def size(self, path: str) -> int:
         """See Files."""
@@ -200,12 +200,12 @@ class FsspecFiles:
         """See Files."""
         return self._url
 
-    def _at(self, path: str) -> str:
+    def _target_of(self, path: str) -> str:
         return str(PurePosixPath(self._root) / path)
 
     def write(self, path: str, pieces: Iterable[bytes | memoryview]) -> None:
         """See Files."""
-        target = self._at(path)
+        target = self._target_of(path)
         try:
             self._fs.makedirs(str(PurePosixPath(target).parent), exist_ok=True)
             # A filesystem may show the file piece by piece; no reader knows its name before a state
@@ -218,7 +218,7 @@ class FsspecFiles:
 
     def create(self, path: str, content: bytes) -> None:
         """See Files."""
-        target = self._at(path)
+        target = self._target_of(path)
         try:
             self._fs.makedirs(str(PurePosixPath(target).parent), exist_ok=True)
             # Atomic on local disks, and on stores with a conditional put (S3, GCS, Azure).
@@ -238,16 +238,16 @@ class FsspecFiles:
         starts = [offset for offset, _ in pieces]
         ends = [offset + len(buffer) for offset, buffer in pieces]
         with self._reading(path) as target:
-            found = self._fs.cat_ranges([target] * len(pieces), starts, ends, on_error="raise")
-        for (offset, buffer), body in zip(pieces, found, strict=True):
+            bodies = self._fs.cat_ranges([target] * len(pieces), starts, ends, on_error="raise")
+        for (offset, buffer), body in zip(pieces, bodies, strict=True):
             if len(body) != len(buffer):
-                raise _cut(f"{self._url}/{path}", offset + len(body))
+                raise _cut_error(f"{self._url}/{path}", offset + len(body))
             buffer[:] = body
 
     @contextlib.contextmanager
     def _reading(self, path: str) -> Iterator[str]:
         try:
-            yield self._at(path)
+            yield self._target_of(path)
         except FileNotFoundError:
             raise NotFound(f"{self._url}/{path} is not there") from None
         except OSError as error:
@@ -255,19 +255,23 @@ class FsspecFiles:
 
     def list(self, folder: str) -> dict[str, float]:
         """See Files."""
-        found: dict[str, float] = {}
+        ages: dict[str, float] = {}
         try:
-            entries = self._fs.ls(self._at(folder), detail=True, refresh=True)
+            entries = self._fs.ls(self._target_of(folder), detail=True, refresh=True)
         except FileNotFoundError:
-            return found
+            return ages
         except OSError as error:
             raise IoError(f"{self._url}/{folder}: {error}") from error
         now = time.time()
         for entry in entries:
-            made = entry.get("mtime") or entry.get("created") or entry.get("LastModified")
-            seconds = made.timestamp() if hasattr(made, "timestamp") else float(made or now)
-            found[PurePosixPath(entry["name"]).name] = now - seconds
-        return found
+            file_time = entry.get("mtime") or entry.get("created") or entry.get("LastModified")
+            seconds = (
+                file_time.timestamp()
+                if hasattr(file_time, "timestamp")
+                else float(file_time or now)
+            )
+            ages[PurePosixPath(entry["name"]).name] = now - seconds
+        return ages
 
     def size(self, path: str) -> int:
         """See Files."""
@@ -277,14 +281,14 @@ class FsspecFiles:
     def remove(self, path: str) -> None:
         """See Files."""
         try:
-            self._fs.rm_file(self._at(path))
+            self._fs.rm_file(self._target_of(path))
         except FileNotFoundError:
             pass
         except OSError as error:
             raise IoError(f"{self._url}/{path}: {error}") from error
 
 
-def _cut(where: str, at: int) -> DataLoss:
+def _cut_error(where: str, at: int) -> DataLoss:
     return DataLoss(f"{where} is cut at {at:,} bytes: restore the file from a copy of the store")
 
 

@@ -140,7 +140,7 @@ class Flight:
     def start(self, stage: Callable[[], None]) -> None:
         """Run a stage in a thread of its own; an error that it raises fails the version."""
 
-        def guarded() -> None:
+        def run_stage() -> None:
             try:
                 stage()
             except Stopped:
@@ -148,7 +148,7 @@ class Flight:
             except BaseException as error:
                 self.fail(error)
 
-        thread = threading.Thread(target=guarded, daemon=True)
+        thread = threading.Thread(target=run_stage, daemon=True)
         thread.start()
         self.threads.append(thread)
 

@@ -94,11 +94,11 @@ class InPlace:
 def plan_merges(store: Store, stride: int) -> list[MergePlan]:
     """Return the merges due in the newest line, oldest first; no two of them share a chunk."""
     line = store.state.line
-    living = _living(line)
-    layers = [layer for layer, _ in living]
+    deltas = _list_living(line)
+    layers = [layer for layer, _ in deltas]
     plans = []
     for run in _runs(layers, stride):
-        chunks = tuple(chunk for _, each in living[run] for chunk in each)
+        chunks = tuple(chunk for _, delta in deltas[run] for chunk in delta)
         layer = layers[run.start] + 1
         plans.append(MergePlan(store.files, line.tables, chunks, chunks[-1].first, layer))
     return plans
@@ -106,7 +106,7 @@ def plan_merges(store: Store, stride: int) -> list[MergePlan]:
 
 def merges_due(line: Line, stride: int) -> int:
     """Return the number of merges until no merge is due."""
-    layers = [layer for layer, _ in _living(line)]
+    layers = [layer for layer, _ in _list_living(line)]
     count = 0
     while runs := list(_runs(layers, stride)):
         count += len(runs)
@@ -115,17 +115,17 @@ def merges_due(line: Line, stride: int) -> int:
     return count
 
 
-def _living(line: Line) -> list[tuple[int, list[Chunk]]]:
+def _list_living(line: Line) -> list[tuple[int, list[Chunk]]]:
     """Return the living deltas in order: the layer and the chunks of each.
 
     A delta whose chunks have several layers gets a layer that no other delta has.
     """
-    found: dict[int, list[Chunk]] = {}
+    chunks_by_first: dict[int, list[Chunk]] = {}
     for chunk in line.deltas():
-        found.setdefault(chunk.first, []).append(chunk)
+        chunks_by_first.setdefault(chunk.first, []).append(chunk)
     return [
-        (chunks[0].layer if len({each.layer for each in chunks}) == 1 else -first, chunks)
-        for first, chunks in found.items()
+        (chunks[0].layer if len({chunk.layer for chunk in chunks}) == 1 else -first, chunks)
+        for first, chunks in chunks_by_first.items()
     ]
 
 
@@ -152,7 +152,9 @@ def execute(plan: MergePlan) -> list[Chunk]:
 
     def edits() -> Iterator[Edit]:
         for name in sorted({chunk.table for chunk in plan.chunks}):
-            layers = reader.read([each for each in plan.chunks if each.table == name], plan.tables)
+            layers = reader.read(
+                [chunk for chunk in plan.chunks if chunk.table == name], plan.tables
+            )
             rows = lay_over(plan.tables[name], layers, keep_deleted=True)
             yield name, rows, plan.first, OPEN, plan.layer
 
@@ -161,12 +163,12 @@ def execute(plan: MergePlan) -> list[Chunk]:
 
 def executed(plan: MergePlan) -> Executed:
     """Execute a plan; return a PetpsError in the outcome, so that other plans still run."""
-    began = time.monotonic()
+    start = time.monotonic()
     try:
         merged, error = execute(plan), None
     except PetpsError as failure:
         merged, error = [], failure
-    return Executed(plan, merged, error, time.monotonic() - began)
+    return Executed(plan, merged, error, time.monotonic() - start)
 
 
 def apply(store: Store, done: Executed) -> None:
@@ -181,14 +183,14 @@ def apply(store: Store, done: Executed) -> None:
     plan = done.plan
     for tries in range(1, APPLY_TRIES + 1):
         state = store.state
-        gone = set(plan.chunks) - set(state.line.chunks)
-        if gone:
-            each = min(gone, key=lambda chunk: chunk.first)
+        missing = set(plan.chunks) - set(state.line.chunks)
+        if missing:
+            oldest = min(missing, key=lambda chunk: chunk.first)
             raise FailedPrecondition(
-                f"{plan} is given up: the chunk {each.file} at {each.offset}, of version "
-                f"{each.first}, was purged, split or rolled back meanwhile; nothing has changed"
+                f"{plan} is given up: the chunk {oldest.file} at {oldest.offset}, of version "
+                f"{oldest.first}, was purged, split or rolled back meanwhile; nothing has changed"
             )
-        _check_there(store, done)
+        _check_bundle(store, done)
         try:
             store.rearrange(
                 [chunk for chunk in plan.chunks if chunk.first == plan.first],
@@ -202,12 +204,12 @@ def apply(store: Store, done: Executed) -> None:
                 raise
 
 
-def _check_there(store: Store, done: Executed) -> None:
+def _check_bundle(store: Store, done: Executed) -> None:
     """Raise DataLoss if purge removed the bundle, which no state has named for an hour."""
     last = done.merged[-1]
     try:
-        whole = store.files.size(last.file) >= last.bloom_offset + last.bloom_length
+        is_whole = store.files.size(last.file) >= last.bloom_offset + last.bloom_length
     except NotFound:
-        whole = False
-    if not whole:
+        is_whole = False
+    if not is_whole:
         raise DataLoss(f"{done.plan}: {store.name}/{last.file} is gone or cut: merge again")

@@ -55,7 +55,7 @@ class OnRay:
         retries: int = RETRIES,
         processors: int | None = None,
     ) -> None:
-        given, address = address, address or os.environ.get("RAY_ADDRESS")
+        argument, address = address, address or os.environ.get("RAY_ADDRESS")
         if address is None:
             for name, value in LOCAL_ENVIRONMENT.items():
                 os.environ.setdefault(name, value)
@@ -64,10 +64,10 @@ class OnRay:
         self._connected = not self._ray.is_initialized()
         if self._connected:
             self._connect(address, processors)
-        elif given is not None:
+        elif argument is not None:
             raise FailedPrecondition(
-                f"this process is connected to a Ray cluster already: leave out {given}, or call "
-                "ray.shutdown() first"
+                f"this process is connected to a Ray cluster already: leave out {argument}, or "
+                "call ray.shutdown() first"
             )
         self._task = self._ray.remote(num_cpus=1, max_retries=retries)(executed)
 
@@ -80,13 +80,14 @@ class OnRay:
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where = "on this machine could be started" if address is None else f"at {address}"
             raise Unavailable(
-                f"no Ray cluster {where}: {error}; is it there, and RAY_AUTH_TOKEN its own?"
+                f"no Ray cluster {where}: {error}; check that it runs and that RAY_AUTH_TOKEN is "
+                "its token"
             ) from error
         if address is None and self._ray.util.get_node_ip_address() != LOOPBACK:
             self.close()
             raise FailedPrecondition(
-                "Ray was imported before a cluster of this machine alone was asked for: connect "
-                "it yourself (ray.init), or import it later"
+                "other machines could reach a cluster started here, because Ray was imported "
+                "before this call: connect to a cluster yourself (ray.init), or import Ray later"
             )
 
     def run(self, plans: Sequence[MergePlan]) -> Iterator[Executed]:
@@ -98,9 +99,9 @@ class OnRay:
                 plan = pending.pop(ready)
                 yield self._outcome(plan, ready)
         finally:
-            for each in pending:  # the caller stopped reading, so cancel the merges in flight
+            for task in pending:  # the caller stopped reading, so cancel the merges in flight
                 with contextlib.suppress(Exception):
-                    self._ray.cancel(each, force=True)
+                    self._ray.cancel(task, force=True)
 
     def _outcome(self, plan: MergePlan, ready: Any) -> Executed:
         exceptions = self._ray.exceptions
@@ -109,7 +110,10 @@ class OnRay:
             return done
         except exceptions.RayTaskError as error:
             text = str(error).strip().rsplit("\n", 1)[-1]
-            problem = f"{plan} failed in a Ray worker: {text}; are petps and its release the same?"
+            problem = (
+                f"{plan} failed in a Ray worker: {text}; check that the workers have the same "
+                "release of petps"
+            )
         except exceptions.RayError as error:
             problem = (
                 f"{plan} is given up: its Ray worker died {self._retries + 1} times "

@@ -143,8 +143,8 @@ class TwoD(Policy):
 
     def _reset_pays(self, store: Store, line: Line) -> bool:
         """Return whether T_base = C_base + R_base < T_incre = C_incre + R_base + R_v."""
-        bases = [took for _, kind, _, took in line.written if kind == BASE]
-        deltas = [took for _, kind, _, took in line.written if kind == DELTA]
+        bases = [seconds for _, kind, _, seconds in line.written if kind == BASE]
+        deltas = [seconds for _, kind, _, seconds in line.written if kind == DELTA]
         if not bases or not deltas or store.reader.read_bytes == 0:
             return False
         above = sum(chunk.length for chunk in line.deltas())
@@ -168,9 +168,9 @@ class TwoD(Policy):
         if not splits:
             return
         if self.bundles:
-            kept = [edit for _, _, edit in splits if edit is not None]
-            ended = [edit for _, edit, _ in splits]
-            store.rearrange([chunk for chunk, _, _ in splits], [kept, ended])
+            open_edits = [edit for _, _, edit in splits if edit is not None]
+            ended_edits = [edit for _, edit, _ in splits]
+            store.rearrange([chunk for chunk, _, _ in splits], [open_edits, ended_edits])
             return
         for chunk, out, rest in splits:
             store.rearrange([chunk], [[out], [rest]] if rest is not None else [[out]])
@@ -200,14 +200,16 @@ class TwoD(Policy):
         for chunk, rows in zip(chosen, store.read(chosen), strict=True):
             at = np.searchsorted(keys, rows.keys)
             at[at == len(keys)] = 0
-            same = keys[at] == rows.keys
-            count = int(np.count_nonzero(same))
+            is_rewritten = keys[at] == rows.keys
+            count = int(np.count_nonzero(is_rewritten))
             if count == 0 or (self.by_count and count <= least):
                 continue
             self.filters.split += 1
             name, first, layer = chunk.table, chunk.first, chunk.layer
-            kept = None if count == len(rows) else (name, rows.at(~same), first, OPEN, layer)
-            yield chunk, (name, rows.at(same), first, version, layer), kept
+            remainder = (
+                None if count == len(rows) else (name, rows.at(~is_rewritten), first, OPEN, layer)
+            )
+            yield chunk, (name, rows.at(is_rewritten), first, version, layer), remainder
 
 
 @dataclass
@@ -246,9 +248,9 @@ class Merged(Policy):
         try:
             return least_stride(self.duplication, self.velocity)
         except InvalidArgument as error:  # a lag of merging must not stop the versions
-            if not self._lags:
+            if not self._is_lagging:
                 _log.warning("[checkpoint] %s; merging %d at a time", error, STRIDE_BEHIND)
-            self._lags = True
+            self._is_lagging = True
             return STRIDE_BEHIND
 
     def _measure(self, store: Store) -> None:
@@ -259,7 +261,7 @@ class Merged(Policy):
         versions = sorted({chunk.first for chunk in deltas})[-2:]
         if len(versions) < 2:
             return
-        both = [
+        chunk_lists = [
             [
                 chunk
                 for chunk in deltas
@@ -267,19 +269,19 @@ class Merged(Policy):
             ]
             for version in versions
         ]
-        if not both[0]:  # one of the two versions did not change this table
+        if not chunk_lists[0]:  # one of the two versions did not change this table
             return
         first, second = (
-            np.concatenate([rows.keys for rows in store.read(chunks)]) for chunks in both
+            np.concatenate([rows.keys for rows in store.read(chunks)]) for chunks in chunk_lists
         )
         same = np.isin(first, second, assume_unique=True).sum()
         self.duplication = 2 * float(same) / (len(first) + len(second))
-        times = [each.created_ns for each in store.state.line.versions[-2:]]
+        times = [version.created_ns for version in store.state.line.versions[-2:]]
         if self._merge_seconds and len(times) == 2:
             self.velocity = (times[1] - times[0]) / 1e9 / self._merge_seconds
 
     _merge_seconds: float = 0.0  # for one delta, in the last merge
-    _lags: bool = False  # merging lags, and a warning was logged
+    _is_lagging: bool = False  # merging lags, and a warning was logged
 
     def arrange(self, store: Store) -> None:
         """Do one due merge in each layer, which is enough as each version adds one delta."""
@@ -301,7 +303,7 @@ class Merged(Policy):
         self._measure(store)
         stride = self._stride_now()
         failed: dict[tuple[Chunk, ...], PetpsError] = {}
-        while due := [each for each in plan_merges(store, stride) if each.chunks not in failed]:
+        while due := [plan for plan in plan_merges(store, stride) if plan.chunks not in failed]:
             for done in self.executor.run(due):
                 try:
                     self._apply(store, done)
@@ -313,9 +315,9 @@ class Merged(Policy):
             raise next(iter(failed.values()))
 
     def _apply(self, store: Store, done: Executed) -> None:
-        began = time.monotonic()
+        start = time.monotonic()
         apply(store, done)
-        self._merge_seconds = (done.seconds + time.monotonic() - began) / done.plan.deltas
+        self._merge_seconds = (done.seconds + time.monotonic() - start) / done.plan.deltas
 
 
 def least_stride(duplication: float, velocity: float) -> int:

@@ -58,35 +58,44 @@ class Published:
         partition counts. If a worker's log failed, its partitions have seq 0.
         """
         where = f"{store.name}, version {version}"
-        saved: list[Position] = []
+        positions: list[Position] = []
         owed: dict[str, list[Keys]] = {}
         for name in Published.positions(store.state.version(version)):
-            saved.append(Position.from_json(json.loads(store.part(version, name))))
+            positions.append(Position.from_json(json.loads(store.part(version, name))))
             keys = _read_keys(store.part(version, UNPUBLISHED + name.removeprefix(POSITION)), where)
-            for table, each in keys.items():
-                owed.setdefault(table, []).append(each)
-        if not saved:
+            for table, table_keys in keys.items():
+                owed.setdefault(table, []).append(table_keys)
+        if not positions:
             return None
-        if len({(each.run, each.version, each.instance, len(each.seqs)) for each in saved}) != 1:
+        runs = {
+            (position.run, position.version, position.instance, len(position.seqs))
+            for position in positions
+        }
+        if len(runs) != 1:
             raise DataLoss(f"{where}: its workers' positions differ")
-        seqs = tuple(max(each) for each in zip(*(each.seqs for each in saved), strict=True))
-        together = {table: np.concatenate(each) for table, each in owed.items()}
-        return Published(replace(saved[0], seqs=seqs), together)
+        seqs = tuple(
+            max(partition_seqs)
+            for partition_seqs in zip(*(position.seqs for position in positions), strict=True)
+        )
+        owed_keys = {table: np.concatenate(pieces) for table, pieces in owed.items()}
+        return Published(replace(positions[0], seqs=seqs), owed_keys)
 
     def behind(self) -> frozenset[int]:
         """Return the partitions with rows newer than the log: those of the owed keys."""
         partitions = len(self.position.seqs)
         return frozenset(
-            int(each)
+            int(partition)
             for keys in self.owed.values()
-            for each in np.unique(partition_of(keys, partitions))
+            for partition in np.unique(partition_of(keys, partitions))
         )
 
 
 def _write_keys(keys: Mapping[str, Keys]) -> bytes:
     """Return one line of JSON with names and counts, then the keys by table, little-endian."""
-    head = json.dumps({name: len(each) for name, each in keys.items()}).encode()
-    return b"\n".join([head, b"".join(each.astype("<u8").tobytes() for each in keys.values())])
+    head = json.dumps({name: len(table_keys) for name, table_keys in keys.items()}).encode()
+    return b"\n".join(
+        [head, b"".join(table_keys.astype("<u8").tobytes() for table_keys in keys.values())]
+    )
 
 
 def _read_keys(body: bytes, where: str) -> dict[str, Keys]:

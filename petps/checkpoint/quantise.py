@@ -91,23 +91,25 @@ def stored_tables(
         keys, values = sample(name, quantising.seed)
         columns = []
         for column in table.columns:
-            given = values.get(column.name) if len(keys) else None
-            wanted = bits if column.name == ROW else state_bits
-            columns.append(_stored(table, column, wanted, quantising.seed, keys, given))
+            column_values = values.get(column.name) if len(keys) else None
+            column_bits = bits if column.name == ROW else state_bits
+            columns.append(
+                _choose_column(table, column, column_bits, quantising.seed, keys, column_values)
+            )
         out[name] = Table(name, tuple(columns))
     return out
 
 
-def _stored(
-    table: Table, column: Column, bits: int, seed: int, keys: Keys, given: Floats | Bytes | None
+def _choose_column(
+    table: Table, column: Column, bits: int, seed: int, keys: Keys, values: Floats | Bytes | None
 ) -> Column:
-    chosen = default_quantisation(bits)
-    if column.dtype not in WHOLE or chosen.row_bytes(column.dim) >= column.width:
+    quantisation = default_quantisation(bits)
+    if column.dtype not in WHOLE or quantisation.row_bytes(column.dim) >= column.width:
         return column
-    if given is not None:
-        if given.dtype == np.uint8:
-            given = column.values(column.stored(given))
-        floats = np.ascontiguousarray(given, np.float32)
+    if values is not None:
+        if values.dtype == np.uint8:
+            values = column.values(column.stored(values))
+        floats = np.ascontiguousarray(values, np.float32)
         finite = np.isfinite(floats).all(axis=1)
         if not finite.all():
             key = int(keys[np.flatnonzero(~finite)[0]])
@@ -115,9 +117,9 @@ def _stored(
                 f"table {table.name}: column {column.name} of key {key} has a value that is not "
                 "finite"
             )
-        chosen = choose_parameters(floats, bits)
-    chosen = replace(chosen, seed=seed)
-    return Column(column.name, f"{chosen.method}{bits}", column.dim, chosen)
+        quantisation = choose_parameters(floats, bits)
+    quantisation = replace(quantisation, seed=seed)
+    return Column(column.name, f"{quantisation.method}{bits}", column.dim, quantisation)
 
 
 def has_too_few_bits(
@@ -125,12 +127,12 @@ def has_too_few_bits(
 ) -> bool:
     """Return whether a line, quantised from the trainer's ``tables``, now needs more bits."""
     return any(
-        kept.name == ROW
-        and kept.dtype != own.dtype
-        and kept.quantisation is not None
-        and kept.quantisation.bits < quantising.bits(restores)
+        stored_column.name == ROW
+        and stored_column.dtype != column.dtype
+        and stored_column.quantisation is not None
+        and stored_column.quantisation.bits < quantising.bits(restores)
         for name, table in tables.items()
-        for own, kept in zip(table.columns, stored[name].columns, strict=True)
+        for column, stored_column in zip(table.columns, stored[name].columns, strict=True)
     )
 
 
@@ -143,10 +145,10 @@ def unquantised(
     ``stored`` has another dtype.
     """
     out = dict(columns)
-    for column, kept in zip(own.columns, stored.columns, strict=True):
-        given = out.get(column.name)
-        if given is not None and given.dtype == np.uint8 and column.dtype != kept.dtype:
-            out[column.name] = column.values(column.stored(given))
+    for column, stored_column in zip(own.columns, stored.columns, strict=True):
+        values = out.get(column.name)
+        if values is not None and values.dtype == np.uint8 and column.dtype != stored_column.dtype:
+            out[column.name] = column.values(column.stored(values))
     return out
 
 
@@ -155,23 +157,23 @@ def describe(tables: Mapping[str, Table]) -> list[str]:
     out = []
     for table in tables.values():
         for column in table.columns:
-            chosen = column.quantisation
-            if chosen is not None:
-                search = f", bins {chosen.bins}, ratio {chosen.ratio:g}"
+            quantisation = column.quantisation
+            if quantisation is not None:
+                search = f", bins {quantisation.bins}, ratio {quantisation.ratio:g}"
                 out.append(
                     f"{table.name}.{column.name}: {column.dtype}"
-                    + (search if chosen.method == "adaptive" else "")
-                    + f", seed {chosen.seed}"
+                    + (search if quantisation.method == "adaptive" else "")
+                    + f", seed {quantisation.seed}"
                 )
     return out
 
 
 def sampled_keys(pieces: Callable[[], Iterable[Keys]], seed: int) -> Keys:
     """Return the keys that choose_parameters() sees; the pieces ascend and are read twice."""
-    chosen = sample_rows(sum(len(piece) for piece in pieces()), seed)
+    positions = sample_rows(sum(len(piece) for piece in pieces()), seed)
     out, start = [], 0
     for piece in pieces():
-        first, end = np.searchsorted(chosen, [start, start + len(piece)])
-        out.append(piece[chosen[first:end] - start])
+        first, end = np.searchsorted(positions, [start, start + len(piece)])
+        out.append(piece[positions[first:end] - start])
         start += len(piece)
     return np.concatenate(out or [np.empty(0, np.uint64)])

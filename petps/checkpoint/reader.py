@@ -55,11 +55,11 @@ class Reader:
         runs = list(_runs(chunks, order))
         bounds = [0, *accumulate(chunks[run[-1]].stop - chunks[run[0]].offset for run in runs)]
         # One allocation for all: it gets large pages; many small ones would each fault theirs in.
-        held = np.empty(bounds[-1], np.uint8).data
+        memory = np.empty(bounds[-1], np.uint8).data
         reads = zip(runs, pairwise(bounds), strict=True)
         # One call for each file, because a filesystem may read its pieces in parallel; several for
         # a large file.
-        tasks = groupby(
+        file_reads = groupby(
             reads, key=lambda read: (chunks[read[0][0]].file, read[1][0] // PARALLEL_BYTES)
         )
         out: list[Rows | None] = [None] * len(chunks)
@@ -70,43 +70,43 @@ class Reader:
                 start = chunks[run[0]].offset
                 for number in run:
                     chunk = chunks[number]
-                    own = buffer[chunk.offset - start : chunk.stop - start]
-                    out[number] = self._rows(tables[chunk.table], chunk, own)
+                    body = buffer[chunk.offset - start : chunk.stop - start]
+                    out[number] = self._rows(tables[chunk.table], chunk, body)
 
-        work = [
-            (path, [(run, held[start:stop]) for run, (start, stop) in those])
-            for (path, _), those in tasks
+        tasks = [
+            (path, [(run, memory[start:stop]) for run, (start, stop) in group])
+            for (path, _), group in file_reads
         ]
-        with self._counted(chunks):
-            if len(work) > 1 and bounds[-1] >= PARALLEL_BYTES:
-                with ThreadPoolExecutor(min(READ_THREADS, len(work))) as pool:
-                    for _ in pool.map(lambda task: read_file(*task), work):
+        with self._count_read(chunks):
+            if len(tasks) > 1 and bounds[-1] >= PARALLEL_BYTES:
+                with ThreadPoolExecutor(min(READ_THREADS, len(tasks))) as pool:
+                    for _ in pool.map(lambda task: read_file(*task), tasks):
                         pass
             else:
-                for task in work:
+                for task in tasks:
                     read_file(*task)
         return [rows for rows in out if rows is not None]
 
     @contextlib.contextmanager
-    def _counted(self, chunks: Sequence[Chunk]) -> Iterator[None]:
+    def _count_read(self, chunks: Sequence[Chunk]) -> Iterator[None]:
         """Count the time of the block, and the bytes of the chunks unless it raises."""
         self._count(reads=1)
-        done = 0
+        read_bytes = 0
         try:
             yield
-            done = sum(chunk.length for chunk in chunks)
+            read_bytes = sum(chunk.length for chunk in chunks)
         finally:
-            self._count(reads=-1, done=done)
+            self._count(reads=-1, read_bytes=read_bytes)
 
-    def _count(self, reads: int, done: int = 0) -> None:
-        """Count that a read begins (1) or ends (-1) now and has read ``done`` bytes."""
+    def _count(self, reads: int, read_bytes: int = 0) -> None:
+        """Count that a read begins (1) or ends (-1) now and has read ``read_bytes``."""
         with self._mutex:
             now = time.monotonic()
             if self._in_flight:
                 self.read_seconds += now - self._counted_until
             self._counted_until = now
             self._in_flight += reads
-            self.read_bytes += done
+            self.read_bytes += read_bytes
 
     def read_ahead(
         self, groups: Sequence[Sequence[Chunk]], tables: Mapping[str, Table]
@@ -122,8 +122,8 @@ class Reader:
                 while ahead:
                     yield ahead.popleft().result()
             finally:
-                for each in ahead:
-                    each.cancel()
+                for future in ahead:
+                    future.cancel()
 
     def _fill(self, path: str, pieces: Sequence[tuple[int, memoryview]]) -> None:
         try:
@@ -162,16 +162,16 @@ class Reader:
 
     def bloom(self, chunk: Chunk) -> Bloom:
         """Return the filter of a chunk's keys, which is read once; the chunk must be keyed."""
-        at = (chunk.file, chunk.offset)
-        if at not in self._blooms:
+        place = (chunk.file, chunk.offset)
+        if place not in self._blooms:
             body = self.bytes(chunk.file, chunk.bloom_offset, chunk.bloom_length)
-            self._blooms[at] = Bloom.read(body)
-        return self._blooms[at]
+            self._blooms[place] = Bloom.read(body)
+        return self._blooms[place]
 
     def forget_all_but(self, files: Iterable[str]) -> None:
         """Drop the cached filters of all other files."""
-        kept = set(files)
-        self._blooms = {at: bloom for at, bloom in self._blooms.items() if at[0] in kept}
+        paths = set(files)
+        self._blooms = {place: bloom for place, bloom in self._blooms.items() if place[0] in paths}
 
 
 def _runs(chunks: Sequence[Chunk], numbers: Iterable[int]) -> Iterator[list[int]]:

@@ -131,27 +131,27 @@ class ServedVersion:
         Read the whole table in either case. Raise DataLoss. Raise NotFound if the version was
         purged or rolled back, even if another version has its number now.
         """
-        self._check_stands()
+        self._check_number()
         stored = self._store.tables_of(self._version)[table].columns[0]
         column = self._columns[table]
         for rows in self._store.pieces(table, self._version):
-            self._check_stands()  # the store may have been refreshed since
-            keys, found = rows.keys, rows.columns[stored.name]
+            self._check_number()  # the store may have been refreshed since
+            keys, stored_rows = rows.keys, rows.columns[stored.name]
             if partitions is not None:
                 chosen = np.isin(partition_of(keys, self.partitions), list(partitions))
-                keys, found = keys[chosen], found[chosen]
-            yield keys, served(stored, found, column)
-        self._check_stands()
+                keys, stored_rows = keys[chosen], stored_rows[chosen]
+            yield keys, served(stored, stored_rows, column)
+        self._check_number()
 
-    def _check_stands(self) -> None:
+    def _check_number(self) -> None:
         """Raise NotFound if another version has this number.
 
         A version that is gone may be read to its end; the rows of two versions must not be mixed.
         """
-        for each in self._store.state.versions():
-            if each.version != self._version:
+        for entry in self._store.state.versions():
+            if entry.version != self._version:
                 continue
-            if self._mark not in {part.file for part in each.parts.values()}:
+            if self._mark not in {part.file for part in entry.parts.values()}:
                 raise NotFound(f"{self.name} was rolled back, and another has its number")
 
 
@@ -169,7 +169,7 @@ class ServedVersions:
         self._tables = tables
         self._store: Store | None = None
         self._published: dict[str, Published] = {}  # by _mark()
-        self._told: set[int] = set()
+        self._warned_versions: set[int] = set()
 
     def open(self, location: str) -> Base:
         """Open the base that a marker names. Raise the errors of Base()."""
@@ -181,50 +181,53 @@ class ServedVersions:
 
     def _versions(self, model: str) -> list[ServedVersion]:
         try:
-            store = self._opened()
+            store = self._open_store()
         except NotFound:  # no trainer has created the store yet
             return []
         if store.state.model != model:
             return []
-        entries = [each for each in store.state.versions() if Published.positions(each)]
+        entries = [entry for entry in store.state.versions() if Published.positions(entry)]
         newest = entries[: -CANDIDATES - 1 : -1]
-        known = {_mark(each) for each in newest}
-        self._published = {mark: one for mark, one in self._published.items() if mark in known}
+        marks = {_mark(entry) for entry in newest}
+        self._published = {
+            mark: published for mark, published in self._published.items() if mark in marks
+        }
         tables = self._tables()
-        found = []
-        for each in newest:
-            published = self._of(store, each)
+        versions = []
+        for entry in newest:
+            published = self._read_published(store, entry)
             if published is not None:
-                found.append(ServedVersion(store, each.version, published, tables))
-        return found
+                versions.append(ServedVersion(store, entry.version, published, tables))
+        return versions
 
-    def _opened(self) -> Store:
+    def _open_store(self) -> Store:
         if self._store is None:
             self._store = Store.open(self._place)
         elif newest_state(self._store.files) != self._store.state.number:
             self._store.refresh()
         return self._store
 
-    def _of(self, store: Store, entry: Version) -> Published | None:
-        """Return what a version's parts say; None, logged once, if they are lost."""
+    def _read_published(self, store: Store, entry: Version) -> Published | None:
+        """Return the position of a version's rows; log once and return None if it is lost."""
         mark = _mark(entry)
         if mark not in self._published:
             try:
                 published = Published.of(store, entry.version)
             except PetpsError as error:
-                if entry.version not in self._told:
+                if entry.version not in self._warned_versions:
                     _log.warning("[checkpoint] %s: no catch-up to it", error)
-                    self._told.add(entry.version)
+                    self._warned_versions.add(entry.version)
                 return None
             if published is None:
                 return None
             self._published[mark] = published
         published = self._published[mark]
-        if published.owed and published.behind() and entry.version not in self._told:
-            self._told.add(entry.version)
+        if published.owed and published.behind() and entry.version not in self._warned_versions:
+            self._warned_versions.add(entry.version)
             _log.warning(
-                "[checkpoint] version %d of %s has rows that its log had not yet, in %d partitions:"
-                " these don't catch up to it; Feed.checkpoint(publish=True) writes whole ones",
+                "[checkpoint] version %d of %s has rows that its log does not have yet, in %d "
+                "partitions: these partitions cannot catch up to it; Feed.checkpoint(publish=True) "
+                "writes a version to which all can",
                 entry.version,
                 store.name,
                 len(published.behind()),

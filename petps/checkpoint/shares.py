@@ -81,7 +81,7 @@ def write_share(
         raise InvalidArgument(f"rank {rank} of {ranks}: 0 to ranks - 1, of at most {MAX_RANKS:,}")
     path = _path(version, rank)
     if not replace_own and rank in _ranks(store, version):
-        raise _written(store, version, rank)
+        raise _written_error(store, version, rank)
     newest = store.state.versions()
     line = write_line(
         store.files,
@@ -105,7 +105,7 @@ def write_share(
     try:
         store.files.create(path, body)
     except AlreadyExists:
-        raise _written(store, version, rank) from None
+        raise _written_error(store, version, rank) from None
     return line.versions[0]
 
 
@@ -140,43 +140,43 @@ def commit_shares(store: Store, version: int) -> Version:
                 f"version {version}: rank {share.rank} wrote its share above version "
                 f"{share.above}, the newest is {above}: write it again"
             )
-        mine, his = first.line.versions[0], share.line.versions[0]
-        if (share.ranks, his.kind) != (first.ranks, mine.kind) or (
+        first_entry, entry = first.line.versions[0], share.line.versions[0]
+        if (share.ranks, entry.kind) != (first.ranks, first_entry.kind) or (
             share.line.tables != first.line.tables
         ):
             raise FailedPrecondition(
-                f"version {version}: rank {share.rank} wrote a {his.kind} of {share.ranks} ranks, "
-                f"rank {first.rank} a {mine.kind} of {first.ranks}, or of other columns: one rank "
-                "says what a version is written as"
+                f"version {version}: rank {share.rank} wrote a {entry.kind} of {share.ranks} "
+                f"ranks, rank {first.rank} a {first_entry.kind} of {first.ranks}, or of other "
+                "columns: one rank decides how a version is written, and the others follow it"
             )
-    _check_there(store, version, shares)
+    _check_files(store, version, shares)
     _check_keys(store, version, shares)
-    made = _together(version, shares)
+    committed = _join_entries(version, shares)
     chunks = tuple(chunk for share in shares for chunk in share.line.chunks)
     line = replace(
         first.line,
         file="",
-        versions=(made,),
+        versions=(committed,),
         chunks=chunks,
-        written=((version, made.kind, made.bytes, made.seconds),),
+        written=((version, committed.kind, committed.bytes, committed.seconds),),
     )
     store.add(line, before)
     for share in shares:  # no state names the files of a share any more
         with contextlib.suppress(PetpsError):
             store.files.remove(_path(version, share.rank))
             store.files.remove(share.line.file)
-    return made
+    return committed
 
 
 def pending_shares(store: Store) -> dict[int, tuple[list[int], int]]:
     """Return the uncommitted versions: (ranks that have written, number of ranks), by version."""
-    known = {each.version for each in store.state.versions()}
-    found: dict[int, list[int]] = {}
-    for version, rank in _listed(store):
-        if version not in known:
-            found.setdefault(version, []).append(rank)
+    committed = {entry.version for entry in store.state.versions()}
+    ranks_by_version: dict[int, list[int]] = {}
+    for version, rank in _list_shares(store):
+        if version not in committed:
+            ranks_by_version.setdefault(version, []).append(rank)
     pending: dict[int, tuple[list[int], int]] = {}
-    for version, ranks in sorted(found.items()):
+    for version, ranks in sorted(ranks_by_version.items()):
         with contextlib.suppress(NotFound):  # committed or replaced after it was listed
             pending[version] = (sorted(ranks), _read_header(store, version, ranks[0]).ranks)
     return pending
@@ -186,17 +186,17 @@ def _path(version: int, rank: int) -> str:
     return f"shares/{version:020d}-{rank:05d}.json"
 
 
-def _listed(store: Store) -> list[tuple[int, int]]:
+def _list_shares(store: Store) -> list[tuple[int, int]]:
     matches = map(_SHARE.fullmatch, store.files.list("shares"))
     return [(int(match[1]), int(match[2])) for match in matches if match]
 
 
 def _ranks(store: Store, version: int) -> set[int]:
-    return {rank for each, rank in _listed(store) if each == version}
+    return {rank for share_version, rank in _list_shares(store) if share_version == version}
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Header:
     rank: int
     ranks: int
     above: int
@@ -204,39 +204,39 @@ class _Said:
     line: str
 
 
-def _read_header(store: Store, version: int, rank: int) -> _Said:
+def _read_header(store: Store, version: int, rank: int) -> _Header:
     path = _path(version, rank)
     values = read_signed(store.files, path)
-    said = _Said(*(values.get(name) for name in _Said.__slots__))  # type: ignore[arg-type]
-    if said.rank != rank:
-        raise DataLoss(f"{store.name}/{path} is the share of rank {said.rank}: write it again")
-    return said
+    header = _Header(*(values.get(name) for name in _Header.__slots__))  # type: ignore[arg-type]
+    if header.rank != rank:
+        raise DataLoss(f"{store.name}/{path} is the share of rank {header.rank}: write it again")
+    return header
 
 
 def _read(store: Store, version: int, rank: int) -> _Share:
-    said = _read_header(store, version, rank)
+    header = _read_header(store, version, rank)
     try:
-        line = read_line(store.files, said.line)
+        line = read_line(store.files, header.line)
     except NotFound as error:
         raise DataLoss(f"version {version}, rank {rank}: {error}: write its share again") from error
-    if [each.version for each in line.versions] != [version]:
+    if [entry.version for entry in line.versions] != [version]:
         raise DataLoss(f"{store.name}/{_path(version, rank)} is of another version")
-    return _Share(rank, said.ranks, said.above, said.rollbacks, line)
+    return _Share(rank, header.ranks, header.above, header.rollbacks, line)
 
 
-def _written(store: Store, version: int, rank: int) -> AlreadyExists:
+def _written_error(store: Store, version: int, rank: int) -> AlreadyExists:
     return AlreadyExists(
         f"{store.name}: rank {rank} has written its share of version {version} already; a rank "
-        "that was started again says replace_own=True"
+        "that was restarted sets replace_own=True"
     )
 
 
 def _list_ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:8])
-    return f"rank{'s' * (len(ranks) > 1)} {shown}{', ...' if len(ranks) > 8 else ''}"
+    numbers = ", ".join(str(rank) for rank in ranks[:8])
+    return f"rank{'s' * (len(ranks) > 1)} {numbers}{', ...' if len(ranks) > 8 else ''}"
 
 
-def _check_there(store: Store, version: int, shares: Iterable[_Share]) -> None:
+def _check_files(store: Store, version: int, shares: Iterable[_Share]) -> None:
     """Raise DataLoss if purge removed a file of a share, which no state has named for an hour."""
     for share in shares:
         sizes: dict[str, int] = {}
@@ -246,10 +246,10 @@ def _check_there(store: Store, version: int, shares: Iterable[_Share]) -> None:
         sizes |= {part.file: part.bytes for part in share.line.versions[0].parts.values()}
         for path, size in sizes.items():
             try:
-                whole = store.files.size(path) >= size
+                is_whole = store.files.size(path) >= size
             except NotFound:
-                whole = False
-            if not whole:
+                is_whole = False
+            if not is_whole:
                 raise DataLoss(
                     f"version {version}, rank {share.rank}: {store.name}/{path} is gone or cut: "
                     "write its share again"
@@ -266,7 +266,7 @@ def _check_keys(store: Store, version: int, shares: Iterable[_Share]) -> None:
         for chunk in share.line.chunks:
             by_table.setdefault(chunk.table, []).append((chunk, share.rank))
     for table, chunks in by_table.items():
-        chunks.sort(key=lambda each: each[0].min_key)
+        chunks.sort(key=lambda pair: pair[0].min_key)
         group: list[tuple[Chunk, int]] = []
         highest = -1
         for chunk, rank in chunks:
@@ -286,32 +286,32 @@ def _check_group(
     keys = np.concatenate([store.reader.keys(chunk) for chunk, _ in group])
     ranks = np.repeat([rank for _, rank in group], [chunk.rows for chunk, _ in group])
     order = np.argsort(keys, kind="stable")
-    twice = np.flatnonzero(keys[order][1:] == keys[order][:-1])
-    if len(twice):
-        one, other = (int(ranks[order[twice[0] + each]]) for each in (0, 1))
+    repeats = np.flatnonzero(keys[order][1:] == keys[order][:-1])
+    if len(repeats):
+        first_rank, second_rank = (int(ranks[order[repeats[0] + step]]) for step in (0, 1))
         raise FailedPrecondition(
-            f"version {version}: key {keys[order[twice[0]]]} of table {table} is in the shares of "
-            f"ranks {one} and {other}: a key belongs to one rank"
+            f"version {version}: key {keys[order[repeats[0]]]} of table {table} is in the shares "
+            f"of ranks {first_rank} and {second_rank}: a key belongs to one rank"
         )
 
 
-def _together(version: int, shares: Sequence[_Share]) -> Version:
+def _join_entries(version: int, shares: Sequence[_Share]) -> Version:
     parts: dict[str, Part] = {}
     for share in shares:
         for name, part in share.line.versions[0].parts.items():
             if name in parts:
                 raise FailedPrecondition(
-                    f"version {version}: two ranks wrote a part {name!r}, rank {share.rank} is "
-                    "one: name it by the rank"
+                    f"version {version}: two ranks wrote a part {name!r}, one of them is rank "
+                    f"{share.rank}: put the rank into the name"
                 )
             parts[name] = part
-    each = [share.line.versions[0] for share in shares]
+    entries = [share.line.versions[0] for share in shares]
     return Version(
         version,
-        each[0].kind,
-        max(made.created_ns for made in each),
-        max(made.seconds for made in each),
-        sum(made.rows for made in each),
-        sum(made.bytes for made in each),
+        entries[0].kind,
+        max(entry.created_ns for entry in entries),
+        max(entry.seconds for entry in entries),
+        sum(entry.rows for entry in entries),
+        sum(entry.bytes for entry in entries),
         parts=parts,
     )

@@ -40,8 +40,8 @@ class Spool:
 
     def __init__(self, folder: str | Path, most_bytes: int) -> None:
         self._folder = Path(folder)
-        self._most = most_bytes
-        self._held = 0
+        self._most_bytes = most_bytes
+        self._bytes = 0
         self._changed = threading.Lock()
         self._number = 0
         try:
@@ -54,14 +54,14 @@ class Spool:
         except BlockingIOError:
             os.close(self._lock)
             raise FailedPrecondition(
-                f"{self._folder} is staged in by another: give each checkpointer a folder"
+                f"{self._folder} is in use by another checkpointer: give each its own folder"
             ) from None
         self.clear()
 
     def fits(self, count: int) -> bool:
         """Return whether ``count`` more bytes are allowed."""
         with self._changed:
-            return self._held + count <= self._most
+            return self._bytes + count <= self._most_bytes
 
     def write(self, content: memoryview) -> Spooled:
         """Write a chunk and drop it from the page cache. On IoError the chunk does not exist."""
@@ -83,7 +83,7 @@ class Spool:
                 f"{path}: {error.strerror}: a version is staged there before it is uploaded"
             ) from error
         with self._changed:
-            self._held += len(content)
+            self._bytes += len(content)
         return Spooled(path, len(content), xxhash.xxh3_64_intdigest(content))
 
     def read(self, spooled: Spooled, into: memoryview) -> None:
@@ -102,9 +102,9 @@ class Spool:
         except OSError as error:
             raise IoError(f"{spooled.path}: {error.strerror}") from error
         if done < len(content) or xxhash.xxh3_64_intdigest(content) != spooled.checksum:
-            raise DataLoss(f"{spooled.path} is not what was written: see to the disk")
+            raise DataLoss(f"{spooled.path} does not fit its checksum: check the disk")
         with self._changed:
-            self._held -= spooled.bytes
+            self._bytes -= spooled.bytes
 
     def clear(self) -> None:
         """Remove all chunks: those of a version that failed, or those left by a crash."""
@@ -114,7 +114,7 @@ class Spool:
         except OSError as error:
             raise IoError(f"{self._folder}: {error.strerror}") from error
         with self._changed:
-            self._held = 0
+            self._bytes = 0
 
     def close(self) -> None:
         """Remove all chunks and unlock the folder."""

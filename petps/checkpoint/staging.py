@@ -84,20 +84,20 @@ class SourceDevice:
 
     def copy(self, table: str, keys: Keys, out: Mapping[str, Array]) -> Mask | None:
         """See Device."""
-        given, deleted = self._source.rows(table, keys)
-        missing = set(out) - set(given)
+        columns, deleted = self._source.rows(table, keys)
+        missing = set(out) - set(columns)
         if missing:
             raise InvalidArgument(f"table {table}: column {min(missing)} is missing")
         for column in self._tables[table].columns:
-            values, to = given[column.name], out[column.name]
+            values, target = columns[column.name], out[column.name]
             if column.dtype != "f32" or values.dtype == np.uint8:
-                values, to = column.stored(values), to.view(np.uint8).reshape(len(keys), -1)
-            if values.shape != to.shape:
+                values, target = column.stored(values), target.view(np.uint8).reshape(len(keys), -1)
+            if values.shape != target.shape:
                 raise InvalidArgument(
                     f"table {table}: column {column.name}: values of shape {values.shape}, "
-                    f"expected {to.shape}"
+                    f"expected {target.shape}"
                 )
-            to[:] = values
+            target[:] = values
         return deleted
 
 
@@ -169,24 +169,29 @@ class StagedCheckpointer:
         write nothing. Raise FailedPrecondition when cancelled, IoError for the folder, and the
         errors of Store.write that have occurred so far.
         """
-        held = dict(parts or {})
-        with self._turn() as spool, self._flying() as flight:
-            said = self._choose_next(flight)
+        own_parts = dict(parts or {})
+        with self._reserve() as spool, self._open_flight() as flight:
+            next_ = self._choose_next(flight)
 
             def upload(rows: Given, goes_on: Callable[[], None]) -> Version:
                 return self._store.write(
-                    version, rows, kind=said.kind, tables=said.tables, parts=held, goes_on=goes_on
+                    version,
+                    rows,
+                    kind=next_.kind,
+                    tables=next_.tables,
+                    parts=own_parts,
+                    goes_on=goes_on,
                 )
 
-            self._fly(flight, spool, said, upload, self._arrange)
+            self._run_stages(flight, spool, next_, upload, self._arrange)
 
     def next(self) -> Next:
         """Wait for the version in flight, then return as Checkpointer.next() does."""
-        with self._turn(), self._flying() as flight:
+        with self._reserve(), self._open_flight() as flight:
             self._store.refresh()  # another rank may be the one that commits
-            said = self._choose_next(flight)
+            next_ = self._choose_next(flight)
             self._flight = None  # no version is in flight
-            return said
+            return next_
 
     def share(
         self,
@@ -199,8 +204,8 @@ class StagedCheckpointer:
         replace_own: bool = False,
     ) -> None:
         """Stage this rank's share (Checkpointer.share); wait() returns when it is written."""
-        held = dict(parts or {})
-        with self._turn() as spool, self._flying() as flight:
+        own_parts = dict(parts or {})
+        with self._reserve() as spool, self._open_flight() as flight:
             self._store.refresh()
 
             def upload(rows: Given, goes_on: Callable[[], None]) -> Version:
@@ -212,23 +217,23 @@ class StagedCheckpointer:
                     ranks=ranks,
                     kind=said.kind,
                     tables=said.tables,
-                    parts=held,
+                    parts=own_parts,
                     goes_on=goes_on,
                     replace_own=replace_own,
                 )
 
-            self._fly(flight, spool, said, upload, lambda: None)
+            self._run_stages(flight, spool, said, upload, lambda: None)
 
     def commit(self, version: int) -> None:
         """Commit a version in the background, after wait() has returned on all ranks."""
-        with self._turn():
+        with self._reserve():
             flight = self._flight = Flight([], [])
             flight.start(
                 lambda: self._finish(flight, commit_shares(self._store, version), self._arrange)
             )
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[Spool]:
+    def _reserve(self) -> Iterator[Spool]:
         """Wait until no version is in flight, and raise the error of the last one."""
         if not self._writing.acquire(blocking=False):
             raise FailedPrecondition("a checkpoint is being written: cancel it, or wait for it")
@@ -239,7 +244,7 @@ class StagedCheckpointer:
             self._writing.release()
 
     @contextlib.contextmanager
-    def _flying(self) -> Iterator[Flight]:
+    def _open_flight(self) -> Iterator[Flight]:
         """Create a flight that cancel() can stop. The block raises its error; wait() does not."""
         self._buffers = self._buffers or [
             np.empty(self._chunk_bytes, np.uint8).data for _ in range(BUFFERS)
@@ -256,39 +261,39 @@ class StagedCheckpointer:
             raise
 
     def _choose_next(self, flight: Flight) -> Next:
-        said = next_version(self._store, self._policy, self._sample)
+        next_ = next_version(self._store, self._policy, self._sample)
         flight.check()
-        return said
+        return next_
 
-    def _fly(
+    def _run_stages(
         self,
         flight: Flight,
         spool: Spool,
-        said: Next,
+        next_: Next,
         upload: Callable[[Given, Callable[[], None]], Version],
         behind: Callable[[], None],
     ) -> None:
         """Start the stages and copy all rows out of the device; the stages do the rest."""
 
         def to_store() -> None:
-            rows = {name: flight.of_table(name) for name in said.tables}
+            rows = {name: flight.of_table(name) for name in next_.tables}
             self._finish(flight, upload(rows, flight.check), behind)
 
         flight.start(lambda: self._to_folder(flight, spool))
-        flight.start(lambda: self._to_chunks(flight, spool, said.tables))
+        flight.start(lambda: self._to_chunks(flight, spool, next_.tables))
         flight.start(to_store)
-        self._from_device(flight, said.since)
+        self._from_device(flight, next_.since)
         flight.end(flight.copied)
 
-    def _finish(self, flight: Flight, made: Version, behind: Callable[[], None]) -> None:
-        flight.succeed(made)
+    def _finish(self, flight: Flight, entry: Version, behind: Callable[[], None]) -> None:
+        flight.succeed(entry)
         try:
             behind()
         except Exception as error:
             _log.exception(
                 "[checkpoint] version %d is committed; splitting or merging behind it failed and "
                 "is tried again behind the next: %s",
-                made.version,
+                entry.version,
                 error,
             )
 
@@ -342,7 +347,7 @@ class StagedCheckpointer:
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        at: TracebackType | None,
+        trace: TracebackType | None,
     ) -> None:
         if error is None:
             self.close()
@@ -396,14 +401,14 @@ class StagedCheckpointer:
 
     def _to_chunks(self, flight: Flight, spool: Spool, tables: Mapping[str, Table]) -> None:
         for chunk in flight.take(flight.spooled):
-            own, kept = self._store.state.tables[chunk.table], tables[chunk.table]
+            own, stored = self._store.state.tables[chunk.table], tables[chunk.table]
             raw = flight.lease("up")
             assert chunk.spooled is not None
             spool.read(chunk.spooled, raw)
             flight.changed()  # the folder has space again
-            rows = _stored_rows(own, kept, raw, chunk)
+            rows = _convert_rows(own, stored, raw, chunk)
             buffer = flight.lease("up")
-            encoded = Encoded.from_body(kept, rows, encode(kept, rows, into=buffer))
+            encoded = Encoded.from_body(stored, rows, encode(stored, rows, into=buffer))
             flight.release("up", raw)
             body = self._paced(flight, buffer, encoded)
             flight.give(flight.encoded, (chunk.table, replace(encoded, body=body)))
@@ -441,11 +446,11 @@ def _row_bytes(table: Table) -> int:
 
 def _reserved_bytes(table: Table) -> int:
     """Return what encode() needs beside the rows: names and offsets of columns, and padding."""
-    two = Rows(
+    two_rows = Rows(
         np.array([0, 2], np.uint64),  # not 0 and 1, or their column would be left out
-        {each.name: np.zeros((2, each.width), np.uint8) for each in table.columns},
+        {column.name: np.zeros((2, column.width), np.uint8) for column in table.columns},
     )
-    return max(RESERVED_BYTES, len(encode(table, two)) + 8 * (len(table.columns) + 2))
+    return max(RESERVED_BYTES, len(encode(table, two_rows)) + 8 * (len(table.columns) + 2))
 
 
 def _rows_in(table: Table, chunk_bytes: int) -> int:
@@ -456,7 +461,7 @@ def _rows_in(table: Table, chunk_bytes: int) -> int:
 
 
 def _bytes_of(table: Table, rows: int) -> int:
-    return 8 * rows + sum(_aligned(rows * each.width) for each in table.columns) + rows
+    return 8 * rows + sum(_aligned(rows * column.width) for column in table.columns) + rows
 
 
 def _views(
@@ -476,41 +481,42 @@ def _views(
     return flat[: 8 * rows].view(np.uint64), columns, flat[at : at + rows].view(np.bool_)
 
 
-def _stored_rows(own: Table, kept: Table, buffer: memoryview, chunk: Copied) -> Rows:
+def _convert_rows(own: Table, stored: Table, buffer: memoryview, chunk: Copied) -> Rows:
     """Return a chunk's rows as stored, in the buffer that they were read into."""
     keys, columns, deleted = _views(own, buffer, chunk.rows)
-    stored = {}
-    for was, now in zip(own.columns, kept.columns, strict=True):
-        values = columns[was.name]
+    columns_out = {}
+    for own_column, stored_column in zip(own.columns, stored.columns, strict=True):
+        values = columns[own_column.name]
         if chunk.deletes:
             values[deleted] = 0
-        stored[was.name] = _stored_column(own, was, now, keys, values)
+        columns_out[own_column.name] = _convert_column(own, own_column, stored_column, keys, values)
     if not (keys[1:] > keys[:-1]).all():
         raise InvalidArgument(f"table {own.name}: the device's keys do not ascend")
-    return Rows(keys, stored, deleted if chunk.deletes else None)
+    return Rows(keys, columns_out, deleted if chunk.deletes else None)
 
 
-def _stored_column(
-    table: Table, was: Column, now: Column, keys: Keys, values: Floats | Bytes
+def _convert_column(
+    table: Table, own_column: Column, stored_column: Column, keys: Keys, values: Floats | Bytes
 ) -> Bytes:
     """Return a column as stored, written over the values that were read.
 
-    This is safe because a row of ``now`` never takes more bytes than the same row of ``was``.
+    This is safe because a row of ``stored_column`` never takes more bytes than the same row of
+    ``own_column``.
     """
     raw = values.view(np.uint8).reshape(-1)
-    out = raw[: len(keys) * now.width].reshape(len(keys), now.width)
-    step = max(1, SLICE_VALUES // was.dim)
+    out = raw[: len(keys) * stored_column.width].reshape(len(keys), stored_column.width)
+    step = max(1, SLICE_VALUES // own_column.dim)
     for start in range(0, len(keys), step):
         part = values[start : start + step]
-        if was.dtype not in ("f32", now.dtype):
-            part = was.values(part.view(np.uint8))
+        if own_column.dtype not in ("f32", stored_column.dtype):
+            part = own_column.values(part.view(np.uint8))
         try:
-            stored = now.stored(part)
+            stored = stored_column.stored(part)
         except InvalidArgument as error:
             last = keys[min(start + step, len(keys)) - 1]
             raise InvalidArgument(
                 f"table {table.name}, of keys {keys[start]} to {last}: {error}"
             ) from error
-        if was.dtype != now.dtype:
+        if own_column.dtype != stored_column.dtype:
             out[start : start + step] = stored
     return out

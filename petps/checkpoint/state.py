@@ -152,8 +152,8 @@ class Line:
 
     def of(self, version: int) -> list[Chunk]:
         """Return the chunks of a version, in the order in which they are laid over each other."""
-        found = [chunk for chunk in self.chunks if chunk.holds(version)]
-        return sorted(found, key=lambda chunk: chunk.first)
+        chunks = [chunk for chunk in self.chunks if chunk.holds(version)]
+        return sorted(chunks, key=lambda chunk: chunk.first)
 
     def deltas(self) -> list[Chunk]:
         """Return the open chunks above the base, in order: IncrCP's Row_0, DECK's living deltas."""
@@ -189,25 +189,25 @@ class State:
 
     def version(self, version: int) -> Version:
         """Return one version. Raise NotFound."""
-        return next(each for each in self.line_of(version).versions if each.version == version)
+        return next(entry for entry in self.line_of(version).versions if entry.version == version)
 
     def line_of(self, version: int) -> Line:
         """Return the line of a version. Raise NotFound with the versions that exist."""
         for line in self.lines:
-            if any(each.version == version for each in line.versions):
+            if any(entry.version == version for entry in line.versions):
                 return line
-        known = [each.version for each in self.versions()]
-        text = "none" if not known else f"{len(known)}, {known[0]} to {known[-1]}"
+        numbers = [entry.version for entry in self.versions()]
+        text = "none" if not numbers else f"{len(numbers)}, {numbers[0]} to {numbers[-1]}"
         raise NotFound(f"there is no version {version} in the store; it has {text}")
 
     def files(self) -> set[str]:
         """Return all files that the state names, those of lines among them."""
-        found = {line.file for line in self.lines}
+        paths = {line.file for line in self.lines}
         for line in self.lines:
-            found |= {sealed.file for sealed in line.sealed}
-            found |= {chunk.file for chunk in line.chunks}
-            found |= {part.file for version in line.versions for part in version.parts.values()}
-        return found
+            paths |= {sealed.file for sealed in line.sealed}
+            paths |= {chunk.file for chunk in line.chunks}
+            paths |= {part.file for version in line.versions for part in version.parts.values()}
+        return paths
 
     def with_line(self, line: Line) -> State:
         """Return a state in which ``line`` replaces the newest line."""
@@ -224,8 +224,8 @@ _CHUNK_FIELDS: Final = tuple(Chunk.__slots__)
 
 def signed(values: dict[str, Any]) -> bytes:
     """Return format and values as JSON, with the checksum of that JSON inserted at its end."""
-    named = {"format": f"{FORMAT_NAME}-{FORMAT}", **values}
-    text = json.dumps(named, separators=(",", ":")).encode()
+    document = {"format": f"{FORMAT_NAME}-{FORMAT}", **values}
+    text = json.dumps(document, separators=(",", ":")).encode()
     return text[:-1] + f',"checksum":"{xxhash.xxh3_64_hexdigest(text)}"}}'.encode()
 
 
@@ -247,12 +247,12 @@ def read_signed(files: Files, path: str, checksum: str | None = None) -> dict[st
         name, _, number = str(values["format"]).rpartition("-")
     except (ValueError, KeyError, TypeError) as error:
         raise DataLoss(f"{where} is not of a petps checkpoint store") from error
-    ours = name == FORMAT_NAME and number.isdigit()
-    if ours and int(number) > FORMAT:
+    is_ours = name == FORMAT_NAME and number.isdigit()
+    if is_ours and int(number) > FORMAT:
         raise Unimplemented(f"{where} has format {number}, this release reads {FORMAT}: upgrade")
-    whole = checksum is None or xxhash.xxh3_64_hexdigest(text) == checksum
-    fits = whole and _fits(text, values.get("checksum"))
-    if not ours or not fits:
+    is_whole = checksum is None or xxhash.xxh3_64_hexdigest(text) == checksum
+    is_intact = is_whole and _fits(text, values.get("checksum"))
+    if not is_ours or not is_intact:
         raise DataLoss(f"{where} does not fit its checksum: restore it from a copy of the store")
     return values
 
@@ -274,22 +274,31 @@ def _seal(files: Files, line: Line) -> Line:
     not named any more, and the line's own file lists the remaining chunks again.
     """
     present = {id(chunk) for chunk in line.chunks}
-    whole = [each for each in line.sealed if present.issuperset(map(id, each.chunks))]
-    said = {id(chunk) for each in whole for chunk in each.chunks}
-    ended = tuple(chunk for chunk in line.chunks if not chunk.open and id(chunk) not in said)
+    sealed = [
+        sealed_file
+        for sealed_file in line.sealed
+        if present.issuperset(map(id, sealed_file.chunks))
+    ]
+    sealed_ids = {id(chunk) for sealed_file in sealed for chunk in sealed_file.chunks}
+    ended = tuple(chunk for chunk in line.chunks if not chunk.open and id(chunk) not in sealed_ids)
     if len(ended) >= SEALED_CHUNKS:
         path, body = f"lines/{new_name()}.json", signed(_chunks_values(ended))
         files.write(path, [body])
-        whole.append(Sealed(path, xxhash.xxh3_64_hexdigest(body), ended))
-    return replace(line, sealed=tuple(whole))
+        sealed.append(Sealed(path, xxhash.xxh3_64_hexdigest(body), ended))
+    return replace(line, sealed=tuple(sealed))
 
 
 def _tables_values(tables: Mapping[str, Table]) -> dict[str, Any]:
     """Return the columns by table: name, dtype, dim, and the parameters of a quantised column."""
     return {
         name: [
-            [each.name, each.dtype, each.dim, each.quantisation and asdict(each.quantisation)]
-            for each in table.columns
+            [
+                column.name,
+                column.dtype,
+                column.dim,
+                column.quantisation and asdict(column.quantisation),
+            ]
+            for column in table.columns
         ]
         for name, table in tables.items()
     }
@@ -300,8 +309,13 @@ def _read_tables(values: Mapping[str, Any]) -> dict[str, Table]:
         name: Table(
             name,
             tuple(
-                Column(column, dtype, dim, None if chosen is None else Quantisation(**chosen))
-                for column, dtype, dim, chosen in columns
+                Column(
+                    column,
+                    dtype,
+                    dim,
+                    None if quantisation is None else Quantisation(**quantisation),
+                )
+                for column, dtype, dim, quantisation in columns
             ),
         )
         for name, columns in values.items()
@@ -309,29 +323,29 @@ def _read_tables(values: Mapping[str, Any]) -> dict[str, Table]:
 
 
 def _line_bytes(line: Line) -> bytes:
-    sealed = {id(chunk) for each in line.sealed for chunk in each.chunks}
+    sealed_ids = {id(chunk) for sealed in line.sealed for chunk in sealed.chunks}
     return signed(
         {
-            **_chunks_values(chunk for chunk in line.chunks if id(chunk) not in sealed),
+            **_chunks_values(chunk for chunk in line.chunks if id(chunk) not in sealed_ids),
             "began": line.began,
-            "sealed": [[each.file, each.checksum] for each in line.sealed],
+            "sealed": [[sealed.file, sealed.checksum] for sealed in line.sealed],
             "tables": _tables_values(line.tables),
             "written": line.written,
             "versions": [
                 {
-                    "version": each.version,
-                    "kind": each.kind,
-                    "created_ns": each.created_ns,
-                    "seconds": each.seconds,
-                    "rows": each.rows,
-                    "bytes": each.bytes,
-                    "kept": each.kept,
+                    "version": entry.version,
+                    "kind": entry.kind,
+                    "created_ns": entry.created_ns,
+                    "seconds": entry.seconds,
+                    "rows": entry.rows,
+                    "bytes": entry.bytes,
+                    "kept": entry.kept,
                     "parts": {
                         name: [part.file, part.bytes, part.checksum]
-                        for name, part in each.parts.items()
+                        for name, part in entry.parts.items()
                     },
                 }
-                for each in line.versions
+                for entry in line.versions
             ],
         }
     )
@@ -351,24 +365,27 @@ def read_line(files: Files, path: str) -> Line:
         versions = tuple(
             Version(
                 **{
-                    **each,
-                    "parts": {name: Part(*values) for name, values in each["parts"].items()},
+                    **entry,
+                    "parts": {name: Part(*fields) for name, fields in entry["parts"].items()},
                 }
             )
-            for each in values["versions"]
+            for entry in values["versions"]
         )
         sealed = tuple(
             Sealed(name, checksum, _chunks_of(read_signed(files, name, checksum)))
             for name, checksum in values["sealed"]
         )
-        ended = (chunk for each in sealed for chunk in each.chunks)
+        ended = (chunk for sealed_file in sealed for chunk in sealed_file.chunks)
         return Line(
             path,
             values["began"],
             versions,
             (*ended, *_chunks_of(values)),
             _read_tables(values["tables"]),
-            tuple((version, kind, count, took) for version, kind, count, took in values["written"]),
+            tuple(
+                (version, kind, count, seconds)
+                for version, kind, count, seconds in values["written"]
+            ),
             sealed,
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -376,8 +393,8 @@ def read_line(files: Files, path: str) -> Line:
 
 
 def _chunks_of(values: Mapping[str, Any]) -> tuple[Chunk, ...]:
-    named = (dict(zip(_CHUNK_FIELDS, each, strict=True)) for each in values["chunks"])
-    return tuple(Chunk(**{**each, "layout": tuple(each["layout"])}) for each in named)
+    records = (dict(zip(_CHUNK_FIELDS, fields, strict=True)) for fields in values["chunks"])
+    return tuple(Chunk(**{**record, "layout": tuple(record["layout"])}) for record in records)
 
 
 def load(files: Files) -> State:
@@ -409,14 +426,14 @@ def _read_state(files: Files, number: int) -> State:
     values = read_signed(files, _state_path(number))
     try:
         lines = tuple(read_line(files, path) for path in values["lines"])
-        wanted = values["quantising"]
+        quantising = values["quantising"]
         return State(
             number,
             values["model"],
             _read_tables(values["tables"]),
             lines,
             tuple(values["trash"]),
-            None if wanted is None else Quantising(**wanted),
+            None if quantising is None else Quantising(**quantising),
             values["restores"],
             values["rollbacks"],
         )
@@ -435,10 +452,10 @@ def commit(files: Files, before: State | None, after: State) -> State:
     the newest state, and no state names the files written for ``after``.
     """
     number = 1 if before is None else before.number + 1
-    old = {line.file: line for line in before.lines} if before else {}
+    lines_before = {line.file: line for line in before.lines} if before else {}
     lines = []
     for line in after.lines:
-        if old.get(line.file) is not line:
+        if lines_before.get(line.file) is not line:
             line = write_line(files, line)
         lines.append(line)
     after = replace(after, number=number, lines=tuple(lines), trash=())
@@ -460,11 +477,12 @@ def commit(files: Files, before: State | None, after: State) -> State:
         files.create(path, body)
     except AlreadyExists:
         try:
-            ours = files.read(path) == body  # equal: the filesystem retried and found our own file
+            # Equal: the filesystem retried and found our own file.
+            is_ours = files.read(path) == body
         except NotFound:  # newer states followed, and the writer of one removed this state
-            ours = False
-        if not ours:
-            raise _overtaken(files, number) from None
+            is_ours = False
+        if not is_ours:
+            raise _overtaken_error(files, number) from None
     except IoError:
         # The state may exist in spite of the error. Remove it, because the caller learns that it
         # was not committed.
@@ -476,21 +494,21 @@ def commit(files: Files, before: State | None, after: State) -> State:
     if newest_state(files) > number:
         with contextlib.suppress(PetpsError):
             files.remove(path)
-        raise _overtaken(files, number)
+        raise _overtaken_error(files, number)
     return after
 
 
-def _overtaken(files: Files, number: int) -> FailedPrecondition:
+def _overtaken_error(files: Files, number: int) -> FailedPrecondition:
     return FailedPrecondition(
         f"{files.name}: another writer made state {number} meanwhile: open the store again, and "
-        "see that one process writes it"
+        "make sure that only one process writes it"
     )
 
 
 def newest_state(files: Files) -> int:
     """Return the highest number of a state; 0: there is none."""
-    found = map(_STATE.fullmatch, files.list("states"))
-    return max((int(match[1]) for match in found if match), default=0)
+    matches = map(_STATE.fullmatch, files.list("states"))
+    return max((int(match[1]) for match in matches if match), default=0)
 
 
 def obsolete(before: State) -> list[str]:

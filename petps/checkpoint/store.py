@@ -91,8 +91,8 @@ class Store:
             raise InvalidArgument("a store needs tables, each of a name of its own")
         if files.list("states"):
             raise AlreadyExists(f"{files.name} holds a checkpoint store already")
-        named = {table.name: table for table in tables}
-        state = State(1, model, named, quantising=quantising)
+        tables_by_name = {table.name: table for table in tables}
+        state = State(1, model, tables_by_name, quantising=quantising)
         return cls(files, commit(files, None, state))
 
     @classmethod
@@ -118,10 +118,10 @@ class Store:
 
     def refresh(self) -> State:
         """Load the newest state, which another process may have written, and return it."""
-        found = load(self._files)
+        state = load(self._files)
         with self._mutex:  # a change may have been committed since load()
-            if found.number > self._state.number:
-                self._state = found
+            if state.number > self._state.number:
+                self._state = state
             return self._state
 
     # ---- writing ----
@@ -166,7 +166,7 @@ class Store:
         goes_on: Callable[[], None] = lambda: None,
     ) -> Line:
         """Write a version without a commit. Return a line of this version alone, for add()."""
-        began = time.monotonic()
+        start = time.monotonic()
         self._check_new(version, rows, kind)
         if kind != BASE:
             tables = self._state.line.tables
@@ -182,34 +182,34 @@ class Store:
             self._files.write(path, [body])
             stored[name] = Part(path, len(body), xxhash.xxh3_64_hexdigest(body))
         goes_on()
-        made = Version(
+        entry = Version(
             version,
             kind,
             time.time_ns(),
-            time.monotonic() - began,
+            time.monotonic() - start,
             sum(chunk.rows for chunk in chunks),
             sum(chunk.length + chunk.bloom_length for chunk in chunks),
             parts=stored,
         )
-        written = (version, kind, made.bytes, made.seconds)
-        return Line("", version, (made,), tuple(chunks), tables, (written,))
+        written = (version, kind, entry.bytes, entry.seconds)
+        return Line("", version, (entry,), tuple(chunks), tables, (written,))
 
     def add(self, new: Line, before: State) -> None:
         """Commit a version that write_data() wrote above the newest version of ``before``."""
-        (made,) = new.versions
-        if made.kind == BASE:
+        (entry,) = new.versions
+        if entry.kind == BASE:
             self._commit(before, replace(before, lines=(*before.lines, new)))
             return
         line = before.line
         older = line.chunks
-        if made.kind == DIFFERENCE:  # it repeats every row of the last difference
+        if entry.kind == DIFFERENCE:  # it repeats every row of the last difference
             older = tuple(
-                replace(each, end=made.version) if each.layer > 0 and each.open else each
-                for each in older
+                replace(chunk, end=entry.version) if chunk.layer > 0 and chunk.open else chunk
+                for chunk in older
             )
         line = replace(
             line,
-            versions=(*line.versions, made),
+            versions=(*line.versions, entry),
             chunks=(*older, *new.chunks),
             written=(*line.written, *new.written),
         )
@@ -246,9 +246,9 @@ class Store:
     def _commit(self, before: State, after: State) -> None:
         # Commit against ``before``, from which ``after`` was made: a restore in another thread may
         # have loaded a newer state since. Then the commit must fail.
-        made = commit(self._files, before, after)
+        state = commit(self._files, before, after)
         with self._mutex:
-            self._state = made
+            self._state = state
         self.tidy()
         self._obsolete = obsolete(before)
         files = {chunk.file for line in self._state.lines for chunk in line.chunks}
@@ -281,11 +281,11 @@ class Store:
         before = self._state
         new = [chunk for bundle in bundles for chunk in self._write_bundle(bundle)]
         line = before.line
-        left, ending = set(gone), set(ended)
+        gone_chunks, ended_chunks = set(gone), set(ended)
         chunks = [
-            replace(chunk, end=end) if chunk in ending else chunk
+            replace(chunk, end=end) if chunk in ended_chunks else chunk
             for chunk in line.chunks
-            if chunk not in left
+            if chunk not in gone_chunks
         ]
         chunks += [*new, *written]
         line = replace(line, chunks=tuple(self._compact(chunks)))
@@ -293,16 +293,18 @@ class Store:
 
     def _compact(self, chunks: list[Chunk]) -> list[Chunk]:
         """Copy the named chunks of sparse bundles into one bundle, and return all chunks."""
-        named: dict[str, int] = {}
+        named_bytes: dict[str, int] = {}
         for chunk in chunks:
-            named[chunk.file] = named.get(chunk.file, 0) + chunk.length + chunk.bloom_length
-        sparse = {path for path, named_bytes in named.items() if 2 * named_bytes < self._size(path)}
-        moving = [chunk for chunk in chunks if chunk.file in sparse]
-        if sum(chunk.length + chunk.bloom_length for chunk in moving) < COMPACT_BYTES:
+            named_bytes[chunk.file] = (
+                named_bytes.get(chunk.file, 0) + chunk.length + chunk.bloom_length
+            )
+        sparse = {path for path, count in named_bytes.items() if 2 * count < self._size(path)}
+        sparse_chunks = [chunk for chunk in chunks if chunk.file in sparse]
+        if sum(chunk.length + chunk.bloom_length for chunk in sparse_chunks) < COMPACT_BYTES:
             return chunks
         edits = (
             (chunk.table, rows, chunk.first, chunk.end, chunk.layer)
-            for chunk, rows in zip(moving, self.read(moving), strict=True)
+            for chunk, rows in zip(sparse_chunks, self.read(sparse_chunks), strict=True)
         )
         return [chunk for chunk in chunks if chunk.file not in sparse] + self._write_bundle(edits)
 
@@ -331,9 +333,9 @@ class Store:
 
         If a training has several ranks, one rank calls this and the others call restore().
         """
-        found = self.restore(version)
+        rows = self.restore(version)
         self.count_restore()
-        return found
+        return rows
 
     def count_restore(self) -> None:
         """Count that a training continues from a version's rows. Durable.
@@ -371,9 +373,9 @@ class Store:
             if self._entry(chosen).created_ns != created:
                 raise NotFound(f"{self.name} was rolled back, and another version is {chosen} now")
             try:
-                for rows, after in self._windows(state.line_of(chosen), chosen, table, start):
+                for rows, next_start in self._windows(state.line_of(chosen), chosen, table, start):
                     yield rows
-                    start = after
+                    start = next_start
                     del rows  # free it before the next piece is built
             except DataLoss as error:
                 if self.refresh().number == state.number:
@@ -383,7 +385,7 @@ class Store:
 
     def _entry(self, version: int) -> Version:
         line = self._state.line_of(version)
-        return next(each for each in line.versions if each.version == version)
+        return next(entry for entry in line.versions if entry.version == version)
 
     def _windows(
         self, line: Line, version: int, table: str, start: int
@@ -392,36 +394,38 @@ class Store:
 
         A piece ends where the next chunk of the base begins.
         """
-        chunks = [each for each in line.of(version) if each.table == table]
-        above = self.read([each for each in chunks if each.layer > 0], line.tables)
-        base = sorted((each for each in chunks if each.layer == 0), key=lambda each: each.min_key)
-        stops = sorted({each.min_key for each in base[1:]})
+        chunks = [chunk for chunk in line.of(version) if chunk.table == table]
+        above = self.read([chunk for chunk in chunks if chunk.layer > 0], line.tables)
+        base = sorted(
+            (chunk for chunk in chunks if chunk.layer == 0), key=lambda chunk: chunk.min_key
+        )
+        stops = sorted({chunk.min_key for chunk in base[1:]})
         windows: list[tuple[int | None, list[Chunk]]] = []
         for stop in [*stops, None]:
             if stop is not None and stop <= start:
                 continue
-            reach = next(
-                (i for i, each in enumerate(base) if stop is not None and each.min_key >= stop),
+            count = next(
+                (i for i, chunk in enumerate(base) if stop is not None and chunk.min_key >= stop),
                 len(base),
             )
-            begun, base = base[:reach], base[reach:]
-            windows.append((stop, [each for each in begun if each.max_key >= start]))
-        reads = self.reader.read_ahead([begun for _, begun in windows], line.tables)
-        held: list[tuple[Chunk, Rows]] = []  # chunks of several ranks may overlap
-        for (stop, begun), read in zip(windows, reads, strict=True):
-            held = [each for each in held if each[0].max_key >= start]
-            held += zip(begun, read, strict=True)
-            layers = [*(rows for _, rows in held), *above]
-            cut = [rows.between(start, stop) for rows in layers]
-            yield lay_over(line.tables[table], cut, keep_deleted=False), stop
-            del read, layers, cut  # free them before the wait for the next chunks
+            window_chunks, base = base[:count], base[count:]
+            windows.append((stop, [chunk for chunk in window_chunks if chunk.max_key >= start]))
+        reads = self.reader.read_ahead([window_chunks for _, window_chunks in windows], line.tables)
+        base_rows: list[tuple[Chunk, Rows]] = []  # chunks of several ranks may overlap
+        for (stop, window_chunks), chunk_rows in zip(windows, reads, strict=True):
+            base_rows = [pair for pair in base_rows if pair[0].max_key >= start]
+            base_rows += zip(window_chunks, chunk_rows, strict=True)
+            layers = [*(rows for _, rows in base_rows), *above]
+            parts = [rows.between(start, stop) for rows in layers]
+            yield lay_over(line.tables[table], parts, keep_deleted=False), stop
+            del chunk_rows, layers, parts  # free them before the wait for the next chunks
             start = stop or 0
 
     def _check_tables(self, names: Sequence[str]) -> None:
         for name in names:
             if name not in self._state.tables:
-                known = ", ".join(self._state.tables)
-                raise NotFound(f"{self.name} has no table {name!r}; it has: {known}")
+                tables = ", ".join(self._state.tables)
+                raise NotFound(f"{self.name} has no table {name!r}; it has: {tables}")
 
     def layers(
         self,
@@ -448,10 +452,10 @@ class Store:
                 if self.refresh().number != state.number:
                     continue  # the chunks were split or merged since
                 raise DataLoss(f"version {chosen}: {error}; {offer(self, chunks)}") from error
-            found: dict[str, list[Rows]] = {name: [] for name in names}
-            for chunk, read in zip(chunks, rows, strict=True):
-                found[chunk.table].append(read)
-            return found
+            layers: dict[str, list[Rows]] = {name: [] for name in names}
+            for chunk, chunk_rows in zip(chunks, rows, strict=True):
+                layers[chunk.table].append(chunk_rows)
+            return layers
 
     def read(
         self, chunks: Sequence[Chunk], tables: Mapping[str, Table] | None = None
@@ -485,10 +489,11 @@ class Store:
         before = self._state
         line = before.line_of(version)
         versions = tuple(
-            replace(each, kept=kept) if each.version == version else each for each in line.versions
+            replace(entry, kept=kept) if entry.version == version else entry
+            for entry in line.versions
         )
         new = replace(line, versions=versions)
-        lines = tuple(new if each is line else each for each in before.lines)
+        lines = tuple(new if other is line else other for other in before.lines)
         self._commit(before, replace(before, lines=lines))
 
     def purge(self, newest: int) -> list[int]:
@@ -501,57 +506,57 @@ class Store:
             raise InvalidArgument("purge leaves at least the newest version")
         before = self._state
         versions = before.versions()
-        stay = {each.version for each in versions[-newest:]}
-        stay |= {each.version for each in versions if each.kept}
-        gone = [each.version for each in versions if each.version not in stay]
+        remaining = {entry.version for entry in versions[-newest:]}
+        remaining |= {entry.version for entry in versions if entry.kept}
+        deleted = [entry.version for entry in versions if entry.version not in remaining]
         lines = []
         for line in before.lines:
-            left = tuple(each for each in line.versions if each.version in stay)
-            if len(left) == len(line.versions):
+            entries = tuple(entry for entry in line.versions if entry.version in remaining)
+            if len(entries) == len(line.versions):
                 lines.append(line)
-            elif left:
-                newest_line = line is before.lines[-1]
+            elif entries:
+                is_newest = line is before.lines[-1]
                 chunks = tuple(
                     chunk
                     for chunk in line.chunks
-                    if (newest_line and chunk.open)
-                    or any(chunk.holds(each.version) for each in left)
+                    if (is_newest and chunk.open)
+                    or any(chunk.holds(entry.version) for entry in entries)
                 )
-                lines.append(replace(line, versions=left, chunks=chunks))
-        if gone:
+                lines.append(replace(line, versions=entries, chunks=chunks))
+        if deleted:
             self._commit(before, replace(before, lines=tuple(lines)))
         self._sweep()
-        return gone
+        return deleted
 
     def _sweep(self) -> None:
         # Shares first: without its share no rank commits the rest. List before the state is read: a
         # file that this state does not name is named by no newer state either, unless it is young.
         folders = {name: self._files.list(name) for name in ("shares", "lines", "parts", "data")}
         state = self.refresh()
-        named = state.files() | set(state.trash)
+        named_paths = state.files() | set(state.trash)
         for folder, files in folders.items():
             for name, age in files.items():
-                if age > LEFTOVER_SECONDS and f"{folder}/{name}" not in named:
+                if age > LEFTOVER_SECONDS and f"{folder}/{name}" not in named_paths:
                     self._files.remove(f"{folder}/{name}")
 
     def rollback(self, version: int) -> list[int]:
         """Drop all versions newer than ``version`` and return their numbers."""
         before = self._state
         line = before.line_of(version)
-        gone = [each.version for each in before.versions() if each.version > version]
+        dropped = [entry.version for entry in before.versions() if entry.version > version]
         chunks = tuple(
             replace(chunk, end=OPEN) if chunk.end > version else chunk
             for chunk in line.chunks
             if chunk.first <= version
         )
-        versions = tuple(each for each in line.versions if each.version <= version)
+        versions = tuple(entry for entry in line.versions if entry.version <= version)
         lines = before.lines[: before.lines.index(line)]
-        if gone:
-            written = tuple(each for each in line.written if each[0] <= version)
+        if dropped:
+            written = tuple(record for record in line.written if record[0] <= version)
             new = replace(line, versions=versions, chunks=chunks, written=written)
             after = replace(before, lines=(*lines, new), rollbacks=before.rollbacks + 1)
             self._commit(before, after)
-        return gone
+        return dropped
 
     # ---- inspecting ----
 
@@ -561,7 +566,7 @@ class Store:
         for line in self._state.lines:
             for chunk in line.chunks:
                 files[chunk.file] = files.get(chunk.file, False) or chunk.layer == 0
-        return sum(self._files.size(path) for path, of_base in files.items() if base or not of_base)
+        return sum(self._files.size(path) for path, is_base in files.items() if base or not is_base)
 
     def verify(self) -> list[str]:
         """Read the whole store; return texts of what is wrong and which versions are lost by it.

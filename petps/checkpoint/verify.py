@@ -28,9 +28,9 @@ def verify(store: Store) -> list[str]:
     parts: set[int] = set()
     for line in store.state.lines:
         for chunk in line.chunks:
-            found = _wrong(store, line, chunk)
-            problems += found
-            if found:
+            chunk_problems = _check_chunk(store, line, chunk)
+            problems += chunk_problems
+            if chunk_problems:
                 damaged.add(chunk)
         for version in line.versions:
             for name in version.parts:
@@ -39,10 +39,10 @@ def verify(store: Store) -> list[str]:
                 except DataLoss as error:
                     problems.append(str(error))
                     parts.add(version.version)
-    return [*problems, *_lost(store, damaged, parts)] if problems else []
+    return [*problems, *_describe_loss(store, damaged, parts)] if problems else []
 
 
-def _wrong(store: Store, line: Line, chunk: Chunk) -> list[str]:
+def _check_chunk(store: Store, line: Line, chunk: Chunk) -> list[str]:
     where = f"{chunk.file} at {chunk.offset}"
     try:
         rows = store.read([chunk], line.tables)[0]
@@ -53,7 +53,7 @@ def _wrong(store: Store, line: Line, chunk: Chunk) -> list[str]:
         return [str(error)]
     problems = []
     if not rows.same(stream):
-        problems.append(f"{where}: its line misplaces columns")
+        problems.append(f"{where}: the line has wrong offsets of the columns")
     if (
         len(rows) == 0
         or (int(rows.keys[0]), int(rows.keys[-1])) != (chunk.min_key, chunk.max_key)
@@ -63,27 +63,31 @@ def _wrong(store: Store, line: Line, chunk: Chunk) -> list[str]:
     return problems
 
 
-def _lost(store: Store, damaged: Iterable[Chunk], parts: set[int]) -> list[str]:
+def _describe_loss(store: Store, damaged: Iterable[Chunk], parts: set[int]) -> list[str]:
     """Return which versions need the damaged chunks or parts, and the newest that does not."""
-    versions = [each.version for each in store.state.versions()]
-    bad = set(damaged)
+    versions = [entry.version for entry in store.state.versions()]
+    damaged_chunks = set(damaged)
     lost = {
-        each.version
+        entry.version
         for line in store.state.lines
-        for each in line.versions
-        if any(chunk in bad for chunk in line.of(each.version))
+        for entry in line.versions
+        if any(chunk in damaged_chunks for chunk in line.of(entry.version))
     }
-    said = []
+    losses = []
     if lost:
-        said.append(f"lost: {_listed(versions, lost)}, {len(lost)} of {len(versions)}")
+        losses.append(f"lost: {_list_versions(versions, lost)}, {len(lost)} of {len(versions)}")
     if parts - lost:
-        said.append(f"lost but for rows: {_listed(versions, parts - lost)}")
-    whole = [each for each in versions if each not in lost | parts]
-    last = f"version {whole[-1]} is the newest that is whole" if whole else "no version is whole"
-    return [f"{'; '.join(said)}; {last}"]
+        losses.append(f"lost except for the rows: {_list_versions(versions, parts - lost)}")
+    whole_versions = [version for version in versions if version not in lost | parts]
+    last = (
+        f"version {whole_versions[-1]} is the newest that is whole"
+        if whole_versions
+        else "no version is whole"
+    )
+    return [f"{'; '.join(losses)}; {last}"]
 
 
-def _listed(versions: Sequence[int], chosen: set[int]) -> str:
+def _list_versions(versions: Sequence[int], chosen: set[int]) -> str:
     """Return the chosen versions as text, with neighbours joined: "versions 2, 5 to 9"."""
     runs: list[list[int]] = []
     for before, version in zip([None, *versions], versions, strict=False):
@@ -98,9 +102,9 @@ def _listed(versions: Sequence[int], chosen: set[int]) -> str:
 
 def offer(store: Store, needed: Sequence[Chunk]) -> str:
     """Return the newest version that needs none of the damaged files, as text for an error."""
-    bad = {chunk.file for chunk in needed if not store.reader.is_whole(chunk)}
+    damaged_files = {chunk.file for chunk in needed if not store.reader.is_whole(chunk)}
     for line in reversed(store.state.lines):
         for version in reversed(line.versions):
-            if not any(chunk.file in bad for chunk in line.of(version.version)):
+            if not any(chunk.file in damaged_files for chunk in line.of(version.version)):
                 return f"version {version.version} does without it"
     return "no version does without it"

@@ -111,10 +111,10 @@ def encode_columns(
         arrays[name] = pa.Array.from_buffers(pa.binary(rows.shape[1]), n, buffers)
     batch = pa.record_batch(arrays)
     if into is not None:
-        fixed = pa.FixedSizeBufferWriter(pa.py_buffer(into))
-        with pa.ipc.new_stream(fixed, batch.schema) as writer:
+        buffer_writer = pa.FixedSizeBufferWriter(pa.py_buffer(into))
+        with pa.ipc.new_stream(buffer_writer, batch.schema) as writer:
             writer.write_batch(batch)
-        return into[: fixed.tell()]
+        return into[: buffer_writer.tell()]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -153,14 +153,14 @@ def decode_columns(
     except _ARROW_ERRORS as error:
         text = str(error) or type(error).__name__
         raise DeltaError(Fault.BODY_INVALID, f"not an Arrow IPC stream: {text[:200]}") from None
-    found = {name: _row_column(batch, name, width) for name, width in widths.items()}
+    arrays = {name: _row_column(batch, name, width) for name, width in widths.items()}
     n = batch.num_rows
-    keys = _keys(batch) if first_key is None else _by_one(first_key, n)
+    keys = _keys(batch) if first_key is None else _count_from(first_key, n)
     columns = {
         name: _view(column, n, widths[name]).reshape(n, widths[name])
-        for name, column in found.items()
+        for name, column in arrays.items()
     }
-    return np.require(keys, np.uint64, "A"), columns, _deleted(found[ROW], n)
+    return np.require(keys, np.uint64, "A"), columns, _read_deletions(arrays[ROW], n)
 
 
 def locate_columns(body: bytes | memoryview, names: Sequence[str]) -> Layout:
@@ -168,14 +168,16 @@ def locate_columns(body: bytes | memoryview, names: Sequence[str]) -> Layout:
 
     The first is -1 if the stream has no keys, the last is -1 if it has no null mask.
     """
-    whole = pa.py_buffer(body)
-    with pa.ipc.open_stream(whole) as reader:
+    stream = pa.py_buffer(body)
+    with pa.ipc.open_stream(stream) as reader:
         batch = reader.read_next_batch()
     mask = batch.column(ROW).buffers()[0]
-    known = set(batch.schema.names)
-    buffers = [batch.column(name).buffers()[1] if name in known else None for name in (KEY, *names)]
-    offsets = [-1 if each is None else each.address - whole.address for each in buffers]
-    return (*offsets, -1 if mask is None else mask.address - whole.address)
+    column_names = set(batch.schema.names)
+    buffers = [
+        batch.column(name).buffers()[1] if name in column_names else None for name in (KEY, *names)
+    ]
+    offsets = [-1 if buffer is None else buffer.address - stream.address for buffer in buffers]
+    return (*offsets, -1 if mask is None else mask.address - stream.address)
 
 
 def view_columns(
@@ -186,7 +188,7 @@ def view_columns(
     first_key: The first key; used only if the bytes have no keys.
     """
     if layout[0] < 0:
-        keys = _by_one(first_key, n)
+        keys = _count_from(first_key, n)
     else:
         keys = np.require(np.frombuffer(body, "<u8", n, layout[0]), np.uint64, "A")
     columns = {
@@ -199,7 +201,7 @@ def view_columns(
     return keys, columns, ~np.unpackbits(mask, count=n, bitorder="little").view(np.bool_)
 
 
-def _by_one(first_key: int, n: int) -> Keys:
+def _count_from(first_key: int, n: int) -> Keys:
     return np.arange(n, dtype=np.uint64) + np.uint64(first_key)
 
 
@@ -211,11 +213,13 @@ def _keys(batch: pa.RecordBatch) -> Keys:
 
 
 def _column(batch: pa.RecordBatch, name: str, expected: pa.DataType) -> pa.Array:
-    found = batch.schema.get_all_field_indices(name)
-    if len(found) != 1:
-        what = "no" if not found else "more than one"
-        raise DeltaError(Fault.COLUMN_MISSING, f"{what} column {name!r} in {batch.schema.names}")
-    column = batch.column(found[0])
+    indices = batch.schema.get_all_field_indices(name)
+    if len(indices) != 1:
+        count_text = "no" if not indices else "more than one"
+        raise DeltaError(
+            Fault.COLUMN_MISSING, f"{count_text} column {name!r} in {batch.schema.names}"
+        )
+    column = batch.column(indices[0])
     if column.type != expected:
         raise DeltaError(
             Fault.COLUMN_TYPE, f"column {name!r} is {column.type}, expected {expected}"
@@ -237,15 +241,15 @@ def _row_column(batch: pa.RecordBatch, name: str, row_bytes: int) -> pa.Array:
 
 def _view(column: pa.Array, n: int, width: int) -> Rows:
     data = column.buffers()[1]
-    need = (column.offset + n) * width
+    needed_bytes = (column.offset + n) * width
     if n == 0:
         return np.empty(0, dtype=np.uint8)
-    if data is None or data.size < need:
+    if data is None or data.size < needed_bytes:
         raise DeltaError(Fault.BODY_INVALID, f"a column is shorter than its {n} rows")
     return np.frombuffer(data, dtype=np.uint8, count=n * width, offset=column.offset * width)
 
 
-def _deleted(column: pa.Array, n: int) -> Mask | None:
+def _read_deletions(column: pa.Array, n: int) -> Mask | None:
     validity = column.buffers()[0]
     if n == 0 or validity is None or not column.null_count:
         return None

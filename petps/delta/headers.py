@@ -56,8 +56,10 @@ class Message:
     @property
     def size(self) -> int:
         """Return an upper bound of the bytes that Kafka counts, headers included."""
-        named = sum(len(name) + len(value) + HEADER_OVERHEAD_BYTES for name, value in self.headers)
-        return len(self.body) + named + MESSAGE_OVERHEAD_BYTES
+        header_bytes = sum(
+            len(name) + len(value) + HEADER_OVERHEAD_BYTES for name, value in self.headers
+        )
+        return len(self.body) + header_bytes + MESSAGE_OVERHEAD_BYTES
 
 
 class Fields:
@@ -92,10 +94,10 @@ def _checksum(values: dict[str, bytes], body: bytes | memoryview) -> bytes:
 
 def seal(fields: list[tuple[str, bytes]], body: bytes | memoryview) -> Message:
     """Add format and checksum. Raises DeltaError if no log accepts a message of this size."""
-    sealed = [("format", f"{FORMAT_NAME}-{FORMAT}".encode()), *fields]
-    values = dict(sealed)
-    sealed.append(("checksum", _checksum(values, body)))
-    message = Message(sealed, body)
+    headers = [("format", f"{FORMAT_NAME}-{FORMAT}".encode()), *fields]
+    values = dict(headers)
+    headers.append(("checksum", _checksum(values, body)))
+    message = Message(headers, body)
     if message.size > MAX_MESSAGE_BYTES:
         raise DeltaError(
             Fault.TOO_LARGE, f"a message of {message.size} bytes; the limit is {MAX_MESSAGE_BYTES}"

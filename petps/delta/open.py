@@ -55,9 +55,9 @@ def open_log(
     """
     if partitions is not None and not exact:
         try:
-            found = open_log(location, options=options)
-            _ = found.partitions  # contacts the brokers
-            return found
+            existing_log = open_log(location, options=options)
+            _ = existing_log.partitions  # contacts the brokers
+            return existing_log
         except NotFound:
             return open_log(location, partitions=partitions, create=create, options=options)
     if is_kafka(location):

@@ -132,26 +132,26 @@ class HpsSource:
                 readers[table] = log.subscribe(positions)
                 stack.callback(readers[table].close)
             due = time.monotonic() + self._version_seconds
-            fresh = False
+            has_events = False
             while True:
                 for table, reader in readers.items():
                     for event in reader.poll(max_bytes=POLL_BYTES, timeout=POLL_SECONDS):
-                        fresh = True
-                        read_on = self._take(table, event)
-                        if read_on is not None:
-                            reader.seek(event.partition, read_on)
+                        has_events = True
+                        next_offset = self._take(table, event)
+                        if next_offset is not None:
+                            reader.seek(event.partition, next_offset)
                 positions_now = {table: reader.positions() for table, reader in readers.items()}
-                done = once and all(
+                is_done = once and all(
                     positions_now[table][p] >= end
-                    for table, found in ends.items()
-                    for p, end in found.items()
+                    for table, table_ends in ends.items()
+                    for p, end in table_ends.items()
                 )
-                ending = done or stopped()
-                if fresh and (ending or time.monotonic() >= due):
+                is_ending = is_done or stopped()
+                if has_events and (is_ending or time.monotonic() >= due):
                     self._commit(positions_now)
-                    fresh = False
+                    has_events = False
                     due = time.monotonic() + self._version_seconds
-                if ending:
+                if is_ending:
                     return self.counts
 
     def _take(self, table: str, event: Event) -> int | None:
@@ -174,8 +174,7 @@ class HpsSource:
             name = error.fault.value
             if name not in self.counts.refused:
                 _log.warning(
-                    "[publish] table %s: a message of HPS is passed over (partition %d, offset "
-                    "%d): %s",
+                    "[publish] table %s: a message of HPS is skipped (partition %d, offset %d): %s",
                     table,
                     event.partition,
                     event.offset,
@@ -192,8 +191,8 @@ class HpsSource:
         self._publisher.commit()
         self.counts.versions += 1
         topics = {
-            f"hps_et.{self._model}.{table}": {str(p): offset for p, offset in found.items()}
-            for table, found in positions.items()
+            f"hps_et.{self._model}.{table}": {str(p): offset for p, offset in offsets.items()}
+            for table, offsets in positions.items()
         }
         text = json.dumps({"format": STATE_FORMAT, "topics": topics})
         publish_file(self._state, text.encode() + b"\n")
@@ -205,8 +204,8 @@ def _read_state(path: Path) -> dict[str, dict[int, int]]:
         if values["format"] != STATE_FORMAT:
             raise ValueError(values["format"])
         return {
-            topic: {int(p): int(offset) for p, offset in found.items()}
-            for topic, found in values["topics"].items()
+            topic: {int(p): int(offset) for p, offset in offsets.items()}
+            for topic, offsets in values["topics"].items()
         }
     except FileNotFoundError:
         return {}

@@ -92,12 +92,12 @@ class Publisher:
         self._tables = {schema.name: schema for schema in schemas}
         self._chunk_bytes = chunk_bytes
         # Reused for the rows of each chunk: fresh memory each time costs as much as the copy.
-        self._gathered = np.empty(chunk_bytes, np.uint8)
+        self._row_buffer = np.empty(chunk_bytes, np.uint8)
         self._allow_not_finite = allow_not_finite
         self._publisher = publisher_id or uuid.uuid4().hex
         if len(self._publisher.encode()) > MAX_NAME_BYTES:
             raise InvalidArgument(f"publisher_id is longer than {MAX_NAME_BYTES} bytes")
-        last_run, last_version, self._emptied = _newest(log)
+        last_run, last_version, self._is_emptied = _newest(log)
         self._run = max(time.time_ns() // 1_000_000, last_run + 1) if run is None else run
         if not last_run < self._run < 1 << 64:
             raise InvalidArgument(
@@ -114,7 +114,7 @@ class Publisher:
                 f"own partitions {self._own} are not among 0..{log.partitions - 1} of {log.name}"
             )
         self._instance: str | None = None
-        self._begun = False
+        self._has_begun = False
         self._failed = ""
         self._mutex = threading.Lock()
 
@@ -154,7 +154,7 @@ class Publisher:
         last). This holds for a base of an older state too, because no server has served it before.
         """
         with self._mutex:
-            if self._begun:
+            if self._has_begun:
                 raise FailedPrecondition(f"run {self._run} has begun; use base() within a run")
             if instance is not None:
                 check_instance(self._model, instance)
@@ -176,12 +176,12 @@ class Publisher:
         if not location:
             raise InvalidArgument("a base needs a location: the folder that holds its manifest")
         body = BaseBody(location=location, instance=instance)
-        with self._failing():
+        with self._end_run_on_error():
             for partition in self._own:
                 self._send(partition, Kind.BASE, body, version=version)
             self._log.flush()
         self._version = version
-        self._begun = True
+        self._has_begun = True
 
     def begin_continue(self, position: Position | None) -> None:
         """Begin the run at ``position``, which was saved with the state that the trainer restored.
@@ -200,9 +200,9 @@ class Publisher:
         if position.run >= self._run:
             raise InvalidArgument(f"run {self._run} cannot continue run {position.run}")
         with self._mutex:
-            if self._begun:
+            if self._has_begun:
                 raise FailedPrecondition(f"run {self._run} has begun already")
-            with self._failing():
+            with self._end_run_on_error():
                 for partition in self._own:
                     last_seq = position.seqs[partition]
                     body = ContinueBody(previous_run=position.run, last_seq=last_seq)
@@ -210,7 +210,7 @@ class Publisher:
                 self._log.flush()
             self._version = max(self._version, position.version)
             self._instance = position.instance
-            self._begun = True
+            self._has_begun = True
 
     def publish(
         self,
@@ -236,7 +236,7 @@ class Publisher:
             if step is not None:
                 self._step = step
             messages = 0
-            with self._failing():
+            with self._end_run_on_error():
                 for part in _blocks(*checked):
                     messages += self._publish_block(schema, *part)
             return messages
@@ -245,7 +245,7 @@ class Publisher:
         """Wait until the log has acknowledged everything published."""
         with self._mutex:
             self._check_begun()
-            with self._failing():
+            with self._end_run_on_error():
                 self._log.flush()
 
     def counted(self) -> dict[str, int]:
@@ -273,17 +273,17 @@ class Publisher:
             self._check_version(version)
             if step is not None:
                 self._step = step
-            with self._failing():
+            with self._end_run_on_error():
                 # Rows first: a log must never hold a commit without its rows.
                 self._log.flush()
                 totals = everywhere
                 if totals is None:
                     totals = {name: sum(counts) for name, counts in self._counts.items()}
-                none = [0] * self._log.partitions
+                no_counts = [0] * self._log.partitions
                 for partition in self._own:
                     tables = {
                         name: TableCount(
-                            here=self._counts.get(name, none)[partition], everywhere=total
+                            here=self._counts.get(name, no_counts)[partition], everywhere=total
                         )
                         for name, total in totals.items()
                     }
@@ -325,18 +325,18 @@ class Publisher:
                 )
             return checked_keys, None, mask, schema
         rows = np.asarray(rows)
-        stored = rows.dtype == np.uint8
-        width = schema.row_bytes if stored else schema.dim
+        is_stored = rows.dtype == np.uint8
+        width = schema.row_bytes if is_stored else schema.dim
         if rows.shape != (n, width):
             raise InvalidArgument(
                 f"table {schema.name}: rows have shape {rows.shape}, expected ({n}, {width})"
             )
-        if not stored and rows.dtype != np.float32:
+        if not is_stored and rows.dtype != np.float32:
             raise InvalidArgument(
                 f"table {schema.name}: rows are {rows.dtype}; "
                 "give float32 values or uint8 stored rows"
             )
-        if not stored and not self._allow_not_finite:
+        if not is_stored and not self._allow_not_finite:
             _check_finite(schema, checked_keys, rows, mask)
         return checked_keys, rows, mask, schema
 
@@ -363,12 +363,12 @@ class Publisher:
         counts = self._counts.setdefault(schema.name, [0] * self._log.partitions)
         messages = 0
         for partition in self._own:
-            chosen = order[bounds[partition] : bounds[partition + 1]]
-            for part in slices(len(chosen), schema.row_bytes, self._chunk_bytes):
-                index = chosen[part]
+            positions = order[bounds[partition] : bounds[partition + 1]]
+            for part in slices(len(positions), schema.row_bytes, self._chunk_bytes):
+                index = positions[part]
                 mask = None if deleted is None else deleted[index]
-                gathered = self._gathered[: len(index) * schema.row_bytes]
-                out = gathered.reshape(len(index), schema.row_bytes)
+                buffer = self._row_buffer[: len(index) * schema.row_bytes]
+                out = buffer.reshape(len(index), schema.row_bytes)
                 np.take(rows, index, axis=0, out=out, mode="clip")  # "raise" would buffer `out`
                 body = RowsBody(keys[index], out, mask)
                 self._send(partition, Kind.ROWS, body, schema=schema)
@@ -410,7 +410,7 @@ class Publisher:
             )
 
     def _check_known(self, remedy: str) -> None:
-        if self._emptied:
+        if self._is_emptied:
             raise FailedPrecondition(
                 f"{self._log.name} holds no message of ours any more (retention), so the last "
                 f"version is not known: give {remedy}"
@@ -422,18 +422,18 @@ class Publisher:
                 f"run {self._run} ended with an error ({self._failed}): begin a new run with a new "
                 "Publisher and a base or a continue marker"
             )
-        if not self._begun:
+        if not self._has_begun:
             raise FailedPrecondition("begin the run first: begin_base() or begin_continue()")
 
-    def _failing(self) -> _Failing:
-        return _Failing(self)
+    def _end_run_on_error(self) -> _EndRunOnError:
+        return _EndRunOnError(self)
 
     def fail(self, reason: str) -> None:
         """End the run: every later call raises FailedPrecondition with the reason."""
         self._failed = reason
 
 
-class _Failing:
+class _EndRunOnError:
     """A block in which any error ends the run: its seqs may or may not be in the log."""
 
     def __init__(self, publisher: Publisher) -> None:
@@ -472,9 +472,9 @@ def _check_keys(schema: TableSchema, keys: npt.ArrayLike) -> Keys:
     if array.size == 0:
         return np.empty(0, np.uint64)
     if array.dtype.kind == "i" and (array < 0).any():
-        where = int(np.argmax(array < 0))
+        position = int(np.argmax(array < 0))
         raise InvalidArgument(
-            f"table {schema.name}: keys[{where}] is {array[where]}; "
+            f"table {schema.name}: keys[{position}] is {array[position]}; "
             "keys are unsigned 64-bit numbers"
         )
     if array.dtype.kind not in "iu":
@@ -494,10 +494,10 @@ def _check_finite(
         if deleted is not None:
             finite |= deleted[start : start + step]
         if not finite.all():
-            where = start + int(np.argmin(finite))
+            position = start + int(np.argmin(finite))
             raise InvalidArgument(
-                f"table {schema.name}: the row of key {keys[where]} (row {where}) holds NaN or "
-                "infinity; fix the trainer, or allow them with allow_not_finite=True"
+                f"table {schema.name}: the row of key {keys[position]} (row {position}) holds NaN "
+                "or infinity; fix the trainer, or allow them with allow_not_finite=True"
             )
 
 
@@ -505,7 +505,7 @@ def _blocks(
     keys: Keys, rows: npt.NDArray[Any] | None, deleted: Mask | None, schema: TableSchema
 ) -> Iterator[tuple[Keys, Rows, Mask | None]]:
     """Yield blocks of stored rows, with the last row of each key, in the order given."""
-    newest = _newest_of_each(keys)
+    newest = _last_positions(keys)
     n = len(keys) if newest is None else len(newest)
     step = max(1, min(BLOCK_ROWS, BLOCK_BYTES // schema.row_bytes))
     for start in range(0, n, step):
@@ -520,7 +520,7 @@ def _blocks(
         yield keys[index], stored, None if deleted is None else deleted[index]
 
 
-def _newest_of_each(keys: Keys) -> npt.NDArray[np.intp] | None:
+def _last_positions(keys: Keys) -> npt.NDArray[np.intp] | None:
     """Return the positions of each key's last occurrence, ascending; None if no key repeats."""
     ordered = np.sort(keys)
     if not (ordered[1:] == ordered[:-1]).any():

@@ -145,37 +145,37 @@ def distinct(
 
     keep: which state of an id counts, the first or the last.
     """
-    parts = [part for each in tables.values() for part in each]
+    parts = [part for table_parts in tables.values() for part in table_parts]
     if not parts:
         return {name: Touched(np.empty(0, np.uint64)) for name in tables}
-    sizes = [sum(len(part.ids) for part in each) for each in tables.values()]
+    sizes = [sum(len(part.ids) for part in table_parts) for table_parts in tables.values()]
     offsets = np.cumsum([0, *sizes]).astype(np.uint64)
     values = parts[0].ids if len(parts) == 1 else np.concatenate([part.ids for part in parts])
     stateful = any(part.state is not None for part in parts)
-    found = jagged_unique(values, offsets, order=order, inverse=stateful)
+    unique = jagged_unique(values, offsets, order=order, inverse=stateful)
     out: dict[str, Touched] = {}
-    for number, (name, each) in enumerate(tables.items()):
-        ids = found.table(number).astype(np.uint64)  # a copy: a view would keep all tables' memory
+    for number, (name, table_parts) in enumerate(tables.items()):
+        ids = unique.table(number).astype(np.uint64)  # a copy: a view would keep all tables' memory
         state = None
-        if each and each[0].state is not None and found.inverse is not None:
-            places = found.inverse[int(offsets[number]) : int(offsets[number + 1])]
-            given = np.concatenate([part.state for part in each if part.state is not None])
-            state = np.empty((len(ids), *given.shape[1:]), given.dtype)
+        if table_parts and table_parts[0].state is not None and unique.inverse is not None:
+            places = unique.inverse[int(offsets[number]) : int(offsets[number + 1])]
+            states = np.concatenate([part.state for part in table_parts if part.state is not None])
+            state = np.empty((len(ids), *states.shape[1:]), states.dtype)
             if keep == "first":
-                places, given = places[::-1], given[::-1]
-            state[places] = given  # numpy keeps the last value of a repeated place
+                places, states = places[::-1], states[::-1]
+            state[places] = states  # numpy keeps the last value of a repeated place
         out[name] = Touched(ids, state)
     return out
 
 
 def union(sets: Sequence[TouchedSet], rows: int | None, keep: Keep) -> IdSet | BitSet:
     """Return one compact, ascending set of all ``sets``, oldest first. Leave those unchanged."""
-    if rows is not None and any(isinstance(each, BitSet) for each in sets):
+    if rows is not None and any(isinstance(touched_set, BitSet) for touched_set in sets):
         bits = BitSet(rows)
-        for each in sets:
-            bits.absorb(each)
+        for touched_set in sets:
+            bits.absorb(touched_set)
         return bits
-    parts = [part for each in sets for part in each.parts()]
+    parts = [part for touched_set in sets for part in touched_set.parts()]
     return smaller(distinct({"": parts}, keep, "ascending")[""], rows)
 
 

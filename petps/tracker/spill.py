@@ -60,12 +60,12 @@ class SpilledSet:
 
     def _read(self, dtype: np.dtype[np.generic], count: int, offset: int) -> np.ndarray:
         try:
-            found = np.fromfile(self.path, dtype, count, offset=offset)
+            values = np.fromfile(self.path, dtype, count, offset=offset)
         except OSError as error:
             raise IoError(f"spilled ids {self.path}: {error.strerror}") from error
-        if len(found) != count:
+        if len(values) != count:
             raise DataLoss(f"spilled ids {self.path}: the file was cut off by another program")
-        return found
+        return values
 
 
 class SpillFolder:
@@ -87,8 +87,8 @@ class SpillFolder:
             raise FailedPrecondition(
                 f"spill folder {self._folder} is another tracker's: give each one of its own"
             ) from None
-        for left in self._folder.glob(f"*{SUFFIX}"):  # left by a process that was killed
-            left.unlink(missing_ok=True)
+        for leftover in self._folder.glob(f"*{SUFFIX}"):  # left by a process that was killed
+            leftover.unlink(missing_ok=True)
 
     @property
     def stored_bytes(self) -> int:
@@ -105,8 +105,8 @@ class SpillFolder:
         out: dict[str, TouchedSet] = {}
         try:
             with open(path, "xb") as file:
-                for name, each in sets:
-                    out[name] = _write(path, file, each)
+                for name, touched_set in sets:
+                    out[name] = _write(path, file, touched_set)
                 size = file.tell()
             self._sizes[path] = size  # after the close, which may fail to flush
         except OSError as error:
@@ -139,16 +139,18 @@ class SpillFolder:
 
 
 def _paths(sets: Mapping[str, TouchedSet]) -> set[Path]:
-    return {each.path for each in sets.values() if isinstance(each, SpilledSet)}
+    return {
+        touched_set.path for touched_set in sets.values() if isinstance(touched_set, SpilledSet)
+    }
 
 
-def _write(path: Path, file: BinaryIO, given: TouchedSet) -> SpilledSet:
+def _write(path: Path, file: BinaryIO, touched_set: TouchedSet) -> SpilledSet:
     offset = file.tell()
-    given = given.load() if isinstance(given, SpilledSet) else given
-    if isinstance(given, BitSet):
-        file.write(given.bits.data)
-        return SpilledSet(path, offset, len(given.bits), given.rows, None, ())
-    touched = whole(given)
+    touched_set = touched_set.load() if isinstance(touched_set, SpilledSet) else touched_set
+    if isinstance(touched_set, BitSet):
+        file.write(touched_set.bits.data)
+        return SpilledSet(path, offset, len(touched_set.bits), touched_set.rows, None, ())
+    touched = whole(touched_set)
     file.write(np.ascontiguousarray(touched.ids).data)
     if touched.state is None:
         return SpilledSet(path, offset, len(touched.ids), None, None, ())

@@ -54,11 +54,11 @@ class _Segment:
 
     @property
     def spilled(self) -> bool:
-        return any(isinstance(each, SpilledSet) for each in self.sets.values())
+        return any(isinstance(touched_set, SpilledSet) for touched_set in self.sets.values())
 
     @property
     def resident_bytes(self) -> int:
-        return sum(each.resident_bytes for each in self.sets.values())
+        return sum(touched_set.resident_bytes for touched_set in self.sets.values())
 
 
 @dataclass(eq=False, slots=True)
@@ -150,7 +150,7 @@ class Tracker:
         self._resident = 0  # bytes of all sets, or a little more
         self._appended = 0  # ids of the open segment after its distinct ones
         self._distinct = 0
-        self._patience = 0  # after a failed spill: no new attempt below this many resident bytes
+        self._retry_bytes = 0  # after a failed spill: no new attempt below this many resident bytes
         self._closed = False
         # _mutex guards all of the above, for short times. _work is taken first. A thread holds it
         # to compact, merge, spill or read, and only that thread touches sealed segments.
@@ -242,16 +242,16 @@ class Tracker:
             self._check_open()
             if not self._tenants or len(touched.ids) == 0:
                 return
-            into = self._open.sets.setdefault(fqn, IdSet())
-            assert isinstance(into, IdSet | BitSet)
-            into.add(touched)
-            if isinstance(into, IdSet):
+            open_set = self._open.sets.setdefault(fqn, IdSet())
+            assert isinstance(open_set, IdSet | BitSet)
+            open_set.add(touched)
+            if isinstance(open_set, IdSet):
                 self._appended += len(touched.ids)
                 self._resident += touched.nbytes
-            due = self._appended >= max(PENDING_IDS, self._distinct) or (
+            is_due = self._appended >= max(PENDING_IDS, self._distinct) or (
                 8 * self._appended >= self._distinct and self._over_budget()
             )
-        if due:
+        if is_due:
             with self._work:
                 self._tidy()
 
@@ -308,14 +308,14 @@ class Tracker:
                     raise self._unknown(table)
                 rows = self._rows[table]
             sets = [
-                _loaded(segment.sets[table])
+                _load(segment.sets[table])
                 for segment in self._segments
                 if reading.begin <= segment.begin < reading.end and table in segment.sets
             ]
             if not sets:
                 return Touched(np.empty(0, np.uint64))
-            found = whole(sets[0] if len(sets) == 1 else union(sets, rows, self._keep))
-            return found.read_only()
+            touched = whole(sets[0] if len(sets) == 1 else union(sets, rows, self._keep))
+            return touched.read_only()
 
     def _end(self, reading: Reading, *, acknowledged: bool) -> None:
         with self._work:
@@ -351,35 +351,35 @@ class Tracker:
             segment = self._open
         dropped = self._compact(segment)
         with self._mutex:
-            over = self._over_budget()
-        if over:
+            is_over = self._over_budget()
+        if is_over:
             self._spill_some()
         return dropped
 
     def _compact(self, segment: _Segment) -> int:
         """Make each table's set distinct, in one pass; the open segment may grow during it."""
         with self._mutex:
-            sealed = segment is not self._open
-            taken = {
-                name: list(each.parts())
-                for name, each in segment.sets.items()
-                if isinstance(each, IdSet) and (sealed or each.appended)
+            is_sealed = segment is not self._open
+            parts_by_table = {
+                name: list(table_set.parts())
+                for name, table_set in segment.sets.items()
+                if isinstance(table_set, IdSet) and (is_sealed or table_set.appended)
             }
-        if not taken:
+        if not parts_by_table:
             return 0
-        found = distinct(taken, self._keep, "ascending" if sealed else "any")
-        before = sum(len(part.ids) for parts in taken.values() for part in parts)
+        touched_by_table = distinct(parts_by_table, self._keep, "ascending" if is_sealed else "any")
+        count_before = sum(len(part.ids) for parts in parts_by_table.values() for part in parts)
         with self._mutex:
-            for name, touched in found.items():
-                each = segment.sets[name]
-                assert isinstance(each, IdSet)
-                each.replace(len(taken[name]), touched)
-                chosen = smaller(touched, self._rows[name])
-                if isinstance(chosen, BitSet):
-                    chosen.absorb(each)
-                    segment.sets[name] = chosen
+            for name, touched in touched_by_table.items():
+                id_set = segment.sets[name]
+                assert isinstance(id_set, IdSet)
+                id_set.replace(len(parts_by_table[name]), touched)
+                compact_set = smaller(touched, self._rows[name])
+                if isinstance(compact_set, BitSet):
+                    compact_set.absorb(id_set)
+                    segment.sets[name] = compact_set
             self._count()
-        return before - sum(len(touched.ids) for touched in found.values())
+        return count_before - sum(len(touched.ids) for touched in touched_by_table.values())
 
     def _seal(self) -> None:
         """Begin a new open segment, if the current one has any ids."""
@@ -399,13 +399,13 @@ class Tracker:
             if not self._tenants:
                 self._open.sets.clear()
             needed = min(
-                (each.position for each in self._tenants.values()), default=self._open.begin
+                (tenant.position for tenant in self._tenants.values()), default=self._open.begin
             )
-            gone = [each for each in self._segments if each.end <= needed]
-            self._segments = self._segments[len(gone) :]
+            old_segments = [segment for segment in self._segments if segment.end <= needed]
+            self._segments = self._segments[len(old_segments) :]
             self._count()
         if self._spill is not None:
-            for segment in gone:
+            for segment in old_segments:
                 self._spill.remove(segment.sets)
 
     def _merge(self) -> None:
@@ -415,13 +415,13 @@ class Tracker:
         an id is rewritten few times.
         """
         with self._mutex:
-            bounds = {each.position for each in self._tenants.values()}
-            bounds |= {each.reading.end for each in self._tenants.values() if each.reading}
+            bounds = {tenant.position for tenant in self._tenants.values()}
+            bounds |= {tenant.reading.end for tenant in self._tenants.values() if tenant.reading}
         at = len(self._segments) - 1
         while at > 0:
             older, newer = self._segments[at - 1], self._segments[at]
             if newer.begin not in bounds and self._may_join(older, newer):
-                joined = self._joined(older, newer)
+                joined = self._join(older, newer)
                 if joined is None:  # the disk refused the write; keep both
                     return
                 with self._mutex:
@@ -441,21 +441,21 @@ class Tracker:
             return False
         return self._spill.size(newer.sets) >= self._spill.size(older.sets)
 
-    def _joined(self, older: _Segment, newer: _Segment) -> _Segment | None:
-        def of(name: str) -> TouchedSet:
-            sets = [each.sets[name] for each in (older, newer) if name in each.sets]
+    def _join(self, older: _Segment, newer: _Segment) -> _Segment | None:
+        def set_of(name: str) -> TouchedSet:
+            sets = [segment.sets[name] for segment in (older, newer) if name in segment.sets]
             if len(sets) == 1:
                 return sets[0]
-            return union([_loaded(each) for each in sets], self._rows[name], self._keep)
+            return union([_load(touched_set) for touched_set in sets], self._rows[name], self._keep)
 
         names = [*older.sets, *(name for name in newer.sets if name not in older.sets)]
         if self._spill is not None and older.spilled:
             try:
-                sets = self._spill.write((name, of(name)) for name in names)
+                sets = self._spill.write((name, set_of(name)) for name in names)
             except PetpsError:  # keep both files; touched() reports a file that is damaged
                 return None
         else:
-            sets = {name: of(name) for name in names}
+            sets = {name: set_of(name) for name in names}
         return _Segment(older.begin, newer.end, sets)
 
     def _spill_some(self) -> None:
@@ -465,8 +465,8 @@ class Tracker:
         """
         assert self._budget is not None
         if self._spill is None:
-            self._patience = int(self._resident + self._budget * RETRY_SHARE)
-            raise ResourceExhausted(self._too_much())
+            self._retry_bytes = int(self._resident + self._budget * RETRY_SHARE)
+            raise ResourceExhausted(self._budget_text())
         try:
             for segment in list(self._segments):
                 if self._resident <= self._budget // 2:
@@ -478,15 +478,15 @@ class Tracker:
                 if self._segments and not self._segments[-1].spilled:
                     self._spill_one(self._segments[-1])
         except ResourceExhausted:
-            self._patience = int(self._resident + self._budget * RETRY_SHARE)
+            self._retry_bytes = int(self._resident + self._budget * RETRY_SHARE)
             raise
         self._merge()
 
     def _spill_one(self, segment: _Segment) -> None:
         assert self._spill is not None
-        written = self._spill.write(segment.sets.items())
+        spilled_sets = self._spill.write(segment.sets.items())
         with self._mutex:
-            segment.sets = written
+            segment.sets = spilled_sets
             self._count()
 
     # ---- under _mutex ----
@@ -494,24 +494,24 @@ class Tracker:
     def _count(self) -> None:
         """Count bytes and ids again."""
         self._resident = self._open.resident_bytes + sum(
-            each.resident_bytes for each in self._segments
+            segment.resident_bytes for segment in self._segments
         )
-        ids = [each for each in self._open.sets.values() if isinstance(each, IdSet)]
-        self._appended = sum(each.appended for each in ids)
-        self._distinct = sum(each.distinct for each in ids)
+        id_sets = [id_set for id_set in self._open.sets.values() if isinstance(id_set, IdSet)]
+        self._appended = sum(id_set.appended for id_set in id_sets)
+        self._distinct = sum(id_set.distinct for id_set in id_sets)
         if self._budget is not None and self._resident <= self._budget:
-            self._patience = 0
+            self._retry_bytes = 0
 
     def _over_budget(self) -> bool:
-        return self._budget is not None and self._resident > max(self._budget, self._patience)
+        return self._budget is not None and self._resident > max(self._budget, self._retry_bytes)
 
-    def _too_much(self) -> str:
-        slowest = min(self._tenants.values(), key=lambda each: each.position, default=None)
-        whose = "" if slowest is None else f"; tenant {slowest.name} has waited longest"
+    def _budget_text(self) -> str:
+        slowest = min(self._tenants.values(), key=lambda tenant: tenant.position, default=None)
+        tenant_text = "" if slowest is None else f"; tenant {slowest.name} has waited longest"
         return (
             f"the tracker holds {self._resident} bytes of ids, above memory_bytes "
-            f"{self._budget}{whose}. They are kept, and none is lost: let the tenants read and "
-            "acknowledge, remove those that are gone, or give a spill folder"
+            f"{self._budget}{tenant_text}. They are kept, and none is lost: let the tenants read "
+            "and acknowledge, remove those that are gone, or give a spill folder"
         )
 
     def _check_open(self) -> None:
@@ -521,13 +521,13 @@ class Tracker:
     def _tenant(self, name: str) -> _Tenant:
         tenant = self._tenants.get(name)
         if tenant is None:
-            known = ", ".join(sorted(self._tenants)) or "none"
-            raise NotFound(f"the tracker has no tenant {name!r}; it has: {known}")
+            names = ", ".join(sorted(self._tenants)) or "none"
+            raise NotFound(f"the tracker has no tenant {name!r}; it has: {names}")
         return tenant
 
     def _unknown(self, table: str) -> NotFound:
-        known = ", ".join(sorted(self._rows)) or "none"
-        return NotFound(f"the tracker has no table {table!r}; it has: {known}")
+        names = ", ".join(sorted(self._rows)) or "none"
+        return NotFound(f"the tracker has no table {table!r}; it has: {names}")
 
     # ---- checking input ----
 
@@ -536,42 +536,45 @@ class Tracker:
             if fqn not in self._rows:
                 raise self._unknown(fqn)
             rows = self._rows[fqn]
-        checked = _unsigned(fqn, ids, rows)
-        given = None if state is None else np.array(state)
-        if given is not None and (given.ndim == 0 or len(given) != len(checked)):
+        id_array = _unsigned(fqn, ids, rows)
+        state_array = None if state is None else np.array(state)
+        if state_array is not None and (state_array.ndim == 0 or len(state_array) != len(id_array)):
             raise InvalidArgument(
-                f"table {fqn}: state of shape {given.shape} for {len(checked)} ids: "
-                "give one for each"
+                f"table {fqn}: state of shape {state_array.shape} for {len(id_array)} ids: "
+                "give one state for each id"
             )
-        if given is not None and given.dtype.hasobject:
-            raise InvalidArgument(f"table {fqn}: state of dtype {given.dtype}: give numbers")
-        kind = None if given is None else (given.dtype, given.shape[1:])
-        if len(checked):
+        if state_array is not None and state_array.dtype.hasobject:
+            raise InvalidArgument(f"table {fqn}: state of dtype {state_array.dtype}: give numbers")
+        kind = None if state_array is None else (state_array.dtype, state_array.shape[1:])
+        if len(id_array):
             with self._mutex:
-                known = self._states.setdefault(fqn, kind)
-            if known != kind:
+                table_kind = self._states.setdefault(fqn, kind)
+            if table_kind != kind:
                 raise InvalidArgument(
-                    f"table {fqn}: state is {_kind_text(kind)}, before it was {_kind_text(known)}: "
-                    "all of a table's ids carry the same"
+                    f"table {fqn}: state is {_kind_text(kind)}, before it was "
+                    f"{_kind_text(table_kind)}: all ids of a table need states of the same dtype "
+                    "and shape"
                 )
-        return Touched(checked, given)
+        return Touched(id_array, state_array)
 
 
-def _unsigned(fqn: str, given: npt.ArrayLike, rows: int | None) -> npt.NDArray[np.uint64]:
+def _unsigned(fqn: str, ids: npt.ArrayLike, rows: int | None) -> npt.NDArray[np.uint64]:
     """Return the ids as a copy, uint64[n]. Raise InvalidArgument for the first bad id."""
-    ids = np.asarray(given)
-    if ids.size == 0:
+    array = np.asarray(ids)
+    if array.size == 0:
         return np.empty(0, np.uint64)
-    if ids.dtype.kind not in "iu":
-        raise InvalidArgument(f"table {fqn}: ids are {ids.dtype}, expected integers")
-    flat = ids.ravel()
-    if ids.dtype.kind == "i" and flat.min() < 0:
-        where = int(np.argmax(flat < 0))
-        raise InvalidArgument(f"table {fqn}: ids[{where}] is {flat[where]}: it can't be negative")
-    if rows is not None and flat.max() >= rows:
-        where = int(np.argmax(flat >= rows))
+    if array.dtype.kind not in "iu":
+        raise InvalidArgument(f"table {fqn}: ids are {array.dtype}, expected integers")
+    flat = array.ravel()
+    if array.dtype.kind == "i" and flat.min() < 0:
+        position = int(np.argmax(flat < 0))
         raise InvalidArgument(
-            f"table {fqn}: ids[{where}] is {flat[where]}, but the table has {rows} rows"
+            f"table {fqn}: ids[{position}] is {flat[position]}: it can't be negative"
+        )
+    if rows is not None and flat.max() >= rows:
+        position = int(np.argmax(flat >= rows))
+        raise InvalidArgument(
+            f"table {fqn}: ids[{position}] is {flat[position]}, but the table has {rows} rows"
         )
     return flat.astype(np.uint64)
 
@@ -580,5 +583,5 @@ def _kind_text(kind: tuple[np.dtype[Any], tuple[int, ...]] | None) -> str:
     return "none" if kind is None else f"{kind[0]}{[*kind[1]]} an id"
 
 
-def _loaded(each: TouchedSet) -> TouchedSet:
-    return each.load() if isinstance(each, SpilledSet) else each
+def _load(touched_set: TouchedSet) -> TouchedSet:
+    return touched_set.load() if isinstance(touched_set, SpilledSet) else touched_set

@@ -54,15 +54,15 @@ def jagged_unique(
     """
     if order not in ("any", "ascending"):
         raise InvalidArgument(f"order {order!r} is unknown: use 'any' or 'ascending'")
-    found = _native.jagged_unique(
+    result = _native.jagged_unique(
         _unsigned(values, "values"),
         _unsigned(offsets, "offsets"),
         ascending=order == "ascending",
         inverse=inverse,
         counts=counts,
     )
-    ids: Any = found[0].view(values.dtype)
-    return JaggedUnique(ids, *found[1:])
+    ids: Any = result[0].view(values.dtype)
+    return JaggedUnique(ids, *result[1:])
 
 
 def _unsigned(array: Any, name: str) -> npt.NDArray[np.uint64]:

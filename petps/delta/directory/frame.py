@@ -82,16 +82,16 @@ def pack_segment_header(partition: int, first_offset: int) -> bytes:
 
 def check_segment_header(name: str, data: bytes, partition: int, first_offset: int) -> None:
     """Raise DataLoss (no segment of this log) or Unimplemented (newer format), naming the file."""
-    signature, number, found_partition, found_offset, check = _SEGMENT.unpack(data)
+    signature, number, header_partition, header_offset, check = _SEGMENT.unpack(data)
     if signature != SEGMENT_SIGNATURE:
         raise DataLoss(f"{name} is no segment of a petps directory log: move it out of the folder")
     if number > FORMAT:
         raise Unimplemented(f"{name} has log format {number}, this release reads {FORMAT}: upgrade")
     if xxhash.xxh3_64_intdigest(data[:-8]) != check:
         raise DataLoss(f"{name}: the segment's header is damaged; restore the file from a copy")
-    if (found_partition, found_offset) != (partition, first_offset):
+    if (header_partition, header_offset) != (partition, first_offset):
         raise DataLoss(
-            f"{name} was written as offset {found_offset} of partition {found_partition}: "
+            f"{name} was written as offset {header_offset} of partition {header_partition}: "
             "the file was renamed or copied from elsewhere"
         )
 
@@ -125,7 +125,7 @@ def parse_frame_header(data: bytes | memoryview, at: int = 0, base: int = 0) -> 
     return Frame(offset, start, payload, payload + _padded(length), length, payload_check)
 
 
-def _whole(data: memoryview, frame: Frame) -> bool:
+def _is_whole(data: memoryview, frame: Frame) -> bool:
     payload = data[frame.payload : frame.payload + frame.length]
     return xxhash.xxh3_64_intdigest(payload) == frame.payload_check
 
@@ -144,7 +144,7 @@ def walk(data: memoryview, at: int, expected: int) -> Walk:
             return Walk(frames, State.BAD)
         if frame.end > size:
             return Walk(frames, State.INCOMPLETE)
-        if not _whole(data, frame):
+        if not _is_whole(data, frame):
             return Walk(frames, State.BAD)
         frames.append(frame)
         at = frame.end
@@ -157,19 +157,19 @@ def find_frame(data: memoryview, at: int, above: int) -> Frame | None:
     Used to continue after damage.
     """
     content = bytes(data[at:])
-    found = content.find(FRAME_SIGNATURE)
-    while found >= 0:
-        position = at + found
+    index = content.find(FRAME_SIGNATURE)
+    while index >= 0:
+        position = at + index
         if position % 8 == 0 and position + FRAME_HEADER_BYTES <= len(data):
             frame = parse_frame_header(data, position)
             if (
                 frame is not None
                 and frame.offset > above
                 and frame.end <= len(data)
-                and _whole(data, frame)
+                and _is_whole(data, frame)
             ):
                 return frame
-        found = content.find(FRAME_SIGNATURE, found + 1)
+        index = content.find(FRAME_SIGNATURE, index + 1)
     return None
 
 

@@ -47,10 +47,10 @@ class DirectorySubscription:
         wait = FIRST_WAIT_SECONDS
         while True:
             events = self._read(max_bytes)
-            left = deadline - time.monotonic()
-            if events or left <= 0:
+            remaining = deadline - time.monotonic()
+            if events or remaining <= 0:
                 return events
-            time.sleep(min(wait, left))
+            time.sleep(min(wait, remaining))
             wait = min(2 * wait, LAST_WAIT_SECONDS)
 
     def _read(self, max_bytes: int) -> list[Event]:
@@ -102,7 +102,8 @@ class DirectoryLog:
     ) -> None:
         if segment_bytes < MIN_SEGMENT_BYTES:
             raise InvalidArgument(
-                f"segment_bytes {segment_bytes} is below {MIN_SEGMENT_BYTES}: a file a message"
+                f"segment_bytes {segment_bytes} is below {MIN_SEGMENT_BYTES}: each message "
+                "would get a file of its own"
             )
         self._root = Path(path)
         if partitions is not None and not (self._root / "log.json").exists():
@@ -200,8 +201,10 @@ class DirectoryLog:
 
     def last_messages(self, partitions: Sequence[int]) -> dict[int, Message]:
         """See DeltaLog."""
-        found = {partition: self._last_message(partition) for partition in partitions}
-        return {partition: message for partition, message in found.items() if message is not None}
+        messages = {partition: self._last_message(partition) for partition in partitions}
+        return {
+            partition: message for partition, message in messages.items() if message is not None
+        }
 
     def _last_message(self, partition: int) -> Message | None:
         end = self.end_offsets([partition])[partition]

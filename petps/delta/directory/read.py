@@ -67,10 +67,10 @@ class PartitionReader:
         if self._lost:
             return []
         if self._descriptor < 0:
-            found = self._find_position()
-            if found is not None:
-                self._lost = isinstance(found, Lost)
-                return [found]
+            event = self._find_position()
+            if event is not None:
+                self._lost = isinstance(event, Lost)
+                return [event]
             if self._descriptor < 0:
                 return []
         events = self._read_segment(max_bytes) or self._read_following(max_bytes)
@@ -156,11 +156,11 @@ class PartitionReader:
         if os.fstat(self._descriptor).st_size <= self._at:
             return []
         data = memoryview(os.pread(self._descriptor, max(max_bytes, READ_BYTES), self._at))
-        found = walk(data, 0, self._next)
+        result = walk(data, 0, self._next)
         events: list[Event] = []
-        taken = 0
-        for frame in found.frames:
-            if taken >= max_bytes:
+        taken_bytes = 0
+        for frame in result.frames:
+            if taken_bytes >= max_bytes:
                 return events
             payload = data[frame.payload : frame.payload + frame.length]
             try:
@@ -171,8 +171,8 @@ class PartitionReader:
                 events.append(Delivery(self._partition, self._next, self._next + 1, message))
             self._at += frame.end - frame.start
             self._next += 1
-            taken += frame.length
-        if not events and found.state is State.BAD:
+            taken_bytes += frame.length
+        if not events and result.state is State.BAD:
             return self._damage()
         return events
 
@@ -245,11 +245,11 @@ class EndTracker:
             frame = parse_frame_header(header, base=self._at)
             if frame is None or frame.offset < self._end:
                 data = memoryview(os.pread(descriptor, size - self._at, self._at))
-                found = find_frame(data, 0, self._end)
-                if found is None:
+                next_frame = find_frame(data, 0, self._end)
+                if next_frame is None:
                     return
-                self._at += found.end
-                self._end = found.offset + 1
+                self._at += next_frame.end
+                self._end = next_frame.offset + 1
                 continue
             if frame.end > size:
                 return

@@ -80,9 +80,9 @@ def read_log_file(root: Path) -> LogFile:
             raise Unimplemented(f"{path} has format {number}, this release reads {FORMAT}: upgrade")
         if name != FORMAT_NAME:
             raise ValueError("format")
-        found = LogFile(int(values["partitions"]), str(values["uuid"]))
+        log_file = LogFile(int(values["partitions"]), str(values["uuid"]))
     except (ValueError, KeyError, TypeError):
         raise DataLoss(f"{path} is not the description of a petps directory log") from None
-    if not 1 <= found.partitions <= MAX_PARTITIONS:
-        raise DataLoss(f"{path}: {found.partitions} partitions are outside 1..{MAX_PARTITIONS}")
-    return found
+    if not 1 <= log_file.partitions <= MAX_PARTITIONS:
+        raise DataLoss(f"{path}: {log_file.partitions} partitions are outside 1..{MAX_PARTITIONS}")
+    return log_file

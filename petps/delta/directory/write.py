@@ -85,7 +85,7 @@ class PartitionWriter:
         if self._at < size:
             _log.warning(
                 "[delta] %s: cut %d bytes that a crash left half written after offset %d; "
-                "no reader was ever given them",
+                "no reader has received them",
                 path,
                 size - self._at,
                 self._next - 1,
@@ -180,12 +180,12 @@ class PartitionWriter:
     def _retain(self, limit: int) -> None:
         segments = list_segments(self._folder)
         sizes = [segment_path(self._folder, first).stat().st_size for first in segments]
-        kept = sum(sizes)
+        total_bytes = sum(sizes)
         for first, size in zip(segments[:-1], sizes[:-1], strict=True):
-            if kept <= limit:
+            if total_bytes <= limit:
                 return
             segment_path(self._folder, first).unlink()
-            kept -= size
+            total_bytes -= size
 
     def trim(self, before: int) -> None:
         """Remove the segments that only hold offsets below ``before``; never the newest."""

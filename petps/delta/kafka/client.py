@@ -84,8 +84,10 @@ class KafkaAdmin:
     def partitions(self) -> int:
         """Return P of the topic. Raises NotFound, PermissionDenied, Unavailable."""
         topic = self._address.topic
-        asked = self._client.describe_topics(TopicCollection([topic]), request_timeout=ASK_SECONDS)
-        return len(self._answer(asked[topic]).partitions)
+        futures = self._client.describe_topics(
+            TopicCollection([topic]), request_timeout=ASK_SECONDS
+        )
+        return len(self._answer(futures[topic]).partitions)
 
     def create(self, partitions: int) -> None:
         """Create the topic. Raises AlreadyExists, or the error for which the brokers refuse it."""
@@ -107,17 +109,20 @@ class KafkaAdmin:
             return {}
         specs: Any = OffsetSpec
         spec = specs.earliest() if start else specs.latest()
-        wanted = {TopicPartition(self._address.topic, p): spec for p in partitions}
+        requests = {TopicPartition(self._address.topic, p): spec for p in partitions}
         deadline = time.monotonic() + ASK_SECONDS
         while True:
             client = self._client  # keep the client alive until it has answered
-            asked = client.list_offsets(
-                wanted,
+            futures = client.list_offsets(
+                requests,
                 isolation_level=IsolationLevel.READ_COMMITTED,
                 request_timeout=ASK_SECONDS,
             )
             try:
-                return {at.partition: self._answer(future).offset for at, future in asked.items()}
+                return {
+                    place.partition: self._answer(future).offset
+                    for place, future in futures.items()
+                }
             except _Moving as moving:  # the partition has just chosen a leader
                 if time.monotonic() > deadline:
                     raise self._away(str(moving)) from None
@@ -148,10 +153,10 @@ class KafkaAdmin:
     def _translate(self, error: KafkaError) -> PetpsError:
         if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
             return AlreadyExists(f"{self._name} exists already")
-        found = as_petps(error, self._name)
-        if isinstance(found, Unavailable):
+        translated = as_petps(error, self._name)
+        if isinstance(translated, Unavailable):
             return self._away(error.str())
-        return found
+        return translated
 
     def _away(self, text: str) -> PetpsError:
         reason = f" ({self._trouble.last.str()})" if self._trouble.last is not None else ""

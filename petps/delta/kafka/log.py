@@ -63,14 +63,14 @@ class KafkaLog:
             raise InvalidArgument(f"{partitions} partitions are outside 1..{MAX_PARTITIONS}")
         self._address = parse_address(location)
         self._options = KafkaOptions(options)
-        self._given = partitions
+        self._expected_partitions = partitions
         self._create = create
         self._admin = KafkaAdmin(self._address, self._options, self.name)
         self._partitions = 0  # 0: not requested yet
         self._trouble = Trouble()
         self._producer: Producer | None = None
         self._failed: KafkaError | None = None
-        self._told = False  # whether a call has raised it
+        self._has_raised = False  # whether a call has raised that error
         self._closed = False
         self._away: Unavailable | None = None
         self._away_until = 0.0
@@ -91,35 +91,37 @@ class KafkaLog:
     @property
     def partitions(self) -> int:
         """See DeltaLog. Returns the number given, otherwise the topic's."""
-        return self._given if self._given is not None else self._connect()
+        return (
+            self._expected_partitions if self._expected_partitions is not None else self._connect()
+        )
 
     def _connect(self) -> int:
         """Return P of the topic, and create the topic if allowed. Later calls send no request."""
         with self._connecting:
             if self._partitions == 0:
                 try:
-                    found = self._admin.partitions()
+                    count = self._admin.partitions()
                 except NotFound:
-                    if self._given is None or not self._create:
+                    if self._expected_partitions is None or not self._create:
                         raise
-                    found = self._make(self._given)
-                if self._given is not None and found != self._given:
+                    count = self._create_topic(self._expected_partitions)
+                if self._expected_partitions is not None and count != self._expected_partitions:
                     raise InvalidArgument(
-                        f"{self.name} has {found} partitions, not {self._given}: the number is "
-                        "fixed for ever; use another topic"
+                        f"{self.name} has {count} partitions, not {self._expected_partitions}: the "
+                        "number is fixed for ever; use another topic"
                     )
-                self._partitions = found
+                self._partitions = count
             return self._partitions
 
-    def _make(self, partitions: int) -> int:
+    def _create_topic(self, partitions: int) -> int:
         with contextlib.suppress(AlreadyExists):  # another publisher created it first
             self._admin.create(partitions)
         deadline = time.monotonic() + MADE_SECONDS
         while True:
             try:
-                found = self._admin.partitions()
-                self._admin.offsets(range(found), start=True)  # works once all have leaders
-                return found
+                count = self._admin.partitions()
+                self._admin.offsets(range(count), start=True)  # works once all have leaders
+                return count
             except NotFound:
                 if time.monotonic() > deadline:
                     raise
@@ -149,13 +151,13 @@ class KafkaLog:
     def _make_producer(self) -> Producer:
         settings = {
             **self._options.producer(self._address),
-            "on_delivery": self._delivered,
+            "on_delivery": self._on_delivery,
             "delivery.report.only.error": True,
         }
         self._producer = make_client(Producer, settings, self._trouble)
         return self._producer
 
-    def _delivered(self, error: KafkaError | None, message: object) -> None:
+    def _on_delivery(self, error: KafkaError | None, message: object) -> None:
         if error is not None and self._failed is None:
             self._failed = error
             # Readers must not see what follows a missing message.
@@ -178,7 +180,7 @@ class KafkaLog:
             raise FailedPrecondition(f"{self.name}: the log is closed")
         self._trouble.raise_denied(self.name)
         if self._failed is not None:
-            self._told = True
+            self._has_raised = True
             raise as_petps(self._failed, f"{self.name}: a message was not delivered")
 
     def _check_partition(self, partition: int) -> None:
@@ -221,12 +223,12 @@ class KafkaLog:
         try:
             for partition in partitions:
                 self._check_partition(partition)
-            found = self._admin.offsets(partitions, start=start)
+            offsets = self._admin.offsets(partitions, start=start)
         except Unavailable as error:
             self._away, self._away_until = error, time.monotonic() + RETRY_SECONDS
             raise
         self._away = None
-        return found
+        return offsets
 
     def last_messages(self, partitions: Sequence[int]) -> dict[int, Message]:
         """See DeltaLog. Reads all partitions at once."""
@@ -234,28 +236,33 @@ class KafkaLog:
             self._check_partition(partition)
         starts = self._admin.offsets(partitions, start=True)
         ends = self._admin.offsets(partitions, start=False)
-        found: dict[int, Message] = {}
+        messages: dict[int, Message] = {}
         missing = [p for p in partitions if ends[p] > starts[p]]
         step = 1
         # The last offsets may hold a transaction's markers: look further back in each round.
         while missing:
-            began = {p: max(starts[p], ends[p] - step) for p in missing}
-            found.update(self._last_from(began, ends))
-            missing = [p for p in missing if p not in found and began[p] > starts[p]]
+            first_offsets = {p: max(starts[p], ends[p] - step) for p in missing}
+            messages.update(self._last_from(first_offsets, ends))
+            missing = [p for p in missing if p not in messages and first_offsets[p] > starts[p]]
             step *= 2
-        return {partition: found[partition] for partition in partitions if partition in found}
+        return {partition: messages[partition] for partition in partitions if partition in messages}
 
-    def _last_from(self, began: dict[int, int], ends: dict[int, int]) -> dict[int, Message]:
-        """Return the last message of each partition whose offset is ``began`` or later."""
+    def _last_from(self, first_offsets: dict[int, int], ends: dict[int, int]) -> dict[int, Message]:
+        """Return the last message of each partition whose offset is its first offset or later."""
         settings = self._options.consumer(self._address)
         settings |= {"enable.partition.eof": True, "fetch.wait.max.ms": 10}
         trouble = Trouble()
         reader: Consumer = make_client(Consumer, settings, trouble)
-        found: dict[int, Message] = {}
-        unread = set(began)
+        messages: dict[int, Message] = {}
+        unread = set(first_offsets)
         deadline = time.monotonic() + READ_SECONDS
         try:
-            reader.assign([TopicPartition(self._address.topic, p, at) for p, at in began.items()])
+            reader.assign(
+                [
+                    TopicPartition(self._address.topic, p, offset)
+                    for p, offset in first_offsets.items()
+                ]
+            )
             while unread:
                 if time.monotonic() > deadline:
                     raise Unavailable(
@@ -270,7 +277,7 @@ class KafkaLog:
                 assert partition is not None
                 if error is None:
                     with contextlib.suppress(UnicodeDecodeError):  # damaged: not written by petps
-                        found[partition] = message_of(message)
+                        messages[partition] = message_of(message)
                     if (message.offset() or 0) >= ends[partition] - 1:
                         unread.discard(partition)
                 elif error.code() in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET):
@@ -279,7 +286,7 @@ class KafkaLog:
                     raise as_petps(error, self.name)
         finally:
             reader.close()
-        return found
+        return messages
 
     def close(self) -> None:
         """See DeltaLog."""
@@ -287,7 +294,7 @@ class KafkaLog:
             if self._closed:
                 return
             try:
-                if not self._told:
+                if not self._has_raised:
                     self._flush()
             finally:
                 self._closed = True

@@ -131,19 +131,19 @@ class KafkaOptions:
     """Checked options by librdkafka's names, and petps's own: topic.<name>, sasl.password.file."""
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
-        given = {name: _text(value) for name, value in (options or {}).items()}
-        for name in given:
+        values = {name: _text(value) for name, value in (options or {}).items()}
+        for name in values:
             if name in OWNED:
                 raise InvalidArgument(f"Kafka option {name} cannot be set: {OWNED[name]}")
             if name.endswith("_cb") or name == "plugin.library.paths":
                 raise InvalidArgument(f"Kafka option {name} cannot be set")
-        if PASSWORD_FILE in given:
-            given["sasl.password"] = _read_password(given.pop(PASSWORD_FILE))
+        if PASSWORD_FILE in values:
+            values["sasl.password"] = _read_password(values.pop(PASSWORD_FILE))
         self.topic = {
             **TOPIC_DEFAULTS,
-            **{n.removeprefix(TOPIC): v for n, v in given.items() if n.startswith(TOPIC)},
+            **{n.removeprefix(TOPIC): v for n, v in values.items() if n.startswith(TOPIC)},
         }
-        self._common = {n: v for n, v in given.items() if not n.startswith(TOPIC)}
+        self._common = {n: v for n, v in values.items() if not n.startswith(TOPIC)}
         self.group = self._common.pop(GROUP, None)
         if "replication.factor" in self.topic:
             _number("topic.replication.factor", self.topic["replication.factor"])
@@ -151,30 +151,30 @@ class KafkaOptions:
 
     def common(self, address: KafkaAddress) -> dict[str, Any]:
         """Return the settings of every client."""
-        ours = {
+        settings = {
             name: value
             for name, value in self._common.items()
             if not name.startswith(PRODUCER) and not name.startswith(CONSUMER)
         }
-        return {"client.id": "petps", **ours, "bootstrap.servers": address.brokers}
+        return {"client.id": "petps", **settings, "bootstrap.servers": address.brokers}
 
     def producer(self, address: KafkaAddress) -> dict[str, Any]:
         """Return the settings of the producer."""
-        chosen = {n: v for n, v in self._common.items() if n.startswith(PRODUCER)}
+        settings = {n: v for n, v in self._common.items() if n.startswith(PRODUCER)}
         limit = max(MESSAGE_BYTES_MAX, int(self.topic["max.message.bytes"]))
         return {
             **PRODUCER_DEFAULTS,
-            **chosen,
+            **settings,
             **self.common(address),
             "message.max.bytes": limit,
         }
 
     def consumer(self, address: KafkaAddress) -> dict[str, Any]:
         """Return the settings of a consumer."""
-        chosen = {n: v for n, v in self._common.items() if n.startswith(CONSUMER)}
+        settings = {n: v for n, v in self._common.items() if n.startswith(CONSUMER)}
         # librdkafka requires a group. Nothing is committed to this one if the user gives none.
         group = self.group or "petps-unused"
-        return {**CONSUMER_DEFAULTS, **chosen, **self.common(address), GROUP: group}
+        return {**CONSUMER_DEFAULTS, **settings, **self.common(address), GROUP: group}
 
 
 def _text(value: Any) -> str:

@@ -66,29 +66,30 @@ class KafkaSubscription:
         # The partitions that librdkafka reads: neither the paused nor the lost ones. The buffers
         # hold nothing of a paused partition either, since it would take the room of the others.
         self._assigned = set(positions)
-        self._turn = 0
-        self._astray: dict[int, int] = {}  # by partition: an offset that was assigned a second time
+        self._rotation = 0
+        # By partition: an offset that was assigned a second time.
+        self._reassigned: dict[int, int] = {}
         # By partition: its tail, and the time since when the tail has not moved although
         # librdkafka's queue was empty at each poll.
-        self._stood: dict[int, tuple[int, float]] = {}
-        self._polled = time.monotonic()
-        self._consumer.assign([self._at(p, offset) for p, offset in positions.items()])
+        self._still_tails: dict[int, tuple[int, float]] = {}
+        self._last_poll = time.monotonic()
+        self._consumer.assign([self._place(p, offset) for p, offset in positions.items()])
 
-    def _at(self, partition: int, offset: int) -> TopicPartition:
+    def _place(self, partition: int, offset: int) -> TopicPartition:
         return TopicPartition(self._topic, partition, offset)
 
     def poll(self, *, max_bytes: int, timeout: float) -> list[Event]:
         """See Subscription. Raises errors that a retry does not fix: no rights, no such topic."""
         deadline = time.monotonic() + timeout
         while True:
-            emptied = self._take_over(max_bytes)
+            is_empty = self._take_over(max_bytes)
             events = self._deal(max_bytes)
-            left = deadline - time.monotonic()
-            if events or left <= 0:
-                self._look(emptied)
+            remaining = deadline - time.monotonic()
+            if events or remaining <= 0:
+                self._warn_of_stalls(is_empty)
                 self._trouble.raise_denied(self._name)
                 return events
-            message = self._consumer.poll(left)
+            message = self._consumer.poll(remaining)
             if message is not None:
                 self._add(message)
             self._trouble.raise_denied(self._name)
@@ -97,8 +98,8 @@ class KafkaSubscription:
         """Take messages from librdkafka up to a limit. Return whether it has no more."""
         limit = max(max_bytes, BUFFER_BYTES_MIN)
         while self._buffered < limit:
-            wanted = 1 + (limit - self._buffered) // self._size_guess
-            messages = self._consumer.consume(min(wanted, 10_000), 0)
+            count = 1 + (limit - self._buffered) // self._size_guess
+            messages = self._consumer.consume(min(count, 10_000), 0)
             if not messages:
                 return True
             before = self._buffered
@@ -138,14 +139,14 @@ class KafkaSubscription:
             if code in _LOST:
                 self._unassign(partition)
                 start, end = self._bounds(partition)
-                inside = code in _BEYOND and start <= offset <= end
-                if inside and self._astray.get(partition) != offset:
+                is_inside = code in _BEYOND and start <= offset <= end
+                if is_inside and self._reassigned.get(partition) != offset:
                     # The error named a damaged batch's false offset, or is about an earlier
                     # position: assign the same offset once more.
-                    self._astray[partition] = offset
+                    self._reassigned[partition] = offset
                     self._assign(partition, offset)
                     return True
-                if not inside or offset == end:
+                if not is_inside or offset == end:
                     self._buffers[partition].append(Lost(partition, offset, start, end))
                     return True
             # The number of messages in the damaged batch is unknown: skip one offset at a time.
@@ -161,27 +162,29 @@ class KafkaSubscription:
             raise as_petps(error, self._name)
         return False
 
-    def _look(self, emptied: bool) -> None:
+    def _warn_of_stalls(self, is_empty: bool) -> None:
         """Warn once about each partition that makes no progress although its log goes on.
 
         librdkafka reports nothing about unreadable records within a readable batch. The check sends
         no request: every fetch response carries the log's end, even if it carries no message.
         """
         now = time.monotonic()
-        away, self._polled = now - self._polled, now
-        if not emptied or away > STILL_SECONDS / 3:
-            self._stood.clear()
+        pause_seconds, self._last_poll = now - self._last_poll, now
+        if not is_empty or pause_seconds > STILL_SECONDS / 3:
+            self._still_tails.clear()
             return
         for partition in self._assigned:
             tail = self._tail[partition]
-            stood, since = self._stood.get(partition, (None, now))
-            if tail != stood:
-                self._stood[partition] = tail, now
+            last_tail, since = self._still_tails.get(partition, (None, now))
+            if tail != last_tail:
+                self._still_tails[partition] = tail, now
             elif now - since >= STILL_SECONDS:
-                _, end = self._consumer.get_watermark_offsets(self._at(partition, 0), cached=True)
-                self._stood[partition] = tail, now
+                _, end = self._consumer.get_watermark_offsets(
+                    self._place(partition, 0), cached=True
+                )
+                self._still_tails[partition] = tail, now
                 if tail < end:
-                    self._stood[partition] = tail, math.inf  # warn once
+                    self._still_tails[partition] = tail, math.inf  # warn once
                     kafka_logger.warning(
                         "%s, partition %d: nothing came from offset %d for %.0f s, and the log ends"
                         " at %d: brokers or network are slow, the rest are a transaction's markers,"
@@ -192,18 +195,18 @@ class KafkaSubscription:
 
     def _deal(self, max_bytes: int) -> list[Event]:
         """Return buffered events: at most a share of each partition, in rotating order."""
-        ready = [p for p, kept in self._buffers.items() if kept]
+        ready = [p for p, buffer in self._buffers.items() if buffer]
         if not ready:
             return []
-        self._turn = (self._turn + 1) % len(ready)
+        self._rotation = (self._rotation + 1) % len(ready)
         share = max(1, max_bytes // len(ready))
         events: list[Event] = []
-        for partition in ready[self._turn :] + ready[: self._turn]:
-            kept, taken = self._buffers[partition], 0
-            while kept and taken < share:
-                event = kept.popleft()
+        for partition in ready[self._rotation :] + ready[: self._rotation]:
+            buffer, dealt_bytes = self._buffers[partition], 0
+            while buffer and dealt_bytes < share:
+                event = buffer.popleft()
                 size = _size(event)
-                taken += size
+                dealt_bytes += size
                 self._buffered -= size
                 if not isinstance(event, Lost):
                     self._next[partition] = event.next_offset
@@ -213,20 +216,20 @@ class KafkaSubscription:
     def _assign(self, partition: int, offset: int) -> None:
         """Continue at ``offset``. This drops what librdkafka has read of the partition."""
         self._unassign(partition)
-        self._consumer.incremental_assign([self._at(partition, offset)])
+        self._consumer.incremental_assign([self._place(partition, offset)])
         self._assigned.add(partition)
 
     def _unassign(self, partition: int) -> None:
         if partition in self._assigned:
-            self._stood.pop(partition, None)
-            self._consumer.incremental_unassign([self._at(partition, 0)])
+            self._still_tails.pop(partition, None)
+            self._consumer.incremental_unassign([self._place(partition, 0)])
             self._assigned.discard(partition)
 
     def _drop(self, partition: int, offset: int) -> None:
         """Drop the partition's buffer, and make ``offset`` the offset of its next event."""
-        kept = self._buffers[partition]
-        self._buffered -= sum(_size(event) for event in kept)
-        kept.clear()
+        buffer = self._buffers[partition]
+        self._buffered -= sum(_size(event) for event in buffer)
+        buffer.clear()
         self._next[partition] = self._tail[partition] = offset
 
     def seek(self, partition: int, offset: int) -> None:
@@ -256,7 +259,7 @@ class KafkaSubscription:
         now = time.monotonic()
         if self._commits and now >= self._commit_at:
             self._commit_at = now + COMMIT_SECONDS
-            offsets = [self._at(partition, offset) for partition, offset in positions.items()]
+            offsets = [self._place(partition, offset) for partition, offset in positions.items()]
             self._consumer.commit(offsets=offsets, asynchronous=True)
 
     def close(self) -> None:

@@ -511,7 +511,7 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="folder_bytes 100 hold no chunk of 16384"):
         staged(store, replay, tmp_path / "ssd", folder_bytes=100)
     with staged(store, replay, tmp_path / "ssd") as writer:
-        with pytest.raises(FailedPrecondition, match="ssd is staged in by another"):
+        with pytest.raises(FailedPrecondition, match="ssd is in use by another checkpointer"):
             staged(store, replay, tmp_path / "ssd")
         writer.write(1, {"dense": b"1"})
         writer.wait()

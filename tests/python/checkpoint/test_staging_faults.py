@@ -134,7 +134,7 @@ def test_an_ssd_that_turns_a_bit_is_seen(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "write", turned)
     with (
         staged(store, replay, tmp_path / "ssd") as writer,
-        pytest.raises(DataLoss, match=r"2\.staged is not what was written"),
+        pytest.raises(DataLoss, match=r"2\.staged does not fit its checksum"),
     ):
         whole(writer, 1)
     assert Store.open(files).state.versions() == []

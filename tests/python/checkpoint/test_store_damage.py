@@ -85,7 +85,7 @@ def test_the_last_whole_version_is_offered(replay: Replay) -> None:
     part = next(each.parts["dense"] for each in store.state.versions() if each.version == 1)
     for file in (second.file, part.file):
         del files.held[file]
-    said = "lost: versions 2 to 6, 5 of 6; lost but for rows: version 1; no version is whole"
+    said = "lost: versions 2 to 6, 5 of 6; lost except for the rows: version 1; no version is whole"
     assert store.verify()[-1] == said
     base = next(c for c in store.state.line.chunks if c.first == 1)
     del files.held[base.file]

@@ -298,7 +298,7 @@ def test_rows_that_are_ahead_of_the_log_are_not_taken(
     driver = driver_of(trainer, server).run()
     assert server.rows() == whole
     assert "version 2 of" in caplog.text
-    assert "has rows that its log had not yet, in 3 partitions" in caplog.text
+    assert "has rows that its log does not have yet, in 3 partitions" in caplog.text
     trainer.publish()
     trainer.version += 1
     trainer.feed.checkpoint(trainer.version)
