@@ -33,8 +33,9 @@ bool TcpEndpoint::make_room() {
   Connection* longest = nullptr;
   for (const auto& c : slots_) {
     if (c->state != State::kOpen || c->broken || staged_for_ == c.get()) continue;
-    if (!c->idle_clock.idle_for(c->in, c->is_awaited() || has_frame(*c), now, kSpareIdleMs))
-      continue;
+    if (!is_idle(*c, now, kSpareIdleMs)) continue;
+    catch_up(*c);
+    if (c->state != State::kOpen || c->broken || !is_idle(*c, now, kSpareIdleMs)) continue;
     if (longest == nullptr || c->idle_clock.since_ns() < longest->idle_clock.since_ns())
       longest = c.get();
   }
@@ -49,29 +50,56 @@ void TcpEndpoint::sweep_connection(Connection& c, uint64_t now) {
   if (!c.flights.empty()) check_flights(c, now);
   if (c.state == State::kLingering && now >= c.linger_until_ns) destroy(c);
   if (c.state != State::kOpen) return;
+  if (broken_limit(c, now) == Limit::kNone) return;
+  catch_up(c);
+  if (c.state != State::kOpen || c.broken) return;
+  switch (broken_limit(c, now)) {
+    case Limit::kNone:
+      break;
+    case Limit::kStall:
+      abort_connection(c, reads_nothing(c.address, options_.limits), true);
+      break;
+    case Limit::kIdle:
+      Counters::add(counters_.closed_idle, 1);
+      finish(c, {}, false);
+      start_linger(c);
+      break;
+    case Limit::kFrame:
+      fail(c, slow_frame(options_.limits));
+      break;
+  }
+}
+
+TcpEndpoint::Limit TcpEndpoint::broken_limit(Connection& c, uint64_t now) {
   const Limits& limits = options_.limits;
-  if (c.output() > 0 && now > c.out_since_ns + limits.output_stall_ms * 1'000'000) {
-    abort_connection(c, reads_nothing(c.address, limits), true);
-    return;
-  }
-  const bool idle =
-      c.idle_clock.idle_for(c.in, c.is_awaited() || has_frame(c), now, limits.idle_ms);
-  if (idle && limits.idle_ms != 0) {
-    Counters::add(counters_.closed_idle, 1);
-    finish(c, {}, false);
-    start_linger(c);
-    return;
-  }
+  if (c.output() > 0 && now > c.out_since_ns + limits.output_stall_ms * 1'000'000)
+    return Limit::kStall;
+  if (limits.idle_ms != 0 && is_idle(c, now, limits.idle_ms)) return Limit::kIdle;
   std::span<const std::byte> frame;
   Status reason;
   // Our backpressure is not the peer's slowness: its time restarts when it may send again.
   if (!may_read(c) || c.in.look(options_.rules, frame, reason) != ReceiveBuffer::Look::kPartial) {
     c.frame_clock.reset();
-    return;
+    return Limit::kNone;
   }
-  if (c.frame_clock.overdue(c.in, limits, now)) {
-    fail(c, slow_frame(limits));
-  }
+  return c.frame_clock.overdue(c.in, limits, now) ? Limit::kFrame : Limit::kNone;
+}
+
+// The peer has owed a whole frame for `ms`.
+bool TcpEndpoint::is_idle(Connection& c, uint64_t now, uint64_t ms) {
+  return c.idle_clock.idle_for(c.in, c.is_awaited() || has_frame(c), now, ms);
+}
+
+// Send what the socket takes and receive what waits in it, up to one frame. A limit may end a
+// connection only after this: the peer may have done its part while this thread stood still.
+void TcpEndpoint::catch_up(Connection& c) {
+  if (c.output() > 0) send_output(c);
+  size_t before = 0;
+  do {
+    before = c.in.bytes();
+    if (c.state == State::kOpen && !has_frame(c)) receive(c);
+  } while (c.in.bytes() > before);
+  if (c.state == State::kOpen) add_candidate(c);
 }
 
 void TcpEndpoint::break_connection(Connection& c, Status reason, bool for_cause) {

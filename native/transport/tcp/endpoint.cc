@@ -223,9 +223,9 @@ void TcpEndpoint::report_candidates() {
 
 std::span<const Event> TcpEndpoint::poll(int timeout_ms) {
   flush();
-  const bool waiting = review_candidates();
   const uint64_t now = base::monotonic_ns();
   if (now >= next_sweep_ns_) sweep(now);
+  const bool waiting = review_candidates();
   int wait = timeout_ms;
   const bool busy = waiting || !next_events_.empty();
   if (busy) {

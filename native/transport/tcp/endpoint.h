@@ -140,6 +140,10 @@ class TcpEndpoint final : public Endpoint {
   void discard(Connection& c);
   void sweep(uint64_t now);
   void sweep_connection(Connection& c, uint64_t now);
+  enum class Limit : uint8_t { kNone, kStall, kIdle, kFrame };
+  Limit broken_limit(Connection& c, uint64_t now);
+  bool is_idle(Connection& c, uint64_t now, uint64_t ms);
+  void catch_up(Connection& c);
   bool make_room();
   void count_memory(Connection& c);
 
