@@ -308,9 +308,10 @@ import ray
 from petps.checkpoint.on_ray import OnRay
 OnRay()
 """
-    assert "FailedPrecondition: Ray was imported before a cluster of this machine" in run_alone(
-        text
-    )
+    assert (
+        "FailedPrecondition: other machines could reach a cluster started here, "
+        "because Ray was imported before this call"
+    ) in run_alone(text)
 
 
 def test_a_cluster_that_is_not_there() -> None:

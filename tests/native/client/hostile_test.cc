@@ -207,20 +207,22 @@ TEST(Hostile, SilenceEndsAtTheDeadline) {
   }
 }
 
+// The client retries until the deadline, which may cut the last attempt on a busy machine.
+void expect_closed(const Status& status) {
+  EXPECT_TRUE(status.code() == Code::kUnavailable || status.code() == Code::kDeadlineExceeded)
+      << status.to_string();
+  EXPECT_NE(std::string_view::npos, status.message().find("clos")) << status.to_string();
+}
+
 TEST(Hostile, ClosingAtEveryPoint) {
   for (const Opcode opcode : {Opcode::kHello, Opcode::kTables, Opcode::kPull}) {
-    EXPECT_EQ(Code::kUnavailable,
-              run(of(opcode, [](wire::Frame&) { return Answer::kClose; })).code());
+    expect_closed(run(of(opcode, [](wire::Frame&) { return Answer::kClose; })));
     for (const size_t kept : {1u, 31u, 32u, 40u, 56u, 100u, 137u, 1000u}) {
-      const Status status = run(of(opcode, [kept](wire::Frame& reply) {
+      expect_closed(run(of(opcode, [kept](wire::Frame& reply) {
         reply.erase(reply.begin() + static_cast<ptrdiff_t>(std::min(kept, reply.size() - 1)),
                     reply.end());
         return Answer::kSendAndClose;
-      }));
-      // The client retries until the deadline, which may cut the last attempt on a busy machine.
-      EXPECT_TRUE(status.code() == Code::kUnavailable || status.code() == Code::kDeadlineExceeded)
-          << status.to_string();
-      EXPECT_NE(std::string_view::npos, status.message().find("clos")) << status.to_string();
+      })));
     }
   }
 }
