@@ -219,6 +219,19 @@ Media::~Media() {
   calls::close(file_);
 }
 
+SecondMapping::SecondMapping(const Media& medium, size_t bytes) {
+  if (medium.file_ < 0) return;
+  const size_t length = std::min<uint64_t>(bytes, medium.size());
+  void* const at = calls::mmap(nullptr, length, PROT_READ, MAP_SHARED, medium.file_, 0);
+  if (at == MAP_FAILED) return;
+  bytes_ = {static_cast<const std::byte*>(at), length};
+  mapped_.emplace(at, length, medium.file_, medium.path_);
+}
+
+SecondMapping::~SecondMapping() {
+  if (mapped_) calls::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+}
+
 void Media::adopt(int file) {
   file_ = file;
   if (const std::optional<Device> device = device_at(path_)) {

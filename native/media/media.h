@@ -26,6 +26,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "base/crc32c.h"
@@ -176,6 +177,7 @@ class Media {
 
  private:
   friend class Flusher;
+  friend class SecondMapping;
   Media() = default;
   static base::Result<std::unique_ptr<Media>> create_on_device(const Options& options,
                                                                uint64_t bytes);
@@ -214,6 +216,24 @@ class Media {
   // A dax medium or an observer is present; otherwise a flush only sets Flusher::dirty_.
   bool flush_does_work_ = false;
   std::string path_;
+};
+
+// A second, read-only mapping of a medium's first bytes, for a measurement that needs something to
+// read. A SIGBUS in it is a lost pool, as in the first mapping. The medium must outlive it.
+class SecondMapping {
+ public:
+  // Map min(bytes, medium.size()) bytes.
+  SecondMapping(const Media& medium, size_t bytes);
+  ~SecondMapping();
+  SecondMapping(const SecondMapping&) = delete;
+  SecondMapping& operator=(const SecondMapping&) = delete;
+
+  // Return what is mapped: nothing if the medium has no file or the kernel refuses.
+  std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  std::span<const std::byte> bytes_;
+  std::optional<Mapped> mapped_;
 };
 
 // The lines that one writer has flushed since its last drain. On dax a flush is one clwb (or

@@ -1,13 +1,11 @@
 // The measurement of which way of sending rows is cheapest on this machine, from this pool's
 // medium. It runs beside the first requests on a thread of its own, so that a reopened pool
 // serves at once.
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
 
 #include "server/shared.h"
@@ -23,37 +21,30 @@ constexpr uint64_t kMeasureMs = 100;
 constexpr size_t kSampleBytes = size_t{16} << 20;
 constexpr int kNiceness = 10;  // like ingest: pulls have priority
 
-// Memory of the pool's kind for the measurement to read: a second, read-only mapping of its file,
-// or fresh anonymous memory.
+// Memory of the pool's kind for the measurement to read: a second mapping of its file, or fresh
+// anonymous memory.
 class Sample {
  public:
-  explicit Sample(const media::Media& medium) {
-    if (!medium.is_volatile()) {
-      bytes_ = std::min<size_t>(kSampleBytes, medium.size());
-      const int fd = ::open(medium.path().c_str(), O_RDONLY | O_CLOEXEC);
-      if (fd >= 0) at_ = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, fd, 0);
-      if (fd >= 0) ::close(fd);
-    }
-    if (at_ != MAP_FAILED) return;
-    bytes_ = kSampleBytes;
-    at_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  explicit Sample(const media::Media& medium) : of_file_(medium, kSampleBytes) {
+    if (!of_file_.bytes().empty()) return;
+    at_ = ::mmap(nullptr, kSampleBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at_ == MAP_FAILED) return;
-    ::madvise(at_, bytes_, MADV_HUGEPAGE);  // as media does
-    std::memset(at_, 1, bytes_);            // untouched pages would all be the same zero page
+    ::madvise(at_, kSampleBytes, MADV_HUGEPAGE);  // as media does
+    std::memset(at_, 1, kSampleBytes);            // untouched pages would all be the same zero page
   }
   ~Sample() {
-    if (at_ != MAP_FAILED) ::munmap(at_, bytes_);
+    if (at_ != MAP_FAILED) ::munmap(at_, kSampleBytes);
   }
   Sample(const Sample&) = delete;
   Sample& operator=(const Sample&) = delete;
   std::span<const std::byte> bytes() const {
-    if (at_ == MAP_FAILED) return {};
-    return {static_cast<const std::byte*>(at_), bytes_};
+    if (at_ == MAP_FAILED) return of_file_.bytes();
+    return {static_cast<const std::byte*>(at_), kSampleBytes};
   }
 
  private:
+  media::SecondMapping of_file_;
   void* at_ = MAP_FAILED;
-  size_t bytes_ = 0;
 };
 
 void measure(Shared& shared) {

@@ -63,6 +63,21 @@ TEST_F(BusErrorDeathTest, ATruncatedPoolIsNamed) {
                   "Look at `dmesg`.* exit status 74");
 }
 
+TEST_F(BusErrorDeathTest, ATruncatedPoolIsNamedByItsSecondMapping) {
+  auto media = make();
+  const SecondMapping second(*media, 2 * kBytes);
+  ASSERT_EQ(kBytes, second.bytes().size());
+  media->base()[12345] = std::byte{7};
+  EXPECT_EQ(std::byte{7}, second.bytes()[12345]);
+  const auto touch = [&] {
+    stop_on_lost_pool();
+    if (truncate(options().path.c_str(), 8192) != 0) _exit(1);
+    _exit(static_cast<int>(second.bytes()[12345]));
+  };
+  EXPECT_EXIT(touch(), ExitedWithCode(kLostPoolExitStatus),
+              "petps: SIGBUS at byte 12345 of the pool " + options().path + ": the file has only");
+}
+
 TEST_F(BusErrorDeathTest, ASecondPoolAtTheSamePlaceIsNamedByItsOwnPath) {
   for (int i = 0; i < 3; ++i) make("gone" + std::to_string(i));
   auto media = make();
