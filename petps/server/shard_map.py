@@ -7,7 +7,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from petps import _native
 from petps.errors import InvalidArgument, NotFound
@@ -16,10 +18,44 @@ __all__ = ["MapFile", "ShardMap", "parse", "ranges"]
 
 MAX_MAP_BYTES: Final = 1 << 20  # 1,024 servers of one partition each are 80 KiB
 
-_KEYS: Final = ("model", "version", "partitions", "servers")
-_SERVER_KEYS: Final = ("address", "partitions")
-_FOLLOWS: Final = "follows"
 _RANGE: Final = re.compile(r"(\d{1,4})-(\d{1,4})")
+
+
+def _expand_ranges(items: Any) -> Any:
+    """Return a list of partitions with the numbers of each range in its place."""
+    if not isinstance(items, list):
+        return items
+    partitions: list[Any] = []
+    for item in items:
+        if not isinstance(item, str):
+            partitions.append(item)
+            continue
+        span = _RANGE.fullmatch(item)
+        if span is None or int(span[1]) > int(span[2]):
+            raise ValueError(f"'{item}' is no range of partitions; write for instance \"0-3\"")
+        partitions += range(int(span[1]), int(span[2]) + 1)
+    return partitions
+
+
+_U32 = Annotated[int, Field(ge=0, lt=1 << 32)]
+_Partitions = Annotated[list[_U32], BeforeValidator(_expand_ranges)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class _ServerEntry(_Model):
+    address: str
+    partitions: _Partitions
+    follows: _Partitions | None = None
+
+
+class _Document(_Model):
+    model: str
+    version: Annotated[int, Field(ge=0, lt=1 << 64)]
+    partitions: _U32
+    servers: list[_ServerEntry]
 
 
 @dataclass(frozen=True)
@@ -39,20 +75,18 @@ class ShardMap:
 
     def as_json(self) -> dict[str, Any]:
         """Return the map in the form of the file."""
-        servers: list[dict[str, Any]] = []
-        for address, owned in self.owners.servers:
-            servers.append({"address": address, "partitions": ranges(owned)})
+        servers: dict[str, dict[str, Any]] = {
+            address: {"address": address, "partitions": ranges(owned)}
+            for address, owned in self.owners.servers
+        }
         for address, followed in self.follows.items():
-            found = [server for server in servers if server["address"] == address]
-            if not found:
-                found = [{"address": address, "partitions": []}]
-                servers += found
-            found[0][_FOLLOWS] = ranges(followed)
+            server = servers.setdefault(address, {"address": address, "partitions": []})
+            server["follows"] = ranges(followed)
         return {
             "model": self.owners.model,
             "version": self.owners.version,
             "partitions": self.owners.partitions,
-            "servers": servers,
+            "servers": list(servers.values()),
         }
 
 
@@ -74,9 +108,9 @@ class MapFile:
             raise InvalidArgument(
                 f"shard map {self._path} has {len(content):,} bytes, at most {MAX_MAP_BYTES:,}"
             )
-        found = parse(content, str(self._path))
+        shard_map = parse(content, str(self._path))
         self._seen = seen
-        return found
+        return shard_map
 
     def follow(self, use: Callable[[ShardMap], None]) -> None:
         """Pass the map to ``use`` if the file has changed since it was last read and used.
@@ -85,65 +119,73 @@ class MapFile:
         """
         if self._signature() == self._seen:
             return
-        found = self.read()
+        shard_map = self.read()
         seen, self._seen = self._seen, None
-        use(found)
+        use(shard_map)
         self._seen = seen
 
     def _signature(self) -> tuple[int, int, int]:
         try:
-            found = self._path.stat()
+            stat = self._path.stat()
         except OSError as error:
             raise NotFound(f"shard map {self._path}: {error.strerror}") from None
-        return (found.st_mtime_ns, found.st_size, found.st_ino)
+        return (stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
 
 def parse(content: bytes, source: str) -> ShardMap:
     """Return the map in ``content`` (JSON). InvalidArgument names ``source`` and the key."""
-
-    def wrong(what: str) -> InvalidArgument:
-        return InvalidArgument(f"shard map {source}: {what}")
-
     try:
-        document = json.loads(content)
+        document = _Document.model_validate(json.loads(content))
+        return _build_map(document)
+    except ValidationError as error:
+        fault = _describe(error.errors()[0])
+    except InvalidArgument as error:
+        fault = str(error).removeprefix("shard map: ")
     except ValueError as error:
-        raise wrong(f"no JSON: {error}") from None
-    _check_keys(document, _KEYS, "the file", wrong)
-    if not isinstance(document["model"], str):
-        raise wrong("model is no text")
-    if not isinstance(document["servers"], list):
-        raise wrong("servers is no list")
+        fault = f"not valid JSON: {error}"
+    raise InvalidArgument(f"shard map {source}: {fault}")
+
+
+def _build_map(document: _Document) -> ShardMap:
     servers: list[tuple[str, list[int]]] = []
     follows: dict[str, list[int]] = {}
-    for number, server in enumerate(document["servers"]):
-        _check_keys(server, _SERVER_KEYS, f"server {number}", wrong, optional=(_FOLLOWS,))
-        address = server["address"]
-        if not isinstance(address, str):
-            raise wrong(f"the address of server {number} is no text")
-        owned = _partitions(server, "partitions", wrong)
-        if address in follows:
-            raise wrong(f"{address} appears twice")
-        if _FOLLOWS in server:
-            follows[address] = _partitions(server, _FOLLOWS, wrong)
-        if owned or address not in follows:  # a server may only follow
-            servers.append((address, owned))
-    try:
-        owners = _native.ShardMap(
-            model=document["model"],
-            version=_number(document["version"], "version", 64, wrong),
-            partitions=_number(document["partitions"], "partitions", 32, wrong),
-            servers=servers,
-        )
-    except InvalidArgument as error:
-        raise wrong(str(error).removeprefix("shard map: ")) from None
+    for server in document.servers:
+        if server.address in follows:
+            raise InvalidArgument(f"{server.address} appears twice")
+        if server.follows is not None:
+            follows[server.address] = server.follows
+        if server.partitions or server.follows is None:  # a server may only follow
+            servers.append((server.address, server.partitions))
+    owners = _native.ShardMap(
+        model=document.model,
+        version=document.version,
+        partitions=document.partitions,
+        servers=servers,
+    )
     for address, followed in follows.items():
         for partition in followed:
             if partition >= owners.partitions:
-                raise wrong(
+                raise InvalidArgument(
                     f"{address} follows partition {partition}, but there are 0 to "
                     f"{owners.partitions - 1}"
                 )
     return ShardMap(owners, follows)
+
+
+def _describe(fault: Any) -> str:
+    """Return one fault of pydantic's list as text."""
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"])
+    where = where.removeprefix(".") or "the file"
+    if fault["type"] == "extra_forbidden":
+        known = _ServerEntry if len(fault["loc"]) > 1 else _Document
+        return f"{where} is not a known key; known are {', '.join(known.model_fields)}"
+    if fault["type"] == "missing":
+        return f"{where} is missing"
+    if fault["type"] in ("model_type", "dict_type"):
+        return f"{where} should be an object, not {fault['input']!r}"
+    message = str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    given = "" if fault["type"] == "value_error" else f", not {fault['input']!r}"
+    return f"{where}: {message}{given}"
 
 
 def ranges(partitions: Sequence[int]) -> list[int | str]:
@@ -158,45 +200,3 @@ def ranges(partitions: Sequence[int]) -> list[int | str]:
             first = last = partition
             result.append(partition)
     return result
-
-
-def _check_keys(
-    given: Any,
-    known: tuple[str, ...],
-    where: str,
-    wrong: Callable[[str], InvalidArgument],
-    *,
-    optional: tuple[str, ...] = (),
-) -> None:
-    if not isinstance(given, dict):
-        raise wrong(f"{where} is no object with the keys {', '.join(known)}")
-    for key in given:
-        if key not in known + optional:
-            names = ", ".join(known + optional)
-            raise wrong(f"{where} has an unknown key '{key}'; known are {names}")
-    for key in known:
-        if key not in given:
-            raise wrong(f"{where} lacks the key '{key}'")
-
-
-def _number(given: Any, name: str, bits: int, wrong: Callable[[str], InvalidArgument]) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < 1 << bits:
-        raise wrong(f"{name} is {given!r}, expected a whole number")
-    return given
-
-
-def _partitions(
-    server: dict[str, Any], key: str, wrong: Callable[[str], InvalidArgument]
-) -> list[int]:
-    if not isinstance(server[key], list):
-        raise wrong(f"the {key} of {server['address']} are no list")
-    found: list[int] = []
-    for item in server[key]:
-        if isinstance(item, str):
-            span = _RANGE.fullmatch(item)
-            if span is None or int(span[1]) > int(span[2]):
-                raise wrong(f"'{item}' is no range of partitions; write for instance \"0-3\"")
-            found += range(int(span[1]), int(span[2]) + 1)
-        else:
-            found.append(_number(item, "a partition", 32, wrong))
-    return found

@@ -75,28 +75,43 @@ def test_a_map_comes_back_as_it_was() -> None:
     ("changed", "message"),
     [
         ({"version": 0}, "version 0 stands for no map"),
-        ({"version": -1}, "version is -1, expected a whole number"),
-        ({"version": True}, "version is True"),
-        ({"model": 7}, "model is no text"),
+        ({"version": -1}, "version: should be greater than or equal to 0, not -1"),
+        ({"version": True}, "version: should be a valid integer, not True"),
+        ({"model": 7}, "model: should be a valid string, not 7"),
         ({"model": ""}, "the model's name"),
         ({"partitions": 0}, "expected 1 to 1024"),
         ({"partitions": 9}, "partition 8 is owned by no server"),
-        ({"servers": {}}, "servers is no list"),
+        ({"servers": {}}, "servers: should be a valid list, not {}"),
         ({"servers": []}, "partition 0 is owned by no server"),
-        ({"servers": [7]}, "server 0 is no object"),
-        ({"servers": [{"address": HERE}]}, "server 0 lacks the key 'partitions'"),
-        ({"servers": [{"address": 1, "partitions": []}]}, "address of server 0 is no text"),
-        ({"servers": [{"address": HERE, "partitions": 3}]}, "of here:7070 are no list"),
+        ({"servers": [7]}, "servers[0] should be an object, not 7"),
+        ({"servers": [{"address": HERE}]}, "servers[0].partitions is missing"),
+        (
+            {"servers": [{"address": 1, "partitions": []}]},
+            "[0].address: should be a valid str",
+        ),
+        (
+            {"servers": [{"address": HERE, "partitions": 3}]},
+            "[0].partitions: should be a val",
+        ),
         ({"servers": [{"address": HERE, "partitions": ["3-1"]}]}, "'3-1' is no range"),
-        ({"servers": [{"address": HERE, "partitions": [1.5]}]}, "a partition is 1.5"),
+        (
+            {"servers": [{"address": HERE, "partitions": [1.5]}]},
+            "[0].partitions[0]: should be",
+        ),
         ({"servers": [{"address": HERE, "partitions": [1, "0-7"]}]}, "names partition 1 twice"),
         ({"servers": [{"address": HERE, "partitions": ["0-8"]}]}, "owns partition 8, but there"),
         ({"servers": [{"address": HERE, "partitions": [5000]}]}, "has at most 1024"),
-        ({"servers": [{"address": HERE, "partitions": ["0-7"], "follows": 3}]}, "are no list"),
+        (
+            {"servers": [{"address": HERE, "partitions": ["0-7"], "follows": 3}]},
+            "follows: should be a valid list",
+        ),
         ({"servers": [{"address": HERE, "partitions": ["0-7"], "follows": [8]}]}, "follows parti"),
         ({"servers": [{"address": HERE, "partitions": [], "follows": [0]}] * 2}, "appears twice"),
-        ({"servers": [{"address": HERE, "partitions": [], "folows": [0]}]}, "key 'folows'"),
-        ({"colour": 1}, "unknown key 'colour'; known are model, version"),
+        (
+            {"servers": [{"address": HERE, "partitions": [], "folows": [0]}]},
+            "[0].folows is not a known",
+        ),
+        ({"colour": 1}, "colour is not a known key; known are model, version"),
     ],
 )
 def test_each_fault_is_named(changed: dict[str, Any], message: str) -> None:
@@ -110,7 +125,7 @@ def test_a_file_that_is_no_map(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"shard map .*map\.json: No such file"):
         MapFile(path).read()
     path.write_text("{")
-    with pytest.raises(InvalidArgument, match="no JSON"):
+    with pytest.raises(InvalidArgument, match="not valid JSON"):
         MapFile(path).read()
     path.write_bytes(b" " * (1 << 20) + b"{}")
     with pytest.raises(InvalidArgument, match="at most 1,048,576"):
