@@ -103,7 +103,10 @@ class _ArrowSource:
 
 
 class ParquetFile(_ArrowSource):
-    """A Parquet file; each read takes a part of a row group."""
+    """A Parquet file; each read takes a part of a row group.
+
+    pyarrow.dataset would decode a whole row group at a time, however large it is.
+    """
 
     def __init__(self, path: Path, key_column: str | None, row_column: str | None) -> None:
         try:
