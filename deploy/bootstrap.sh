@@ -147,7 +147,7 @@ with open("pyproject.toml", "rb") as file:
 project = document["project"]
 wanted = document["build-system"]["requires"] + project["dependencies"]
 for name, extra in project["optional-dependencies"].items():
-    wanted += extra if name not in ("torch", "ray") else []
+    wanted += extra if name not in ("torch", "ray", "plots") else []
 print("\n".join(sorted(set(wanted))))
 PYTHON
 }

@@ -189,10 +189,12 @@ def _course(
     from examples.demo.training.screen import TrainingScreen
     from examples.demo.training.task import Settings
     from petps.train.pytorch import torch_module
+    from petps.train.timeline import new_figure
 
     screen = TrainingScreen(quiet=quiet)
     with screen.working("PyTorch is imported"):
         torch_module()  # raises an error that says how to install PyTorch if it is missing
+    new_figure(1)  # raises an error if matplotlib is missing
     make_folder(plots)
     from examples.demo.training.course import Course, Options
 

@@ -1,6 +1,6 @@
 """When each stage of each batch ran: totals always, single spans if the caller asks to keep them.
 
-Owns:        Timeline; COLORS of drawings.
+Owns:        Timeline.
 Never does:  decide what a stage is.
 Called by:   pipeline.py; trainers, demo, bench and tests, which read it.
 Threads:     any.
@@ -15,15 +15,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
-from xml.sax.saxutils import escape
+from typing import Any, Final
 
-__all__ = ["COLORS", "Span", "Timeline"]
+from petps.errors import FailedPrecondition
+
+__all__ = ["Span", "Timeline", "new_figure", "save_figure"]
 
 # The number of spans kept; beyond it the oldest half is dropped. A step has about 10, and 5 more
 # for each micro-batch.
 SPANS_MAX: Final = 1 << 17
-COLORS: Final = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,39 +115,49 @@ class Timeline:
     def draw(self, path: str | Path, batches: int = 4) -> None:
         """Draw the last trained batches, and the stages that ran ahead of later ones, as an SVG.
 
-        Each track has a row and each batch a colour.
+        Each track has a row and each batch a colour. Raise FailedPrecondition without matplotlib.
         """
         spans = self.spans()
         last = max((span.batch for span in spans if span.stage == "dense"), default=0)
         spans = [span for span in spans if span.batch > last - batches]
         trained = min((span.begin for span in spans if span.micro is not None), default=0.0)
         spans = [span for span in spans if span.begin >= trained]
-        Path(path).write_text(_svg(spans))
+        begin = min((span.begin for span in spans), default=0.0)
+        tracks = _tracks(spans)
+        figure = new_figure(1.5 + 0.3 * len(tracks))
+        axes = figure.subplots()
+        for batch in sorted({span.batch for span in spans}):
+            batch_spans = [span for span in spans if span.batch == batch]
+            axes.barh(
+                [tracks.index(span.track) for span in batch_spans],
+                [1e3 * (span.end - span.begin) for span in batch_spans],
+                left=[1e3 * (span.begin - begin) for span in batch_spans],
+                label=f"batch {batch}",
+            )
+        axes.set_yticks(range(len(tracks)), tracks)
+        axes.invert_yaxis()
+        axes.set_xlabel("milliseconds")
+        if spans:
+            figure.legend(loc="outside right upper")
+        save_figure(figure, path)
 
 
 def _tracks(spans: list[Span]) -> list[str]:
     return list({span.track: None for span in sorted(spans, key=lambda span: span.begin)})
 
 
-def _svg(spans: list[Span]) -> str:
-    left, width, row = 110, 1000, 26
-    tracks = _tracks(spans)
-    begin = min((span.begin for span in spans), default=0.0)
-    scale = width / max(max((span.end for span in spans), default=1.0) - begin, 1e-9)
-    size = f'width="{left + width + 20}" height="{row * (len(tracks) + 2)}"'
-    fonts = 'font-family="sans-serif" font-size="11"'
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} {fonts}>']
-    for number, track in enumerate(tracks):
-        out.append(f'<text x="4" y="{row * number + 17}">{escape(track)}</text>')
-    for span in spans:
-        x, y = left + (span.begin - begin) * scale, row * tracks.index(span.track) + 4
-        part = "" if span.micro is None else f", micro-batch {span.micro}"
-        label = f"{span.stage}, batch {span.batch}{part}: {1e3 * (span.end - span.begin):.2f} ms"
-        out.append(
-            f'<rect x="{x:.2f}" y="{y}" width="{max((span.end - span.begin) * scale, 0.5):.2f}" '
-            f'height="{row - 6}" fill="{COLORS[span.batch % len(COLORS)]}">'
-            f"<title>{escape(label)}</title></rect>"
-        )
-    milliseconds = 1e3 * width / scale
-    out.append(f'<text x="{left}" y="{row * (len(tracks) + 1)}">{milliseconds:.1f} ms</text>')
-    return "\n".join([*out, "</svg>"])
+def new_figure(height: float) -> Any:
+    """Return a matplotlib figure of this height in inches. Raise FailedPrecondition without it."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise FailedPrecondition("matplotlib is not there: pip install petps[plots]") from None
+    return Figure(figsize=(10, height), layout="constrained")
+
+
+def save_figure(figure: Any, path: str | Path) -> None:
+    """Write a figure as an SVG in which text stays text."""
+    from matplotlib import rc_context
+
+    with rc_context({"svg.fonttype": "none"}):
+        figure.savefig(path, format="svg")

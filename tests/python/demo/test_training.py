@@ -9,7 +9,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -233,46 +232,6 @@ def test_what_is_wrong_is_the_verdict() -> None:
     text = shown(replace(report(), comparison=Comparison(30, 27, 2, rows_different=1)))
     assert "✗ 1 keys are wrong" in text
     assert "✓ every row" not in text
-
-
-def test_plots_are_drawn(tmp_path: Path) -> None:
-    work, folder = tmp_path / "work", tmp_path / "plots"
-    work.mkdir()
-    for rank in range(WORLD):
-        events = {"traceEvents": [{"name": "dense", "pid": rank}]}
-        (work / f"timeline-{rank}.json").write_text(json.dumps(events))
-        (work / f"timeline-{rank}.svg").write_text("<svg/>")
-    plots.make_folder(folder)
-    found = heard()
-    served = [measures.Served(each, 100.0, False) for each in found.versions]
-    outages = [measures.Outage("trainer killed", 10, 1.0, 2.0)]
-    plots.write_plots(folder, work, plots.Facts(report(), found, served, outages))
-    names = {each.name for each in folder.iterdir()}
-    assert names == {
-        *(f"{name}.svg" for name in ("loss", "auc", "freshness", "stages", "timeline")),
-        *("timeline.json", "report.json", "index.html"),
-    }
-    for path in folder.glob("*.svg"):
-        ElementTree.parse(path)
-    loss = (folder / "loss.svg").read_text()
-    assert "trainer killed" in loss
-    assert "0.69 at 10" in loss
-    pids = {
-        each["pid"] for each in json.loads((folder / "timeline.json").read_text())["traceEvents"]
-    }
-    assert pids == {0, 1}
-    assert json.loads((folder / "report.json").read_text())["passed"] is True
-    page = (folder / "index.html").read_text()
-    assert all(f'src="{name}.svg"' in page for name in ("loss", "auc", "freshness", "stages"))
-
-
-@pytest.mark.parametrize("points", [[], [(1.0, 0.5)], [(1.0, 0.5), (2.0, 0.5)], [(0.0, 0.0)]])
-@pytest.mark.parametrize("logarithmic", [False, True])
-def test_little_is_drawn_too(points: list[tuple[float, float]], logarithmic: bool) -> None:
-    text = plots.curves("t < u", "x", "y", {"one": [points]}, [], logarithmic=logarithmic)
-    ElementTree.fromstring(text)
-    assert text.count("<circle") == len(points)
-    ElementTree.fromstring(plots.bars("t", "ms", {"a & b": 0.0} if points else {}))
 
 
 def test_a_folder_for_plots_that_cannot_be_written_to() -> None:
