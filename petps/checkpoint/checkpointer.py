@@ -80,7 +80,7 @@ def next_version(store: Store, policy: Policy, sample: Sample) -> Next:
         if quantising is not None:
             _log.info("[checkpoint] %s", "; ".join(describe(stored)))
         return Next(kind, None, stored)
-    since = state.line.versions[-1].version if kind == DELTA else state.line.began
+    since = state.newest_version if kind == DELTA else state.line.began
     return Next(kind, since, state.line.tables)
 
 

@@ -13,7 +13,7 @@ import contextlib
 import json
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final
@@ -162,6 +162,51 @@ class Line:
             key=lambda chunk: chunk.first,
         )
 
+    def add_version(self, new: Line, *, repeats: bool) -> Line:
+        """Return this line with the one version of ``new`` added.
+
+        repeats: the version has all rows changed since the base, so the open chunks above the base
+        end with it.
+        """
+        (entry,) = new.versions
+        older = tuple(
+            replace(chunk, end=entry.version)
+            if repeats and chunk.layer > 0 and chunk.open
+            else chunk
+            for chunk in self.chunks
+        )
+        return replace(
+            self,
+            versions=(*self.versions, entry),
+            chunks=(*older, *new.chunks),
+            written=(*self.written, *new.written),
+        )
+
+    def keep_only(self, remaining: Collection[int], *, is_newest: bool) -> Line:
+        """Return this line with only these versions, and the chunks that they need."""
+        versions = tuple(entry for entry in self.versions if entry.version in remaining)
+        if len(versions) == len(self.versions):
+            return self
+        chunks = tuple(
+            chunk
+            for chunk in self.chunks
+            if (is_newest and chunk.open) or any(chunk.holds(entry.version) for entry in versions)
+        )
+        return replace(self, versions=versions, chunks=chunks)
+
+    def roll_back(self, version: int) -> Line:
+        """Return this line as it was when ``version`` was its newest."""
+        return replace(
+            self,
+            versions=tuple(entry for entry in self.versions if entry.version <= version),
+            chunks=tuple(
+                replace(chunk, end=OPEN) if chunk.end > version else chunk
+                for chunk in self.chunks
+                if chunk.first <= version
+            ),
+            written=tuple(record for record in self.written if record[0] <= version),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -182,6 +227,11 @@ class State:
         if not self.lines:
             raise NotFound("the store has no version yet: write one")
         return self.lines[-1]
+
+    @property
+    def newest_version(self) -> int:
+        """Return the number of the newest version. Raise NotFound."""
+        return self.line.versions[-1].version
 
     def versions(self) -> list[Version]:
         """Return all versions, oldest first."""
@@ -212,6 +262,30 @@ class State:
     def with_line(self, line: Line) -> State:
         """Return a state in which ``line`` replaces the newest line."""
         return replace(self, lines=(*self.lines[:-1], line))
+
+    def mark_kept(self, version: int, kept: bool) -> State:
+        """Return a state in which purge leaves the version, or no longer does."""
+        line = self.line_of(version)
+        versions = tuple(
+            replace(entry, kept=kept) if entry.version == version else entry
+            for entry in line.versions
+        )
+        marked = replace(line, versions=versions)
+        return replace(
+            self, lines=tuple(marked if other is line else other for other in self.lines)
+        )
+
+    def keep_only(self, remaining: Collection[int]) -> State:
+        """Return a state with only these versions, and the chunks that they need."""
+        lines = (line.keep_only(remaining, is_newest=line is self.lines[-1]) for line in self.lines)
+        return replace(self, lines=tuple(line for line in lines if line.versions))
+
+    def roll_back(self, version: int) -> State:
+        """Return a state without the versions above ``version``. Raise NotFound."""
+        line = self.line_of(version)
+        older = self.lines[: self.lines.index(line)]
+        lines = (*older, line.roll_back(version))
+        return replace(self, lines=lines, rollbacks=self.rollbacks + 1)
 
 
 def new_name() -> str:

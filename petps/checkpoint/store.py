@@ -25,6 +25,7 @@ from petps.checkpoint.chunk import Rows, Table, lay_over
 from petps.checkpoint.files import Files, open_files
 from petps.checkpoint.quantise import Quantising
 from petps.checkpoint.reader import Reader
+from petps.checkpoint.restore import read_layers, read_pieces
 from petps.checkpoint.state import (
     OPEN,
     Chunk,
@@ -37,7 +38,7 @@ from petps.checkpoint.state import (
     new_name,
     obsolete,
 )
-from petps.checkpoint.verify import offer, verify
+from petps.checkpoint.verify import verify
 from petps.delta.schema import check_name
 from petps.errors import (
     AlreadyExists,
@@ -199,21 +200,9 @@ class Store:
         (entry,) = new.versions
         if entry.kind == BASE:
             self._commit(before, replace(before, lines=(*before.lines, new)))
-            return
-        line = before.line
-        older = line.chunks
-        if entry.kind == DIFFERENCE:  # it repeats every row of the last difference
-            older = tuple(
-                replace(chunk, end=entry.version) if chunk.layer > 0 and chunk.open else chunk
-                for chunk in older
-            )
-        line = replace(
-            line,
-            versions=(*line.versions, entry),
-            chunks=(*older, *new.chunks),
-            written=(*line.written, *new.written),
-        )
-        self._commit(before, before.with_line(line))
+        else:
+            line = before.line.add_version(new, repeats=entry.kind == DIFFERENCE)
+            self._commit(before, before.with_line(line))
 
     def _check_new(self, version: int, rows: Given, kind: str) -> None:
         if kind not in KINDS:
@@ -280,15 +269,14 @@ class Store:
         """
         before = self._state
         new = [chunk for bundle in bundles for chunk in self._write_bundle(bundle)]
-        line = before.line
         gone_chunks, ended_chunks = set(gone), set(ended)
         chunks = [
             replace(chunk, end=end) if chunk in ended_chunks else chunk
-            for chunk in line.chunks
+            for chunk in before.line.chunks
             if chunk not in gone_chunks
         ]
         chunks += [*new, *written]
-        line = replace(line, chunks=tuple(self._compact(chunks)))
+        line = replace(before.line, chunks=tuple(self._compact(chunks)))
         self._commit(before, before.with_line(line))
 
     def _compact(self, chunks: list[Chunk]) -> list[Chunk]:
@@ -323,7 +311,7 @@ class Store:
         Raise NotFound for an unknown version or table. Raise DataLoss for files that are missing,
         cut or altered; it names them, and the newest version that does not need them.
         """
-        chosen = self._state.line.versions[-1].version if version is None else version
+        chosen = self._state.newest_version if version is None else version
         layers = self.layers(chosen, tables)
         stored = self.tables_of(chosen)
         return {name: lay_over(stored[name], layers[name], keep_deleted=False) for name in layers}
@@ -364,68 +352,7 @@ class Store:
         Raise the errors of restore(), and NotFound if the version was rolled back, even if another
         version has its number now.
         """
-        self._check_tables([table])
-        chosen = self._state.line.versions[-1].version if version is None else version
-        created = self._entry(chosen).created_ns
-        start: int | None = 0
-        while start is not None:
-            state = self._state
-            if self._entry(chosen).created_ns != created:
-                raise NotFound(f"{self.name} was rolled back, and another version is {chosen} now")
-            try:
-                for rows, next_start in self._windows(state.line_of(chosen), chosen, table, start):
-                    yield rows
-                    start = next_start
-                    del rows  # free it before the next piece is built
-            except DataLoss as error:
-                if self.refresh().number == state.number:
-                    needed = state.line_of(chosen).of(chosen)
-                    raise DataLoss(f"version {chosen}: {error}; {offer(self, needed)}") from error
-                # The chunks were split or merged since: continue at ``start`` with the new state.
-
-    def _entry(self, version: int) -> Version:
-        line = self._state.line_of(version)
-        return next(entry for entry in line.versions if entry.version == version)
-
-    def _windows(
-        self, line: Line, version: int, table: str, start: int
-    ) -> Iterator[tuple[Rows, int | None]]:
-        """Yield pieces of the keys from ``start`` on, each with the start of the next (None: last).
-
-        A piece ends where the next chunk of the base begins.
-        """
-        chunks = [chunk for chunk in line.of(version) if chunk.table == table]
-        above = self.read([chunk for chunk in chunks if chunk.layer > 0], line.tables)
-        base = sorted(
-            (chunk for chunk in chunks if chunk.layer == 0), key=lambda chunk: chunk.min_key
-        )
-        stops = sorted({chunk.min_key for chunk in base[1:]})
-        windows: list[tuple[int | None, list[Chunk]]] = []
-        for stop in [*stops, None]:
-            if stop is not None and stop <= start:
-                continue
-            count = next(
-                (i for i, chunk in enumerate(base) if stop is not None and chunk.min_key >= stop),
-                len(base),
-            )
-            window_chunks, base = base[:count], base[count:]
-            windows.append((stop, [chunk for chunk in window_chunks if chunk.max_key >= start]))
-        reads = self.reader.read_ahead([window_chunks for _, window_chunks in windows], line.tables)
-        base_rows: list[tuple[Chunk, Rows]] = []  # chunks of several ranks may overlap
-        for (stop, window_chunks), chunk_rows in zip(windows, reads, strict=True):
-            base_rows = [pair for pair in base_rows if pair[0].max_key >= start]
-            base_rows += zip(window_chunks, chunk_rows, strict=True)
-            layers = [*(rows for _, rows in base_rows), *above]
-            parts = [rows.between(start, stop) for rows in layers]
-            yield lay_over(line.tables[table], parts, keep_deleted=False), stop
-            del chunk_rows, layers, parts  # free them before the wait for the next chunks
-            start = stop or 0
-
-    def _check_tables(self, names: Sequence[str]) -> None:
-        for name in names:
-            if name not in self._state.tables:
-                tables = ", ".join(self._state.tables)
-                raise NotFound(f"{self.name} has no table {name!r}; it has: {tables}")
+        return read_pieces(self, table, version)
 
     def layers(
         self,
@@ -435,27 +362,7 @@ class Store:
         above_base: bool = False,
     ) -> dict[str, list[Rows]]:
         """Return the rows of a version's chunks, by table, in the order to lay them over."""
-        while True:
-            state = self._state
-            chosen = state.line.versions[-1].version if version is None else version
-            line = state.line_of(chosen)
-            names = list(state.tables) if tables is None else list(tables)
-            self._check_tables(names)
-            chunks = [
-                chunk
-                for chunk in line.of(chosen)
-                if chunk.table in names and not (above_base and chunk.layer == 0)
-            ]
-            try:
-                rows = self.read(chunks, line.tables)
-            except DataLoss as error:
-                if self.refresh().number != state.number:
-                    continue  # the chunks were split or merged since
-                raise DataLoss(f"version {chosen}: {error}; {offer(self, chunks)}") from error
-            layers: dict[str, list[Rows]] = {name: [] for name in names}
-            for chunk, chunk_rows in zip(chunks, rows, strict=True):
-                layers[chunk.table].append(chunk_rows)
-            return layers
+        return read_layers(self, version, tables, above_base=above_base)
 
     def read(
         self, chunks: Sequence[Chunk], tables: Mapping[str, Table] | None = None
@@ -487,14 +394,7 @@ class Store:
     def keep(self, version: int, kept: bool = True) -> None:
         """Set or clear the mark that makes purge leave a version, in case corruption shows late."""
         before = self._state
-        line = before.line_of(version)
-        versions = tuple(
-            replace(entry, kept=kept) if entry.version == version else entry
-            for entry in line.versions
-        )
-        new = replace(line, versions=versions)
-        lines = tuple(new if other is line else other for other in before.lines)
-        self._commit(before, replace(before, lines=lines))
+        self._commit(before, before.mark_kept(version, kept))
 
     def purge(self, newest: int) -> list[int]:
         """Delete all versions except the last ``newest`` and those marked kept; return the deleted.
@@ -509,22 +409,8 @@ class Store:
         remaining = {entry.version for entry in versions[-newest:]}
         remaining |= {entry.version for entry in versions if entry.kept}
         deleted = [entry.version for entry in versions if entry.version not in remaining]
-        lines = []
-        for line in before.lines:
-            entries = tuple(entry for entry in line.versions if entry.version in remaining)
-            if len(entries) == len(line.versions):
-                lines.append(line)
-            elif entries:
-                is_newest = line is before.lines[-1]
-                chunks = tuple(
-                    chunk
-                    for chunk in line.chunks
-                    if (is_newest and chunk.open)
-                    or any(chunk.holds(entry.version) for entry in entries)
-                )
-                lines.append(replace(line, versions=entries, chunks=chunks))
         if deleted:
-            self._commit(before, replace(before, lines=tuple(lines)))
+            self._commit(before, before.keep_only(remaining))
         self._sweep()
         return deleted
 
@@ -542,19 +428,9 @@ class Store:
     def rollback(self, version: int) -> list[int]:
         """Drop all versions newer than ``version`` and return their numbers."""
         before = self._state
-        line = before.line_of(version)
+        after = before.roll_back(version)
         dropped = [entry.version for entry in before.versions() if entry.version > version]
-        chunks = tuple(
-            replace(chunk, end=OPEN) if chunk.end > version else chunk
-            for chunk in line.chunks
-            if chunk.first <= version
-        )
-        versions = tuple(entry for entry in line.versions if entry.version <= version)
-        lines = before.lines[: before.lines.index(line)]
         if dropped:
-            written = tuple(record for record in line.written if record[0] <= version)
-            new = replace(line, versions=versions, chunks=chunks, written=written)
-            after = replace(before, lines=(*lines, new), rollbacks=before.rollbacks + 1)
             self._commit(before, after)
         return dropped
 

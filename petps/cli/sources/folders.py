@@ -84,7 +84,7 @@ class StoreTable:
         self.name = str(folder)
         self.rows = None  # the store knows the rows written, not the rows that remain
         self._store = Store.open(folder)
-        self._version = self._store.state.line.versions[-1].version if version is None else version
+        self._version = self._store.state.newest_version if version is None else version
         tables = self._store.tables_of(self._version)
         if table not in tables:
             raise NotFound(f"{folder} has no table '{table}'; it has: {', '.join(tables)}")
