@@ -15,7 +15,7 @@ import numpy.typing as npt
 from petps import _native
 from petps.delta.schema import check_instance
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError, ResourceExhausted
-from petps.pool.arrays import as_keys, as_rows, as_stored, check_finite
+from petps.pool.arrays import as_rows, as_stored, check_finite
 from petps.pool.reader import (
     DEFAULT_MODEL,
     Form,
@@ -29,6 +29,7 @@ from petps.pool.reader import (
 
 if TYPE_CHECKING:
     from petps.pool.export import Bar
+from petps_client.arrays import as_keys
 
 __all__ = ["MAX_ROWS_PER_APPLY", "Pool", "PushReport"]
 

@@ -9,10 +9,10 @@ from typing import Any, Final, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
+from petps_client.arrays import as_keys
 
 from petps import _native
 from petps.errors import InvalidArgument
-from petps.pool.arrays import as_keys
 
 __all__ = ["DEFAULT_MODEL", "Form", "Keys", "Mask", "PoolReader", "Rows", "TableInfo", "empty_rows"]
 

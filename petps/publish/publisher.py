@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from petps_client.arrays import as_keys
 
 from petps.delta import (
     MAX_MESSAGE_BYTES,
@@ -466,20 +467,10 @@ def _newest(log: DeltaLog) -> tuple[int, int, bool]:
 
 
 def _check_keys(schema: TableSchema, keys: npt.ArrayLike) -> Keys:
-    array = np.asarray(keys)
-    if array.ndim != 1:
-        raise InvalidArgument(f"table {schema.name}: keys have shape {array.shape}, expected (n,)")
-    if array.size == 0:
-        return np.empty(0, np.uint64)
-    if array.dtype.kind == "i" and (array < 0).any():
-        position = int(np.argmax(array < 0))
-        raise InvalidArgument(
-            f"table {schema.name}: keys[{position}] is {array[position]}; "
-            "keys are unsigned 64-bit numbers"
-        )
-    if array.dtype.kind not in "iu":
-        raise InvalidArgument(f"table {schema.name}: keys are {array.dtype}, expected integers")
-    return np.ascontiguousarray(array, dtype=np.uint64)
+    try:
+        return as_keys(keys)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"table {schema.name}: {error}") from None
 
 
 def _check_finite(

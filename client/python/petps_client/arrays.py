@@ -14,17 +14,22 @@ __all__ = ["as_keys", "as_rows"]
 
 
 def as_keys(keys: npt.ArrayLike) -> npt.NDArray[np.uint64]:
-    """Return integers[n], 0 to 2**64 - 1, as a contiguous uint64[n], without a copy if possible."""
+    """Return integers[n], 0 to 2**64 - 1, as a contiguous uint64[n], without a copy if possible.
+
+    Raise InvalidArgument that names the wrong key.
+    """
     if isinstance(keys, Sequence) and not isinstance(keys, str):
         return _from_numbers(keys)
     array: npt.NDArray[Any] = np.asarray(keys)
     if array.ndim != 1:
         raise InvalidArgument(f"keys have shape {array.shape}, expected (n,)")
+    if array.size == 0:  # of any dtype: numpy.array([]) has floats
+        return np.empty(0, np.uint64)
     if array.dtype.kind not in "iu":
         raise InvalidArgument(
             f"keys are {array.dtype}, expected integers: other types cannot hold every key exactly"
         )
-    if array.dtype.kind == "i" and array.size > 0 and (array < 0).any():
+    if array.dtype.kind == "i" and (array < 0).any():
         position = int(np.argmax(array < 0))
         raise InvalidArgument(
             f"keys[{position}] is {array[position]}, but keys are unsigned 64-bit numbers; "

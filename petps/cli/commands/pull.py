@@ -68,8 +68,7 @@ def pull(
 
 def _keys(texts: list[str], file: Path | None) -> npt.NDArray[np.uint64]:
     import numpy as np
-
-    from petps.pool.arrays import as_keys
+    from petps_client.arrays import as_keys
 
     if (file is None) == (not texts):
         raise InvalidArgument("name the keys, either as arguments or with --keys FILE.npy")

@@ -7,9 +7,9 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from petps_client.arrays import as_keys
 
 from petps.errors import InvalidArgument
-from petps.pool.arrays import as_keys
 
 __all__ = [
     "KEY_NAMES",
