@@ -9,10 +9,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -284,13 +286,16 @@ Status drop_lost_pages(int file, const std::string& path, uint64_t bytes) {
                         "fdatasync " + path + " (a write-back of it failed before; check the disk)",
                         error_number);
   }
-  constexpr int kTries = 3;  // a page may be in use for a moment
-  uint64_t left = 1;
-  for (int i = 0; i < kTries && left > 0; ++i) {
+  // The kernel itself may use a page for a moment, longer on a busy machine.
+  constexpr auto kLongestPause = std::chrono::milliseconds(512);  // a second in all
+  uint64_t left = 0;
+  for (auto pause = std::chrono::milliseconds(1);; pause *= 2) {
     calls::fadvise(file, POSIX_FADV_DONTNEED);
     const Result<uint64_t> resident = resident_pages(file, path, bytes);
     if (!resident.ok()) return resident.status();
     left = resident.value();
+    if (left == 0 || pause > kLongestPause) break;
+    std::this_thread::sleep_for(pause);
   }
   if (left > 0) {
     return Status(Code::kFailedPrecondition,
