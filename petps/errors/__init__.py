@@ -1,43 +1,4 @@
 """The classes of all errors that petps raises: those of package petps_client."""
 
-from petps_client.errors import (
-    BY_CODE,
-    AlreadyExists,
-    DataLoss,
-    DeadlineExceeded,
-    FailedPrecondition,
-    InternalError,
-    InUse,
-    InvalidArgument,
-    IoError,
-    NotFound,
-    PermissionDenied,
-    PetpsError,
-    ResourceExhausted,
-    Stale,
-    Unavailable,
-    Unimplemented,
-    WrongShard,
-    class_of,
-)
-
-__all__ = [
-    "BY_CODE",
-    "AlreadyExists",
-    "DataLoss",
-    "DeadlineExceeded",
-    "FailedPrecondition",
-    "InUse",
-    "InternalError",
-    "InvalidArgument",
-    "IoError",
-    "NotFound",
-    "PermissionDenied",
-    "PetpsError",
-    "ResourceExhausted",
-    "Stale",
-    "Unavailable",
-    "Unimplemented",
-    "WrongShard",
-    "class_of",
-]
+from petps_client.errors import *  # noqa: F403
+from petps_client.errors import __all__ as __all__
