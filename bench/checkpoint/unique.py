@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from petps.tracker import jagged_unique
+from petps.train.tracker import jagged_unique
 
 # A rival this much slower than the fastest is left out of cells with more ids in as many tables.
 HOPELESS: Final = 3.0

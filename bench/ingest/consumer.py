@@ -15,7 +15,7 @@ from contextlib import closing
 
 from bench.ingest.kafka import PARTITIONS, SCHEMA
 from petps.delta import Delivery, open_log
-from petps.ingest.ingest import NICENESS, POLL_BYTES, POLL_SECONDS
+from petps.server.ingest.ingest import NICENESS, POLL_BYTES, POLL_SECONDS
 
 
 def main(place: str, rows_per_second: float) -> None:

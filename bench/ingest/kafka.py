@@ -31,10 +31,10 @@ from petps import _native
 from petps.delta import TableSchema, open_log
 from petps.delta.headers import Message
 from petps.delta.kafka.options import KafkaOptions, parse_address
-from petps.ingest import Ingest
-from petps.ingest.ingest import NICENESS, ROWS_MAX
-from petps.ingest.native_store import NativeStore
 from petps.publish import Publisher
+from petps.server.ingest import Ingest
+from petps.server.ingest.ingest import NICENESS, ROWS_MAX
+from petps.server.ingest.native_store import NativeStore
 from tests.kafka.broker import Broker, NotAvailable
 
 ROOT: Final = Path(__file__).resolve().parents[2]

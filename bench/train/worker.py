@@ -27,7 +27,6 @@ from bench.train.slow_link import LinkSchedule, SlowLink
 from bench.train.steps import link_of, slowest
 from bench.train.unfreshened import pipeline_of
 from examples.demo.trace import load_trace
-from petps.tracker import jagged_unique
 from petps.train import (
     Batch,
     ByKeys,
@@ -40,6 +39,7 @@ from petps.train import (
 )
 from petps.train.clustering import dedup_ratio
 from petps.train.timeline import Timeline
+from petps.train.tracker import jagged_unique
 
 FILL_ROWS: Final = 1 << 16
 RATIOS: Final = 2  # the number of batches whose distinct keys are counted

@@ -27,9 +27,9 @@ import torch
 from examples.demo.ratings import Floats, Keys, Samples
 from petps.checkpoint import Column, Table
 from petps.errors import InvalidArgument
-from petps.tracker import Tracker
 from petps.train.pytorch import track_module
 from petps.train.table import ROW
+from petps.train.tracker import Tracker
 
 __all__ = [
     "Encoded",

@@ -1,7 +1,7 @@
 """Writing of versions of a model in training, one at a time, with the rows its policy chooses.
 
 Owns:        Source (the rows of a trainer), Checkpointer, next_version().
-Never does:  track changes (petps.tracker); restore.
+Never does:  track changes (petps.train.tracker); restore.
 Called by:   trainers, publish, demo, bench.
 Threads:     write() from one thread at a time; cancel() from any.
 """

@@ -48,7 +48,7 @@ def served(stored: Column, rows: Bytes, column: Column) -> Bytes:
 
 
 class ServedVersion:
-    """A version of a store, which is read as a base is (petps.ingest.BaseReader)."""
+    """A version of a store, which is read as a base is (petps.server.ingest.BaseReader)."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class ServedVersion:
 
 
 class ServedVersions:
-    """The versions of a store, and the bases of a folder, as a BaseSource of petps.ingest.
+    """The versions of a store, and the bases of a folder, as a BaseSource of petps.server.ingest.
 
     The store need not exist yet. ``tables`` returns the server's tables, by name.
     """

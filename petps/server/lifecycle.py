@@ -23,7 +23,7 @@ from petps.server.shard_map import MapFile, ShardMap, ranges
 from petps.server.status import normalised
 
 if TYPE_CHECKING:
-    from petps.ingest.status import PartitionHealth
+    from petps.server.ingest.status import PartitionHealth
 
 __all__ = ["Serving", "serve"]
 
@@ -84,7 +84,7 @@ class Serving:
         self._report_error = ""
         self._ingested_partitions: list[int] | None = []
         if config.ingest.log is not None:
-            import petps.server.ingest  # noqa: F401
+            import petps.server.ingest_part  # noqa: F401
         self.opened_at = time.monotonic()
         self._tables = _open(config)
         try:
@@ -288,7 +288,7 @@ class Serving:
             return
         self._stop_ingest()
         if partitions != []:
-            from petps.server.ingest import start_ingest
+            from petps.server.ingest_part import start_ingest
 
             self._ingest = start_ingest(self._config, self._tables, location, partitions)
         self._ingested_partitions = partitions
@@ -497,7 +497,7 @@ def serve(
     if ready_file is not None and not ready_file.parent.is_dir():
         raise InvalidArgument(f"--ready-file: there is no folder {ready_file.parent}")
     if config.ingest.log is not None:
-        import petps.server.ingest  # noqa: F401
+        import petps.server.ingest_part  # noqa: F401
 
         # A full collection over all imported objects would pause the first apply for 25 ms.
         gc.freeze()

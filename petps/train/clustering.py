@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from petps.errors import InvalidArgument
-from petps.tracker import jagged_unique
 from petps.train.batch import Batch, Ragged, cuts
+from petps.train.tracker import jagged_unique
 
 __all__ = ["ByKeys", "Clustering", "cluster", "dedup_ratio"]
 

@@ -21,9 +21,9 @@ from petps.checkpoint.published import Published
 from petps.checkpoint.state import Version
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
 from petps.publish import Position, Publisher
-from petps.tracker import Reading, Tracker
 from petps.train.source import CHECKPOINT, TrackedSource
 from petps.train.table import ROW, Gathered, Keys, TrainedTable
+from petps.train.tracker import Reading, Tracker
 
 __all__ = ["PUBLISH", "Feed", "Late", "Sent"]
 

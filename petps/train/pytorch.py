@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from petps.errors import FailedPrecondition, InvalidArgument, NotFound
-from petps.tracker import Tracker
 from petps.train.table import ROW, Floats, Gathered, Keys
+from petps.train.tracker import Tracker
 
 __all__ = ["TorchTable", "torch_module", "track_module"]
 

@@ -25,10 +25,10 @@ from petps import _native
 from petps.delta.schema import MAX_DIM, check_name, partition_of
 from petps.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from petps.pool import MAX_ROWS_PER_APPLY, Pool
-from petps.tracker import Tracker
 from petps.train.admission import Admission
 from petps.train.optimizer import Optimizer
 from petps.train.table import ROW, Floats, Gathered, Keys
+from petps.train.tracker import Tracker
 
 __all__ = ["Retrieved", "ShardedTable", "ShardedTables", "TableSpec"]
 

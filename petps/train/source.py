@@ -17,8 +17,8 @@ from petps.checkpoint import Store
 from petps.checkpoint.state import Version
 from petps.checkpoint.store import DIFFERENCE
 from petps.errors import FailedPrecondition, InvalidArgument, NotFound
-from petps.tracker import Reading, Tracker
 from petps.train.table import Gathered, Keys, Mask, TrainedTable
+from petps.train.tracker import Reading, Tracker
 
 __all__ = ["CHECKPOINT", "TrackedSource"]
 

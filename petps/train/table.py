@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from petps.errors import FailedPrecondition, InvalidArgument, NotFound
-from petps.tracker import Tracker
+from petps.train.tracker import Tracker
 
 __all__ = ["ROW", "ArrayTable", "Gathered", "TrainedTable"]
 

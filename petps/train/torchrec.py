@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
-from petps.tracker import Tracker
 from petps.train.pytorch import TorchTable
+from petps.train.tracker import Tracker
 
 __all__ = ["CONSUMER", "TorchRecIds"]
 

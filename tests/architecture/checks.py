@@ -98,9 +98,9 @@ def imported_modules(text: str, package: str) -> Iterator[str]:
             if node.level:
                 parents = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*parents, *([base] if base else [])])
-            if base == "petps":
+            if base in ("petps", "petps.server", "petps.train"):
                 for alias in node.names:
-                    yield f"petps.{alias.name}"
+                    yield f"{base}.{alias.name}"
             else:
                 yield base
 
@@ -115,14 +115,20 @@ def import_complaints(path: PurePosixPath, text: str) -> list[str]:
     return []
 
 
+def python_room(names: tuple[str, ...], level: dict[str, int]) -> str:
+    """Return the room of a module of petps, such as "server/ingest"; names: without "petps"."""
+    inner = "/".join(names[:2])
+    return inner if inner in level else "".join(names[:1])
+
+
 def petps_complaints(path: PurePosixPath, text: str) -> list[str]:
     """Return the imports of a file of petps/ that break the order."""
     parts = path.with_suffix("").parts
-    own = parts[1]
-    if own == "__init__":
-        return []
     order: list[list[str]] = rooms()["python"]["order"]
     level = {package: number for number, packages in enumerate(order) for package in packages}
+    own = python_room(parts[1:], level)
+    if own == "__init__":
+        return []
     if own not in level:
         return [f"{path}: package petps.{own} has no place in rooms.toml [python] order"]
     complaints = []
@@ -135,7 +141,7 @@ def petps_complaints(path: PurePosixPath, text: str) -> list[str]:
             complaints.append(f"{path}: petps.{own} may not import {names[0]}")
         if names[0] != "petps":
             continue
-        other = names[1] if len(names) > 1 else ""
+        other = python_room(tuple(names[1:]), level)
         if other == own:
             continue
         if other not in level:

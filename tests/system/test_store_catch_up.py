@@ -23,8 +23,8 @@ from petps.checkpoint import POLICIES, Column, Store, Table
 from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.publish import Publisher
-from petps.tracker import Tracker
 from petps.train import ArrayTable, Feed
+from petps.train.tracker import Tracker
 from tests.seed import SEED
 from tests.system.test_serve import Process
 

@@ -14,9 +14,9 @@ import torch
 
 from petps.checkpoint import POLICIES, Column, Store, Table
 from petps.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
-from petps.tracker import Tracker
 from petps.train import Feed
 from petps.train.pytorch import TorchTable, track_module
+from petps.train.tracker import Tracker
 
 SEED, ROWS, DIM = 3, 300, 4
 

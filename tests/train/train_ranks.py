@@ -18,8 +18,8 @@ from petps import _native
 from petps.checkpoint import POLICIES, Store
 from petps.delta import open_log
 from petps.errors import FailedPrecondition, InvalidArgument, IoError, Unavailable
-from petps.ingest import Ingest
-from petps.ingest.native_store import NativeStore
+from petps.server.ingest import Ingest
+from petps.server.ingest.native_store import NativeStore
 from petps.train import ranks
 from petps.train.link import Links
 from petps.train.optimizer import Adam

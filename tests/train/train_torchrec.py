@@ -31,9 +31,9 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 from petps.checkpoint import POLICIES, Column, Store, Table
 from petps.errors import FailedPrecondition, InvalidArgument
-from petps.tracker import Tracker
 from petps.train import Feed
 from petps.train.torchrec import TorchRecIds, _local_rows
+from petps.train.tracker import Tracker
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD = ROOT / ".venv-train/old-torchrec"
@@ -257,7 +257,7 @@ def test_what_is_in_the_way_is_named() -> None:
 
 RANK = """
 import sys, torch
-from petps.tracker import Tracker
+from petps.train.tracker import Tracker
 from petps.train.torchrec import TorchRecIds
 from tests.train import train_torchrec as own
 file, rank = sys.argv[1], int(sys.argv[2])

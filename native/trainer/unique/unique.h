@@ -4,7 +4,7 @@
 //              partitioned hashing and a radix sort of the distinct ids; inverse and counts. Blocks
 //              of memory for many ids.
 // Never does:  know tables by name, rows or trackers; change its input.
-// Called by:   bindings (petps.tracker), route.
+// Called by:   bindings (petps.train.tracker), route.
 // Invariants:  Each table's part of the result holds each of its ids once, in ascending order
 //              (kAscending), else in an order that depends only on the ids. Memory beside the
 //              result is bounded by one more copy of the largest table (two with inverse or

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from petps import _native, tracker
+from petps import _native
+from petps.train import tracker
 from petps.train.kernels import Distinct
 from petps.train.pytorch import torch_module
 

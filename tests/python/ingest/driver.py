@@ -11,12 +11,12 @@ import numpy as np
 from petps.delta import Delivery, DeltaLog, Message, RowsBody, TableSchema, decode_record
 from petps.delta.directory import DirectoryLog
 from petps.delta.schema import partition_of
-from petps.ingest.applier import Applier, InlineApplier
-from petps.ingest.follow import Follower
-from petps.ingest.ingest import ROWS_MAX
-from petps.ingest.partition import PartitionState
-from petps.ingest.store import BaseSource
 from petps.publish import Position, Publisher
+from petps.server.ingest.applier import Applier, InlineApplier
+from petps.server.ingest.follow import Follower
+from petps.server.ingest.ingest import ROWS_MAX
+from petps.server.ingest.partition import PartitionState
+from petps.server.ingest.store import BaseSource
 from tests.python.ingest.model import Letters, MemoryStore
 from tests.python.ingest.world import write_rows
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from petps.delta import Message, TableSchema
 from petps.errors import IoError, PetpsError
-from petps.ingest import Progress, StoreTable
+from petps.server.ingest import Progress, StoreTable
 
 Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.uint8]

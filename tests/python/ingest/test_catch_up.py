@@ -14,8 +14,8 @@ from petps.checkpoint import BaseFolder
 from petps.delta import BaseBody, Kind, Record, RecordHeader, TableSchema, encode_record
 from petps.delta.directory import DirectoryLog
 from petps.errors import PetpsError
-from petps.ingest import Mode, Progress, Standing
 from petps.publish import Publisher
+from petps.server.ingest import Mode, Progress, Standing
 from tests.python.ingest.driver import (
     SCHEMAS,
     Driver,
@@ -414,7 +414,7 @@ def test_a_base_marker_behind_a_gap_mends_it(tmp_path: Path, mid_version: bool) 
 def test_a_base_of_something_else_is_refused_before_anything_changes(
     tmp_path: Path, schemas: list[TableSchema], partitions: int, model: str, what: str
 ) -> None:
-    from petps.ingest.catch_up import catch_up
+    from petps.server.ingest.catch_up import catch_up
 
     write_base(tmp_path / "b", {p: {("user", p): b"y" * 16} for p in range(P)}, {}, version=3)
     store = MemoryStore(schemas, partitions, model)

@@ -22,11 +22,11 @@ from petps.delta import DeltaLog, Position, TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.delta.schema import partition_of
 from petps.errors import DataLoss, NotFound
-from petps.ingest import BaseSource, Ingest, Mode, Progress, Standing
-from petps.ingest.ingest import ROWS_MAX
 from petps.publish import Publisher
-from petps.tracker import Tracker
+from petps.server.ingest import BaseSource, Ingest, Mode, Progress, Standing
+from petps.server.ingest.ingest import ROWS_MAX
 from petps.train import ArrayTable, Feed
+from petps.train.tracker import Tracker
 from tests.python.ingest.driver import SCHEMAS, Driver, P
 from tests.python.ingest.model import Letters, MemoryStore
 from tests.python.ingest.test_catch_up import Killed, MortalStore
@@ -178,7 +178,7 @@ def test_killed_at_every_change_it_ends_equal(
         trainer.checkpoint()
     trainer.lose_the_log()
     trainer.publish()
-    monkeypatch.setattr("petps.ingest.follow.partitions_at_once", lambda base: at_once)
+    monkeypatch.setattr("petps.server.ingest.follow.partitions_at_once", lambda base: at_once)
 
     def begun() -> MortalStore:
         server = MortalStore(SCHEMAS, P)

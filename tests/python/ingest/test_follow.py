@@ -12,8 +12,8 @@ import pytest
 
 from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
-from petps.ingest import Ingest
 from petps.publish import Publisher
+from petps.server.ingest import Ingest
 from tests.python.ingest.model import Letters, MemoryStore
 
 SCHEMAS = [TableSchema("user", "f32", 8), TableSchema("item", "f32", 4)]

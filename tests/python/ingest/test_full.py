@@ -12,8 +12,8 @@ from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.delta.schema import partition_of
 from petps.errors import ResourceExhausted
-from petps.ingest import Mode
 from petps.publish import Publisher
+from petps.server.ingest import Mode
 from tests.python.ingest.driver import (
     SCHEMAS,
     Driver,

@@ -15,8 +15,8 @@ import pytest
 from petps.delta import Delivery, Message, Subscription
 from petps.delta.directory import DirectoryLog
 from petps.errors import FailedPrecondition, InvalidArgument, IoError
-from petps.ingest import DirectoryDeadLetters, Ingest, LogDeadLetters
 from petps.publish import Publisher
+from petps.server.ingest import DirectoryDeadLetters, Ingest, LogDeadLetters
 from tests.python.ingest.driver import SCHEMAS, P
 from tests.python.ingest.model import ALWAYS, Letters, MemoryStore
 from tests.python.ingest.test_follow import paused, wait_until
@@ -174,7 +174,7 @@ def test_the_rate_is_reached_however_long_the_work_takes(
         clock[0] += seconds
         return False
 
-    monkeypatch.setattr("petps.ingest.ingest.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("petps.server.ingest.ingest.time.monotonic", lambda: clock[0])
     monkeypatch.setattr(ingest._stop, "wait", wait)
 
     def seconds_of(windows: int, work: float) -> float:

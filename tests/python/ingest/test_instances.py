@@ -18,13 +18,13 @@ from petps.checkpoint import BaseFolder
 from petps.delta import BaseBody, Kind, Record, RecordHeader, TableSchema, encode_record
 from petps.delta.directory import DirectoryLog
 from petps.errors import FailedPrecondition, InvalidArgument, NotFound
-from petps.ingest import DirectoryDeadLetters
-from petps.ingest.applier import InlineApplier
-from petps.ingest.dense import DenseNames
-from petps.ingest.follow import Follower
-from petps.ingest.native_store import NativeInstances, NativeStore
-from petps.ingest.partition import PartitionState
 from petps.publish import Publisher
+from petps.server.ingest import DirectoryDeadLetters
+from petps.server.ingest.applier import InlineApplier
+from petps.server.ingest.dense import DenseNames
+from petps.server.ingest.follow import Follower
+from petps.server.ingest.native_store import NativeInstances, NativeStore
+from petps.server.ingest.partition import PartitionState
 from tests.python.ingest.test_follow import wait_until
 from tests.python.ingest.world import P, World, write_rows
 

@@ -22,8 +22,8 @@ from petps.checkpoint import BaseFolder
 from petps.delta import Message, decode_record, encode_record, read_header
 from petps.delta.directory import DirectoryLog
 from petps.delta.kafka import KafkaLog
-from petps.ingest import Ingest, IngestStatus, LogDeadLetters, PartitionStatus
 from petps.publish import Publisher
+from petps.server.ingest import Ingest, IngestStatus, LogDeadLetters, PartitionStatus
 from tests.kafka.broker import Broker
 from tests.python.ingest.driver import (
     SCHEMAS,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from petps.delta import ContinueBody, Kind, RecordHeader
-from petps.ingest import Applied, Outcome, decide
-from petps.ingest.order import mark_of
+from petps.server.ingest import Applied, Outcome, decide
+from petps.server.ingest.order import mark_of
 
 ROWS = RecordHeader(
     model="m",

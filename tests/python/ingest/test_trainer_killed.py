@@ -13,7 +13,7 @@ import numpy as np
 
 from petps.checkpoint import BaseFolder
 from petps.delta.directory import DirectoryLog
-from petps.ingest import Ingest
+from petps.server.ingest import Ingest
 from tests.python.ingest.model import Letters, MemoryStore
 from tests.python.publish.trainer_process import PARTITIONS, SCHEMA, load, rows_of
 

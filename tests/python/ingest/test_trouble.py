@@ -15,8 +15,8 @@ import pytest
 from petps.checkpoint import BaseFolder
 from petps.delta import Message, TableSchema
 from petps.delta.directory import DirectoryLog
-from petps.ingest import Mode, Progress, Standing
 from petps.publish import Position, Publisher
+from petps.server.ingest import Mode, Progress, Standing
 from tests.python.ingest.driver import (
     SCHEMAS,
     Driver,

@@ -11,9 +11,9 @@ from petps import _native
 from petps.checkpoint import BaseFolder, BaseWriter
 from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
-from petps.ingest import DirectoryDeadLetters, Ingest
-from petps.ingest.dense import DenseNames
-from petps.ingest.native_store import NativeInstances, NativeStore
+from petps.server.ingest import DirectoryDeadLetters, Ingest
+from petps.server.ingest.dense import DenseNames
+from petps.server.ingest.native_store import NativeInstances, NativeStore
 
 P = 4
 

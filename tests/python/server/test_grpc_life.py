@@ -20,9 +20,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from petps.errors import Unavailable
-from petps.ingest.status import PartitionHealth
 from petps.server import Serving
 from petps.server.grpc.door import SERVICE
+from petps.server.ingest.status import PartitionHealth
 from tests.python.native.superblock import is_clean
 from tests.python.server.conftest import Start, settings
 from tests.python.server.grpc_calls import TIMEOUT, await_parked, commit, packed, refused, until

@@ -281,7 +281,7 @@ def test_ingest_that_cannot_be_restarted_is_tried_again(
         def fail(*args: object) -> None:
             raise FailedPrecondition("the broker is away")
 
-        patch.setattr("petps.server.ingest.start_ingest", fail)
+        patch.setattr("petps.server.ingest_part.start_ingest", fail)
         write(path, **owning([2], 2))
         for _ in range(2):
             serving.follow_shard_map()

@@ -24,7 +24,7 @@ from petps.errors import (
     NotFound,
     ResourceExhausted,
 )
-from petps.tracker import Touched, Tracker, jagged_unique, sets
+from petps.train.tracker import Touched, Tracker, jagged_unique, sets
 
 SEED = 5051
 
@@ -166,7 +166,7 @@ def test_a_dense_table_becomes_bits() -> None:
 
 
 def test_repeated_ids_stay_bounded_without_compact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("petps.tracker.tracker.PENDING_IDS", 10_000)
+    monkeypatch.setattr("petps.train.tracker.tracker.PENDING_IDS", 10_000)
     tracker = new_tracker()
     for _ in range(500):
         tracker.track("sparse", np.arange(1000))
@@ -190,7 +190,7 @@ def test_ids_that_come_while_others_are_compacted_stay(monkeypatch: pytest.Monke
     for table in ("dense", "sparse"):
         # The dense table becomes bits here.
         tracker.track(table, np.repeat(np.arange(200), 2))
-    monkeypatch.setattr("petps.tracker.tracker.distinct", slow)
+    monkeypatch.setattr("petps.train.tracker.tracker.distinct", slow)
     assert tracker.compact() == 400
     reading = tracker.read("a")
     assert reading.ids("dense").tolist() == [*range(200), 300]
@@ -344,7 +344,7 @@ class Refusing:
                 raise OSError(28, "No space left on device")
             return file
 
-        monkeypatch.setattr("petps.tracker.spill.open", refuse, raising=False)
+        monkeypatch.setattr("petps.train.tracker.spill.open", refuse, raising=False)
 
 
 def test_a_full_disk_says_so_and_loses_nothing(
@@ -374,9 +374,8 @@ def test_a_file_that_fails_on_close_has_no_size(
 ) -> None:
     """The ids fit in the file's buffer, so the disk first refuses when the file is closed."""
     opened = open
-    monkeypatch.setattr(
-        "petps.tracker.spill.open", lambda path, mode: opened("/dev/full", "wb"), raising=False
-    )
+    full = lambda path, mode: opened("/dev/full", "wb")  # noqa: E731
+    monkeypatch.setattr("petps.train.tracker.spill.open", full, raising=False)
     tracker = Tracker({"t": None}, tenants=["a"], memory_bytes=8, spill=tmp_path)
     with pytest.raises(ResourceExhausted, match="No space left on device"):
         tracker.track("t", np.arange(100))
@@ -389,7 +388,7 @@ def test_a_real_disk_that_is_full(tmp_path: Path) -> None:
 import resource, signal, sys
 import numpy as np
 from petps.errors import ResourceExhausted
-from petps.tracker import Tracker
+from petps.train.tracker import Tracker
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 tracker = Tracker({"t": None}, tenants=["a"], memory_bytes=200_000, spill=sys.argv[1])

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from petps.tracker import Reading, Tracker
+from petps.train.tracker import Reading, Tracker
 
 # dense: so small that 5 ids become bits; state: ids with the number of their step.
 TABLES: dict[str, int | None] = {"dense": 300, "sparse": None, "state": None}

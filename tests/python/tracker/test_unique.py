@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from petps.errors import InvalidArgument
-from petps.tracker import jagged_unique
+from petps.train.tracker import jagged_unique
 
 SEED = 20263
 

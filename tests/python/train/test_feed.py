@@ -27,8 +27,8 @@ from petps.errors import (
     ResourceExhausted,
 )
 from petps.publish import Position, Publisher
-from petps.tracker import Tracker
 from petps.train import ArrayTable, Feed, TrackedSource
+from petps.train.tracker import Tracker
 
 SEED = 7
 USERS, ITEMS, DIM, P = 400, 150, 8, 2

@@ -18,8 +18,8 @@ from petps.checkpoint import POLICIES, Checkpointer, Column, Store, Table
 from petps.checkpoint import reader as reader_module
 from petps.checkpoint.files import LocalFiles
 from petps.errors import DataLoss
-from petps.tracker import Tracker
 from petps.train import ArrayTable, Feed, TrackedSource
+from petps.train.tracker import Tracker
 
 ROWS, DIM = 100_000, 32
 CHUNK_BYTES = 1 << 20

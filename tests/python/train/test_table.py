@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from petps.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
-from petps.tracker import Tracker
 from petps.train import ArrayTable
+from petps.train.tracker import Tracker
 
 KEYS = np.array([5, 7, 2**63], np.uint64)
 

@@ -16,7 +16,7 @@ from petps.errors import PetpsError
 
 __all__ = ["DirectoryDeadLetters", "LogDeadLetters"]
 
-_log = logging.getLogger("petps.ingest")
+_log = logging.getLogger("petps.server.ingest")
 
 # A faulty publisher must not fill the disk: 1,000 letters are at most 1 GB, and show enough.
 MAX_LETTERS: Final = 1000

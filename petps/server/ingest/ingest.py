@@ -13,18 +13,18 @@ from typing import Final
 
 from petps.delta import DeltaLog, Subscription
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
-from petps.ingest.applier import Applier, InlineApplier, ThreadApplier
-from petps.ingest.dense import DenseNames
-from petps.ingest.follow import Follower
-from petps.ingest.instances import SingleInstance
-from petps.ingest.lag import Lag
-from petps.ingest.partition import BaseMarker, PartitionState
-from petps.ingest.status import Freshness, IngestStatus, Mode, PartitionHealth, freshness_of
-from petps.ingest.store import BaseSource, DeadLetters, Instances, Store
+from petps.server.ingest.applier import Applier, InlineApplier, ThreadApplier
+from petps.server.ingest.dense import DenseNames
+from petps.server.ingest.follow import Follower
+from petps.server.ingest.instances import SingleInstance
+from petps.server.ingest.lag import Lag
+from petps.server.ingest.partition import BaseMarker, PartitionState
+from petps.server.ingest.status import Freshness, IngestStatus, Mode, PartitionHealth, freshness_of
+from petps.server.ingest.store import BaseSource, DeadLetters, Instances, Store
 
 __all__ = ["Ingest"]
 
-_log = logging.getLogger("petps.ingest")
+_log = logging.getLogger("petps.server.ingest")
 
 POLL_SECONDS: Final = 0.1  # how soon stop() and pause() are noticed
 PACE_CREDIT_SECONDS: Final = 0.1  # of unused rate; a longer pause is not made up for

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from petps.tracker.unique import jagged_unique
+from petps.train.tracker.unique import jagged_unique
 
 __all__ = [
     "BitSet",

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from petps.delta import RecordHeader, RowsBody
 from petps.delta.schema import partition_of
 from petps.errors import ResourceExhausted
-from petps.ingest.full import full_reason
-from petps.ingest.partition import PartitionState, Refusal
-from petps.ingest.store import Keys, Mask, Progress, Rows, Store, StoreTable
+from petps.server.ingest.full import full_reason
+from petps.server.ingest.partition import PartitionState, Refusal
+from petps.server.ingest.store import Keys, Mask, Progress, Rows, Store, StoreTable
 
 __all__ = ["Merger", "Window"]
 

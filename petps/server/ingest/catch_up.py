@@ -11,9 +11,9 @@ import numpy as np
 
 from petps.delta.schema import partition_of
 from petps.errors import FailedPrecondition, InvalidArgument
-from petps.ingest.full import full_reason
-from petps.ingest.partition import BaseMarker, PartitionState, Refusal
-from petps.ingest.store import BaseReader, Keys, Progress, Standing, Store, StoreTable
+from petps.server.ingest.full import full_reason
+from petps.server.ingest.partition import BaseMarker, PartitionState, Refusal
+from petps.server.ingest.store import BaseReader, Keys, Progress, Standing, Store, StoreTable
 
 __all__ = ["CatchUp", "catch_up", "check_base", "partitions_at_once"]
 

@@ -14,7 +14,7 @@ from petps.delta.files import publish_file
 
 __all__ = ["DenseNames"]
 
-_log = logging.getLogger("petps.ingest")
+_log = logging.getLogger("petps.server.ingest")
 
 MAX_NAMES: Final = 64  # a pool holds no more instances; the oldest entries are dropped
 

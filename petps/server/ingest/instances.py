@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from petps.errors import InvalidArgument
-from petps.ingest.store import BaseReader, Store
+from petps.server.ingest.store import BaseReader, Store
 
 __all__ = ["SingleInstance"]
 

@@ -1,4 +1,4 @@
-"""Tracker: see petps/tracker/__init__.py and TRACKER.md."""
+"""Tracker: see petps/train/tracker/__init__.py and TRACKER.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from petps.errors import (
     PetpsError,
     ResourceExhausted,
 )
-from petps.tracker.sets import (
+from petps.train.tracker.sets import (
     BitSet,
     IdSet,
     Keep,
@@ -31,7 +31,7 @@ from petps.tracker.sets import (
     union,
     whole,
 )
-from petps.tracker.spill import SpilledSet, SpillFolder
+from petps.train.tracker.spill import SpilledSet, SpillFolder
 
 __all__ = ["Reading", "Tracker"]
 

@@ -11,8 +11,8 @@ Invariants:  a tracked id is in every reading of a tenant until that tenant ackn
 Threads:     any, in parallel: track() waits for other threads only when it compacts or spills.
 """
 
-from petps.tracker.sets import Touched
-from petps.tracker.tracker import Reading, Tracker
-from petps.tracker.unique import JaggedUnique, jagged_unique
+from petps.train.tracker.sets import Touched
+from petps.train.tracker.tracker import Reading, Tracker
+from petps.train.tracker.unique import JaggedUnique, jagged_unique
 
 __all__ = ["JaggedUnique", "Reading", "Touched", "Tracker", "jagged_unique"]

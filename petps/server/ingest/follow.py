@@ -28,13 +28,13 @@ from petps.delta import (
 )
 from petps.delta.record import check_place
 from petps.errors import PetpsError, ResourceExhausted
-from petps.ingest.applier import Applier
-from petps.ingest.catch_up import CatchUp, catch_up, partitions_at_once
-from petps.ingest.full import harms, is_due, is_over, stop_full, try_again, wait_longer
-from petps.ingest.order import Decision, Outcome, count_problem, decide, mark_of
-from petps.ingest.partition import BaseMarker, PartitionState, Refusal
-from petps.ingest.status import Mode
-from petps.ingest.store import (
+from petps.server.ingest.applier import Applier
+from petps.server.ingest.catch_up import CatchUp, catch_up, partitions_at_once
+from petps.server.ingest.full import harms, is_due, is_over, stop_full, try_again, wait_longer
+from petps.server.ingest.order import Decision, Outcome, count_problem, decide, mark_of
+from petps.server.ingest.partition import BaseMarker, PartitionState, Refusal
+from petps.server.ingest.status import Mode
+from petps.server.ingest.store import (
     BaseReader,
     BaseSource,
     DeadLetters,
@@ -43,11 +43,11 @@ from petps.ingest.store import (
     Store,
     StoreTable,
 )
-from petps.ingest.window import Merger, Window
+from petps.server.ingest.window import Merger, Window
 
 __all__ = ["Follower"]
 
-_log = logging.getLogger("petps.ingest")
+_log = logging.getLogger("petps.server.ingest")
 
 
 class Follower:

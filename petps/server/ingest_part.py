@@ -14,10 +14,10 @@ from petps.config import Config
 from petps.config.schema import MAX_APPLY_THREADS
 from petps.delta import DeltaLog, is_kafka, open_log
 from petps.errors import FailedPrecondition
-from petps.ingest import DirectoryDeadLetters, Ingest, LogDeadLetters
-from petps.ingest.dense import DenseNames
-from petps.ingest.native_store import NativeInstances, NativeStore
-from petps.ingest.status import PartitionHealth
+from petps.server.ingest import DirectoryDeadLetters, Ingest, LogDeadLetters
+from petps.server.ingest.dense import DenseNames
+from petps.server.ingest.native_store import NativeInstances, NativeStore
+from petps.server.ingest.status import PartitionHealth
 
 __all__ = ["IngestPart", "start_ingest"]
 

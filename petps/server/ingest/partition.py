@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from petps.delta import RecordHeader
-from petps.ingest.order import Applied
-from petps.ingest.status import Mode, PartitionHealth, PartitionStatus, Samples, freshness_of
-from petps.ingest.store import Progress, Standing
+from petps.server.ingest.order import Applied
+from petps.server.ingest.status import Mode, PartitionHealth, PartitionStatus, Samples, freshness_of
+from petps.server.ingest.store import Progress, Standing
 
 __all__ = ["BaseMarker", "PartitionState", "Refusal"]
 

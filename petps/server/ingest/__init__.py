@@ -12,11 +12,11 @@ Threads:     three of its own: one reads and decodes, one applies what was decod
              requests the log's end. Any thread may call Ingest's methods.
 """
 
-from petps.ingest.dead_letters import DirectoryDeadLetters, LogDeadLetters
-from petps.ingest.ingest import Ingest
-from petps.ingest.order import Applied, Decision, Outcome, decide
-from petps.ingest.status import Freshness, IngestStatus, Mode, PartitionStatus
-from petps.ingest.store import (
+from petps.server.ingest.dead_letters import DirectoryDeadLetters, LogDeadLetters
+from petps.server.ingest.ingest import Ingest
+from petps.server.ingest.order import Applied, Decision, Outcome, decide
+from petps.server.ingest.status import Freshness, IngestStatus, Mode, PartitionStatus
+from petps.server.ingest.store import (
     BaseReader,
     BaseSource,
     DeadLetters,

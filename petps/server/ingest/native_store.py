@@ -12,7 +12,7 @@ from petps import _native
 from petps.delta import TableSchema
 from petps.delta.schema import check_instance
 from petps.errors import FailedPrecondition
-from petps.ingest.store import (
+from petps.server.ingest.store import (
     ApplyReport,
     BaseReader,
     Keys,
@@ -26,7 +26,7 @@ from petps.ingest.store import (
 
 __all__ = ["NativeInstances", "NativeStore"]
 
-_log = logging.getLogger("petps.ingest")
+_log = logging.getLogger("petps.server.ingest")
 
 LOOKUP_KEYS: Final = 4096  # per lookup; each key needs room for its row
 

@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from petps.ingest.partition import PartitionState, Refusal
-from petps.ingest.status import Mode
-from petps.ingest.store import BaseReader, StoreTable
+from petps.server.ingest.partition import PartitionState, Refusal
+from petps.server.ingest.status import Mode
+from petps.server.ingest.store import BaseReader, StoreTable
 
 __all__ = ["full_reason", "harms", "is_due", "is_over", "stop_full", "try_again", "wait_longer"]
 

@@ -19,7 +19,7 @@ from typing import BinaryIO, Final
 import numpy as np
 
 from petps.errors import DataLoss, FailedPrecondition, IoError, ResourceExhausted
-from petps.tracker.sets import BitSet, IdSet, Touched, TouchedSet, whole
+from petps.train.tracker.sets import BitSet, IdSet, Touched, TouchedSet, whole
 
 __all__ = ["SpillFolder", "SpilledSet"]
 
