@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 
 from petps.delta import (
     BaseBody,
@@ -27,18 +25,16 @@ from petps.delta import (
     read_header,
 )
 from petps.delta.record import check_place
-from petps.errors import PetpsError, ResourceExhausted
+from petps.errors import PetpsError
 from petps.server.ingest.applier import Applier
-from petps.server.ingest.catch_up import CatchUp, catch_up, partitions_at_once
-from petps.server.ingest.full import harms, is_due, is_over, stop_full, try_again, wait_longer
-from petps.server.ingest.order import Decision, Outcome, count_problem, decide, mark_of
-from petps.server.ingest.partition import BaseMarker, PartitionState, Refusal
+from petps.server.ingest.catch_ups import CatchUps
+from petps.server.ingest.full import is_due, is_over
+from petps.server.ingest.order import Decision, Outcome, count_problem, decide
+from petps.server.ingest.partition import BaseMarker, PartitionState
 from petps.server.ingest.status import Mode
 from petps.server.ingest.store import (
-    BaseReader,
     BaseSource,
     DeadLetters,
-    Progress,
     Standing,
     Store,
     StoreTable,
@@ -81,7 +77,6 @@ class Follower:
         self._applier = applier
         self._until_done = until_done
         self._store = store
-        self._bases = bases
         self._dead_letters = dead_letters
         self._states = states
         self._rows_max = rows_max
@@ -89,8 +84,16 @@ class Follower:
         self._tables: dict[str, StoreTable] = dict(store.tables())
         self._window = Window()
         self._merger = Merger(rows_max)
-        self._catch_ups: deque[CatchUp] = deque()
         self.dense: tuple[int, str | None] = (0, None)
+        self._catch_ups = CatchUps(
+            store,
+            bases,
+            tables=lambda: self._tables,
+            rows_max=rows_max,
+            pace=pace,
+            settle=self.settle,
+            note_dense=self._note_dense,
+        )
 
     def take(self, event: Event) -> int | None:
         """Handle one event. Return the offset to read its partition from again, or None."""
@@ -141,7 +144,7 @@ class Follower:
     def _pass_over(self, state: PartitionState, event: Delivery, header: RecordHeader) -> None:
         """Skip a record of the run that feeds another instance, or a late one of an older run."""
         if header.run < state.passing:
-            state.zombies += 1
+            state.count("zombies")
         if state.following:
             self._pass(state, event)
 
@@ -152,21 +155,41 @@ class Follower:
             handed = self._hand_over(state, marker, offset)
         except PetpsError as error:
             reason = f"base {marker.location} of {marker.instance}: {error}"
-            state.gaps += state.following
             if reason != state.reason:
                 _log.error("[ingest] partition %d is stale: %s", state.partition, reason)
-            resume = offset if state.following else state.resume_offset
-            state.stop(Mode.STALE, reason, offset=offset, resume_offset=resume)
-            state.marker = marker
+            if state.following:
+                state.stop_at_gap(reason, offset=offset, resume_offset=offset)
+            else:
+                state.stop(Mode.STALE, reason, offset=offset, resume_offset=state.resume_offset)
+            state.wait_for(marker)
             return
         if handed:
             del self._states[state.partition]
             return
         if state.standing.needs_base:  # wait for a base; then the run is read and passed over
-            state.marker = None
+            state.wait_for(None)
             return
         state.pass_over(marker.header.run, marker.next_offset)
         self._window.touch(state)
+
+    @property
+    def catching_up(self) -> list[int]:
+        """Return the partitions of running and waiting catch-ups: take() drops their events."""
+        return self._catch_ups.partitions
+
+    def step(self) -> dict[int, int | None]:
+        """Run a step of the first catch-up. At its end, return {partition: offset to continue at}.
+
+        The offset None is the current reading position.
+        """
+        if not self._catch_ups.partitions:
+            return {}
+        self._applier.wait()  # a table takes one batch at a time
+        return self._catch_ups.step()
+
+    def close(self) -> None:
+        """Abandon the catch-ups: a running one may hold a scan, and so the pool, open."""
+        self._catch_ups.close()
 
     def adopt(self, state: PartitionState, marker: BaseMarker, offset: int) -> None:
         """Take a partition over from another instance: load the base, then follow the run."""
@@ -201,22 +224,18 @@ class Follower:
                 else:
                     self._leave(state, event.offset, marker)
                 return
-            state.counts = {}
+            state.begin_version()
         if isinstance(body, CommitBody) and (problem := count_problem(state.counts, header, body)):
             self._halt(state, event, Standing.INCOMPLETE, header.version, problem)
             return
         state.follow()
-        state.run, state.seq, state.publisher = header.run, header.seq, mark_of(header.publisher)
-        state.offset = event.next_offset
+        state.advance(header, event.next_offset)
         if isinstance(body, RowsBody):
             self._window.add(state, header, body)
-            if state.counts is not None:
-                state.counts[header.table] = state.counts.get(header.table, 0) + len(body.keys)
+            state.count_rows(header.table, len(body.keys))
         elif isinstance(body, CommitBody):
-            state.version = max(state.version, header.version)
-            state.counts = {}
-            if header.version >= self.dense[0]:
-                self.dense = (header.version, body.dense)
+            state.complete_version(header.version)
+            self._note_dense(header.version, body.dense)
         self._window.touch(state)
         # Retried rows are applied one record at a time. So the partition stops before the first
         # record that has no room, and every version before that record counts.
@@ -225,14 +244,14 @@ class Follower:
 
     def _decline(self, state: PartitionState, event: Delivery, decision: Decision) -> None:
         if decision.outcome is Outcome.DUPLICATE:
-            state.duplicates += 1
+            state.count("duplicates")
             self._pass(state, event)
         elif decision.outcome is Outcome.ZOMBIE:
             if state.zombies == 0:
                 _log.warning(
                     "[ingest] partition %d: %s: rejected", state.partition, decision.reason
                 )
-            state.zombies += 1
+            state.count("zombies")
             self._pass(state, event)
         elif decision.outcome is Outcome.CONFLICT:
             self._halt(state, event, Standing.CONFLICT, 0, decision.reason)
@@ -241,7 +260,7 @@ class Follower:
 
     def _pass(self, state: PartitionState, event: Delivery) -> None:
         """Advance and record the offset: a passed record is no lag, and is not read again."""
-        state.offset = event.next_offset
+        state.skip_to(event.next_offset)
         self._window.touch(state)
 
     def _halt(
@@ -251,16 +270,7 @@ class Follower:
         self.settle()
         if state.refused is not None:
             return  # the refused rows are read again first, then this event
-        conflict = standing is Standing.CONFLICT
-        state.conflicts += conflict
-        state.gaps += not conflict
-        state.stop(
-            Mode.CONFLICT if conflict else Mode.STALE,
-            reason,
-            offset=event.offset,
-            resume_offset=event.offset,
-        )
-        state.standing, state.target = standing, target
+        state.stop_until_base(standing, target, reason, event.offset)
         self._window.touch(state)
         self.settle()
         _log.error("[ingest] partition %d stopped: %s", state.partition, reason)
@@ -269,15 +279,14 @@ class Follower:
         self.settle()
         if state.refused is not None:
             return  # as in _halt()
-        state.gaps += 1
-        state.stop(Mode.STALE, reason, offset=offset, resume_offset=resume_offset)
+        state.stop_at_gap(reason, offset=offset, resume_offset=resume_offset)
         _log.error("[ingest] partition %d is stale: %s", state.partition, reason)
 
     def _corrupt(
         self, state: PartitionState, event: Delivery | Damage, reason: str, message: Message | None
     ) -> None:
         """Write a dead letter and report a gap. Later messages may show that nothing is missing."""
-        state.dead_letters += 1
+        state.count("dead_letters")
         self._dead_letters.add(event.partition, event.offset, reason, message)
         if state.following:
             where = f"message at offset {event.offset} refused: {reason}"
@@ -287,7 +296,7 @@ class Follower:
         start = min(event.start, event.end)
         if state.following:
             self._gap(state, event.reason, offset=event.offset, resume_offset=start)
-        state.resume_offset = start
+        state.resume_at(start)
         return start
 
     def _take_stopped(
@@ -307,7 +316,7 @@ class Follower:
             self._accept(state, event, record, decision)
             return None
         if decision.outcome is Outcome.ZOMBIE:
-            state.zombies += 1
+            state.count("zombies")
         applies = decision.outcome is Outcome.APPLY and state.refused is None
         if applies and not state.standing.needs_base:
             again = state.resume_offset
@@ -316,7 +325,7 @@ class Follower:
             if not state.following or again >= event.offset:
                 return None
             # The missing record came late: read again what was skipped before it.
-            state.offset = again
+            state.skip_to(again)
             return again
         ours = (None, self._store.instance)
         # A base that begins a new run was accepted above. After a power loss, the base that began
@@ -325,7 +334,7 @@ class Follower:
         if isinstance(body, BaseBody) and waits and body.instance in ours:
             marker = BaseMarker(header, body.location, event.next_offset, body.instance)
             if state.mended_by(header.run, header.seq):
-                self._catch_up_marker(state, marker, failed=marker.next_offset)
+                self._catch_ups.add_of_marker(state, marker, failed=marker.next_offset)
         return None
 
     def _load_base(self, state: PartitionState, offset: int, marker: BaseMarker) -> None:
@@ -333,130 +342,9 @@ class Follower:
         self.settle()
         # If the catch-up fails, the partition stays stale here, and the base is tried again.
         state.stop(Mode.STALE, state.reason, offset=offset, resume_offset=offset)
-        state.marker = marker
-        if not self._catch_up_marker(state, marker, fresh=True, failed=marker.next_offset):
-            self._failed(state, state.reason, fresh=True)
-
-    def _catch_up_marker(
-        self,
-        state: PartitionState,
-        marker: BaseMarker,
-        *,
-        fresh: bool = False,
-        failed: int | None = None,
-    ) -> bool:
-        """Queue a catch-up to the base of a marker. Return False if there is no such base."""
-        header = marker.header
-        after = Progress(
-            state.partition,
-            header.run,
-            header.seq,
-            marker.next_offset,
-            header.version,
-            publisher=mark_of(header.publisher),
-        )
-        try:
-            if self._bases is None:
-                raise PetpsError(
-                    f"the run begins with the base {marker.location}, and no checkpoint folder is "
-                    "configured to read it from"
-                )
-            base = self._bases.open(marker.location)
-            if not header.begins_run and not self._is_ours(base):
-                raise PetpsError(f"it holds {base.instance}, not {self._store.instance}")
-            if not header.begins_run and harms(state, base, self._tables):
-                raise PetpsError("it has more rows than the tables can hold")
-        except PetpsError as error:
-            state.reason = f"base {marker.location}: {error}"
-            _log.error("[ingest] partition %d: %s", state.partition, state.reason)
-            return False
-        self._catch_up(base, [(state, after)], marker, fresh=fresh, failed=failed)
-        return True
-
-    def _catch_up(
-        self,
-        base: BaseReader,
-        ways: list[tuple[PartitionState, Progress]],
-        marker: BaseMarker | None,
-        *,
-        fresh: bool = False,
-        failed: int | None = None,
-    ) -> None:
-        """Queue a catch-up of partitions to the base; each then follows from its new progress."""
-        self.settle()
-        for state, _ in ways:
-            state.mode = Mode.CATCHING_UP
-            state.refused = None
-        steps = catch_up(
-            self._store,
-            base,
-            [(state.recorded, after) for state, after in ways],
-            rows_max=self._rows_max,
-            pace=self._pace,
-        )
-        self._catch_ups.append(CatchUp(ways, base, marker, fresh, failed, steps))
-
-    @property
-    def catching_up(self) -> list[int]:
-        """Return the partitions of running and waiting catch-ups: take() drops their events."""
-        return [state.partition for each in self._catch_ups for state, _ in each.ways]
-
-    def step(self) -> dict[int, int | None]:
-        """Run a step of the first catch-up. At its end, return {partition: offset to continue at}.
-
-        The offset None is the current reading position.
-        """
-        if not self._catch_ups:
-            return {}
-        self._applier.wait()  # a table takes one batch at a time
-        current = self._catch_ups[0]
-        found: dict[int, int | None] = {}
-        try:
-            next(current.steps)
-            return {}
-        except StopIteration as end:
-            refused: dict[int, Refusal] = end.value
-            for state, after in current.ways:
-                if state.partition in refused:
-                    self._too_full(current, state, refused[state.partition])
-                    found[state.partition] = current.failed
-                    continue
-                self._caught_up(current, state, after)
-                found[state.partition] = state.offset
-        except ResourceExhausted as error:
-            for state, _ in current.ways:
-                self._too_full(current, state, Refusal(str(error), "", 0))
-                found[state.partition] = current.failed
-        except PetpsError as error:
-            for state, _ in current.ways:
-                state.tried.add(current.base.name)
-                reason = f"catch-up to {current.base.name}: {error}"
-                self._failed(state, reason, fresh=current.fresh)
-                found[state.partition] = current.failed
-        self._catch_ups.popleft()
-        return found
-
-    def close(self) -> None:
-        """Abandon the catch-ups: a running one may hold a scan, and so the pool, open."""
-        for each in self._catch_ups:
-            each.steps.close()
-        self._catch_ups.clear()
-
-    def _failed(self, state: PartitionState, reason: str, *, fresh: bool) -> None:
-        state.gaps += fresh
-        state.recorded = self._store.progress(state.partition) or state.recorded
-        state.standing, state.target = state.recorded.standing, state.recorded.target
-        state.mode = Mode.STALE
-        state.reason = reason
-        _log.error("[ingest] partition %d: %s", state.partition, state.reason)
-
-    def _too_full(self, current: CatchUp, state: PartitionState, refusal: Refusal) -> None:
-        """Mark a partition as full: the tables have no room for the base. It is tried again."""
-        reason = f"catch-up to {current.base.name}: {refusal.reason}"
-        self._failed(state, reason, fresh=current.fresh)
-        state.mode, state.refusals = Mode.FULL, state.refusals + 1
-        state.full = replace(refusal, reason=reason)
-        wait_longer(state)
+        state.wait_for(marker)
+        if not self._catch_ups.add_of_marker(state, marker, fresh=True, failed=marker.next_offset):
+            self._catch_ups.fail(state, state.reason, fresh=True)
 
     def stop_refused(self) -> None:
         """Stop the partitions whose rows could not be stored."""
@@ -468,42 +356,20 @@ class Follower:
             self._window.forget(state)
             if state.full is None:
                 _log.error("[ingest] partition %d stopped: %s", state.partition, refusal.reason)
-            stop_full(state, refusal)
+            state.stop_full(refusal)
 
     def retry_full(self) -> dict[int, int]:
         """Return {partition: offset to continue at} for partitions whose rows may have room now."""
-        found: dict[int, int] = {}
+        offsets: dict[int, int] = {}
         for state in self._states.values():
             if is_over(state):
-                state.full = None
+                state.forget_refusal()
                 _log.info("[ingest] partition %d goes on: its rows have room", state.partition)
             elif is_due(state, self._tables):
                 self.settle()
-                try_again(state)
-                found[state.partition] = state.offset
-        return found
-
-    def _caught_up(self, current: CatchUp, state: PartitionState, after: Progress) -> None:
-        marker = current.marker
-        state.recorded = after
-        state.run, state.seq, state.version = after.run, after.seq, after.version
-        state.offset = after.offset
-        state.publisher = after.publisher
-        # Inside a run, rows of the current version may precede the marker.
-        state.counts = {} if marker and marker.header.begins_run else None
-        state.catch_ups += 1
-        state.full = None
-        state.tried.clear()
-        if current.base.version >= self.dense[0]:
-            self.dense = (current.base.version, current.base.dense)
-        state.follow()
-        _log.info(
-            "[ingest] partition %d caught up to %s (run %d, seq %d)",
-            state.partition,
-            current.base.name,
-            after.run,
-            after.seq,
-        )
+                state.try_again()
+                offsets[state.partition] = state.offset
+        return offsets
 
     def retry_stale(self) -> None:
         """Search bases for the stopped partitions, and queue catch-ups to them."""
@@ -512,7 +378,7 @@ class Follower:
             for state in self._states.values()
             if not state.following and state.mode is not Mode.CATCHING_UP
         ]
-        if not stopped or self._bases is None:
+        if not stopped or not self._catch_ups.has_bases:
             return
         searching: list[PartitionState] = []
         for state in stopped:
@@ -523,48 +389,14 @@ class Follower:
                 self._leave(state, state.offset, marker)
                 continue
             if marker is not None:
-                self._catch_up_marker(state, marker)
+                self._catch_ups.add_of_marker(state, marker)
                 continue
             searching.append(state)
-        if searching:
-            self._search(searching, self._bases)
+        self._catch_ups.search(searching)
 
-    def _is_ours(self, base: BaseReader) -> bool:
-        return base.instance in (self._store.instance, self._store.model)
-
-    def _search(self, stopped: list[PartitionState], bases: BaseSource) -> None:
-        """Queue catch-ups to the newest base that ends each stop, one for all that share a base."""
-        try:
-            candidates = [base for base in bases.of_model(self._store.model) if self._is_ours(base)]
-        except PetpsError as error:
-            for state in stopped:
-                state.search = f"no base can be looked for: {error}"
-            return
-        together: dict[str, tuple[BaseReader, list[tuple[PartitionState, Progress]]]] = {}
-        for state in stopped:
-            state.search = ""
-            for base in candidates:
-                run, seq = base.position(state.partition)
-                passed = base.name in state.tried or harms(state, base, self._tables)
-                if passed or not state.mended_by(run, seq):
-                    continue
-                publisher = state.publisher if run == state.run else 0
-                after = Progress(
-                    state.partition,
-                    run,
-                    seq,
-                    state.resume_offset,
-                    base.version,
-                    publisher=publisher,
-                )
-                together.setdefault(base.name, (base, []))[1].append((state, after))
-                break
-            else:
-                state.tried.clear()  # next time, start with the newest again
-        for base, ways in together.values():
-            most = partitions_at_once(base)
-            for start in range(0, len(ways), most):
-                self._catch_up(base, ways[start : start + most], None)
+    def _note_dense(self, version: int, dense: str | None) -> None:
+        if version >= self.dense[0]:
+            self.dense = (version, dense)
 
     def flush(self) -> None:
         """Start to apply what was taken; its progress is recorded after it."""

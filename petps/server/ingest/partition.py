@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Final
 
 from petps.delta import RecordHeader
-from petps.server.ingest.order import Applied
+from petps.server.ingest.order import Applied, mark_of
 from petps.server.ingest.status import Mode, PartitionHealth, PartitionStatus, Samples, freshness_of
 from petps.server.ingest.store import Progress, Standing
 
@@ -25,6 +26,9 @@ COUNTERS: Final = (
     "samples",
 )
 
+
+FIRST_RETRY_SECONDS: Final = 0.1
+LAST_RETRY_SECONDS: Final = 10.0
 
 # Reason why a partition does not follow after a restart, by its standing.
 _RECORDED_REASONS: Final = {
@@ -165,6 +169,60 @@ class PartitionState:
         applied = (self.recorded.run, self.recorded.seq)
         return (run, seq) > applied or ((run, seq) == applied and self.standing.needs_base)
 
+    def count(self, counter: str) -> None:
+        """Add 1 to one of COUNTERS."""
+        assert counter in COUNTERS
+        setattr(self, counter, getattr(self, counter) + 1)
+
+    # ---- transitions: a record was taken
+
+    def advance(self, header: RecordHeader, next_offset: int) -> None:
+        """Note that the record of this header was taken; reading continues at ``next_offset``."""
+        self.run, self.seq, self.publisher = header.run, header.seq, mark_of(header.publisher)
+        self.offset = next_offset
+
+    def skip_to(self, offset: int) -> None:
+        """Read on at ``offset``: what precedes it is passed over, or has to be read again."""
+        self.offset = offset
+
+    def begin_version(self) -> None:
+        """Count the rows of a version from its beginning."""
+        self.counts = {}
+
+    def count_rows(self, table: str, rows: int) -> None:
+        """Count rows of the current version, if its beginning is known."""
+        if self.counts is not None:
+            self.counts[table] = self.counts.get(table, 0) + rows
+
+    def complete_version(self, version: int) -> None:
+        """Note that a commit was taken: the version is complete, and the next one begins."""
+        self.version = max(self.version, version)
+        self.begin_version()
+
+    def record(self, progress: Progress) -> None:
+        """Note the progress that the pool has recorded."""
+        self.recorded = progress
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Note rows that could not be stored; the applier calls this."""
+        self.refused = refusal
+
+    def count_applied(self, rows: int, freshness_ms: float) -> None:
+        """Count a record of rows that is applied and recorded."""
+        self.samples.add(freshness_ms)
+        self.records += 1
+        self.rows += rows
+
+    # ---- transitions: stop
+
+    def explain(self, reason: str) -> None:
+        """Set why the partition does not follow."""
+        self.reason = reason
+
+    def explain_search(self, search: str) -> None:
+        """Set why no base is found; an empty text: one is, or none is looked for."""
+        self.search = search
+
     def stop(self, mode: Mode, reason: str, *, offset: int, resume_offset: int) -> None:
         """Apply nothing more until the reason is gone. A restart continues at ``offset``."""
         self.mode = mode
@@ -173,6 +231,90 @@ class PartitionState:
         self.offset = offset
         self.resume_offset = resume_offset
         self.counts = None
+
+    def stop_at_gap(self, reason: str, *, offset: int, resume_offset: int) -> None:
+        """Stop because something is missing in the log."""
+        self.count("gaps")
+        self.stop(Mode.STALE, reason, offset=offset, resume_offset=resume_offset)
+
+    def stop_until_base(self, standing: Standing, target: int, reason: str, offset: int) -> None:
+        """Stop for a reason that the pool records, and that only a base ends."""
+        is_conflict = standing is Standing.CONFLICT
+        self.count("conflicts" if is_conflict else "gaps")
+        mode = Mode.CONFLICT if is_conflict else Mode.STALE
+        self.stop(mode, reason, offset=offset, resume_offset=offset)
+        self.standing, self.target = standing, target
+
+    def resume_at(self, offset: int) -> None:
+        """Set where to read again once the missing seq has come."""
+        self.resume_offset = offset
+
+    def wait_for(self, marker: BaseMarker | None) -> None:
+        """Wait for the base of a marker; None: for any base."""
+        self.marker = marker
+
+    # ---- transitions: rows without room
+
+    def stop_full(self, refusal: Refusal) -> None:
+        """Stop a following partition. The first retry is at once, the next at growing intervals."""
+        if self.full is None:
+            self.retry_at = self.retry_wait = 0.0
+        else:
+            self.wait_longer()
+        self.go_back()
+        self.mode = Mode.FULL
+        self.reason = ""
+        self.count("refusals")
+        self.full = refusal
+
+    def wait_longer(self) -> None:
+        """Postpone the next retry, by twice the wait of the last one."""
+        self.retry_wait = min(max(FIRST_RETRY_SECONDS, 2 * self.retry_wait), LAST_RETRY_SECONDS)
+        self.retry_at = time.monotonic() + self.retry_wait
+
+    def try_again(self) -> None:
+        """Follow again from the recorded progress. Nothing of the partition may be in flight."""
+        self.refused = None
+        self.mode = Mode.FOLLOWING
+
+    def forget_refusal(self) -> None:
+        """Note that progress has passed the rows that had no room."""
+        self.full = None
+
+    # ---- transitions: catch-up
+
+    def begin_catch_up(self) -> None:
+        """Apply nothing of the log until the catch-up ends."""
+        self.mode = Mode.CATCHING_UP
+        self.refused = None
+
+    def end_catch_up(self, after: Progress, *, begins_run: bool) -> None:
+        """Follow from the progress of the base; begins_run: no row of a version precedes it."""
+        self.recorded = after
+        self.run, self.seq, self.version = after.run, after.seq, after.version
+        self.offset = after.offset
+        self.publisher = after.publisher
+        self.counts = {} if begins_run else None
+        self.count("catch_ups")
+        self.full = None
+        self.tried.clear()
+        self.follow()
+
+    def fail_catch_up(self, recorded: Progress | None, reason: str, *, fresh: bool) -> None:
+        """Stop as ``recorded`` says; fresh: the partition was healthy before, so it is a gap."""
+        if fresh:
+            self.count("gaps")
+        self.recorded = recorded or self.recorded
+        self.standing, self.target = self.recorded.standing, self.recorded.target
+        self.mode = Mode.STALE
+        self.reason = reason
+
+    def find_base_too_large(self, refusal: Refusal) -> None:
+        """After fail_catch_up(): the tables have no room for the base, which is tried again."""
+        self.mode = Mode.FULL
+        self.count("refusals")
+        self.full = refusal
+        self.wait_longer()
 
     def go_back(self) -> None:
         """Forget what was taken but not recorded: reading continues after the recorded progress."""

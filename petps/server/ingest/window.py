@@ -88,7 +88,7 @@ class Window:
         for partition, count in rows.items():
             progress = self._progress[partition]
             until = (progress.run, progress.seq)
-            self._touched[partition].refused = Refusal(reason, table, count, until)
+            self._touched[partition].refuse(Refusal(reason, table, count, until))
 
     def record(self, store: Store) -> None:
         """Record the progress of the touched partitions. The applied version then covers them."""
@@ -97,14 +97,12 @@ class Window:
         if progress:
             store.record_progress(progress)
         for state, recorded in zip(stored, progress, strict=True):
-            state.recorded = recorded
+            state.record(recorded)
         now = time.time_ns()
         for state, published_ns, rows in self._times:
             if state.refused is not None:
                 continue
-            state.samples.add((now - published_ns) / 1e6)
-            state.records += 1
-            state.rows += rows
+            state.count_applied(rows, (now - published_ns) / 1e6)
 
 
 def _apply(table: StoreTable, merger: Merger, bodies: list[RowsBody], stamp: int) -> Keys:

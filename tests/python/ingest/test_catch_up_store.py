@@ -178,7 +178,7 @@ def test_killed_at_every_change_it_ends_equal(
         trainer.checkpoint()
     trainer.lose_the_log()
     trainer.publish()
-    monkeypatch.setattr("petps.server.ingest.follow.partitions_at_once", lambda base: at_once)
+    monkeypatch.setattr("petps.server.ingest.catch_ups.partitions_at_once", lambda base: at_once)
 
     def begun() -> MortalStore:
         server = MortalStore(SCHEMAS, P)

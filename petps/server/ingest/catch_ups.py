@@ -1,0 +1,219 @@
+"""The catch-ups of one instance: a queue, and the search for bases that end a stop."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from petps.errors import PetpsError, ResourceExhausted
+from petps.server.ingest.catch_up import CatchUp, catch_up, partitions_at_once
+from petps.server.ingest.full import harms
+from petps.server.ingest.order import mark_of
+from petps.server.ingest.partition import BaseMarker, PartitionState, Refusal
+from petps.server.ingest.store import BaseReader, BaseSource, Progress, Store, StoreTable
+
+__all__ = ["CatchUps"]
+
+_log = logging.getLogger("petps.server.ingest")
+
+
+class CatchUps:
+    """Catch-ups run one after the other, a step at a time.
+
+    ``tables`` returns the instance's tables by name. ``settle`` returns once everything taken is
+    applied: a table takes one batch at a time. ``note_dense`` is told the version and the dense
+    weights of each base that partitions caught up to.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        bases: BaseSource | None,
+        *,
+        tables: Callable[[], Mapping[str, StoreTable]],
+        rows_max: int,
+        pace: Callable[[int], None],
+        settle: Callable[[], None],
+        note_dense: Callable[[int, str | None], None],
+    ) -> None:
+        self._store = store
+        self._bases = bases
+        self._tables = tables
+        self._rows_max = rows_max
+        self._pace = pace
+        self._settle = settle
+        self._note_dense = note_dense
+        self._queue: deque[CatchUp] = deque()
+
+    @property
+    def has_bases(self) -> bool:
+        """Return whether there is any place to read bases from."""
+        return self._bases is not None
+
+    @property
+    def partitions(self) -> list[int]:
+        """Return the partitions of running and waiting catch-ups."""
+        return [state.partition for current in self._queue for state, _ in current.ways]
+
+    def add_of_marker(
+        self,
+        state: PartitionState,
+        marker: BaseMarker,
+        *,
+        fresh: bool = False,
+        failed: int | None = None,
+    ) -> bool:
+        """Queue a catch-up to the base of a marker. Return False if there is no such base."""
+        header = marker.header
+        after = Progress(
+            state.partition,
+            header.run,
+            header.seq,
+            marker.next_offset,
+            header.version,
+            publisher=mark_of(header.publisher),
+        )
+        try:
+            if self._bases is None:
+                raise PetpsError(
+                    f"the run begins with the base {marker.location}, and no checkpoint folder is "
+                    "configured to read it from"
+                )
+            base = self._bases.open(marker.location)
+            if not header.begins_run and not self._is_ours(base):
+                raise PetpsError(f"it holds {base.instance}, not {self._store.instance}")
+            if not header.begins_run and harms(state, base, self._tables()):
+                raise PetpsError("it has more rows than the tables can hold")
+        except PetpsError as error:
+            state.explain(f"base {marker.location}: {error}")
+            _log.error("[ingest] partition %d: %s", state.partition, state.reason)
+            return False
+        self._add(base, [(state, after)], marker, fresh=fresh, failed=failed)
+        return True
+
+    def search(self, stopped: Sequence[PartitionState]) -> None:
+        """Queue catch-ups to the newest base that ends each stop, one for all that share a base."""
+        if not stopped or self._bases is None:
+            return
+        try:
+            candidates = [
+                base for base in self._bases.of_model(self._store.model) if self._is_ours(base)
+            ]
+        except PetpsError as error:
+            for state in stopped:
+                state.explain_search(f"no base can be looked for: {error}")
+            return
+        together: dict[str, tuple[BaseReader, list[tuple[PartitionState, Progress]]]] = {}
+        for state in stopped:
+            state.explain_search("")
+            for base in candidates:
+                run, seq = base.position(state.partition)
+                passed = base.name in state.tried or harms(state, base, self._tables())
+                if passed or not state.mended_by(run, seq):
+                    continue
+                publisher = state.publisher if run == state.run else 0
+                after = Progress(
+                    state.partition,
+                    run,
+                    seq,
+                    state.resume_offset,
+                    base.version,
+                    publisher=publisher,
+                )
+                together.setdefault(base.name, (base, []))[1].append((state, after))
+                break
+            else:
+                state.tried.clear()  # next time, start with the newest again
+        for base, ways in together.values():
+            most = partitions_at_once(base)
+            for start in range(0, len(ways), most):
+                self._add(base, ways[start : start + most], None)
+
+    def step(self) -> dict[int, int | None]:
+        """Run a step of the first catch-up; see Follower.step.
+
+        There must be one, and nothing may be in flight to the tables.
+        """
+        current = self._queue[0]
+        offsets: dict[int, int | None] = {}
+        try:
+            next(current.steps)
+            return {}
+        except StopIteration as end:
+            refused: dict[int, Refusal] = end.value
+            for state, after in current.ways:
+                if state.partition in refused:
+                    self._stop_full(current, state, refused[state.partition])
+                    offsets[state.partition] = current.failed
+                    continue
+                self._finish(current, state, after)
+                offsets[state.partition] = state.offset
+        except ResourceExhausted as error:
+            for state, _ in current.ways:
+                self._stop_full(current, state, Refusal(str(error), "", 0))
+                offsets[state.partition] = current.failed
+        except PetpsError as error:
+            for state, _ in current.ways:
+                state.tried.add(current.base.name)
+                reason = f"catch-up to {current.base.name}: {error}"
+                self.fail(state, reason, fresh=current.fresh)
+                offsets[state.partition] = current.failed
+        self._queue.popleft()
+        return offsets
+
+    def close(self) -> None:
+        """Abandon the catch-ups: a running one may hold a scan, and so the pool, open."""
+        for current in self._queue:
+            current.steps.close()
+        self._queue.clear()
+
+    def fail(self, state: PartitionState, reason: str, *, fresh: bool) -> None:
+        """Stop a partition whose catch-up failed; fresh: it was healthy before."""
+        state.fail_catch_up(self._store.progress(state.partition), reason, fresh=fresh)
+        _log.error("[ingest] partition %d: %s", state.partition, reason)
+
+    def _add(
+        self,
+        base: BaseReader,
+        ways: list[tuple[PartitionState, Progress]],
+        marker: BaseMarker | None,
+        *,
+        fresh: bool = False,
+        failed: int | None = None,
+    ) -> None:
+        """Queue a catch-up of partitions to the base; each then follows from its new progress."""
+        self._settle()
+        for state, _ in ways:
+            state.begin_catch_up()
+        steps = catch_up(
+            self._store,
+            base,
+            [(state.recorded, after) for state, after in ways],
+            rows_max=self._rows_max,
+            pace=self._pace,
+        )
+        self._queue.append(CatchUp(ways, base, marker, fresh, failed, steps))
+
+    def _finish(self, current: CatchUp, state: PartitionState, after: Progress) -> None:
+        marker = current.marker
+        # Inside a run, rows of the current version may precede the marker.
+        state.end_catch_up(after, begins_run=marker is not None and marker.header.begins_run)
+        self._note_dense(current.base.version, current.base.dense)
+        _log.info(
+            "[ingest] partition %d caught up to %s (run %d, seq %d)",
+            state.partition,
+            current.base.name,
+            after.run,
+            after.seq,
+        )
+
+    def _stop_full(self, current: CatchUp, state: PartitionState, refusal: Refusal) -> None:
+        """Mark a partition as full: the tables have no room for the base. It is tried again."""
+        reason = f"catch-up to {current.base.name}: {refusal.reason}"
+        self.fail(state, reason, fresh=current.fresh)
+        state.find_base_too_large(replace(refusal, reason=reason))
+
+    def _is_ours(self, base: BaseReader) -> bool:
+        return base.instance in (self._store.instance, self._store.model)
