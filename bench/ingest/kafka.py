@@ -34,7 +34,7 @@ from petps.delta.kafka.options import KafkaOptions, parse_address
 from petps.publish import Publisher
 from petps.server.ingest import Ingest
 from petps.server.ingest.ingest import NICENESS, ROWS_MAX
-from petps.server.ingest.native_store import NativeStore
+from petps.server.ingest.native_tables import NativeInstanceTables
 from tests.kafka.broker import Broker, NotAvailable
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -158,7 +158,7 @@ def _tables(path: Path, keys: Keys) -> Iterator[_native.Tables]:
 
 def _apply(tables: _native.Tables, keys: Keys, total: int) -> float:
     """Return the rows a second applied from memory, in batches of ingest's size."""
-    table = NativeStore(tables, MODEL).tables()[TABLE]
+    table = NativeInstanceTables(tables, MODEL).tables()[TABLE]
     rng = np.random.default_rng(3)
     size = min(ROWS_MAX, len(keys))
     rows = rng.integers(0, 255, (size, SCHEMA.row_bytes), dtype=np.uint8)
@@ -200,7 +200,7 @@ def _ingest(place: str, tables: _native.Tables, total: int, versions: int) -> fl
     The first versions are left out of the rate if more follow.
     """
     with closing(open_log(place, partitions=PARTITIONS)) as log:
-        ingest = Ingest(log, NativeStore(tables, MODEL), dead_letters=_NoDeadLetters())
+        ingest = Ingest(log, NativeInstanceTables(tables, MODEL), dead_letters=_NoDeadLetters())
         began, first = time.monotonic(), 0
         ingest.start()
         if not ingest.wait_for(1, WAIT_SECONDS):

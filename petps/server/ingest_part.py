@@ -16,7 +16,7 @@ from petps.delta import DeltaLog, is_kafka, open_log
 from petps.errors import FailedPrecondition
 from petps.server.ingest import DirectoryDeadLetters, Ingest, LogDeadLetters
 from petps.server.ingest.dense import DenseNames
-from petps.server.ingest.native_store import NativeInstances, NativeStore
+from petps.server.ingest.native_tables import NativeInstances, NativeInstanceTables
 from petps.server.ingest.status import PartitionHealth
 
 __all__ = ["IngestPart", "start_ingest"]
@@ -66,7 +66,7 @@ def start_ingest(
     """
     model = config.ingest_model()
     threads = config.ingest.apply_threads or _automatic_apply_threads()
-    store = NativeStore(tables, model, threads=threads)
+    store = NativeInstanceTables(tables, model, threads=threads)
     if not store.tables():
         raise FailedPrecondition(
             f"[ingest] follows {location}, but model '{model}' has no table with feed 'delta': "
@@ -98,7 +98,9 @@ def start_ingest(
         raise
 
 
-def _bases(config: Config, store: NativeStore, location: str) -> BaseFolder | ServedVersions:
+def _bases(
+    config: Config, store: NativeInstanceTables, location: str
+) -> BaseFolder | ServedVersions:
     bases = BaseFolder(config.bases() or Path(location).parent)
     place = config.ingest.store
     if place is None:

@@ -19,7 +19,7 @@ from petps.checkpoint import POLICIES, Store
 from petps.delta import open_log
 from petps.errors import FailedPrecondition, InvalidArgument, IoError, Unavailable
 from petps.server.ingest import Ingest
-from petps.server.ingest.native_store import NativeStore
+from petps.server.ingest.native_tables import NativeInstanceTables
 from petps.train import ranks
 from petps.train.link import Links
 from petps.train.optimizer import Adam
@@ -215,7 +215,7 @@ def test_what_is_served_is_what_was_trained(tmp_path: Path) -> None:
     in_threads(WORLD, lambda rank, links: train(rank, links, 20, False))
     trained = in_threads(WORLD, lambda rank, links: train(rank, links, 24, True))
     log = open_log(place, partitions=PARTITIONS)
-    ingest = Ingest(log, NativeStore(tables, "m"), dead_letters=NoDeadLetters())
+    ingest = Ingest(log, NativeInstanceTables(tables, "m"), dead_letters=NoDeadLetters())
     ingest.start()
     assert ingest.wait_for(6, 60), ingest.status().as_json()
     ingest.stop()

@@ -3,9 +3,9 @@
 Owns:        the order rule (order.py), merging (window.py), catch-up (catch_up.py), dead letters,
              the choice of the instance that a run feeds, the following thread (ingest.py), its
              status.
-Never does:  depend on a kind of log or of table: it uses Protocols (store.py, petps/delta/log.py);
-             skip anything without reporting it.
-Called by:   server, cli, demo.
+Never does:  depend on a kind of log or of table: it uses Protocols (protocols.py,
+             petps/delta/log.py); skip anything without reporting it.
+Called by:   server.
 Invariants:  Progress is recorded only after the rows it covers are durable. A version is reported
              once every record of it is applied. A stopped partition never applies a later record.
 Threads:     three of its own: one reads and decodes, one applies what was decoded before, and one
@@ -15,17 +15,17 @@ Threads:     three of its own: one reads and decodes, one applies what was decod
 from petps.server.ingest.dead_letters import DirectoryDeadLetters, LogDeadLetters
 from petps.server.ingest.ingest import Ingest
 from petps.server.ingest.order import Applied, Decision, Outcome, decide
-from petps.server.ingest.status import Freshness, IngestStatus, Mode, PartitionStatus
-from petps.server.ingest.store import (
+from petps.server.ingest.protocols import (
     BaseReader,
     BaseSource,
     DeadLetters,
     Instances,
+    InstanceTable,
+    InstanceTables,
     Progress,
     Standing,
-    Store,
-    StoreTable,
 )
+from petps.server.ingest.status import Freshness, IngestStatus, Mode, PartitionStatus
 
 __all__ = [
     "Applied",
@@ -37,6 +37,8 @@ __all__ = [
     "Freshness",
     "Ingest",
     "IngestStatus",
+    "InstanceTable",
+    "InstanceTables",
     "Instances",
     "LogDeadLetters",
     "Mode",
@@ -44,7 +46,5 @@ __all__ = [
     "PartitionStatus",
     "Progress",
     "Standing",
-    "Store",
-    "StoreTable",
     "decide",
 ]

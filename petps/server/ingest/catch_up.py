@@ -13,7 +13,14 @@ from petps.delta.schema import partition_of
 from petps.errors import FailedPrecondition, InvalidArgument
 from petps.server.ingest.full import full_reason
 from petps.server.ingest.partition import BaseMarker, PartitionState, Refusal
-from petps.server.ingest.store import BaseReader, Keys, Progress, Standing, Store, StoreTable
+from petps.server.ingest.protocols import (
+    BaseReader,
+    InstanceTable,
+    InstanceTables,
+    Keys,
+    Progress,
+    Standing,
+)
 
 __all__ = ["CatchUp", "catch_up", "check_base", "partitions_at_once"]
 
@@ -43,7 +50,7 @@ def partitions_at_once(base: BaseReader) -> int:
     return max(1, KEPT_KEYS_MAX * base.partitions // max(1, largest))
 
 
-def check_base(store: Store, base: BaseReader, tables: dict[str, StoreTable]) -> None:
+def check_base(store: InstanceTables, base: BaseReader, tables: dict[str, InstanceTable]) -> None:
     """Raise InvalidArgument, naming the difference, if the base does not fit this instance."""
     if base.model != store.model:
         raise InvalidArgument(f"{base.name} is of model {base.model}, not of {store.model}")
@@ -69,7 +76,7 @@ def check_base(store: Store, base: BaseReader, tables: dict[str, StoreTable]) ->
 
 
 def catch_up(
-    store: Store,
+    store: InstanceTables,
     base: BaseReader,
     ways: Sequence[tuple[Progress, Progress]],
     *,
@@ -141,8 +148,8 @@ class _Table:
 
     def __init__(
         self,
-        store: Store,
-        table: StoreTable,
+        store: InstanceTables,
+        table: InstanceTable,
         base: BaseReader,
         partitions: Collection[int],
         rows_max: int,

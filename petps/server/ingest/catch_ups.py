@@ -12,7 +12,13 @@ from petps.server.ingest.catch_up import CatchUp, catch_up, partitions_at_once
 from petps.server.ingest.full import harms
 from petps.server.ingest.order import mark_of
 from petps.server.ingest.partition import BaseMarker, PartitionState, Refusal
-from petps.server.ingest.store import BaseReader, BaseSource, Progress, Store, StoreTable
+from petps.server.ingest.protocols import (
+    BaseReader,
+    BaseSource,
+    InstanceTable,
+    InstanceTables,
+    Progress,
+)
 
 __all__ = ["CatchUps"]
 
@@ -29,10 +35,10 @@ class CatchUps:
 
     def __init__(
         self,
-        store: Store,
+        store: InstanceTables,
         bases: BaseSource | None,
         *,
-        tables: Callable[[], Mapping[str, StoreTable]],
+        tables: Callable[[], Mapping[str, InstanceTable]],
         rows_max: int,
         pace: Callable[[int], None],
         settle: Callable[[], None],

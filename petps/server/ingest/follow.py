@@ -31,14 +31,14 @@ from petps.server.ingest.catch_ups import CatchUps
 from petps.server.ingest.full import is_due, is_over
 from petps.server.ingest.order import Decision, Outcome, count_problem, decide
 from petps.server.ingest.partition import BaseMarker, PartitionState
-from petps.server.ingest.status import Mode
-from petps.server.ingest.store import (
+from petps.server.ingest.protocols import (
     BaseSource,
     DeadLetters,
+    InstanceTable,
+    InstanceTables,
     Standing,
-    Store,
-    StoreTable,
 )
+from petps.server.ingest.status import Mode
 from petps.server.ingest.window import Merger, Window
 
 __all__ = ["Follower"]
@@ -58,7 +58,7 @@ class Follower:
 
     def __init__(
         self,
-        store: Store,
+        store: InstanceTables,
         bases: BaseSource | None,
         dead_letters: DeadLetters,
         states: dict[int, PartitionState],
@@ -81,7 +81,7 @@ class Follower:
         self._states = states
         self._rows_max = rows_max
         self._pace = pace
-        self._tables: dict[str, StoreTable] = dict(store.tables())
+        self._tables: dict[str, InstanceTable] = dict(store.tables())
         self._window = Window()
         self._merger = Merger(rows_max)
         self.dense: tuple[int, str | None] = (0, None)
@@ -132,7 +132,7 @@ class Follower:
         return None
 
     @property
-    def store(self) -> Store:
+    def store(self) -> InstanceTables:
         """Return the instance that the partitions feed."""
         return self._store
 

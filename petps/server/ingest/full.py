@@ -11,13 +11,13 @@ import time
 from collections.abc import Mapping
 
 from petps.server.ingest.partition import PartitionState
+from petps.server.ingest.protocols import BaseReader, InstanceTable
 from petps.server.ingest.status import Mode
-from petps.server.ingest.store import BaseReader, StoreTable
 
 __all__ = ["full_reason", "harms", "is_due", "is_over"]
 
 
-def full_reason(table: StoreTable, rows: int) -> str:
+def full_reason(table: InstanceTable, rows: int) -> str:
     """Return the reason why rows of new keys were not stored, and the remedy."""
     return (
         f"table '{table.schema.name}' is full (capacity {table.capacity:,}): {rows:,} new keys "
@@ -32,7 +32,7 @@ def is_over(state: PartitionState) -> bool:
     return full is not None and state.following and (recorded.run, recorded.seq) >= full.until
 
 
-def is_due(state: PartitionState, tables: Mapping[str, StoreTable]) -> bool:
+def is_due(state: PartitionState, tables: Mapping[str, InstanceTable]) -> bool:
     """Return whether it is time to retry the rows that had no room."""
     full = state.full
     if full is None or state.mode is not Mode.FULL or state.refused is None:
@@ -48,7 +48,7 @@ def is_due(state: PartitionState, tables: Mapping[str, StoreTable]) -> bool:
     return True
 
 
-def harms(state: PartitionState, base: BaseReader, tables: Mapping[str, StoreTable]) -> bool:
+def harms(state: PartitionState, base: BaseReader, tables: Mapping[str, InstanceTable]) -> bool:
     """Return whether the base would damage rows that are consistent at some version.
 
     This is so if the tables cannot hold all of its rows: only a part of the base would be stored.

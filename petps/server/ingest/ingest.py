@@ -19,8 +19,8 @@ from petps.server.ingest.follow import Follower
 from petps.server.ingest.instances import SingleInstance
 from petps.server.ingest.lag import Lag
 from petps.server.ingest.partition import BaseMarker, PartitionState
+from petps.server.ingest.protocols import BaseSource, DeadLetters, Instances, InstanceTables
 from petps.server.ingest.status import Freshness, IngestStatus, Mode, PartitionHealth, freshness_of
-from petps.server.ingest.store import BaseSource, DeadLetters, Instances, Store
 
 __all__ = ["Ingest"]
 
@@ -60,7 +60,7 @@ class Ingest:
     def __init__(
         self,
         log: DeltaLog,
-        store: Store,
+        store: InstanceTables,
         *,
         dead_letters: DeadLetters,
         bases: BaseSource | None = None,
@@ -331,7 +331,7 @@ class Ingest:
         """Create states and followers from the recorded progress; counters and samples go on."""
         starts = self._log.start_offsets(self._partitions)
         states: dict[int, PartitionState] = {}
-        stores: dict[str, Store] = {}
+        stores: dict[str, InstanceTables] = {}
         by_instance: dict[str, dict[int, PartitionState]] = {}
         for partition in self._partitions:
             store = self._instances.owner(partition)
@@ -344,7 +344,7 @@ class Ingest:
         self._states = states
         self._whole = False
 
-    def _state(self, partition: int, store: Store, start: int) -> PartitionState:
+    def _state(self, partition: int, store: InstanceTables, start: int) -> PartitionState:
         state = PartitionState.of(partition, store.progress(partition), start)
         earlier = self._states.get(partition)
         if state.recorded.standing.needs_base:
@@ -353,7 +353,7 @@ class Ingest:
             state.take_counters(earlier)
         return state
 
-    def _follower(self, store: Store, states: dict[int, PartitionState]) -> Follower:
+    def _follower(self, store: InstanceTables, states: dict[int, PartitionState]) -> Follower:
         follower = Follower(
             store,
             self._bases,

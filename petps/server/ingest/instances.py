@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from petps.errors import InvalidArgument
-from petps.server.ingest.store import BaseReader, Store
+from petps.server.ingest.protocols import BaseReader, InstanceTables
 
 __all__ = ["SingleInstance"]
 
@@ -11,20 +11,20 @@ __all__ = ["SingleInstance"]
 class SingleInstance:
     """One store as Instances: it owns every partition, and no other instance can begin."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: InstanceTables) -> None:
         self._store = store
 
-    def owner(self, partition: int) -> Store:
+    def owner(self, partition: int) -> InstanceTables:
         """See Instances."""
         del partition
         return self._store
 
-    def begin(self, name: str, base: BaseReader, run: int) -> Store | None:
+    def begin(self, name: str, base: BaseReader, run: int) -> InstanceTables | None:
         """See Instances."""
         del run
         raise InvalidArgument(
             f"{base.name} begins instance {name}, and only {self._store.instance} is followed here"
         )
 
-    def complete(self, store: Store) -> None:
+    def complete(self, store: InstanceTables) -> None:
         """Do nothing. See Instances."""

@@ -8,8 +8,8 @@ from typing import Final
 
 from petps.delta import RecordHeader
 from petps.server.ingest.order import Applied, mark_of
+from petps.server.ingest.protocols import Progress, Standing
 from petps.server.ingest.status import Mode, PartitionHealth, PartitionStatus, Samples, freshness_of
-from petps.server.ingest.store import Progress, Standing
 
 __all__ = ["BaseMarker", "PartitionState", "Refusal"]
 

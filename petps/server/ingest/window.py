@@ -14,7 +14,7 @@ from petps.delta.schema import partition_of
 from petps.errors import ResourceExhausted
 from petps.server.ingest.full import full_reason
 from petps.server.ingest.partition import PartitionState, Refusal
-from petps.server.ingest.store import Keys, Mask, Progress, Rows, Store, StoreTable
+from petps.server.ingest.protocols import InstanceTable, InstanceTables, Keys, Mask, Progress, Rows
 
 __all__ = ["Merger", "Window"]
 
@@ -61,7 +61,7 @@ class Window:
     def __bool__(self) -> bool:
         return bool(self._touched)
 
-    def apply(self, tables: Mapping[str, StoreTable], merger: Merger, partitions: int) -> None:
+    def apply(self, tables: Mapping[str, InstanceTable], merger: Merger, partitions: int) -> None:
         """Apply all rows in the merger's batches. May be called again after an error.
 
         If rows cannot be stored, mark their partitions (PartitionState.refused): nothing more of
@@ -90,7 +90,7 @@ class Window:
             until = (progress.run, progress.seq)
             self._touched[partition].refuse(Refusal(reason, table, count, until))
 
-    def record(self, store: Store) -> None:
+    def record(self, store: InstanceTables) -> None:
         """Record the progress of the touched partitions. The applied version then covers them."""
         stored = [state for state in self._touched.values() if state.refused is None]
         progress = [self._progress[state.partition] for state in stored]
@@ -105,7 +105,7 @@ class Window:
             state.count_applied(rows, (now - published_ns) / 1e6)
 
 
-def _apply(table: StoreTable, merger: Merger, bodies: list[RowsBody], stamp: int) -> Keys:
+def _apply(table: InstanceTable, merger: Merger, bodies: list[RowsBody], stamp: int) -> Keys:
     """Apply bodies in their order. Return the keys whose newest row could not be stored."""
     none = np.empty(0, np.uint64)
     left, left_rows = none, np.empty((0, table.schema.row_bytes), np.uint8)
@@ -126,7 +126,7 @@ def _apply(table: StoreTable, merger: Merger, bodies: list[RowsBody], stamp: int
     return left[~table.holds(left)]
 
 
-def _absent_upserts(table: StoreTable, keys: Keys, deleted: Mask | None) -> Places:
+def _absent_upserts(table: InstanceTable, keys: Keys, deleted: Mask | None) -> Places:
     """Return the places of each key's last row in the batch, if the table does not hold the key."""
     last = len(keys) - 1 - np.unique(keys[::-1], return_index=True)[1]
     if deleted is not None:

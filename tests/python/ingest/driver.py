@@ -16,8 +16,8 @@ from petps.server.ingest.applier import Applier, InlineApplier
 from petps.server.ingest.follow import Follower
 from petps.server.ingest.ingest import ROWS_MAX
 from petps.server.ingest.partition import PartitionState
-from petps.server.ingest.store import BaseSource
-from tests.python.ingest.model import Letters, MemoryStore
+from petps.server.ingest.protocols import BaseSource
+from tests.python.ingest.model import Letters, MemoryTables
 from tests.python.ingest.world import write_rows
 
 SCHEMAS = [TableSchema("user", "f32", 4), TableSchema("item", "f32", 2)]
@@ -30,7 +30,7 @@ class Driver:
     """An ingest in the caller's thread, which follows a log until nothing more can be done."""
 
     log: DeltaLog
-    store: MemoryStore
+    store: MemoryTables
     letters: Letters
     bases: BaseSource | None = None
     rows_max: int = ROWS_MAX
@@ -163,7 +163,7 @@ def stream_of(log: DirectoryLog, position: Position) -> Stream:
     return stream
 
 
-def rows_by_partition(store: MemoryStore) -> dict[int, Rows]:
+def rows_by_partition(store: MemoryTables) -> dict[int, Rows]:
     """Return the store's rows by partition."""
     found: dict[int, Rows] = {p: {} for p in range(P)}
     for name, table in store.by_name.items():

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from petps.delta import Message, TableSchema
 from petps.errors import IoError, PetpsError
-from petps.server.ingest import Progress, StoreTable
+from petps.server.ingest import InstanceTable, Progress
 
 Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.uint8]
@@ -88,7 +88,7 @@ class MemoryTable:
         yield from np.array_split(keys, 3)
 
 
-class MemoryStore:
+class MemoryTables:
     def __init__(
         self,
         schemas: list[TableSchema],
@@ -115,7 +115,7 @@ class MemoryStore:
     def live(self) -> bool:
         return not self.frozen
 
-    def tables(self) -> dict[str, StoreTable]:
+    def tables(self) -> dict[str, InstanceTable]:
         return dict(self.by_name)
 
     def progress(self, partition: int) -> Progress | None:

@@ -27,7 +27,7 @@ from tests.python.ingest.driver import (
     stream_of,
     write_base,
 )
-from tests.python.ingest.model import Keys, Letters, Mask, MemoryStore, Report
+from tests.python.ingest.model import Keys, Letters, Mask, MemoryTables, Report
 from tests.python.ingest.model import Rows as StoredRows
 from tests.python.ingest.test_follow import wait_until
 
@@ -38,7 +38,7 @@ class Killed(Exception):
     """Signal for the end of the process."""
 
 
-class MortalStore(MemoryStore):
+class MortalTables(MemoryTables):
     """A store that dies at the n-th change. Earlier changes stay, as in a pool."""
 
     def __init__(self, schemas: list[TableSchema], partitions: int) -> None:
@@ -115,7 +115,7 @@ def test_a_new_run_with_a_base_replaces_everything(tmp_path: Path) -> None:
     write_base(tmp_path / "bases" / "b2", trained, {}, version=9)
     second = Publisher(log, "m", tables=SCHEMAS, run=2)
     second.begin_base("b2", version=9)
-    store = MemoryStore(SCHEMAS, P)
+    store = MemoryTables(SCHEMAS, P)
     driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
     assert rows_by_partition(store) == trained
     for p in range(P):
@@ -140,14 +140,14 @@ def test_killed_at_every_change_it_ends_equal(tmp_path: Path, seed: int) -> None
     """Kill at every apply and every progress record of the whole stream, catch-up included."""
     log, stream = two_runs(tmp_path / "log", tmp_path, base_seed=seed)
     bases = BaseFolder(tmp_path / "bases")
-    store = MortalStore(SCHEMAS, P)
+    store = MortalTables(SCHEMAS, P)
     Driver(log, store, Letters(), bases, poll_bytes=2000).run().close()
     expected = stream.final()
     assert rows_by_partition(store) == expected
     changes = (1 << 60) - store.left
     assert changes > 30
     for last in range(seed, changes, 3):
-        store = MortalStore(SCHEMAS, P)
+        store = MortalTables(SCHEMAS, P)
         store.left = last
         driver = Driver(log, store, Letters(), bases, poll_bytes=2000)
         with pytest.raises(Killed):
@@ -163,7 +163,7 @@ def test_killed_at_every_change_it_ends_equal(tmp_path: Path, seed: int) -> None
 def test_broken_off_catch_up_never_follows_the_old_stream(tmp_path: Path) -> None:
     """Kill a catch-up, restart without its base: stale, and nothing of run 1 is applied."""
     log, _ = two_runs(tmp_path / "log", tmp_path)
-    store = MemoryStore(SCHEMAS, P)
+    store = MemoryTables(SCHEMAS, P)
     store.record_progress(
         [Progress(0, run=1, seq=2, offset=2, version=0, standing=Standing.CATCHING_UP, target=9)]
     )
@@ -183,7 +183,7 @@ def test_rows_that_are_mixed_stay_so_while_another_instance_is_fed(tmp_path: Pat
     first.begin_continue(None)
     publish_versions(first, np.random.default_rng(1), 2)
     stream = stream_of(log, first.position())
-    store = MemoryStore(SCHEMAS, P)
+    store = MemoryTables(SCHEMAS, P)
     Driver(log, store, Letters()).run().close()
     second = Publisher(log, "m", tables=SCHEMAS, run=2)
     second.begin_base("other", version=9, instance="m@2")
@@ -229,7 +229,7 @@ def test_a_base_within_a_run_of_another_instance_mends_nothing(
         body = BaseBody(location="theirs", instance=instance)
         log.publish(p, encode_record(Record(header, body)))
         log.publish(p, encode_record(Record(replace(header, seq=9), body)))
-    driver = Driver(log, MemoryStore(SCHEMAS, P), Letters(), BaseFolder(tmp_path / "bases"))
+    driver = Driver(log, MemoryTables(SCHEMAS, P), Letters(), BaseFolder(tmp_path / "bases"))
     driver.run().close()
     assert {state.mode for state in driver.states.values()} == {Mode.STALE}
     assert rows_by_partition(driver.store) == stream.final()
@@ -240,7 +240,7 @@ def test_others_follow_while_one_catches_up(tmp_path: Path) -> None:
     publisher = Publisher(log, "m", tables=SCHEMAS, run=1)
     publisher.begin_continue(None)
     publish_versions(publisher, np.random.default_rng(1), 3)
-    store = MemoryStore(SCHEMAS, P)
+    store = MemoryTables(SCHEMAS, P)
     bases = BaseFolder(tmp_path / "bases")
     driver = Driver(log, store, Letters(), bases, rows_max=1).run()
     publisher._seqs[0] += 1  # skip a seq in partition 0
@@ -273,7 +273,7 @@ def test_others_follow_while_one_catches_up(tmp_path: Path) -> None:
 def test_a_missing_base_is_stale_until_it_is_there(tmp_path: Path) -> None:
     log, stream = two_runs(tmp_path / "log", tmp_path)
     (tmp_path / "bases").rename(tmp_path / "away")
-    store = MemoryStore(SCHEMAS, P)
+    store = MemoryTables(SCHEMAS, P)
     driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
     for state in driver.states.values():
         assert state.mode is Mode.STALE
@@ -289,7 +289,7 @@ def test_a_missing_base_is_stale_until_it_is_there(tmp_path: Path) -> None:
 
 def test_without_a_checkpoint_folder_it_says_so(tmp_path: Path) -> None:
     log, _ = two_runs(tmp_path / "log", tmp_path)
-    driver = Driver(log, MemoryStore(SCHEMAS, P), Letters()).run()
+    driver = Driver(log, MemoryTables(SCHEMAS, P), Letters()).run()
     assert "no checkpoint folder is configured" in driver.states[0].reason
     driver.close()
 
@@ -300,7 +300,7 @@ def test_a_gap_is_mended_by_a_base_of_the_same_run(tmp_path: Path, lost: str) ->
     publisher = Publisher(log, "m", tables=SCHEMAS, run=1)
     publisher.begin_continue(None)
     publish_versions(publisher, np.random.default_rng(1), 3)
-    store = MemoryStore(SCHEMAS, P)
+    store = MemoryTables(SCHEMAS, P)
     bases = BaseFolder(tmp_path / "bases")
     Driver(log, store, Letters(), bases).run().close()
     if lost == "seqs":  # the publisher skipped some seqs
@@ -354,7 +354,7 @@ def test_a_base_behind_what_is_served_is_not_taken(tmp_path: Path) -> None:
     publish_versions(publisher, np.random.default_rng(1), 3)
     behind = publisher.position()
     publish_versions(publisher, np.random.default_rng(1), 3)
-    store = MemoryStore(SCHEMAS, P)
+    store = MemoryTables(SCHEMAS, P)
     stream = stream_of(log, publisher.position())
     publisher._seqs = [seq + 1 for seq in publisher._seqs]
     publisher.commit()
@@ -386,11 +386,11 @@ def test_a_base_marker_behind_a_gap_mends_it(tmp_path: Path, mid_version: bool) 
     write_base(tmp_path / "elsewhere" / "b", trained, {}, version=4)
     publisher.base(str(tmp_path / "elsewhere" / "b"))
     publish_versions(publisher, np.random.default_rng(3), 2)
-    store = MemoryStore(SCHEMAS, P)
+    store = MemoryTables(SCHEMAS, P)
     driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
     assert all(state.following for state in driver.states.values())
     assert all(state.recorded.version == 6 for state in driver.states.values())
-    fresh = MemoryStore(SCHEMAS, P)
+    fresh = MemoryTables(SCHEMAS, P)
     clean = open_log(tmp_path / "clean")
     again = Publisher(clean, "m", tables=SCHEMAS, run=1)
     again.begin_continue(None)
@@ -417,7 +417,7 @@ def test_a_base_of_something_else_is_refused_before_anything_changes(
     from petps.server.ingest.catch_up import catch_up
 
     write_base(tmp_path / "b", {p: {("user", p): b"y" * 16} for p in range(P)}, {}, version=3)
-    store = MemoryStore(schemas, partitions, model)
+    store = MemoryTables(schemas, partitions, model)
     base = BaseFolder(tmp_path).open("b")
     steps = catch_up(
         store,
@@ -434,7 +434,7 @@ def test_a_base_of_something_else_is_refused_before_anything_changes(
 
 def test_a_full_table_takes_the_base_once_the_old_rows_are_gone(tmp_path: Path) -> None:
     log = open_log(tmp_path / "log")
-    store = MemoryStore(SCHEMAS, P)
+    store = MemoryTables(SCHEMAS, P)
     old = dict.fromkeys(range(100), b"o" * 16)
     store.by_name["user"].rows.update(old)
     store.by_name["user"].capacity = 100
@@ -450,7 +450,7 @@ def test_a_full_table_takes_the_base_once_the_old_rows_are_gone(tmp_path: Path) 
 
 def test_a_base_without_room_stops_its_partitions_until_there_is_some(tmp_path: Path) -> None:
     log = open_log(tmp_path / "log")
-    store = MemoryStore(SCHEMAS, P)
+    store = MemoryTables(SCHEMAS, P)
     store.by_name["user"].capacity = 60
     new: dict[int, Rows] = {0: {("user", 1000 + key): b"n" * 16 for key in range(100)}}
     write_base(tmp_path / "bases" / "b", new, {}, version=3)
@@ -474,7 +474,7 @@ def test_a_damaged_base_leaves_it_stale_and_says_which_file(tmp_path: Path) -> N
     chunk = sorted((tmp_path / "bases" / "b2").glob("user-p0001*.arrow"))[0]
     whole = chunk.read_bytes()
     chunk.write_bytes(whole[:-1])
-    store = MemoryStore(SCHEMAS, P)
+    store = MemoryTables(SCHEMAS, P)
     driver = Driver(log, store, Letters(), BaseFolder(tmp_path / "bases")).run()
     assert driver.states[0].following
     assert driver.states[1].mode is Mode.STALE

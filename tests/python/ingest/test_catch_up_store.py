@@ -28,8 +28,8 @@ from petps.server.ingest.ingest import ROWS_MAX
 from petps.train import ArrayTable, Feed
 from petps.train.tracker import Tracker
 from tests.python.ingest.driver import SCHEMAS, Driver, P
-from tests.python.ingest.model import Letters, MemoryStore
-from tests.python.ingest.test_catch_up import Killed, MortalStore
+from tests.python.ingest.model import Letters, MemoryTables
+from tests.python.ingest.test_catch_up import Killed, MortalTables
 
 ROWS = 60
 SECONDS = 60
@@ -119,7 +119,7 @@ class Trainer:
             found[name] = {int(key): row.tobytes() for key, row in zip(keys, rows, strict=True)}
         return found
 
-    def seen_by(self, server: MemoryStore) -> BaseSource:
+    def seen_by(self, server: MemoryTables) -> BaseSource:
         return ServedVersions(
             str(self.folder / "store"),
             BaseFolder(self.folder / "bases"),
@@ -127,7 +127,7 @@ class Trainer:
         )
 
 
-def driver_of(trainer: Trainer, server: MemoryStore, rows_max: int = ROWS_MAX) -> Driver:
+def driver_of(trainer: Trainer, server: MemoryTables, rows_max: int = ROWS_MAX) -> Driver:
     return Driver(trainer.log, server, Letters(), trainer.seen_by(server), rows_max)
 
 
@@ -135,7 +135,7 @@ def driver_of(trainer: Trainer, server: MemoryStore, rows_max: int = ROWS_MAX) -
 @pytest.mark.parametrize("fresh", [True, False], ids=["new-server", "behind"])
 def test_a_server_whose_log_is_gone_catches_up(tmp_path: Path, policy: str, fresh: bool) -> None:
     trainer = Trainer(tmp_path, policy=policy)
-    server = MemoryStore(SCHEMAS, P)
+    server = MemoryTables(SCHEMAS, P)
     trainer.publish()
     trainer.checkpoint()
     if not fresh:
@@ -171,7 +171,7 @@ def test_killed_at_every_change_it_ends_equal(
 ) -> None:
     """Kill at every apply and record of the catch-up; then resume it, and perhaps kill it again."""
     trainer = Trainer(tmp_path)
-    before = MemoryStore(SCHEMAS, P)
+    before = MemoryTables(SCHEMAS, P)
     trainer.publish()
     driver_of(trainer, before).run().close()
     for _ in range(3):
@@ -180,8 +180,8 @@ def test_killed_at_every_change_it_ends_equal(
     trainer.publish()
     monkeypatch.setattr("petps.server.ingest.catch_ups.partitions_at_once", lambda base: at_once)
 
-    def begun() -> MortalStore:
-        server = MortalStore(SCHEMAS, P)
+    def begun() -> MortalTables:
+        server = MortalTables(SCHEMAS, P)
         for name, table in before.by_name.items():
             server.by_name[name].rows.update(table.rows)
         server.recorded.update(before.recorded)
@@ -225,13 +225,13 @@ def test_a_store_is_read_once_for_many_partitions(
         "pieces",
         lambda self, table, version: reads.append(table) or pieces(self, table, version),  # type: ignore[func-returns-value]
     )
-    server = MemoryStore(SCHEMAS, P)
+    server = MemoryTables(SCHEMAS, P)
     driver_of(trainer, server).run().close()
     assert server.rows() == trainer.rows()
     assert sorted(reads) == ["item", "user"]
 
 
-def ingest_of(trainer: Trainer, server: MemoryStore, **options: object) -> Ingest:
+def ingest_of(trainer: Trainer, server: MemoryTables, **options: object) -> Ingest:
     log: DeltaLog = trainer.log
     return Ingest(
         log,
@@ -253,7 +253,7 @@ def until(holds: Callable[[], object]) -> None:
 def test_only_own_partitions_are_loaded_and_emptied(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path)
     trainer.publish()
-    server = MemoryStore(SCHEMAS, P)
+    server = MemoryTables(SCHEMAS, P)
     driver_of(trainer, server).run().close()
     others = {
         name: {key: row for key, row in rows.items() if key not in trainer.rows([1])[name]}
@@ -294,7 +294,7 @@ def test_rows_that_are_ahead_of_the_log_are_not_taken(
     trainer.feed.checkpoint(trainer.version)  # nothing is owed, as if it had been published
     trainer.checkpoint(publish=False)
     trainer.lose_the_log()
-    server = MemoryStore(SCHEMAS, P)
+    server = MemoryTables(SCHEMAS, P)
     driver = driver_of(trainer, server).run()
     assert server.rows() == whole
     assert "version 2 of" in caplog.text
@@ -313,7 +313,7 @@ def test_rows_are_in_the_served_dtype(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path)
     trainer.checkpoint()
     trainer.lose_the_log()
-    server = MemoryStore(halves, P)
+    server = MemoryTables(halves, P)
     driver_of(trainer, server).run().close()
     for schema in halves:
         table = trainer.tables[schema.name]
@@ -328,7 +328,7 @@ def test_quantised_rows_are_served_as_what_they_stand_for(tmp_path: Path) -> Non
     trainer.checkpoint()
     trainer.checkpoint()
     trainer.lose_the_log()
-    server = MemoryStore(SCHEMAS, P)
+    server = MemoryTables(SCHEMAS, P)
     driver_of(trainer, server).run().close()
     assert trainer.store.tables_of()["user"].columns[0].dtype == "adaptive4"
     for name, found in trainer.store.restore().items():
@@ -343,7 +343,7 @@ def test_another_dim_is_told(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path)
     trainer.checkpoint()
     trainer.lose_the_log()
-    server = MemoryStore([TableSchema("user", "f32", 3), SCHEMAS[1]], P)
+    server = MemoryTables([TableSchema("user", "f32", 3), SCHEMAS[1]], P)
     driver = driver_of(trainer, server).run()
     assert "table user is f32 of dim 4, in the pool f32 of dim 3" in driver.states[0].reason
     assert all(each.standing is Standing.FOLLOWING for each in server.history)
@@ -363,7 +363,7 @@ def test_a_damaged_version_is_passed_over_for_an_older_one(
     body = bytearray(path.read_bytes())
     body[newest.offset + newest.length // 2] ^= 1
     path.write_bytes(body)
-    server = MemoryStore(SCHEMAS, P)
+    server = MemoryTables(SCHEMAS, P)
     driver = driver_of(trainer, server).run().run()  # searches for versions again
     with pytest.raises(DataLoss, match="version 2 does without it"):
         trainer.store.restore()
@@ -379,7 +379,7 @@ def test_a_store_that_is_not_there_yet_or_not_to_be_read(tmp_path: Path) -> None
     trainer.publish()
     trainer.lose_the_log()
     (tmp_path / "store").rename(tmp_path / "away")
-    server = MemoryStore(SCHEMAS, P)
+    server = MemoryTables(SCHEMAS, P)
     ingest = ingest_of(trainer, server)
     ingest.start()
 
@@ -406,14 +406,14 @@ def test_a_version_of_another_instance_mends_no_gap(tmp_path: Path) -> None:
     publisher.begin_base("nowhere", instance="m@7")
     trainer.feed.publisher = publisher
     trainer.checkpoint()
-    server = MemoryStore(SCHEMAS, P, instance="m@1")
+    server = MemoryTables(SCHEMAS, P, instance="m@1")
     server.record_progress(
         [Progress(0, run=1, seq=1, offset=2, standing=Standing.CATCHING_UP, target=9)]
     )
     driver = driver_of(trainer, server)
     driver.follower.retry_stale()
     assert driver.follower.catching_up == []
-    theirs = MemoryStore(SCHEMAS, P, instance="m@7")
+    theirs = MemoryTables(SCHEMAS, P, instance="m@7")
     theirs.recorded.update(server.recorded)
     driver.close()
     driver = driver_of(trainer, theirs)
@@ -425,7 +425,7 @@ def test_a_version_of_another_instance_mends_no_gap(tmp_path: Path) -> None:
 def test_positions_of_several_workers_are_one(tmp_path: Path) -> None:
     """Join the positions of several workers; do not catch up to rows whose worker's log failed."""
     trainer = Trainer(tmp_path)
-    server = MemoryStore(SCHEMAS, P)
+    server = MemoryTables(SCHEMAS, P)
     trainer.checkpoint()
     one = Published(Position(1, (5, 0, 4), 3), {})
     owed = next(key for key in range(100) if partition_of(np.array([key], np.uint64), P)[0] == 1)
@@ -455,7 +455,7 @@ def test_positions_of_several_workers_are_one(tmp_path: Path) -> None:
 def test_a_version_rolled_back_gives_no_rows_of_another_that_has_its_number(tmp_path: Path) -> None:
     """Roll a version back and write another with its number while a catch-up waits or runs."""
     trainer = Trainer(tmp_path)
-    server = MemoryStore(SCHEMAS, P)
+    server = MemoryTables(SCHEMAS, P)
     trainer.checkpoint()
     source = trainer.seen_by(server)
     none = {"user": [], "item": []}  # type: ignore[var-annotated]
@@ -485,7 +485,7 @@ def test_a_trainer_that_goes_back_takes_its_servers_along(tmp_path: Path) -> Non
     """Restore a trainer that is behind its servers: a gap, until the new run's next version."""
     trainer = Trainer(tmp_path)
     trainer.checkpoint()
-    server = MemoryStore(SCHEMAS, P)
+    server = MemoryTables(SCHEMAS, P)
     driver = driver_of(trainer, server)
     trainer.checkpoint()
     trainer.lose_the_log()

@@ -14,7 +14,7 @@ from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.publish import Publisher
 from petps.server.ingest import Ingest
-from tests.python.ingest.model import Letters, MemoryStore
+from tests.python.ingest.model import Letters, MemoryTables
 
 SCHEMAS = [TableSchema("user", "f32", 8), TableSchema("item", "f32", 4)]
 P = 4
@@ -49,7 +49,7 @@ def paused(ingest: Ingest, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_follows_versions(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     log = DirectoryLog(tmp_path / "log", partitions=P)
-    store = MemoryStore(SCHEMAS, P)
+    store = MemoryTables(SCHEMAS, P)
     ingest = Ingest(log, store, dead_letters=Letters())
     publisher = Publisher(log, "m", P, tables=SCHEMAS)
     publisher.begin_continue(None)
@@ -92,7 +92,7 @@ def test_merging_keeps_order(tmp_path: Path, rows_max: int) -> None:
         rows = np.full((20, 4), value, dtype=np.float32)
         publisher.publish("item", np.arange(value, value + 20), rows)
     publisher.commit()
-    store = MemoryStore(SCHEMAS, 1)
+    store = MemoryTables(SCHEMAS, 1)
     ingest = Ingest(log, store, dead_letters=Letters(), rows_max=rows_max)
     ingest.start()
     assert ingest.wait_for(1, 10)

@@ -22,7 +22,7 @@ from tests.python.ingest.driver import (
     rows_by_partition,
     stream_of,
 )
-from tests.python.ingest.model import ALWAYS, Letters, MemoryStore
+from tests.python.ingest.model import ALWAYS, Letters, MemoryTables
 from tests.python.ingest.test_follow import wait_until
 from tests.python.ingest.test_ingest import Bench
 from tests.python.ingest.world import World
@@ -91,7 +91,7 @@ class Stopped:
         self.log = DirectoryLog(folder / "log", partitions=P)
         self.publisher = Publisher(self.log, "m", tables=SCHEMAS, run=3)
         self.publisher.begin_continue(None)
-        self.store = MemoryStore(SCHEMAS, P)
+        self.store = MemoryTables(SCHEMAS, P)
         self.table = self.store.by_name["user"]
         self.table.capacity = 4
         self.publish(np.concatenate([keys_of(p, 1) for p in range(P)]))
@@ -157,7 +157,7 @@ def test_a_version_that_replaces_keys_fits_in_a_full_table(tmp_path: Path) -> No
     old, new = np.arange(50), np.arange(100, 150)
     publisher.publish("user", old, rows_of(old))
     publisher.commit()
-    store = MemoryStore(SCHEMAS, P)
+    store = MemoryTables(SCHEMAS, P)
     store.by_name["user"].capacity = 50
     driver = Driver(log, store, Letters()).run()
     publisher.publish("user", new, rows_of(new))
@@ -177,7 +177,7 @@ def test_whatever_had_no_room_is_there_in_the_end(tmp_path: Path, seed: int) -> 
     log = DirectoryLog(tmp_path / "log", partitions=P)
     publisher = Publisher(log, "m", tables=SCHEMAS, run=5)
     publisher.begin_continue(None)
-    store = MemoryStore(SCHEMAS, P)
+    store = MemoryTables(SCHEMAS, P)
     for table in store.by_name.values():
         table.capacity = int(rng.integers(1, 30))
     rows_max = int(rng.integers(1, 100))

@@ -18,7 +18,7 @@ from petps.errors import FailedPrecondition, InvalidArgument, IoError
 from petps.publish import Publisher
 from petps.server.ingest import DirectoryDeadLetters, Ingest, LogDeadLetters
 from tests.python.ingest.driver import SCHEMAS, P
-from tests.python.ingest.model import ALWAYS, Letters, MemoryStore
+from tests.python.ingest.model import ALWAYS, Letters, MemoryTables
 from tests.python.ingest.test_follow import paused, wait_until
 
 
@@ -27,7 +27,7 @@ class Bench:
 
     def __init__(self, tmp_path: Path, **options: Any) -> None:
         self.log = DirectoryLog(tmp_path / "log", partitions=P)
-        self.store = MemoryStore(SCHEMAS, P)
+        self.store = MemoryTables(SCHEMAS, P)
         self.publisher = Publisher(self.log, "m", tables=SCHEMAS)
         self.publisher.begin_continue(None)
         self.letters = Letters()
@@ -213,7 +213,7 @@ def test_an_unexpected_error_is_shown_and_following_goes_on(
 
 def test_restarted_at_any_point_it_goes_on(tmp_path: Path) -> None:
     log = DirectoryLog(tmp_path / "log", partitions=P)
-    store = MemoryStore(SCHEMAS, P)
+    store = MemoryTables(SCHEMAS, P)
     publisher = Publisher(log, "m", tables=SCHEMAS)
     publisher.begin_continue(None)
     rng = np.random.default_rng(1)
@@ -230,7 +230,7 @@ def test_restarted_at_any_point_it_goes_on(tmp_path: Path) -> None:
     ingest.start()
     assert ingest.wait_for(8, 10)
     assert ingest.stop(10)
-    expected = MemoryStore(SCHEMAS, P)
+    expected = MemoryTables(SCHEMAS, P)
     ingest = Ingest(log, expected, dead_letters=Letters())
     ingest.start()
     assert ingest.wait_for(8, 10)
@@ -248,7 +248,7 @@ def test_restarted_at_any_point_it_goes_on(tmp_path: Path) -> None:
 
 def test_some_partitions_only(tmp_path: Path) -> None:
     log = DirectoryLog(tmp_path / "log", partitions=P)
-    store = MemoryStore(SCHEMAS, P)
+    store = MemoryTables(SCHEMAS, P)
     publisher = Publisher(log, "m", tables=SCHEMAS)
     publisher.begin_continue(None)
     publisher.publish("user", np.arange(90), np.zeros((90, 4), np.float32))
@@ -276,11 +276,11 @@ def test_status_is_plain_values(bench: Bench) -> None:
 def test_wrong_options_are_named(tmp_path: Path) -> None:
     log = DirectoryLog(tmp_path / "log", partitions=P)
     with pytest.raises(InvalidArgument, match="has 3 partitions, model m 4"):
-        Ingest(log, MemoryStore(SCHEMAS, 4), dead_letters=Letters())
+        Ingest(log, MemoryTables(SCHEMAS, 4), dead_letters=Letters())
     for options in ({"rows_per_second": 0.0}, {"rows_max": 0}, {"poll_bytes": 0}):
         with pytest.raises(InvalidArgument, match=next(iter(options))):
-            Ingest(log, MemoryStore(SCHEMAS, P), dead_letters=Letters(), **options)
-    ingest = Ingest(log, MemoryStore(SCHEMAS, P), dead_letters=Letters())
+            Ingest(log, MemoryTables(SCHEMAS, P), dead_letters=Letters(), **options)
+    ingest = Ingest(log, MemoryTables(SCHEMAS, P), dead_letters=Letters())
     ingest.start()
     with pytest.raises(FailedPrecondition, match="has been started already"):
         ingest.start()

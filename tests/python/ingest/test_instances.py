@@ -23,7 +23,7 @@ from petps.server.ingest import DirectoryDeadLetters
 from petps.server.ingest.applier import InlineApplier
 from petps.server.ingest.dense import DenseNames
 from petps.server.ingest.follow import Follower
-from petps.server.ingest.native_store import NativeInstances, NativeStore
+from petps.server.ingest.native_tables import NativeInstances, NativeInstanceTables
 from petps.server.ingest.partition import PartitionState
 from tests.python.ingest.test_follow import wait_until
 from tests.python.ingest.world import P, World, write_rows
@@ -155,7 +155,9 @@ def test_back_and_on_from_there(tmp_path: Path, world: list[World]) -> None:
     world[0].tables.set_alias("m", world[0].tables.resolve("m@1").id)
     wait_until(lambda: world[0].states() == {("m@1", "passing")})
     # A decision that ingest made just before the switch must not undo it.
-    NativeInstances(world[0].tables, "m", switch=True).complete(NativeStore(world[0].tables, "m@2"))
+    NativeInstances(world[0].tables, "m", switch=True).complete(
+        NativeInstanceTables(world[0].tables, "m@2")
+    )
     assert world[0].current_instance == "m@1"
     last = bad.version()
     wait_until(lambda: not any(p.lag_records for p in world[0].ingest.status().partitions))
@@ -346,7 +348,7 @@ def test_a_catch_up_that_is_broken_off_holds_nothing(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path)
     trainer.base("one")
     trainer.close()
-    store = NativeStore(world.tables, "m")
+    store = NativeInstanceTables(world.tables, "m")
     event = world.log.subscribe({0: 0}).poll(max_bytes=1 << 20, timeout=5)[0]
     held = 0
     for steps in range(12):
@@ -372,7 +374,7 @@ def test_a_catch_up_that_is_broken_off_holds_nothing(tmp_path: Path) -> None:
             follower.close()
             world.tables.close()
         world.tables = _native.Tables.open(str(tmp_path / "pool"))
-        store = NativeStore(world.tables, "m")
+        store = NativeInstanceTables(world.tables, "m")
     assert held > 0, "no step was amid a scan: this tests nothing"
     world.tables.close()
     world.log.close()

@@ -34,7 +34,7 @@ from tests.python.ingest.driver import (
     stream_of,
     write_base,
 )
-from tests.python.ingest.model import MemoryStore
+from tests.python.ingest.model import MemoryTables
 from tests.python.ingest.test_follow import paused
 
 VERSIONS = 12
@@ -59,7 +59,7 @@ class Site:
         self.topic = topic
         self.place = f"kafka://{broker.address}/{topic}"
         self.bases = folder / "bases"
-        self.store = MemoryStore(SCHEMAS, P)
+        self.store = MemoryTables(SCHEMAS, P)
         self.producer = Producer({"bootstrap.servers": broker.address, "log_level": 0})
         self.admin = AdminClient({"bootstrap.servers": broker.address, "log_level": 0})
         with KafkaLog(self.place, partitions=P) as log:

@@ -14,7 +14,7 @@ import numpy as np
 from petps.checkpoint import BaseFolder
 from petps.delta.directory import DirectoryLog
 from petps.server.ingest import Ingest
-from tests.python.ingest.model import Letters, MemoryStore
+from tests.python.ingest.model import Letters, MemoryTables
 from tests.python.publish.trainer_process import PARTITIONS, SCHEMA, load, rows_of
 
 SEED = 11
@@ -34,7 +34,7 @@ def test_killed_trainers_leave_no_row_behind(tmp_path: Path) -> None:
     rng = np.random.default_rng(SEED)
     print(f"seed {SEED}")
     log = DirectoryLog(tmp_path / "log", partitions=PARTITIONS)
-    store = MemoryStore([SCHEMA], PARTITIONS, "default", "default@1")
+    store = MemoryTables([SCHEMA], PARTITIONS, "default", "default@1")
     letters = Letters()
     ingest = Ingest(
         log, store, dead_letters=letters, bases=BaseFolder(tmp_path / "bases"), stale_seconds=0.05

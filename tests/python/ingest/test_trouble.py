@@ -28,7 +28,7 @@ from tests.python.ingest.driver import (
     stream_of,
     write_base,
 )
-from tests.python.ingest.model import Letters, MemoryStore
+from tests.python.ingest.model import Letters, MemoryTables
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Stream:
 def follow(
     tmp_path: Path,
     messages: dict[int, list[Message]],
-    store: MemoryStore | None = None,
+    store: MemoryTables | None = None,
     bases: Path | None = None,
 ) -> Driver:
     log = DirectoryLog(tmp_path / "log", partitions=P)
@@ -56,7 +56,7 @@ def follow(
     log.close()
     driver = Driver(
         log,
-        store or MemoryStore(SCHEMAS, P),
+        store or MemoryTables(SCHEMAS, P),
         Letters(),
         None if bases is None else BaseFolder(bases),
         poll_bytes=3000,
@@ -98,7 +98,7 @@ class LateApplier:
             action()
 
 
-class WatchedStore(MemoryStore):
+class WatchedTables(MemoryTables):
     """A store that checks each recorded progress: its rows must be present."""
 
     stream: Stream
@@ -117,7 +117,7 @@ def test_progress_is_never_ahead_of_the_rows(tmp_path: Path, stream: Stream) -> 
         for message in messages:
             log.publish(partition, message)
     log.close()
-    store = WatchedStore(SCHEMAS, P)
+    store = WatchedTables(SCHEMAS, P)
     store.stream = stream
     driver = Driver(log, store, Letters(), poll_bytes=2000, applier=LateApplier())
     driver.run().close()
@@ -339,7 +339,7 @@ def test_chunks_for_other_tables_are_dead_letters(
     tmp_path: Path, stream: Stream, what: str
 ) -> None:
     schemas = [SCHEMAS[0]] if what == "table" else [SCHEMAS[0], TableSchema("item", "f32", 3)]
-    driver = follow(tmp_path, stream.messages, MemoryStore(schemas, P))
+    driver = follow(tmp_path, stream.messages, MemoryTables(schemas, P))
     for state in driver.states.values():
         assert state.mode is Mode.STALE
         assert state.dead_letters >= 1
@@ -356,10 +356,10 @@ def test_chunks_for_other_tables_are_dead_letters(
 
 
 def test_a_table_made_later_is_found(tmp_path: Path, stream: Stream) -> None:
-    store = MemoryStore([SCHEMAS[0]], P)
+    store = MemoryTables([SCHEMAS[0]], P)
     first = follow(tmp_path, stream.messages, store)
     assert first.states[0].mode is Mode.STALE
-    store.by_name.update(MemoryStore([SCHEMAS[1]], P).by_name)
+    store.by_name.update(MemoryTables([SCHEMAS[1]], P).by_name)
     again = Driver(first.log, store, Letters()).run()
     assert rows_by_partition(store) == stream.final()
     again.close()
@@ -373,7 +373,7 @@ def test_a_commit_that_counts_other_rows_is_a_gap(tmp_path: Path, stream: Stream
     publisher.commit()
     publisher._counts = {"user": [7] * P}  # as if 7 rows had not been written
     publisher.commit()
-    driver = Driver(log, MemoryStore(SCHEMAS, P), Letters()).run()
+    driver = Driver(log, MemoryTables(SCHEMAS, P), Letters()).run()
     for state in driver.states.values():
         assert state.mode is Mode.STALE
         assert state.recorded.version == 1
@@ -391,7 +391,7 @@ def test_rows_that_never_came_are_remembered(tmp_path: Path, stream: Stream) -> 
     publisher._counts = {"user": [7] * P}
     publisher.commit()
     publish_versions(publisher, np.random.default_rng(4), 2)
-    store = MemoryStore(SCHEMAS, P)
+    store = MemoryTables(SCHEMAS, P)
     driver = Driver(log, store, Letters()).run()
     commits = stream_of(log, publisher.position()).messages
     for partition, messages in commits.items():
@@ -425,7 +425,7 @@ def test_rows_that_never_came_and_a_new_run(tmp_path: Path) -> None:
     publisher._counts = {"user": [7] * P}
     publisher.commit()
     bases = BaseFolder(tmp_path / "bases")
-    driver = Driver(log, MemoryStore(SCHEMAS, P), Letters(), bases).run()
+    driver = Driver(log, MemoryTables(SCHEMAS, P), Letters(), bases).run()
     check_a_new_run_mends(driver, tmp_path / "bases")
     driver.close()
 

@@ -13,7 +13,7 @@ from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.server.ingest import DirectoryDeadLetters, Ingest
 from petps.server.ingest.dense import DenseNames
-from petps.server.ingest.native_store import NativeInstances, NativeStore
+from petps.server.ingest.native_tables import NativeInstances, NativeInstanceTables
 
 P = 4
 
@@ -41,7 +41,7 @@ class World:
         self.log = DirectoryLog(folder / "log", partitions=P)
         self.ingest = Ingest(
             self.log,
-            NativeStore(self.tables, "m"),
+            NativeInstanceTables(self.tables, "m"),
             dead_letters=DirectoryDeadLetters(folder / "dead"),
             bases=BaseFolder(folder / "bases"),
             instances=NativeInstances(self.tables, "m", switch=switch),

@@ -22,7 +22,7 @@ from petps.delta.directory import DirectoryLog
 from petps.publish.hps import decode_hps
 from tests.kafka.broker import Broker
 from tests.python.ingest.driver import Driver
-from tests.python.ingest.model import Letters, MemoryStore
+from tests.python.ingest.model import Letters, MemoryTables
 
 P = 3  # as tests/python/ingest/driver.py has it
 SCHEMA = TableSchema("user", "f32", 4)
@@ -106,7 +106,7 @@ class Site:
         return json.loads(result.stdout)
 
     def served(self) -> dict[int, bytes]:
-        store = MemoryStore([SCHEMA], P, self.model)
+        store = MemoryTables([SCHEMA], P, self.model)
         driver = Driver(DirectoryLog(self.folder / "log"), store, Letters()).run()
         assert all(state.following for state in driver.states.values())
         driver.close()

@@ -17,11 +17,11 @@ __all__ = [
     "BaseReader",
     "BaseSource",
     "DeadLetters",
+    "InstanceTable",
+    "InstanceTables",
     "Instances",
     "Progress",
     "Standing",
-    "Store",
-    "StoreTable",
 ]
 
 Keys = npt.NDArray[np.uint64]
@@ -73,7 +73,7 @@ class ApplyReport(Protocol):
     refused: int
 
 
-class StoreTable(Protocol):
+class InstanceTable(Protocol):
     """One table that deltas feed."""
 
     @property
@@ -100,7 +100,7 @@ class StoreTable(Protocol):
         """Return in pages every key that exists during the whole scan, and perhaps others."""
 
 
-class Store(Protocol):
+class InstanceTables(Protocol):
     """The tables and the progress of one instance."""
 
     @property
@@ -118,7 +118,7 @@ class Store(Protocol):
     def live(self) -> bool:
         """Return False once the instance is frozen or dropped: write nothing to it any more."""
 
-    def tables(self) -> Mapping[str, StoreTable]:
+    def tables(self) -> Mapping[str, InstanceTable]:
         """Return the tables that deltas feed, by name."""
 
     def progress(self, partition: int) -> Progress | None:
@@ -173,17 +173,17 @@ class BaseReader(Protocol):
 class Instances(Protocol):
     """The instances of a model, and the choice which of them a partition's deltas feed."""
 
-    def owner(self, partition: int) -> Store:
+    def owner(self, partition: int) -> InstanceTables:
         """Return the newest instance that follows the partition, else the model's current one."""
 
-    def begin(self, name: str, base: BaseReader, run: int) -> Store | None:
+    def begin(self, name: str, base: BaseReader, run: int) -> InstanceTables | None:
         """Return the instance. If it does not exist, create it with the base's tables.
 
         Return None if ``run`` feeds no instance here, because the instance is frozen, or was
         dropped after the run had begun. Raises PetpsError if it can't be created.
         """
 
-    def complete(self, store: Store) -> None:
+    def complete(self, store: InstanceTables) -> None:
         """Accept that all partitions follow the instance: the model's name may refer to it now."""
 
 

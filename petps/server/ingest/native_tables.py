@@ -1,4 +1,4 @@
-"""Adapters: the native tables as ingest's Store, the instances of a pool as its Instances."""
+"""Adapters: the native tables and instances as InstanceTables and Instances of ingest."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from petps import _native
 from petps.delta import TableSchema
 from petps.delta.schema import check_instance
 from petps.errors import FailedPrecondition
-from petps.server.ingest.store import (
+from petps.server.ingest.protocols import (
     ApplyReport,
     BaseReader,
+    InstanceTable,
+    InstanceTables,
     Keys,
     Mask,
     Progress,
     Rows,
     Standing,
-    Store,
-    StoreTable,
 )
 
-__all__ = ["NativeInstances", "NativeStore"]
+__all__ = ["NativeInstanceTables", "NativeInstances"]
 
 _log = logging.getLogger("petps.server.ingest")
 
@@ -32,7 +32,7 @@ LOOKUP_KEYS: Final = 4096  # per lookup; each key needs room for its row
 
 
 class _NativeTable:
-    """A native table as StoreTable."""
+    """A native table as InstanceTable."""
 
     def __init__(self, table: _native.Table, threads: int) -> None:
         self._table = table
@@ -67,8 +67,8 @@ class _NativeTable:
                 yield keys
 
 
-class NativeStore:
-    """The delta-fed tables of an instance in an open pool (petps._native.Tables) as Store.
+class NativeInstanceTables:
+    """The delta-fed tables of an instance in an open pool (petps._native.Tables) as InstanceTables.
 
     ``threads``: number of threads that apply a large batch, each its share of the index.
     """
@@ -84,27 +84,27 @@ class NativeStore:
 
     @property
     def model(self) -> str:
-        """See Store."""
+        """See InstanceTables."""
         return self._model
 
     @property
     def partitions(self) -> int:
-        """See Store."""
+        """See InstanceTables."""
         return self._partitions
 
     @property
     def instance(self) -> str:
-        """See Store."""
+        """See InstanceTables."""
         return self._name
 
     def live(self) -> bool:
-        """See Store."""
+        """See InstanceTables."""
         return any(
             record.id == self._instance and not record.frozen for record in self._tables.instances()
         )
 
-    def tables(self) -> dict[str, StoreTable]:
-        """See Store."""
+    def tables(self) -> dict[str, InstanceTable]:
+        """See InstanceTables."""
         return {
             table.name: _NativeTable(table, self._threads)
             for table in self._tables.tables()
@@ -112,7 +112,7 @@ class NativeStore:
         }
 
     def progress(self, partition: int) -> Progress | None:
-        """See Store."""
+        """See InstanceTables."""
         found = self._tables.progress(self._instance, partition)
         if found is None:
             return None
@@ -128,7 +128,7 @@ class NativeStore:
         )
 
     def record_progress(self, progress: Sequence[Progress]) -> None:
-        """See Store."""
+        """See InstanceTables."""
         self._tables.record_all_progress(
             [
                 _native.Progress(
@@ -151,7 +151,7 @@ class NativeInstances:
     """The instances of a model in an open pool as Instances.
 
     ``switch``: Let the model's name refer to a new instance as soon as it is complete.
-    ``threads``: See NativeStore.
+    ``threads``: See NativeInstanceTables.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class NativeInstances:
         self._model: str = tables.resolve(model).model
         self._switch = switch
 
-    def owner(self, partition: int) -> NativeStore:
+    def owner(self, partition: int) -> NativeInstanceTables:
         """See Instances."""
         for record in reversed(self._tables.instances()):
             if (
@@ -170,10 +170,10 @@ class NativeInstances:
                 and not record.frozen
                 and self._tables.progress(record.id, partition) is not None
             ):
-                return NativeStore(self._tables, record.name, threads=self._threads)
-        return NativeStore(self._tables, self._model, threads=self._threads)
+                return NativeInstanceTables(self._tables, record.name, threads=self._threads)
+        return NativeInstanceTables(self._tables, self._model, threads=self._threads)
 
-    def begin(self, name: str, base: BaseReader, run: int) -> NativeStore | None:
+    def begin(self, name: str, base: BaseReader, run: int) -> NativeInstanceTables | None:
         """See Instances. A new table takes properties of the model's current table of that name.
 
         Its capacity is the larger of that table's and the base's rows. It takes the default row if
@@ -205,7 +205,7 @@ class NativeInstances:
                 feed="delta",
                 default_row=like.default_row() if like and same else None,
             )
-        return NativeStore(self._tables, name, threads=self._threads)
+        return NativeInstanceTables(self._tables, name, threads=self._threads)
 
     def _was_passed(self, run: int) -> bool:
         """Return whether a partition has passed the run: its instance existed here and is gone.
@@ -219,7 +219,7 @@ class NativeInstances:
             if progress.instance in ours
         )
 
-    def complete(self, store: Store) -> None:
+    def complete(self, store: InstanceTables) -> None:
         """See Instances."""
         meant = self._tables.resolve(self._model)
         if not self._switch or meant.name == store.instance:
