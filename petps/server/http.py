@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from petps.errors import NotFound, PetpsError, Unavailable
 
-__all__ = ["HttpDoor"]
+__all__ = ["HttpServer"]
 
 MAX_CONNECTIONS: Final = 32  # a scraper, a probe and some browsers, with a thread each
 REQUEST_SECONDS: Final = 10.0  # a client that is silent for longer is disconnected
@@ -23,7 +23,7 @@ TEXT: Final = "text/plain; charset=utf-8"
 Answer = tuple[bytes, str, HTTPStatus]
 
 
-class HttpDoor:
+class HttpServer:
     """The HTTP server, running until close(). Raises Unavailable if it cannot listen."""
 
     def __init__(

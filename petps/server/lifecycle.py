@@ -239,9 +239,9 @@ class Serving:
         if not server.http:
             return
         # Imported late, so that it does not delay the first pull.
-        from petps.server.http import HttpDoor
+        from petps.server.http import HttpServer
 
-        self._http = HttpDoor(
+        self._http = HttpServer(
             server.http_host,
             server.http_port,
             status=self.status,
@@ -255,9 +255,9 @@ class Serving:
         server = self._config.server
         if not server.grpc:
             return
-        from petps.server.grpc import GrpcDoor
+        from petps.server.grpc import GrpcServer
 
-        self._grpc = GrpcDoor(
+        self._grpc = GrpcServer(
             server.grpc_host,
             server.grpc_port,
             self._tables,

@@ -10,7 +10,7 @@ import pytest
 
 from examples.demo.training import measures, plots
 from examples.demo.training.task import WORLD
-from tests.python.demo.test_training import heard, report
+from tests.python.demo.test_training import make_reports, report
 
 
 def test_plots_are_drawn(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_plots_are_drawn(tmp_path: Path) -> None:
         (work / f"timeline-{rank}.json").write_text(json.dumps(events))
         (work / f"timeline-{rank}.svg").write_text("<svg/>")
     plots.make_folder(folder)
-    reports = heard()
+    reports = make_reports()
     served = [measures.Served(each, 100.0, False) for each in reports.versions]
     outages = [measures.Outage("trainer killed", 10, 1.0, 2.0)]
     plots.write_plots(folder, work, plots.Facts(report(), reports, served, outages))

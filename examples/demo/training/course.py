@@ -22,12 +22,12 @@ from examples.demo.trace import Trace
 from examples.demo.traffic import Mode, Traffic, latency_of
 from examples.demo.training import Data, scoring
 from examples.demo.training.live import Live, same
-from examples.demo.training.measures import Heard, Outage, Served, fresh_of, served_of, stages_of
+from examples.demo.training.measures import Outage, Reports, Served, fresh_of, served_of, stages_of
 from examples.demo.training.plots import Facts, write_plots
 from examples.demo.training.report import FinalScores, ServerBack, TrainerBack, TrainingReport
 from examples.demo.training.screen import TrainingLines, TrainingScreen
 from examples.demo.training.task import DIM, SOURCES, WORLD, Settings, Task
-from examples.demo.training.workers import Said, Workers
+from examples.demo.training.workers import WorkerReport, Workers
 from petps.checkpoint import Store
 from petps.errors import InternalError, InvalidArgument, Unavailable
 from petps.pool import Pool
@@ -60,7 +60,7 @@ class Course:
         self._options = options
         self._settings = options.settings
         self._screen = screen
-        self._heard = Heard()
+        self._reports = Reports()
         with screen.working("the samples are read (the first time: downloaded, 27 MB)"):
             try:
                 self._task = Task(self._settings)
@@ -104,16 +104,16 @@ class Course:
             self._prepare(stack)
             # After a version that is not in the store: then servers have rows that the new run
             # does not have.
-            self._follow(lambda said: self._comes(said, TRAINER_AT) and not said.more["stored"])
+            self._follow(lambda event: self._comes(event, TRAINER_AT) and not event.more["stored"])
             self._kill_trainer()
-            self._follow(lambda said: self._comes(said, SERVER_AT))
+            self._follow(lambda event: self._comes(event, SERVER_AT))
             self._kill_server()
             self._follow(None)
             self._measure()
             self._compare()
             self._close_cleanly()
         self._report.seconds = round(time.monotonic() - begun, 1)
-        facts = Facts(self._report, self._heard, self._served_versions, self._outages)
+        facts = Facts(self._report, self._reports, self._served_versions, self._outages)
         write_plots(self._options.plots, self._settings.path("."), facts)
         return self._report
 
@@ -151,12 +151,12 @@ class Course:
         self._workers = stack.enter_context(Workers(settings))
         with self._screen.working("the trainer's workers start, and import PyTorch"):
             begun = self._workers.start()
-            self._until(lambda said: said.what == "ready")
+            self._until(lambda event: event.what == "ready")
         self._screen.training(self._report, time.monotonic() - begun)
 
     # ---- while training goes on
 
-    def _hear(self) -> Said | None:
+    def _receive(self) -> WorkerReport | None:
         """Take the next report, or None if all workers have ended.
 
         Raises if the server, the scoring or a worker has failed.
@@ -164,15 +164,15 @@ class Course:
         self._server.running()
         if self._live.failed is not None:
             raise self._live.failed
-        if self._heard.ended == WORLD:
+        if self._reports.ended == WORLD:
             return None
-        said = self._workers.next()
-        self._heard.take(said)
-        if said.what == "version":
-            newest = self._heard.versions[-1]
+        event = self._workers.next()
+        self._reports.take(event)
+        if event.what == "version":
+            newest = self._reports.versions[-1]
             if newest.stored and newest.step % self._score_every == 0:
                 self._live.ask(newest)
-        return said
+        return event
 
     def _ingest(self) -> dict[str, Any]:
         found = self._server.ingest()
@@ -180,27 +180,27 @@ class Course:
             raise Unavailable(f"the server's status cannot be read:\n{self._server.last_words()}")
         return found
 
-    def _until(self, holds: Callable[[Said], bool]) -> Said:
+    def _until(self, holds: Callable[[WorkerReport], bool]) -> WorkerReport:
         """Take reports until one for which ``holds`` is true, and return it."""
-        while (said := self._hear()) is not None:
-            if holds(said):
-                return said
+        while (event := self._receive()) is not None:
+            if holds(event):
+                return event
         raise InternalError(ENDED)
 
     def _served(self, version: int, since: int = 0) -> float:
         """Take reports until the client is served the version. Return when, by samples[since:]."""
-        while self._traffic.version_seen() < version and self._hear() is not None:
+        while self._traffic.version_seen() < version and self._receive() is not None:
             pass
         return self._traffic.wait_for_version(version, SERVABLE_SECONDS, since).end
 
-    def _follow(self, until: Callable[[Said], bool] | None) -> None:
+    def _follow(self, until: Callable[[WorkerReport], bool] | None) -> None:
         """Take reports until one for which ``until`` is true; None: to the end of training."""
         lines = TrainingLines(self._task.steps)
         with self._screen.growing(lines):
-            while (said := self._hear()) is not None:
-                lines.reached(self._heard.step)
+            while (event := self._receive()) is not None:
+                lines.reached(self._reports.step)
                 self._show(lines)
-                if until is not None and until(said):
+                if until is not None and until(event):
                     return
             if until is not None:
                 raise InternalError(ENDED)
@@ -213,24 +213,24 @@ class Course:
             lines.line(each)
             self._shown += 1
 
-    def _comes(self, said: Said, share: float) -> bool:
+    def _comes(self, event: WorkerReport, share: float) -> bool:
         """Return whether this reports a version of a step beyond that share of the steps."""
-        return said.what == "version" and said.more["step"] >= share * self._task.steps
+        return event.what == "version" and event.more["step"] >= share * self._task.steps
 
     def _kill_trainer(self) -> None:
         """Kill and restart the workers. The new run's first serving is measured at the end."""
-        heard = self._heard
+        reports = self._reports
         self._messages = self._ingest()["freshness"]
         with self._screen.working("kill -9 of the trainer's workers; they start again"):
             self._trainer_killed = self._workers.kill()
             self._workers.start()
-            ready = self._until(lambda said: said.what == "ready" and said.life > 0)
-            first = self._until(lambda said: said.what == "step")
+            ready = self._until(lambda event: event.what == "ready" and event.life > 0)
+            first = self._until(lambda event: event.what == "step")
         restored = ready.more["restored"]
         self._report.trainer_back = TrainerBack(
-            step=next(each.more["number"] for each in heard.steps[::-1] if each.life == 0),
+            step=next(each.more["number"] for each in reports.steps[::-1] if each.life == 0),
             restored=restored,
-            unlearnt=sum(each.step > restored for each in heard.versions),
+            unlearnt=sum(each.step > restored for each in reports.versions),
             to_first_step=round(first.at - self._trainer_killed, 3),
             open=round(ready.more["open_s"], 3),
             restore=round(ready.more["restore_s"], 3),
@@ -239,7 +239,7 @@ class Course:
 
     def _kill_server(self) -> None:
         samples, failures = self._traffic.samples, self._traffic.failures
-        version, step = self._traffic.version_seen(), self._heard.step
+        version, step = self._traffic.version_seen(), self._reports.step
         self._catch_ups += _catch_ups(self._ingest())  # the new process counts from 0
         with self._screen.working("kill -9 of the server; it starts again"):
             killed = time.monotonic()
@@ -249,9 +249,9 @@ class Course:
             field, keys = next(iter(self._keys.items()))
             first = first_pull(self._server, lambda client: client.pull(field, keys[:100]))
             facts = self._server.wait_ready()
-            while self._workers.has_said() and self._hear() is not None:
+            while self._workers.has_reports() and self._receive() is not None:
                 pass  # reports from while the server was down
-            served = self._served(self._heard.versions[-1].version, seen)
+            served = self._served(self._reports.versions[-1].version, seen)
         self._outages.append(Outage("server killed", step, killed, served))
         waited = max(each.end - each.begin for each in samples[max(0, seen - 1) :])
         self._report.server_back = ServerBack(
@@ -269,15 +269,15 @@ class Course:
     # ---- the end
 
     def _measure(self) -> None:
-        report, heard = self._report, self._heard
+        report, reports = self._report, self._reports
         with self._screen.working("the last version is served"):
-            last = heard.versions[-1].version
+            last = reports.versions[-1].version
             self._traffic.wait_for_version(last, SERVABLE_SECONDS)
         samples = self._traffic.samples
-        report.versions = len(heard.versions)
+        report.versions = len(reports.versions)
         self._measure_new_run()
-        report.stages = stages_of(heard, WORLD * self._task.batch)
-        self._served_versions = served_of(heard.versions, samples, self._outages)
+        report.stages = stages_of(reports, WORLD * self._task.batch)
+        self._served_versions = served_of(reports.versions, samples, self._outages)
         report.freshness = fresh_of(self._served_versions, self._messages)
         report.pull = latency_of(
             [each for each in samples if not any(o.begin < each.end < o.end for o in self._outages)]
@@ -287,7 +287,7 @@ class Course:
         """Compute when the first version after the trainer's kill was served."""
         back, killed = self._report.trainer_back, self._trainer_killed
         assert back is not None
-        first = next(each for each in self._heard.versions if each.life > 0)
+        first = next(each for each in self._reports.versions if each.life > 0)
         served = served_of([first], self._traffic.samples, [])[0]
         ended = first.begin + served.fresh_ms / 1e3
         self._outages.insert(0, Outage("trainer killed", back.step, killed, ended))
@@ -300,7 +300,7 @@ class Course:
     def _compare(self) -> None:
         """Compare the last version: every key, and every held-out sample, by the rows of both."""
         self._traffic.ask(Mode.REST, 0, 0)
-        task, version = self._task, self._heard.versions[-1].version
+        task, version = self._task, self._reports.versions[-1].version
         with self._screen.working("the trainer's rows are read from its pools"):
             trained = scoring.rows_of_pools(task)
         result = Comparison()

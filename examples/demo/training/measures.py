@@ -10,9 +10,9 @@ import numpy as np
 
 from examples.demo.traffic import Sample
 from examples.demo.training.report import Fresh, Stages
-from examples.demo.training.workers import Said
+from examples.demo.training.workers import WorkerReport
 
-__all__ = ["Heard", "Outage", "Served", "Version", "fresh_of", "served_of", "stages_of"]
+__all__ = ["Outage", "Reports", "Served", "Version", "fresh_of", "served_of", "stages_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class Served:
 
 
 @dataclass(slots=True)
-class Heard:
+class Reports:
     """All reports of the workers. ``step``: the last one trained, in the newest life."""
 
-    steps: list[Said] = field(default_factory=list)
+    steps: list[WorkerReport] = field(default_factory=list)
     versions: list[Version] = field(default_factory=list)
     stages: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
     ended: int = 0
@@ -58,39 +58,39 @@ class Heard:
     _losses: list[float] = field(default_factory=list)
     _life: int = 0
 
-    def take(self, said: Said) -> None:
+    def take(self, event: WorkerReport) -> None:
         """Add a report."""
-        if said.life != self._life:
-            self._life = said.life
+        if event.life != self._life:
+            self._life = event.life
             self._losses.clear()
-        if said.what == "ready":
-            self.step = said.more["restored"]
-        elif said.what == "step":
-            self.steps.append(said)
-            self.step = said.more["number"]
-            self._losses.append(said.more["loss"])
-        elif said.what == "stages":
-            self.stages[said.life, said.rank] = said.more
-        elif said.what == "ended":
+        if event.what == "ready":
+            self.step = event.more["restored"]
+        elif event.what == "step":
+            self.steps.append(event)
+            self.step = event.more["number"]
+            self._losses.append(event.more["loss"])
+        elif event.what == "stages":
+            self.stages[event.life, event.rank] = event.more
+        elif event.what == "ended":
             self.ended += 1
-        elif said.what == "version":
-            more = said.more
+        elif event.what == "version":
+            more = event.more
             # The step that ends with this version reports itself only after the version.
             loss = float(np.mean(self._losses)) if self._losses else float("nan")
             self._losses.clear()
             version = Version(
-                more["version"], more["step"], said.life, more["stored"], more["begin"], loss
+                more["version"], more["step"], event.life, more["stored"], more["begin"], loss
             )
             self.versions.append(version)
 
 
-def stages_of(heard: Heard, samples_a_step: int) -> Stages:
+def stages_of(reports: Reports, samples_a_step: int) -> Stages:
     """Compute the stages over all lives and workers."""
-    more = [said.more for said in heard.steps]
+    more = [event.more for event in reports.steps]
     seconds = np.array([each["seconds"] for each in more])
-    steps = sum(each["steps"] for each in heard.stages.values())
+    steps = sum(each["steps"] for each in reports.stages.values())
     totals: dict[str, float] = {}
-    for each in heard.stages.values():
+    for each in reports.stages.values():
         for name, total in each["seconds"].items():
             totals[name] = totals.get(name, 0.0) + total
 

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from examples.demo.training.measures import Heard, Outage, Served
+from examples.demo.training.measures import Outage, Reports, Served
 from examples.demo.training.report import TrainingReport
 from examples.demo.training.task import WORLD
 from petps.errors import IoError
@@ -28,7 +28,7 @@ class Facts:
     """Everything that is drawn."""
 
     report: TrainingReport
-    heard: Heard
+    reports: Reports
     served: Sequence[Served]
     outages: Sequence[Outage]
 
@@ -48,7 +48,7 @@ def write_plots(folder: Path, work: Path, facts: Facts) -> None:
     marks = [(each.step, each.what) for each in facts.outages]
     scored = facts.report.scored
     lives = sorted({each.life for each in scored})
-    training = [_training_loss(facts.heard, life) for life in (0, 1)]
+    training = [_training_loss(facts.reports, life) for life in (0, 1)]
     held_out = [[(e.step, e.log_loss) for e in scored if e.life == life] for life in lives]
     loss: dict[str, Sequence[Points]] = {"training": training, "held out, served rows": held_out}
     auc: dict[str, Sequence[Points]] = {
@@ -87,9 +87,9 @@ def write_plots(folder: Path, work: Path, facts: Facts) -> None:
     (folder / "index.html").write_text(_page(facts.report))
 
 
-def _training_loss(heard: Heard, life: int) -> Points:
+def _training_loss(reports: Reports, life: int) -> Points:
     """Return the loss averaged over each SMOOTHED steps."""
-    steps = [said.more for said in heard.steps if said.life == life]
+    steps = [event.more for event in reports.steps if event.life == life]
     parts = [steps[at : at + SMOOTHED] for at in range(0, len(steps), SMOOTHED)]
     return [(part[-1]["number"], sum(each["loss"] for each in part) / len(part)) for part in parts]
 
@@ -150,7 +150,7 @@ def draw_bars(path: Path, title: str, unit: str, values: Mapping[str, float]) ->
 
 def _page(report: TrainingReport) -> str:
     """Return one page with all plots, which loads nothing from other sites."""
-    said = (
+    summary = (
         f"A DLRM on {report.ratings:,} {report.data}, trained by {report.workers} workers, served "
         f"and scored while it was trained. {'Passed' if report.passed else 'FAILED'}."
     )
@@ -158,7 +158,7 @@ def _page(report: TrainingReport) -> str:
     images = "\n".join(f'<p><img src="{name}.svg" alt="{name}"></p>' for name in names)
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>petps demo --train</title>\n'
-        f"<body><h1>petps demo --train</h1><p>{escape(said)} All figures: "
+        f"<body><h1>petps demo --train</h1><p>{escape(summary)} All figures: "
         '<a href="report.json">report.json</a>; <a href="timeline.json">timeline.json</a> opens '
         "in chrome://tracing or Perfetto.</p>\n"
         f"{images}\n<p>The last one: four steps of worker 0, and what ran ahead of later ones "

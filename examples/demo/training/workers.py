@@ -17,7 +17,7 @@ from examples.demo.processes import Child
 from examples.demo.training.task import WORLD, Settings
 from petps.errors import DeadlineExceeded
 
-__all__ = ["Said", "Workers"]
+__all__ = ["WorkerReport", "Workers"]
 
 GRACE_SECONDS: Final = 1.0
 PEER_GONE: Final = "a peer is gone"  # the error text of petps.train.link
@@ -25,7 +25,7 @@ SILENCE_SECONDS: Final = 180.0  # enough for PyTorch's import on a busy machine,
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class WorkerReport:
     """A line of worker ``rank``: see worker.py. life: how often the trainer was started before."""
 
     rank: int
@@ -36,23 +36,26 @@ class Said:
 
 
 class WorkerProcess(Child):
-    """One worker process; its reports go to ``heard``."""
+    """One worker process; its reports go to ``reports``."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         super().__init__(f"trainer's worker {rank}", folder / f"worker-{rank}.txt")
         self.rank = rank
-        self._ear: threading.Thread | None = None
+        self._receiver: threading.Thread | None = None
 
-    def start(self, life: int, settings: Settings, heard: queue.Queue[Said]) -> None:
+    def start(self, life: int, settings: Settings, reports: queue.Queue[WorkerReport]) -> None:
         """Start the process without waiting."""
         arguments = [str(self.rank), str(life), settings.as_text()]
         self.spawn(["-m", "examples.demo.training.worker", *arguments], pipes=True)
-        self._ear = threading.Thread(
-            target=self._hear, args=(life, heard), name=f"petps-demo-hear-{self.rank}", daemon=True
+        self._receiver = threading.Thread(
+            target=self._receive,
+            args=(life, reports),
+            name=f"petps-demo-reports-{self.rank}",
+            daemon=True,
         )
-        self._ear.start()
+        self._receiver.start()
 
-    def _hear(self, life: int, heard: queue.Queue[Said]) -> None:
+    def _receive(self, life: int, reports: queue.Queue[WorkerReport]) -> None:
         assert self._process is not None
         lines = self._process.stdout
         assert lines is not None
@@ -61,11 +64,13 @@ class WorkerProcess(Child):
                 if not line.endswith("\n"):
                     return  # the process was killed while it wrote its last line
                 try:
-                    said = json.loads(line)
+                    fields = json.loads(line)
                 except ValueError:  # output of a library
                     self.note(line)
                     continue
-                heard.put(Said(self.rank, life, said.pop("is"), said.pop("at"), said))
+                reports.put(
+                    WorkerReport(self.rank, life, fields.pop("is"), fields.pop("at"), fields)
+                )
 
     def has_failed(self) -> bool:
         """Return whether it has ended with an error."""
@@ -74,9 +79,9 @@ class WorkerProcess(Child):
     def bury(self) -> None:
         """After SIGKILL, wait until the process is gone and all its reports are read."""
         assert self._process is not None
-        assert self._ear is not None
+        assert self._receiver is not None
         self._process.wait()
-        self._ear.join()
+        self._receiver.join()
         self.stop()
 
     def ask_to_end(self, process: Any) -> None:
@@ -90,7 +95,7 @@ class Workers:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._processes: list[WorkerProcess] = []
-        self._heard: queue.Queue[Said] = queue.Queue()
+        self._reports: queue.Queue[WorkerReport] = queue.Queue()
         self.life = -1
 
     def __enter__(self) -> Self:
@@ -112,7 +117,7 @@ class Workers:
         for rank in range(WORLD):
             each = WorkerProcess(self._settings.path("."), rank)
             self._processes.append(each)
-            each.start(self.life, self._settings, self._heard)
+            each.start(self.life, self._settings, self._reports)
         return begun
 
     def kill(self) -> float:
@@ -131,11 +136,11 @@ class Workers:
         failed = [each for each in self._processes if each.has_failed()]
         min(failed, key=lambda each: PEER_GONE in each.last_words()).running()
 
-    def has_said(self) -> bool:
+    def has_reports(self) -> bool:
         """Return whether next() would return at once."""
-        return not self._heard.empty()
+        return not self._reports.empty()
 
-    def next(self) -> Said:
+    def next(self) -> WorkerReport:
         """Return a worker's next report. Raise Unavailable if a worker ended with an error.
 
         Raises DeadlineExceeded after SILENCE_SECONDS without a report.
@@ -143,7 +148,7 @@ class Workers:
         deadline = time.monotonic() + SILENCE_SECONDS
         while True:
             with suppress(queue.Empty):
-                return self._heard.get(timeout=0.2)
+                return self._reports.get(timeout=0.2)
             if any(each.has_failed() for each in self._processes):
                 self._raise_first_cause()
             if time.monotonic() > deadline:

@@ -23,7 +23,7 @@ from petps.delta.kafka.errors import DENIED, MOVING, as_petps
 from petps.delta.kafka.options import KafkaAddress, KafkaOptions
 from petps.errors import AlreadyExists, PetpsError, Unavailable
 
-__all__ = ["KafkaAdmin", "Trouble", "kafka_logger"]
+__all__ = ["KafkaAdmin", "LastError", "kafka_logger"]
 
 ASK_SECONDS = 5.0  # without an answer for longer, the brokers count as unreachable
 POLL_SECONDS: Final = 0.05
@@ -34,7 +34,7 @@ kafka_logger = logging.getLogger("petps.delta.kafka")
 kafka_logger.addFilter(lambda record: not record.getMessage().startswith(("CONFWARN", "FAIL")))
 
 
-class Trouble:
+class LastError:
     """The last error that a client reported outside any call: librdkafka's error_cb."""
 
     def __init__(self) -> None:
@@ -53,10 +53,10 @@ class Trouble:
             raise as_petps(error, what)
 
 
-def make_client(kind: Any, settings: Mapping[str, Any], trouble: Trouble) -> Any:
+def make_client(kind: Any, settings: Mapping[str, Any], last_error: LastError) -> Any:
     """Return a client of librdkafka. Raises InvalidArgument that names a refused option."""
     try:
-        return kind({**settings, "error_cb": trouble}, logger=kafka_logger)
+        return kind({**settings, "error_cb": last_error}, logger=kafka_logger)
     except KafkaException as error:
         raise as_petps(error.args[0], "Kafka options") from None
 
@@ -72,12 +72,12 @@ class KafkaAdmin:
         self._address = address
         self._options = options
         self._name = name
-        self._trouble = Trouble()
+        self._last_error = LastError()
         self._client = self._connect()
 
     def _connect(self) -> AdminClient:
         client: AdminClient = make_client(
-            AdminClient, self._options.common(self._address), self._trouble
+            AdminClient, self._options.common(self._address), self._last_error
         )
         return client
 
@@ -138,16 +138,16 @@ class KafkaAdmin:
                 break
             except TimeoutError:
                 self._client.poll(0)  # serves error_cb
-                self._trouble.raise_denied(self._name)
+                self._last_error.raise_denied(self._name)
                 if time.monotonic() > deadline:
                     raise self._away("no answer") from None
             except KafkaException as error:
                 self._client.poll(0)
-                self._trouble.raise_denied(self._name)
+                self._last_error.raise_denied(self._name)
                 if error.args[0].code() in MOVING:
                     raise _Moving(error.args[0].str()) from None
                 raise self._translate(error.args[0]) from None
-        self._trouble.last = None
+        self._last_error.last = None
         return answer
 
     def _translate(self, error: KafkaError) -> PetpsError:
@@ -159,7 +159,7 @@ class KafkaAdmin:
         return translated
 
     def _away(self, text: str) -> PetpsError:
-        reason = f" ({self._trouble.last.str()})" if self._trouble.last is not None else ""
+        reason = f" ({self._last_error.last.str()})" if self._last_error.last is not None else ""
         return Unavailable(
             f"{self._name}: {text}{reason}; check the address, and that the brokers are up"
         )

@@ -11,7 +11,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from petps.delta.headers import Message
-from petps.delta.kafka.client import KafkaAdmin, Trouble, make_client
+from petps.delta.kafka.client import KafkaAdmin, LastError, make_client
 from petps.delta.kafka.errors import as_petps
 from petps.delta.kafka.options import KafkaOptions, parse_address
 from petps.delta.kafka.subscription import KafkaSubscription, message_of
@@ -67,7 +67,7 @@ class KafkaLog:
         self._create = create
         self._admin = KafkaAdmin(self._address, self._options, self.name)
         self._partitions = 0  # 0: not requested yet
-        self._trouble = Trouble()
+        self._last_error = LastError()
         self._producer: Producer | None = None
         self._failed: KafkaError | None = None
         self._has_raised = False  # whether a call has raised that error
@@ -154,7 +154,7 @@ class KafkaLog:
             "on_delivery": self._on_delivery,
             "delivery.report.only.error": True,
         }
-        self._producer = make_client(Producer, settings, self._trouble)
+        self._producer = make_client(Producer, settings, self._last_error)
         return self._producer
 
     def _on_delivery(self, error: KafkaError | None, message: object) -> None:
@@ -178,7 +178,7 @@ class KafkaLog:
     def _check(self) -> None:
         if self._closed:
             raise FailedPrecondition(f"{self.name}: the log is closed")
-        self._trouble.raise_denied(self.name)
+        self._last_error.raise_denied(self.name)
         if self._failed is not None:
             self._has_raised = True
             raise as_petps(self._failed, f"{self.name}: a message was not delivered")
@@ -251,8 +251,8 @@ class KafkaLog:
         """Return the last message of each partition whose offset is its first offset or later."""
         settings = self._options.consumer(self._address)
         settings |= {"enable.partition.eof": True, "fetch.wait.max.ms": 10}
-        trouble = Trouble()
-        reader: Consumer = make_client(Consumer, settings, trouble)
+        last_error = LastError()
+        reader: Consumer = make_client(Consumer, settings, last_error)
         messages: dict[int, Message] = {}
         unread = set(first_offsets)
         deadline = time.monotonic() + READ_SECONDS
@@ -270,7 +270,7 @@ class KafkaLog:
                         f"{READ_SECONDS:.0f} s; check that the brokers are up"
                     )
                 message = reader.poll(POLL_SECONDS)
-                trouble.raise_denied(self.name)
+                last_error.raise_denied(self.name)
                 if message is None:
                     continue
                 partition, error = message.partition(), message.error()

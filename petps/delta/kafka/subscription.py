@@ -11,7 +11,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from petps.delta.headers import Message
-from petps.delta.kafka.client import Trouble, kafka_logger, make_client
+from petps.delta.kafka.client import LastError, kafka_logger, make_client
 from petps.delta.kafka.errors import DENIED, as_petps
 from petps.delta.log import Damage, Delivery, Event, Lost
 
@@ -55,8 +55,8 @@ class KafkaSubscription:
         self._bounds = bounds
         self._commits = commits
         self._commit_at = 0.0
-        self._trouble = Trouble()
-        self._consumer: Consumer = make_client(Consumer, settings, self._trouble)
+        self._last_error = LastError()
+        self._consumer: Consumer = make_client(Consumer, settings, self._last_error)
         self._next = dict(positions)  # offset of the next event to return
         self._tail = dict(positions)  # offset of the next event to take from librdkafka
         self._buffers: dict[int, deque[Event]] = {partition: deque() for partition in positions}
@@ -87,12 +87,12 @@ class KafkaSubscription:
             remaining = deadline - time.monotonic()
             if events or remaining <= 0:
                 self._warn_of_stalls(is_empty)
-                self._trouble.raise_denied(self._name)
+                self._last_error.raise_denied(self._name)
                 return events
             message = self._consumer.poll(remaining)
             if message is not None:
                 self._add(message)
-            self._trouble.raise_denied(self._name)
+            self._last_error.raise_denied(self._name)
 
     def _take_over(self, max_bytes: int) -> bool:
         """Take messages from librdkafka up to a limit. Return whether it has no more."""

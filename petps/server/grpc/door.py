@@ -19,7 +19,7 @@ from petps.errors import Unavailable
 from petps.server.grpc.calls import AwaitableCalls
 from petps.server.grpc.service import Service
 
-__all__ = ["MAX_CALLS", "GrpcDoor"]
+__all__ = ["MAX_CALLS", "GrpcServer"]
 
 # Calls in flight, watchers included, over all connections. gRPC refuses more: RESOURCE_EXHAUSTED.
 MAX_CALLS: Final = 512
@@ -29,7 +29,7 @@ HEALTH_SECONDS: Final = 0.2  # between two health checks
 SERVICE: Final[str] = messages.DESCRIPTOR.services_by_name["Petps"].full_name
 
 
-class GrpcDoor:
+class GrpcServer:
     """The gRPC server, running until close(). Raises Unavailable if it cannot listen."""
 
     def __init__(

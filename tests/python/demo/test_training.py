@@ -29,7 +29,7 @@ from examples.demo.training.report import (
 )
 from examples.demo.training.screen import TrainingLines, TrainingScreen
 from examples.demo.training.task import HELD_OUT, WORLD, Settings, Task
-from examples.demo.training.workers import Said, WorkerProcess, Workers
+from examples.demo.training.workers import WorkerProcess, WorkerReport, Workers
 from petps.errors import IoError, Unavailable
 
 
@@ -102,39 +102,41 @@ def test_no_held_out_sample_is_trained_on(tmp_path: Path, count: int) -> None:
     assert first[0] == task.steps
 
 
-def make_said(what: str, life: int = 0, rank: int = 0, at: float = 0.0, **more: Any) -> Said:
-    return Said(rank, life, what, at, more)
+def make_event(
+    what: str, life: int = 0, rank: int = 0, at: float = 0.0, **more: Any
+) -> WorkerReport:
+    return WorkerReport(rank, life, what, at, more)
 
 
-def step(number: int, loss: float, life: int = 0) -> Said:
+def step(number: int, loss: float, life: int = 0) -> WorkerReport:
     times = {"seconds": 0.05, "exposed": 0.01, "crossing": 0.04, "lookup_stall": 0.002}
-    return Said(0, life, "step", 0.0, {"number": number, "loss": loss, **times})
+    return WorkerReport(0, life, "step", 0.0, {"number": number, "loss": loss, **times})
 
 
-def heard() -> measures.Heard:
+def make_reports() -> measures.Reports:
     """Return reports of twelve steps with a kill after the tenth; steps 8 to 10 are repeated."""
-    found = measures.Heard()
+    reports = measures.Reports()
     for number in range(1, 11):
-        found.take(step(number, 1 - number / 20))
-    found.take(make_said("version", version=1, step=10, stored=False, begin=1.0))
-    found.take(make_said("stages", seconds={"dense": 0.1, "route": 0.2}, steps=10))
-    found.take(make_said("ready", 1, restored=7))
-    assert found.step == 7
+        reports.take(step(number, 1 - number / 20))
+    reports.take(make_event("version", version=1, step=10, stored=False, begin=1.0))
+    reports.take(make_event("stages", seconds={"dense": 0.1, "route": 0.2}, steps=10))
+    reports.take(make_event("ready", 1, restored=7))
+    assert reports.step == 7
     for number in range(8, 13):
-        found.take(step(number, 0.25, life=1))
-    found.take(make_said("version", 1, version=2, step=12, stored=True, begin=3.0))
-    found.take(make_said("stages", 1, seconds={"dense": 0.2}, steps=5))
-    found.take(make_said("stages", 1, rank=1, seconds={"dense": 0.3}, steps=5))
-    found.take(make_said("ended", 1))
-    return found
+        reports.take(step(number, 0.25, life=1))
+    reports.take(make_event("version", 1, version=2, step=12, stored=True, begin=3.0))
+    reports.take(make_event("stages", 1, seconds={"dense": 0.2}, steps=5))
+    reports.take(make_event("stages", 1, rank=1, seconds={"dense": 0.3}, steps=5))
+    reports.take(make_event("ended", 1))
+    return reports
 
 
 def test_what_the_workers_say_is_added_up() -> None:
-    found = heard()
-    assert (found.step, found.ended) == (12, 1)
-    assert found.versions[0].training_loss == pytest.approx(1 - 5.5 / 20)
-    assert found.versions[1].training_loss == pytest.approx(0.25)
-    stages = measures.stages_of(found, 100)
+    reports = make_reports()
+    assert (reports.step, reports.ended) == (12, 1)
+    assert reports.versions[0].training_loss == pytest.approx(1 - 5.5 / 20)
+    assert reports.versions[1].training_loss == pytest.approx(0.25)
+    stages = measures.stages_of(reports, 100)
     assert stages.steps == 15
     assert stages.stages_ms == {"dense": pytest.approx(30.0), "route": pytest.approx(10.0)}
     assert stages.exposed_share == pytest.approx(0.25)
@@ -142,7 +144,7 @@ def test_what_the_workers_say_is_added_up() -> None:
 
 
 def test_freshness_is_until_a_pull_is_served_it() -> None:
-    versions = heard().versions
+    versions = make_reports().versions
     samples = [Sample(begin, begin + 0.1, version, 5) for begin, version in
                [(0.5, 0), (1.2, 1), (1.4, 1), (3.6, 2), (3.8, 2)]]  # fmt: skip
     outages = [measures.Outage("trainer killed", 10, 2.0, 3.1)]
@@ -175,7 +177,7 @@ def report() -> TrainingReport:
         server_back=ServerBack(11, 1, 480.0, 6.5, 3.0, 600.0, 0, 900.0),
         freshness=Fresh(2, 120.0, 150.0, 180.0, 2000.0, 40.0, 90.0),
         pull=Latency(100, 0.2, 3.0),
-        stages=measures.stages_of(heard(), 100),
+        stages=measures.stages_of(make_reports(), 100),
         final=FinalScores(2, 10, 0.65, 0.71234567, 0.71234567, True),
         comparison=Comparison(30, 28, 2),
         seconds=50.0,
@@ -202,10 +204,10 @@ def test_passed_is_everything_equal_and_both_killed() -> None:
         ),
     ]
     for complaint, change in wrong:
-        found = replace(report(), **change)
-        assert not found.passed
-        assert any(complaint in each for each in found.complaints), found.complaints
-        assert json.loads(json.dumps(found.as_json()))["passed"] is False
+        wrong_report = replace(report(), **change)
+        assert not wrong_report.passed
+        assert any(complaint in each for each in wrong_report.complaints), wrong_report.complaints
+        assert json.loads(json.dumps(wrong_report.as_json()))["passed"] is False
 
 
 def shown(found: TrainingReport) -> str:

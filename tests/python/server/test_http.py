@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from petps.errors import Unavailable
 from petps.server import Serving
-from petps.server.http import MAX_CONNECTIONS, HttpDoor
+from petps.server.http import MAX_CONNECTIONS, HttpServer
 from tests.python.server.conftest import Start
 
 
@@ -94,12 +94,12 @@ def test_draining_is_not_ready(start: Start) -> None:
     assert ask(serving, "/healthz")[0] == 200
 
 
-def door(**changed: object) -> HttpDoor:
+def door(**changed: object) -> HttpServer:
     settings: dict[str, object] = {
         "status": dict, "metrics": bytes, "fault": lambda: None, "ready": lambda: None,
         "shard_map": dict, **changed,
     }  # fmt: skip
-    return HttpDoor("127.0.0.1", 0, **settings)  # type: ignore[arg-type]
+    return HttpServer("127.0.0.1", 0, **settings)  # type: ignore[arg-type]
 
 
 def test_a_fault_is_neither_healthy_nor_ready() -> None:
@@ -119,7 +119,7 @@ def test_port_in_use() -> None:
     made = door()
     try:
         with pytest.raises(Unavailable, match=rf"HTTP address 127.0.0.1:{made.port} .*--http-port"):
-            HttpDoor(
+            HttpServer(
                 "127.0.0.1",
                 made.port,
                 status=dict,
