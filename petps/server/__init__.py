@@ -3,7 +3,8 @@
 Owns:        open -> recover -> serve -> ingest -> drain -> close (lifecycle.py); health, metrics
              and the status page (http.py, metrics.py, page.html); gRPC (grpc/); the common form of
              a status (status.py); the shard map's file (shard_map.py, FORMAT.md).
-Never does:  answer pulls or pushes (native room server does); interpret deltas (ingest does).
+Never does:  answer pulls or pushes (native room server does); interpret deltas (room
+             server/ingest does).
 Called by:   cli serve, demo, tests.
 Invariants:  Pulls are served before ingest and the other doors start. SIGTERM and SIGINT drain and
              close. A failure of ingest never stops the serving of pulls.

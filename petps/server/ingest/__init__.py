@@ -1,6 +1,6 @@
 """Room ingest: applies a delta log's records to the tables, each once and in order.
 
-Owns:        the order rule (order.py), merging (window.py), catch-up (catch_up.py), dead letters,
+Owns:        the order rule (order.py), merging (window.py), catch-ups (catch_ups.py), dead letters,
              the choice of the instance that a run feeds, the following thread (ingest.py), its
              status.
 Never does:  depend on a kind of log or of table: it uses Protocols (protocols.py,

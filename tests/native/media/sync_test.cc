@@ -190,7 +190,7 @@ int leave_out_advice(Call call) {
   return call == Call::kAdviseFile && g_advice_left_out-- > 0 ? EINVAL : 0;
 }
 
-// The kernel itself may hold a page when it is told to drop all: seen once on a busy machine.
+// The kernel itself may hold a page that it should drop: seen once on a busy machine.
 TEST_F(Syncs, APageThatIsInUseForAMomentDoesNotKeepThePoolClosedAfterAFailedSync) {
   auto media = make();
   file_calls().sync_data = fail_sync;
