@@ -18,9 +18,10 @@ constexpr uint32_t power_of_x(unsigned n) {
   return power;
 }
 
-// The two multipliers that move 16 bytes forward by `bytes` (Gopal et al., "Fast CRC computation
-// for generic polynomials using PCLMULQDQ"): `earlier` for the first 8 bytes, `later` for the last
-// 8. The product of a reflected 64-bit and a reflected 32-bit value is 33 bits too low, hence -33.
+// Return the two multipliers that move 16 bytes forward by `bytes` (Gopal et al., "Fast CRC
+// computation for generic polynomials using PCLMULQDQ"): `earlier` for the first 8 bytes, `later`
+// for the last 8. The product of a reflected 64-bit and a reflected 32-bit value is 33 bits too
+// low, hence -33.
 consteval uint64_t earlier(unsigned bytes) { return power_of_x(8 * bytes + 64 - 33); }
 consteval uint64_t later(unsigned bytes) { return power_of_x(8 * bytes - 33); }
 static_assert(earlier(16) == 0xF20C0DFEu && later(16) == 0x493C7D27u,

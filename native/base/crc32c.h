@@ -15,7 +15,8 @@ namespace petps::base {
 // 0). Never change: slot headers in pools store its values.
 uint32_t crc32c(const void* data, size_t size);
 
-// Return the CRC-32C of a's bytes followed by these, where `crc` is crc32c of a.
+// Return the CRC-32C of some earlier bytes followed by these `size` bytes. `crc` is the CRC-32C
+// of the earlier bytes.
 uint32_t crc32c_extend(uint32_t crc, const void* data, size_t size);
 
 // Copy `size` bytes past the cache and return their CRC-32C, loading each byte once. `to` must be

@@ -1,45 +1,31 @@
 #include "base/status.h"
 
+#include <iterator>
 #include <system_error>
 
 namespace petps::base {
 
 std::string_view code_name(Code code) {
-  switch (code) {
-    case Code::kOk:
-      return "OK";
-    case Code::kInvalidArgument:
-      return "INVALID_ARGUMENT";
-    case Code::kNotFound:
-      return "NOT_FOUND";
-    case Code::kAlreadyExists:
-      return "ALREADY_EXISTS";
-    case Code::kResourceExhausted:
-      return "RESOURCE_EXHAUSTED";
-    case Code::kFailedPrecondition:
-      return "FAILED_PRECONDITION";
-    case Code::kUnavailable:
-      return "UNAVAILABLE";
-    case Code::kDeadlineExceeded:
-      return "DEADLINE_EXCEEDED";
-    case Code::kDataLoss:
-      return "DATA_LOSS";
-    case Code::kPermissionDenied:
-      return "PERMISSION_DENIED";
-    case Code::kStale:
-      return "STALE";
-    case Code::kWrongShard:
-      return "WRONG_SHARD";
-    case Code::kUnimplemented:
-      return "UNIMPLEMENTED";
-    case Code::kInternal:
-      return "INTERNAL";
-    case Code::kIoError:
-      return "IO_ERROR";
-    case Code::kInUse:
-      return "IN_USE";
-  }
-  return "UNKNOWN";  // a newer peer may send a code that this version does not know
+  static constexpr std::string_view kNames[] = {"OK",
+                                                "INVALID_ARGUMENT",
+                                                "NOT_FOUND",
+                                                "ALREADY_EXISTS",
+                                                "RESOURCE_EXHAUSTED",
+                                                "FAILED_PRECONDITION",
+                                                "UNAVAILABLE",
+                                                "DEADLINE_EXCEEDED",
+                                                "DATA_LOSS",
+                                                "PERMISSION_DENIED",
+                                                "STALE",
+                                                "WRONG_SHARD",
+                                                "UNIMPLEMENTED",
+                                                "INTERNAL",
+                                                "IO_ERROR",
+                                                "IN_USE"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Code::kInUse) + 1, "a name for each code");
+  const auto number = static_cast<size_t>(code);
+  // A newer peer may send a code that this version does not know.
+  return number < std::size(kNames) ? kNames[number] : "UNKNOWN";
 }
 
 Status::Status(Code code, std::string message) {
@@ -56,10 +42,9 @@ std::string Status::to_string() const {
   return text;
 }
 
-Status errno_status(Code code, std::string what, int error_number) {
-  what += ": ";
-  what += std::system_category().message(error_number);  // thread-safe, unlike strerror
-  return Status(code, std::move(what));
+Status errno_status(Code code, std::string action, int error_number) {
+  // Unlike strerror, system_category is thread-safe.
+  return Status(code, action + ": " + std::system_category().message(error_number));
 }
 
 }  // namespace petps::base

@@ -60,7 +60,7 @@ class [[nodiscard]] Status {
 };
 
 // Return a Status of `code` with errno's text in its message: "open /x: No such file or directory".
-Status errno_status(Code code, std::string what, int error_number);
+Status errno_status(Code code, std::string action, int error_number);
 
 template <typename T>
 class [[nodiscard]] Result {

@@ -24,12 +24,12 @@ static_assert(sizeof(Attributes) == 48);
 }  // namespace
 
 void set_time_slice(uint64_t ns) {
-  Attributes mine;
-  if (syscall(SYS_sched_getattr, 0, &mine, sizeof(mine), 0) != 0) return;
-  if (mine.policy != SCHED_OTHER) return;  // the policy was set on purpose: keep it
-  mine.size = sizeof(mine);
-  mine.runtime_ns = ns;
-  syscall(SYS_sched_setattr, 0, &mine, 0);
+  Attributes attributes;
+  if (syscall(SYS_sched_getattr, 0, &attributes, sizeof(attributes), 0) != 0) return;
+  if (attributes.policy != SCHED_OTHER) return;  // the policy was set on purpose: keep it
+  attributes.size = sizeof(attributes);
+  attributes.runtime_ns = ns;
+  syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 
 }  // namespace petps::base
