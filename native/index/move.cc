@@ -84,7 +84,7 @@ Status Index::move_locked(uint64_t key, const Path& path, const Place& at, uint6
     // open the journal settles both possible states.
     uint64_t& ref = target->bucket->entries[entry].ref;
     store64(ref, 0);
-    media_->stored(&ref, sizeof ref);
+    media_->report_store(&ref, sizeof ref);
     return status;
   }
 
@@ -92,9 +92,9 @@ Status Index::move_locked(uint64_t key, const Path& path, const Place& at, uint6
   // old entry empty also sees this change (fill_entry). The failure above needs no second change,
   // because the key never left its old entry.
   store64(target->bucket->word, target->word);
-  media_->stored(&target->bucket->word, sizeof target->bucket->word);
+  media_->report_store(&target->bucket->word, sizeof target->bucket->word);
   store64(from.ref, 0);
-  media_->stored(&from.ref, sizeof from.ref);
+  media_->report_store(&from.ref, sizeof from.ref);
   flusher.flush(&from, sizeof from, Site::kVacatedEntry);
   change_claims(*target->bucket, path, to_distance, /*comes=*/true);
   change_claims(buckets_[at.bucket], path, at.distance, /*comes=*/false);
@@ -229,9 +229,9 @@ Status replay_journal(pool::Pool& pool) {
   Bucket& bucket =
       *reinterpret_cast<Bucket*>(pool.at(offset_of(pool, to) / sizeof(Bucket) * sizeof(Bucket)));
   store64(bucket.word, next_count(load64(bucket.word)));
-  pool.medium().stored(&bucket.word, sizeof bucket.word);
+  pool.medium().report_store(&bucket.word, sizeof bucket.word);
   store64(from->ref, 0);
-  pool.medium().stored(&from->ref, sizeof from->ref);
+  pool.medium().report_store(&from->ref, sizeof from->ref);
   flusher.flush(from, sizeof *from, Site::kVacatedEntry);
   return flusher.drain(Site::kVacatedDrain);
 }

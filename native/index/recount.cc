@@ -56,7 +56,7 @@ uint64_t Index::install_counters(uint64_t from, uint64_t to) {
     const uint16_t claims = claims_[number].load(std::memory_order_relaxed);
     if (claims >= load8(bucket.overflow)) continue;
     store8(bucket.overflow, static_cast<uint8_t>(claims));
-    media_->stored(&bucket.overflow, 1);
+    media_->report_store(&bucket.overflow, 1);
     lowered += 1;
   }
   return lowered;

@@ -34,7 +34,7 @@ bool Index::claim(Bucket& bucket, Held* held) {
     const uint64_t healing =
         (uint64_t{generation_} << 32) | (next_count(seen) & kCountMask) | kHealing;
     if (!base::exchange64(bucket.word, seen, healing)) return false;
-    media_->stored(&bucket.word, sizeof bucket.word);
+    media_->report_store(&bucket.word, sizeof bucket.word);
     heal(bucket);
     held->word = (healing & ~kStateMask) | kLocked;
     store64(bucket.word, held->word);  // must come after the tags
@@ -43,7 +43,7 @@ bool Index::claim(Bucket& bucket, Held* held) {
     held->word = seen | kLocked;
     if (!base::exchange64(bucket.word, seen, held->word)) return false;
   }
-  media_->stored(&bucket.word, sizeof bucket.word);
+  media_->report_store(&bucket.word, sizeof bucket.word);
   held->bucket = &bucket;
   return true;
 }
@@ -64,14 +64,14 @@ bool Index::try_lock(Bucket& bucket, Held* held) { return claim(bucket, held); }
 
 void Index::unlock(const Held& held) {
   store64(held.bucket->word, held.word & ~kStateMask);
-  media_->stored(&held.bucket->word, sizeof held.bucket->word);
+  media_->report_store(&held.bucket->word, sizeof held.bucket->word);
 }
 
 void Index::heal(Bucket& bucket) {
   for (uint32_t i = 0; i < kEntries; ++i) {
     if (load64(bucket.entries[i].ref) == 0) continue;
     store8(bucket.tags[i], path_of(load64(bucket.entries[i].key)).tag);
-    media_->stored(&bucket.tags[i], 1);
+    media_->report_store(&bucket.tags[i], 1);
   }
 }
 
@@ -90,7 +90,7 @@ void Index::raise_counter(Bucket& bucket, Flusher& flusher) {
   while (seen != kSaturated &&
          !base::exchange8(bucket.overflow, seen, static_cast<uint8_t>(seen + 1))) {
   }
-  media_->stored(&bucket.overflow, 1);
+  media_->report_store(&bucket.overflow, 1);
   flusher.flush(&bucket.overflow, 1, Site::kRaisedCounter);
 }
 
@@ -104,7 +104,7 @@ void Index::lower_counters(const Path& path, uint64_t from, uint64_t to) {
            !base::exchange8(bucket.overflow, seen, static_cast<uint8_t>(seen - 1))) {
     }
     if (seen == kSaturated) recount_wanted_.fetch_add(1, std::memory_order_relaxed);
-    media_->stored(&bucket.overflow, 1);
+    media_->report_store(&bucket.overflow, 1);
   }
 }
 
@@ -167,13 +167,13 @@ void Index::fill_entry(Held* held, uint32_t entry, uint64_t key, uint8_t tag, Sl
   Entry& place = bucket.entries[entry];
   held->word = next_count(held->word);
   store64(bucket.word, held->word);
-  media_->stored(&bucket.word, sizeof bucket.word);
+  media_->report_store(&bucket.word, sizeof bucket.word);
   store64(place.key, key);
-  media_->stored(&place.key, sizeof place.key);
+  media_->report_store(&place.key, sizeof place.key);
   store8(bucket.tags[entry], tag);
-  media_->stored(&bucket.tags[entry], 1);
+  media_->report_store(&bucket.tags[entry], 1);
   store64(place.ref, ref);
-  media_->stored(&place.ref, sizeof place.ref);
+  media_->report_store(&place.ref, sizeof place.ref);
   flusher.flush(&place, sizeof place, site);
   held->word = next_count(held->word);  // unlock stores it, or move_locked before that
 }
@@ -266,7 +266,7 @@ size_t Index::replace(std::span<Entry* const> entries, const SlotRef* with, Slot
     Entry& entry = *entries[i];
     const SlotRef old = load64(entry.ref);
     store64(entry.ref, with[i]);
-    media_->stored(&entry.ref, sizeof entry.ref);
+    media_->report_store(&entry.ref, sizeof entry.ref);
     flusher.flush(&entry, sizeof entry, Site::kEntry);
     twice += old != refs[i] ? 1 : 0;
     refs[i] = old;
@@ -307,7 +307,7 @@ bool Index::try_publish(Op& op, const Path& path, Held* home, Flusher& flusher) 
   if (op.ref == 0) return erase_at(op, at, *home, flusher);
   Entry& entry = buckets_[at.bucket].entries[at.entry];
   store64(entry.ref, op.ref);
-  media_->stored(&entry.ref, sizeof entry.ref);
+  media_->report_store(&entry.ref, sizeof entry.ref);
   flusher.flush(&entry, sizeof entry, Site::kEntry);
   op.old = at.ref;
   op.lower = op.passed;  // not needed: another writer has inserted the key since the plan
@@ -322,7 +322,7 @@ bool Index::erase_at(Op& op, const Place& at, const Held& home, Flusher& flusher
   if (displaced && !try_lock(bucket, &held)) return false;
   Entry& entry = bucket.entries[at.entry];
   store64(entry.ref, 0);
-  media_->stored(&entry.ref, sizeof entry.ref);
+  media_->report_store(&entry.ref, sizeof entry.ref);
   flusher.flush(&entry, sizeof entry, Site::kErasedEntry);
   count_change(bucket, displaced, -1);
   change_claims(bucket, path_of(op.key), at.distance, /*comes=*/false);

@@ -44,7 +44,7 @@ bool is_unsupported(int error_number) {
 
 bool is_full(int error_number) { return error_number == ENOSPC || error_number == EDQUOT; }
 
-Status full_disk(int file, const std::string& path, uint64_t wanted, int error_number) {
+Status full_disk_error(int file, const std::string& path, uint64_t wanted, int error_number) {
   struct statfs room = {};
   std::string free_text = "an unknown number of";
   if (calls::fstatfs(file, &room) == 0)
@@ -59,10 +59,7 @@ Status full_disk(int file, const std::string& path, uint64_t wanted, int error_n
 
 // Return 0 or an errno.
 int fallocate_all(int file, int mode, uint64_t from, uint64_t bytes) {
-  while (calls::fallocate(file, mode, from, bytes) != 0) {
-    if (errno != EINTR) return errno;
-  }
-  return 0;
+  return errno_of([&] { return calls::fallocate(file, mode, from, bytes); });
 }
 
 // Return 0 or an errno.
@@ -70,15 +67,16 @@ int write_zeros(int file, uint64_t from, uint64_t bytes) {
   static const std::vector<std::byte> zeros(kPieceBytes);
   for (uint64_t done = 0; done < bytes;) {
     const size_t piece = static_cast<size_t>(std::min<uint64_t>(bytes - done, zeros.size()));
-    const ssize_t wrote = calls::pwrite(file, zeros.data(), piece, from + done);
-    if (wrote == 0) return ENOSPC;  // no progress
-    if (wrote < 0 && errno != EINTR) return errno;
-    if (wrote > 0) done += static_cast<uint64_t>(wrote);
+    const ssize_t count =
+        retry_interrupted([&] { return calls::pwrite(file, zeros.data(), piece, from + done); });
+    if (count < 0) return errno;
+    if (count == 0) return ENOSPC;  // no progress
+    done += static_cast<uint64_t>(count);
   }
   return 0;
 }
 
-void add(std::vector<Range>* ranges, uint64_t from, uint64_t to) {
+void append(std::vector<Range>* ranges, uint64_t from, uint64_t to) {
   if (from >= to) return;
   if (!ranges->empty() && ranges->back().to == from) {
     ranges->back().to = to;
@@ -99,22 +97,21 @@ Result<bool> read_extents(int file, const std::string& path, uint64_t bytes, Blo
     head.fm_start = at;
     head.fm_length = bytes - at;
     head.fm_extent_count = kExtentsPerCall;
-    if (calls::ioctl(file, FS_IOC_FIEMAP, &head) != 0) {
-      if (errno == EINTR) continue;
-      if (is_unsupported(errno)) return false;
-      return errno_status(Code::kIoError, "read the extents of " + path, errno);
-    }
+    const int error_number = errno_of([&] { return calls::ioctl(file, FS_IOC_FIEMAP, &head); });
+    if (is_unsupported(error_number)) return false;
+    if (error_number != 0)
+      return errno_status(Code::kIoError, "read the extents of " + path, error_number);
     const struct fiemap_extent* const extents = head.fm_extents;
     const uint64_t before = at;
     for (uint32_t i = 0; i < head.fm_mapped_extents; ++i) {
       const uint64_t from = std::clamp(uint64_t{extents[i].fe_logical}, at, bytes);
       const uint64_t to = std::min<uint64_t>(extents[i].fe_logical + extents[i].fe_length, bytes);
-      add(&blocks->holes, at, from);
-      if ((extents[i].fe_flags & FIEMAP_EXTENT_SHARED) != 0) add(&blocks->shared, from, to);
+      append(&blocks->holes, at, from);
+      if ((extents[i].fe_flags & FIEMAP_EXTENT_SHARED) != 0) append(&blocks->shared, from, to);
       at = std::max(at, to);
     }
     if (head.fm_mapped_extents < kExtentsPerCall || at == before) {  // that was the last batch
-      add(&blocks->holes, at, bytes);
+      append(&blocks->holes, at, bytes);
       break;
     }
   }
@@ -128,19 +125,16 @@ Status seek_holes(int file, const std::string& path, uint64_t bytes, Blocks* blo
   if (calls::fstat(file, &about) != 0) return errno_status(Code::kIoError, "stat " + path, errno);
   if (static_cast<uint64_t>(about.st_blocks) * kStatBlockBytes >= bytes) return Status();
   for (uint64_t at = 0; at < bytes;) {
-    const off_t hole = calls::lseek(file, at, SEEK_HOLE);
-    if (hole < 0 && errno == EINTR) continue;
-    if (hole < 0 && (is_unsupported(errno) || errno == ENXIO)) return Status();
-    if (hole < 0) return errno_status(Code::kIoError, "find the holes of " + path, errno);
-    if (static_cast<uint64_t>(hole) >= bytes) return Status();
-    off_t data = 0;
-    do {
-      data = calls::lseek(file, static_cast<uint64_t>(hole), SEEK_DATA);
-    } while (data < 0 && errno == EINTR);
+    const off_t found = retry_interrupted([&] { return calls::lseek(file, at, SEEK_HOLE); });
+    if (found < 0 && (is_unsupported(errno) || errno == ENXIO)) return Status();
+    if (found < 0) return errno_status(Code::kIoError, "find the holes of " + path, errno);
+    const auto hole = static_cast<uint64_t>(found);
+    if (hole >= bytes) return Status();
+    const off_t data = retry_interrupted([&] { return calls::lseek(file, hole, SEEK_DATA); });
     if (data < 0 && errno != ENXIO)  // ENXIO: a hole up to the end
       return errno_status(Code::kIoError, "find the data of " + path, errno);
     const uint64_t end = data < 0 ? bytes : std::min(static_cast<uint64_t>(data), bytes);
-    add(&blocks->holes, static_cast<uint64_t>(hole), end);
+    append(&blocks->holes, hole, end);
     at = end;
   }
   return Status();
@@ -148,20 +142,20 @@ Status seek_holes(int file, const std::string& path, uint64_t bytes, Blocks* blo
 
 Result<Blocks> read_blocks(int file, const std::string& path, uint64_t bytes) {
   Blocks blocks;
-  const Result<bool> found = read_extents(file, path, bytes, &blocks);
-  if (!found.ok()) return found.status();
-  if (!found.value()) PETPS_RETURN_IF_ERROR(seek_holes(file, path, bytes, &blocks));
+  const Result<bool> has_fiemap = read_extents(file, path, bytes, &blocks);
+  if (!has_fiemap.ok()) return has_fiemap.status();
+  if (!has_fiemap.value()) PETPS_RETURN_IF_ERROR(seek_holes(file, path, bytes, &blocks));
   return blocks;
 }
 
-uint64_t total(const std::vector<Range>& ranges) {
+uint64_t total_bytes(const std::vector<Range>& ranges) {
   uint64_t bytes = 0;
   for (const Range& range : ranges) bytes += range.to - range.from;
   return bytes;
 }
 
-Status not_filled(int file, const std::string& path, uint64_t wanted, int error_number) {
-  if (is_full(error_number)) return full_disk(file, path, wanted, error_number);
+Status fill_error(int file, const std::string& path, uint64_t wanted, int error_number) {
+  if (is_full(error_number)) return full_disk_error(file, path, wanted, error_number);
   return errno_status(
       Code::kIoError,
       "give the holes of " + path + " (" + std::to_string(wanted) + " bytes) blocks of their own",
@@ -170,16 +164,17 @@ Status not_filled(int file, const std::string& path, uint64_t wanted, int error_
 
 // Write zeros over zeros. If the piece holds anything else, it is not a hole, whatever the file
 // system reported, and it stays unchanged. Return 0 or an errno.
-int fill_piece(int file, uint64_t from, size_t bytes, std::vector<std::byte>* held) {
-  held->resize(bytes);
+int fill_piece(int file, uint64_t from, size_t bytes, std::vector<std::byte>* buffer) {
+  buffer->resize(bytes);
   for (size_t done = 0; done < bytes;) {
-    const ssize_t got = calls::pread(file, held->data() + done, bytes - done, from + done);
-    if (got == 0) return EIO;  // the file became shorter
-    if (got < 0 && errno != EINTR) return errno;
-    if (got > 0) done += static_cast<size_t>(got);
+    const ssize_t count = retry_interrupted(
+        [&] { return calls::pread(file, buffer->data() + done, bytes - done, from + done); });
+    if (count < 0) return errno;
+    if (count == 0) return EIO;  // the file became shorter
+    done += static_cast<size_t>(count);
   }
   const auto is_zero = [](std::byte byte) { return byte == std::byte{0}; };
-  if (!std::all_of(held->begin(), held->end(), is_zero)) return 0;
+  if (!std::all_of(buffer->begin(), buffer->end(), is_zero)) return 0;
   return write_zeros(file, from, bytes);
 }
 
@@ -190,19 +185,19 @@ Status fill_by_writing(int file, const std::string& path, uint64_t bytes) {
     return errno_status(Code::kIoError, "fdatasync " + path, error_number);
   const Result<Blocks> blocks = read_blocks(file, path, bytes);
   if (!blocks.ok()) return blocks.status();
-  const uint64_t wanted = total(blocks.value().holes);
-  std::vector<std::byte> held;
+  const uint64_t wanted = total_bytes(blocks.value().holes);
+  std::vector<std::byte> buffer;
   int error_number = 0;
   for (const Range& hole : blocks.value().holes) {
     for (uint64_t at = hole.from; at < hole.to && error_number == 0; at += kPieceBytes) {
       const size_t piece = static_cast<size_t>(std::min<uint64_t>(hole.to - at, kPieceBytes));
-      error_number = fill_piece(file, at, piece, &held);
+      error_number = fill_piece(file, at, piece, &buffer);
     }
-    if (error_number != 0) return not_filled(file, path, wanted, error_number);
+    if (error_number != 0) return fill_error(file, path, wanted, error_number);
   }
   // Some file systems allocate blocks only now.
   error_number = file_calls().sync_data(file);
-  return error_number == 0 ? Status() : not_filled(file, path, wanted, error_number);
+  return error_number == 0 ? Status() : fill_error(file, path, wanted, error_number);
 }
 
 Status fill_holes(int file, const std::string& path, uint64_t bytes,
@@ -210,7 +205,7 @@ Status fill_holes(int file, const std::string& path, uint64_t bytes,
   for (const Range& hole : holes) {
     const int error_number = fallocate_all(file, 0, hole.from, hole.to - hole.from);
     if (error_number == EOPNOTSUPP) return fill_by_writing(file, path, bytes);
-    if (error_number != 0) return not_filled(file, path, total(holes), error_number);
+    if (error_number != 0) return fill_error(file, path, total_bytes(holes), error_number);
   }
   return Status();
 }
@@ -220,13 +215,15 @@ Status unshare(int file, const std::string& path, const std::vector<Range>& shar
     const int error_number =
         fallocate_all(file, FALLOC_FL_UNSHARE_RANGE, range.from, range.to - range.from);
     if (error_number == 0) continue;
-    if (is_full(error_number)) return full_disk(file, path, total(shared), error_number);
-    const std::string what = path + " shares " + std::to_string(total(shared)) +
-                             " bytes with another file (cp --reflink, a snapshot)";
+    const uint64_t bytes = total_bytes(shared);
+    if (is_full(error_number)) return full_disk_error(file, path, bytes, error_number);
+    const std::string fault = path + " shares " + std::to_string(bytes) +
+                              " bytes with another file (cp --reflink, a snapshot)";
     if (!is_unsupported(error_number))
-      return errno_status(Code::kIoError, what + " and cannot get a copy of its own", error_number);
+      return errno_status(Code::kIoError, fault + " and cannot get a copy of its own",
+                          error_number);
     return Status(Code::kFailedPrecondition,
-                  what +
+                  fault +
                       ", and its file system cannot unshare them: a store could find the disk "
                       "full. Copy the pool with `cp --reflink=never` and open the copy");
   }
@@ -240,7 +237,7 @@ Result<bool> is_btrfs(int file, const std::string& path) {
   return static_cast<uint64_t>(about.f_type) == BTRFS_SUPER_MAGIC;
 }
 
-Status copies_on_write(const std::string& path) {
+Status copy_on_write_error(const std::string& path) {
   return Status(Code::kFailedPrecondition,
                 path +
                     " lies on btrfs and is copied on write: every store could find the disk full. "
@@ -257,7 +254,7 @@ Status check_written_in_place(int file, const std::string& path) {
   int flags = 0;
   if (calls::ioctl(file, FS_IOC_GETFLAGS, &flags) != 0)
     return errno_status(Code::kIoError, "read the flags of " + path, errno);
-  return (flags & FS_NOCOW_FL) != 0 ? Status() : copies_on_write(path);
+  return (flags & FS_NOCOW_FL) != 0 ? Status() : copy_on_write_error(path);
 }
 
 }  // namespace
@@ -272,7 +269,7 @@ Status append_blocks(int file, const std::string& path, uint64_t from, uint64_t 
   const int error_number = file_calls().allocate(file, from, to - from);
   if (error_number == 0) return Status();
   Status status = is_full(error_number)
-                      ? full_disk(file, path, to - from, error_number)
+                      ? full_disk_error(file, path, to - from, error_number)
                       : errno_status(Code::kIoError,
                                      "allocate " + std::to_string(to - from) + " bytes for " + path,
                                      error_number);
@@ -282,8 +279,7 @@ Status append_blocks(int file, const std::string& path, uint64_t from, uint64_t 
 
 void cut_back(int file, uint64_t bytes) {
   // If this fails, the file stays longer than size(), which only costs space.
-  while (calls::ftruncate(file, bytes) != 0 && errno == EINTR) {
-  }
+  retry_interrupted([&] { return calls::ftruncate(file, bytes); });
 }
 
 Status own_blocks(int file, const std::string& path, uint64_t bytes) {

@@ -17,12 +17,12 @@ inline constexpr int kLostPoolExitStatus = 74;
 // The remedy for the operator. Errors that find the same fault without a signal (EFAULT) use it
 // too.
 inline constexpr char kLostPoolRemedy[] =
-    "Look at `dmesg` and `df`, mend the file system, then start again: every acknowledged row that "
-    "reached the disk is recovered";
+    "Look at `dmesg` and `df`, repair the file system, then start again: every acknowledged row "
+    "that reached the disk is recovered";
 
-// Install the handler: from now on a SIGBUS inside a mapped pool ends the process with
-// kLostPoolExitStatus, and any other SIGBUS goes to the previous handler. For programs that own
-// their process (`petps serve` and the other commands), never for a library.
+// Install the handler: from now on a SIGBUS inside a mapped pool terminates the process with
+// kLostPoolExitStatus, and any other SIGBUS goes to the previous handler. Only a program that owns
+// its process (`petps serve` and the other commands) may call this, never a library.
 void stop_on_lost_pool();
 
 struct MappedRange;

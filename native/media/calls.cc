@@ -25,8 +25,9 @@ const char* call_name(Call call) {
 namespace calls {
 namespace {
 
-// Ask the test's hook. 0 or kHalf: make the call. Otherwise errno is set and the call must fail.
-int asked(Call call) {
+// Ask the test's hook what to do. If it returns neither 0 nor kHalf, the call must fail: errno is
+// set.
+int ask_hook(Call call) {
   int (*const before)(Call) = file_calls().before;
   const int answer = before == nullptr ? 0 : before(call);
   if (answer > 0) errno = answer;
@@ -38,108 +39,108 @@ size_t half(size_t bytes) { return std::max<size_t>(bytes / 2, 1); }
 }  // namespace
 
 int open(const char* path, int flags, mode_t mode) {
-  return asked(Call::kOpen) > 0 ? -1 : ::open(path, flags, mode);
+  return ask_hook(Call::kOpen) > 0 ? -1 : ::open(path, flags, mode);
 }
 
 // On Linux a failed close has still closed the descriptor: a second close could hit another file.
 int close(int file) {
-  const int answer = asked(Call::kClose);
-  const int done = ::close(file);
-  if (answer <= 0) return done;
+  const int answer = ask_hook(Call::kClose);
+  const int result = ::close(file);
+  if (answer <= 0) return result;
   errno = answer;
   return -1;
 }
 
 int stat(const char* path, struct stat* about) {
-  return asked(Call::kStat) > 0 ? -1 : ::stat(path, about);
+  return ask_hook(Call::kStat) > 0 ? -1 : ::stat(path, about);
 }
 
 int fstat(int file, struct stat* about) {
-  return asked(Call::kStat) > 0 ? -1 : ::fstat(file, about);
+  return ask_hook(Call::kStat) > 0 ? -1 : ::fstat(file, about);
 }
 
 int fstatfs(int file, struct statfs* about) {
-  return asked(Call::kStatFileSystem) > 0 ? -1 : ::fstatfs(file, about);
+  return ask_hook(Call::kStatFileSystem) > 0 ? -1 : ::fstatfs(file, about);
 }
 
-int flock(int file, int how) { return asked(Call::kFlock) > 0 ? -1 : ::flock(file, how); }
+int flock(int file, int how) { return ask_hook(Call::kFlock) > 0 ? -1 : ::flock(file, how); }
 
 int fallocate(int file, int mode, uint64_t from, uint64_t bytes) {
-  const int answer = asked(Call::kAllocate);
+  const int answer = ask_hook(Call::kAllocate);
   if (answer > 0) return -1;
   const uint64_t part = answer == kHalf ? half(bytes) : bytes;
-  const int done = ::fallocate(file, mode, static_cast<off_t>(from), static_cast<off_t>(part));
-  if (done != 0 || part == bytes) return done;
+  const int result = ::fallocate(file, mode, static_cast<off_t>(from), static_cast<off_t>(part));
+  if (result != 0 || part == bytes) return result;
   errno = ENOSPC;
   return -1;
 }
 
 ssize_t pread(int file, void* to, size_t bytes, uint64_t from) {
-  const int answer = asked(Call::kRead);
+  const int answer = ask_hook(Call::kRead);
   if (answer > 0) return -1;
   return ::pread(file, to, answer == kHalf ? half(bytes) : bytes, static_cast<off_t>(from));
 }
 
 ssize_t pwrite(int file, const void* from, size_t bytes, uint64_t to) {
-  const int answer = asked(Call::kWrite);
+  const int answer = ask_hook(Call::kWrite);
   if (answer > 0) return -1;
   return ::pwrite(file, from, answer == kHalf ? half(bytes) : bytes, static_cast<off_t>(to));
 }
 
 int ftruncate(int file, uint64_t bytes) {
-  return asked(Call::kTruncate) > 0 ? -1 : ::ftruncate(file, static_cast<off_t>(bytes));
+  return ask_hook(Call::kTruncate) > 0 ? -1 : ::ftruncate(file, static_cast<off_t>(bytes));
 }
 
 void* mmap(void* at, size_t bytes, int access, int flags, int file, uint64_t from) {
-  if (asked(Call::kMap) > 0) return MAP_FAILED;
+  if (ask_hook(Call::kMap) > 0) return MAP_FAILED;
   return ::mmap(at, bytes, access, flags, file, static_cast<off_t>(from));
 }
 
-int munmap(void* at, size_t bytes) { return asked(Call::kUnmap) > 0 ? -1 : ::munmap(at, bytes); }
+int munmap(void* at, size_t bytes) { return ask_hook(Call::kUnmap) > 0 ? -1 : ::munmap(at, bytes); }
 
 int madvise(void* at, size_t bytes, int advice) {
-  return asked(Call::kAdviseMemory) > 0 ? -1 : ::madvise(at, bytes, advice);
+  return ask_hook(Call::kAdviseMemory) > 0 ? -1 : ::madvise(at, bytes, advice);
 }
 
 int mincore(void* at, size_t bytes, unsigned char* pages) {
-  return asked(Call::kResident) > 0 ? -1 : ::mincore(at, bytes, pages);
+  return ask_hook(Call::kResident) > 0 ? -1 : ::mincore(at, bytes, pages);
 }
 
 int fadvise(int file, int advice) {
-  if (asked(Call::kAdviseFile) > 0) return -1;
+  if (ask_hook(Call::kAdviseFile) > 0) return -1;
   errno = ::posix_fadvise(file, 0, 0, advice);  // returns the error
   return errno == 0 ? 0 : -1;
 }
 
 int msync(void* at, size_t bytes) {
-  return asked(Call::kSyncRange) > 0 ? -1 : ::msync(at, bytes, MS_SYNC);
+  return ask_hook(Call::kSyncRange) > 0 ? -1 : ::msync(at, bytes, MS_SYNC);
 }
-int fdatasync(int file) { return asked(Call::kSyncData) > 0 ? -1 : ::fdatasync(file); }
+int fdatasync(int file) { return ask_hook(Call::kSyncData) > 0 ? -1 : ::fdatasync(file); }
 
-int fsync(int file) { return asked(Call::kSync) > 0 ? -1 : ::fsync(file); }
+int fsync(int file) { return ask_hook(Call::kSync) > 0 ? -1 : ::fsync(file); }
 
-int syncfs(int file) { return asked(Call::kSyncFileSystem) > 0 ? -1 : ::syncfs(file); }
+int syncfs(int file) { return ask_hook(Call::kSyncFileSystem) > 0 ? -1 : ::syncfs(file); }
 
 off_t lseek(int file, uint64_t from, int whence) {
-  return asked(Call::kSeek) > 0 ? -1 : ::lseek(file, static_cast<off_t>(from), whence);
+  return ask_hook(Call::kSeek) > 0 ? -1 : ::lseek(file, static_cast<off_t>(from), whence);
 }
 
 int ioctl(int file, unsigned long request, void* argument) {
-  return asked(Call::kControl) > 0 ? -1 : ::ioctl(file, request, argument);
+  return ask_hook(Call::kControl) > 0 ? -1 : ::ioctl(file, request, argument);
 }
 
-int unlink(const char* path) { return asked(Call::kUnlink) > 0 ? -1 : ::unlink(path); }
+int unlink(const char* path) { return ask_hook(Call::kUnlink) > 0 ? -1 : ::unlink(path); }
 
 ssize_t fgetxattr(int file, const char* name, void* value, size_t bytes) {
-  return asked(Call::kReadAttribute) > 0 ? -1 : ::fgetxattr(file, name, value, bytes);
+  return ask_hook(Call::kReadAttribute) > 0 ? -1 : ::fgetxattr(file, name, value, bytes);
 }
 
 int fsetxattr(int file, const char* name, const void* value, size_t bytes) {
-  return asked(Call::kWriteAttribute) > 0 ? -1 : ::fsetxattr(file, name, value, bytes, 0);
+  return ask_hook(Call::kWriteAttribute) > 0 ? -1 : ::fsetxattr(file, name, value, bytes, 0);
 }
 
 int fremovexattr(int file, const char* name) {
-  return asked(Call::kRemoveAttribute) > 0 ? -1 : ::fremovexattr(file, name);
+  return ask_hook(Call::kRemoveAttribute) > 0 ? -1 : ::fremovexattr(file, name);
 }
 
 }  // namespace calls

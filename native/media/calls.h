@@ -7,6 +7,7 @@
 #include <sys/types.h>
 #include <sys/vfs.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -100,4 +101,18 @@ int fsetxattr(int file, const char* name, const void* value, size_t bytes);
 int fremovexattr(int file, const char* name);
 
 }  // namespace calls
+
+// Repeat the call while a signal interrupts it. Return its result.
+template <typename Function>
+auto retry_interrupted(Function call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
+// Do the same. Return 0 or an errno.
+template <typename Function>
+int errno_of(Function call) {
+  return retry_interrupted(call) < 0 ? errno : 0;
+}
+
 }  // namespace petps::media

@@ -29,10 +29,7 @@ using base::Result;
 using base::Status;
 
 int sync_data_by_call(int file) {
-  while (calls::fdatasync(file) != 0) {
-    if (errno != EINTR) return errno;
-  }
-  return 0;
+  return errno_of([&] { return calls::fdatasync(file); });
 }
 
 // Report whether the kernel may leave out the flush. Per fs/ext4/fsync.c of Linux 5.5 to 6.4:
@@ -87,54 +84,30 @@ std::string folder_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-Status no_folder(const std::string& path) {
+Status missing_folder_error(const std::string& path) {
   return Status(Code::kNotFound,
                 path + ": folder " + folder_of(path) + " does not exist; create it first");
 }
 
-int open_again(const std::string& path, int how, mode_t mode = 0) {
-  int file = -1;
-  do {
-    file = calls::open(path.c_str(), how, mode);
-  } while (file < 0 && errno == EINTR);
-  return file;
+int open_descriptor(const std::string& path, int flags, mode_t mode = 0) {
+  return retry_interrupted([&] { return calls::open(path.c_str(), flags, mode); });
 }
 
 Status lock_file(int file, const std::string& path, Access access) {
   if (access == Access::kReadBeside) return Status();
-  const int how = access == Access::kReadWrite ? LOCK_EX : LOCK_SH;
-  while (calls::flock(file, how | LOCK_NB) != 0) {
-    if (errno == EINTR) continue;
-    if (errno != EWOULDBLOCK) return errno_status(Code::kIoError, "lock " + path, errno);
-    return access == Access::kReadWrite
-               ? Status(Code::kInUse,
-                        path +
-                            " is open in another process (or twice in this one): one writer and no "
-                            "reader may hold "
-                            "a pool; stop the other, or pull through its server")
-               : Status(Code::kInUse,
-                        path +
-                            " is open for writing in another process (or in this one): "
-                            "stop it, pull through its server, or beside it with petps.open_live");
-  }
-  return Status();
+  const int operation = (access == Access::kReadWrite ? LOCK_EX : LOCK_SH) | LOCK_NB;
+  const int error_number = errno_of([&] { return calls::flock(file, operation); });
+  if (error_number == 0) return Status();
+  if (error_number != EWOULDBLOCK)
+    return errno_status(Code::kIoError, "lock " + path, error_number);
+  return Status(Code::kInUse,
+                path + (access == Access::kReadWrite
+                            ? " is open in another process (or twice in this one): a pool has one "
+                              "writer and no reader, or only readers; stop the other process, or "
+                              "pull through its server"
+                            : " is open for writing in another process (or in this one): stop it, "
+                              "pull through its server, or read beside it with petps.open_live"));
 }
-
-// A descriptor that is closed on destruction unless it was released.
-class Descriptor {
- public:
-  explicit Descriptor(int file) : file_(file) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  ~Descriptor() {
-    if (file_ >= 0) calls::close(file_);
-  }
-  int get() const { return file_; }
-  int release() { return std::exchange(file_, -1); }
-
- private:
-  int file_;
-};
 
 constexpr const char* kFailedSyncMark = "user.petps.failed_sync";
 
@@ -148,10 +121,10 @@ Result<uint64_t> resident_pages(int file, const std::string& path, uint64_t byte
     const uint64_t piece = std::min(bytes - at, kPieceBytes);
     void* const map = calls::mmap(nullptr, piece, PROT_READ, MAP_SHARED, file, at);
     if (map == MAP_FAILED) return errno_status(Code::kIoError, "map " + path, errno);
-    const int done = calls::mincore(map, piece, pages.data());
+    const int result = calls::mincore(map, piece, pages.data());
     const int error_number = errno;
     calls::munmap(map, piece);
-    if (done != 0)
+    if (result != 0)
       return errno_status(Code::kIoError, "find the cached pages of " + path, error_number);
     for (uint64_t i = 0; i < (piece + kPageBytes - 1) / kPageBytes; ++i) resident += pages[i] & 1;
   }
@@ -173,13 +146,13 @@ FileCalls& file_calls() {
 std::optional<Device> device_at(const std::string& path) { return file_calls().device(path); }
 
 Result<int> create_file(const std::string& path) {
-  Descriptor file(open_again(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  Descriptor file(open_descriptor(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
   if (file.get() < 0) {
     if (errno == EEXIST) {
       return Status(Code::kAlreadyExists,
                     path + " already exists: open it, or create the pool under another name");
     }
-    if (errno == ENOENT) return no_folder(path);
+    if (errno == ENOENT) return missing_folder_error(path);
     const Code code = errno == EACCES || errno == EPERM ? Code::kPermissionDenied : Code::kIoError;
     return errno_status(code, "create " + path, errno);
   }
@@ -192,8 +165,8 @@ Result<int> create_file(const std::string& path) {
 Result<int> open_file(const std::string& path, Access access) {
   // O_NONBLOCK: open of a named pipe must return and not wait for the other end. Regular files
   // ignore it.
-  const int how = (access == Access::kReadWrite ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK;
-  Descriptor file(open_again(path, how));
+  const int flags = (access == Access::kReadWrite ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK;
+  Descriptor file(open_descriptor(path, flags));
   if (file.get() < 0) {
     if (errno == ENOENT)
       return Status(Code::kNotFound, path + " does not exist: create the pool first");
@@ -232,36 +205,24 @@ Status remove_file(const std::string& path, const Status& reason) {
                     std::strerror(errno) + "): remove it");
 }
 
-Folder::Folder(Folder&& other) noexcept
-    : file_(std::exchange(other.file_, -1)), name_(std::move(other.name_)) {}
-
-Folder::~Folder() {
-  if (file_ >= 0) calls::close(file_);
-}
-
 Result<Folder> Folder::open_of(const std::string& path) {
   const std::string name = folder_of(path);
-  const int file = open_again(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const int file = open_descriptor(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (file >= 0) return Folder(file, name);
-  if (errno == ENOENT) return no_folder(path);
+  if (errno == ENOENT) return missing_folder_error(path);
   const Code code = errno == EACCES || errno == EPERM ? Code::kPermissionDenied : Code::kIoError;
   return errno_status(code, "open folder " + name, errno);
 }
 
 Status Folder::sync() const {
-  // Some network file systems do not sync folders; their servers do.
-  while (calls::fsync(file_) != 0) {
-    if (errno == EINVAL) break;
-    if (errno != EINTR) return errno_status(Code::kIoError, "fsync folder " + name_, errno);
-  }
-  return Status();
+  const int error_number = errno_of([&] { return calls::fsync(file_.get()); });
+  // EINVAL: some network file systems do not sync folders; their servers do.
+  if (error_number == 0 || error_number == EINVAL) return Status();
+  return errno_status(Code::kIoError, "fsync folder " + name_, error_number);
 }
 
 int flush_disk(int file) {
-  while (calls::syncfs(file) != 0) {
-    if (errno != EINTR) return errno;
-  }
-  return 0;
+  return errno_of([&] { return calls::syncfs(file); });
 }
 
 void mark_failed_sync(int file) {

@@ -27,20 +27,32 @@ std::optional<Device> device_at(const std::string& path);
 base::Result<int> open_file(const std::string& path, Access access);
 base::Result<uint64_t> file_bytes(int file, const std::string& path);
 
+// A file descriptor that is closed on destruction unless it was released.
+class Descriptor {
+ public:
+  explicit Descriptor(int file) : file_(file) {}
+  Descriptor(Descriptor&& other) noexcept : file_(other.release()) {}
+  ~Descriptor() {
+    if (file_ >= 0) calls::close(file_);
+  }
+  int get() const { return file_; }
+  int release() { return std::exchange(file_, -1); }
+
+ private:
+  int file_;
+};
+
 // The folder of a file that is about to be created. Open it before creating the file, because an
 // error of writing the folder is reported only to descriptors that were open by then.
 class Folder {
  public:
   static base::Result<Folder> open_of(const std::string& path);
-  Folder(Folder&& other) noexcept;
-  Folder& operator=(Folder&&) = delete;
-  ~Folder();
   // Make durable the entries that were created since the folder was opened.
   base::Status sync() const;
 
  private:
   Folder(int file, std::string name) : file_(file), name_(std::move(name)) {}
-  int file_;
+  Descriptor file_;
   std::string name_;
 };
 

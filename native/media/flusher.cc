@@ -17,12 +17,9 @@ size_t bytes_to_line_boundary(const std::byte* at) {
   return (kLineBytes - reinterpret_cast<uintptr_t>(at) % kLineBytes) % kLineBytes;
 }
 
-bool whole_lines(const std::byte* to, size_t bytes) {
-  return (reinterpret_cast<uintptr_t>(to) | bytes) % kLineBytes == 0;
-}
-
-bool worth_streaming(const std::byte* to, size_t bytes) {
-  return bytes >= (whole_lines(to, bytes) ? kStreamWholeLinesBytes : kStreamBytes);
+bool is_worth_streaming(const std::byte* to, size_t bytes) {
+  const bool whole_lines = (reinterpret_cast<uintptr_t>(to) | bytes) % kLineBytes == 0;
+  return bytes >= (whole_lines ? kStreamWholeLinesBytes : kStreamBytes);
 }
 
 // Sanitizers cannot see streamed stores, so their builds use the plain copy.
@@ -47,9 +44,9 @@ void Flusher::copy(void* to, const void* from, size_t bytes, Site site) {
   if (bytes == 0) return;
   auto* target = static_cast<std::byte*>(to);
   const auto* source = static_cast<const std::byte*>(from);
-  if (!worth_streaming(target, bytes)) {
+  if (!is_worth_streaming(target, bytes)) {
     std::memcpy(target, source, bytes);
-    media_->stored(target, bytes);
+    media_->report_store(target, bytes);
     flush(target, bytes, site);
     return;
   }
@@ -65,10 +62,10 @@ void Flusher::copy(void* to, const void* from, size_t bytes, Site site) {
     write_back_lines(target, head);
     write_back_lines(target + bytes - tail, tail);
   }
-  streamed(target, bytes, site);
+  report_stream(target, bytes, site);
 }
 
-void Flusher::streamed(const void* at, size_t bytes, Site site) {
+void Flusher::report_stream(const void* at, size_t bytes, Site site) {
   dirty_ = true;
   if (media_->observer_ != nullptr) [[unlikely]] {
     // This thread sees its own streamed stores in program order, so on_store reads the new bytes.
@@ -77,9 +74,9 @@ void Flusher::streamed(const void* at, size_t bytes, Site site) {
   }
 }
 
-void Flusher::copy_16_told(void* to, const void* from, Site site) {
+void Flusher::copy_16_and_report(void* to, const void* from, Site site) {
   stream_16(to, from);
-  streamed(to, 16, site);
+  report_stream(to, 16, site);
 }
 
 uint32_t Flusher::copy_then_crc32c(void* to, const void* from, size_t bytes, Site site) {

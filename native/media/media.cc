@@ -57,10 +57,10 @@ bool is_dax(int file) {
   return true;
 }
 
-Status too_small(const std::string& path, uint64_t wanted, uint64_t there) {
+Status full_device_error(const std::string& path, uint64_t needed, uint64_t available) {
   return Status(Code::kResourceExhausted,
-                path + " is full: " + std::to_string(wanted) + " bytes are wanted of its " +
-                    std::to_string(there) +
+                path + " is full: " + std::to_string(needed) + " bytes are needed, it has " +
+                    std::to_string(available) +
                     "; make a larger namespace (ndctl), or give the tables less capacity");
 }
 
@@ -84,15 +84,8 @@ void prefault(std::byte* base, uint64_t from, uint64_t to, int file) {
 }  // namespace
 
 const char* kind_name(Kind kind) {
-  switch (kind) {
-    case Kind::kDram:
-      return "dram";
-    case Kind::kFile:
-      return "file";
-    case Kind::kDax:
-      return "dax";
-  }
-  return "unknown";
+  static constexpr const char* kNames[] = {"dram", "file", "dax"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
 const char* durability_name(Durability durability) {
@@ -131,13 +124,13 @@ Result<std::unique_ptr<Media>> Media::create_on_device(const Options& options, u
   if (!opened.ok()) return opened.status();
   Media& media = *opened.value();
   const std::byte* const label = media.base();
-  const uint64_t looked_at = std::min(kDeviceLabelBytes, media.size());
+  const uint64_t label_bytes = std::min(kDeviceLabelBytes, media.size());
   const auto is_zero = [](std::byte byte) { return byte == std::byte{0}; };
-  if (!options.replace && !std::all_of(label, label + looked_at, is_zero)) {
+  if (!options.replace && !std::all_of(label, label + label_bytes, is_zero)) {
     return Status(Code::kAlreadyExists,
                   options.path +
-                      " holds a pool or other data: open it, or give up what it holds (petps "
-                      "create --replace)");
+                      " holds a pool or other data: open it, or overwrite it with `petps create "
+                      "--replace`");
   }
   media.forget_beyond(0);
   PETPS_RETURN_IF_ERROR(media.grow(bytes));
@@ -166,7 +159,7 @@ Result<std::unique_ptr<Media>> Media::open(const Options& options) {
   media->path_ = options.path;
   media->durability_ = options.durability;
   media->read_only_ = options.access != Access::kReadWrite;
-  media->beside_ = options.access == Access::kReadBeside;
+  media->read_beside_ = options.access == Access::kReadBeside;
   media->adopt(file.value());
   Result<uint64_t> bytes = media->is_device() ? Result<uint64_t>(media->device_bytes_)
                                               : file_bytes(media->file_, options.path);
@@ -175,13 +168,13 @@ Result<std::unique_ptr<Media>> Media::open(const Options& options) {
     return Status(Code::kInvalidArgument,
                   options.path + " is empty (0 bytes): it is no pool; remove it and create one");
   }
-  if (!media->is_device() && !media->beside_)
+  if (!media->is_device() && !media->read_beside_)
     PETPS_RETURN_IF_ERROR(drop_lost_pages(media->file_, options.path, bytes.value()));
   if (!media->is_device() && !media->read_only_)
     PETPS_RETURN_IF_ERROR(own_blocks(media->file_, options.path, bytes.value()));
   PETPS_RETURN_IF_ERROR(media->reserve(options, bytes.value()));
   PETPS_RETURN_IF_ERROR(
-      media->map(0, media->beside_ && !media->is_device() ? media->reserved_ : bytes.value()));
+      media->map(0, media->read_beside_ && !media->is_device() ? media->reserved_ : bytes.value()));
   media->size_.store(bytes.value(), std::memory_order_release);
   return media;
 }
@@ -317,7 +310,7 @@ Status Media::grow(uint64_t bytes) {
   }
   if (failed()) return sticky_failure();
   if (is_device()) {
-    if (new_bytes > device_bytes_) return too_small(path_, new_bytes, device_bytes_);
+    if (new_bytes > device_bytes_) return full_device_error(path_, new_bytes, device_bytes_);
     zero(old_bytes, new_bytes);
     size_.store(new_bytes, std::memory_order_release);
     return Status();
@@ -327,8 +320,8 @@ Status Media::grow(uint64_t bytes) {
     if (file_ >= 0) cut_back(file_, old_bytes);
     return status;
   }
-  // Not for a file that is synced: the sync writes the zeros out and protects every page again,
-  // so the space would be written twice and no fault saved.
+  // Do not prefault a file that is synced: the sync writes the zeros out and protects every page
+  // again, so the space would be written twice and no fault saved.
   const bool synced_file = kind_ == Kind::kFile && durability_ == Durability::kPower;
   if (!synced_file)
     prefault(base_, round_up(old_bytes, kPageBytes), new_bytes, kind_ == Kind::kFile ? file_ : -1);
@@ -384,12 +377,12 @@ Status Media::sync_all(Site site) {
 }
 
 Status Media::sync_range(const void* at, size_t bytes, Site site) {
-  const Status before = failed() ? sticky_failure() : Status();
-  if (kind_ != Kind::kFile || durability_ == Durability::kPower) return before;
+  const Status earlier_failure = failed() ? sticky_failure() : Status();
+  if (kind_ != Kind::kFile || durability_ == Durability::kPower) return earlier_failure;
   if (borrowed_) {
     Status status = observer_ == nullptr ? Status() : observer_->on_sync(at, bytes, site);
     if (!status.ok()) failed_.store(true, std::memory_order_release);
-    return before.ok() ? status : before;
+    return earlier_failure.ok() ? status : earlier_failure;
   }
   // On a mapped file, msync(MS_SYNC) is an fdatasync of a range: Linux writes the range's dirty
   // pages, then the metadata needed to read them back, and flushes the disk's cache.
@@ -397,20 +390,15 @@ Status Media::sync_range(const void* at, size_t bytes, Site site) {
   const uint64_t first = round_down(offset, kPageBytes);
   // msync takes the descriptor's error, so it must not overlap sync() (see the proof there).
   std::unique_lock lock(sync_mutex_);
-  sync_ended_.wait(lock, [this] { return !sync_runs_; });
-  int error_number = 0;
-  while (calls::msync(base_ + first, offset + bytes - first) != 0) {
-    error_number = errno;
-    if (error_number != EINTR) break;
-    error_number = 0;
-  }
+  sync_ended_.wait(lock, [this] { return !sync_is_running_; });
+  int error_number = errno_of([&] { return calls::msync(base_ + first, offset + bytes - first); });
   if (error_number == 0 && syncs_skip_flush_) error_number = flush_disk(file_);
-  if (error_number == 0) return before;
+  if (error_number == 0) return earlier_failure;
   remember_failed_sync(error_number);
   return sticky_failure();
 }
 
-// Runs one sync at a time, because the kernel reports a failed write-back once per open file: if
+// Run one sync at a time, because the kernel reports a failed write-back once per open file: if
 // two ran, the first could receive the error for pages that the other thread lost. The sync
 // number and the failure flag change under one mutex.
 //
@@ -429,18 +417,18 @@ Status Media::sync() {
   std::unique_lock lock(sync_mutex_);
   const uint64_t needed = syncs_begun_ + 1;
   while (newest_good_sync_ < needed && !failed()) {
-    if (sync_runs_) {
+    if (sync_is_running_) {
       if (file_calls().before != nullptr) file_calls().before(Call::kAwaitSync);
       sync_ended_.wait(lock);
       continue;
     }
-    sync_runs_ = true;
+    sync_is_running_ = true;
     const uint64_t number = ++syncs_begun_;
     lock.unlock();
     int error_number = file_calls().sync_data(file_);
     if (error_number == 0 && syncs_skip_flush_) error_number = flush_disk(file_);
     lock.lock();
-    sync_runs_ = false;
+    sync_is_running_ = false;
     if (error_number == 0) {
       newest_good_sync_ = number;
     } else {

@@ -50,8 +50,8 @@ enum class Access : uint8_t {
 const char* kind_name(Kind kind);                    // "dram", "file", "dax"
 const char* durability_name(Durability durability);  // "power", "process"
 
-// A test's view of the medium: receives every store, flush and drain in program order. Null in
-// production.
+// A test's view of the medium: it receives every store, flush and drain in program order. There is
+// none in production.
 class Observer {
  public:
   virtual ~Observer() = default;
@@ -132,7 +132,7 @@ class Media {
   base::Status sync_range(const void* at, size_t bytes, Site site);
   base::Status sync_all(Site site);
   bool read_only() const { return read_only_; }
-  bool beside() const { return beside_; }  // Access::kReadBeside
+  bool is_read_beside() const { return read_beside_; }  // opened with Access::kReadBeside
   // Update size() of a medium that is read beside its writer, after the file may have grown.
   void refresh_size();
   // Return true for a device-DAX device, whose pages no file system can move.
@@ -164,7 +164,7 @@ class Media {
   bool failed() const { return failed_.load(std::memory_order_acquire); }
 
   // Report to the observer a store that plain code just made. Costs nothing without an observer.
-  void stored(const void* at, size_t bytes) {
+  void report_store(const void* at, size_t bytes) {
     if (observer_ != nullptr) [[unlikely]]
       observer_->on_store(at, bytes);
   }
@@ -199,17 +199,17 @@ class Media {
   Kind kind_ = Kind::kDram;
   std::atomic<Durability> durability_ = Durability::kPower;
   bool read_only_ = false;
-  bool beside_ = false;
+  bool read_beside_ = false;
   bool borrowed_ = false;
   bool huge_pages_ = false;
   int file_ = -1;
   std::optional<Mapped> mapped_;   // the range of base_ and reserved_, if there is a file
   bool syncs_skip_flush_ = false;  // of file_: see FileCalls::may_skip_flush
-  std::mutex sync_mutex_;          // guards syncs_begun_, newest_good_sync_, sync_runs_
+  std::mutex sync_mutex_;          // guards syncs_begun_, newest_good_sync_, sync_is_running_
   std::condition_variable sync_ended_;
   uint64_t syncs_begun_ = 0;
   uint64_t newest_good_sync_ = 0;  // the number of that sync
-  bool sync_runs_ = false;
+  bool sync_is_running_ = false;
   std::atomic<bool> failed_{false};
   std::atomic<int> failed_errno_{0};  // of the first failed sync; 0 if an observer failed the drain
   Observer* observer_ = nullptr;
@@ -239,8 +239,8 @@ class SecondMapping {
 // The lines that one writer has flushed since its last drain. On dax a flush is one clwb (or
 // clflushopt, clflush) per line and a drain is sfence. On a file with power durability a flush
 // only remembers that something is dirty, and a drain is one fdatasync. On a file with process
-// durability and on dram a drain is sfence (on every medium, streamed rows must be visible before
-// the entry that publishes them).
+// durability and on dram a drain is sfence, because streamed rows must be visible before the
+// entry that publishes them.
 class Flusher {
  public:
   explicit Flusher(Media& media);
@@ -258,7 +258,7 @@ class Flusher {
   // soon.
   void copy_16(void* to, const void* from, Site site) {
     if (stream_ == nullptr) [[unlikely]] {
-      copy_16_told(to, from, site);
+      copy_16_and_report(to, from, site);
       return;
     }
     dirty_ = true;
@@ -280,8 +280,8 @@ class Flusher {
 
  private:
   void write_back(const void* at, size_t bytes, Site site);
-  void streamed(const void* at, size_t bytes, Site site);
-  void copy_16_told(void* to, const void* from, Site site);
+  void report_stream(const void* at, size_t bytes, Site site);
+  void copy_16_and_report(void* to, const void* from, Site site);
   uint32_t copy_then_crc32c(void* to, const void* from, size_t bytes, Site site);
 
   Media* media_;

@@ -86,32 +86,20 @@ const Stream g_stream = best_stream();
 }  // namespace
 
 const char* line_instruction_name(LineInstruction instruction) {
-  switch (instruction) {
-    case LineInstruction::kClwb:
-      return "clwb";
-    case LineInstruction::kClflushopt:
-      return "clflushopt";
-    case LineInstruction::kClflush:
-      return "clflush";
-  }
-  return "unknown";
+  static constexpr const char* kNames[] = {"clwb", "clflushopt", "clflush"};
+  return kNames[static_cast<size_t>(instruction)];
 }
 
 bool cpu_has(LineInstruction instruction) {
-  switch (instruction) {
-    case LineInstruction::kClwb:
-      return base::has_clwb();
-    case LineInstruction::kClflushopt:
-      return base::has_clflushopt();
-    case LineInstruction::kClflush:
-      return true;  // part of x86-64
-  }
-  return false;
+  if (instruction == LineInstruction::kClwb) return base::has_clwb();
+  if (instruction == LineInstruction::kClflushopt) return base::has_clflushopt();
+  return true;  // clflush is part of x86-64
 }
 
 LineInstruction best_line_instruction() {
-  if (cpu_has(LineInstruction::kClwb)) return LineInstruction::kClwb;
-  if (cpu_has(LineInstruction::kClflushopt)) return LineInstruction::kClflushopt;
+  for (const auto instruction : {LineInstruction::kClwb, LineInstruction::kClflushopt}) {
+    if (cpu_has(instruction)) return instruction;
+  }
   return LineInstruction::kClflush;
 }
 

@@ -220,7 +220,8 @@ Status Pool::load_superblock() {
                                 std::to_string(media_->size()) + " bytes)");
   }
   Copy copy = newest_copy(*media_);
-  for (int tries = media_->beside() ? kTornTries : 0; copy.map == nullptr && tries > 0; --tries)
+  for (int tries = media_->is_read_beside() ? kTornTries : 0; copy.map == nullptr && tries > 0;
+       --tries)
     copy = newest_copy(*media_);
   if (copy.map == nullptr) {
     if (!is_signed(*media_)) return not_a_pool(path, "its signature is missing");
@@ -254,7 +255,7 @@ Status Pool::load_superblock() {
   const auto boot = current_boot_id();
   const bool same_boot =
       boot != decltype(boot){} && std::equal(boot.begin(), boot.end(), header.boot_id);
-  if (!was_clean_ && !(media_->beside() && same_boot)) generation_ += 1;
+  if (!was_clean_ && !(media_->is_read_beside() && same_boot)) generation_ += 1;
   const auto durability = static_cast<media::Durability>(header.durability);
   media_->set_durability(durability);
   // On dax every drained store is durable, whatever the superblock says.
@@ -287,7 +288,7 @@ Status Pool::load_extents() {
                                          "' is corrupt; restore the pool from a base (petps load)");
     }
     const uint64_t bytes = extent.units * unit_bytes_;
-    if (end_ + bytes > media_->size() && media_->beside()) media_->refresh_size();
+    if (end_ + bytes > media_->size() && media_->is_read_beside()) media_->refresh_size();
     // The record reached the disk before the power loss; the file's new length did not.
     if (end_ + bytes > media_->size() && lost_power_) break;
     if (end_ + bytes > media_->size())
@@ -547,7 +548,7 @@ Status Pool::store_extent_record(uint64_t position, uint32_t kind, uint32_t tabl
   const uint64_t word = layout::pack_extent({kind, table, static_cast<uint32_t>(units)}, position);
   auto* record = reinterpret_cast<uint64_t*>(base_ + map_->extents()) + position;
   std::atomic_ref<uint64_t>(*record).store(word, std::memory_order_release);
-  media_->stored(record, sizeof *record);
+  media_->report_store(record, sizeof *record);
   flusher.flush(record, sizeof *record, Site::kExtentRecord);
   return flusher.drain(Site::kExtentRecordDrain);
 }

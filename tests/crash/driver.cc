@@ -1,6 +1,7 @@
 #include "driver.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/check.h"
 #include "table/impl.h"
@@ -12,98 +13,18 @@ using media::Site;
 using table::Tables;
 
 const char* site_name(Site site) {
-  switch (site) {
-    case Site::kRow:
-      return "kRow";
-    case Site::kRowHeader:
-      return "kRowHeader";
-    case Site::kRaisedCounter:
-      return "kRaisedCounter";
-    case Site::kEntry:
-      return "kEntry";
-    case Site::kErasedEntry:
-      return "kErasedEntry";
-    case Site::kProgress:
-      return "kProgress";
-    case Site::kProgressMark:
-      return "kProgressMark";
-    case Site::kSuperblock:
-      return "kSuperblock";
-    case Site::kExtentRecord:
-      return "kExtentRecord";
-    case Site::kReusedExtent:
-      return "kReusedExtent";
-    case Site::kJournal:
-      return "kJournal";
-    case Site::kMovedEntry:
-      return "kMovedEntry";
-    case Site::kVacatedEntry:
-      return "kVacatedEntry";
-    case Site::kFreeMap:
-      return "kFreeMap";
-    case Site::kBucketWord:
-      return "kBucketWord";
-    case Site::kFilled:
-      return "kFilled";
-    case Site::kPublished:
-      return "kPublished";
-    case Site::kProgressed:
-      return "kProgressed";
-    case Site::kProgressMarked:
-      return "kProgressMarked";
-    case Site::kSuperblockDrain:
-      return "kSuperblockDrain";
-    case Site::kExtentRecordDrain:
-      return "kExtentRecordDrain";
-    case Site::kJournalDrain:
-      return "kJournalDrain";
-    case Site::kMovedDrain:
-      return "kMovedDrain";
-    case Site::kVacatedDrain:
-      return "kVacatedDrain";
-    case Site::kCloseDrain:
-      return "kCloseDrain";
-    case Site::kAdoptedMetadata:
-      return "kAdoptedMetadata";
-    case Site::kAdoptedBucket:
-      return "kAdoptedBucket";
-    case Site::kAdoptedPath:
-      return "kAdoptedPath";
-    case Site::kAdoptedDrain:
-      return "kAdoptedDrain";
-    case Site::kAdoptedSync:
-      return "kAdoptedSync";
-    case Site::kSuperblockSync:
-      return "kSuperblockSync";
-    case Site::kNewTableSync:
-      return "kNewTableSync";
-    case Site::kReusedSync:
-      return "kReusedSync";
-    case Site::kPowerSync:
-      return "kPowerSync";
-    case Site::kCloseSync:
-      return "kCloseSync";
-    case Site::kCount:
-      break;
-  }
-  return "unknown";
-}
-
-void CrashMedium::on_flush(const void* at, size_t bytes, Site site) {
-  heard.set(static_cast<size_t>(site));
-  SimulatedMedium::on_flush(at, bytes, site);
-}
-
-Status CrashMedium::on_drain(Site site) {
-  heard.set(static_cast<size_t>(site));
-  if (fail_in_ > 0 && --fail_in_ == 0) fail_next_drain();
-  return SimulatedMedium::on_drain(site);
-}
-
-Status CrashMedium::on_sync(const void* at, size_t bytes, Site site) {
-  heard.set(static_cast<size_t>(site));
-  if (fail_sync_in_ > 0 && --fail_sync_in_ == 0) fail_next_sync();
-  return SimulatedMedium::on_sync(at, bytes, site);
+  static constexpr const char* kNames[] = {
+      "kRow",           "kRowHeader",      "kRaisedCounter",   "kEntry",
+      "kErasedEntry",   "kProgress",       "kProgressMark",    "kSuperblock",
+      "kExtentRecord",  "kReusedExtent",   "kJournal",         "kMovedEntry",
+      "kVacatedEntry",  "kFreeMap",        "kBucketWord",      "kAdoptedMetadata",
+      "kAdoptedBucket", "kAdoptedPath",    "kFilled",          "kPublished",
+      "kProgressed",    "kProgressMarked", "kSuperblockDrain", "kExtentRecordDrain",
+      "kJournalDrain",  "kMovedDrain",     "kVacatedDrain",    "kCloseDrain",
+      "kAdoptedDrain",  "kAdoptedSync",    "kSuperblockSync",  "kNewTableSync",
+      "kReusedSync",    "kPowerSync",      "kCloseSync"};
+  static_assert(std::size(kNames) == kSites, "a name for each site, in the order of media::Site");
+  return kNames[static_cast<size_t>(site)];
 }
 
 bool History::has(const std::string& table, uint64_t key, uint64_t value) const {
@@ -126,9 +47,15 @@ void Driver::step(const std::string& name, const std::function<Status()>& act,
   if (status.ok()) world = std::move(after);
 }
 
-void Driver::adopt(const World& found) {
-  world = found;
+void Driver::adopt(const World& observed) {
+  world = observed;
   for (TableWorld& table : world.tables) std::fill(table.written.begin(), table.written.end(), 0);
+}
+
+std::vector<World> Driver::reverted_worlds(const World& now) const {
+  std::vector<World> worlds;
+  for (const World& earlier : killed_from) worlds.push_back(reverted_to(earlier, now));
+  return worlds;
 }
 
 void Driver::kill_before_drain(size_t drain, bool seen, const std::function<void()>& perform) {
@@ -140,7 +67,7 @@ void Driver::kill_before_drain(size_t drain, bool seen, const std::function<void
   drop();
   medium_->kill(medium_->drains()[drain]);
   if (!seen) world = before;
-  for (World& earlier : killed_from) earlier = reverted_to(earlier, before);
+  killed_from = reverted_worlds(before);
   killed_from.push_back(before);
   adopt(World(world));
 }
@@ -152,7 +79,7 @@ void Driver::format() {
   auto pool = pool::Pool::format(std::move(medium), pool::kTestUnitBytes);
   PETPS_CHECK(pool.ok(), pool.status().to_string());
   PETPS_CHECK(pool.value()->create_instance("model", "model@1", 3).ok(),
-              "an empty pool takes an instance");
+              "an empty pool must accept an instance");
   world.instances.insert("model@1");
   auto attached = Tables::attach(std::move(pool).value(), /*background=*/false);
   PETPS_CHECK(attached.ok(), attached.status().to_string());
@@ -200,9 +127,9 @@ void Driver::drop_instance(const std::string& name) {
         w->instances.erase(name);
         w->frozen.erase(name);
         std::erase_if(w->tables, [&](const TableWorld& t) { return t.shape->instance == name; });
-        std::erase_if(w->progress, [&](const auto& each) { return each.first.first == id; });
-        for (auto& [alias, meant] : w->aliases) {
-          if (meant.previous == name) meant.previous = "";
+        std::erase_if(w->progress, [&](const auto& entry) { return entry.first.first == id; });
+        for (auto& [name_of_alias, alias] : w->aliases) {
+          if (alias.previous == name) alias.previous = "";
         }
       });
 }
@@ -242,7 +169,8 @@ void Driver::record_progress(const std::vector<pool::Progress>& all) {
       "record_progress of " + std::to_string(all.size()),
       [&] { return tables->record_progress(all); },
       [&](World* w) {
-        for (const pool::Progress& each : all) w->progress[{each.instance, each.partition}] = each;
+        for (const pool::Progress& progress : all)
+          w->progress[{progress.instance, progress.partition}] = progress;
       });
 }
 
@@ -266,19 +194,11 @@ void Driver::apply(const std::string& name, const std::vector<Change>& changes) 
     batch.deleted = deleted;
     auto report = target.apply(batch);
     if (!report.ok()) return report.status();
-    PETPS_CHECK(report.value().refused == 0, "a scenario wrote more keys than its table takes");
+    PETPS_CHECK(report.value().refused == 0, "a scenario wrote more keys than its table holds");
     return Status();
   };
   step("apply", act, [&](World* w) {
-    TableWorld& target = *w->find(name);
-    const auto& keys = target.shape->keys;
-    for (const Change& change : changes) {
-      const auto at = std::lower_bound(keys.begin(), keys.end(), change.key);
-      PETPS_CHECK(at != keys.end() && *at == change.key,
-                  "a key that the table's shape does not name");
-      target.values[static_cast<size_t>(at - keys.begin())] = change.value;
-      target.written[static_cast<size_t>(at - keys.begin())] = 1;
-    }
+    for (const Change& change : changes) w->find(name)->write(change.key, change.value);
   });
 }
 
@@ -301,7 +221,7 @@ table::Table& Driver::table(const std::string& name) {
   for (const table::TablePointer& t : tables->tables()) {
     if (t->record().spec.name == name) return *t;
   }
-  PETPS_CHECK(false, "a scenario names a table that is not there");
+  PETPS_CHECK(false, "a scenario names a table that does not exist");
   std::abort();
 }
 
@@ -345,14 +265,29 @@ pool::TableSpec table_spec(const std::string& name, uint64_t capacity, uint32_t 
   return spec;
 }
 
-std::shared_ptr<const Shape> shape_of(const pool::TableSpec& spec, size_t keys, uint64_t seed) {
+namespace {
+
+// Return a table with `chosen` random keys for which `is_chosen` is true, and `others` random keys.
+std::shared_ptr<const Shape> make_shape(const pool::TableSpec& spec, size_t chosen, size_t others,
+                                        uint64_t seed,
+                                        const std::function<bool(uint64_t)>& is_chosen) {
   auto shape = std::make_shared<Shape>();
   shape->spec = spec;
   shape->instance = "model@1";
   std::mt19937_64 random(seed);
-  for (size_t i = 0; i < keys; ++i) shape->keys.push_back(random());
+  while (shape->keys.size() < chosen) {
+    const uint64_t key = random();
+    if (is_chosen(key)) shape->keys.push_back(key);
+  }
+  for (size_t i = 0; i < others; ++i) shape->keys.push_back(random());
   std::sort(shape->keys.begin(), shape->keys.end());
   return shape;
+}
+
+}  // namespace
+
+std::shared_ptr<const Shape> shape_of(const pool::TableSpec& spec, size_t keys, uint64_t seed) {
+  return make_shape(spec, 0, keys, seed, [](uint64_t) { return true; });
 }
 
 std::shared_ptr<const Shape> crowded_shape(const pool::TableSpec& spec, size_t keys, size_t others,
@@ -368,17 +303,8 @@ std::shared_ptr<const Shape> crowded_shape(const pool::TableSpec& spec, size_t k
   PETPS_CHECK(record.ok(), record.status().to_string());
   const index::Index index(*pool.value(), record.value().bucket_offset,
                            record.value().bucket_count);
-  auto shape = std::make_shared<Shape>();
-  shape->spec = spec;
-  shape->instance = "model@1";
-  std::mt19937_64 random(seed);
-  while (shape->keys.size() < keys) {
-    const uint64_t key = random();
-    if (index.path_of(key).home == 0) shape->keys.push_back(key);
-  }
-  for (size_t i = 0; i < others; ++i) shape->keys.push_back(random());
-  std::sort(shape->keys.begin(), shape->keys.end());
-  return shape;
+  return make_shape(spec, keys, others, seed,
+                    [&](uint64_t key) { return index.path_of(key).home == 0; });
 }
 
 }  // namespace petps::crash

@@ -6,7 +6,6 @@
 // or notes the boundaries between acknowledged steps.
 #pragma once
 
-#include <bitset>
 #include <functional>
 #include <map>
 #include <memory>
@@ -29,22 +28,10 @@ inline constexpr size_t kSites = static_cast<size_t>(media::Site::kCount);
 
 const char* site_name(media::Site site);
 
-// A simulated medium that can fail a given drain and records the sites that it has seen.
+// The simulated medium of the suite's pools.
 class CrashMedium : public media::SimulatedMedium {
  public:
   explicit CrashMedium(Keeps keeps = Keeps::kLines) : SimulatedMedium(kMediumBytes, keeps) {}
-  void fail_drain(size_t after) { fail_in_ = after + 1; }  // 0 = the next drain
-  void fail_no_drain() { fail_in_ = 0; }
-  void fail_sync(size_t after) { fail_sync_in_ = after + 1; }
-  std::bitset<kSites> heard;
-
-  void on_flush(const void* at, size_t bytes, media::Site site) override;
-  base::Status on_drain(media::Site site) override;
-  base::Status on_sync(const void* at, size_t bytes, media::Site site) override;
-
- private:
-  size_t fail_in_ = 0;
-  size_t fail_sync_in_ = 0;
 };
 
 // Every row that was ever passed to apply, whether or not it was acknowledged.
@@ -55,6 +42,11 @@ class History {
     of_table_[table].emplace(key, value);
   }
   bool has(const std::string& table, uint64_t key, uint64_t value) const;
+  WasWritten finder() const {
+    return [this](const std::string& table, uint64_t key, uint64_t value) {
+      return has(table, key, value);
+    };
+  }
 
  private:
   const History* earlier_;
@@ -70,6 +62,21 @@ class Listener {
   // `after` is the world that the step produces; the driver's world is still the one before it.
   virtual void after_step(Driver& /*driver*/, const base::Status& /*status*/,
                           const World& /*after*/) {}
+};
+
+// Records the points of the recording where steps were acknowledged, with the world after each.
+class Boundaries : public Listener {
+ public:
+  Boundaries(CrashMedium& medium, const World& start) : medium_(&medium) {
+    list.emplace_back(medium.events(), start);
+  }
+  void after_step(Driver&, const base::Status& status, const World& after) override {
+    if (status.ok()) list.emplace_back(medium_->events(), after);
+  }
+  std::vector<std::pair<size_t, World>> list;
+
+ private:
+  CrashMedium* medium_;
 };
 
 struct Change {
@@ -113,8 +120,10 @@ class Driver {
   // open sees everything that was stored by then. If `seen`, the world then is the one after the
   // step, otherwise the one before it.
   void kill_before_drain(size_t drain, bool seen, const std::function<void()>& perform);
-  // Take over a pool whose state is `found`.
-  void adopt(const World& found);
+  // Take over a pool whose state is `observed`.
+  void adopt(const World& observed);
+  // Return what rows may revert to after the kills of this pool, if the world is `now`.
+  std::vector<World> reverted_worlds(const World& now) const;
 
   // ---- random changes that the table can take ----
   std::vector<Change> random_changes(const std::string& table, size_t inserts, size_t updates,
@@ -131,7 +140,7 @@ class Driver {
   std::unique_ptr<table::Tables> tables;
   World world;
   History history;
-  // The worlds before each kill: rows that were not written since may revert to them.
+  // The world before each kill: rows that were not written since may revert to it.
   std::vector<World> killed_from;
   Listener* listener = nullptr;
   bool expects_failure = false;  // a drain will fail: later steps are not performed

@@ -12,22 +12,7 @@ namespace {
 // A point with no more states than this gets all of them.
 constexpr uint64_t kExhaustiveStates = 40;
 constexpr int kSecondCrashes = 2;
-constexpr size_t kGoOnSteps = 3;
-
-// The points of the recording where each step was acknowledged, with the world after it.
-class Boundaries : public Listener {
- public:
-  Boundaries(CrashMedium& medium, const World& start) : medium_(&medium) {
-    list.emplace_back(0, start);
-  }
-  void after_step(Driver&, const Status& status, const World& after) override {
-    if (status.ok()) list.emplace_back(medium_->events(), after);
-  }
-  std::vector<std::pair<size_t, World>> list;
-
- private:
-  CrashMedium* medium_;
-};
+constexpr size_t kFurtherSteps = 3;
 
 std::shared_ptr<const Shape> late_shape(const std::string& instance) {
   static const std::shared_ptr<const Shape> shape =
@@ -39,10 +24,9 @@ std::shared_ptr<const Shape> late_shape(const std::string& instance) {
 
 }  // namespace
 
-// Perform random further steps on a reopened pool: mostly on rows, sometimes any other kind.
-void go_on(Driver* driver) {
+void perform_random_steps(Driver* driver) {
   Driver& d = *driver;
-  const size_t steps = 1 + d.random() % kGoOnSteps;
+  const size_t steps = 1 + d.random() % kFurtherSteps;
   for (size_t i = 0; i < steps && d.problem.empty(); ++i) {
     const uint64_t kind = d.random() % 24;
     const std::string instance = *d.world.instances.rbegin();
@@ -86,9 +70,9 @@ void go_on(Driver* driver) {
   }
 }
 
-void Explorer::report(const std::string& what, const CrashMedium& medium,
+void Explorer::report(const std::string& problem, const CrashMedium& medium,
                       const std::string& where) {
-  if (problem_.empty()) problem_ = where + ": " + what + "\n  " + medium.describe();
+  if (problem_.empty()) problem_ = where + ": " + problem + "\n  " + medium.describe();
 }
 
 void Explorer::before_step(Driver& driver) {
@@ -165,10 +149,8 @@ void Explorer::try_state(Driver& live, const World& before, const World& after, 
                             medium.describe();
   Driver driver(medium, random_());
   driver.tables = reopen(medium);
-  std::vector<World> reverted;
-  for (const World& world : live.killed_from) reverted.push_back(reverted_to(world, before));
-  Life life{before, after, std::move(reverted), killed, medium.events(), {}};
-  if (driver.tables != nullptr) live_on(&driver, &life, where);
+  Life life{before, after, live.reverted_worlds(before), killed, medium.events(), {}};
+  if (driver.tables != nullptr) continue_life(&driver, &life, where);
   driver.drop();
   for (int i = 0; i < kSecondCrashes && problem_.empty(); ++i) second_crash(medium, life);
   if (!problem_.empty() && problem_.find(where) == std::string::npos)
@@ -177,27 +159,28 @@ void Explorer::try_state(Driver& live, const World& before, const World& after, 
 }
 
 // Check a reopened pool, write to it, walk it before or after that, and check again.
-void Explorer::live_on(Driver* driver, Life* life, const std::string& where) {
+void Explorer::continue_life(Driver* driver, Life* life, const std::string& where) {
   CrashMedium& medium = driver->medium();
-  World found;
+  World observed;
   std::string wrong =
-      check(*driver->tables, {life->opened_before, life->opened_after, life->reverted}, &found);
+      check(*driver->tables, {life->opened_before, life->opened_after, life->reverted}, &observed);
   if (!wrong.empty()) return report(wrong, medium, where + "\n  reopened");
-  driver->adopt(found);
+  driver->adopt(observed);
   const bool walks_first = (random_() & 1) != 0;
   if (walks_first) {
     driver->walk();
-    wrong = check(*driver->tables, {found, found}, &found);
+    wrong = check(*driver->tables, {observed, observed}, &observed);
     if (!wrong.empty()) return report(wrong, medium, where + "\n  walked");
   }
   Boundaries boundaries(medium, driver->world);
   driver->listener = &boundaries;
-  go_on(driver);
+  perform_random_steps(driver);
   life->acknowledged = std::move(boundaries.list);
-  if (!driver->problem.empty()) return report(driver->problem, medium, where + "\n  going on");
+  if (!driver->problem.empty())
+    return report(driver->problem, medium, where + "\n  performing further steps");
   if (!walks_first) driver->walk();
-  wrong = check(*driver->tables, {driver->world, driver->world}, &found);
-  if (!wrong.empty()) report(wrong, medium, where + "\n  after going on");
+  wrong = check(*driver->tables, {driver->world, driver->world}, &observed);
+  if (!wrong.empty()) report(wrong, medium, where + "\n  after further steps");
 }
 
 // Crash again at any point of what the reopened pool did, including its opening.
@@ -227,15 +210,15 @@ void Explorer::second_crash(CrashMedium& medium, const Life& life) {
   states_ += 1;
   const std::unique_ptr<Tables> tables = reopen(medium);
   if (tables != nullptr) {
-    World found;
-    std::string wrong = check(*tables, allowed, &found);
+    World observed;
+    std::string wrong = check(*tables, allowed, &observed);
     // The new superblock copy may complete the torn one of an interrupted change. Then the change
     // has happened after all, whole.
-    if (opening && wrong == kOtherCatalogue) wrong = check(*tables, unopened, &found);
+    if (opening && wrong == kOtherCatalogue) wrong = check(*tables, unopened, &observed);
     if (!wrong.empty()) report(wrong, medium, "reopened after a second crash");
     if (problem_.empty() && (random_() & 1) != 0) {
       tables->walk();
-      wrong = check(*tables, {found, found}, &found);
+      wrong = check(*tables, {observed, observed}, &observed);
       if (!wrong.empty()) report(wrong, medium, "walked after a second crash");
     }
   }

@@ -15,7 +15,7 @@
 namespace petps::crash {
 
 // Perform random further steps on a reopened pool: mostly on rows, sometimes any other kind.
-void go_on(Driver* driver);
+void perform_random_steps(Driver* driver);
 
 struct Budget {
   uint64_t states_per_step;  // the least number of crash states for every explored step
@@ -48,13 +48,13 @@ class Explorer : public Listener {
   void explore(Driver& driver, const World& before, const World& after);
   void explore_exhaustively(Driver& driver, const World& before, const World& after,
                             uint64_t until);
-  // The medium was just crashed, or the process killed: reopen, check, go on, crash again.
-  // Finally undo the crash.
+  // The medium was just crashed, or the process killed: reopen, check, perform further steps,
+  // crash again. Finally undo the crash.
   void try_state(Driver& driver, const World& before, const World& after, bool killed);
-  void live_on(Driver* driver, Life* life, const std::string& where);
+  void continue_life(Driver* driver, Life* life, const std::string& where);
   void second_crash(CrashMedium& medium, const Life& life);
   std::unique_ptr<table::Tables> reopen(CrashMedium& medium);
-  void report(const std::string& what, const CrashMedium& medium, const std::string& where);
+  void report(const std::string& problem, const CrashMedium& medium, const std::string& where);
 
   Budget budget_;
   std::mt19937_64 random_;

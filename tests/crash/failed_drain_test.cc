@@ -37,7 +37,7 @@ class FailOnce : public Listener {
     if (driver.medium().drains().size() <= drain_) return;  // the step has fewer drains
     failed = true;
     if (status.ok()) {
-      problem = "the step said OK although its drain failed";
+      problem = "the step returned OK although its drain failed";
       return;
     }
     const World before = driver.world;
@@ -79,8 +79,8 @@ class FailOnce : public Listener {
           table->record().spec.feed == pool::Feed::kPush ? pool::Feed::kDelta : pool::Feed::kPush;
       writes.emplace_back("set_feed", pool.set_feed(table->id(), feed));
     }
-    for (const auto& [what, status] : writes) {
-      if (status.ok()) return std::string(what) + " was accepted after a failed drain";
+    for (const auto& [name, status] : writes) {
+      if (status.ok()) return std::string(name) + " was accepted after a failed drain";
     }
     wrong = check_rows(tables, {before, after}, &observed);
     return wrong.empty() ? "" : "pulls after refused writes: " + wrong;
@@ -91,8 +91,7 @@ class FailOnce : public Listener {
     driver.drop();
     medium.crash(random_() % 3 == 0 ? random_() % (medium.events() + 1) : medium.events(), random_);
     states += 1;
-    std::vector<World> reverted;
-    for (const World& world : driver.killed_from) reverted.push_back(reverted_to(world, before));
+    const std::vector<World> reverted = driver.reverted_worlds(before);
     std::string wrong;
     auto pool = pool::Pool::attach(medium.media());
     if (!pool.ok()) {

@@ -4,7 +4,7 @@
 //
 //   build/release/test_crash --gtest_filter='*FailingCalls*'
 //
-// Does not cover: what a disk keeps of unsynced pages (crash_test), calls of other rooms.
+// The test does not cover what a disk keeps of unsynced pages (crash_test) or calls of other rooms.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -61,13 +61,15 @@ class Injector {
   }
   void end() { media::file_calls() = media::system_file_calls(); }
 
-  void another_file() { sync_failed_ = false; }
+  // Another file is used from now on: no sync of it has failed.
+  void begin_file() { sync_failed_ = false; }
 
   uint64_t calls() const { return calls_; }
   Call fired() const { return fired_; }
   bool sync_failed() const { return sync_failed_; }
-  void writers_begin() { writers_ = threads_; }
-  void is_writer(size_t number) {
+  void begin_writers() { writers_ = threads_; }
+  // Make this thread writer `number`.
+  void register_writer(size_t number) {
     writer() = number;
     threads_of_[number] = gettid();
   }
@@ -76,7 +78,7 @@ class Injector {
     static thread_local size_t number = 0;
     return number;
   }
-  void writer_ends() { writers_ -= 1; }
+  void end_writer() { writers_ -= 1; }
   // True if this thread's last sync overlapped a failed one, or came after it: its success must
   // not be trusted.
   bool& is_misled() {
@@ -110,11 +112,11 @@ class Injector {
   // this thread holds), or has ended.
   void await_another_writer() {
     const int syncing = syncing_;
-    while (writers_ > 1 && syncing_ == syncing && !sleeps(threads_of_[1 - writer()]))
+    while (writers_ > 1 && syncing_ == syncing && !is_asleep(threads_of_[1 - writer()]))
       std::this_thread::yield();
   }
 
-  static bool sleeps(pid_t thread) {
+  static bool is_asleep(pid_t thread) {
     std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
     std::string text;
     std::getline(file, text);  // empty if the thread has ended; a stream buffer would throw
@@ -153,7 +155,8 @@ std::string check_rows(const table::Table& table, const Expected& expected) {
     const bool is_known = known != expected.acknowledged.end() && known->second == value;
     const bool was_tried = tried != expected.tried.end() && tried->second.count(value) > 0;
     if (!is_known && !was_tried)
-      return name + " has the row of value " + std::to_string(value) + ", which nobody wrote last";
+      return name + " has the row of value " + std::to_string(value) +
+             ", which no caller wrote last";
   }
   return "";
 }
@@ -215,10 +218,10 @@ class Life {
   }
 
   std::string create_and_write() {
-    auto made = Tables::create(options_);
-    if (!made.ok()) return "";
+    auto created = Tables::create(options_);
+    if (!created.ok()) return "";
     was_created_ = true;
-    Tables& tables = *made.value();
+    Tables& tables = *created.value();
     if (!tables.pool().create_instance("m", "m@1", 1).ok()) return "";
     for (const char* name : kNames) {
       pool::TableSpec spec;
@@ -249,18 +252,18 @@ class Life {
     if (threads_ == 1) {
       for (int i = 0; i < 2; ++i) write_table(i);
     } else {
-      std::atomic<bool> is_there{false};
-      injector.is_writer(0);
-      injector.writers_begin();
+      std::atomic<bool> is_registered{false};
+      injector.register_writer(0);
+      injector.begin_writers();
       std::thread other([&] {
-        injector.is_writer(1);
-        is_there = true;
+        injector.register_writer(1);
+        is_registered = true;
         write_table(1);
-        injector.writer_ends();
+        injector.end_writer();
       });
-      while (!is_there) std::this_thread::yield();
+      while (!is_registered) std::this_thread::yield();
       write_table(0);
-      injector.writer_ends();
+      injector.end_writer();
       other.join();
     }
     for (int i = 0; i < 2 && wrong[0].empty() && wrong[1].empty(); ++i) {
@@ -298,7 +301,7 @@ class Life {
   std::string open_sparse_copy() {
     if (!was_created_) return "";
     copy_sparsely(options_.pool.media.path, copy_);
-    Injector::the().another_file();
+    Injector::the().begin_file();
     const std::string before = content_of(copy_);
     table::TablesOptions options = options_;
     options.pool.media.path = copy_;
@@ -357,8 +360,8 @@ class Life {
         std::filesystem::exists(options_.pool.media.path))
       return "a create that failed left a file";
     std::filesystem::remove(options_.pool.media.path);
-    const auto made = Tables::create(options_);
-    return made.ok() ? "" : "creating again: " + made.status().to_string();
+    const auto created = Tables::create(options_);
+    return created.ok() ? "" : "creating again: " + created.status().to_string();
   }
 
   static constexpr const char* kNames[2] = {"a", "b"};
@@ -419,7 +422,7 @@ TEST_P(FailingCalls, LoseNothingThatWasAcknowledged) {
         kinds.insert(fired);
       }
       ASSERT_EQ(wrong, "") << "call " << at << " of " << calls << " (" << call_name(fired)
-                           << ") answers "
+                           << ") returns "
                            << (error_number > 0 ? std::strerror(error_number) : "half")
                            << (stays ? ", and so does every later one" : "")
                            << ", PETPS_SEED=" << tests::seed();

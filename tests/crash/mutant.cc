@@ -16,21 +16,20 @@ std::string run_in_child(const std::function<std::string()>& run) {
     const rlimit limit{kBusySeconds, kBusySeconds};
     setrlimit(RLIMIT_CPU, &limit);
     alarm(kHangSeconds);
-    const std::string found = run().substr(0, 2000);
-    const bool told =
-        write(channel[1], found.data(), found.size()) == static_cast<ssize_t>(found.size());
-    _exit(told ? 0 : 1);
+    const std::string problem = run().substr(0, 2000);
+    const ssize_t written = write(channel[1], problem.data(), problem.size());
+    _exit(written == static_cast<ssize_t>(problem.size()) ? 0 : 1);
   }
   close(channel[1]);
-  std::string found;
+  std::string problem;
   char buffer[2048];
   for (ssize_t n; (n = read(channel[0], buffer, sizeof buffer)) > 0;)
-    found.append(buffer, static_cast<size_t>(n));
+    problem.append(buffer, static_cast<size_t>(n));
   close(channel[0]);
   int status = 0;
   waitpid(child, &status, 0);
   if (WIFSIGNALED(status)) return "the process died of signal " + std::to_string(WTERMSIG(status));
-  return found;
+  return problem;
 }
 
 }  // namespace petps::crash

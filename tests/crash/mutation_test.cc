@@ -26,17 +26,17 @@ constexpr uint64_t kStatesPerStep = 2000;
 constexpr uint64_t kSeeds = 4;
 
 // Return the sites that a scenario reaches in its explored steps.
-std::bitset<kSites> sites_reached(const Scenario& scenario, uint64_t seed) {
+CrashMedium::Sites sites_reached(const Scenario& scenario, uint64_t seed) {
   CrashMedium medium;
   Driver driver(medium, seed);
-  scenario.run(driver, [&] { medium.heard.reset(); });
+  scenario.run(driver, [&] { medium.forget_sites(); });
   EXPECT_EQ(driver.problem, "") << scenario.name;
-  return medium.heard;
+  return medium.sites_reached();
 }
 
-const std::map<std::string, std::bitset<kSites>>& reached() {
+const std::map<std::string, CrashMedium::Sites>& sites_by_scenario() {
   static const auto all = [] {
-    std::map<std::string, std::bitset<kSites>> sites;
+    std::map<std::string, CrashMedium::Sites> sites;
     for (const Scenario& scenario : scenarios())
       sites[scenario.name] = sites_reached(scenario, tests::seed());
     return sites;
@@ -44,7 +44,7 @@ const std::map<std::string, std::bitset<kSites>>& reached() {
   return all;
 }
 
-// Return what the child found, as text; empty if it found nothing.
+// Return the first problem that the scenario shows without the site; empty if it shows none.
 std::string run_mutant(const Scenario& scenario, Site site, uint64_t seed) {
   CrashMedium medium;
   Driver driver(medium, seed);
@@ -65,13 +65,13 @@ class Mutation : public testing::TestWithParam<int> {};
 TEST_P(Mutation, IsKilled) {
   const Site site = static_cast<Site>(GetParam());
   const bool matrix = std::getenv("PETPS_MUTATION_MATRIX") != nullptr;
-  bool heard = false;
+  bool is_reached = false;
   bool killed = false;
   // A seed may have no state that needs the site, so try other seeds before the mutant survives.
   for (uint64_t seed = tests::seed(); seed < tests::seed() + kSeeds && !killed; ++seed) {
     for (const Scenario& scenario : scenarios()) {
-      if (!reached().at(scenario.name).test(static_cast<size_t>(site))) continue;
-      heard = true;
+      if (!sites_by_scenario().at(scenario.name).test(static_cast<size_t>(site))) continue;
+      is_reached = true;
       const std::string how = run_in_child([&] { return run_mutant(scenario, site, seed); });
       if (!how.empty()) {
         std::cout << "[mutant] " << site_name(site) << " killed by " << scenario.name << " " << how
@@ -83,8 +83,8 @@ TEST_P(Mutation, IsKilled) {
       }
     }
   }
-  EXPECT_TRUE(heard) << "no scenario reaches " << site_name(site)
-                     << ": nothing tests it, or no code names it any more";
+  EXPECT_TRUE(is_reached) << "no scenario reaches " << site_name(site)
+                          << ": nothing tests it, or no code names it any more";
   EXPECT_TRUE(killed) << "nothing fails without " << site_name(site)
                       << ", PETPS_SEED=" << tests::seed()
                       << ": a scenario is too weak, or the persist call is not needed";

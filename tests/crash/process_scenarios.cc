@@ -28,8 +28,8 @@ void durabilities(Driver& d, const Begin& begin) {
   d.open();
 }
 
-// New tables get the same keys, in the space of dropped ones: an old row must not pass for a new
-// one.
+// New tables get the same keys, in the space of dropped ones. An old row must not be taken for a
+// new one.
 void same_keys_again(Driver& d, const Begin& begin) {
   start(d, shape_of(table_spec("t", 40, kOddRow), 40, 51), 40);
   d.create_instance("model@2");

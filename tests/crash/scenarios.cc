@@ -31,9 +31,8 @@ constexpr uint32_t kLongRow = 512;  // streamed past the cache
 // all its slots as rows, so with a smaller capacity it takes new keys only after the walk.
 constexpr uint64_t kMoreThanSlots = 1500;
 
-// Rewrite rows until the allocator has completed a round and hands out slots that held rows
-// before.
-void come_round(Driver& d, const std::string& table) {
+// Rewrite rows until the allocator has completed a round and returns slots that held rows before.
+void rewrite_all_slots(Driver& d, const std::string& table) {
   const uint64_t slots = d.table(table).status().slots;
   for (uint64_t used = 0; used < slots; used += 8) d.apply(table, d.random_changes(table, 0, 8, 0));
 }
@@ -79,7 +78,7 @@ void insert(Driver& d, const Begin& begin, uint32_t row_bytes) {
 
 void update(Driver& d, const Begin& begin, uint32_t row_bytes) {
   start(d, shape_of(table_spec("t", 60, row_bytes), 60, 2), 50);
-  come_round(d, "t");
+  rewrite_all_slots(d, "t");
   begin();
   d.apply("t", d.random_changes("t", 0, 1, 0));
   d.apply("t", d.random_changes("t", 0, 1, 0));
@@ -98,7 +97,7 @@ void erase(Driver& d, const Begin& begin) {
 
 void mixed(Driver& d, const Begin& begin) {
   start(d, shape_of(table_spec("t", 80, kOddRow), 90, 4), 50);
-  come_round(d, "t");
+  rewrite_all_slots(d, "t");
   begin();
   for (int i = 0; i < 4; ++i) d.apply("t", d.random_changes("t", 6, 6, 6));
 }
@@ -318,7 +317,7 @@ void interrupted_move(Driver& d, const Begin& begin) {
   d.medium().settle();
   constexpr size_t kVacatedDrainOfMove = 2;  // after the drains of the journal and of the copy
   d.medium().fail_drain(kVacatedDrainOfMove);
-  if (d.table("t").rehome().ok()) d.problem = "the interrupted move was to fail";
+  if (d.table("t").rehome().ok()) d.problem = "the interrupted move did not fail";
   d.drop();
   d.medium().crash_exhaustive(d.medium().events(), 0);  // nothing that was not durable survives
   begin();
@@ -332,8 +331,8 @@ void interrupted_move(Driver& d, const Begin& begin) {
 // one.
 void killed_erase(Driver& d, const Begin& begin) {
   start(d, crowded_shape(table_spec("t", kMoreThanSlots, kOddRow), 40, 20, 22), 58);
-  std::vector<Change> away;  // displaced keys; `home` takes keys that occupy places at their home
-  std::vector<Change> home;
+  std::vector<Change> away;  // deletions of displaced keys
+  std::vector<Change> home;  // deletions of keys in the home bucket of the first displaced key
   const std::vector<uint64_t> displaced = displaced_keys(d, "t");
   for (const uint64_t key : displaced) {
     if (away.size() < 8) away.push_back({key, 0});
@@ -466,12 +465,8 @@ void single_forms(Driver& d, const Begin& begin) {
       PETPS_RETURN_IF_ERROR(flusher.drain(Site::kFilled));
       return table.index.exchange(change.key, ref).status();
     };
-    d.step(erases ? "erase" : "exchange", act, [&](World* w) {
-      TableWorld& table = *w->find("t");
-      const auto at = std::find(table.shape->keys.begin(), table.shape->keys.end(), change.key);
-      table.values[static_cast<size_t>(at - table.shape->keys.begin())] = change.value;
-      table.written[static_cast<size_t>(at - table.shape->keys.begin())] = 1;
-    });
+    d.step(erases ? "erase" : "exchange", act,
+           [&](World* w) { w->find("t")->write(change.key, change.value); });
   }
 }
 

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <span>
 
+#include "base/check.h"
+
 namespace petps::crash {
 
 namespace {
@@ -29,12 +31,12 @@ uint64_t value_of(uint64_t key, const std::byte* row, size_t bytes) {
   return different == 0 ? value : 0;
 }
 
-bool same(const pool::Progress& a, const pool::Progress& b) {
+bool is_same(const pool::Progress& a, const pool::Progress& b) {
   return a.run == b.run && a.seq == b.seq && a.offset == b.offset && a.version == b.version &&
          a.state == b.state && a.target == b.target;
 }
 
-bool same_spec(const pool::TableSpec& a, const pool::TableSpec& b) {
+bool has_same_format(const pool::TableSpec& a, const pool::TableSpec& b) {
   return a.dtype == b.dtype && a.dim == b.dim && a.row_bytes == b.row_bytes &&
          a.capacity == b.capacity;
 }
@@ -62,7 +64,7 @@ bool catalogue_is(const Tables& tables, const World& world) {
     if (records[i].spec.name != expected.shape->spec.name ||
         records[i].spec.feed != expected.feed ||
         names[records[i].spec.instance] != expected.shape->instance ||
-        !same_spec(records[i].spec, expected.shape->spec)) {
+        !has_same_format(records[i].spec, expected.shape->spec)) {
       return false;
     }
   }
@@ -71,11 +73,11 @@ bool catalogue_is(const Tables& tables, const World& world) {
 
 std::string check_default(const Table& table, const pool::TableSpec& spec) {
   const std::byte* row = table.default_row();
-  const bool right =
+  const bool is_right =
       spec.default_row.empty()
           ? row == nullptr
           : row != nullptr && std::memcmp(row, spec.default_row.data(), spec.row_bytes) == 0;
-  return right ? "" : "table '" + spec.name + "' has another default row";
+  return is_right ? "" : "table '" + spec.name + "' has another default row";
 }
 
 // Check every key of the shape by batched lookup; store the values found in `observed`.
@@ -123,17 +125,17 @@ std::string check_scan(const Table& table, const TableWorld& observed) {
 std::string check_progress(const Tables& tables, const World& before, const World& after,
                            World* observed) {
   std::map<Place, pool::Progress> all;  // a copy, because *observed may be one of the two worlds
-  for (const pool::Progress& found : const_cast<Tables&>(tables).pool().all_progress()) {
-    const Place place{found.instance, found.partition};
+  for (const pool::Progress& progress : const_cast<Tables&>(tables).pool().all_progress()) {
+    const Place place{progress.instance, progress.partition};
     const auto old = before.progress.find(place);
     const auto fresh = after.progress.find(place);
-    const bool known = (old != before.progress.end() && same(old->second, found)) ||
-                       (fresh != after.progress.end() && same(fresh->second, found));
+    const bool known = (old != before.progress.end() && is_same(old->second, progress)) ||
+                       (fresh != after.progress.end() && is_same(fresh->second, progress));
     if (!known) {
       return "progress of partition " + std::to_string(place.second) + " is seq " +
-             std::to_string(found.seq) + ", which nobody wrote last";
+             std::to_string(progress.seq) + ", which no caller wrote last";
     }
-    all[place] = found;
+    all[place] = progress;
   }
   for (const auto& [place, value] : before.progress) {
     // A dropped instance's progress is dropped with it.
@@ -168,14 +170,15 @@ std::string check_old_keys(const Table& table, const WasWritten& was_written,
 
 std::string check_lowered_progress(const Tables& tables, const Choices& choices, World* observed) {
   observed->progress.clear();
-  for (const pool::Progress& found : const_cast<Tables&>(tables).pool().all_progress()) {
-    const Place place{found.instance, found.partition};
+  for (const pool::Progress& progress : const_cast<Tables&>(tables).pool().all_progress()) {
+    const Place place{progress.instance, progress.partition};
     const std::string name = "progress of partition " + std::to_string(place.second);
-    if (found.state != pool::ProgressState::kLostPower || found.version != 0 || found.seq != 0)
+    if (progress.state != pool::ProgressState::kLostPower || progress.version != 0 ||
+        progress.seq != 0)
       return name + " does not need a base";
     if (!choices.before.progress.contains(place) && !choices.after.progress.contains(place))
       return name + " was never recorded";
-    observed->progress[place] = found;
+    observed->progress[place] = progress;
   }
   return "";
 }
@@ -188,17 +191,24 @@ std::string check_accepted(const Tables& tables, const Choices& choices,
   if (!is_new && !catalogue_is(tables, choices.before)) return kOtherCatalogue;
   World seen = is_new ? choices.after : choices.before;
   seen.closed = false;
-  const auto found = tables.tables();
-  for (size_t i = 0; i < found.size(); ++i) {
+  const auto opened = tables.tables();
+  for (size_t i = 0; i < opened.size(); ++i) {
     TableWorld& table = seen.tables[i];
-    std::string problem = check_old_keys(*found[i], was_written, &table);
-    if (problem.empty()) problem = check_scan(*found[i], table);
-    if (problem.empty()) problem = check_default(*found[i], table.shape->spec);
+    std::string problem = check_old_keys(*opened[i], was_written, &table);
+    if (problem.empty()) problem = check_scan(*opened[i], table);
+    if (problem.empty()) problem = check_default(*opened[i], table.shape->spec);
     if (!problem.empty()) return problem;
   }
   const std::string problem = check_lowered_progress(tables, choices, &seen);
   *observed = std::move(seen);
   return problem;
+}
+
+void TableWorld::write(uint64_t key, uint64_t value) {
+  const auto at = std::lower_bound(shape->keys.begin(), shape->keys.end(), key);
+  PETPS_CHECK(at != shape->keys.end() && *at == key, "a key that the table's shape does not name");
+  values[static_cast<size_t>(at - shape->keys.begin())] = value;
+  written[static_cast<size_t>(at - shape->keys.begin())] = 1;
 }
 
 TableWorld* World::find(const std::string& name) {
@@ -213,14 +223,14 @@ const TableWorld* World::find(const std::string& name) const {
 }
 
 void World::switch_alias(const std::string& alias, std::string instance) {
-  Alias& meant = aliases[alias];
-  if (meant.instance == instance) return;
-  const std::string left = meant.instance;
-  meant = {instance, left};
+  Alias& record = aliases[alias];
+  if (record.instance == instance) return;
+  const std::string left = record.instance;
+  record = {instance, left};
   frozen.erase(instance);
-  const bool still_meant = std::any_of(aliases.begin(), aliases.end(),
-                                       [&](const auto& a) { return a.second.instance == left; });
-  if (!left.empty() && !still_meant) frozen.insert(left);
+  const bool has_alias = std::any_of(aliases.begin(), aliases.end(),
+                                     [&](const auto& a) { return a.second.instance == left; });
+  if (!left.empty() && !has_alias) frozen.insert(left);
 }
 
 void write_row(uint64_t key, uint64_t value, std::byte* row, size_t bytes) {
@@ -242,10 +252,10 @@ World reverted_to(const World& then, const World& now) {
 }
 
 std::string check_rows(const Tables& tables, const Choices& choices, World* observed) {
-  const auto found = tables.tables();
-  for (size_t i = 0; i < found.size(); ++i) {
+  const auto opened = tables.tables();
+  for (size_t i = 0; i < opened.size(); ++i) {
     std::vector<const TableWorld*> worlds;
-    const std::string& name = found[i]->record().spec.name;
+    const std::string& name = opened[i]->record().spec.name;
     const auto add = [&](const World& world) {
       if (world.find(name) != nullptr) worlds.push_back(world.find(name));
     };
@@ -253,9 +263,9 @@ std::string check_rows(const Tables& tables, const Choices& choices, World* obse
     add(choices.after);
     for (const World& world : choices.reverted) add(world);
     TableWorld seen = observed->tables[i];
-    std::string problem = check_keys(*found[i], worlds, &seen);
-    if (problem.empty()) problem = check_scan(*found[i], seen);
-    if (problem.empty()) problem = check_default(*found[i], seen.shape->spec);
+    std::string problem = check_keys(*opened[i], worlds, &seen);
+    if (problem.empty()) problem = check_scan(*opened[i], seen);
+    if (problem.empty()) problem = check_default(*opened[i], seen.shape->spec);
     if (!problem.empty()) return problem;
     observed->tables[i] = std::move(seen);
   }

@@ -36,6 +36,7 @@ struct TableWorld {
         values(shape->keys.size(), 0),
         written(shape->keys.size(), 0),
         feed(shape->spec.feed) {}
+  void write(uint64_t key, uint64_t value);  // 0 deletes the key
 };
 
 using Place = std::pair<uint32_t, uint32_t>;  // instance id, partition
@@ -77,7 +78,7 @@ struct Choices {
 World reverted_to(const World& then, const World& now);
 
 inline constexpr char kOtherCatalogue[] =
-    "instances, aliases, tables or feeds are neither as before nor as after";
+    "instances, aliases, tables or feeds are neither those before nor those after the step";
 
 // Return an empty string if the pool is clean and everything in it is one of the choices, whole;
 // *observed is then its content. Otherwise return the problem.

@@ -24,28 +24,15 @@ void use_boot(uint64_t number) {
   pool::set_boot_id_for_test(number == 0 ? std::nullopt : std::optional(id));
 }
 
-// The points of the recording where each step was acknowledged, with the world after it.
-class Boundaries : public Listener {
- public:
-  Boundaries(CrashMedium& medium, const World& start) : medium_(&medium) {
-    list.emplace_back(medium.events(), start);
-  }
-  void after_step(Driver&, const Status& status, const World& after) override {
-    if (status.ok()) list.emplace_back(medium_->events(), after);
-  }
-  // Return what a crash at `point` may leave.
-  Choices choices(size_t point) const {
-    size_t done = 0;
-    while (done + 1 < list.size() && list[done + 1].first <= point) ++done;
-    const bool acknowledged = point == list[done].first;
-    return {list[done].second,
-            acknowledged ? list[done].second : list[std::min(done + 1, list.size() - 1)].second};
-  }
-  std::vector<std::pair<size_t, World>> list;
-
- private:
-  CrashMedium* medium_;
-};
+// Return what a crash at `point` may leave.
+Choices choices_at(const Boundaries& boundaries, size_t point) {
+  const auto& list = boundaries.list;
+  size_t done = 0;
+  while (done + 1 < list.size() && list[done + 1].first <= point) ++done;
+  const bool acknowledged = point == list[done].first;
+  return {list[done].second,
+          acknowledged ? list[done].second : list[std::min(done + 1, list.size() - 1)].second};
+}
 
 Result<std::unique_ptr<Tables>> open(CrashMedium& medium, bool accept) {
   auto pool = pool::Pool::attach(medium.media());
@@ -58,8 +45,8 @@ Result<std::unique_ptr<Tables>> open(CrashMedium& medium, bool accept) {
 Boot::Boot() : number_(++g_boots) { use_boot(number_); }
 Boot::~Boot() { use_boot(--g_boots); }
 
-void WritebackExplorer::report(const std::string& what, const std::string& where) {
-  if (problem_.empty()) problem_ = where + ": " + what;
+void WritebackExplorer::report(const std::string& problem, const std::string& where) {
+  if (problem_.empty()) problem_ = where + ": " + problem;
 }
 
 void WritebackExplorer::before_step(Driver& driver) {
@@ -132,17 +119,17 @@ void WritebackExplorer::try_kill(Driver& live, size_t point, const World& before
     report("the pool cannot be opened: " + tables.status().to_string(), where);
   } else {
     driver.tables = std::move(tables).value();
-    World found;
-    const std::string wrong = check(*driver.tables, {before, after}, &found);
+    World observed;
+    const std::string wrong = check(*driver.tables, {before, after}, &observed);
     if (!wrong.empty()) report(wrong, where + "\n  reopened");
-    found.closed = false;
-    found.durability = driver.tables->pool().medium().durability();
-    driver.adopt(found);
+    observed.closed = false;
+    observed.durability = driver.tables->pool().medium().durability();
+    driver.adopt(observed);
   }
   if (problem_.empty()) {
     Boundaries boundaries(medium, driver.world);
     driver.listener = &boundaries;
-    live_on(&driver, where);
+    continue_life(&driver, where);
     driver.drop();
     const size_t point_after = killed_at + random_() % (medium.events() - killed_at + 1);
     const bool opening_still = point_after < boundaries.list.front().first;
@@ -150,7 +137,7 @@ void WritebackExplorer::try_kill(Driver& live, size_t point, const World& before
     World opened_after = after;
     opened_before.closed = opened_after.closed = false;
     const Choices choices =
-        opening_still ? Choices{opened_before, opened_after} : boundaries.choices(point_after);
+        opening_still ? Choices{opened_before, opened_after} : choices_at(boundaries, point_after);
     medium.crash(point_after, random_);
     judge(medium, choices, driver.history,
           where + "\n  then power loss at point " + std::to_string(point_after) + ": " +
@@ -177,29 +164,29 @@ void WritebackExplorer::judge(CrashMedium& medium, const Choices& choices, const
       return report("a pool that was closed says that it lost power", where);
     return accept(medium, std::move(pool), choices, history, where);
   }
-  counts_.believed += 1;
+  counts_.trusted += 1;
   auto tables = Tables::attach(std::move(pool), /*background=*/false);
   if (!tables.ok()) return report("it cannot be opened: " + tables.status().to_string(), where);
-  World found;
-  const std::string wrong = check(*tables.value(), choices, &found);
-  if (!wrong.empty()) return report(wrong, where + "\n  believed");
+  World observed;
+  const std::string wrong = check(*tables.value(), choices, &observed);
+  if (!wrong.empty()) return report(wrong, where + "\n  trusted");
   if (random_() % 4 != 0) return;
   Driver driver(medium, random_(), &history);
   driver.tables = std::move(tables).value();
-  found.closed = false;
-  driver.adopt(found);
-  live_on(&driver, where + "\n  believed");
+  observed.closed = false;
+  driver.adopt(observed);
+  continue_life(&driver, where + "\n  trusted");
 }
 
 // Perform random further steps; the pool must be right after them.
-void WritebackExplorer::live_on(Driver* driver, const std::string& where) {
+void WritebackExplorer::continue_life(Driver* driver, const std::string& where) {
   if ((random_() & 1) != 0) driver->walk();
-  go_on(driver);
+  perform_random_steps(driver);
   if (driver->problem.empty()) {
-    World found;
-    driver->problem = check(*driver->tables, {driver->world, driver->world}, &found);
+    World observed;
+    driver->problem = check(*driver->tables, {driver->world, driver->world}, &observed);
   }
-  if (!driver->problem.empty()) report(driver->problem, where + "\n  going on");
+  if (!driver->problem.empty()) report(driver->problem, where + "\n  performing further steps");
 }
 
 void WritebackExplorer::accept(CrashMedium& medium, std::unique_ptr<pool::Pool> pool,
@@ -213,14 +200,11 @@ void WritebackExplorer::accept(CrashMedium& medium, std::unique_ptr<pool::Pool> 
     return;
   }
   counts_.accepted += 1;
-  World found;
-  const WasWritten was_written = [&](const std::string& table, uint64_t key, uint64_t value) {
-    return history.has(table, key, value);
-  };
-  const std::string wrong = check_accepted(*tables.value(), choices, was_written, &found);
+  World observed;
+  const std::string wrong = check_accepted(*tables.value(), choices, history.finder(), &observed);
   if (!wrong.empty()) return report(wrong, where + "\n  accepted");
   if (tables.value()->pool().sequence() < sequence + pool::kAcceptedStep)
-    return report("the sequence went on as if nothing had been lost", where + "\n  accepted");
+    return report("the sequence did not advance by kAcceptedStep", where + "\n  accepted");
   const size_t events = medium.events();
   if (random_() % 4 == 0) {
     tables.value().reset();
@@ -228,10 +212,10 @@ void WritebackExplorer::accept(CrashMedium& medium, std::unique_ptr<pool::Pool> 
   }
   Driver driver(medium, random_(), &history);
   driver.tables = std::move(tables).value();
-  driver.adopt(found);
+  driver.adopt(observed);
   Boundaries boundaries(medium, driver.world);
   driver.listener = &boundaries;
-  live_on(&driver, where + "\n  accepted");
+  continue_life(&driver, where + "\n  accepted");
   if ((random_() & 1) != 0) driver.close();
   if (!problem_.empty() || !driver.problem.empty()) return report(driver.problem, where);
   driver.drop();
@@ -240,10 +224,11 @@ void WritebackExplorer::accept(CrashMedium& medium, std::unique_ptr<pool::Pool> 
   medium.crash(medium.events(), random_);
   {
     const Boot boot;
-    auto again = open(medium, /*accept=*/false);
-    std::string still = again.ok() ? check(*again.value(), {driver.world, driver.world}, &found)
-                                   : again.status().to_string();
-    if (!still.empty()) report(still, where + "\n  accepted, closed, power loss");
+    auto reopened = open(medium, /*accept=*/false);
+    const std::string problem =
+        reopened.ok() ? check(*reopened.value(), {driver.world, driver.world}, &observed)
+                      : reopened.status().to_string();
+    if (!problem.empty()) report(problem, where + "\n  accepted, closed, power loss");
   }
   medium.undo();
 }
@@ -268,14 +253,11 @@ void WritebackExplorer::crash_accepting(CrashMedium& medium, size_t events, cons
       report("the pool cannot be attached: " + pool.status().to_string(), here);
     } else if (!pool.value()->lost_power()) {
       auto tables = Tables::attach(std::move(pool).value(), /*background=*/false);
-      const WasWritten was_written = [&](const std::string& table, uint64_t key, uint64_t value) {
-        return history.has(table, key, value);
-      };
-      World found;
-      const std::string wrong = !killed ? "it is believed although it was never closed"
-                                : tables.ok()
-                                    ? check_accepted(*tables.value(), choices, was_written, &found)
-                                    : tables.status().to_string();
+      World observed;
+      const std::string wrong =
+          !killed       ? "it is trusted although it was never closed"
+          : tables.ok() ? check_accepted(*tables.value(), choices, history.finder(), &observed)
+                        : tables.status().to_string();
       if (!wrong.empty()) report(wrong, here);
     }
   }

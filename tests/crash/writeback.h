@@ -29,8 +29,8 @@ class WritebackExplorer : public Listener {
   struct Counts {
     uint64_t states = 0;
     uint64_t killed = 0;
-    uint64_t believed = 0;  // power losses after which the pool opened normally
-    uint64_t faulty = 0;    // it reported a power loss, and verify found faults
+    uint64_t trusted = 0;  // power losses after which the pool opened normally
+    uint64_t faulty = 0;   // it reported a power loss, and verify found faults
     uint64_t accepted = 0;
   };
   const Counts& counts() const { return counts_; }
@@ -47,8 +47,8 @@ class WritebackExplorer : public Listener {
               const History& history, const std::string& where);
   void crash_accepting(CrashMedium& medium, size_t events, const Choices& choices,
                        const History& history, const std::string& where);
-  void live_on(Driver* driver, const std::string& where);
-  void report(const std::string& what, const std::string& where);
+  void continue_life(Driver* driver, const std::string& where);
+  void report(const std::string& problem, const std::string& where);
 
   Budget budget_;
   std::mt19937_64 random_;

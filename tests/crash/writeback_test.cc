@@ -99,7 +99,7 @@ TEST_P(WritebackOfProcess, PowerLossIsNoticed) {
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
   std::cout << "[write-back] " << scenario.name << ", process: " << counts.states << " states in "
-            << seconds << " s: " << counts.killed << " killed, " << counts.believed << " believed, "
+            << seconds << " s: " << counts.killed << " killed, " << counts.trusted << " trusted, "
             << counts.accepted << " accepted, " << counts.faulty << " faulty" << std::endl;
   ASSERT_EQ(problem, "") << "PETPS_SEED=" << tests::seed();
   EXPECT_GE(counts.states, promised);
@@ -111,7 +111,7 @@ INSTANTIATE_TEST_SUITE_P(Scenarios, WritebackOfProcess, testing::ValuesIn(proces
 
 // Let one sync of `act` fail and lose its pages, kill the process, and check the pool. The pages
 // look clean, so no later sync writes them. Return false if `act` has fewer syncs.
-bool fail_one_sync(size_t which, const std::function<base::Status(table::Tables&)>& act,
+bool fail_one_sync(size_t number, const std::function<base::Status(table::Tables&)>& act,
                    bool* lost_power) {
   const Boot boot;
   CrashMedium medium(CrashMedium::Keeps::kPages);
@@ -122,7 +122,7 @@ bool fail_one_sync(size_t which, const std::function<base::Status(table::Tables&
   for (int i = 0; i < 3; ++i) driver.apply("t", driver.random_changes("t", 10, 8, 2));
   EXPECT_EQ(driver.problem, "");
   medium.settle();
-  medium.fail_sync(which);
+  medium.fail_sync(number);
   if (act(*driver.tables).ok()) return false;
   EXPECT_FALSE(driver.tables->close().ok()) << "a pool whose sync failed was closed as clean";
   driver.drop();
@@ -133,19 +133,19 @@ bool fail_one_sync(size_t which, const std::function<base::Status(table::Tables&
   if (!pool.ok() || *lost_power) return true;
   {
     auto tables = table::Tables::attach(std::move(pool).value(), /*background=*/false);
-    EXPECT_TRUE(tables.ok() && tables.value()->close().ok()) << "sync " << which;
+    EXPECT_TRUE(tables.ok() && tables.value()->close().ok()) << "sync " << number;
   }
   std::mt19937_64 random(tests::seed());
   for (int i = 0; i < 100; ++i) {
     medium.crash(medium.events(), random);
     const Boot another;
-    auto again = pool::Pool::attach(medium.media());
-    auto tables = table::Tables::attach(std::move(again).value(), /*background=*/false);
-    World found;
-    EXPECT_EQ(tables.ok() ? check(*tables.value(), {driver.world, driver.world}, &found)
+    auto reopened = pool::Pool::attach(medium.media());
+    auto tables = table::Tables::attach(std::move(reopened).value(), /*background=*/false);
+    World observed;
+    EXPECT_EQ(tables.ok() ? check(*tables.value(), {driver.world, driver.world}, &observed)
                           : tables.status().to_string(),
               "")
-        << "sync " << which << ", PETPS_SEED=" << tests::seed() << ", " << medium.describe();
+        << "sync " << number << ", PETPS_SEED=" << tests::seed() << ", " << medium.describe();
     tables = base::Status(base::Code::kInternal, "");
     medium.undo();
   }
@@ -168,7 +168,7 @@ TEST(FailedSync, ThatLostRowsCountsAsALossOfPower) {
 }
 
 // The scenario that needs this real sync. Without the sync, some scenario must fail.
-std::string made_for(media::Site site) {
+std::string scenario_of(media::Site site) {
   switch (site) {
     case media::Site::kAdoptedSync:
       return "killed_clean_close";
@@ -193,7 +193,7 @@ TEST_P(WithoutSync, IsNoticed) {
   constexpr uint64_t kStatesOfItsOwn = 5'000;
   std::vector<Scenario> tried = process_scenarios();
   const auto own = std::stable_partition(tried.begin(), tried.end(), [&](const Scenario& scenario) {
-    return scenario.name == made_for(site);
+    return scenario.name == scenario_of(site);
   });
   for (auto scenario = tried.begin(); scenario != tried.end(); ++scenario) {
     const uint64_t states = scenario < own ? kStatesOfItsOwn : kStatesPerStep;

@@ -298,7 +298,7 @@ TEST(Index, AFailedMoveShowsTheKeyOnce) {
   ASSERT_EQ(index.find_one(keys[14]).distance, 1u);
   ASSERT_TRUE(index.erase(keys[0], keys[0]).ok());
   disk.suppress(media::Site::kJournalDrain);  // so that the next drain is that of the copy
-  disk.fail_next_drain();
+  disk.fail_drain();
   EXPECT_FALSE(index.move_home(keys[14], {}).ok());
   size_t entries = 0;
   for (uint64_t b = 0; b < index.bucket_count(); ++b) {

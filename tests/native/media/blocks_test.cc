@@ -61,6 +61,13 @@ std::string make_sparse(const std::string& path) {
   return content_of(path);
 }
 
+// Create a pool whose every byte is written.
+void make_full_pool(const std::string& path) {
+  auto media = Media::create(options_of(path), kPoolBytes);
+  ASSERT_TRUE(media.ok()) << media.status().to_string();
+  std::memset(media.value()->base(), 0x11, kPoolBytes);
+}
+
 // Store into every page of the pool in a child process. Return 0 if it survived, 2 if the pool
 // did not open, 3 if the drain failed, 128 + n if signal n killed it.
 int store_into_every_page(const std::string& path) {
@@ -78,7 +85,7 @@ int store_into_every_page(const std::string& path) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// Makes the n-th call of one kind fail, from before() of FileCalls.
+// Which call inject_failure() makes fail, and how.
 struct Failure {
   Call call = Call::kCount;
   int error_number = 0;
@@ -88,7 +95,7 @@ struct Failure {
 Failure g_failure;
 Call g_unsupported[3] = {Call::kCount, Call::kCount, Call::kCount};
 
-int fail_as_told(Call call) {
+int inject_failure(Call call) {
   for (const Call unsupported : g_unsupported) {
     if (call == unsupported) return EOPNOTSUPP;
   }
@@ -113,7 +120,7 @@ uint64_t disk_bytes(const std::string& kind) {
   return mib << 20;
 }
 
-TEST_P(BlocksOn, ASparseCopyOnAFullDiskStaysAsItIs) {
+TEST_P(BlocksOn, OpeningASparseCopyOnAFullDiskChangesNothing) {
   const SmallDisk disk(GetParam(), disk_bytes(GetParam()));
   if (!disk.missing().empty()) GTEST_SKIP() << disk.missing();
   const std::string path = disk.path("pool");
@@ -157,12 +164,12 @@ TEST_F(Blocks, AHoleBesideBlocksBehindTheEndIsFilled) {
 
 // Like NFS 4.2 and FUSE: SEEK_HOLE, but neither FIEMAP nor fallocate. Every call of four kinds
 // fails once in each of four ways.
-TEST_F(Blocks, HolesThatAreFilledByWritingKeepEveryByteWhateverFails) {
+TEST_F(Blocks, FillingHolesByWritingKeepsEveryByteWhateverFails) {
   const TemporaryFolder folder;
   const std::string path = folder.path("pool");
   g_unsupported[0] = Call::kControl;
   g_unsupported[1] = Call::kAllocate;
-  file_calls().before = fail_as_told;
+  file_calls().before = inject_failure;
   int failures = 0;
   for (const Call call : {Call::kWrite, Call::kRead, Call::kSyncData, Call::kSeek}) {
     for (const int error_number : {ENOSPC, EIO, EINTR, kHalf}) {
@@ -170,17 +177,17 @@ TEST_F(Blocks, HolesThatAreFilledByWritingKeepEveryByteWhateverFails) {
         const std::string before = make_sparse(path);
         g_failure = {call, error_number, at, 0};
         const auto media = Media::open(options_of(path));
-        const std::string what = std::string(call_name(call)) + " " + std::to_string(at) +
-                                 " answers " + std::to_string(error_number);
-        ASSERT_TRUE(content_of(path) == before) << what;
+        const std::string fault = std::string(call_name(call)) + " " + std::to_string(at) +
+                                  " returns " + std::to_string(error_number);
+        ASSERT_TRUE(content_of(path) == before) << fault;
         if (g_failure.seen < at) break;  // every call has failed once
         failures += 1;
         if (error_number == EINTR || error_number == kHalf)
-          EXPECT_TRUE(media.ok()) << what << ": " << media.status().to_string();
+          EXPECT_TRUE(media.ok()) << fault << ": " << media.status().to_string();
         else
-          EXPECT_FALSE(media.ok()) << what;
+          EXPECT_FALSE(media.ok()) << fault;
         if (media.ok()) {
-          EXPECT_GE(allocated(path), kPoolBytes) << what;
+          EXPECT_GE(allocated(path), kPoolBytes) << fault;
         }
       }
     }
@@ -208,7 +215,7 @@ TEST_F(Blocks, AHoleThatHoldsDataIsNotOverwritten) {
 }
 
 // Like ext2's own driver and NFS 3: nothing reports where the holes are.
-TEST_F(Blocks, WhereNothingTellsOfHolesNothingIsWritten) {
+TEST_F(Blocks, NothingIsWrittenWhereNothingReportsHoles) {
   const TemporaryFolder folder;
   const std::string path = folder.path("pool");
   const std::string before = make_sparse(path);
@@ -217,7 +224,7 @@ TEST_F(Blocks, WhereNothingTellsOfHolesNothingIsWritten) {
   g_unsupported[2] = Call::kSeek;
   file_calls().before = [](Call call) {
     EXPECT_NE(call, Call::kWrite);
-    return fail_as_told(call);
+    return inject_failure(call);
   };
   ASSERT_TRUE(Media::open(options_of(path)).ok());
   EXPECT_TRUE(content_of(path) == before);
@@ -228,11 +235,7 @@ TEST_F(Blocks, AReflinkIsUnsharedOrRefused) {
   if (!disk.missing().empty()) GTEST_SKIP() << disk.missing();
   const std::string path = disk.path("pool");
   const std::string copy = disk.path("copy");
-  {
-    auto media = Media::create(options_of(path), kPoolBytes);
-    ASSERT_TRUE(media.ok()) << media.status().to_string();
-    std::memset(media.value()->base(), 0x11, kPoolBytes);
-  }
+  make_full_pool(path);
   const std::string before = content_of(path);
   ASSERT_TRUE(SmallDisk::run("cp --reflink=always " + path + " " + copy));
   disk.fill();
@@ -246,16 +249,12 @@ TEST_F(Blocks, AReflinkIsUnsharedOrRefused) {
   EXPECT_TRUE(content_of(path) == before) << "the original is another file";
 }
 
-TEST_F(Blocks, BtrfsWritesANewPoolInPlaceAndRefusesOneThatItCopies) {
+TEST_F(Blocks, ABtrfsPoolIsCreatedWithoutCopyOnWriteAndRefusedWithIt) {
   const SmallDisk disk("btrfs", disk_bytes("btrfs"));
   if (!disk.missing().empty()) GTEST_SKIP() << disk.missing();
   const std::string path = disk.path("pool");
   const std::string copy = disk.path("copy");
-  {
-    auto media = Media::create(options_of(path), kPoolBytes);
-    ASSERT_TRUE(media.ok()) << media.status().to_string();
-    std::memset(media.value()->base(), 0x11, kPoolBytes);
-  }
+  make_full_pool(path);
   ASSERT_TRUE(SmallDisk::run("cp --reflink=never " + path + " " + copy));
   const auto copied = Media::open(options_of(copy));
   EXPECT_EQ(copied.status().code(), Code::kFailedPrecondition) << copied.status().to_string();
@@ -267,12 +266,12 @@ TEST_F(Blocks, BtrfsWritesANewPoolInPlaceAndRefusesOneThatItCopies) {
   EXPECT_EQ(shared.status().code(), Code::kFailedPrecondition) << shared.status().to_string();
   EXPECT_NE(shared.status().message().find("shares"), std::string::npos);
   // Apply the remedy of both messages.
-  const std::string mended = disk.path("mended");
-  ASSERT_TRUE(SmallDisk::run("touch " + mended + " && chattr +C " + mended + " && cat " + copy +
-                             " > " + mended + " && rm " + snapshot + " && sync"));
+  const std::string repaired = disk.path("repaired");
+  ASSERT_TRUE(SmallDisk::run("touch " + repaired + " && chattr +C " + repaired + " && cat " + copy +
+                             " > " + repaired + " && rm " + snapshot + " && sync"));
   disk.fill();
   EXPECT_EQ(store_into_every_page(path), 0);
-  EXPECT_EQ(store_into_every_page(mended), 0);
+  EXPECT_EQ(store_into_every_page(repaired), 0);
 }
 
 }  // namespace

@@ -37,12 +37,17 @@ class BusError : public testing::Test {
     EXPECT_TRUE(media.ok()) << media.status().to_string();
     return std::move(media).value();
   }
-  // Return a mapped page that belongs to no pool and that the kernel cannot provide.
-  volatile char* foreign_page() const {
+  // Map a page, at `place` if that is given, that belongs to no pool and that the kernel cannot
+  // provide.
+  volatile char* foreign_page(void* place = nullptr) const {
     const int file = ::open(folder_.path("foreign").c_str(), O_RDWR | O_CREAT, 0600);
-    void* const page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    const int flags = MAP_SHARED | (place == nullptr ? 0 : MAP_FIXED);
+    void* const page = mmap(place, 4096, PROT_READ | PROT_WRITE, flags, file, 0);
     ::close(file);
     return static_cast<volatile char*>(page);
+  }
+  void truncate_pool(off_t bytes) const {
+    if (truncate(options().path.c_str(), bytes) != 0) _exit(1);
   }
 
   testing_support::TemporaryFolder folder_;
@@ -54,7 +59,7 @@ TEST_F(BusErrorDeathTest, ATruncatedPoolIsNamed) {
   auto media = make();
   const auto touch = [&] {
     stop_on_lost_pool();
-    if (truncate(options().path.c_str(), 8192) != 0) _exit(1);
+    truncate_pool(8192);
     media->base()[12345] = std::byte{1};
   };
   EXPECT_EXIT(touch(), ExitedWithCode(kLostPoolExitStatus),
@@ -71,7 +76,7 @@ TEST_F(BusErrorDeathTest, ATruncatedPoolIsNamedByItsSecondMapping) {
   EXPECT_EQ(std::byte{7}, second.bytes()[12345]);
   const auto touch = [&] {
     stop_on_lost_pool();
-    if (truncate(options().path.c_str(), 8192) != 0) _exit(1);
+    truncate_pool(8192);
     _exit(static_cast<int>(second.bytes()[12345]));
   };
   EXPECT_EXIT(touch(), ExitedWithCode(kLostPoolExitStatus),
@@ -83,7 +88,7 @@ TEST_F(BusErrorDeathTest, ASecondPoolAtTheSamePlaceIsNamedByItsOwnPath) {
   auto media = make();
   const auto touch = [&] {
     stop_on_lost_pool();
-    if (truncate(options().path.c_str(), 0) != 0) _exit(1);
+    truncate_pool(0);
     media->base()[0] = std::byte{1};
   };
   EXPECT_EXIT(touch(), ExitedWithCode(kLostPoolExitStatus), "of the pool " + options().path + ":");
@@ -110,7 +115,7 @@ TEST_F(BusErrorDeathTest, AReflinkOfAnOpenPoolOnAFullDiskIsNamed) {
   EXPECT_EXIT(touch(), ExitedWithCode(kLostPoolExitStatus), "its disk is full and the page has no");
 }
 
-TEST_F(BusErrorDeathTest, AFaultElsewhereGoesToTheHandlerThatWasThere) {
+TEST_F(BusErrorDeathTest, AFaultElsewhereGoesToThePreviousHandler) {
   auto media = make();
   const auto touch = [&] {
     signal(SIGBUS, [](int) { _exit(kPreviousStatus); });
@@ -141,7 +146,7 @@ TEST_F(BusErrorDeathTest, AFaultElsewhereWithoutAHandlerKillsAsBefore) {
   EXPECT_EXIT(touch(), KilledBySignal(SIGBUS), "");
 }
 
-TEST_F(BusErrorDeathTest, ASignalThatWasSentIsNoFault) {
+TEST_F(BusErrorDeathTest, ASignalFromKillIsNotTreatedAsAFault) {
   auto media = make();
   const auto send = [] {
     signal(SIGBUS, SIG_DFL);
@@ -154,24 +159,21 @@ TEST_F(BusErrorDeathTest, ASignalThatWasSentIsNoFault) {
 
 TEST_F(BusErrorDeathTest, AClosedPoolIsNoLongerAPool) {
   auto media = make();
-  std::byte* const was_base = media->base();
+  std::byte* const base = media->base();
   media.reset();
   const auto touch = [&] {
     signal(SIGBUS, [](int) { _exit(kPreviousStatus); });
     stop_on_lost_pool();
-    const int file = ::open(folder_.path("foreign").c_str(), O_RDWR | O_CREAT, 0600);
-    void* const page =
-        mmap(was_base, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0);
-    *static_cast<volatile char*>(page) = 1;
+    *foreign_page(base) = 1;
   };
   EXPECT_EXIT(touch(), ExitedWithCode(kPreviousStatus), "");
 }
 
-TEST_F(BusErrorDeathTest, WithoutTheCallTheProgramsOwnHandlerStays) {
+TEST_F(BusErrorDeathTest, WithoutStopOnLostPoolTheProgramsOwnHandlerRuns) {
   auto media = make();
   const auto touch = [&] {
     signal(SIGBUS, [](int) { _exit(kPreviousStatus); });
-    if (truncate(options().path.c_str(), 0) != 0) _exit(1);
+    truncate_pool(0);
     media->base()[0] = std::byte{1};
   };
   EXPECT_EXIT(touch(), ExitedWithCode(kPreviousStatus), "");

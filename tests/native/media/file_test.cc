@@ -52,23 +52,20 @@ class FileMedium : public testing::Test {
   std::string path_ = folder_.path("pool");
 };
 
-int disk_is_full(int, uint64_t, uint64_t) { return ENOSPC; }
-int quota_is_reached(int, uint64_t, uint64_t) { return EDQUOT; }
+int fail_for_full_disk(int, uint64_t, uint64_t) { return ENOSPC; }
+int fail_for_quota(int, uint64_t, uint64_t) { return EDQUOT; }
+int fail_sync(int) { return EIO; }
 int g_syncs = 0;
-int sync_fails(int) {
-  ++g_syncs;
-  return EIO;
-}
-int sync_counts(int) {
+int count_sync(int) {
   ++g_syncs;
   return 0;
 }
 
 TEST_F(FileMedium, CreateRefusesAnExistingPath) {
   make();
-  const auto again = Media::create(options(), kBytes);
-  EXPECT_EQ(again.status().code(), Code::kAlreadyExists);
-  EXPECT_TRUE(contains(again.status(), path_)) << again.status().to_string();
+  const auto second = Media::create(options(), kBytes);
+  EXPECT_EQ(second.status().code(), Code::kAlreadyExists);
+  EXPECT_TRUE(contains(second.status(), path_)) << second.status().to_string();
   EXPECT_TRUE(exists());
 }
 
@@ -84,7 +81,7 @@ TEST_F(FileMedium, CreateOfNothingIsRefused) {
   EXPECT_FALSE(exists());
 }
 
-TEST_F(FileMedium, OpenNamesWhatIsNotAPool) {
+TEST_F(FileMedium, OpenRefusesWhatIsNotAPoolAndSaysWhy) {
   EXPECT_EQ(Media::open(options()).status().code(), Code::kNotFound);
   path_ = folder_.path();
   EXPECT_TRUE(contains(Media::open(options()).status(), "folder"));
@@ -93,7 +90,7 @@ TEST_F(FileMedium, OpenNamesWhatIsNotAPool) {
   ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
   EXPECT_TRUE(contains(Media::open(options()).status(), "not a regular file"));
   EXPECT_TRUE(contains(Media::open(read_only()).status(), "not a regular file"))
-      << "and no waiting";
+      << "open does not wait for the pipe's other end";
   path_ = folder_.path("empty");
   std::ofstream(path_).close();
   const auto empty = Media::open(options());
@@ -103,7 +100,7 @@ TEST_F(FileMedium, OpenNamesWhatIsNotAPool) {
   EXPECT_EQ(Media::open(anonymous).status().code(), Code::kInvalidArgument);
 }
 
-TEST_F(FileMedium, AnOddLengthIsOpenedAsItIs) {
+TEST_F(FileMedium, AFileOfAnyLengthCanBeOpenedAndGrown) {
   std::ofstream(path_) << std::string(5000, 'x');
   auto media = Media::open(options());
   ASSERT_TRUE(media.ok()) << media.status().to_string();
@@ -114,7 +111,7 @@ TEST_F(FileMedium, AnOddLengthIsOpenedAsItIs) {
   EXPECT_EQ(media.value()->base()[5000], std::byte{0});
 }
 
-TEST_F(FileMedium, OneWriterAtATimeAcrossProcesses) {
+TEST_F(FileMedium, ASecondWriterIsRefusedAlsoInAnotherProcess) {
   auto writer = make();
   const pid_t child = fork();
   if (child == 0) {  // a separate process, because the kernel holds the lock per process
@@ -157,13 +154,13 @@ TEST_F(FileMedium, AKilledWriterReleasesTheLock) {
 
 TEST_F(FileMedium, ReadersShareAndKeepWritersOut) {
   make();
-  auto one = Media::open(read_only());
-  auto two = Media::open(read_only());
-  ASSERT_TRUE(one.ok());
-  ASSERT_TRUE(two.ok());
-  EXPECT_TRUE(one.value()->read_only());
+  auto reader = Media::open(read_only());
+  auto other = Media::open(read_only());
+  ASSERT_TRUE(reader.ok());
+  ASSERT_TRUE(other.ok());
+  EXPECT_TRUE(reader.value()->read_only());
   EXPECT_EQ(Media::open(options()).status().code(), Code::kInUse);
-  EXPECT_EQ(one.value()->grow(2 * kBytes).code(), Code::kFailedPrecondition);
+  EXPECT_EQ(reader.value()->grow(2 * kBytes).code(), Code::kFailedPrecondition);
 }
 
 TEST_F(FileMedium, AReadOnlyFileCannotBeOpenedForWriting) {
@@ -175,7 +172,7 @@ TEST_F(FileMedium, AReadOnlyFileCannotBeOpenedForWriting) {
 }
 
 TEST_F(FileMedium, AFullDiskAtCreateLeavesNoFile) {
-  file_calls().allocate = disk_is_full;
+  file_calls().allocate = fail_for_full_disk;
   const auto media = Media::create(options(), kBytes);
   EXPECT_EQ(media.status().code(), Code::kResourceExhausted);
   EXPECT_TRUE(contains(media.status(), path_)) << media.status().to_string();
@@ -187,14 +184,14 @@ TEST_F(FileMedium, AFullDiskAtCreateLeavesNoFile) {
 TEST_F(FileMedium, AFullDiskWhenGrowingChangesNothing) {
   auto media = make();
   media->base()[0] = std::byte{1};
-  file_calls().allocate = quota_is_reached;
+  file_calls().allocate = fail_for_quota;
   const base::Status status = media->grow(2 * kBytes);
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
   EXPECT_TRUE(contains(status, "quota")) << status.to_string();
   EXPECT_EQ(media->size(), kBytes);
   EXPECT_FALSE(media->failed()) << "a full disk loses nothing";
   file_calls() = system_file_calls();
-  EXPECT_TRUE(media->grow(2 * kBytes).ok()) << "and room made later is used";
+  EXPECT_TRUE(media->grow(2 * kBytes).ok()) << "growing works once there is room";
   EXPECT_EQ(media->base()[0], std::byte{1});
 }
 
@@ -217,16 +214,16 @@ TEST_F(FileMedium, ARealFullDiskIsAnErrorAndNotASignal) {
     EXPECT_TRUE(contains(status, "disk full")) << status.to_string();
     struct stat about = {};
     ASSERT_EQ(stat(path_.c_str(), &about), 0);
-    EXPECT_EQ(about.st_size, static_cast<off_t>(kBytes)) << "what was given is handed back";
+    EXPECT_EQ(about.st_size, static_cast<off_t>(kBytes)) << "the new blocks are given back";
     ASSERT_TRUE(media->grow(kBytes * 8).ok());
     std::memset(media->base(), 0x33, media->size());  // every byte has a page: no SIGBUS
   }
   EXPECT_EQ(umount(mount_point.c_str()), 0);
 }
 
-TEST_F(FileMedium, PowerSyncsOnceADrainAndOnlyWhenSomethingWasFlushed) {
+TEST_F(FileMedium, UnderPowerADrainSyncsOnceAndOnlyIfSomethingWasFlushed) {
   auto media = make();
-  file_calls().sync_data = sync_counts;
+  file_calls().sync_data = count_sync;
   g_syncs = 0;
   Flusher flusher(*media);
   EXPECT_TRUE(flusher.drain(Site::kFilled).ok());
@@ -245,9 +242,9 @@ TEST_F(FileMedium, PowerSyncsOnceADrainAndOnlyWhenSomethingWasFlushed) {
   EXPECT_EQ(g_syncs, 3) << "the new length is durable";
 }
 
-TEST_F(FileMedium, ProcessNeverSyncsAfterCreate) {
+TEST_F(FileMedium, UnderProcessNoDrainSyncs) {
   auto media = make(Durability::kProcess);
-  file_calls().sync_data = sync_counts;
+  file_calls().sync_data = count_sync;
   g_syncs = 0;
   Flusher flusher(*media);
   flusher.flush(media->base(), 64, Site::kRow);
@@ -255,15 +252,15 @@ TEST_F(FileMedium, ProcessNeverSyncsAfterCreate) {
   ASSERT_TRUE(media->grow(2 * kBytes).ok());
   EXPECT_EQ(g_syncs, 0);
   media->set_durability(Durability::kPower);
-  EXPECT_EQ(g_syncs, 1) << "what was written before is synced before power is promised";
+  EXPECT_EQ(g_syncs, 1) << "earlier stores are synced before the durability becomes power";
   flusher.flush(media->base(), 64, Site::kRow);
   EXPECT_TRUE(flusher.drain(Site::kFilled).ok());
   EXPECT_EQ(g_syncs, 2);
 }
 
-TEST_F(FileMedium, AFailedSyncNamesThePathAndStays) {
+TEST_F(FileMedium, AfterAFailedSyncEveryDrainFailsAndNamesThePath) {
   auto media = make();
-  file_calls().sync_data = sync_fails;
+  file_calls().sync_data = fail_sync;
   Flusher flusher(*media);
   flusher.flush(media->base(), 64, Site::kRow);
   const base::Status status = flusher.drain(Site::kFilled);
@@ -284,13 +281,13 @@ TEST_F(FileMedium, AFailedSyncNamesThePathAndStays) {
 
 TEST_F(FileMedium, AFailedSyncWhileChangingTheDurabilityIsRemembered) {
   auto media = make(Durability::kProcess);
-  file_calls().sync_data = sync_fails;
+  file_calls().sync_data = fail_sync;
   media->set_durability(Durability::kPower);
   EXPECT_TRUE(media->failed());
 }
 
 TEST_F(FileMedium, AFailedSyncAtCreateRemovesTheFile) {
-  file_calls().sync_data = sync_fails;
+  file_calls().sync_data = fail_sync;
   EXPECT_EQ(Media::create(options(), kBytes).status().code(), Code::kIoError);
   EXPECT_FALSE(exists());
 }

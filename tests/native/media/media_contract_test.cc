@@ -7,6 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <random>
@@ -30,14 +32,14 @@ struct Backend {
 const char* dax_folder() { return std::getenv("PETPS_TEST_DAX_FOLDER"); }
 const char* dax_device() { return std::getenv("PETPS_TEST_DAX_DEVICE"); }
 
-std::vector<Backend> backends(bool (*wanted)(const Backend&)) {
+std::vector<Backend> backends(bool (*is_wanted)(const Backend&)) {
   std::vector<Backend> all = {
       {"dram", false, Kind::kDram},        {"file_power", true, Kind::kFile},
       {"file_process", true, Kind::kFile}, {"borrowed", false, Kind::kDram},
       {"borrowed_dax", false, Kind::kDax}, {"fake_device", true, Kind::kDax}};
   if (dax_folder() != nullptr) all.push_back({"dax", true, Kind::kDax});
   if (dax_device() != nullptr) all.push_back({"device", true, Kind::kDax});
-  std::erase_if(all, [&](const Backend& backend) { return !wanted(backend); });
+  std::erase_if(all, [&](const Backend& backend) { return !is_wanted(backend); });
   return all;
 }
 constexpr uint64_t kStartBytes = 64 * 1024;
@@ -62,8 +64,8 @@ class MediaContract : public testing::TestWithParam<Backend> {
     path = path_;
     ASSERT_EQ(close(open(path_.c_str(), O_CREAT | O_RDWR, 0600)), 0);
     ASSERT_EQ(truncate(path_.c_str(), kRoomBytes), 0);
-    file_calls().device = [](const std::string& asked) {
-      return asked == path ? std::optional(Device{kRoomBytes, kDeviceAlignment}) : std::nullopt;
+    file_calls().device = [](const std::string& name) {
+      return name == path ? std::optional(Device{kRoomBytes, kDeviceAlignment}) : std::nullopt;
     };
   }
   std::string name() const { return GetParam().name; }
@@ -90,11 +92,9 @@ class MediaContract : public testing::TestWithParam<Backend> {
     return media.ok() ? std::move(media).value() : nullptr;
   }
 
-  static bool all_zero(const Media& media, uint64_t from, uint64_t to) {
-    for (uint64_t i = from; i < to; ++i) {
-      if (media.base()[i] != std::byte{0}) return false;
-    }
-    return true;
+  static bool is_zero(const Media& media, uint64_t from, uint64_t to) {
+    return std::all_of(media.base() + from, media.base() + to,
+                       [](std::byte byte) { return byte == std::byte{0}; });
   }
 
   testing_support::TemporaryFolder folder_;
@@ -102,7 +102,7 @@ class MediaContract : public testing::TestWithParam<Backend> {
   std::vector<std::byte> borrowed_;
 };
 
-TEST_P(MediaContract, SaysWhatItIs) {
+TEST_P(MediaContract, ReportsItsProperties) {
   auto media = make();
   EXPECT_EQ(media->kind(), GetParam().kind);
   EXPECT_EQ(media->size(), kStartBytes);
@@ -116,9 +116,9 @@ TEST_P(MediaContract, SaysWhatItIs) {
   }
 }
 
-TEST_P(MediaContract, StartsZeroedAndHoldsWhatIsStored) {
+TEST_P(MediaContract, IsZeroAtFirstAndKeepsStores) {
   auto media = make();
-  EXPECT_TRUE(all_zero(*media, 0, kStartBytes));
+  EXPECT_TRUE(is_zero(*media, 0, kStartBytes));
   std::memset(media->base(), 0x5a, kStartBytes);
   Flusher flusher(*media);
   flusher.flush(media->base(), kStartBytes, Site::kRow);
@@ -151,7 +151,7 @@ TEST_P(MediaContract, CopyCopiesExactlyTheBytes) {
   EXPECT_TRUE(flusher.drain(Site::kFilled).ok());
 }
 
-TEST_P(MediaContract, CopyWithCrc32cCopiesAndSums) {
+TEST_P(MediaContract, CopyWithCrc32cCopiesAndReturnsTheChecksum) {
   auto media = make();
   Flusher flusher(*media);
   std::vector<std::byte> source(4096 + 64);
@@ -175,7 +175,7 @@ TEST_P(MediaContract, CopyWithCrc32cCopiesAndSums) {
   }
 }
 
-TEST_P(MediaContract, Copy16LeavesTheRestOfTheLine) {
+TEST_P(MediaContract, Copy16ChangesNothingElseInTheLine) {
   auto media = make();
   Flusher flusher(*media);
   std::memset(media->base(), 0x11, 128);
@@ -197,7 +197,7 @@ TEST_P(MediaContract, GrowsInPlaceWithZeros) {
     ASSERT_TRUE(media->grow(bytes).ok());
     EXPECT_EQ(media->base(), base) << "the base never moves";
     EXPECT_GE(media->size(), bytes);
-    EXPECT_TRUE(all_zero(*media, before, media->size()));
+    EXPECT_TRUE(is_zero(*media, before, media->size()));
     media->base()[media->size() - 1] = std::byte{9};
     before = media->size();
   }
@@ -213,7 +213,7 @@ TEST_P(MediaContract, RefusesToGrowBeyondTheReservedRange) {
   EXPECT_EQ(status.code(), base::Code::kResourceExhausted);
   EXPECT_NE(status.message().find("reserve_bytes"), std::string::npos) << status.to_string();
   EXPECT_EQ(media->size(), kStartBytes);
-  EXPECT_TRUE(media->grow(room).ok()) << "and is still usable";
+  EXPECT_TRUE(media->grow(room).ok()) << "the medium is still usable";
 }
 
 class PersistentMedia : public MediaContract {};
@@ -244,7 +244,7 @@ TEST_P(PersistentMedia, AReopenedMediumHoldsWhatWasDrained) {
   reopened.value()->expect_scan(bytes - 100, 1 << 20);
   reopened.value()->expect_scan(bytes, 1);
   ASSERT_TRUE(reopened.value()->grow(2 << 20).ok()) << "an opened medium grows as well";
-  EXPECT_TRUE(all_zero(*reopened.value(), bytes, 2 << 20));
+  EXPECT_TRUE(is_zero(*reopened.value(), bytes, 2 << 20));
 }
 
 TEST_P(PersistentMedia, AnotherWriterIsRefused) {
@@ -256,7 +256,7 @@ TEST_P(PersistentMedia, AnotherWriterIsRefused) {
   EXPECT_TRUE(Media::open(options()).ok());
 }
 
-TEST_P(PersistentMedia, WhatIsThereIsNotCreatedAnew) {
+TEST_P(PersistentMedia, CreateRefusesToReplaceContentUnlessAsked) {
   make()->base()[100] = std::byte{1};
   Options options = this->options();
   options.replace = false;
@@ -272,7 +272,7 @@ TEST_P(PersistentMedia, WhatIsThereIsNotCreatedAnew) {
 
 class DeviceMedia : public MediaContract {};
 
-TEST_P(DeviceMedia, OneThatIsTooSmallIsRefused) {
+TEST_P(DeviceMedia, CreateRefusesADeviceThatIsTooSmall) {
   const uint64_t room = make()->reserved();
   Options options = this->options();
   options.reserve_bytes = 2 * room;
@@ -283,9 +283,9 @@ TEST_P(DeviceMedia, OneThatIsTooSmallIsRefused) {
   EXPECT_TRUE(Media::create(options, room).ok());
 }
 
-struct Heard : Observer {
+struct RecordingObserver : Observer {
   std::vector<std::string> calls;
-  base::Status answer;
+  base::Status drain_result;
   const std::byte* base = nullptr;
   uint64_t seen = 0;
   void on_store(const void* at, size_t bytes) override {
@@ -295,50 +295,51 @@ struct Heard : Observer {
   void on_flush(const void* at, size_t bytes, Site) override { note("flush", at, bytes); }
   base::Status on_drain(Site) override {
     calls.push_back("drain");
-    return answer;
+    return drain_result;
   }
-  void note(const char* what, const void* at, size_t bytes) {
-    calls.push_back(std::string(what) + " " +
+  void note(const char* name, const void* at, size_t bytes) {
+    calls.push_back(std::string(name) + " " +
                     std::to_string(static_cast<const std::byte*>(at) - base) + "+" +
                     std::to_string(bytes));
   }
 };
 
-TEST_P(MediaContract, AnObserverHearsEverythingInOrder) {
+TEST_P(MediaContract, TheObserverGetsStoresFlushesAndDrainsInOrder) {
   auto media = make();
-  Heard heard;
-  heard.base = media->base();
-  media->set_observer(&heard);
+  RecordingObserver observer;
+  observer.base = media->base();
+  media->set_observer(&observer);
   Flusher flusher(*media);
   for (const size_t bytes : {size_t{8}, size_t{512}}) {
-    heard.calls.clear();
+    observer.calls.clear();
     std::vector<std::byte> row(bytes, std::byte{0x42});
     flusher.copy(media->base() + 128, row.data(), bytes, Site::kRow);
-    EXPECT_EQ(heard.seen, 0x4242424242424242u);
+    EXPECT_EQ(observer.seen, 0x4242424242424242u);
     EXPECT_TRUE(flusher.drain(Site::kFilled).ok());
     const std::string range = " 128+" + std::to_string(bytes);
-    EXPECT_EQ(heard.calls, (std::vector<std::string>{"store" + range, "flush" + range, "drain"}));
+    EXPECT_EQ(observer.calls,
+              (std::vector<std::string>{"store" + range, "flush" + range, "drain"}));
   }
-  heard.calls.clear();
+  observer.calls.clear();
   media->base()[5] = std::byte{1};
-  media->stored(media->base() + 5, 1);
+  media->report_store(media->base() + 5, 1);
   flusher.flush(media->base() + 5, 1, Site::kEntry);
-  EXPECT_EQ(heard.calls, (std::vector<std::string>{"store 5+1", "flush 5+1"}));
+  EXPECT_EQ(observer.calls, (std::vector<std::string>{"store 5+1", "flush 5+1"}));
   media->set_observer(nullptr);
 }
 
-TEST_P(MediaContract, AFailedDrainStays) {
+TEST_P(MediaContract, AfterAFailedDrainEveryDrainFails) {
   auto media = make();
-  Heard heard;
-  heard.base = media->base();
-  heard.answer = base::Status(base::Code::kIoError, "told to fail");
-  media->set_observer(&heard);
+  RecordingObserver observer;
+  observer.base = media->base();
+  observer.drain_result = base::Status(base::Code::kIoError, "the test makes this fail");
+  media->set_observer(&observer);
   Flusher flusher(*media);
   Flusher other(*media);
   flusher.flush(media->base(), 8, Site::kRow);
-  EXPECT_EQ(flusher.drain(Site::kFilled).message(), "told to fail");
+  EXPECT_EQ(flusher.drain(Site::kFilled).message(), "the test makes this fail");
   EXPECT_TRUE(media->failed());
-  heard.answer = base::Status();
+  observer.drain_result = base::Status();
   const base::Status later = other.drain(Site::kFilled);
   EXPECT_EQ(later.code(), base::Code::kIoError);
   EXPECT_NE(later.message().find("read-only until it is reopened"), std::string_view::npos)
@@ -352,14 +353,16 @@ TEST(RealPersistentMemory, TakesPartInTheContract) {
 }
 
 std::string name_of(const testing::TestParamInfo<Backend>& backend) { return backend.param.name; }
-bool every(const Backend&) { return true; }
-bool persistent(const Backend& backend) { return backend.persistent; }
-bool device(const Backend& backend) { return std::string_view(backend.name).ends_with("device"); }
+bool is_any(const Backend&) { return true; }
+bool is_persistent(const Backend& backend) { return backend.persistent; }
+bool is_device(const Backend& backend) {
+  return std::string_view(backend.name).ends_with("device");
+}
 
-INSTANTIATE_TEST_SUITE_P(Backends, MediaContract, testing::ValuesIn(backends(every)), name_of);
-INSTANTIATE_TEST_SUITE_P(Backends, PersistentMedia, testing::ValuesIn(backends(persistent)),
+INSTANTIATE_TEST_SUITE_P(Backends, MediaContract, testing::ValuesIn(backends(is_any)), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, PersistentMedia, testing::ValuesIn(backends(is_persistent)),
                          name_of);
-INSTANTIATE_TEST_SUITE_P(Backends, DeviceMedia, testing::ValuesIn(backends(device)), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, DeviceMedia, testing::ValuesIn(backends(is_device)), name_of);
 
 }  // namespace
 }  // namespace petps::media

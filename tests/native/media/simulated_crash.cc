@@ -51,7 +51,7 @@ void SimulatedMedium::write_page(const OpenPage& page, const std::array<uint32_t
 
 // Write every line with its stores up to the point. write_page() then overwrites the lines of open
 // pages.
-void SimulatedMedium::write_settled(size_t point) {
+void SimulatedMedium::write_stored(size_t point) {
   for (size_t i = 0; i < top().used; ++i) {
     const Line& line = top().lines[i];
     write_line(line.number, content(line, span_at(line, point).stored));
@@ -65,9 +65,9 @@ void SimulatedMedium::crash_pages(size_t point, std::mt19937_64& random) {
   const auto mode = static_cast<Mode>(random() % kModes);
   const bool tears = random() % 3 == 0;
   const std::vector<OpenPage> pages = open_pages(point);
-  write_settled(point);
+  write_stored(point);
   const uint64_t moment = random() % 2 == 0 ? point : random() % (point + 1);
-  const size_t one = random() % std::max<size_t>(1, pages.size());
+  const size_t chosen = random() % std::max<size_t>(1, pages.size());
   for (size_t i = 0; i < pages.size(); ++i) {
     const OpenPage& page = pages[i];
     const auto all = static_cast<uint32_t>(page.events.size());
@@ -75,7 +75,7 @@ void SimulatedMedium::crash_pages(size_t point, std::mt19937_64& random) {
         std::lower_bound(page.events.begin(), page.events.end(), moment) - page.events.begin());
     const auto any = [&] { return static_cast<uint32_t>(random() % (all + 1)); };
     uint32_t kept = usual;
-    bool other = mode == kUniform || (mode == kOneOther ? i == one : random() % 4 == 0);
+    bool other = mode == kUniform || (mode == kOneOther ? i == chosen : random() % 4 == 0);
     if (mode == kAllOrNothing) {
       kept = (random() & 1) != 0 ? all : 0;
     } else if (other && mode == kFewEarlier) {
@@ -109,7 +109,7 @@ void SimulatedMedium::crash(size_t point, std::mt19937_64& random) {
   const uint32_t few = 1 + static_cast<uint32_t>(random() % 8);
   Recording& recording = top();
   // For kOneKept and kOneLost: the number of the chosen open line.
-  size_t one =
+  size_t chosen =
       mode == kOneKept || mode == kOneLost ? random() % std::max<size_t>(1, open_lines(point)) : 0;
   for (size_t i = 0; i < recording.used; ++i) {
     const Line& line = recording.lines[i];
@@ -134,10 +134,10 @@ void SimulatedMedium::crash(size_t point, std::mt19937_64& random) {
           kept = exception ? uniform : span.stored;
           break;
         case kOneKept:
-          kept = one-- == 0 ? span.stored : span.durable;
+          kept = chosen-- == 0 ? span.stored : span.durable;
           break;
         case kOneLost:
-          kept = one-- == 0 ? span.durable : span.stored;
+          kept = chosen-- == 0 ? span.durable : span.stored;
           break;
         case kModes:
           break;
@@ -176,7 +176,7 @@ void SimulatedMedium::crash_exhaustive(size_t point, uint64_t index) {
   begin_crash(point);
   if (keeps_ == Keeps::kPages) {
     const std::vector<OpenPage> pages = open_pages(point);
-    write_settled(point);
+    write_stored(point);
     for (const OpenPage& page : pages) {
       std::array<uint32_t, kSectors> kept;
       kept.fill(static_cast<uint32_t>(index % (page.events.size() + 1)));

@@ -122,7 +122,7 @@ void SimulatedMedium::on_store(const void* at, size_t bytes) {
 }
 
 void SimulatedMedium::on_flush(const void* at, size_t bytes, Site site) {
-  heard_.set(static_cast<size_t>(site));
+  sites_reached_.set(static_cast<size_t>(site));
   const auto offset = static_cast<uint64_t>(static_cast<const std::byte*>(at) - memory_);
   PETPS_CHECK(offset < capacity_ && bytes <= capacity_ - offset,
               "a flush outside the simulated medium");
@@ -146,21 +146,20 @@ void SimulatedMedium::mark_durable(Line& line, uint32_t event) {
 }
 
 base::Status SimulatedMedium::on_drain(Site site) {
-  heard_.set(static_cast<size_t>(site));
+  sites_reached_.set(static_cast<size_t>(site));
   check_some_recorded();
   Recording& recording = top();
   recording.drains.push_back(recording.events);
   const auto event = static_cast<uint32_t>(recording.events);
   recording.events += 1;
   if (suppressed_.test(static_cast<size_t>(site))) return base::Status();
-  if (fail_next_drain_) {
-    fail_next_drain_ = false;
+  if (drains_to_failure_ > 0 && --drains_to_failure_ == 0) {
     // The write-backs in flight may be lost for good: as after a failed fsync, only a new flush
     // starts them again.
     for (const uint32_t place : recording.flushed_lines) recording.lines[place].flushed = 0;
     recording.flushed_lines.clear();
     if (keeps_ == Keeps::kPages) lose_pages();
-    return base::Status(base::Code::kIoError, "simulated medium: this drain was told to fail");
+    return base::Status(base::Code::kIoError, "simulated medium: the test makes this drain fail");
   }
   for (const uint32_t place : recording.flushed_lines) mark_durable(recording.lines[place], event);
   recording.flushed_lines.clear();
@@ -175,17 +174,16 @@ void SimulatedMedium::lose_pages() {
 
 base::Status SimulatedMedium::on_sync(const void* at, size_t bytes, Site site) {
   PETPS_CHECK(keeps_ == Keeps::kPages, "only a file is synced");
-  heard_.set(static_cast<size_t>(site));
+  sites_reached_.set(static_cast<size_t>(site));
   check_some_recorded();
   Recording& recording = top();
   recording.syncs.push_back(recording.events);
   const auto event = static_cast<uint32_t>(recording.events);
   recording.events += 1;
   if (suppressed_.test(static_cast<size_t>(site))) return base::Status();
-  if (fail_next_sync_) {
-    fail_next_sync_ = false;
+  if (syncs_to_failure_ > 0 && --syncs_to_failure_ == 0) {
     lose_pages();
-    return base::Status(base::Code::kIoError, "simulated medium: this sync was told to fail");
+    return base::Status(base::Code::kIoError, "simulated medium: the test makes this sync fail");
   }
   const auto offset = static_cast<uint64_t>(static_cast<const std::byte*>(at) - memory_);
   const uint64_t page_bytes = kPageLines * kLineBytes;
@@ -263,18 +261,17 @@ void SimulatedMedium::begin_crash(size_t point) {
 }
 
 void SimulatedMedium::end_crash(size_t point) {
-  uint64_t size = top().start_size;
+  size_ = top().start_size;
   for (const SizeChange& change : top().sizes) {
-    if (change.event < point) size = change.size;
+    if (change.event < point) size_ = change.size;
   }
-  size_ = size;
   depth_ += 1;
   if (depth_ == recordings_.size()) {
     recordings_.push_back(std::make_unique<Recording>());
     top().slot_of_line.assign(capacity_ / kLineBytes, 0);
   }
   top().clear();
-  top().start_size = size;
+  top().start_size = size_;
 }
 
 size_t SimulatedMedium::open_lines(size_t point) const {
@@ -368,10 +365,7 @@ void SimulatedMedium::kill(size_t point) {
   std::vector<Line> open = open_at(point);
   const std::vector<uint32_t> lost = point == top().events ? lost_pages() : std::vector<uint32_t>();
   for (Line& line : open) line.flushed = 0;  // a write-back in flight may not have happened
-  for (size_t i = 0; i < top().used; ++i) {
-    const Line& line = top().lines[i];
-    write_line(line.number, content(line, span_at(line, point).stored));
-  }
+  write_stored(point);
   end_crash(point);
   carry_on(std::move(open), lost);
 }
@@ -388,20 +382,20 @@ std::string SimulatedMedium::describe() const {
 }
 
 bool SimulatedMedium::check_lines(uint64_t first, uint64_t last) {
-  constexpr int kReported = 8;
-  int found = 0;
-  for (uint64_t number = first; number < last && found < kReported; ++number) {
+  constexpr int kMaxReported = 8;
+  int different = 0;
+  for (uint64_t number = first; number < last && different < kMaxReported; ++number) {
     const uint64_t offset = number * kLineBytes;
     if (same_line(memory_ + offset, shadow_ + offset)) continue;
     uint64_t word = 0;
     while (read_word(memory_ + offset + word * 8) == read_word(shadow_ + offset + word * 8)) ++word;
-    ++found;
+    ++different;
     ADD_FAILURE() << "a store that was not reported to the medium: offset " << offset + word * 8
                   << " (line at " << offset << ") holds " << std::hex
                   << read_word(memory_ + offset + word * 8) << ", the recorded stores make it "
                   << read_word(shadow_ + offset + word * 8);
   }
-  return found == 0;
+  return different == 0;
 }
 
 bool SimulatedMedium::check_all_recorded() { return check_lines(0, capacity_ / kLineBytes); }

@@ -37,9 +37,9 @@
 //   ... the live pool may continue ...
 //
 // An unreported store is a test failure that names its offset: each drain compares memory with
-// the record. Not covered: two threads that store at once; stores that the CPU makes visible out
-// of program order within a line (x86 does not, except as set_any_word says); a drain that loses
-// lines of another process.
+// the record. The double does not cover two threads that store at once, stores that the CPU makes
+// visible out of program order within a line (x86 does not, except as set_any_word says), or a
+// drain that loses lines of another process.
 #pragma once
 
 #include <array>
@@ -58,6 +58,7 @@ namespace petps::media {
 
 class SimulatedMedium : public Observer {
  public:
+  using Sites = std::bitset<static_cast<size_t>(Site::kCount)>;
   enum class Keeps : uint8_t { kLines, kPages };
   // Make zeroed memory of `capacity` bytes, a multiple of 64 (4096 for kPages); all of it is
   // durable.
@@ -110,14 +111,17 @@ class SimulatedMedium : public Observer {
   // For mutation checks: from now on, flushes, drains and syncs of `site` do nothing.
   void suppress(Site site) { suppressed_.set(static_cast<size_t>(site)); }
   void suppress_none() { suppressed_.reset(); }
-  // Return the sites seen since construction, so that a suite can check that it reaches each of
-  // them.
-  const std::bitset<static_cast<size_t>(Site::kCount)>& sites_heard() const { return heard_; }
+  // Return the sites reached since construction or forget_sites(), so that a suite can check that
+  // it reaches each of them.
+  const Sites& sites_reached() const { return sites_reached_; }
+  void forget_sites() { sites_reached_.reset(); }
 
-  // Make the next drain that is not suppressed fail; it makes nothing durable.
-  void fail_next_drain() { fail_next_drain_ = true; }
+  // Let `others` drains that are not suppressed pass, and make the next one fail: it makes nothing
+  // durable.
+  void fail_drain(size_t others = 0) { drains_to_failure_ = others + 1; }
+  void fail_no_drain() { drains_to_failure_ = 0; }
   // Do the same for a sync.
-  void fail_next_sync() { fail_next_sync_ = true; }
+  void fail_sync(size_t others = 0) { syncs_to_failure_ = others + 1; }
   void set_any_word(bool any) { any_word_ = any; }
   // Compare all of memory with the record now. Add a test failure per line that differs (at most
   // 8).
@@ -199,7 +203,7 @@ class SimulatedMedium : public Observer {
   std::vector<OpenPage> open_pages(size_t point) const;
   // Write the page as it was after the first `kept` events, or each sector as after kept[sector].
   void write_page(const OpenPage& page, const std::array<uint32_t, kSectors>& kept, size_t point);
-  void write_settled(size_t point);
+  void write_stored(size_t point);
   void crash_pages(size_t point, std::mt19937_64& random);
   void lose_pages();
   std::vector<Line> open_at(size_t point) const;
@@ -222,10 +226,10 @@ class SimulatedMedium : public Observer {
   size_t crash_point_ = 0;
   size_t crash_events_ = 0;
   uint64_t drains_seen_ = 0;
-  std::bitset<static_cast<size_t>(Site::kCount)> suppressed_;
-  std::bitset<static_cast<size_t>(Site::kCount)> heard_;
-  bool fail_next_drain_ = false;
-  bool fail_next_sync_ = false;
+  Sites suppressed_;
+  Sites sites_reached_;
+  size_t drains_to_failure_ = 0;  // 0: no drain fails
+  size_t syncs_to_failure_ = 0;
   bool any_word_ = false;
 };
 

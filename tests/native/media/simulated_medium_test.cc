@@ -15,11 +15,13 @@ namespace {
 constexpr uint64_t kBytes = 64 * 1024;
 constexpr Site kRowSite = Site::kRow;
 
+using States = std::set<std::vector<uint64_t>>;
+
 class SimulatedMediumTest : public testing::Test {
  protected:
   void store(uint64_t offset, uint64_t value) {
     std::memcpy(disk.memory() + offset, &value, sizeof value);
-    media->stored(disk.memory() + offset, sizeof value);
+    media->report_store(disk.memory() + offset, sizeof value);
   }
   void flush(uint64_t offset, uint64_t bytes = 8, Site site = kRowSite) {
     flusher.flush(disk.memory() + offset, bytes, site);
@@ -30,26 +32,28 @@ class SimulatedMediumTest : public testing::Test {
     std::memcpy(&value, disk.memory() + offset, sizeof value);
     return value;
   }
+  std::vector<uint64_t> words(const std::vector<uint64_t>& offsets) {
+    std::vector<uint64_t> words;
+    for (const uint64_t offset : offsets) words.push_back(word(offset));
+    return words;
+  }
   // Try all states of a crash at `point`; return every content of the words.
-  std::set<std::vector<uint64_t>> all_states(size_t point, const std::vector<uint64_t>& offsets) {
-    std::set<std::vector<uint64_t>> seen;
+  States all_states(size_t point, const std::vector<uint64_t>& offsets) {
+    States seen;
     const uint64_t states = disk.state_count(point);
     for (uint64_t i = 0; i < states; ++i) {
       disk.crash_exhaustive(point, i);
-      std::vector<uint64_t> words;
-      for (const uint64_t offset : offsets) words.push_back(word(offset));
-      seen.insert(words);
+      seen.insert(words(offsets));
       disk.undo();
     }
     return seen;
   }
-  std::set<std::vector<uint64_t>> drawn_states(size_t point, const std::vector<uint64_t>& offsets) {
-    std::set<std::vector<uint64_t>> seen;
+  // Do the same with random states.
+  States draw_states(size_t point, const std::vector<uint64_t>& offsets) {
+    States seen;
     for (int i = 0; i < 3000; ++i) {
       disk.crash(point, random);
-      std::vector<uint64_t> words;
-      for (const uint64_t offset : offsets) words.push_back(word(offset));
-      seen.insert(words);
+      seen.insert(words(offsets));
       disk.undo();
     }
     return seen;
@@ -61,15 +65,13 @@ class SimulatedMediumTest : public testing::Test {
   std::mt19937_64 random{20240611};
 };
 
-using States = std::set<std::vector<uint64_t>>;
-
 TEST_F(SimulatedMediumTest, StoresOfOneLineSurviveAsPrefixes) {
   store(0, 1);
   store(8, 2);
   store(0, 3);
   const States expected = {{0, 0}, {1, 0}, {1, 2}, {3, 2}};
   EXPECT_EQ(all_states(3, {0, 8}), expected);
-  EXPECT_EQ(drawn_states(3, {0, 8}), expected);
+  EXPECT_EQ(draw_states(3, {0, 8}), expected);
   EXPECT_EQ(all_states(1, {0, 8}), (States{{0, 0}, {1, 0}}));
   EXPECT_EQ(all_states(0, {0, 8}), (States{{0, 0}}));
 }
@@ -79,7 +81,7 @@ TEST_F(SimulatedMediumTest, LinesAreIndependent) {
   store(64, 2);
   const States expected = {{0, 0}, {1, 0}, {0, 2}, {1, 2}};
   EXPECT_EQ(all_states(2, {0, 64}), expected);
-  EXPECT_EQ(drawn_states(2, {0, 64}), expected);
+  EXPECT_EQ(draw_states(2, {0, 64}), expected);
 }
 
 TEST_F(SimulatedMediumTest, OnlyAFlushAndADrainTogetherMakeDurable) {
@@ -117,13 +119,13 @@ TEST_F(SimulatedMediumTest, EarlierPointsForgetLaterDrains) {
 TEST_F(SimulatedMediumTest, LongStoresAreSplitAndShortOnesAreWhole) {
   const uint64_t pair[2] = {7, 8};
   std::memcpy(disk.memory() + 16, pair, sizeof pair);
-  media->stored(disk.memory() + 16, sizeof pair);
+  media->report_store(disk.memory() + 16, sizeof pair);
   EXPECT_EQ(all_states(1, {16, 24}), (States{{0, 0}, {7, 0}, {7, 8}}));
   disk.set_any_word(true);
-  EXPECT_EQ(drawn_states(1, {16, 24}), (States{{0, 0}, {7, 0}, {0, 8}, {7, 8}}));
+  EXPECT_EQ(draw_states(1, {16, 24}), (States{{0, 0}, {7, 0}, {0, 8}, {7, 8}}));
   disk.set_any_word(false);
   disk.memory()[64 + 3] = std::byte{0xff};
-  media->stored(disk.memory() + 64 + 3, 1);
+  media->report_store(disk.memory() + 64 + 3, 1);
   EXPECT_EQ(all_states(2, {64}), (States{{0}, {0xff000000}}));
 }
 
@@ -131,10 +133,10 @@ TEST_F(SimulatedMediumTest, AnyWordLeavesOneWordStoresInOrder) {
   disk.set_any_word(true);
   store(0, 1);
   store(8, 2);
-  EXPECT_EQ(drawn_states(2, {0, 8}), (States{{0, 0}, {1, 0}, {1, 2}}));
+  EXPECT_EQ(draw_states(2, {0, 8}), (States{{0, 0}, {1, 0}, {1, 2}}));
 }
 
-TEST_F(SimulatedMediumTest, CopyIsHeardWhole) {
+TEST_F(SimulatedMediumTest, RecordsEveryLineOfACopy) {
   std::vector<std::byte> row(600, std::byte{5});
   flusher.copy(disk.memory() + 4096, row.data(), row.size(),
                kRowSite);  // long enough to be streamed
@@ -160,14 +162,14 @@ TEST_F(SimulatedMediumTest, SuppressedSitesDoNothing) {
   EXPECT_EQ(all_states(disk.events(), {0}), (States{{0}, {1}}));
   drain(Site::kPublished);  // drains the flush of the suppressed drain
   EXPECT_EQ(all_states(disk.events(), {0}), (States{{1}}));
-  EXPECT_TRUE(disk.sites_heard().test(static_cast<size_t>(Site::kPublished)));
-  EXPECT_FALSE(disk.sites_heard().test(static_cast<size_t>(Site::kProgress)));
+  EXPECT_TRUE(disk.sites_reached().test(static_cast<size_t>(Site::kPublished)));
+  EXPECT_FALSE(disk.sites_reached().test(static_cast<size_t>(Site::kProgress)));
 }
 
 TEST_F(SimulatedMediumTest, AFailedDrainMakesNothingDurable) {
   store(0, 1);
   flush(0);
-  disk.fail_next_drain();
+  disk.fail_drain();
   EXPECT_FALSE(flusher.drain(Site::kFilled).ok());
   EXPECT_TRUE(media->failed());
   EXPECT_EQ(all_states(disk.events(), {0}), (States{{0}, {1}}));

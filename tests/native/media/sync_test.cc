@@ -25,16 +25,16 @@ constexpr uint64_t kBytes = 64 * 1024;
 
 std::atomic<int> g_begun{0};    // number of syncs
 std::atomic<int> g_waiting{0};  // number of calls that wait for another call's sync
-std::atomic<bool> g_may_end{true};
+std::atomic<bool> g_may_finish{true};
 
 int count_waits(Call call) {
   if (call == Call::kAwaitSync) g_waiting += 1;
   return 0;
 }
 
-int sync_when_told(int) {
+int sync_once_allowed(int) {
   g_begun += 1;
-  while (!g_may_end) std::this_thread::yield();
+  while (!g_may_finish) std::this_thread::yield();
   return 0;
 }
 
@@ -52,7 +52,7 @@ class Syncs : public testing::Test {
   void SetUp() override {
     g_begun = 0;
     g_waiting = 0;
-    g_may_end = true;
+    g_may_finish = true;
   }
   void TearDown() override { file_calls() = system_file_calls(); }
   Options options(Access access = Access::kReadWrite) const {
@@ -90,7 +90,7 @@ TEST_F(Syncs, AFailureThatTheKernelReportsOnceReachesEveryWriter) {
   EXPECT_TRUE(media->failed());
 }
 
-TEST_F(Syncs, GrowHearsOfAFailureThatAWriterWasToldOf) {
+TEST_F(Syncs, GrowFailsAfterAFailureThatTheKernelReportedToAWriter) {
   auto media = make();
   file_calls().before = count_waits;
   file_calls().sync_data = fail_once_as_linux_does;
@@ -109,8 +109,8 @@ TEST_F(Syncs, WritersThatWaitShareTheNextSync) {
   constexpr int kWriters = 6;
   auto media = make();
   file_calls().before = count_waits;
-  file_calls().sync_data = sync_when_told;
-  g_may_end = false;
+  file_calls().sync_data = sync_once_allowed;
+  g_may_finish = false;
   std::vector<std::thread> writers;
   std::atomic<int> good{0};
   const auto write = [&](int i) { good += store_and_drain(*media, i * 4096).ok() ? 1 : 0; };
@@ -120,7 +120,7 @@ TEST_F(Syncs, WritersThatWaitShareTheNextSync) {
   while (g_waiting < kWriters) std::this_thread::yield();
   EXPECT_EQ(good, 0) << "none is served by a sync that began before its store";
   EXPECT_EQ(g_begun, 1) << "one at a time";
-  g_may_end = true;
+  g_may_finish = true;
   for (std::thread& writer : writers) writer.join();
   EXPECT_EQ(good, kWriters + 1);
   EXPECT_EQ(g_begun, 2);
@@ -136,7 +136,7 @@ int note_syncs(Call call) {
 }
 
 // As on ext4 without a journal, and ext2, on Linux 5.5 to 6.4; `make lab` cuts the power there.
-TEST_F(Syncs, WhereTheyMaySkipTheFlushOfTheDiskTheFileSystemIsSyncedToo) {
+TEST_F(Syncs, WhereASyncMaySkipTheFlushOfTheDiskTheFileSystemIsSyncedToo) {
   file_calls().may_skip_flush = [](int) { return true; };
   g_disk_fails = false;
   auto media = make();
@@ -230,7 +230,7 @@ TEST_F(Syncs, AFailedSyncOfAKilledWriterIsFoundByTheNextOpen) {
 }
 
 // A real disk that loses pages: an image with holes, on a file system that becomes full.
-TEST_F(Syncs, WhatADiskLostIsNotReadAfterTheNextOpen) {
+TEST_F(Syncs, AfterTheNextOpenNoLostPageIsRead) {
   const testing_support::SmallDisk backing("tmpfs", uint64_t{8} << 20);
   if (!backing.missing().empty()) GTEST_SKIP() << backing.missing();
   // Without a journal, the file system itself continues after the error.
@@ -239,24 +239,24 @@ TEST_F(Syncs, WhatADiskLostIsNotReadAfterTheNextOpen) {
   ASSERT_EQ(disk.missing(), "");
   Options on_disk = options();
   on_disk.path = disk.path("pool");
-  auto made = Media::create(on_disk, kBytes);
-  ASSERT_TRUE(made.ok()) << made.status().to_string();
-  std::memset(made.value()->base(), 7, kBytes);
-  ASSERT_TRUE(store_and_drain(*made.value(), 0).ok());
+  auto media = Media::create(on_disk, kBytes);
+  ASSERT_TRUE(media.ok()) << media.status().to_string();
+  std::memset(media.value()->base(), 7, kBytes);
+  ASSERT_TRUE(store_and_drain(*media.value(), 0).ok());
   // The image has these blocks. The blocks of what the pool grows by are only promised.
-  ASSERT_TRUE(made.value()->grow(uint64_t{32} << 20).ok());
+  ASSERT_TRUE(media.value()->grow(uint64_t{32} << 20).ok());
   backing.fill();
   Options beside = on_disk;
   beside.access = Access::kReadBeside;
   auto reader = Media::open(beside);
   ASSERT_TRUE(reader.ok());
-  made.value()->base()[4096] = std::byte{42};
-  std::memset(made.value()->base() + kBytes, 9, (uint64_t{32} << 20) - kBytes);
-  EXPECT_FALSE(store_and_drain(*made.value(), 4096).ok()) << "the disk is full";
-  EXPECT_TRUE(made.value()->failed());
+  media.value()->base()[4096] = std::byte{42};
+  std::memset(media.value()->base() + kBytes, 9, (uint64_t{32} << 20) - kBytes);
+  EXPECT_FALSE(store_and_drain(*media.value(), 4096).ok()) << "the disk is full";
+  EXPECT_TRUE(media.value()->failed());
   EXPECT_TRUE(has_mark(on_disk.path));
   EXPECT_EQ(std::to_integer<int>(reader.value()->base()[kBytes]), 9) << "still shown";
-  made.value().reset();
+  media.value().reset();
   backing.empty();
   const auto refused = Media::open(on_disk);
   EXPECT_EQ(refused.status().code(), Code::kFailedPrecondition) << refused.status().to_string();
