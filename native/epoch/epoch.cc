@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kFirstWindow = 8;
 // Interval between checks for dead readers of other processes: a check costs a system call for each
 // record in use.
-constexpr uint64_t kDeadLookNs = 50'000'000;
+constexpr uint64_t kDeadCheckNs = 50'000'000;
 // The epoch of a Pin after disable_pins_for_test(): live, but newer than every retired item.
 constexpr uint64_t kUnprotected = std::numeric_limits<uint64_t>::max();
 
@@ -143,8 +143,8 @@ size_t Domain::reclaim() {
     }
     if (!queue_.empty() && file_ != nullptr && file_->serves()) {
       const uint64_t now = base::monotonic_ns();
-      if (now >= dead_looked_ns_ + kDeadLookNs) {
-        dead_looked_ns_ = now;
+      if (now >= dead_checked_ns_ + kDeadCheckNs) {
+        dead_checked_ns_ = now;
         file_->drop_dead();  // for the next scan
       }
     }

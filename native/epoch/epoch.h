@@ -141,8 +141,8 @@ class Domain {
   std::unique_ptr<ReadersFile> file_;  // null: no other process
   base::Atomic<uint64_t> own_global_{1};
   base::Atomic<uint64_t>* global_ = &own_global_;
-  uint64_t shared_at_ = 0;       // the epoch at share()
-  uint64_t dead_looked_ns_ = 0;  // time of the last drop_dead(); guarded by mutex_
+  uint64_t shared_at_ = 0;        // the epoch at share()
+  uint64_t dead_checked_ns_ = 0;  // time of the last drop_dead(); guarded by mutex_
   base::Atomic<bool> pins_disabled_{false};
   mutable base::Mutex mutex_;  // guards queue_ (ordered by epoch), readers_ and their leases
   std::deque<Batch> queue_;

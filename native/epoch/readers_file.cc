@@ -41,37 +41,40 @@ constexpr off_t kFirstRecord = 1;
 constexpr auto kPatience = std::chrono::seconds(3);
 constexpr auto kPause = std::chrono::milliseconds(1);
 
-// Lock one byte; return false if another open file has a conflicting lock. F_OFD locks belong to
-// the open file: they end with the process, and not when the process closes another descriptor of
-// the file.
-Result<bool> lock(int file, short kind, off_t byte) {
+struct flock range_of(short kind, off_t byte) {
   struct flock range = {};
   range.l_type = kind;
   range.l_whence = SEEK_SET;
   range.l_start = byte;
   range.l_len = 1;
-  int done = 0;
+  return range;
+}
+
+// Lock one byte; return false if another open file has a conflicting lock. F_OFD locks belong to
+// the open file: they end with the process, and not when the process closes another descriptor of
+// the file.
+Result<bool> try_lock(int file, short kind, off_t byte) {
+  struct flock range = range_of(kind, byte);
+  int result = 0;
   do {
-    done = fcntl(file, F_OFD_SETLK, &range);
-  } while (done != 0 && errno == EINTR);
-  if (done == 0) return true;
+    result = fcntl(file, F_OFD_SETLK, &range);
+  } while (result != 0 && errno == EINTR);
+  if (result == 0) return true;
   if (errno == EAGAIN || errno == EACCES) return false;
   return errno_status(Code::kUnimplemented, "its file system has no locks of open files", errno);
 }
 
-bool locked(int file, short kind, off_t byte) {
-  const Result<bool> got = lock(file, kind, byte);
-  return got.ok() && got.value();
+// Do the same; an error counts as false.
+bool lock_now(int file, short kind, off_t byte) {
+  const Result<bool> result = try_lock(file, kind, byte);
+  return result.ok() && result.value();
 }
 
-void unlock(int file, off_t byte) { static_cast<void>(locked(file, F_UNLCK, byte)); }
+void unlock(int file, off_t byte) { static_cast<void>(lock_now(file, F_UNLCK, byte)); }
 
-bool anybody_has(int file, off_t byte) {
-  struct flock range = {};
-  range.l_type = F_WRLCK;
-  range.l_whence = SEEK_SET;
-  range.l_start = byte;
-  range.l_len = 1;
+// Return true if another open file has a lock on the byte.
+bool is_locked_elsewhere(int file, off_t byte) {
+  struct flock range = range_of(F_WRLCK, byte);
   return fcntl(file, F_OFD_GETLK, &range) == 0 && range.l_type != F_UNLCK;
 }
 
@@ -79,20 +82,16 @@ bool anybody_has(int file, off_t byte) {
 // (media/file.cc), which NFS turns into a write lock of all bytes. A reader's lock is a read lock
 // of one byte.
 bool is_lock_of_all_bytes(int file, off_t byte) {
-  struct flock range = {};
-  range.l_type = F_WRLCK;
-  range.l_whence = SEEK_SET;
-  range.l_start = byte;
-  range.l_len = 1;
+  struct flock range = range_of(F_WRLCK, byte);
   return fcntl(file, F_OFD_GETLK, &range) == 0 && range.l_type == F_WRLCK && range.l_start == 0 &&
          range.l_len == 0;
 }
 
 bool is_same_file(int file, const std::string& path) {
-  struct stat open_one = {};
-  struct stat named = {};
-  return fstat(file, &open_one) == 0 && stat(path.c_str(), &named) == 0 &&
-         open_one.st_ino == named.st_ino && open_one.st_dev == named.st_dev;
+  struct stat by_file = {};
+  struct stat by_path = {};
+  return fstat(file, &by_file) == 0 && stat(path.c_str(), &by_path) == 0 &&
+         by_file.st_ino == by_path.st_ino && by_file.st_dev == by_path.st_dev;
 }
 
 Code code_of(int error) {
@@ -144,14 +143,14 @@ struct ReadersFile::Header {
   alignas(64) base::Atomic<uint64_t> used;  // records [0, used) were ever claimed
 };
 
-struct ReadersFile::Record {
-  Places places;
-};
 static_assert(sizeof(Places) <= kPageBytes, "a record is a page");
 
 ReadersFile::Header& ReadersFile::header() const { return *reinterpret_cast<Header*>(at_); }
-ReadersFile::Record& ReadersFile::record(size_t i) const {
-  return *reinterpret_cast<Record*>(at_ + (1 + i) * kPageBytes);
+Places& ReadersFile::record(size_t i) const {
+  return *reinterpret_cast<Places*>(at_ + (1 + i) * kPageBytes);
+}
+size_t ReadersFile::used_records() const {
+  return std::min<size_t>(header().used.load(std::memory_order_relaxed), kMaxOutsideReaders);
 }
 base::Atomic<uint64_t>& ReadersFile::global() const { return header().global; }
 
@@ -169,12 +168,12 @@ ReadersFile::~ReadersFile() {
   OpenFiles& all = OpenFiles::of_this_process();
   const std::lock_guard guard(all.mutex);
   all.files.erase(std::find(all.files.begin(), all.files.end(), this));
-  let_go();
+  close();
   close_file(&pool_file_);
 }
 
 // Unmap and close the readers file; this also releases its locks.
-void ReadersFile::let_go() {
+void ReadersFile::close() {
   if (at_ != nullptr) munmap(at_, kFileBytes);
   at_ = nullptr;
   close_file(&file_);
@@ -198,22 +197,22 @@ Status ReadersFile::map() {
 }
 
 Status ReadersFile::open_existing() {
-  let_go();
+  close();
   file_ = ::open(path_.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
   if (file_ < 0) {
     const int error = errno;
     return errno_status(code_of(error),
-                        "open " + path_ + " for writing (pins of readers stand in it)", error);
+                        "open " + path_ + " for writing (it holds the pins of readers)", error);
   }
-  struct stat found = {};
-  if (fstat(file_, &found) != 0) return errno_status(Code::kIoError, "stat " + path_, errno);
+  struct stat about = {};
+  if (fstat(file_, &about) != 0) return errno_status(Code::kIoError, "stat " + path_, errno);
   const std::string remedy = serves_ ? "; end the processes that read the pool, then try again"
-                                     : "; start a server on the pool, it makes the file anew";
-  const bool long_enough = static_cast<size_t>(found.st_size) >= kFileBytes;
+                                     : "; start a server on the pool, which creates the file again";
+  const bool long_enough = static_cast<size_t>(about.st_size) >= kFileBytes;
   if (long_enough) PETPS_RETURN_IF_ERROR(map());
   if (!long_enough || header().signature.load(std::memory_order_acquire) != kSignature) {
     return Status(Code::kDataLoss,
-                  path_ + " is no file of readers, or was never finished" + remedy);
+                  path_ + " is not a readers file, or its creation was interrupted" + remedy);
   }
   if (header().format_version != kFormatVersion || header().records != kMaxOutsideReaders) {
     return Status(Code::kUnimplemented,
@@ -231,8 +230,8 @@ Status ReadersFile::belongs_to(const Uuid& pool) const {
   if (std::equal(pool.begin(), pool.end(), header().pool)) return {};
   return Status(Code::kFailedPrecondition,
                 path_ +
-                    " belongs to another pool; start a server on this one, it makes the file "
-                    "anew");
+                    " belongs to another pool; start a server on this one, which creates the file "
+                    "again");
 }
 
 // Create the file; no process reads the pool. Allocate all of it, so that a full disk is an error
@@ -240,13 +239,13 @@ Status ReadersFile::belongs_to(const Uuid& pool) const {
 Status ReadersFile::create(const Uuid& pool) {
   unlink(path_.c_str());
   file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kMode);
-  if (file_ < 0) return errno_status(code_of(errno), "make " + path_, errno);
+  if (file_ < 0) return errno_status(code_of(errno), "create " + path_, errno);
   const int error = posix_fallocate(file_, 0, kFileBytes);
   Status status =
       error == 0 ? map() : errno_status(Code::kResourceExhausted, "allocate " + path_, error);
   if (!status.ok()) {
     unlink(path_.c_str());
-    let_go();
+    close();
     return status;
   }
   header().format_version = kFormatVersion;
@@ -262,7 +261,7 @@ Status ReadersFile::create(const Uuid& pool) {
 Status ReadersFile::take_over(const Uuid& pool) {
   const Status status = open_existing();
   if (status.ok()) PETPS_RETURN_IF_ERROR(belongs_to(pool));
-  if (status.ok() && anybody_has(file_, kInUse)) return {};
+  if (status.ok() && is_locked_elsewhere(file_, kInUse)) return {};
   if (!status.ok() && status.code() != Code::kNotFound) return status;
   return Status(Code::kFailedPrecondition,
                 "a process reads the pool, but not through " + path_ +
@@ -274,29 +273,29 @@ Result<std::unique_ptr<ReadersFile>> ReadersFile::serve(const std::string& pool_
                                                         const Uuid& pool) {
   const int pool_file = ::open(pool_path.c_str(), O_RDWR | O_CLOEXEC);
   if (pool_file < 0) return errno_status(code_of(errno), "open " + pool_path, errno);
-  std::unique_ptr<ReadersFile> made(new ReadersFile(pool_path, pool_file, true));
-  const auto give_up = std::chrono::steady_clock::now() + kPatience;
+  std::unique_ptr<ReadersFile> served(new ReadersFile(pool_path, pool_file, true));
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
   for (;;) {
-    const Result<bool> alone = lock(pool_file, F_WRLCK, kPresence);
+    const Result<bool> alone = try_lock(pool_file, F_WRLCK, kPresence);
     if (!alone.ok() || alone.value()) {
-      const Status status = alone.ok() ? made->create(pool) : alone.status();
+      const Status status = alone.ok() ? served->create(pool) : alone.status();
       if (status.ok()) {
         unlock(pool_file, kPresence);
       } else {
-        made->refused_ = status.message();  // keep the lock: it keeps readers out
+        served->refused_ = status.message();  // keep the lock: it keeps readers out
       }
-      return made;
+      return served;
     }
     if (is_lock_of_all_bytes(pool_file, kPresence)) {
-      made->refused_ =
+      served->refused_ =
           "its file system (NFS) makes the writer's lock of the pool a lock of all bytes, which "
           "shuts out the locks of readers";
-      return made;
+      return served;
     }
-    const Status status = made->take_over(pool);
-    if (status.ok()) return made;
+    const Status status = served->take_over(pool);
+    if (status.ok()) return served;
     // A reader that is being refused releases its lock in a moment: retry.
-    if (std::chrono::steady_clock::now() > give_up) return status;
+    if (std::chrono::steady_clock::now() > deadline) return status;
     std::this_thread::sleep_for(kPause);
   }
 }
@@ -305,37 +304,36 @@ Result<std::unique_ptr<ReadersFile>> ReadersFile::join(const std::string& pool_p
   const int pool_file = ::open(pool_path.c_str(), O_RDONLY | O_CLOEXEC);
   if (pool_file < 0) return errno_status(code_of(errno), "open " + pool_path, errno);
   std::unique_ptr<ReadersFile> joined(new ReadersFile(pool_path, pool_file, false));
-  const auto give_up = std::chrono::steady_clock::now() + kPatience;
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
   for (;;) {
-    const Result<bool> present = lock(pool_file, F_RDLCK, kPresence);
+    const Result<bool> present = try_lock(pool_file, F_RDLCK, kPresence);
     if (!present.ok()) return present.status();
     if (present.value()) break;
-    if (std::chrono::steady_clock::now() > give_up) {
+    if (std::chrono::steady_clock::now() > deadline) {
       return Status(Code::kFailedPrecondition,
                     "the server that has " + pool_path +
-                        " open keeps readers out, because it could not make " + joined->path_ +
-                        " (petps status says why): pull through it");
+                        " open keeps readers out, because it could not create " + joined->path_ +
+                        " (petps status shows the reason): pull through the server");
     }
     std::this_thread::sleep_for(kPause);
   }
   // From here on no server replaces the file.
   const Status status = joined->open_existing();
   if (status.code() == Code::kNotFound) {
-    return Status(
-        Code::kFailedPrecondition,
-        joined->path_ + " is not there: a server that has the pool open makes it; start one");
+    return Status(Code::kFailedPrecondition,
+                  joined->path_ + " does not exist: start a server on the pool, which creates it");
   }
   PETPS_RETURN_IF_ERROR(status);
-  if (!locked(joined->file_, F_RDLCK, kInUse))
+  if (!lock_now(joined->file_, F_RDLCK, kInUse))
     return Status(Code::kIoError, joined->path_ + " cannot be locked");
   return joined;
 }
 
 Places* ReadersFile::claim() {
   for (size_t i = 0; i < kMaxOutsideReaders; ++i) {
-    if (held_[i] || !locked(file_, F_WRLCK, kFirstRecord + static_cast<off_t>(i))) continue;
+    if (held_[i] || !lock_now(file_, F_WRLCK, kFirstRecord + static_cast<off_t>(i))) continue;
     held_[i] = true;
-    Places& places = record(i).places;
+    Places& places = record(i);
     // Any epochs here are those of a dead process: its lock is free, and it reads no more.
     for (base::Atomic<uint64_t>& epoch : places.epochs) epoch.store(0, std::memory_order_relaxed);
     places.window.store(0, std::memory_order_relaxed);
@@ -351,10 +349,9 @@ Places* ReadersFile::claim() {
 uint64_t ReadersFile::oldest() const {
   uint64_t oldest = std::numeric_limits<uint64_t>::max();
   if (at_ == nullptr) return oldest;
-  const size_t used =
-      std::min<size_t>(header().used.load(std::memory_order_relaxed), kMaxOutsideReaders);
+  const size_t used = used_records();
   for (size_t i = 0; i < used; ++i) {
-    const Places& places = record(i).places;
+    const Places& places = record(i);
     const size_t window = std::min(places.window.load(std::memory_order_relaxed), kPinsPerReader);
     for (size_t place = 0; place < window; ++place) {
       // acquire: pairs with Pin::drop, as in Domain::oldest_locked.
@@ -367,15 +364,14 @@ uint64_t ReadersFile::oldest() const {
 
 void ReadersFile::drop_dead() {
   if (at_ == nullptr) return;
-  const size_t used =
-      std::min<size_t>(header().used.load(std::memory_order_relaxed), kMaxOutsideReaders);
+  const size_t used = used_records();
   for (size_t i = 0; i < used; ++i) {
     const off_t byte = kFirstRecord + static_cast<off_t>(i);
-    Places& places = record(i).places;
+    Places& places = record(i);
     if (places.window.load(std::memory_order_relaxed) == 0) continue;
     // A process that has the lock lives. If this thread gets the lock, the owner is dead, and no
     // process can claim the record until the unlock below.
-    if (!locked(file_, F_WRLCK, byte)) continue;
+    if (!lock_now(file_, F_WRLCK, byte)) continue;
     for (base::Atomic<uint64_t>& epoch : places.epochs) epoch.store(0, std::memory_order_release);
     places.window.store(0, std::memory_order_relaxed);
     unlock(file_, byte);
@@ -383,7 +379,7 @@ void ReadersFile::drop_dead() {
 }
 
 void ReadersFile::remove() {
-  if (at_ == nullptr || !locked(pool_file_, F_WRLCK, kPresence)) return;
+  if (at_ == nullptr || !lock_now(pool_file_, F_WRLCK, kPresence)) return;
   if (is_same_file(file_, path_)) unlink(path_.c_str());
 }
 

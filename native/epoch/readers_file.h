@@ -79,16 +79,16 @@ class ReadersFile {
 
  private:
   struct Header;
-  struct Record;
   ReadersFile(const std::string& pool_path, int pool_file, bool serves);
   base::Status create(const Uuid& pool);
   base::Status take_over(const Uuid& pool);
   base::Status open_existing();
   base::Status map();
-  void let_go();
+  void close();    // the readers file, and release its locks
   void cut_off();  // called in a forked child
   Header& header() const;
-  Record& record(size_t i) const;
+  Places& record(size_t i) const;
+  size_t used_records() const;
   friend struct OpenFiles;
 
   const std::string pool_path_;

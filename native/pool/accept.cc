@@ -12,7 +12,7 @@ using media::Flusher;
 using media::Site;
 
 Status Pool::accept_lost_power() {
-  PETPS_RETURN_IF_ERROR(writable());
+  PETPS_RETURN_IF_ERROR(check_writable());
   if (!lost_power_) {
     return Status(Code::kFailedPrecondition,
                   "pool '" + media_->path() + "' did not lose power: open it as it is");

@@ -31,18 +31,26 @@ std::string name_of(const char (&from)[kMaxNameBytes + 1]) {
   return std::string(from, strnlen(from, kMaxNameBytes));
 }
 
-Status check_name(const std::string& what, const std::string& name, bool at_sign) {
+// Return the record that matches; null if there is none.
+template <typename Record, typename Predicate>
+Record* find_record(std::vector<Record>* records, Predicate matches) {
+  const auto at = std::find_if(records->begin(), records->end(), matches);
+  return at == records->end() ? nullptr : &*at;
+}
+
+Status check_name(const std::string& kind, const std::string& name, bool at_sign) {
   if (name.empty() || name.size() > kMaxNameBytes) {
-    return Status(Code::kInvalidArgument, what + " name '" + name.substr(0, 80) +
+    return Status(Code::kInvalidArgument, kind + " name '" + name.substr(0, 80) +
                                               "' must have 1 to " + std::to_string(kMaxNameBytes) +
                                               " characters");
   }
   for (const char c : name) {
-    const bool fine = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-                      c == '_' || c == '-' || c == '.' || (at_sign && c == '@');
-    if (!fine) {
+    const bool is_allowed = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                            (c >= '0' && c <= '9') || c == '_' || c == '-' || c == '.' ||
+                            (at_sign && c == '@');
+    if (!is_allowed) {
       return Status(Code::kInvalidArgument,
-                    what + " name '" + name + "' may hold only letters, digits, '_', '-' and '.'");
+                    kind + " name '" + name + "' may hold only letters, digits, '_', '-' and '.'");
     }
   }
   return Status();
@@ -76,23 +84,23 @@ Status check_alias_room(size_t aliases) {
 }  // namespace
 
 InstanceRecord* Pool::Catalogue::instance(uint32_t id) {
-  const auto at = std::find_if(instances.begin(), instances.end(),
-                               [&](const InstanceRecord& i) { return i.id == id; });
-  return at == instances.end() ? nullptr : &*at;
+  return find_record(&instances, [&](const InstanceRecord& instance) { return instance.id == id; });
+}
+
+TableRecord* Pool::Catalogue::table(uint32_t id) {
+  return find_record(&tables, [&](const TableRecord& table) { return table.id == id; });
 }
 
 AliasRecord* Pool::Catalogue::alias(const std::string& name) {
-  const auto at = std::find_if(aliases.begin(), aliases.end(),
-                               [&](const AliasRecord& a) { return a.name == name; });
-  return at == aliases.end() ? nullptr : &*at;
+  return find_record(&aliases, [&](const AliasRecord& alias) { return alias.name == name; });
 }
 
 const InstanceRecord* Pool::Catalogue::newest_of(const std::string& model) {
-  const InstanceRecord* found = nullptr;
-  for (const InstanceRecord& each : instances) {
-    if (each.model == model) found = &each;
+  const InstanceRecord* record = nullptr;
+  for (const InstanceRecord& instance : instances) {
+    if (instance.model == model) record = &instance;
   }
-  return found;
+  return record;
 }
 
 std::vector<std::byte> Pool::Catalogue::serialise(const Pool& pool) const {
@@ -150,7 +158,7 @@ std::vector<std::byte> Pool::Catalogue::serialise(const Pool& pool) const {
   return image;
 }
 
-Status Pool::Catalogue::parse(const std::byte* copy, const layout::Superblock& header, int which,
+Status Pool::Catalogue::parse(const std::byte* copy, const layout::Superblock& header, int number,
                               const std::string& path) {
   const uint64_t needed = sizeof header +
                           uint64_t{header.table_count} * sizeof(layout::TableEntry) +
@@ -161,7 +169,7 @@ Status Pool::Catalogue::parse(const std::byte* copy, const layout::Superblock& h
                                        "' contradicts itself; restore it from a base");
   }
   sequence = header.sequence;
-  newest = which;
+  newest = number;
   clean = header.clean != 0;
   durability = static_cast<media::Durability>(header.durability);
   std::copy(std::begin(header.boot_id), std::end(header.boot_id), boot_id.begin());
@@ -202,33 +210,33 @@ Status Pool::Catalogue::parse(const std::byte* copy, const layout::Superblock& h
 }
 
 Status Pool::validate(const TableSpec& spec) const {
-  const std::string what = "table '" + spec.name + "': ";
+  const std::string prefix = "table '" + spec.name + "': ";
   PETPS_RETURN_IF_ERROR(check_name("table", spec.name, /*at_sign=*/false));
   if (spec.dim == 0 || spec.dim > kMaxDim) {
-    return Status(Code::kInvalidArgument, what + "dim " + std::to_string(spec.dim) +
+    return Status(Code::kInvalidArgument, prefix + "dim " + std::to_string(spec.dim) +
                                               " is outside 1.." + std::to_string(kMaxDim));
   }
   if (spec.row_bytes == 0 || spec.row_bytes > kMaxDim * 8 + 64) {
     return Status(Code::kInvalidArgument,
-                  what + "a row of " + std::to_string(spec.row_bytes) + " bytes is impossible");
+                  prefix + "a row of " + std::to_string(spec.row_bytes) + " bytes is impossible");
   }
   if (spec.capacity == 0 || spec.capacity > uint64_t{1} << 40) {
-    return Status(Code::kInvalidArgument,
-                  what + "capacity must be 1 to 2^40 rows, it is " + std::to_string(spec.capacity));
+    return Status(Code::kInvalidArgument, prefix + "capacity must be 1 to 2^40 rows, it is " +
+                                              std::to_string(spec.capacity));
   }
   if (!spec.default_row.empty() && spec.default_row.size() != spec.row_bytes) {
     return Status(Code::kInvalidArgument,
-                  what + "the default row has " + std::to_string(spec.default_row.size()) +
+                  prefix + "the default row has " + std::to_string(spec.default_row.size()) +
                       " bytes, a row has " + std::to_string(spec.row_bytes));
   }
   if (catalogue_->instance(spec.instance) == nullptr) {
     return Status(Code::kNotFound,
-                  what + "instance " + std::to_string(spec.instance) + " does not exist");
+                  prefix + "instance " + std::to_string(spec.instance) + " does not exist");
   }
   for (const TableRecord& table : catalogue_->tables) {
     if (table.spec.instance == spec.instance && table.spec.name == spec.name) {
       return Status(Code::kAlreadyExists,
-                    what + "exists already in this instance; choose another name");
+                    prefix + "exists already in this instance; choose another name");
     }
   }
   if (catalogue_->tables.size() >= map_->max_tables) {
@@ -237,7 +245,7 @@ Status Pool::validate(const TableSpec& spec) const {
             ? "; export it into a new pool, which holds up to " + std::to_string(kMaxTables)
             : "; drop an instance that is not served (petps drop)";
     return Status(Code::kResourceExhausted,
-                  what + "a pool of format version " + std::to_string(map_->format_version) +
+                  prefix + "a pool of format version " + std::to_string(map_->format_version) +
                       " holds at most " + std::to_string(map_->max_tables) + " tables" + remedy);
   }
   return Status();
@@ -246,7 +254,7 @@ Status Pool::validate(const TableSpec& spec) const {
 Result<InstanceRecord> Pool::create_instance(const std::string& model, const std::string& name,
                                              uint32_t partitions) {
   std::lock_guard lock(mutex_);
-  PETPS_RETURN_IF_ERROR(writable());
+  PETPS_RETURN_IF_ERROR(check_writable());
   PETPS_RETURN_IF_ERROR(check_name("model", model, /*at_sign=*/false));
   PETPS_RETURN_IF_ERROR(check_name("instance", name, /*at_sign=*/true));
   if (partitions == 0 || partitions > kMaxPartitions) {
@@ -258,10 +266,10 @@ Result<InstanceRecord> Pool::create_instance(const std::string& model, const std
     if (instance.name == name)
       return Status(Code::kAlreadyExists, "instance '" + name + "' exists already");
     if (instance.model == model && instance.partitions != partitions) {
-      return Status(Code::kInvalidArgument, "model '" + model + "' has " +
-                                                std::to_string(instance.partitions) +
-                                                " partitions for ever; instance '" + name +
-                                                "' asks for " + std::to_string(partitions));
+      return Status(Code::kInvalidArgument,
+                    "model '" + model + "' has " + std::to_string(instance.partitions) +
+                        " partitions, which never change; instance '" + name + "' cannot have " +
+                        std::to_string(partitions));
     }
   }
   if (catalogue_->instances.size() >= kMaxInstances) {
@@ -269,10 +277,10 @@ Result<InstanceRecord> Pool::create_instance(const std::string& model, const std
                   "a pool holds at most " + std::to_string(kMaxInstances) + " instances");
   }
   const auto aliases_before = catalogue_->aliases;
-  if (const InstanceRecord* meant = catalogue_->newest_of(model);
-      meant != nullptr && catalogue_->alias(model) == nullptr) {
+  if (const InstanceRecord* newest = catalogue_->newest_of(model);
+      newest != nullptr && catalogue_->alias(model) == nullptr) {
     PETPS_RETURN_IF_ERROR(check_alias_room(catalogue_->aliases.size()));
-    catalogue_->aliases.push_back({model, meant->id, 0});
+    catalogue_->aliases.push_back({model, newest->id, 0});
   }
   const InstanceRecord record{catalogue_->next_instance++, model, name, partitions};
   catalogue_->instances.push_back(record);
@@ -284,35 +292,35 @@ Result<InstanceRecord> Pool::create_instance(const std::string& model, const std
   return record;
 }
 
-Status Pool::droppable(uint32_t instance) const {
+Status Pool::check_droppable(uint32_t instance) const {
   std::lock_guard lock(mutex_);
-  return droppable_locked(instance);
+  return check_droppable_locked(instance);
 }
 
-Status Pool::droppable_locked(uint32_t instance) const {
-  PETPS_RETURN_IF_ERROR(writable());
+Status Pool::check_droppable_locked(uint32_t instance) const {
+  PETPS_RETURN_IF_ERROR(check_writable());
   Catalogue& catalogue = *catalogue_;
   const InstanceRecord* dropped = catalogue.instance(instance);
   if (dropped == nullptr) {
     return Status(Code::kNotFound, "instance " + std::to_string(instance) + " does not exist");
   }
-  std::string meant_by;
+  std::string alias_name;
   for (const AliasRecord& alias : catalogue.aliases) {
-    if (alias.instance == instance) meant_by = alias.name;
+    if (alias.instance == instance) alias_name = alias.name;
   }
   if (catalogue.alias(dropped->model) == nullptr &&
       catalogue.newest_of(dropped->model) == dropped) {
-    meant_by = dropped->model;
+    alias_name = dropped->model;
   }
-  if (meant_by.empty()) return Status();
+  if (alias_name.empty()) return Status();
   return Status(Code::kFailedPrecondition,
-                "instance '" + dropped->name + "' is what '" + meant_by +
-                    "' means: switch that to another instance first (petps alias)");
+                "name '" + alias_name + "' refers to instance '" + dropped->name +
+                    "': switch the name to another instance first (petps alias)");
 }
 
 Status Pool::drop_instance(uint32_t instance) {
   std::lock_guard lock(mutex_);
-  PETPS_RETURN_IF_ERROR(droppable_locked(instance));
+  PETPS_RETURN_IF_ERROR(check_droppable_locked(instance));
   Catalogue& catalogue = *catalogue_;
   const auto tables = catalogue.tables;
   const auto instances = catalogue.instances;
@@ -343,14 +351,14 @@ Status Pool::drop_instance(uint32_t instance) {
 Status Pool::check_room(const TableSpec& spec, uint64_t bucket_bytes) const {
   __extension__ typedef unsigned __int128 Wide;
   const uint64_t largest = media_->largest_size();
-  uint64_t given = first_extent();
+  uint64_t in_use = first_extent();
   {
     const std::lock_guard state(state_mutex_);
     for (const ExtentPlace& place : catalogue_->extents)
-      given += place.table == 0 ? 0 : place.bytes;
+      in_use += place.table == 0 ? 0 : place.bytes;
   }
   const Wide rows = Wide{spec.capacity} * (spec.row_bytes + sizeof(SlotHeader));
-  if (rows + bucket_bytes + given <= largest) return Status();
+  if (rows + bucket_bytes + in_use <= largest) return Status();
   const bool is_device = media_->is_device();
   const auto text = [](Wide bytes) {
     const Wide gib = bytes >> 30;
@@ -361,7 +369,7 @@ Status Pool::check_room(const TableSpec& spec, uint64_t bucket_bytes) const {
       Code::kResourceExhausted,
       "table '" + spec.name + "' with capacity " + std::to_string(spec.capacity) + " needs " +
           text(rows) + " of rows and " + text(bucket_bytes) +
-          " of index; the other tables of pool '" + media_->path() + "' have " + text(given) +
+          " of index; the other tables of pool '" + media_->path() + "' have " + text(in_use) +
           ", and its " + (is_device ? "device" : "file system") + " has " + text(largest) +
           " in all: give the table less capacity, or " +
           (is_device ? "make a larger namespace (ndctl)" : "place the pool on a larger disk"));
@@ -375,11 +383,11 @@ Result<TableRecord> Pool::create_table(const TableSpec& spec) {
   return status;
 }
 
-Status Pool::make_table(const TableSpec& spec, TableRecord* made) {
-  TableRecord& record = *made;
+Status Pool::make_table(const TableSpec& spec, TableRecord* created) {
+  TableRecord& record = *created;
   {
     std::lock_guard lock(mutex_);
-    PETPS_RETURN_IF_ERROR(writable());
+    PETPS_RETURN_IF_ERROR(check_writable());
     PETPS_RETURN_IF_ERROR(validate(spec));
     record.id = catalogue_->next_table++;
   }
@@ -436,28 +444,26 @@ Status Pool::sync_new_table(const TableRecord& record, const Slots& slots) {
 
 void Pool::set_counts(uint32_t table, uint64_t rows, uint64_t displaced) {
   std::lock_guard lock(mutex_);
-  for (TableRecord& record : catalogue_->tables) {
-    if (record.id != table) continue;
-    record.rows = rows;
-    record.displaced = displaced;
+  if (TableRecord* record = catalogue_->table(table); record != nullptr) {
+    record->rows = rows;
+    record->displaced = displaced;
   }
 }
 
 Status Pool::set_feed(uint32_t table, Feed feed) {
   std::lock_guard lock(mutex_);
-  PETPS_RETURN_IF_ERROR(writable());
-  for (TableRecord& record : catalogue_->tables) {
-    if (record.id != table) continue;
-    if (record.spec.feed == feed) return Status();
-    record.spec.feed = feed;
-    return write_superblock();
-  }
-  return Status(Code::kNotFound, "table id " + std::to_string(table) + " does not exist");
+  PETPS_RETURN_IF_ERROR(check_writable());
+  TableRecord* record = catalogue_->table(table);
+  if (record == nullptr)
+    return Status(Code::kNotFound, "table id " + std::to_string(table) + " does not exist");
+  if (record->spec.feed == feed) return Status();
+  record->spec.feed = feed;
+  return write_superblock();
 }
 
 Status Pool::set_alias(const std::string& alias, uint32_t instance, bool unless_frozen) {
   std::lock_guard lock(mutex_);
-  PETPS_RETURN_IF_ERROR(writable());
+  PETPS_RETURN_IF_ERROR(check_writable());
   PETPS_RETURN_IF_ERROR(check_name("alias", alias, /*at_sign=*/false));
   Catalogue& catalogue = *catalogue_;
   if (catalogue.instance(instance) == nullptr) {
@@ -472,8 +478,8 @@ Status Pool::set_alias(const std::string& alias, uint32_t instance, bool unless_
     return switch_alias(known, instance);
   PETPS_RETURN_IF_ERROR(check_alias_room(catalogue.aliases.size()));
   // A plain model name without an alias refers to the model's newest instance.
-  const InstanceRecord* meant = catalogue.newest_of(alias);
-  catalogue.aliases.push_back({alias, meant == nullptr ? 0 : meant->id, 0});
+  const InstanceRecord* newest = catalogue.newest_of(alias);
+  catalogue.aliases.push_back({alias, newest == nullptr ? 0 : newest->id, 0});
   Status status = switch_alias(&catalogue.aliases.back(), instance);
   if (!status.ok()) catalogue.aliases.pop_back();
   return status;

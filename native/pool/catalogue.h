@@ -45,11 +45,12 @@ struct Pool::Catalogue {
   uint32_t progress_pairs = 0;
 
   InstanceRecord* instance(uint32_t id);  // null if unknown
+  TableRecord* table(uint32_t id);        // likewise
   AliasRecord* alias(const std::string& name);
   const InstanceRecord* newest_of(const std::string& model);
 
   std::vector<std::byte> serialise(const Pool& pool) const;
-  base::Status parse(const std::byte* copy, const layout::Superblock& header, int which,
+  base::Status parse(const std::byte* copy, const layout::Superblock& header, int number,
                      const std::string& path);
 };
 

@@ -20,15 +20,15 @@ using media::Site;
 
 namespace {
 
-Status not_a_pool(const std::string& path, const std::string& why) {
+Status not_a_pool_error(const std::string& path, const std::string& why) {
   return Status(Code::kInvalidArgument, "'" + path + "' is not a petps pool: " + why +
                                             "; name a file that `petps create` made");
 }
 
-Status cut_short(const std::string& path, uint64_t needed, uint64_t there) {
+Status cut_short_error(const std::string& path, uint64_t needed, uint64_t available) {
   return Status(Code::kDataLoss, "pool '" + path + "' is cut short: its extents need " +
                                      std::to_string(needed) + " bytes and it has " +
-                                     std::to_string(there) +
+                                     std::to_string(available) +
                                      "; copy it again while no server has it open");
 }
 
@@ -79,9 +79,8 @@ Copy newest_copy(const media::Media& medium) {
   for (const layout::Map* map : {&layout::kMap, &layout::kMapBefore3}) {
     for (const int number : {0, 1}) {
       Copy copy = read_copy(medium, *map, number);
-      if (copy.map == nullptr) continue;
-      if (newest.map == nullptr || copy.header.sequence > newest.header.sequence)
-        newest = std::move(copy);
+      const bool is_newer = newest.map == nullptr || copy.header.sequence > newest.header.sequence;
+      if (copy.map != nullptr && is_newer) newest = std::move(copy);
     }
   }
   return newest;
@@ -104,7 +103,7 @@ bool is_signed(const media::Media& medium) {
 // both copies during the read.
 constexpr int kTornTries = 100;
 
-bool unit_is_sane(uint64_t unit) {
+bool is_valid_unit(uint64_t unit) {
   return unit >= kTestUnitBytes && unit <= (uint64_t{64} << 20) && (unit & (unit - 1)) == 0;
 }
 
@@ -151,7 +150,7 @@ Pool::~Pool() = default;
 uint64_t Pool::first_extent() const { return round_up(map_->metadata_bytes, unit_bytes_); }
 
 Result<std::unique_ptr<Pool>> Pool::create(const Options& options) {
-  if (!unit_is_sane(options.unit_bytes)) {
+  if (!is_valid_unit(options.unit_bytes)) {
     return Status(Code::kInvalidArgument, "pool unit must be a power of two from 64 KiB to 64 MiB");
   }
   auto medium = media::Media::create(options.media,
@@ -216,15 +215,15 @@ Result<std::unique_ptr<Pool>> Pool::attach(std::unique_ptr<media::Media> medium)
 Status Pool::load_superblock() {
   const std::string& path = media_->path();
   if (media_->size() < layout::kMapBefore3.metadata_bytes) {
-    return not_a_pool(path, "it is shorter than a pool's metadata (" +
-                                std::to_string(media_->size()) + " bytes)");
+    return not_a_pool_error(path, "it is shorter than a pool's metadata (" +
+                                      std::to_string(media_->size()) + " bytes)");
   }
   Copy copy = newest_copy(*media_);
   for (int tries = media_->is_read_beside() ? kTornTries : 0; copy.map == nullptr && tries > 0;
        --tries)
     copy = newest_copy(*media_);
   if (copy.map == nullptr) {
-    if (!is_signed(*media_)) return not_a_pool(path, "its signature is missing");
+    if (!is_signed(*media_)) return not_a_pool_error(path, "its signature is missing");
     return Status(Code::kDataLoss,
                   "both superblock copies of pool '" + path +
                       "' fail their checksum; restore the pool from a base (petps load)");
@@ -240,7 +239,7 @@ Status Pool::load_superblock() {
             "; open it with the petps that wrote it, export it, and load the export here");
   }
   map_ = copy.map;
-  if (!unit_is_sane(header.unit_bytes)) {
+  if (!is_valid_unit(header.unit_bytes)) {
     return Status(Code::kDataLoss, "pool '" + path + "' has an impossible unit of " +
                                        std::to_string(header.unit_bytes) +
                                        " bytes; restore it from a base (petps load)");
@@ -278,7 +277,7 @@ uint64_t Pool::newest_sequence() const {
 
 Status Pool::load_extents() {
   end_ = first_extent();
-  if (end_ > media_->size()) return cut_short(media_->path(), end_, media_->size());
+  if (end_ > media_->size()) return cut_short_error(media_->path(), end_, media_->size());
   const auto* words = reinterpret_cast<const uint64_t*>(base_ + map_->extents());
   for (uint64_t i = 0; i < map_->max_extents() && words[i] != 0; ++i) {
     layout::ExtentWord extent;
@@ -292,7 +291,7 @@ Status Pool::load_extents() {
     // The record reached the disk before the power loss; the file's new length did not.
     if (end_ + bytes > media_->size() && lost_power_) break;
     if (end_ + bytes > media_->size())
-      return cut_short(media_->path(), end_ + bytes, media_->size());
+      return cut_short_error(media_->path(), end_ + bytes, media_->size());
     catalogue_->extents.push_back({extent.table, extent.kind, end_, bytes});
     catalogue_->next_table = std::max(catalogue_->next_table, extent.table + 1);
     end_ += bytes;
@@ -318,10 +317,10 @@ Status Pool::load_slots() {
   }
   for (TableRecord& record : catalogue_->tables) {
     const auto place = buckets.find(record.bucket_offset);
-    const bool owned = place != buckets.end() && place->second->table == record.id &&
-                       record.bucket_count <= place->second->bytes / layout::kBucketBytes;
+    const bool has_buckets = place != buckets.end() && place->second->table == record.id &&
+                             record.bucket_count <= place->second->bytes / layout::kBucketBytes;
     const Slots& slots = *catalogue_->slots.at(record.id);
-    if (owned && (record.default_row == 0 || slots.valid(record.default_row))) {
+    if (has_buckets && (record.default_row == 0 || slots.is_slot(record.default_row))) {
       if (record.default_row != 0) {
         const std::byte* row = slots.row(record.default_row);
         record.spec.default_row.assign(row, row + record.spec.row_bytes);
@@ -335,14 +334,14 @@ Status Pool::load_slots() {
   return Status();
 }
 
-Status Pool::writable() const {
+Status Pool::check_writable() const {
   if (read_only_) {
     return Status(Code::kFailedPrecondition, "pool '" + media_->path() + "' is open read-only");
   }
   if (media_->failed()) {
     return Status(Code::kFailedPrecondition,
                   "pool '" + media_->path() +
-                      "' is read-only since a write-back failed; check the disk, then restart");
+                      "' is read-only because a write-back failed; check the disk, then restart");
   }
   return Status();
 }
@@ -362,10 +361,10 @@ Status Pool::write_superblock() {
   Flusher flusher(*media_);
   std::byte* const copy = base_ + map_->superblock(catalogue.newest);
   flusher.copy(copy, image.data(), image.size(), Site::kSuperblock);
-  const Status drained = flusher.drain(Site::kSuperblockDrain);
-  const Status synced = media_->sync_range(copy, image.size(), Site::kSuperblockSync);
-  PETPS_RETURN_IF_ERROR(drained);
-  PETPS_RETURN_IF_ERROR(synced);
+  const Status drain_status = flusher.drain(Site::kSuperblockDrain);
+  const Status sync_status = media_->sync_range(copy, image.size(), Site::kSuperblockSync);
+  PETPS_RETURN_IF_ERROR(drain_status);
+  PETPS_RETURN_IF_ERROR(sync_status);
   publish_snapshot();
   return Status();
 }
@@ -386,7 +385,7 @@ std::shared_ptr<const Pool::Snapshot> Pool::snapshot() const {
 
 Status Pool::begin_writing() {
   std::lock_guard lock(mutex_);
-  PETPS_RETURN_IF_ERROR(writable());
+  PETPS_RETURN_IF_ERROR(check_writable());
   catalogue_->clean = false;
   // A pool that lost power keeps its old boot id, and so its state, until it is accepted.
   if (!lost_power_) catalogue_->boot_id = current_boot_id();
@@ -411,7 +410,7 @@ Status Pool::begin_writing() {
 
 Status Pool::finish_clean() {
   std::lock_guard lock(mutex_);
-  PETPS_RETURN_IF_ERROR(writable());
+  PETPS_RETURN_IF_ERROR(check_writable());
   if (lost_power_) return lost_power_refusal();
   // The clean flag must not reach the disk before what it vouches for, whatever the durability.
   PETPS_RETURN_IF_ERROR(sync_everything(Site::kCloseSync));
@@ -425,11 +424,11 @@ Status Pool::finish_clean() {
 Status Pool::sync_everything(Site site) {
   const media::Durability before = media_->durability();
   media_->set_durability(media::Durability::kPower, site);
-  if (!media_->failed() || before == media::Durability::kPower) return writable();
+  if (!media_->failed() || before == media::Durability::kPower) return check_writable();
   media_->set_durability(before);
   catalogue_->boot_id = {};
   [[maybe_unused]] const Status failed = write_superblock();
-  return writable();
+  return check_writable();
 }
 
 Status Pool::lost_power_refusal() const {
@@ -442,7 +441,7 @@ Status Pool::lost_power_refusal() const {
 
 Status Pool::set_durability(media::Durability durability) {
   std::lock_guard lock(mutex_);
-  PETPS_RETURN_IF_ERROR(writable());
+  PETPS_RETURN_IF_ERROR(check_writable());
   if (lost_power_) return lost_power_refusal();
   // The superblock never promises more than the medium keeps. A stronger promise is written after
   // the medium changes, a weaker one before.
@@ -464,9 +463,9 @@ uint64_t Pool::free_bytes() const {
 }
 
 void Pool::free_table(uint32_t table) {
-  decltype(catalogue_->slots)::node_type gone;  // destroyed after the lock is released
+  decltype(catalogue_->slots)::node_type slots;  // destroyed after the lock is released
   const std::lock_guard state(state_mutex_);
-  gone = catalogue_->slots.extract(table);
+  slots = catalogue_->slots.extract(table);
   for (ExtentPlace& place : catalogue_->extents) {
     if (place.table == table) place.table = 0;
   }
@@ -488,11 +487,11 @@ size_t Pool::claim_free_extent(uint32_t table, uint64_t wanted) {
   return chosen;
 }
 
-// The record of a free extent still names its old table, or a table that was never completed.
-// Neither is in the superblock.
+// Claim a free extent if one fits. Its record still names its old table, or a table that was never
+// completed. Neither is in the superblock.
 Result<Pool::Extent> Pool::add_extent(uint32_t kind, uint32_t table, uint64_t units) {
   std::unique_lock lock(extents_mutex_);
-  PETPS_RETURN_IF_ERROR(writable());
+  PETPS_RETURN_IF_ERROR(check_writable());
   const size_t chosen = claim_free_extent(table, units * unit_bytes_);
   if (chosen == catalogue_->extents.size()) return append_extent(kind, table, units);
   const Extent extent{catalogue_->extents[chosen].offset, catalogue_->extents[chosen].bytes, true};

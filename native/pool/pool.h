@@ -113,7 +113,7 @@ enum class ProgressState : uint32_t {  // never renumber
   kLostPower = 5,
 };
 
-// Return true if only a base ends this state, whatever the stream brings.
+// Return true if a partition leaves this state only by a base, whatever the stream contains.
 inline bool needs_base(ProgressState state) {
   return state == ProgressState::kCatchingUp || state == ProgressState::kIncomplete ||
          state == ProgressState::kConflict || state == ProgressState::kLostPower;
@@ -204,7 +204,8 @@ class Pool {
   // Remove the instance, its tables and its progress; free_table() then gives their space back.
   // Return kFailedPrecondition while an alias (or the plain model name) refers to it.
   base::Status drop_instance(uint32_t instance);
-  base::Status droppable(uint32_t instance) const;  // the status that drop_instance would return
+  // Return the status that drop_instance would return.
+  base::Status check_droppable(uint32_t instance) const;
   // Give the dropped table's extents to new tables. The caller ensures that nothing reads or
   // writes them any more.
   void free_table(uint32_t table);
@@ -262,10 +263,10 @@ class Pool {
   base::Status write_superblock();
   base::Status validate(const TableSpec& spec) const;
   base::Status check_room(const TableSpec& spec, uint64_t bucket_bytes) const;
-  base::Status writable() const;
-  base::Status droppable_locked(uint32_t instance) const;
+  base::Status check_writable() const;
+  base::Status check_droppable_locked(uint32_t instance) const;
   base::Status sync_new_table(const TableRecord& record, const Slots& slots);
-  base::Status make_table(const TableSpec& spec, TableRecord* made);
+  base::Status make_table(const TableSpec& spec, TableRecord* created);
   base::Status switch_alias(AliasRecord* alias, uint32_t instance);
   struct Extent {
     uint64_t offset = 0;

@@ -19,7 +19,7 @@ uint32_t entry_checksum(const ProgressEntry& entry) {
   return static_cast<uint32_t>(base::checksum64(&entry, offsetof(ProgressEntry, checksum)));
 }
 
-bool whole(const ProgressEntry& entry) {
+bool is_whole(const ProgressEntry& entry) {
   return entry.turn != 0 && entry.checksum == entry_checksum(entry);
 }
 
@@ -55,12 +55,12 @@ ProgressEntry read_pair(const std::byte* pair) {
   ProgressEntry entries[2];
   std::memcpy(entries, pair, sizeof entries);
   ProgressEntry none{};
-  const ProgressEntry& a = whole(entries[0]) ? entries[0] : none;
-  const ProgressEntry& b = whole(entries[1]) ? entries[1] : none;
+  const ProgressEntry& a = is_whole(entries[0]) ? entries[0] : none;
+  const ProgressEntry& b = is_whole(entries[1]) ? entries[1] : none;
   return b.turn > a.turn ? b : a;
 }
 
-bool blank(const std::byte* pair) {
+bool is_blank(const std::byte* pair) {
   static constexpr std::byte kZeros[128] = {};
   return std::memcmp(pair, kZeros, sizeof kZeros) == 0;
 }
@@ -70,7 +70,7 @@ bool blank(const std::byte* pair) {
 void Pool::load_progress() {
   const std::byte* area = base_ + map_->progress();
   for (uint32_t pair = 0; pair < kMaxProgress; ++pair) {
-    if (blank(area + pair * 128)) {
+    if (is_blank(area + pair * 128)) {
       if (!lost_power_) break;
       continue;  // after a power loss, a pair before the last one may be missing
     }
@@ -98,7 +98,7 @@ void Pool::verify_progress(std::vector<std::string>* problems) const {
   for (uint32_t pair = catalogue_->progress_pairs; pair < kMaxProgress; ++pair) {
     if (read_pair(base_ + map_->progress() + pair * 128).turn != 0) {
       problems->push_back("progress record " + std::to_string(pair) +
-                          " stands behind the end of the list");
+                          " is behind the end of the list");
     }
   }
 }
@@ -174,7 +174,7 @@ Status Pool::claim_progress(std::span<const Progress> all, media::Flusher& flush
 
 Status Pool::write_progress(std::span<const Progress> all, media::Flusher& flusher) {
   std::lock_guard lock(mutex_);
-  PETPS_RETURN_IF_ERROR(writable());
+  PETPS_RETURN_IF_ERROR(check_writable());
   PETPS_RETURN_IF_ERROR(check_progress(all));
   const uint32_t pairs_before = catalogue_->progress_pairs;
   PETPS_RETURN_IF_ERROR(claim_progress(all, flusher));
@@ -200,19 +200,19 @@ Status Pool::write_progress(std::span<const Progress> all, media::Flusher& flush
 // claims nothing; it is followed as a new one.
 Status Pool::lower_progress(media::Flusher& flusher) {
   std::vector<Progress> all;
-  for (const Progress& found : all_progress()) {
+  for (const Progress& progress : all_progress()) {
     Progress lowered;
-    lowered.instance = found.instance;
-    lowered.partition = found.partition;
-    lowered.run = found.run;  // older runs stay fenced off
+    lowered.instance = progress.instance;
+    lowered.partition = progress.partition;
+    lowered.run = progress.run;  // older runs stay fenced off
     const bool passes =
-        found.state == ProgressState::kPassing || found.state == ProgressState::kLostPower;
+        progress.state == ProgressState::kPassing || progress.state == ProgressState::kLostPower;
     if (map_->format_version >= 3) {
       lowered.state = ProgressState::kLostPower;
-      lowered.target = passes ? found.target : 0;
+      lowered.target = passes ? progress.target : 0;
     } else {  // a reader of version 2 knows no such state
       lowered.state = ProgressState::kCatchingUp;
-      lowered.run = passes ? std::max(found.run, found.target) : found.run;
+      lowered.run = passes ? std::max(progress.run, progress.target) : progress.run;
     }
     all.push_back(lowered);
   }
@@ -221,9 +221,9 @@ Status Pool::lower_progress(media::Flusher& flusher) {
   // before the end with instance 0, which does not exist; a later claim takes them over.
   for (uint32_t pair = 0; pair < catalogue_->progress_pairs; ++pair) {
     std::byte* const at = base_ + map_->progress() + pair * 128;
-    if (!blank(at)) continue;
-    const ProgressEntry nobody = entry_of(Progress{}, 1);
-    flusher.copy(at + 64, &nobody, sizeof nobody, media::Site::kProgress);
+    if (!is_blank(at)) continue;
+    const ProgressEntry filler = entry_of(Progress{}, 1);
+    flusher.copy(at + 64, &filler, sizeof filler, media::Site::kProgress);
   }
   return Status();
 }

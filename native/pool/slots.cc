@@ -48,10 +48,10 @@ Slots::ByUnit::ByUnit(uint64_t reserved, uint64_t unit_bytes)
       shift_(static_cast<uint32_t>(std::countr_zero(unit_bytes))) {}
 
 Slots::ByUnit::~ByUnit() {
-  if (made()) munmap(places_.load(), units_ * sizeof(std::atomic<Extent*>));
+  if (is_built()) munmap(places_.load(), units_ * sizeof(std::atomic<Extent*>));
 }
 
-void Slots::ByUnit::make(const std::vector<std::unique_ptr<Extent>>& extents) {
+void Slots::ByUnit::build(const std::vector<std::unique_ptr<Extent>>& extents) {
   void* const zeros = mmap(nullptr, units_ * sizeof(std::atomic<Extent*>), PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   PETPS_CHECK(zeros != MAP_FAILED, "no address space for a table's map of its extents");
@@ -71,9 +71,9 @@ Slots::~Slots() {
     PETPS_UNPOISON(pool_->at(extent->offset), extent->bytes);
 }
 
-std::unique_ptr<Slots::Extent> Slots::shape(uint64_t offset, uint64_t bytes) const {
-  auto shaped = std::make_unique<Extent>();
-  Extent& extent = *shaped;
+std::unique_ptr<Slots::Extent> Slots::lay_out(uint64_t offset, uint64_t bytes) const {
+  auto owner = std::make_unique<Extent>();
+  Extent& extent = *owner;
   extent.offset = offset;
   extent.bytes = bytes;
   // Find the largest count whose map, headers and rows fit.
@@ -86,11 +86,11 @@ std::unique_ptr<Slots::Extent> Slots::shape(uint64_t offset, uint64_t bytes) con
     if (extent.rows + count * row_bytes_ <= offset + bytes) break;
   }
   extent.count = count;
-  return shaped;
+  return owner;
 }
 
 void Slots::add(uint64_t offset, uint64_t bytes, bool old) {
-  std::unique_ptr<Extent> extent = shape(offset, bytes);
+  std::unique_ptr<Extent> extent = lay_out(offset, bytes);
   extent->old = old;
   if (old) {
     walked_.store(false, std::memory_order_release);
@@ -107,13 +107,13 @@ void Slots::add(uint64_t offset, uint64_t bytes, bool old) {
   total_.fetch_add(extent->count, std::memory_order_relaxed);
   const std::lock_guard lock(by_unit_mutex_);
   extents_.push_back(std::move(extent));
-  if (by_unit_.made()) by_unit_.set(extents_.back().get());
+  if (by_unit_.is_built()) by_unit_.set(extents_.back().get());
 }
 
 Slots::ByUnit::View Slots::by_unit() const {
-  if (!by_unit_.made()) [[unlikely]] {
+  if (!by_unit_.is_built()) [[unlikely]] {
     const std::lock_guard lock(by_unit_mutex_);
-    if (!by_unit_.made()) by_unit_.make(extents_);
+    if (!by_unit_.is_built()) by_unit_.build(extents_);
   }
   return by_unit_.view();
 }
@@ -121,7 +121,7 @@ Slots::ByUnit::View Slots::by_unit() const {
 Slots::Extent* Slots::extent_of(SlotRef ref) const { return by_unit().at(ref); }
 
 const Slots::Extent* Slots::find_extent(SlotRef ref) const {
-  if (by_unit_.made()) return by_unit_.at(ref);
+  if (by_unit_.is_built()) return by_unit_.at(ref);
   const std::lock_guard lock(by_unit_mutex_);
   for (const auto& extent : extents_) {
     if (ref >= extent->offset && ref < extent->offset + extent->bytes) return extent.get();
@@ -129,7 +129,7 @@ const Slots::Extent* Slots::find_extent(SlotRef ref) const {
   return nullptr;
 }
 
-bool Slots::valid(SlotRef ref) const {
+bool Slots::is_slot(SlotRef ref) const {
   const Extent* extent = find_extent(ref);
   return extent != nullptr && ref >= extent->rows &&
          ref < extent->rows + extent->count * row_bytes_ && (ref - extent->rows) % row_bytes_ == 0;
@@ -160,7 +160,7 @@ Status Slots::grow(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   auto extent = pool_->add_extent(static_cast<uint32_t>(layout::ExtentKind::kSlots), table_, units);
   const Status status =
-      extent.ok() && extent.value().reused ? forget_headers(extent.value()) : extent.status();
+      extent.ok() && extent.value().reused ? zero_headers(extent.value()) : extent.status();
   lock.lock();
   PETPS_RETURN_IF_ERROR(status);
   add(extent.value().offset, extent.value().bytes, /*old=*/false);
@@ -170,14 +170,14 @@ Status Slots::grow(std::unique_lock<std::mutex>& lock) {
 // Zero the headers of a reused extent, which belong to rows of the dropped table. After a power
 // loss under durability `process` an entry may have reached the disk without its row; a header
 // that still named the key would then vouch for the old row.
-Status Slots::forget_headers(const Pool::Extent& extent) {
+Status Slots::zero_headers(const Pool::Extent& extent) {
   const media::Media& medium = pool_->medium();
   if (medium.kind() != media::Kind::kFile || medium.durability() != media::Durability::kProcess)
     return Status();
-  const auto shaped = shape(extent.offset, extent.bytes);
+  const auto parts = lay_out(extent.offset, extent.bytes);
   media::Flusher flusher(pool_->medium());
-  pool_->zero(shaped->headers, shaped->rows, Site::kReusedExtent, flusher);
-  return pool_->medium().sync_range(pool_->at(shaped->headers), shaped->rows - shaped->headers,
+  pool_->zero(parts->headers, parts->rows, Site::kReusedExtent, flusher);
+  return pool_->medium().sync_range(pool_->at(parts->headers), parts->rows - parts->headers,
                                     Site::kReusedSync);
 }
 
@@ -192,7 +192,7 @@ void Slots::grow_spare(std::unique_lock<std::mutex>& lock) {
 }
 
 // Take up to out.size() free slots in address order, starting at the cursor.
-uint64_t Slots::take_locked(std::span<SlotRef> out, SlotHeader** headers, bool* round_ended) {
+uint64_t Slots::take_locked(std::span<SlotRef> out, SlotHeader** headers, bool* finished_round) {
   uint64_t taken = 0;
   const size_t extents = extents_.size();
   for (size_t visited = 0; visited <= extents && taken < out.size(); ++visited) {
@@ -216,7 +216,7 @@ uint64_t Slots::take_locked(std::span<SlotRef> out, SlotHeader** headers, bool* 
     }
     cursor_word_ = 0;
     cursor_extent_ = (cursor_extent_ + 1) % extents;
-    if (cursor_extent_ == 0) *round_ended = true;
+    if (cursor_extent_ == 0) *finished_round = true;
   }
   free_.fetch_sub(taken, std::memory_order_relaxed);
   return taken;
@@ -234,11 +234,11 @@ Status Slots::allocate(std::span<SlotRef> out, bool* wait_for_walk, SlotHeader**
     *wait_for_walk = needs_walk();
     return status;
   }
-  bool round_ended = false;
-  const uint64_t taken = take_locked(out, headers, &round_ended);
+  bool finished_round = false;
+  const uint64_t taken = take_locked(out, headers, &finished_round);
   PETPS_CHECK(taken == out.size(), "the free count and the free bits disagree");
   for (const SlotRef ref : out) PETPS_UNPOISON(row(ref), row_bytes_);
-  if (round_ended) grow_spare(lock);
+  if (finished_round) grow_spare(lock);
   return Status();
 }
 
@@ -261,7 +261,7 @@ void Slots::release(std::span<const SlotRef> refs) {
   const ByUnit::View extents = by_unit();
   uint64_t freed = 0;
   for (const SlotRef ref : refs) {
-    if (walking && !valid(ref)) continue;  // the ref of a damaged entry; verify reports it
+    if (walking && !is_slot(ref)) continue;  // the ref of a damaged entry; verify reports it
     Extent* const extent = extents.at(ref);
     if (walking && extent->old) {
       deferred_.push_back(ref);
@@ -288,7 +288,7 @@ std::atomic<uint64_t>* Slots::marks_of(Extent* extent) {
 
 void Slots::mark(SlotRef ref) {
   Extent* extent = extent_of(ref);
-  if (extent == nullptr || !extent->old || !valid(ref)) return;  // verify reports invalid refs
+  if (extent == nullptr || !extent->old || !is_slot(ref)) return;  // verify reports invalid refs
   const uint64_t slot = slot_of(*extent, ref);
   marks_of(extent)[slot / 64].fetch_or(uint64_t{1} << (slot % 64), std::memory_order_relaxed);
 }
@@ -324,8 +324,8 @@ void Slots::end_walk_locked() {
 void Slots::finish_walk() {
   std::lock_guard lock(mutex_);
   if (!needs_walk()) return;
-  for (const auto& each : extents_) {
-    Extent& extent = *each;
+  for (const auto& owner : extents_) {
+    Extent& extent = *owner;
     if (!extent.old) continue;
     std::vector<uint64_t> bits(words_for(extent.count), ~uint64_t{0});
     const std::atomic<uint64_t>* const marks = extent.marks.load(std::memory_order_acquire);
@@ -339,16 +339,16 @@ void Slots::finish_walk() {
 
 void Slots::load_free_maps() {
   std::lock_guard lock(mutex_);
-  for (const auto& each : extents_) {
-    const Extent& extent = *each;
+  for (const auto& owner : extents_) {
+    const Extent& extent = *owner;
     if (!extent.old) continue;
     uint64_t stored;
     const std::byte* map = pool_->at(extent.offset);
     std::memcpy(&stored, map, sizeof stored);
     if (stored != base::checksum64(map + kMapHeaderBytes, words_for(extent.count) * 8)) return;
   }
-  for (const auto& each : extents_) {
-    Extent& extent = *each;
+  for (const auto& owner : extents_) {
+    Extent& extent = *owner;
     if (!extent.old) continue;
     std::vector<uint64_t> bits(words_for(extent.count));
     std::memcpy(bits.data(), pool_->at(extent.offset) + kMapHeaderBytes, bits.size() * 8);
@@ -359,8 +359,8 @@ void Slots::load_free_maps() {
 
 void Slots::store_free_maps(media::Flusher& flusher) {
   std::lock_guard lock(mutex_);
-  for (const auto& each : extents_) {
-    const Extent& extent = *each;
+  for (const auto& owner : extents_) {
+    const Extent& extent = *owner;
     std::vector<uint64_t> image(1 + extent.free_bits.size());
     std::copy(extent.free_bits.begin(), extent.free_bits.end(), image.begin() + 1);
     image[0] = base::checksum64(image.data() + 1, extent.free_bits.size() * 8);

@@ -36,7 +36,7 @@ class Slots {
   std::byte* row(SlotRef ref) const { return pool_->at(ref); }
   SlotHeader* header(SlotRef ref) const;
   // Return true if ref is the start of a slot of this table.
-  bool valid(SlotRef ref) const;
+  bool is_slot(SlotRef ref) const;
 
   // Walk of an unclean open: mark the reachable slots (any thread), then finish. The caller
   // ensures that no mark() runs beside or after finish_walk() or load_free_maps().
@@ -73,20 +73,20 @@ class Slots {
     std::atomic<std::atomic<uint64_t>*> marks{nullptr};
     ~Extent() { delete[] marks.load(std::memory_order_relaxed); }
   };
-  std::unique_ptr<Extent> shape(uint64_t offset, uint64_t bytes) const;
-  void add(uint64_t offset, uint64_t bytes,
-           bool old);                            // an extent from the catalogue, or a new one
+  std::unique_ptr<Extent> lay_out(uint64_t offset, uint64_t bytes) const;
+  // Add an extent of the catalogue (old), or a new one.
+  void add(uint64_t offset, uint64_t bytes, bool old);
   Extent* extent_of(SlotRef ref) const;          // null if no extent of this table has the ref
   const Extent* find_extent(SlotRef ref) const;  // the same, without building by_unit_
   uint64_t slot_of(const Extent& extent, SlotRef ref) const;
   base::Status grow(std::unique_lock<std::mutex>& lock);
   void grow_spare(std::unique_lock<std::mutex>& lock);
-  base::Status forget_headers(const Pool::Extent& extent);
+  base::Status zero_headers(const Pool::Extent& extent);
   void free_locked(Extent* extent, SlotRef ref);
   std::atomic<uint64_t>* marks_of(Extent* extent);
   void adopt_free_bits(Extent* extent, std::vector<uint64_t> bits);
   void end_walk_locked();
-  uint64_t take_locked(std::span<SlotRef> out, SlotHeader** headers, bool* round_ended);
+  uint64_t take_locked(std::span<SlotRef> out, SlotHeader** headers, bool* finished_round);
 
   Pool* pool_;
   uint32_t table_;
@@ -107,7 +107,7 @@ class Slots {
     ~ByUnit();
     ByUnit(const ByUnit&) = delete;
     ByUnit& operator=(const ByUnit&) = delete;
-    bool made() const { return places_.load(std::memory_order_acquire) != nullptr; }
+    bool is_built() const { return places_.load(std::memory_order_acquire) != nullptr; }
     // What at() reads, loaded once: a loop over refs must not load it again after every store.
     struct View {
       const std::atomic<Extent*>* places;
@@ -121,7 +121,7 @@ class Slots {
     View view() const { return {places_.load(std::memory_order_acquire), units_, shift_}; }
     Extent* at(SlotRef ref) const { return view().at(ref); }
     // The caller orders these two calls.
-    void make(const std::vector<std::unique_ptr<Extent>>& extents);
+    void build(const std::vector<std::unique_ptr<Extent>>& extents);
     void set(Extent* extent) { set(places_.load(std::memory_order_relaxed), extent); }
 
    private:
@@ -130,7 +130,7 @@ class Slots {
     uint64_t units_;
     uint32_t shift_;
   };
-  ByUnit::View by_unit() const;  // builds it at its first use
+  ByUnit::View by_unit() const;  // the first call builds it
   mutable ByUnit by_unit_;
   mutable std::mutex by_unit_mutex_;  // for building by_unit_ and adding an extent; after mutex_
   size_t cursor_extent_ = 0;

@@ -256,7 +256,7 @@ void Table::Impl::walk() {
   }
   if (!walked()) {
     const auto mark = [this](uint64_t, pool::SlotRef ref) {
-      if (slots.valid(ref)) slots.mark(ref);  // verify reports invalid refs
+      if (slots.is_slot(ref)) slots.mark(ref);  // verify reports invalid refs
     };
     media::Flusher flusher(pool.medium());
     for (uint64_t number = 0; number < index.bucket_count(); ++number) {

@@ -201,7 +201,7 @@ Status Tables::Impl::pass_over(uint32_t instance) {
 
 Status Tables::drop_instance(uint32_t instance) {
   const std::lock_guard one_change(impl_->catalogue_mutex);
-  PETPS_RETURN_IF_ERROR(impl_->pool->droppable(instance));
+  PETPS_RETURN_IF_ERROR(impl_->pool->check_droppable(instance));
   PETPS_RETURN_IF_ERROR(impl_->pass_over(instance));
   PETPS_RETURN_IF_ERROR(impl_->pool->drop_instance(instance));
   std::vector<TablePointer> gone;

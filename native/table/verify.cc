@@ -101,7 +101,7 @@ class Verifier {
   }
 
   void check_row(SlotRef ref, const uint64_t* key, const std::string& name) {
-    if (!table_.slots.valid(ref)) {
+    if (!table_.slots.is_slot(ref)) {
       problem(name + " points to " + std::to_string(ref) + ", which is no slot of the table");
       return;
     }

@@ -47,7 +47,7 @@ class Collector : public Reclaimer {
  public:
   void reclaim(std::span<const uint64_t> reclaimed) override {
     for (const uint64_t item : reclaimed)
-      EXPECT_TRUE(items.insert(item).second) << "twice: " << item;
+      EXPECT_TRUE(items.insert(item).second) << "reclaimed twice: " << item;
   }
   std::set<uint64_t> items;
 };
@@ -57,9 +57,9 @@ struct Live {
   Pin pin;
 };
 
-class Story {
+class RandomEvents {
  public:
-  explicit Story(uint64_t seed) : random_(seed) {
+  explicit RandomEvents(uint64_t seed) : random_(seed) {
     for (size_t i = 0; i < 1 + random_() % 6; ++i) readers_.push_back(domain_.lease());
     burst_ = random_() % 4 == 0;
   }
@@ -106,10 +106,10 @@ class Story {
   }
   void drop() {
     if (pins_.empty()) return;
-    const size_t which = random_() % pins_.size();
-    model_.drop(pins_[which].id);
-    pins_[which].pin.drop();
-    std::swap(pins_[which], pins_.back());
+    const size_t chosen = random_() % pins_.size();
+    model_.drop(pins_[chosen].id);
+    pins_[chosen].pin.drop();
+    std::swap(pins_[chosen], pins_.back());
     pins_.pop_back();
     if (burst_ && random_() % 20 == 0) {
       for (size_t i = 0; i < 200; ++i) drop_last();
@@ -154,12 +154,12 @@ TEST(EpochFuzz, ReclaimsExactlyWhatTheModelDoes) {
   const uint64_t first = tests::seed();
   for (uint64_t seed = first; seed < first + 8; ++seed) {
     std::printf("[epoch] seed %lu (PETPS_SEED repeats it)\n", static_cast<unsigned long>(seed));
-    Story run(seed);
+    RandomEvents events(seed);
     for (int i = 0; i < kSteps; ++i) {
-      run.step();
+      events.step();
       ASSERT_FALSE(testing::Test::HasFatalFailure()) << "seed " << seed << " step " << i;
     }
-    run.finish();
+    events.finish();
   }
 }
 

@@ -74,13 +74,13 @@ TEST_F(EpochTest, PinsDroppedOutOfOrderHoldTheirOwnAndNothingElse) {
   EXPECT_EQ(domain.reclaim(), 1u);
 }
 
-TEST_F(EpochTest, PinsOfOtherReadersCount) {
-  Reader* one = domain.lease();
-  Reader* two = domain.lease();
-  ASSERT_NE(one, two);
-  Pin pin = two->pin();
+TEST_F(EpochTest, PinsOfOtherReadersHoldItemsToo) {
+  Reader* reader = domain.lease();
+  Reader* other = domain.lease();
+  ASSERT_NE(reader, other);
+  Pin pin = other->pin();
   retire({1});
-  Pin later = one->pin();
+  Pin later = reader->pin();
   EXPECT_EQ(domain.reclaim(), 0u);
   pin.drop();
   EXPECT_EQ(domain.reclaim(), 1u);
@@ -99,14 +99,14 @@ TEST_F(EpochTest, OldestIsTheSmallestLiveEpoch) {
   EXPECT_EQ(domain.oldest(), domain.current() + 1);
 }
 
-TEST_F(EpochTest, RetiringNothingIsNoStep) {
+TEST_F(EpochTest, RetiringNothingDoesNotStepTheEpoch) {
   const uint64_t before = domain.current();
   retire({});
   EXPECT_EQ(domain.current(), before);
   EXPECT_EQ(domain.reclaim(), 0u);
 }
 
-TEST_F(EpochTest, AFullListIsBackPressure) {
+TEST_F(EpochTest, AFullListReturnsAnEmptyPin) {
   Reader* reader = domain.lease();
   std::vector<Pin> pins;
   for (size_t i = 0; i < kPinsPerReader; ++i) {
@@ -151,7 +151,7 @@ TEST_F(EpochTest, APinMovesToAnotherThread) {
   Reader* reader = domain.lease();
   Pin pin = reader->pin();
   retire({1});
-  std::thread completion([held = std::move(pin)]() mutable { held.drop(); });
+  std::thread completion([moved = std::move(pin)]() mutable { moved.drop(); });
   completion.join();
   EXPECT_EQ(domain.reclaim(), 1u);
   EXPECT_EQ(reader->live(), 0u);
@@ -223,7 +223,7 @@ TEST_F(EpochTest, DisabledPinsProtectNothing) {
   EXPECT_EQ(domain.reclaim(), 1u);
 }
 
-TEST_F(EpochTest, ALargeBatchIsOneStep) {
+TEST_F(EpochTest, ALargeBatchStepsTheEpochOnce) {
   Items items(1'000'000);
   std::iota(items.begin(), items.end(), uint64_t{1});
   const uint64_t before = domain.current();

@@ -66,7 +66,7 @@ class Rows : public Reclaimer {
     return rows_[index_[key].load(std::memory_order_acquire)].data();
   }
 
-  static bool whole(const volatile uint64_t* row, uint64_t key) {
+  static bool is_whole(const volatile uint64_t* row, uint64_t key) {
     const uint64_t first = row[0];
     if (first % kKeys != key || first == kPoison) return false;
     for (size_t i = 1; i < kRowWords; ++i) {
@@ -106,7 +106,7 @@ class Completions {
       posted = std::move(posted_.back());
       posted_.pop_back();
     }
-    if (!Rows::whole(posted.row, posted.key)) faults.fetch_add(1);
+    if (!Rows::is_whole(posted.row, posted.key)) faults.fetch_add(1);
     posted.pin.drop();
     return true;
   }
@@ -128,14 +128,13 @@ struct Outcome {
   uint64_t full_lists = 0;
 };
 
-void read_for_a_while(Domain& domain, Rows& rows, Completions& completions, uint64_t seed,
-                      uint64_t reads, std::atomic<uint64_t>& faults,
-                      std::atomic<uint64_t>& full_lists) {
+void read_rows(Domain& domain, Rows& rows, Completions& completions, uint64_t seed, uint64_t reads,
+               std::atomic<uint64_t>& faults, std::atomic<uint64_t>& full_lists) {
   std::mt19937_64 random(seed);
   Reader* reader = domain.lease();
   // Seven threads on a busy two-core machine may be slow: stop after 8 s even with fewer reads.
-  const auto enough = std::chrono::steady_clock::now() + std::chrono::seconds(8);
-  for (uint64_t done = 0; done < reads && std::chrono::steady_clock::now() < enough;) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(8);
+  for (uint64_t done = 0; done < reads && std::chrono::steady_clock::now() < deadline;) {
     Pin pin = reader->pin();
     if (!pin) {  // backpressure: let completions continue
       full_lists.fetch_add(1);
@@ -144,10 +143,10 @@ void read_for_a_while(Domain& domain, Rows& rows, Completions& completions, uint
     }
     const uint64_t key = random() % kKeys;
     const volatile uint64_t* row = rows.find(key);
-    if (!Rows::whole(row, key)) faults.fetch_add(1);
+    if (!Rows::is_whole(row, key)) faults.fetch_add(1);
     if (random() % 2 == 0) completions.post(std::move(pin), row, key);
     ++done;
-    if (done % 1000 == 0) {  // as if this caller left and another came
+    if (done % 1000 == 0) {  // as if another caller took over
       domain.release(reader);
       reader = domain.lease();
     }
@@ -185,8 +184,7 @@ Outcome run_threads(Domain& domain, uint64_t seed, uint64_t reads_per_reader) {
   std::vector<std::thread> readers;
   for (int i = 0; i < kReaders; ++i) {
     readers.emplace_back([&, i] {
-      read_for_a_while(domain, rows, completions, seed + 2 + i, reads_per_reader, faults,
-                       full_lists);
+      read_rows(domain, rows, completions, seed + 2 + i, reads_per_reader, faults, full_lists);
     });
   }
   for (std::thread& thread : readers) thread.join();
@@ -221,20 +219,20 @@ TEST(EpochThreads, NoReaderSeesAReclaimedRow) {
 class Meeting {
  public:
   void wait() {
-    const uint64_t turn = turn_.load();
+    const uint64_t meeting = meetings_.load();
     if (arrived_.fetch_add(1) == 1) {
       arrived_.store(0);
-      turn_.store(turn + 1);
+      meetings_.store(meeting + 1);
       return;
     }
-    for (int spins = 0; turn_.load() == turn; ++spins) {
+    for (int spins = 0; meetings_.load() == meeting; ++spins) {
       if (spins > 50000) std::this_thread::yield();  // the other thread may have no core
     }
   }
 
  private:
   std::atomic<int> arrived_{0};
-  std::atomic<uint64_t> turn_{0};
+  std::atomic<uint64_t> meetings_{0};
 };
 
 class LastItem : public Reclaimer {
@@ -277,9 +275,9 @@ TEST(EpochThreads, APinAndAReclaimAtTheSameInstantAgree) {
     const uint64_t old = published.exchange(round + 2, std::memory_order_acq_rel);
     domain.retire(owner, std::array{old});
     domain.reclaim();
-    const bool let_go = owner.item == old;
+    const bool was_reclaimed = owner.item == old;
     meeting.wait();
-    if (seen == old) let_go ? ++faults : ++held;
+    if (seen == old) was_reclaimed ? ++faults : ++held;
     meeting.wait();
   }
   reading.join();
@@ -289,9 +287,9 @@ TEST(EpochThreads, APinAndAReclaimAtTheSameInstantAgree) {
 }
 
 // Without protection the readers see faults: this shows that the suite above can fail.
-TEST(EpochThreads, WithoutPinsReadersDoSeeReclaimedRows) {
+TEST(EpochThreads, WithoutPinsReadersSeeReclaimedRows) {
 #if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "the fault is a data race: TSan would stop here, rightly";
+  GTEST_SKIP() << "the fault is a data race, which TSan reports";
 #else
   const uint64_t seed = tests::seed();
   uint64_t faults = 0;

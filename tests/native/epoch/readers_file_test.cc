@@ -1,5 +1,5 @@
 // Tests of the pins of other processes: the file, its locks, and what servers and readers leave
-// in it. A ReadersFile stands for a process here, because the locks belong to the open file.
+// in it. A ReadersFile simulates a process here, because the locks belong to the open file.
 #include "epoch/readers_file.h"
 
 #include <fcntl.h>
@@ -33,9 +33,9 @@ class ReadersFileTest : public testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
   std::unique_ptr<ReadersFile> serve() {
-    auto made = ReadersFile::serve(pool_, kPool);
-    EXPECT_TRUE(made.ok()) << made.status().message();
-    return made.ok() ? std::move(made).value() : nullptr;
+    auto served = ReadersFile::serve(pool_, kPool);
+    EXPECT_TRUE(served.ok()) << served.status().message();
+    return served.ok() ? std::move(served).value() : nullptr;
   }
   std::unique_ptr<ReadersFile> join() {
     auto joined = ReadersFile::join(pool_);
@@ -54,7 +54,7 @@ class ReadersFileTest : public testing::Test {
   std::filesystem::path pool_;
 };
 
-TEST_F(ReadersFileTest, AServerSeesTheOldestPinAndDropsThoseOfTheDeadOnly) {
+TEST_F(ReadersFileTest, AServerSeesTheOldestPinAndDropsOnlyPinsOfTheDead) {
   const auto server = serve();
   EXPECT_EQ(server->oldest(), kNone);
   const auto living = join();
@@ -69,7 +69,7 @@ TEST_F(ReadersFileTest, AServerSeesTheOldestPinAndDropsThoseOfTheDeadOnly) {
   EXPECT_EQ(server->oldest(), 7u);
 }
 
-TEST_F(ReadersFileTest, ARecordOfTheDeadIsTakenEmpty) {
+TEST_F(ReadersFileTest, ARecordOfADeadReaderIsClaimedEmpty) {
   const auto server = serve();
   auto dying = join();
   pin(*dying, 5);
@@ -81,24 +81,24 @@ TEST_F(ReadersFileTest, ARecordOfTheDeadIsTakenEmpty) {
   EXPECT_EQ(server->oldest(), kNone);
 }
 
-TEST_F(ReadersFileTest, RecordsEndAndNoneIsGivenTwice) {
+TEST_F(ReadersFileTest, RecordsAreLimitedAndNoneIsClaimedTwice) {
   const auto server = serve();
-  const auto one = join();
+  const auto reader = join();
   auto other = join();
-  std::vector<Places*> given;
+  std::vector<Places*> claimed;
   for (size_t i = 0; i < kMaxOutsideReaders; ++i) {
-    Places* const places = (i % 2 == 0 ? *one : *other).claim();
+    Places* const places = (i % 2 == 0 ? *reader : *other).claim();
     ASSERT_NE(places, nullptr);
     places->epochs[0].store(i + 1);  // a second claim of the record would empty it
-    given.push_back(places);
+    claimed.push_back(places);
   }
-  EXPECT_EQ(one->claim(), nullptr);
-  for (size_t i = 0; i < given.size(); ++i) EXPECT_EQ(given[i]->epochs[0].load(), i + 1);
+  EXPECT_EQ(reader->claim(), nullptr);
+  for (size_t i = 0; i < claimed.size(); ++i) EXPECT_EQ(claimed[i]->epochs[0].load(), i + 1);
   other.reset();
-  EXPECT_NE(one->claim(), nullptr);
+  EXPECT_NE(reader->claim(), nullptr);
 }
 
-TEST_F(ReadersFileTest, AServerTakesOverWhatItsReadersHold) {
+TEST_F(ReadersFileTest, AServerTakesOverThePinsOfReadersThatOutlivedTheLastServer) {
   auto server = serve();
   server->global().store(41);
   const auto reader = join();
@@ -111,7 +111,7 @@ TEST_F(ReadersFileTest, AServerTakesOverWhatItsReadersHold) {
   EXPECT_TRUE(std::filesystem::exists(readers_path(pool_)));
 }
 
-TEST_F(ReadersFileTest, AServerThatIsAloneMakesItAnewAndRemovesItsOwn) {
+TEST_F(ReadersFileTest, AServerWithoutReadersCreatesTheFileAgainAndRemovesOnlyItsOwn) {
   auto server = serve();
   server->global().store(41);
   server.reset();
@@ -127,7 +127,7 @@ TEST_F(ReadersFileTest, AServerThatIsAloneMakesItAnewAndRemovesItsOwn) {
   EXPECT_FALSE(std::filesystem::exists(readers_path(pool_)));
 }
 
-TEST_F(ReadersFileTest, EarlierPinsAreThoseOfBeforeTheServer) {
+TEST_F(ReadersFileTest, EarlierPinsAreThoseFromBeforeShare) {
   auto first = std::make_unique<Domain>();
   first->share(serve());
   Domain reader;
@@ -145,7 +145,7 @@ TEST_F(ReadersFileTest, EarlierPinsAreThoseOfBeforeTheServer) {
   EXPECT_TRUE(server.outside_pins());
 }
 
-TEST_F(ReadersFileTest, ReadersOfAnotherPoolOrThroughAnotherFileAreNotPassedOver) {
+TEST_F(ReadersFileTest, AServerRefusesToOpenBesideReadersWhosePinsAreInAnotherFile) {
   auto server = serve();
   const auto reader = join();
   server.reset();
@@ -160,8 +160,8 @@ TEST_F(ReadersFileTest, ReadersOfAnotherPoolOrThroughAnotherFileAreNotPassedOver
   EXPECT_FALSE(reader->belongs_to(kPool).ok());
 }
 
-// A limit on the size of a file stands for a full disk.
-TEST_F(ReadersFileTest, WhereItCannotBeMadeReadersAreKeptOut) {
+// A limit on the size of a file simulates a full disk.
+TEST_F(ReadersFileTest, IfTheFileCannotBeCreatedReadersAreKeptOut) {
   rlimit before = {};
   getrlimit(RLIMIT_FSIZE, &before);
   const rlimit small = {4096, before.rlim_max};
@@ -182,7 +182,7 @@ TEST_F(ReadersFileTest, WhereItCannotBeMadeReadersAreKeptOut) {
 
 // NFS turns the writer's own flock into a write lock of all bytes; another open file takes such a
 // lock here.
-TEST_F(ReadersFileTest, WhereFlockLocksAllBytesAServerServesAndReadersAreKeptOut) {
+TEST_F(ReadersFileTest, IfFlockLocksAllBytesTheServerServesAndReadersAreKeptOut) {
   const int writer = ::open(pool_.c_str(), O_RDWR);
   struct flock whole = {};
   whole.l_type = F_WRLCK;
@@ -198,7 +198,7 @@ TEST_F(ReadersFileTest, WhereFlockLocksAllBytesAServerServesAndReadersAreKeptOut
 }
 
 // A server must not serve beside a reader whose pins it cannot see.
-TEST_F(ReadersFileTest, WhereItCannotBeOpenedAndSomebodyReadsItIsAnError) {
+TEST_F(ReadersFileTest, IfTheFileCannotBeOpenedBesideAReaderTheServerRefuses) {
   auto server = serve();
   const auto reader = join();
   server.reset();
@@ -207,7 +207,7 @@ TEST_F(ReadersFileTest, WhereItCannotBeOpenedAndSomebodyReadsItIsAnError) {
   EXPECT_FALSE(ReadersFile::serve(pool_, kPool).ok());
 }
 
-TEST_F(ReadersFileTest, AForkedChildHasNoPartInIt) {
+TEST_F(ReadersFileTest, AForkedChildSharesNeitherPinsNorLocks) {
   const auto server = serve();
   auto reader = join();
   pin(*reader, 5);
@@ -231,7 +231,7 @@ TEST_F(ReadersFileTest, AForkedChildHasNoPartInIt) {
   EXPECT_EQ(server->global().load(), 1u);
   server->drop_dead();
   EXPECT_EQ(server->oldest(), 5u);
-  reader.reset();  // stands for the death of the parent; the child lives on
+  reader.reset();  // simulates the death of the parent; the child lives on
   server->drop_dead();
   EXPECT_EQ(server->oldest(), kNone);
   for (const int end : {to_child[0], to_child[1], from_child[0], from_child[1]}) close(end);

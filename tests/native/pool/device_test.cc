@@ -23,8 +23,8 @@ class DevicePool : public testing::Test {
     const std::vector<std::byte> garbage(kDeviceBytes, std::byte{0xEE});
     EXPECT_EQ(std::fwrite(garbage.data(), 1, garbage.size(), file), garbage.size());
     std::fclose(file);
-    media::file_calls().device = [](const std::string& asked) {
-      return asked == path() ? std::optional(media::Device{kDeviceBytes, 4096}) : std::nullopt;
+    media::file_calls().device = [](const std::string& name) {
+      return name == path() ? std::optional(media::Device{kDeviceBytes, 4096}) : std::nullopt;
     };
     options_.media.path = path();
     options_.unit_bytes = kTestUnitBytes;
@@ -53,14 +53,14 @@ class DevicePool : public testing::Test {
   Options options_;
 };
 
-TEST_F(DevicePool, IsNotMadeOverOtherDataUnlessTold) {
+TEST_F(DevicePool, CreateRefusesToOverwriteOtherDataUnlessAsked) {
   const auto refused = Pool::create(options_);
   EXPECT_EQ(refused.status().code(), base::Code::kAlreadyExists);
   EXPECT_NE(refused.status().message().find("--replace"), std::string_view::npos);
   create();
 }
 
-TEST_F(DevicePool, NewSpaceIsZeroWhateverWasThere) {
+TEST_F(DevicePool, NewSpaceIsZeroWhateverTheDeviceHeld) {
   uint64_t size = 0;
   {
     auto pool = create();
@@ -73,14 +73,14 @@ TEST_F(DevicePool, NewSpaceIsZeroWhateverWasThere) {
   auto pool = Pool::open(options_);
   ASSERT_TRUE(pool.ok()) << pool.status().to_string();
   EXPECT_TRUE(pool.value()->medium().is_device());
-  EXPECT_EQ(pool.value()->medium().size(), size) << "what lies behind is not the pool's";
+  EXPECT_EQ(pool.value()->medium().size(), size) << "the rest of the device is not the pool's";
   ASSERT_TRUE(pool.value()->begin_writing().ok());
   const auto table = pool.value()->create_table(testing_support::spec("second", 1000));
   ASSERT_TRUE(table.ok()) << table.status().to_string();
   expect_empty(*pool.value(), table.value());
 }
 
-TEST_F(DevicePool, AFullDeviceIsAnErrorAndNothingElse) {
+TEST_F(DevicePool, AFullDeviceIsAnErrorAndThePoolStaysUsable) {
   auto pool = create();
   const auto table = pool->create_table(testing_support::spec("large", 4'000'000));
   EXPECT_EQ(table.status().code(), base::Code::kResourceExhausted);

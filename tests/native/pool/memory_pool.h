@@ -22,15 +22,22 @@ class Memory {
     const auto address = reinterpret_cast<uintptr_t>(bytes_.data());
     return bytes_.data() + (4096 - address % 4096) % 4096;
   }
-  // Make a new pool of 64 KiB units with one instance of two partitions.
-  std::unique_ptr<Pool> format() {
+  // Make a new pool of 64 KiB units with one instance "model@1".
+  std::unique_ptr<Pool> format(uint32_t partitions = 2) {
     used = layout::kMap.metadata_bytes;
     auto pool = Pool::format(medium(), kTestUnitBytes);
     EXPECT_TRUE(pool.ok()) << pool.status().to_string();
-    EXPECT_TRUE(pool.value()->create_instance("model", "model@1", 2).ok());
+    EXPECT_TRUE(pool.value()->create_instance("model", "model@1", partitions).ok());
     return std::move(pool).value();
   }
+  // Make a new pool with one table "t", and forget the process that made it.
+  void format_with_table(uint64_t capacity = 100);
   base::Result<std::unique_ptr<Pool>> attach() { return Pool::attach(medium()); }
+  // Open the pool again, as another process.
+  void reopen(std::unique_ptr<Pool>* pool) {
+    keep(**pool);
+    *pool = attach().value();
+  }
   // Make the pool's present length the length of the next open.
   void keep(const Pool& pool) { used = pool.medium().size(); }
   std::unique_ptr<media::Media> medium() {
@@ -63,6 +70,12 @@ inline TableSpec spec(const std::string& name, uint64_t capacity, uint32_t row_b
   s.row_bytes = row_bytes;
   s.capacity = capacity;
   return s;
+}
+
+inline void Memory::format_with_table(uint64_t capacity) {
+  auto pool = format();
+  EXPECT_TRUE(pool->create_table(spec("t", capacity)).ok());
+  keep(*pool);
 }
 
 inline bool contains(const base::Status& status, const std::string& text) {

@@ -22,7 +22,7 @@ using testing_support::spec;
 // The offsets of the two superblock copies.
 constexpr uint64_t kCopies[2] = {layout::kMap.superblock(0), layout::kMap.superblock(1)};
 
-TEST(Pool, ComesBackAsItWasLeft) {
+TEST(Pool, ReopensWithEverythingThatWasWritten) {
   Memory memory;
   {
     auto pool = memory.format();
@@ -38,7 +38,7 @@ TEST(Pool, ComesBackAsItWasLeft) {
         pool->write_progress({1, 1, 5, 6, 7, 8, ProgressState::kCatchingUp, 9}, flusher).ok());
     memory.keep(*pool);
   }
-  auto pool = std::move(memory.attach()).value();
+  auto pool = memory.attach().value();
   const auto tables = pool->tables();
   ASSERT_EQ(tables.size(), 2u);
   EXPECT_EQ(tables[0].spec.name, "items");
@@ -53,7 +53,7 @@ TEST(Pool, ComesBackAsItWasLeft) {
   EXPECT_EQ(pool->instances()[1].name, "model@2");
   const auto aliases = pool->aliases();
   ASSERT_EQ(aliases.size(), 2u);
-  EXPECT_EQ(aliases[0].name, "model") << "it goes on meaning the first instance";
+  EXPECT_EQ(aliases[0].name, "model") << "it still refers to the first instance";
   EXPECT_EQ(aliases[0].instance, 1u);
   EXPECT_EQ(aliases[1].name, "live");
   EXPECT_EQ(aliases[1].instance, 2u);
@@ -68,7 +68,7 @@ TEST(Pool, ComesBackAsItWasLeft) {
   EXPECT_TRUE(problems.empty()) << problems.front();
 }
 
-TEST(Pool, BytesThatAreNoPool) {
+TEST(Pool, OpenRefusesBytesThatAreNotAPool) {
   Memory memory;
   memory.used = layout::kMap.metadata_bytes;
   auto pool = memory.attach();
@@ -95,7 +95,7 @@ void set_format_version(Memory& memory, uint64_t copy, uint32_t version) {
   memory.write(copy, header);
 }
 
-TEST(Pool, OfAnotherFormatVersion) {
+TEST(Pool, OpenRefusesANewerFormatVersion) {
   Memory memory;
   memory.format();
   for (const uint64_t copy : kCopies) set_format_version(memory, copy, layout::kFormatVersion + 1);
@@ -106,13 +106,9 @@ TEST(Pool, OfAnotherFormatVersion) {
   EXPECT_TRUE(contains(pool.status(), "export")) << pool.status().to_string();
 }
 
-TEST(Pool, CutShort) {
+TEST(Pool, OpenRefusesATruncatedPool) {
   Memory memory;
-  {
-    auto pool = memory.format();
-    ASSERT_TRUE(pool->create_table(spec("t", 100)).ok());
-    memory.keep(*pool);
-  }
+  memory.format_with_table();
   memory.used -= 4096;
   const auto pool = memory.attach();
   EXPECT_EQ(pool.status().code(), Code::kDataLoss);
@@ -121,14 +117,10 @@ TEST(Pool, CutShort) {
   EXPECT_TRUE(contains(pool.status(), "copy it again")) << pool.status().to_string();
 }
 
-// Spoils each byte of a copy that the checksum covers, one at a time.
-TEST(Pool, OneSpoiledSuperblockCopyIsPassedOver) {
+// Damages each byte of a copy that the checksum covers, one at a time.
+TEST(Pool, OpensWithOneDamagedSuperblockCopy) {
   Memory memory;
-  {
-    auto pool = memory.format();
-    ASSERT_TRUE(pool->create_table(spec("t", 100)).ok());
-    memory.keep(*pool);
-  }
+  memory.format_with_table();
   for (const uint64_t copy : kCopies) {
     const auto length = memory.read<layout::Superblock>(copy).length;
     for (uint64_t at = 0; at < length; ++at) {
@@ -140,23 +132,22 @@ TEST(Pool, OneSpoiledSuperblockCopyIsPassedOver) {
   }
 }
 
-TEST(Pool, TheNewerCopyCounts) {
+TEST(Pool, ReadsTheNewerSuperblockCopy) {
   Memory memory;
   {
     auto pool = memory.format();
     ASSERT_TRUE(pool->set_alias("live", 1).ok());
     memory.keep(*pool);
   }
-  EXPECT_EQ(std::move(memory.attach()).value()->aliases().size(), 1u);
+  EXPECT_EQ(memory.attach().value()->aliases().size(), 1u);
   const auto a = memory.read<layout::Superblock>(kCopies[0]);
   const auto b = memory.read<layout::Superblock>(kCopies[1]);
   ASSERT_EQ(std::max(a.sequence, b.sequence), std::min(a.sequence, b.sequence) + 1);
   memory.base()[kCopies[a.sequence > b.sequence ? 0 : 1]] ^= std::byte{1};
-  EXPECT_EQ(std::move(memory.attach()).value()->aliases().size(), 0u)
-      << "the older one, for want of the newer";
+  EXPECT_EQ(memory.attach().value()->aliases().size(), 0u) << "the older copy is read";
 }
 
-TEST(Pool, BothSuperblockCopiesSpoiled) {
+TEST(Pool, OpenRefusesTwoDamagedSuperblockCopies) {
   Memory memory;
   memory.format();
   for (const uint64_t copy : kCopies) memory.base()[copy + 40] ^= std::byte{1};
@@ -166,13 +157,9 @@ TEST(Pool, BothSuperblockCopiesSpoiled) {
   EXPECT_TRUE(contains(pool.status(), "petps load")) << pool.status().to_string();
 }
 
-TEST(Pool, SpoiledExtentRecord) {
+TEST(Pool, OpenRefusesADamagedExtentRecord) {
   Memory memory;
-  {
-    auto pool = memory.format();
-    ASSERT_TRUE(pool->create_table(spec("t", 100)).ok());
-    memory.keep(*pool);
-  }
+  memory.format_with_table();
   for (int bit = 0; bit < 64; ++bit) {
     const auto word = memory.read<uint64_t>(layout::kMap.extents());
     memory.write(layout::kMap.extents(), word ^ (uint64_t{1} << bit));
@@ -186,20 +173,16 @@ TEST(Pool, SpoiledExtentRecord) {
 }
 
 // The table's buckets are in an extent that no record names as this table's.
-TEST(Pool, ATableWithoutItsExtents) {
+TEST(Pool, OpenRefusesATableWithoutItsExtents) {
   Memory memory;
-  {
-    auto pool = memory.format();
-    ASSERT_TRUE(pool->create_table(spec("t", 100)).ok());
-    memory.keep(*pool);
-  }
+  memory.format_with_table();
   memory.write(layout::kMap.extents(), uint64_t{0});
   const auto pool = memory.attach();
   EXPECT_EQ(pool.status().code(), Code::kDataLoss);
   EXPECT_TRUE(contains(pool.status(), "table 't'")) << pool.status().to_string();
 }
 
-TEST(Pool, VerifySeesAHoleInTheExtentRecords) {
+TEST(Pool, VerifyReportsAHoleInTheExtentRecords) {
   Memory memory;
   auto pool = memory.format();
   ASSERT_TRUE(pool->create_table(spec("t", 100)).ok());
@@ -215,7 +198,7 @@ TEST(Pool, VerifySeesAHoleInTheExtentRecords) {
   EXPECT_EQ(problems[0], "extent record 0 is missing before later ones");
 }
 
-TEST(Pool, ProgressSurvivesASpoiledRecord) {
+TEST(Pool, ProgressSurvivesADamagedRecord) {
   Memory memory;
   {
     auto pool = memory.format();
@@ -225,12 +208,12 @@ TEST(Pool, ProgressSurvivesASpoiledRecord) {
     }
     memory.keep(*pool);
   }
-  ASSERT_EQ(std::move(memory.attach()).value()->read_progress(1, 0)->seq, 2u);
+  ASSERT_EQ(memory.attach().value()->read_progress(1, 0)->seq, 2u);
   memory.base()[layout::kMap.progress() + 8] ^= std::byte{1};  // turn 2 is in the first record
-  EXPECT_EQ(std::move(memory.attach()).value()->read_progress(1, 0)->seq, 1u);
+  EXPECT_EQ(memory.attach().value()->read_progress(1, 0)->seq, 1u);
 }
 
-struct CountsDrains : media::Observer {
+struct DrainCounter : media::Observer {
   void on_store(const void*, size_t) override {}
   void on_flush(const void*, size_t, media::Site) override {}
   base::Status on_drain(media::Site) override {
@@ -251,24 +234,24 @@ std::vector<Progress> window_of(uint32_t partitions, uint64_t seq) {
 TEST(Pool, ProgressOfAWindowCostsOneDrain) {
   Memory memory;
   { memory.keep(*memory.format()); }
-  CountsDrains counted;
+  DrainCounter counter;
   auto pool = std::move(Pool::attach(media::Media::borrow(memory.base(), memory.used,
-                                                          Memory::kReserve, &counted)))
+                                                          Memory::kReserve, &counter)))
                   .value();
   for (uint64_t seq = 1; seq <= 3; ++seq) {
-    counted.drains = 0;
+    counter.drains = 0;
     media::Flusher flusher(pool->medium());
     ASSERT_TRUE(pool->write_progress(window_of(1024, seq), flusher).ok());
     ASSERT_TRUE(flusher.drain(media::Site::kProgressed).ok());
-    EXPECT_EQ(counted.drains, seq == 1 ? 2 : 1);
+    EXPECT_EQ(counter.drains, seq == 1 ? 2 : 1);
   }
   pool.reset();
-  pool = std::move(memory.attach()).value();
+  pool = memory.attach().value();
   EXPECT_EQ(pool->all_progress().size(), 1024u);
   for (const Progress& progress : pool->all_progress()) ASSERT_EQ(progress.seq, 3u);
 }
 
-TEST(Pool, AWindowOfProgressThatCannotBeWrittenLeavesEverythingAsItWas) {
+TEST(Pool, AWindowOfProgressThatIsRefusedChangesNothing) {
   Memory memory;
   auto pool = memory.format();
   media::Flusher flusher(pool->medium());
@@ -283,8 +266,7 @@ TEST(Pool, AWindowOfProgressThatCannotBeWrittenLeavesEverythingAsItWas) {
   std::vector<Progress> unknown = window_of(4, 2);
   unknown.back().instance = 9;
   EXPECT_EQ(pool->write_progress(unknown, flusher).code(), Code::kNotFound);
-  memory.keep(*pool);
-  pool = std::move(memory.attach()).value();
+  memory.reopen(&pool);
   ASSERT_EQ(pool->all_progress().size(), 3u);
   for (const Progress& progress : pool->all_progress()) EXPECT_EQ(progress.seq, 1u);
 }
@@ -303,62 +285,61 @@ TEST(Pool, PairsThatACrashLeftWithoutARecordAreUsedAgain) {
       for (const uint64_t record : {0, 64})
         memory.base()[layout::kMap.progress() + pair * 128 + record + 60] ^= std::byte{1};
     }
-    memory.keep(*pool);
-    pool = std::move(memory.attach()).value();
+    memory.reopen(&pool);
     EXPECT_TRUE(pool->all_progress().empty());
   }
 }
 
 TEST(Pool, GenerationRisesOnlyAfterAnUncleanStop) {
   Memory memory;
-  memory.format();
-  auto pool = std::move(memory.attach()).value();
+  auto pool = memory.format();
+  memory.reopen(&pool);
   EXPECT_TRUE(pool->was_clean());
   EXPECT_EQ(pool->generation(), 1u);
   ASSERT_TRUE(pool->begin_writing().ok());
-  pool = std::move(memory.attach()).value();
+  memory.reopen(&pool);
   EXPECT_FALSE(pool->was_clean());
   EXPECT_EQ(pool->generation(), 2u);
   ASSERT_TRUE(pool->begin_writing().ok());
-  pool = std::move(memory.attach()).value();
+  memory.reopen(&pool);
   EXPECT_EQ(pool->generation(), 3u);
   ASSERT_TRUE(pool->begin_writing().ok());
   ASSERT_TRUE(pool->finish_clean().ok());
-  pool = std::move(memory.attach()).value();
+  memory.reopen(&pool);
   EXPECT_TRUE(pool->was_clean());
   EXPECT_EQ(pool->generation(), 3u);
 }
 
-TEST(Pool, BadTablesAreRefusedByName) {
+TEST(Pool, BadTablesAreRefusedWithTheReason) {
   Memory memory;
   auto pool = memory.format();
-  const auto refused = [&](TableSpec s, Code code, const std::string& text) {
+  const auto expect_refusal = [&](TableSpec s, Code code, const std::string& text) {
     const auto result = pool->create_table(s);
     EXPECT_EQ(result.status().code(), code) << text;
     EXPECT_TRUE(contains(result.status(), text)) << result.status().to_string();
   };
   TableSpec s = spec("t", 10);
   s.dim = 5000;
-  refused(s, Code::kInvalidArgument, "dim 5000 is outside 1..4096");
+  expect_refusal(s, Code::kInvalidArgument, "dim 5000 is outside 1..4096");
   s = spec("t", 10, 0);
-  refused(s, Code::kInvalidArgument, "a row of 0 bytes");
+  expect_refusal(s, Code::kInvalidArgument, "a row of 0 bytes");
   s = spec("t", 0);
-  refused(s, Code::kInvalidArgument, "capacity");
+  expect_refusal(s, Code::kInvalidArgument, "capacity");
   s = spec("t", 10);
   s.default_row.resize(63);
-  refused(s, Code::kInvalidArgument, "the default row has 63 bytes, a row has 64");
+  expect_refusal(s, Code::kInvalidArgument, "the default row has 63 bytes, a row has 64");
   s = spec("t", 10);
   s.instance = 9;
-  refused(s, Code::kNotFound, "instance 9 does not exist");
-  refused(spec("", 10), Code::kInvalidArgument, "1 to 63 characters");
-  refused(spec(std::string(64, 'a'), 10), Code::kInvalidArgument, "1 to 63 characters");
-  refused(spec("a b", 10), Code::kInvalidArgument, "'a b'");
+  expect_refusal(s, Code::kNotFound, "instance 9 does not exist");
+  expect_refusal(spec("", 10), Code::kInvalidArgument, "1 to 63 characters");
+  expect_refusal(spec(std::string(64, 'a'), 10), Code::kInvalidArgument, "1 to 63 characters");
+  expect_refusal(spec("a b", 10), Code::kInvalidArgument, "'a b'");
   ASSERT_TRUE(pool->create_table(spec("t", 10)).ok());
-  refused(spec("t", 10), Code::kAlreadyExists, "table 't'");
+  expect_refusal(spec("t", 10), Code::kAlreadyExists, "table 't'");
   EXPECT_EQ(pool->tables().size(), 1u);
 }
 
-TEST(Pool, ALargeTableThatDoesNotFitLeavesThePoolAsItWas) {
+TEST(Pool, ATableThatDoesNotFitChangesNothing) {
   Memory memory;
   auto pool = memory.format();
   const auto result = pool->create_table(spec("t", uint64_t{1} << 30));
@@ -369,7 +350,7 @@ TEST(Pool, ALargeTableThatDoesNotFitLeavesThePoolAsItWas) {
 
 // The walk and writers make the bits of the slots. Opening reads one record per extent and
 // nothing more.
-TEST(Pool, OpeningMakesNothingThatGrowsWithSlots) {
+TEST(Pool, OpeningAllocatesNothingThatGrowsWithTheSlots) {
   Memory memory;
   std::vector<SlotRef> refs(5000);
   {
@@ -379,7 +360,7 @@ TEST(Pool, OpeningMakesNothingThatGrowsWithSlots) {
     ASSERT_TRUE(pool->slots(1).allocate(refs, &wait).ok());
     memory.keep(*pool);
   }
-  auto pool = std::move(memory.attach()).value();
+  auto pool = memory.attach().value();
   Slots& slots = pool->slots(1);
   ASSERT_TRUE(slots.needs_walk());
   const uint64_t opened = slots.allocator_bytes();
@@ -387,14 +368,14 @@ TEST(Pool, OpeningMakesNothingThatGrowsWithSlots) {
   slots.mark(refs[4999]);
   EXPECT_GT(slots.allocator_bytes(), opened);
   slots.finish_walk();
-  EXPECT_GE(slots.allocator_bytes(), opened + slots.total() / 8) << "now there is a bit a slot";
+  EXPECT_GE(slots.allocator_bytes(), opened + slots.total() / 8) << "now there is one bit per slot";
   EXPECT_FALSE(slots.is_free(refs[17]));
   EXPECT_FALSE(slots.is_free(refs[4999]));
   EXPECT_TRUE(slots.is_free(refs[18]));
   EXPECT_EQ(slots.free_count(), slots.total() - 2);
 }
 
-TEST(Pool, LimitOfTables) {
+TEST(Pool, HoldsUpToTheLimitOfTables) {
   Memory memory((kMaxTables + 64) * kTestUnitBytes);
   {
     auto pool = memory.format();
@@ -410,12 +391,12 @@ TEST(Pool, LimitOfTables) {
         << too_many.status().to_string();
     memory.keep(*pool);
   }
-  const auto again = std::move(memory.attach()).value();
-  EXPECT_EQ(again->tables().size(), kMaxTables);
-  EXPECT_EQ(again->tables().back().spec.name, "t2047");
+  const auto reopened = memory.attach().value();
+  EXPECT_EQ(reopened->tables().size(), kMaxTables);
+  EXPECT_EQ(reopened->tables().back().spec.name, "t2047");
 }
 
-TEST(Pool, LimitsOfTheCatalogue) {
+TEST(Pool, HoldsUpToTheLimitsOfInstancesAndAliases) {
   Memory memory;
   auto pool = memory.format();
   for (uint32_t i = 1; i < kMaxInstances; ++i) {
@@ -427,14 +408,14 @@ TEST(Pool, LimitsOfTheCatalogue) {
   for (uint32_t i = 1; i < kMaxAliases; ++i)  // "model" is the first alias
     ASSERT_TRUE(pool->set_alias("a" + std::to_string(i), 1 + i % 5).ok());
   EXPECT_EQ(pool->set_alias("b", 1).code(), Code::kResourceExhausted);
-  EXPECT_TRUE(pool->set_alias("a3", 7).ok()) << "one that is there may change";
+  EXPECT_TRUE(pool->set_alias("a3", 7).ok()) << "an existing alias can be switched";
   EXPECT_EQ(pool->set_alias("a3", 70).code(), Code::kNotFound);
   const auto other = pool->create_instance("model", "model@1", 2);
   EXPECT_EQ(other.status().code(), Code::kAlreadyExists);
   memory.keep(*pool);
-  const auto again = std::move(memory.attach()).value();
-  EXPECT_EQ(again->instances().size(), kMaxInstances);
-  EXPECT_EQ(again->aliases().size(), kMaxAliases);
+  const auto reopened = memory.attach().value();
+  EXPECT_EQ(reopened->instances().size(), kMaxInstances);
+  EXPECT_EQ(reopened->aliases().size(), kMaxAliases);
 }
 
 TEST(Pool, PartitionsOfAModelNeverChange) {
@@ -442,7 +423,8 @@ TEST(Pool, PartitionsOfAModelNeverChange) {
   auto pool = memory.format();
   const auto result = pool->create_instance("model", "model@2", 3);
   EXPECT_EQ(result.status().code(), Code::kInvalidArgument);
-  EXPECT_TRUE(contains(result.status(), "2 partitions for ever")) << result.status().to_string();
+  EXPECT_TRUE(contains(result.status(), "2 partitions, which never change"))
+      << result.status().to_string();
 }
 
 }  // namespace
@@ -454,35 +436,36 @@ std::vector<std::string> frozen(const Pool& pool) {
   return names;
 }
 
-TEST(Versions, AnAliasSwitchesAndGoesBackAndFreezesWhatItLeft) {
+TEST(Versions, AnAliasSwitchesBackAndForthAndFreezesTheInstanceItLeaves) {
   Memory memory;
   auto pool = memory.format();
   ASSERT_TRUE(pool->create_instance("model", "model@2", 2).ok());
-  EXPECT_EQ(pool->aliases()[0].instance, 1u) << "a second instance changes no meaning";
+  EXPECT_EQ(pool->aliases()[0].instance, 1u) << "the model name still refers to the first instance";
   EXPECT_EQ(pool->aliases()[0].previous, 0u) << "there is nothing to go back to";
   ASSERT_TRUE(pool->set_alias("model", 2).ok());
   EXPECT_EQ(frozen(*pool), std::vector<std::string>{"model@1"});
-  ASSERT_TRUE(pool->set_alias("model", 2).ok()) << "again changes nothing";
+  ASSERT_TRUE(pool->set_alias("model", 2).ok()) << "switching to the same instance changes nothing";
   EXPECT_EQ(pool->aliases()[0].previous, 1u);
-  memory.keep(*pool);
-  pool = std::move(memory.attach()).value();
+  memory.reopen(&pool);
   EXPECT_EQ(pool->aliases()[0].instance, 2u);
   EXPECT_EQ(frozen(*pool), std::vector<std::string>{"model@1"});
   ASSERT_TRUE(pool->set_alias("model", pool->aliases()[0].previous).ok());
   EXPECT_EQ(pool->aliases()[0].instance, 1u);
   EXPECT_EQ(frozen(*pool), std::vector<std::string>{"model@2"});
-  ASSERT_TRUE(pool->set_alias("model", pool->aliases()[0].previous).ok()) << "and forth again";
+  ASSERT_TRUE(pool->set_alias("model", pool->aliases()[0].previous).ok())
+      << "switching forth again";
   EXPECT_EQ(pool->aliases()[0].instance, 2u);
   ASSERT_TRUE(pool->set_alias("kept", 2).ok());
   ASSERT_TRUE(pool->set_alias("model", 1).ok());
-  EXPECT_EQ(frozen(*pool), std::vector<std::string>{}) << "another alias still means model@2";
+  EXPECT_EQ(frozen(*pool), std::vector<std::string>{}) << "another alias still refers to model@2";
 }
 
-TEST(Versions, AnInstanceThatWasSwitchedAwayFromIsNotSwitchedToUnasked) {
+TEST(Versions, UnlessFrozenRefusesAnInstanceThatTheAliasLeft) {
   Memory memory;
   auto pool = memory.format();
   ASSERT_TRUE(pool->create_instance("model", "model@2", 2).ok());
-  ASSERT_TRUE(pool->set_alias("model", 2, /*unless_frozen=*/true).ok()) << "it was never left";
+  ASSERT_TRUE(pool->set_alias("model", 2, /*unless_frozen=*/true).ok())
+      << "no alias was switched away from it";
   ASSERT_TRUE(pool->set_alias("model", 1).ok());
   const auto refused = pool->set_alias("model", 2, /*unless_frozen=*/true);
   EXPECT_EQ(refused.code(), Code::kFailedPrecondition);
@@ -491,18 +474,18 @@ TEST(Versions, AnInstanceThatWasSwitchedAwayFromIsNotSwitchedToUnasked) {
   EXPECT_TRUE(pool->set_alias("model", 2).ok());
 }
 
-TEST(Versions, NamesAreOfOneMoment) {
+TEST(Versions, NamesAreConsistentBesideAWriter) {
   Memory memory;
   auto pool = memory.format();
   std::atomic<bool> done{false};
   std::thread switcher([&] {
-    uint32_t meant = 1;
+    uint32_t current = 1;
     for (int i = 2; i < 2000; ++i) {
-      const auto made = pool->create_instance("model", "model@" + std::to_string(i), 2);
-      if (!made.ok() || !pool->set_alias("model", made.value().id).ok() ||
-          !pool->drop_instance(meant).ok())
+      const auto created = pool->create_instance("model", "model@" + std::to_string(i), 2);
+      if (!created.ok() || !pool->set_alias("model", created.value().id).ok() ||
+          !pool->drop_instance(current).ok())
         ADD_FAILURE() << i;
-      meant = made.value().id;
+      current = created.value().id;
     }
     done = true;
   });
@@ -518,11 +501,11 @@ TEST(Versions, NamesAreOfOneMoment) {
   switcher.join();
 }
 
-TEST(Versions, WhatAnAliasMeansIsNotDropped) {
+TEST(Versions, AnInstanceWithANameIsNotDropped) {
   Memory memory;
   auto pool = memory.format();
   const auto only = pool->drop_instance(1);
-  EXPECT_EQ(only.code(), Code::kFailedPrecondition) << "the plain name means the only instance";
+  EXPECT_EQ(only.code(), Code::kFailedPrecondition) << "the plain name refers to the only instance";
   EXPECT_TRUE(contains(only, "petps alias")) << only.to_string();
   ASSERT_TRUE(pool->create_instance("model", "model@2", 2).ok());
   EXPECT_EQ(pool->drop_instance(1).code(), Code::kFailedPrecondition);
@@ -534,12 +517,12 @@ TEST(Versions, WhatAnAliasMeansIsNotDropped) {
   media::Flusher flusher(pool->medium());
   EXPECT_EQ(pool->write_progress({1, 0, 1, 1, 1, 1, {}, 0}, flusher).code(), Code::kNotFound);
   ASSERT_TRUE(pool->create_instance("model", "model@1", 2).ok());
-  EXPECT_EQ(pool->instances().back().id, 3u) << "ids are never given twice";
+  EXPECT_EQ(pool->instances().back().id, 3u) << "ids are never reused";
 }
 
 // Creates model after model in one pool: the space and progress of a dropped one go to the next
 // one, before and after an open.
-TEST(Versions, SpaceAndProgressOfTheDroppedAreUsedAgain) {
+TEST(Versions, SpaceAndProgressOfDroppedInstancesAreReused) {
   Memory memory;
   auto pool = memory.format();
   std::vector<SlotRef> refs(3000);
@@ -550,9 +533,9 @@ TEST(Versions, SpaceAndProgressOfTheDroppedAreUsedAgain) {
     if (round > 1) {
       ASSERT_TRUE(pool->create_instance("model", "model@" + std::to_string(round), 2).ok());
     }
-    auto wanted = spec("t", 4000);
-    wanted.instance = instance;
-    const auto record = pool->create_table(wanted);
+    auto table_spec = spec("t", 4000);
+    table_spec.instance = instance;
+    const auto record = pool->create_table(table_spec);
     ASSERT_TRUE(record.ok()) << record.status().to_string();
     const uint64_t buckets = record.value().bucket_count * layout::kBucketBytes;
     for (uint64_t i = 0; i < buckets; ++i)
@@ -560,7 +543,7 @@ TEST(Versions, SpaceAndProgressOfTheDroppedAreUsedAgain) {
     std::memset(pool->at(record.value().bucket_offset), 0xEE, buckets);
     ASSERT_TRUE(pool->slots(record.value().id).allocate(refs, &wait).ok());
     EXPECT_TRUE(std::is_sorted(refs.begin(), refs.end()));
-    for (const SlotRef ref : refs) ASSERT_TRUE(pool->slots(record.value().id).valid(ref));
+    for (const SlotRef ref : refs) ASSERT_TRUE(pool->slots(record.value().id).is_slot(ref));
     media::Flusher flusher(pool->medium());
     for (uint32_t partition = 0; partition < 2; ++partition)
       ASSERT_TRUE(pool->write_progress({instance, partition, round, 1, 1, 1, {}, 0}, flusher).ok());
@@ -571,8 +554,7 @@ TEST(Versions, SpaceAndProgressOfTheDroppedAreUsedAgain) {
     EXPECT_EQ(pool->all_progress().size(), 2u);
     if (round == 2) bytes = pool->medium().size();
     if (round % 3 == 0) {
-      memory.keep(*pool);
-      pool = std::move(memory.attach()).value();
+      memory.reopen(&pool);
     } else {
       pool->free_table(old_table);
     }

@@ -48,11 +48,11 @@ class Fuzz {
     }
     ASSERT_TRUE(status.ok()) << status.to_string();
     for (const SlotRef ref : refs) {
-      ASSERT_TRUE(slots().valid(ref));
-      ASSERT_FALSE(slots().valid(ref + 1));
-      ASSERT_TRUE(taken_.insert(ref).second) << "slot " << ref << " was given out twice";
+      ASSERT_TRUE(slots().is_slot(ref));
+      ASSERT_FALSE(slots().is_slot(ref + 1));
+      ASSERT_TRUE(taken_.insert(ref).second) << "slot " << ref << " was allocated twice";
       ASSERT_FALSE(waiting_.contains(ref))
-          << "slot " << ref << " waits for the walk and was given out";
+          << "slot " << ref << " waits for the walk and was allocated";
       std::memset(slots().row(ref), static_cast<int>(ref & 0xFF), row_bytes_);
       slots().header(ref)->key = ref;
     }
@@ -85,7 +85,7 @@ class Fuzz {
       slots().store_free_maps(flusher);
     }
     memory_.keep(*pool_);
-    pool_ = std::move(memory_.attach()).value();
+    pool_ = memory_.attach().value();
     old_end_ = memory_.used;
     waiting_.clear();
     if (slots().total() > 0) {
@@ -119,7 +119,7 @@ class Fuzz {
   uint64_t old_end_ = 0;
 };
 
-TEST(Slots, AgainstAModel) {
+TEST(Slots, AgreeWithASlowModel) {
   for (const uint32_t row_bytes : {8u, 72u, 512u, 1000u}) {
     for (uint64_t i = 0; i < 5; ++i) {
       SCOPED_TRACE("row bytes " + std::to_string(row_bytes) + ", seed " +
@@ -130,7 +130,7 @@ TEST(Slots, AgainstAModel) {
   }
 }
 
-TEST(Slots, ATornFreeMapIsNotBelieved) {
+TEST(Slots, ATornFreeMapIsIgnored) {
   Memory memory;
   {
     auto pool = memory.format();
@@ -144,7 +144,7 @@ TEST(Slots, ATornFreeMapIsNotBelieved) {
   }
   const uint64_t slots_extent = memory.used - kTestUnitBytes;
   memory.base()[slots_extent + 16] ^= std::byte{1};
-  auto pool = std::move(memory.attach()).value();
+  auto pool = memory.attach().value();
   pool->slots(1).load_free_maps();
   EXPECT_TRUE(pool->slots(1).needs_walk());
   memory.base()[slots_extent + 16] ^= std::byte{1};
@@ -153,7 +153,7 @@ TEST(Slots, ATornFreeMapIsNotBelieved) {
   EXPECT_EQ(pool->slots(1).free_count(), pool->slots(1).total() - 10);
 }
 
-TEST(Slots, WhenThePoolIsFullNothingIsTaken) {
+TEST(Slots, AllocationFromAFullPoolTakesNothing) {
   Memory memory;
   auto pool = memory.format();
   ASSERT_TRUE(pool->create_table(spec("t", 30'000, 4096)).ok());

@@ -55,7 +55,7 @@ def test_there_and_back_and_gone(petps_command: Command, target: str) -> None:
     message = petps_command.fails(6, "alias", target, "--back")
     assert "has no previous instance" in message
     message = petps_command.fails(6, "drop", target, "default@0")
-    assert "is what 'default' means" in message
+    assert "name 'default' refers to" in message
     output = petps_command("alias", target, "default@1")
     assert "default means default@1 now, before default@0" in output
     assert value(petps_command, target) == 2

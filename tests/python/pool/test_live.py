@@ -358,7 +358,7 @@ def damage(path: Path, at: int, content: bytes) -> None:
 @pytest.mark.parametrize(
     ("at", "content", "kind", "text"),
     [
-        (0, b"x" * 8, DataLoss, "is no file of readers"),
+        (0, b"x" * 8, DataLoss, "is not a readers file"),
         (8, b"\xff\x00\x00\x00", Unimplemented, "format version 255"),
         (16, b"y" * 16, FailedPrecondition, "belongs to another pool"),
     ],
@@ -395,7 +395,7 @@ def test_a_server_refuses_readers_of_another_format(path: Path) -> None:
 def test_an_unwritable_file(path: Path) -> None:
     with petps.open(path):
         readers(path).chmod(stat.S_IRUSR)
-        with pytest.raises(PermissionDenied, match="pins of readers stand in it"):
+        with pytest.raises(PermissionDenied, match="it holds the pins of readers"):
             petps.open_live(path)
 
 
