@@ -41,16 +41,16 @@ inline uint64_t scale(uint64_t hash, uint64_t count) {
 inline uint8_t tag_of(uint64_t hash) { return static_cast<uint8_t>(hash); }
 
 inline Path path_from(uint64_t hash, uint64_t count) {
-  const uint64_t turned = (hash << 32) | (hash >> 32);
-  return {scale(hash, count), 1 + scale(turned, count - 1), tag_of(hash)};
+  const uint64_t rotated = (hash << 32) | (hash >> 32);
+  return {scale(hash, count), 1 + scale(rotated, count - 1), tag_of(hash)};
 }
 
 inline void prefetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0); }
 
 // Match the tags of a prefetched bucket, and prefetch the first entry that they point to.
 template <bool to_write>
-inline uint32_t match_and_ask(const Index& index, const Bucket& bucket, uint64_t word,
-                              uint8_t tag) {
+inline uint32_t match_and_prefetch(const Index& index, const Bucket& bucket, uint64_t word,
+                                   uint8_t tag) {
   const uint32_t candidates = index.trusted(word) ? match_tags(bucket, tag) : kAllEntries;
   if (candidates != 0) {
     const Entry* first = &bucket.entries[__builtin_ctz(candidates)];
@@ -75,7 +75,7 @@ template <bool to_write>
 inline void match_home(const Index& index, Probe* probe) {
   probe->word = load64(probe->bucket->word);
   probe->candidates =
-      match_and_ask<to_write>(index, *probe->bucket, probe->word, tag_of(probe->hash));
+      match_and_prefetch<to_write>(index, *probe->bucket, probe->word, tag_of(probe->hash));
   if (probe->candidates == 0 && load8(probe->bucket->overflow) != 0)
     prefetch(&second_bucket(index, probe->hash));
 }
@@ -95,9 +95,9 @@ inline bool read_home(const Index& index, const Probe& probe, uint64_t key, Plac
   return load8(bucket.overflow) == 0 && same_count(load64(bucket.word), probe.word);
 }
 
-inline void ask_second(const Index& index, const Probe& probe) {
+inline void prefetch_second(const Index& index, const Probe& probe) {
   const Bucket& second = second_bucket(index, probe.hash);
-  match_and_ask<false>(index, second, load64(second.word), tag_of(probe.hash));
+  match_and_prefetch<false>(index, second, load64(second.word), tag_of(probe.hash));
 }
 
 }  // namespace
@@ -144,17 +144,17 @@ bool Index::scan_bucket(const Bucket& bucket, uint64_t key, uint8_t tag, uint64_
 }
 
 Place Index::search(uint64_t key, const Path& path) const {
-  struct Seen {
+  struct Probed {
     const Bucket* bucket;
     uint64_t word;
   };
   constexpr size_t kInline = 32;
-  std::array<Seen, kInline> seen;
-  std::vector<Seen> more;
+  std::array<Probed, kInline> probes;
+  std::vector<Probed> more_probes;
   for (;;) {
     Place place;
     size_t probed = 0;
-    more.clear();
+    more_probes.clear();
     uint64_t number = path.home;
     for (;;) {
       const Bucket& bucket = buckets_[number];
@@ -164,9 +164,9 @@ Place Index::search(uint64_t key, const Path& path) const {
         return place;
       }
       if (probed < kInline) {
-        seen[probed] = {&bucket, word};
+        probes[probed] = {&bucket, word};
       } else {
-        more.push_back({&bucket, word});
+        more_probes.push_back({&bucket, word});
       }
       ++probed;
       if (load8(bucket.overflow) == 0 || probed >= count_) break;
@@ -178,8 +178,8 @@ Place Index::search(uint64_t key, const Path& path) const {
     // always in at least one of its two places.
     bool changed = false;
     for (size_t i = 0; i < probed && !changed; ++i) {
-      const Seen& s = i < kInline ? seen[i] : more[i - kInline];
-      changed = !same_count(load64(s.bucket->word), s.word);
+      const Probed& probe = i < kInline ? probes[i] : more_probes[i - kInline];
+      changed = !same_count(load64(probe.bucket->word), probe.word);
     }
     if (!changed) return Place{};
   }
@@ -227,7 +227,7 @@ void Index::search_batch(std::span<const uint64_t> keys, Emit emit, Finished fin
       if (read_home(*this, probe, keys[read], &place)) [[likely]] {
         emit(read, place);
       } else {
-        ask_second(*this, probe);
+        prefetch_second(*this, probe);
         late[late_end++ % kWindow] = read;
       }
     }
@@ -274,16 +274,16 @@ void Index::find_refs(std::span<const uint64_t> keys, SlotRef* refs) const {
 
 size_t Index::locate(std::span<const uint64_t> keys, Entry** entries, SlotRef* refs, Step step,
                      void* context) const {
-  size_t found = 0;
+  size_t present = 0;
   const auto emit = [&](size_t i, const Place& place) {
     entries[i] = place.ref == 0 ? nullptr : &buckets_[place.bucket].entries[place.entry];
     refs[i] = place.ref;
-    found += place.ref != 0 ? 1 : 0;
+    present += place.ref != 0 ? 1 : 0;
   };
   search_batch<true>(keys, emit, [&](size_t i) {
     if (step != nullptr) step(context, i);
   });
-  return found;
+  return present;
 }
 
 void Index::plan(std::span<Op> ops, Entry* const* entries, const SlotRef* refs) const {

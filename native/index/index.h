@@ -168,11 +168,11 @@ class Index {
   // ---- recount: lower overflow counters that are too high to the exact count (INDEX.md) ----
   // Return true if a recount is worth its scan: after an unclean open, or after saturated
   // counters have missed enough lowerings.
-  bool recount_wanted() const {
+  bool wants_recount() const {
     return recount_wanted_.load(std::memory_order_relaxed) >
            std::max<uint64_t>(kSaturated / 2, count_ / kRecountShare);
   }
-  void want_recount() { recount_wanted_.store(UINT64_MAX / 2, std::memory_order_relaxed); }
+  void request_recount() { recount_wanted_.store(UINT64_MAX / 2, std::memory_order_relaxed); }
   // Return false if there is no memory for the counts. Call it after the walk; one recount runs
   // at a time.
   bool begin_recount();
@@ -234,7 +234,7 @@ class Index {
   static uint32_t empty_entry(const Bucket& bucket);
   void raise_counter(Bucket& bucket, media::Flusher& flusher);
   void lower_counters(const Path& path, uint64_t from, uint64_t to);
-  void ask_to_publish(const Op& op) const;
+  void prefetch_op(const Op& op) const;
   void publish_one(Op& op, media::Flusher& flusher);
   bool try_publish(Op& op, const Path& path, Held* home, media::Flusher& flusher);
   bool erase_at(Op& op, const Place& at, const Held& home, media::Flusher& flusher);
@@ -246,7 +246,7 @@ class Index {
                            Held* target, uint32_t entry);
   base::Result<bool> evict(uint64_t bucket, const std::unordered_set<uint64_t>& hot);
   void count_change(const Bucket& bucket, bool displaced, int64_t by);
-  void change_claims(const Bucket& in, const Path& path, uint64_t distance, bool comes);
+  void change_claims(const Bucket& in, const Path& path, uint64_t distance, bool added);
   uint64_t number_of(const Bucket& bucket) const {
     return static_cast<uint64_t>(&bucket - buckets_);
   }
@@ -285,7 +285,7 @@ inline constexpr uint32_t kSpinsBeforeYield = 64;
 // A count of the recount that reached this value stays there.
 inline constexpr uint16_t kTooManyClaims = UINT16_MAX;
 // Passes of raise() over a path of full buckets before it treats the table as full.
-inline constexpr uint32_t kFullLooks = 1000;
+inline constexpr uint32_t kFullPasses = 1000;
 // How many ops ahead publish() and replace() prefetch.
 inline constexpr size_t kPublishAhead = 12;
 

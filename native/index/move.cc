@@ -96,8 +96,8 @@ Status Index::move_locked(uint64_t key, const Path& path, const Place& at, uint6
   store64(from.ref, 0);
   media_->report_store(&from.ref, sizeof from.ref);
   flusher.flush(&from, sizeof from, Site::kVacatedEntry);
-  change_claims(*target->bucket, path, to_distance, /*comes=*/true);
-  change_claims(buckets_[at.bucket], path, at.distance, /*comes=*/false);
+  change_claims(*target->bucket, path, to_distance, /*added=*/true);
+  change_claims(buckets_[at.bucket], path, at.distance, /*added=*/false);
   PETPS_RETURN_IF_ERROR(flusher.drain(Site::kVacatedDrain));
 
   if (to_distance < at.distance) lower_counters(path, to_distance, at.distance);

@@ -9,13 +9,13 @@ namespace petps::index {
 
 // Record that an entry was added to or removed from bucket `in`, whose lock the caller holds.
 // Do nothing if the scan has not reached the bucket: the scan will count it.
-void Index::change_claims(const Bucket& in, const Path& path, uint64_t distance, bool comes) {
+void Index::change_claims(const Bucket& in, const Path& path, uint64_t distance, bool added) {
   if (distance == 0 || number_of(in) >= counted_until_.load(std::memory_order_relaxed)) return;
   for (uint64_t d = 0; d < distance; ++d) {
     base::Atomic<uint16_t>& count = claims_[bucket_at(path, d)];
     uint16_t seen = count.load(std::memory_order_relaxed);
     while (seen != kTooManyClaims &&
-           !count.compare_exchange_weak(seen, static_cast<uint16_t>(comes ? seen + 1 : seen - 1),
+           !count.compare_exchange_weak(seen, static_cast<uint16_t>(added ? seen + 1 : seen - 1),
                                         std::memory_order_relaxed)) {
     }
   }
@@ -42,7 +42,7 @@ bool Index::count_claims(uint64_t buckets) {
       const Path path = path_of(load64(entry.key));
       uint64_t distance = 0;
       while (distance + 1 < count_ && bucket_at(path, distance) != number) ++distance;
-      change_claims(*held.bucket, path, distance, /*comes=*/true);
+      change_claims(*held.bucket, path, distance, /*added=*/true);
     }
     unlock(held);
   }

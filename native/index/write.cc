@@ -215,7 +215,7 @@ void Index::raise(Op& op, Flusher& flusher) {
   const bool was_full = op.state == OpState::kAgain;
   op.state = OpState::kNew;
   Bucket* bucket = &buckets_[bucket_at(path, op.passed)];
-  uint32_t looks = 0;
+  uint32_t passes = 0;
   for (bool full = was_full || !has_room(*bucket); full; full = !has_room(*bucket)) {
     if (op.passed + 1 >= count_) {
       // Each bucket was full when this loop read it. Other writers may have freed an entry in a
@@ -223,7 +223,7 @@ void Index::raise(Op& op, Flusher& flusher) {
       // always has room somewhere. So retry.
       lower_counters(path, 0, op.passed);  // no published entry relies on these raises
       op.passed = 0;
-      if (rows() >= count_ * kEntries || ++looks == kFullLooks) {
+      if (rows() >= count_ * kEntries || ++passes == kFullPasses) {
         op.state = OpState::kSkipped;
         return;
       }
@@ -238,9 +238,9 @@ void Index::raise(Op& op, Flusher& flusher) {
 }
 
 // Prefetch the bucket and the entry of an op. They have left the caches since the plan, because
-// the rows of a chunk passed through the caches. A locked instruction on an uncached line would
+// the rows of a slice passed through the caches. A locked instruction on an uncached line would
 // stall all instructions after it.
-void Index::ask_to_publish(const Op& op) const {
+void Index::prefetch_op(const Op& op) const {
   if (op.state == OpState::kPresent) {
     base::prefetch_for_write(&buckets_[op.bucket]);
     base::prefetch_for_write(&buckets_[op.bucket].entries[op.entry]);
@@ -250,9 +250,9 @@ void Index::ask_to_publish(const Op& op) const {
 }
 
 void Index::publish(std::span<Op> ops, Flusher& flusher) {
-  for (size_t i = 0; i < std::min(kPublishAhead, ops.size()); ++i) ask_to_publish(ops[i]);
+  for (size_t i = 0; i < std::min(kPublishAhead, ops.size()); ++i) prefetch_op(ops[i]);
   for (size_t i = 0; i < ops.size(); ++i) {
-    if (i + kPublishAhead < ops.size()) ask_to_publish(ops[i + kPublishAhead]);
+    if (i + kPublishAhead < ops.size()) prefetch_op(ops[i + kPublishAhead]);
     Op& op = ops[i];
     if (op.state == OpState::kPresent || op.state == OpState::kNew) publish_one(op, flusher);
   }
@@ -260,7 +260,7 @@ void Index::publish(std::span<Op> ops, Flusher& flusher) {
 
 size_t Index::replace(std::span<Entry* const> entries, const SlotRef* with, SlotRef* refs,
                       Flusher& flusher) {
-  size_t twice = 0;
+  size_t repeats = 0;
   for (size_t i = 0; i < entries.size(); ++i) {
     if (i + kPublishAhead < entries.size()) base::prefetch_for_write(entries[i + kPublishAhead]);
     Entry& entry = *entries[i];
@@ -268,10 +268,10 @@ size_t Index::replace(std::span<Entry* const> entries, const SlotRef* with, Slot
     store64(entry.ref, with[i]);
     media_->report_store(&entry.ref, sizeof entry.ref);
     flusher.flush(&entry, sizeof entry, Site::kEntry);
-    twice += old != refs[i] ? 1 : 0;
+    repeats += old != refs[i] ? 1 : 0;
     refs[i] = old;
   }
-  return twice;
+  return repeats;
 }
 
 void Index::publish_one(Op& op, Flusher& flusher) {
@@ -325,7 +325,7 @@ bool Index::erase_at(Op& op, const Place& at, const Held& home, Flusher& flusher
   media_->report_store(&entry.ref, sizeof entry.ref);
   flusher.flush(&entry, sizeof entry, Site::kErasedEntry);
   count_change(bucket, displaced, -1);
-  change_claims(bucket, path_of(op.key), at.distance, /*comes=*/false);
+  change_claims(bucket, path_of(op.key), at.distance, /*added=*/false);
   if (displaced) unlock(held);
   op.old = at.ref;
   op.lower = static_cast<uint32_t>(at.distance);
@@ -336,9 +336,7 @@ bool Index::erase_at(Op& op, const Place& at, const Held& home, Flusher& flusher
 bool Index::place_new(Op& op, const Path& path, Held* home, Flusher& flusher) {
   // kPresent: another writer has erased the key since the plan, and no counter is raised for it
   // yet.
-  if (op.state == OpState::kPresent) {
-    op.passed = 0;
-  }
+  if (op.state == OpState::kPresent) op.passed = 0;
   Bucket& bucket = buckets_[bucket_at(path, op.passed)];
   Held other;
   Held* held = home;
@@ -350,7 +348,7 @@ bool Index::place_new(Op& op, const Path& path, Held* home, Flusher& flusher) {
   if (entry < kEntries) {
     fill_entry(held, entry, op.key, path.tag, op.ref, flusher, Site::kEntry);
     count_change(bucket, held == &other, +1);
-    change_claims(bucket, path, op.passed, /*comes=*/true);
+    change_claims(bucket, path, op.passed, /*added=*/true);
     op.old = 0;
     op.lower = 0;
     op.state = OpState::kDone;

@@ -28,14 +28,14 @@ Status Worker::hello(const wire::FrameHeader& header, std::span<const std::byte>
 // that every listed instance has its tables.
 wire::TablesReply describe_tables(table::Tables& tables, const wire::TablesRequest& request) {
   wire::TablesReply out;
-  uint64_t generation = 0;
+  uint64_t change_count = 0;
   pool::Names names;
   std::vector<table::TablePointer> found;
   do {
-    generation = tables.generation();
+    change_count = tables.change_count();
     names = tables.pool().names();
     found = tables.tables();
-  } while (tables.generation() != generation);
+  } while (tables.change_count() != change_count);
   for (const pool::InstanceRecord& record : names.instances) {
     out.instances.push_back({record.id, record.model, record.name, record.partitions,
                              tables.applied_version(record.id)});

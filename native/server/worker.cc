@@ -219,10 +219,10 @@ void Worker::reply_error(ConnectionId connection, const wire::FrameHeader& heade
 }
 
 table::Table* Worker::find_table(uint32_t id) {
-  const uint64_t generation = shared_.tables.generation();
-  if (generation != tables_generation_) {  // tables were dropped
+  const uint64_t change_count = shared_.tables.change_count();
+  if (change_count != tables_change_count_) {  // tables were dropped
     tables_by_id_.clear();
-    tables_generation_ = generation;
+    tables_change_count_ = change_count;
   }
   if (id < tables_by_id_.size() && tables_by_id_[id] != nullptr) return tables_by_id_[id];
   table::Table* table = shared_.tables.find(id).get();

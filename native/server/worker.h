@@ -129,7 +129,7 @@ class Worker {
   std::vector<Parked> parked_;  // paused: the pull at the front waits for a version
   std::vector<transport::ConnectionId> unblocked_;
   std::vector<table::Table*> tables_by_id_;  // ids are never reused
-  uint64_t tables_generation_ = 0;           // generation of shared.tables for tables_by_id_
+  uint64_t tables_change_count_ = 0;         // of shared.tables, as of tables_by_id_
   uint64_t pushes_in_flight_ = 0;
   bool draining_ = false;
   bool drained_ = false;

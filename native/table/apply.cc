@@ -4,7 +4,7 @@
 #include <chrono>
 
 #include "base/prefetch.h"
-#include "table/chunk.h"
+#include "table/slice.h"
 
 namespace petps::table {
 
@@ -25,18 +25,18 @@ constexpr SlotRef kToBeAllocated = 1;  // an upsert before its slot is known; ne
 
 constexpr size_t kSourceAhead = 6;  // rows of a divided batch to prefetch ahead
 
-// One chunk of a batch on its way through the five verbs. Most chunks replace the rows of
+// One slice of a batch on its way through the five verbs. Most slices replace the rows of
 // existing keys and take a short way. New keys and deletions take the long way, through Ops.
 // Moves are held off throughout, so that every entry stays where the search saw it.
 class Apply {
  public:
-  Apply(Table::Impl& table, const Chunk& chunk, uint32_t stamp, Table::Impl::Scratch& scratch)
+  Apply(Table::Impl& table, const Slice& slice, uint32_t stamp, Table::Impl::Scratch& scratch)
       : table_(table),
-        keys_(chunk.keys),
-        rows_(chunk.rows),
-        places_(chunk.places),
-        deleted_(chunk.deleted),
-        refused_(chunk.refused),
+        keys_(slice.keys),
+        rows_(slice.rows),
+        places_(slice.places),
+        deleted_(slice.deleted),
+        refused_(slice.refused),
         stamp_(stamp),
         flusher_(table.pool.medium()),
         scratch_(scratch) {
@@ -44,20 +44,20 @@ class Apply {
     scratch_.old.resize(keys_.size());
   }
 
-  // Allocate; fill, interleaved with the search; persist and publish, the short or the long way;
-  // retire.
+  // Allocate. Fill, interleaved with the search. Persist and publish, the short or the long way.
+  // Retire.
   Status run(ApplyReport* report) {
     const size_t upserts = count_upserts();
-    // Rows are filled while their keys are searched: one waits for memory, the other computes. A
+    // Fill rows while their keys are searched: one waits for memory, the other computes. A
     // superseded or refused key gives its slot back. If there are not enough slots for all keys,
     // refuse keys first and allocate afterwards.
-    const bool filled = allocate(upserts).ok();
-    std::shared_lock still(table_.moves_gate);
-    const size_t present = filled ? fill_in_step() : locate();
-    const bool replaces_all = filled && upserts == keys_.size() && present == keys_.size();
-    const Status status = replaces_all ? replace(report) : publish_ops(filled, report);
-    still.unlock();
-    settle_room();
+    const bool has_slots = allocate(upserts).ok();
+    std::shared_lock moves(table_.moves_gate);
+    const size_t present = has_slots ? fill_in_step() : locate();
+    const bool replaces_all = has_slots && upserts == keys_.size() && present == keys_.size();
+    const Status status = replaces_all ? replace(report) : publish_ops(has_slots, report);
+    moves.unlock();
+    settle_reservations();
     if (status.ok()) retire();
     return status;
   }
@@ -70,13 +70,13 @@ class Apply {
   void fill_next(size_t i);
   Status replace(ApplyReport* report);
 
-  Status publish_ops(bool filled, ApplyReport* report);
-  void make_ops(bool filled);
+  Status publish_ops(bool has_slots, ApplyReport* report);
+  void make_ops(bool has_slots);
   void drop(Op* op);
   void drop_superseded(ApplyReport* report);
   Status refuse(ApplyReport* report);
   base::Result<bool> has_room();
-  void settle_room();
+  void settle_reservations();
   Status allocate_and_fill();
   Status persist_and_publish();
   bool raise();
@@ -97,7 +97,7 @@ class Apply {
   size_t next_ = 0;  // the slot in scratch_.taken to fill next
   std::vector<Op> ops_;
   std::vector<SlotRef> unused_;
-  uint64_t reserved_ = 0;       // our part of table_.occupied, until settle_room()
+  uint64_t reserved_ = 0;       // our part of table_.occupied, until settle_reservations()
   bool deletes_first_ = false;  // new keys take the room of deleted keys
 };
 
@@ -145,36 +145,36 @@ Status Apply::replace(ApplyReport* report) {
   PETPS_RETURN_IF_ERROR(flusher_.drain(Site::kFilled));  // rows and headers
   std::shared_lock gate(table_.walk_gate, std::defer_lock);
   if (table_.slots.needs_walk()) gate.lock();
-  const size_t twice =
+  const size_t repeats =
       table_.index.replace(scratch_.entries, scratch_.taken.data(), scratch_.old.data(), flusher_);
-  report->superseded += twice;
-  report->updated += keys_.size() - twice;
+  report->superseded += repeats;
+  report->updated += keys_.size() - repeats;
   if (gate.owns_lock()) mark_replaced();
   return flusher_.drain(Site::kPublished);
 }
 
 // ---- the long way ----
 
-Status Apply::publish_ops(bool filled, ApplyReport* report) {
-  make_ops(filled);
+Status Apply::publish_ops(bool has_slots, ApplyReport* report) {
+  make_ops(has_slots);
   drop_superseded(report);
   if (Status status = refuse(report); !status.ok()) {
-    if (filled) table_.slots.release(scratch_.taken);
+    if (has_slots) table_.slots.release(scratch_.taken);
     return status;
   }
-  if (!filled) PETPS_RETURN_IF_ERROR(allocate_and_fill());
+  if (!has_slots) PETPS_RETURN_IF_ERROR(allocate_and_fill());
   PETPS_RETURN_IF_ERROR(persist_and_publish());
   count(report);
   return Status();
 }
 
-void Apply::make_ops(bool filled) {
+void Apply::make_ops(bool has_slots) {
   ops_.resize(keys_.size());
   auto next = scratch_.taken.begin();
   for (size_t i = 0; i < ops_.size(); ++i) {
     ops_[i].key = keys_[i];
     const bool deletes = deleted_ != nullptr && deleted_[i] != 0;
-    ops_[i].ref = deletes ? 0 : filled ? *next++ : kToBeAllocated;
+    ops_[i].ref = deletes ? 0 : has_slots ? *next++ : kToBeAllocated;
   }
   table_.index.plan(ops_, scratch_.entries.data(), scratch_.old.data());
 }
@@ -201,7 +201,7 @@ void Apply::drop_superseded(ApplyReport* report) {
   }
 }
 
-// Refuse new keys beyond capacity. A key that this chunk deletes makes room for a new key of it.
+// Refuse new keys beyond capacity. A key that this slice deletes makes room for a new key of it.
 Status Apply::refuse(ApplyReport* report) {
   auto leaving = std::count_if(ops_.begin(), ops_.end(), [](const Op& op) {
     return op.state == OpState::kPresent && op.ref == 0;
@@ -231,17 +231,17 @@ Status Apply::refuse(ApplyReport* report) {
 Result<bool> Apply::has_room() {
   if (table_.reserve_row()) return true;
   if (table_.walked()) return false;
-  table_.owner.wait_for_walk();
+  table_.owner.walk();
   if (!table_.walked() && !table_.pool.medium().failed()) {
     return Status(Code::kUnavailable,
-                  "a process that reads the pool since before it was opened holds up what new keys "
-                  "need: end it, or try again");
+                  "a process that read the pool before this server opened it delays the search for "
+                  "free slots, which new keys need: stop that process, or try again");
   }
   return table_.reserve_row();
 }
 
 // Give back the room that was only reserved, and count what was published; also after a failure.
-void Apply::settle_room() {
+void Apply::settle_reservations() {
   uint64_t change = 0 - reserved_;
   for (const Op& op : ops_) {
     if (op.state != OpState::kDone) continue;
@@ -353,13 +353,13 @@ void Apply::retire() {
 
 }  // namespace
 
-Status Table::Impl::writable() const {
+Status Table::Impl::check_writable() const {
   if (!pool.read_only() && !pool.medium().failed()) return Status();
-  return Status(
-      Code::kFailedPrecondition,
-      "table '" + record.spec.name + "' cannot be written: its pool is " +
-          (pool.read_only() ? "open read-only"
-                            : "read-only since a write-back failed; check the disk, then restart"));
+  return Status(Code::kFailedPrecondition,
+                "table '" + record.spec.name + "' cannot be written: its pool is " +
+                    (pool.read_only()
+                         ? "open read-only"
+                         : "read-only because a write-back failed; check the disk, then restart"));
 }
 
 bool Table::Impl::reserve_row() {
@@ -371,25 +371,25 @@ bool Table::Impl::reserve_row() {
 }
 
 Status Table::Impl::allocate(std::span<SlotRef> refs, SlotHeader** headers) {
-  const auto give_up =
+  const auto deadline =
       std::chrono::steady_clock::now() + std::chrono::milliseconds(kReclaimPatienceMs);
   for (;;) {
     bool walk_helps = false;
     const Status status = slots.allocate(refs, &walk_helps, headers);
     if (status.code() != Code::kResourceExhausted) return status;
     if (walk_helps && !pool.medium().failed()) {
-      owner.wait_for_walk();
-      if (!owner.walked.load() && std::chrono::steady_clock::now() > give_up) return status;
+      owner.walk();
+      if (!owner.walked.load() && std::chrono::steady_clock::now() > deadline) return status;
     } else if (epochs.reclaim() == 0) {
-      if (epochs.retired_items() == 0 || std::chrono::steady_clock::now() > give_up) return status;
+      if (epochs.retired_items() == 0 || std::chrono::steady_clock::now() > deadline) return status;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
 }
 
-Status apply_chunk(Table::Impl& table, const Chunk& chunk, uint32_t stamp,
+Status apply_slice(Table::Impl& table, const Slice& slice, uint32_t stamp,
                    Table::Impl::Scratch& scratch, ApplyReport* report) {
-  return Apply(table, chunk, stamp, scratch).run(report);
+  return Apply(table, slice, stamp, scratch).run(report);
 }
 
 }  // namespace petps::table

@@ -6,7 +6,7 @@
 #include <thread>
 #include <unordered_map>
 
-#include "table/chunk.h"
+#include "table/slice.h"
 
 namespace petps::table {
 
@@ -16,11 +16,11 @@ using base::Status;
 
 namespace {
 
-// A thread costs about 50 us to start and join, a chunk 30 us.
+// A thread costs about 50 us to start and join, a slice 30 us.
 constexpr size_t kRowsOfAThread = 4096;
-constexpr size_t kChunksOfAThread = 16;  // before the threads join again
+constexpr size_t kSlicesOfAThread = 16;  // before the threads join again
 
-// The writer of one batch, chunk by chunk.
+// The writer of one batch, slice by slice.
 class Writer {
  public:
   Writer(Table::Impl& table, const Batch& batch)
@@ -45,12 +45,12 @@ class Writer {
       // deleted keys must make room for new keys of other ranges.
       const bool undivided = table_.synced() || must_make_room();
       const size_t threads = std::min({size_t{batch_.threads}, kRanges, left / kRowsOfAThread});
-      size_t n = std::min(left, table_.synced() ? kApplyChunkSynced : kApplyChunk);
+      size_t n = std::min(left, table_.synced() ? kSliceKeysSynced : kSliceKeys);
       if (!undivided && threads > 1) {
-        n = std::min(left, kApplyChunk * kRanges * kChunksOfAThread);
+        n = std::min(left, kSliceKeys * kRanges * kSlicesOfAThread);
         PETPS_RETURN_IF_ERROR(apply_by_range(at, n, threads));
       } else if (!undivided && !table_.range_locks.alone()) {
-        n = std::min(left, kApplyChunk * kRanges);
+        n = std::min(left, kSliceKeys * kRanges);
         PETPS_RETURN_IF_ERROR(apply_by_range(at, n, 1));
       } else {
         PETPS_RETURN_IF_ERROR(apply_whole(at, n));
@@ -65,12 +65,12 @@ class Writer {
   bool must_make_room() const {
     return deletes_ && table_.occupied.load() + batch_.keys.size() > table_.record.spec.capacity;
   }
-  // The caller holds the chunk's ranges.
-  Status apply(const Chunk& chunk, Table::Impl::Scratch& scratch, ApplyReport* report) {
+  // The caller holds the slice's ranges.
+  Status apply(const Slice& slice, Table::Impl::Scratch& scratch, ApplyReport* report) {
     if (table_.dropped) {
       return Status(Code::kNotFound, "table '" + table_.record.spec.name + "' has been dropped");
     }
-    return apply_chunk(table_, chunk, batch_.stamp, scratch, report);
+    return apply_slice(table_, slice, batch_.stamp, scratch, report);
   }
 
   Status apply_whole(size_t at, size_t n) {
@@ -106,7 +106,7 @@ class Writer {
     return Status();
   }
 
-  // Take a range, apply one chunk, and give the range back, so that other writers run in between.
+  // Take a range, apply one slice, and give the range back, so that other writers run in between.
   Status apply_ranges(size_t first, size_t step, ApplyReport* report) {
     uint32_t left = 0;
     for (size_t range = first; range < kRanges; range += step)
@@ -124,7 +124,7 @@ class Writer {
   Status apply_next(size_t range, ApplyReport* report) {
     Share& share = shares_[range];
     const size_t at = share.applied;
-    const size_t n = std::min(kApplyChunk, share.keys.size() - at);
+    const size_t n = std::min(kSliceKeys, share.keys.size() - at);
     share.applied += n;
     return apply({std::span(share.keys).subspan(at, n), batch_.rows, share.places.data() + at,
                   share.deleted.empty() ? nullptr : share.deleted.data() + at, &share.refused},
@@ -156,8 +156,8 @@ class Writer {
     std::vector<uint64_t> keys;
     for (const uint32_t place : refused_) keys.push_back(batch_.keys[place]);
     report_.refused -= keys.size();
-    for (size_t at = 0; at < keys.size(); at += kApplyChunk) {
-      const size_t n = std::min(kApplyChunk, keys.size() - at);
+    for (size_t at = 0; at < keys.size(); at += kSliceKeys) {
+      const size_t n = std::min(kSliceKeys, keys.size() - at);
       table_.range_locks.take_all();
       const Status status =
           apply({std::span(keys).subspan(at, n), batch_.rows, refused_.data() + at, nullptr},
@@ -216,7 +216,7 @@ Result<ApplyReport> Table::apply(const Batch& batch) {
   if (all_deleted && batch.deleted.empty() && !batch.keys.empty()) {
     return Status(Code::kInvalidArgument, "a batch needs rows or deletion marks");
   }
-  PETPS_RETURN_IF_ERROR(table.writable());
+  PETPS_RETURN_IF_ERROR(table.check_writable());
   return Writer(table, batch).run();
 }
 

@@ -38,7 +38,7 @@ class HotKeys {
   }
   const Keys& spared() const { return spared_; }
   bool has_moved(uint64_t key) const { return moved_.contains(key); }
-  void moved(uint64_t key) {
+  void add_moved(uint64_t key) {
     if (moved_.size() < most_) moved_.insert(key);
   }
 

@@ -32,7 +32,7 @@ struct Table::Impl final : epoch::Reclaimer {
     return pool.medium().kind() == media::Kind::kFile &&
            pool.medium().durability() == media::Durability::kPower;
   }
-  base::Status writable() const;  // an error if the table cannot be written
+  base::Status check_writable() const;  // an error if the table cannot be written
   // Reserve room for one more row; return false if capacity leaves none now. `occupied` includes
   // the reservations of batches in flight, so no two batches take the same room.
   bool reserve_row();
@@ -70,7 +70,7 @@ struct Table::Impl final : epoch::Reclaimer {
   std::atomic<uint64_t> ended{0};
   RangeLocks range_locks;
   bool dropped = false;  // changes under all ranges of `range_locks`
-  // Buffers of the chunk that holds the range; a chunk that holds all ranges uses the first. One
+  // Buffers of the slice that holds the range; a slice that holds all ranges uses the first. One
   // item per key or slot.
   struct Scratch {
     std::vector<index::Entry*> entries;
@@ -106,11 +106,13 @@ struct Tables::Impl final : epoch::Reclaimer {
   // After a clean close the answer is no: what it left free was free for every pin.
   bool read_since_a_kill() { return !pool->was_clean() && epochs.earlier_pins(); }
   void walk();
-  void wait_for_walk();
   void wake();
-  bool reclaimed();
-  bool counts(uint64_t partition) const;  // the caller holds applied_mutex
+  bool await_reclaim();
+  // The caller of these two holds applied_mutex.
+  bool counts(uint64_t partition) const;
+  uint64_t counted_partitions(const pool::InstanceRecord& instance) const;
   void refresh_applied(uint32_t instance);
+  std::vector<TablePointer> list_tables();
   base::Status pass_over(uint32_t instance);
 
   std::unique_ptr<pool::Pool> pool;
@@ -121,7 +123,7 @@ struct Tables::Impl final : epoch::Reclaimer {
   mutable std::mutex mutex;  // guards the next two
   std::vector<TablePointer> tables;
   std::vector<TablePointer> dropped;  // until no pin can read them
-  std::atomic<uint64_t> generation{1};
+  std::atomic<uint64_t> change_count{1};
   std::mutex walk_mutex;   // one walk at a time
   std::mutex moves_mutex;  // one hot move at a time: the pool has one journal
   std::atomic<bool> walked{false};
@@ -138,8 +140,8 @@ struct Tables::Impl final : epoch::Reclaimer {
 };
 
 // Keys of one round of the five verbs, where a drain is cheap.
-inline constexpr size_t kApplyChunk = 512;
-inline constexpr size_t kApplyChunkSynced = 65536;  // likewise, where a drain flushes the disk
+inline constexpr size_t kSliceKeys = 512;
+inline constexpr size_t kSliceKeysSynced = 65536;  // likewise, where a drain flushes the disk
 // A hot move takes three drains. Where a drain flushes the disk, one call makes at most this
 // number of moves, so that a hot set does not keep the disk from the deltas. The next hot set
 // continues.

@@ -63,9 +63,9 @@ class RangeLocks {
  private:
   // Spin before sleeping: a range is held for about 30 us, as long as a sleep and a wake-up take.
   template <typename Free>
-  static void spin(Free free) {
+  static void spin(Free is_free) {
     constexpr int kSpins = 2000;
-    for (int i = 0; i < kSpins && !free(); ++i) _mm_pause();
+    for (int i = 0; i < kSpins && !is_free(); ++i) _mm_pause();
   }
 
   std::mutex mutex_;  // orders what successive holders of a range do
@@ -115,12 +115,12 @@ class MovesGate {
   void unlock_shared() { gate_.unlock_shared(); }
 
   // Begin a scan. Another thread may end it.
-  void hold_off() {
+  void begin_scan() {
     std::lock_guard first(mutex_);
     scans_ += 1;
-    std::shared_lock under_way(gate_);
+    std::shared_lock wait_for_move(gate_);
   }
-  void let_go() {
+  void end_scan() {
     std::lock_guard first(mutex_);
     scans_ -= 1;
   }

@@ -31,7 +31,7 @@ Table::Impl::Impl(Tables::Impl& tables, const pool::TableRecord& table)
   if (pool.was_clean()) {
     set_counts(record.rows, record.displaced);
   } else {  // the largest possible count: no two rows share a slot or an entry
-    index.want_recount();
+    index.request_recount();
     assumed_rows = std::min(slots.total(), index.bucket_count() * index::kEntries);
     occupied.store(assumed_rows);
   }
@@ -73,22 +73,22 @@ const std::byte* Table::default_row() const {
 
 std::pair<uint64_t, uint64_t> Table::bucket_reads(std::span<const uint64_t> keys) const {
   uint64_t reads = 0;
-  uint64_t found = 0;
+  uint64_t hits = 0;
   for (const uint64_t key : keys) {
     const index::Place place = impl_->index.find_one(key);
     if (place.ref == 0) continue;
     reads += place.distance + 1;
-    found += 1;
+    hits += 1;
   }
-  return {reads, found};
+  return {reads, hits};
 }
 
 // ---- scan ----
 
 Table::ScanGuard::ScanGuard(const Table& table) : table_(table) {
-  table_.impl_->moves_gate.hold_off();
+  table_.impl_->moves_gate.begin_scan();
 }
-Table::ScanGuard::~ScanGuard() { table_.impl_->moves_gate.let_go(); }
+Table::ScanGuard::~ScanGuard() { table_.impl_->moves_gate.end_scan(); }
 
 ScanPage Table::scan(uint64_t from_bucket, uint64_t buckets) const {
   const index::Index& index = impl_->index;
@@ -109,8 +109,8 @@ ScanPage Table::scan(uint64_t from_bucket, uint64_t buckets) const {
 TableStatus Table::status() const {
   const Impl& table = *impl_;
   TableStatus status;
-  const bool counted = table.index.walked();
-  status.rows = counted ? table.index.rows() : std::max(table.record.rows, table.index.rows());
+  const bool is_counted = table.index.walked();
+  status.rows = is_counted ? table.index.rows() : std::max(table.record.rows, table.index.rows());
   status.capacity = table.record.spec.capacity;
   status.slots = table.slots.total();
   status.free_slots = table.slots.free_count();
@@ -141,8 +141,8 @@ Result<uint64_t> Table::migrate(std::span<const uint64_t> hot_keys) {
 Result<uint64_t> Table::rehome() { return impl_->rehome(); }
 
 Result<uint64_t> Table::recount() {
-  if (!impl_->walked()) impl_->owner.wait_for_walk();
-  PETPS_RETURN_IF_ERROR(impl_->writable());
+  if (!impl_->walked()) impl_->owner.walk();
+  PETPS_RETURN_IF_ERROR(impl_->check_writable());
   uint64_t lowered = 0;
   while (!impl_->recount_step(&lowered)) {
   }
@@ -150,23 +150,23 @@ Result<uint64_t> Table::recount() {
 }
 
 Result<uint64_t> Table::Impl::migrate(std::span<const uint64_t> keys, HotKeys::Time now) {
-  if (!walked()) owner.wait_for_walk();
-  PETPS_RETURN_IF_ERROR(writable());
+  if (!walked()) owner.walk();
+  PETPS_RETURN_IF_ERROR(check_writable());
   if (!walked()) return uint64_t{0};  // a reader in another process delays the walk: try later
-  std::lock_guard one(owner.moves_mutex);
+  std::lock_guard lock(owner.moves_mutex);
   hot.add(keys, now);
   uint64_t moves = 0;
   for (const uint64_t key : keys) {
     std::unique_lock gate(moves_gate, std::try_to_lock);
     if (!gate) {  // a scan is open: keep the keys for later, unless a newer set is pending
-      std::lock_guard lock(hot_mutex);
+      std::lock_guard hot_lock(hot_mutex);
       if (hot_keys.empty()) hot_keys.assign(keys.begin(), keys.end());
       break;
     }
     if (hot.has_moved(key)) continue;
     auto moved = index.move_home(key, hot.spared());
     if (!moved.ok()) return moved;
-    if (moved.value() > 0) hot.moved(key);
+    if (moved.value() > 0) hot.add_moved(key);
     moves += moved.value();
     if (owner.stopping.load(std::memory_order_relaxed) || (synced() && moves >= kMaxMovesSynced))
       break;
@@ -175,10 +175,10 @@ Result<uint64_t> Table::Impl::migrate(std::span<const uint64_t> keys, HotKeys::T
 }
 
 Result<uint64_t> Table::Impl::rehome() {
-  if (!walked()) owner.wait_for_walk();
-  PETPS_RETURN_IF_ERROR(writable());
+  if (!walked()) owner.walk();
+  PETPS_RETURN_IF_ERROR(check_writable());
   if (!walked()) return uint64_t{0};  // a reader in another process delays the walk: try later
-  std::lock_guard one(owner.moves_mutex);
+  std::lock_guard lock(owner.moves_mutex);
   const uint64_t lost = erased.exchange(0, std::memory_order_relaxed);
   uint64_t moves = 0;
   // A place that an entry left may be another entry's home, so repeat until few entries move.
@@ -207,7 +207,7 @@ Result<uint64_t> Table::Impl::rehome() {
 // writer that holds a range may wait for the walk, so the walk must not wait for a recount.
 bool Table::Impl::recount_step(uint64_t* lowered) {
   if (!walked()) return true;
-  std::lock_guard one(owner.moves_mutex);
+  std::lock_guard lock(owner.moves_mutex);
   if (recount == Recount::kNone) {
     if (!index.begin_recount()) return true;
     recount = Recount::kCounts;
@@ -231,9 +231,9 @@ bool Table::Impl::recount_step(uint64_t* lowered) {
 }
 
 bool Table::Impl::wants_recount() {
-  std::lock_guard one(owner.moves_mutex);
+  std::lock_guard lock(owner.moves_mutex);
   return walked() && !pool.medium().failed() &&
-         (recount != Recount::kNone || index.recount_wanted());
+         (recount != Recount::kNone || index.wants_recount());
 }
 
 // ---- recovery ----
@@ -255,9 +255,7 @@ void Table::Impl::walk() {
     slots.load_free_maps();
   }
   if (!walked()) {
-    const auto mark = [this](uint64_t, pool::SlotRef ref) {
-      if (slots.is_slot(ref)) slots.mark(ref);  // verify reports invalid refs
-    };
+    const auto mark = [this](uint64_t, pool::SlotRef ref) { slots.mark(ref); };
     media::Flusher flusher(pool.medium());
     for (uint64_t number = 0; number < index.bucket_count(); ++number) {
       read_ahead(number);

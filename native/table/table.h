@@ -88,7 +88,7 @@ class Tables;
 
 // A Table lives as long as any TablePointer to it. A table that was dropped while a caller holds
 // a TablePointer can still be read, but not written. A plain Table* is valid under a Pin if the
-// caller found it under that Pin (see generation()).
+// caller found it under that Pin (see change_count()).
 class Table;
 using TablePointer = std::shared_ptr<Table>;
 
@@ -121,7 +121,7 @@ class Table {
 
   // Apply a batch copy-on-write; it is durable when apply returns OK. New keys beyond capacity
   // are refused and counted, and the rest is applied. Return kResourceExhausted if there is no
-  // free slot (disk full): nothing of the chunk that failed was published, but earlier chunks of
+  // free slot (disk full): nothing of the slice that failed was published, but earlier slices of
   // the batch may have been.
   base::Result<ApplyReport> apply(const Batch& batch);
 
@@ -208,9 +208,9 @@ class Tables {
   // The space goes to other tables once the last pin on it is dropped. Errors: see
   // Pool::drop_instance.
   base::Status drop_instance(uint32_t instance);
-  // Return a number that changes when tables are dropped. A Table* that was found earlier, under
+  // Return a number that grows when tables are dropped. A Table* that was found earlier, under
   // another Pin, is valid only while this number is the same.
-  uint64_t generation() const;
+  uint64_t change_count() const;
   // Return the instance that an alias (or a model or instance name) refers to. The message of
   // kNotFound names what exists.
   base::Result<pool::InstanceRecord> resolve(const std::string& model) const;

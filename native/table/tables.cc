@@ -97,13 +97,13 @@ Status Tables::close() {
   impl_->walk();
   Flusher flusher(impl_->pool->medium());
   if (impl_->pool->medium().failed()) return flusher.drain(Site::kCloseDrain);  // the first error
-  const bool reclaimed = impl_->reclaimed();
-  if (!reclaimed || !impl_->walked.load(std::memory_order_acquire)) {
+  const bool is_reclaimed = impl_->await_reclaim();
+  if (!is_reclaimed || !impl_->walked.load(std::memory_order_acquire)) {
     // Retired slots are in no free map: a clean close would lose them for ever.
-    const bool outside = reclaimed || impl_->epochs.outside_pins();
+    const bool outside = is_reclaimed || impl_->epochs.outside_pins();
     return Status(Code::kFailedPrecondition,
                   "pool '" + impl_->pool->medium().path() + "' is closed, but " +
-                      (outside ? "a process that reads it" : "a read that has not ended") +
+                      (outside ? "a process that reads it" : "a read in progress") +
                       " holds rows that were replaced: the next open looks for free slots as after "
                       "a crash");
   }
@@ -120,12 +120,12 @@ Status Tables::close() {
 }
 
 // Wait until everything retired is released, at most kClosePatience. Return true if it is.
-bool Tables::Impl::reclaimed() {
-  const auto give_up = std::chrono::steady_clock::now() + kClosePatience;
+bool Tables::Impl::await_reclaim() {
+  const auto deadline = std::chrono::steady_clock::now() + kClosePatience;
   for (;;) {
     epochs.reclaim();
     if (epochs.retired_items() == 0) return true;
-    if (std::chrono::steady_clock::now() > give_up) return false;
+    if (std::chrono::steady_clock::now() > deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
@@ -140,7 +140,7 @@ Result<TablePointer> Tables::create_table(const pool::TableSpec& spec) {
 }
 
 Status Tables::switch_alias(const std::string& alias, uint32_t instance, bool unless_frozen) {
-  uint64_t whole = 0;
+  uint64_t loaded = 0;
   uint64_t expected = 0;
   bool begun = false;
   std::string name;
@@ -149,19 +149,19 @@ Status Tables::switch_alias(const std::string& alias, uint32_t instance, bool un
     for (const auto& record : impl_->pool->instances()) {
       if (record.id != instance) continue;
       name = record.name;
-      for (uint64_t p = 0; p < record.partitions; ++p) expected += impl_->counts(p) ? 1 : 0;
+      expected = impl_->counted_partitions(record);
     }
     for (const pool::Progress& progress : impl_->pool->all_progress()) {
       if (progress.instance != instance || !impl_->counts(progress.partition)) continue;
       begun = true;
-      const bool mixed = progress.state == pool::ProgressState::kCatchingUp ||
-                         progress.state == pool::ProgressState::kLostPower;
-      whole += mixed ? 0 : 1;
+      const bool is_mixed = progress.state == pool::ProgressState::kCatchingUp ||
+                            progress.state == pool::ProgressState::kLostPower;
+      loaded += is_mixed ? 0 : 1;
     }
   }
-  if (begun && whole < expected) {
+  if (begun && loaded < expected) {
     return Status(Code::kFailedPrecondition,
-                  "instance '" + name + "' is loaded in " + std::to_string(whole) + " of " +
+                  "instance '" + name + "' is loaded in " + std::to_string(loaded) + " of " +
                       std::to_string(expected) +
                       " partitions: wait for the others (petps status), then switch");
   }
@@ -200,23 +200,23 @@ Status Tables::Impl::pass_over(uint32_t instance) {
 }
 
 Status Tables::drop_instance(uint32_t instance) {
-  const std::lock_guard one_change(impl_->catalogue_mutex);
+  const std::lock_guard catalogue_lock(impl_->catalogue_mutex);
   PETPS_RETURN_IF_ERROR(impl_->pool->check_droppable(instance));
   PETPS_RETURN_IF_ERROR(impl_->pass_over(instance));
   PETPS_RETURN_IF_ERROR(impl_->pool->drop_instance(instance));
-  std::vector<TablePointer> gone;
+  std::vector<TablePointer> removed;
   {
     std::lock_guard lock(impl_->mutex);
     const auto kept = std::stable_partition(
         impl_->tables.begin(), impl_->tables.end(),
         [&](const TablePointer& table) { return table->record().spec.instance != instance; });
-    gone.assign(kept, impl_->tables.end());
+    removed.assign(kept, impl_->tables.end());
     impl_->tables.erase(kept, impl_->tables.end());
-    impl_->dropped.insert(impl_->dropped.end(), gone.begin(), gone.end());
-    impl_->generation.fetch_add(1);
+    impl_->dropped.insert(impl_->dropped.end(), removed.begin(), removed.end());
+    impl_->change_count.fetch_add(1);
   }
   std::vector<uint64_t> ids;
-  for (const TablePointer& table : gone) {
+  for (const TablePointer& table : removed) {
     table->impl().range_locks.take_all();
     table->impl().dropped = true;
     table->impl().range_locks.give(kAllRanges);
@@ -237,7 +237,7 @@ Status Tables::drop_instance(uint32_t instance) {
 // Free tables that no pin reads any more. A table whose own retired slots are queued behind it
 // and not yet released is retired again.
 void Tables::Impl::reclaim(std::span<const uint64_t> items) {
-  std::vector<TablePointer> gone;
+  std::vector<TablePointer> removed;
   std::vector<uint64_t> waiting;
   {
     std::lock_guard lock(mutex);
@@ -248,14 +248,14 @@ void Tables::Impl::reclaim(std::span<const uint64_t> items) {
         waiting.push_back(id);
         continue;
       }
-      gone.push_back(std::move(*at));
+      removed.push_back(std::move(*at));
       dropped.erase(at);
     }
   }
   if (!waiting.empty()) epochs.retire(*this, waiting);
 }
 
-uint64_t Tables::generation() const { return impl_->generation.load(); }
+uint64_t Tables::change_count() const { return impl_->change_count.load(); }
 
 TablePointer Tables::find(uint32_t id) const {
   std::lock_guard lock(impl_->mutex);
@@ -277,10 +277,12 @@ TablePointer Tables::find(const std::string& instance, const std::string& name) 
   return nullptr;
 }
 
-std::vector<TablePointer> Tables::tables() const {
-  std::lock_guard lock(impl_->mutex);
-  return impl_->tables;
+std::vector<TablePointer> Tables::Impl::list_tables() {
+  std::lock_guard lock(mutex);
+  return tables;
 }
+
+std::vector<TablePointer> Tables::tables() const { return impl_->list_tables(); }
 
 Result<pool::InstanceRecord> Tables::resolve(const std::string& model) const {
   const auto [instances, aliases, sequence] = impl_->pool->names();
@@ -309,6 +311,12 @@ bool Tables::Impl::counts(uint64_t partition) const {
                              ((counted[partition / 64] >> (partition % 64)) & 1) != 0);
 }
 
+uint64_t Tables::Impl::counted_partitions(const pool::InstanceRecord& instance) const {
+  uint64_t count = 0;
+  for (uint64_t p = 0; p < instance.partitions; ++p) count += counts(p) ? 1 : 0;
+  return count;
+}
+
 void Tables::Impl::refresh_applied(uint32_t instance) {
   const std::lock_guard lock(applied_mutex);
   bool exists = false;
@@ -316,7 +324,7 @@ void Tables::Impl::refresh_applied(uint32_t instance) {
   for (const auto& record : pool->instances()) {
     if (record.id != instance) continue;
     exists = true;
-    for (uint64_t p = 0; p < record.partitions; ++p) expected += counts(p) ? 1 : 0;
+    expected = counted_partitions(record);
   }
   uint64_t lowest = UINT64_MAX;
   uint64_t recorded = 0;
@@ -326,11 +334,13 @@ void Tables::Impl::refresh_applied(uint32_t instance) {
     lowest = std::min(lowest, progress.version);
   }
   if (!exists) return;  // the instance was dropped
-  auto at = std::find_if(applied.begin(), applied.end(),
-                         [&](const Applied& each) { return each.instance.load() == instance; });
+  const auto find = [&](uint32_t id) {
+    return std::find_if(applied.begin(), applied.end(),
+                        [&](const Applied& place) { return place.instance.load() == id; });
+  };
+  auto at = find(instance);
   if (at == applied.end()) {
-    at = std::find_if(applied.begin(), applied.end(),
-                      [](const Applied& each) { return each.instance.load() == 0; });
+    at = find(0);  // a free place
     PETPS_CHECK(at != applied.end(), "more instances than a pool may have");
   }
   at->version.store(recorded >= expected && recorded > 0 ? lowest : 0, std::memory_order_release);
@@ -372,23 +382,16 @@ void Tables::Impl::walk() {
   std::lock_guard lock(walk_mutex);
   if (walked.load(std::memory_order_acquire)) return;
   // Do not free anything that the walk finds while such a process may read it.
-  const auto give_up =
+  const auto deadline =
       std::chrono::steady_clock::now() + std::chrono::milliseconds(kReclaimPatienceMs);
   while (read_since_a_kill()) {
-    if (stopping.load() || std::chrono::steady_clock::now() > give_up) return;
+    if (stopping.load() || std::chrono::steady_clock::now() > deadline) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   pool->hold_free_extents(false);
-  std::vector<TablePointer> all;
-  {
-    std::lock_guard guard(mutex);
-    all = tables;
-  }
-  for (const TablePointer& table : all) table->impl().walk();
+  for (const TablePointer& table : list_tables()) table->impl().walk();
   walked.store(true, std::memory_order_release);
 }
-
-void Tables::Impl::wait_for_walk() { walk(); }
 
 void Tables::Impl::wake() {
   std::lock_guard lock(wake_mutex);
@@ -426,12 +429,7 @@ void Tables::Impl::background() {
     }
     if (stopping.load()) return;
     epochs.reclaim();
-    std::vector<TablePointer> all;
-    {
-      std::lock_guard guard(mutex);
-      all = tables;
-    }
-    for (const TablePointer& table : all) {
+    for (const TablePointer& table : list_tables()) {
       Table::Impl& t = table->impl();
       std::vector<uint64_t> hot;
       {

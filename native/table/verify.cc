@@ -35,12 +35,12 @@ class Verifier {
     if (quiet && table_.slots.total() > used)
       report_->unreachable_slots += table_.slots.total() - used;
     if (quiet && table_.walked() && table_.index.rows() != rows_) {
-      problem("counts " + std::to_string(table_.index.rows()) + " rows, its buckets hold " +
-              std::to_string(rows_));
+      report("counts " + std::to_string(table_.index.rows()) + " rows, its buckets hold " +
+             std::to_string(rows_));
     }
     if (quiet && table_.walked() && table_.occupied.load() != rows_) {
-      problem("holds room for " + std::to_string(table_.occupied.load()) +
-              " rows, its buckets hold " + std::to_string(rows_));
+      report("holds room for " + std::to_string(table_.occupied.load()) +
+             " rows, its buckets hold " + std::to_string(rows_));
     }
     if (const SlotRef ref = table_.record.default_row; ref != 0)
       check_row(ref, nullptr, "the default row");
@@ -48,7 +48,7 @@ class Verifier {
   }
 
  private:
-  void problem(const std::string& text) {
+  void report(const std::string& text) {
     report_->problem_count += 1;
     if (report_->problems.size() < kMaxProblems) {
       report_->problems.push_back("table '" + table_.record.spec.name + "' " + text);
@@ -77,12 +77,12 @@ class Verifier {
     const std::string name = "key " + std::to_string(key) + " in bucket " + std::to_string(number);
     const index::Path path = index_.path_of(key);
     const index::Place place = index_.find_one(key);
-    const bool here = place.ref != 0 && place.bucket == number && place.entry == i;
-    const bool gone =
+    const bool is_here = place.ref != 0 && place.bucket == number && place.entry == i;
+    const bool has_changed =
         index::load64(bucket.entries[i].ref) == 0 || index::load64(bucket.entries[i].key) != key;
-    if (gone) return;  // erased or moved during the check
-    if (!here) {
-      problem(name + (place.ref == 0 ? " cannot be found by probing" : " is there twice"));
+    if (has_changed) return;  // erased or moved during the check
+    if (!is_here) {
+      report(name + (place.ref == 0 ? " cannot be found by probing" : " is there twice"));
       return;
     }
     for (uint64_t distance = 0; distance < place.distance; ++distance) {
@@ -92,7 +92,7 @@ class Verifier {
     const uint64_t word = index::load64(bucket.word);
     if (index::load8(bucket.tags[i]) != path.tag) {
       if (index_.trusted(word)) {
-        problem(name + " has a wrong tag in the current generation");
+        report(name + " has a wrong tag in the current generation");
       } else {
         report_->stale_tags += 1;
       }
@@ -102,18 +102,18 @@ class Verifier {
 
   void check_row(SlotRef ref, const uint64_t* key, const std::string& name) {
     if (!table_.slots.is_slot(ref)) {
-      problem(name + " points to " + std::to_string(ref) + ", which is no slot of the table");
+      report(name + " points to " + std::to_string(ref) + ", which is no slot of the table");
       return;
     }
     if (!table_.slots.needs_walk() && table_.slots.is_free(ref)) {
-      problem(name + " points to a slot that is on the free list");
+      report(name + " points to a slot that is on the free list");
       return;
     }
     const pool::SlotHeader header = *table_.slots.header(ref);
     if (key != nullptr && header.key != *key) {
-      problem(name + " points to the row of key " + std::to_string(header.key));
+      report(name + " points to the row of key " + std::to_string(header.key));
     } else if (header.crc != base::crc32c(table_.slots.row(ref), table_.record.spec.row_bytes)) {
-      problem(name + " has a row whose checksum fails");
+      report(name + " has a row whose checksum fails");
     }
   }
 
@@ -121,8 +121,8 @@ class Verifier {
     const uint8_t counter = index::load8(index_.bucket(number).overflow);
     if (counter == index::kSaturated || !quiet) return;
     if (counter < passed_[number]) {
-      problem("bucket " + std::to_string(number) + " counts " + std::to_string(counter) +
-              " displaced entries, " + std::to_string(passed_[number]) + " passed it");
+      report("bucket " + std::to_string(number) + " counts " + std::to_string(counter) +
+             " displaced entries, " + std::to_string(passed_[number]) + " passed it");
     } else if (counter > passed_[number]) {
       report_->high_counters += 1;
     }
@@ -149,7 +149,7 @@ VerifyReport Tables::verify() const {
     return report;
   }
   for (const TablePointer& table : tables()) {
-    const Table::ScanGuard still(*table);
+    const Table::ScanGuard guard(*table);
     const epoch::Pin pin = reader->pin();
     Verifier(table->impl(), &report).run();
   }

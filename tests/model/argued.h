@@ -11,21 +11,20 @@ namespace petps::model {
 inline constexpr const char* kUnderALock =
     "the lock or mutex that the thread holds orders every store that this access could miss";
 inline constexpr const char* kHint =
-    "a guess: what acts on it looks again (prefetch, move() under locks, the exchange that "
+    "a guess: the code that uses it checks again (prefetch, move() under locks, the exchange that "
     "follows)";
-inline constexpr const char* kLastLook =
-    "the last look of a search: earlier loads acquired, and no later load depends on this one";
+inline constexpr const char* kLastLoad =
+    "the last load of a search: earlier loads acquired, and no later load depends on this one";
 inline constexpr const char* kCarried =
-    "a later release store of the same thread carries it; nobody acts on it before that one";
+    "a later release store of the same thread carries it; no thread acts on it before that one";
 inline constexpr const char* kNothingToOrder =
     "on this side of the exchange nothing was stored, or is read, that it would order";
 inline constexpr const char* kTrueMiss =
-    "from this store on a miss is true; who knows that the key came back knows of it by a later "
-    "order";
+    "from this store on a miss is true; a thread that knows that the key came back knows it by a "
+    "later order";
 inline constexpr const char* kLoadBeforeStore =
     "keeps a load of a row before a later store to it; the machine runs loads in order, so it "
-    "cannot "
-    "show the opposite. EPOCH.md has the proof: the last read comes before the reuse";
+    "cannot show the opposite. EPOCH.md has the proof: the last read comes before the reuse";
 inline constexpr const char* kProofOnly =
     "no scenario shows it within the bounds. The proof at Index::fill_entry uses it, so it stays";
 
@@ -36,17 +35,17 @@ inline const std::map<std::string, const char*>& argued() {
       {"epoch.cc:pin 1 load does not acquire", kLoadBeforeStore},
       {"epoch.cc:retire 1 add does not acquire", kUnderALock},
       {"epoch.h:drop 1 store does not release", kLoadBeforeStore},
-      {"find.cc:ask_second 1 load does not acquire", kHint},
+      {"find.cc:prefetch_second 1 load does not acquire", kHint},
       {"find.cc:match_home 2 load does not acquire", kHint},
       {"find.cc:match_tags 1 load does not acquire", kProofOnly},
       {"find.cc:match_tags 2 load does not acquire", kProofOnly},
-      {"find.cc:read_bucket 4 load does not acquire", kLastLook},
+      {"find.cc:read_bucket 4 load does not acquire", kLastLoad},
       {"find.cc:read_home 1 load does not acquire", kProofOnly},
       {"find.cc:read_home 3 load does not acquire", kProofOnly},
-      {"find.cc:read_home 4 load does not acquire", kLastLook},
-      {"find.cc:read_home 6 load does not acquire", kLastLook},
-      {"find.cc:scan_bucket 4 load does not acquire", kLastLook},
-      {"find.cc:scan_bucket 5 load does not acquire", kLastLook},
+      {"find.cc:read_home 4 load does not acquire", kLastLoad},
+      {"find.cc:read_home 6 load does not acquire", kLastLoad},
+      {"find.cc:scan_bucket 4 load does not acquire", kLastLoad},
+      {"find.cc:scan_bucket 5 load does not acquire", kLastLoad},
       {"find.cc:search 2 load does not acquire", kProofOnly},
       {"move.cc:evict 1 load does not acquire", kHint},
       {"move.cc:evict 2 load does not acquire", kHint},

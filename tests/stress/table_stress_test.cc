@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "tests/native/table/model.h"
+#include "tests/native/table/rig.h"
 #include "tests/seed.h"
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
@@ -38,21 +39,11 @@ double scale() {
   return given != nullptr ? std::strtod(given, nullptr) : 1.0;
 }
 
-struct Memory {
-  static constexpr uint64_t kBytes = uint64_t{96} << 20;
-  std::unique_ptr<std::byte[]> bytes = std::make_unique<std::byte[]>(kBytes + 4096);
-  uint64_t used = uint64_t{1} << 20;
-  std::unique_ptr<media::Media> medium() {
-    const auto address = reinterpret_cast<uintptr_t>(bytes.get());
-    return media::Media::borrow(bytes.get() + (4096 - address % 4096) % 4096, used, kBytes,
-                                nullptr);
-  }
-};
+struct World : testing::Rig {
+  World() : Rig(kCapacity, kRowBytes, /*background=*/true, uint64_t{96} << 20) {}
 
-struct World {
-  Memory memory;
-  std::unique_ptr<Tables> tables;
-  Table* table = nullptr;
+  std::array<Model, kWriters> models;
+  uint64_t value = 1;  // of the next row
   std::atomic<bool> stop{false};
   std::atomic<uint64_t> violations{0};
   std::atomic<uint64_t> pulls{0};
@@ -67,30 +58,14 @@ struct World {
   }
 };
 
-void start(World* world) {
-  auto pool = pool::Pool::format(world->memory.medium(), pool::kTestUnitBytes);
-  ASSERT_TRUE(pool.ok()) << pool.status().to_string();
-  ASSERT_TRUE(pool.value()->create_instance("m", "m@1", 1).ok());
-  world->tables = Tables::attach(std::move(pool).value(), /*background=*/true).value();
-  pool::TableSpec spec;
-  spec.name = "t";
-  spec.instance = 1;
-  spec.dim = kRowBytes / 4;
-  spec.row_bytes = kRowBytes;
-  spec.capacity = kCapacity;
-  world->table = world->tables->create_table(spec).value().get();
-}
-
-// Act like a kill: the process state is lost, the memory stays. The walk of the new open runs in
-// the background.
-void crash_and_reopen(World* world) {
-  world->memory.used = world->tables->pool().medium().size();
-  world->tables.reset();
-  auto pool = pool::Pool::attach(world->memory.medium());
-  ASSERT_TRUE(pool.ok()) << pool.status().to_string();
-  world->tables = Tables::attach(std::move(pool).value(), /*background=*/true).value();
-  world->table = world->tables->find("m@1", "t").get();
-  ASSERT_NE(world->table, nullptr);
+// Insert the permanent keys.
+void load(World* world) {
+  std::vector<Change> changes;
+  for (uint64_t key = 0; key < kPermanent; ++key) changes.push_back({key, world->value, false});
+  ASSERT_TRUE(testing::apply(*world->table, changes).ok());
+  for (const Change& change : changes)
+    world->models[change.key % kWriters][change.key] = change.value;
+  world->value += 1;
 }
 
 // Write the keys with key % kWriters == id. No other writer writes them, so the model is exact.
@@ -133,7 +108,7 @@ void check(World* world, const Held& held) {
     const uint64_t key = held.keys[i];
     if (held.rows[i] == nullptr) {
       if (key < kPermanent)
-        world->violation("permanent key " + std::to_string(key) + " was missed");
+        world->violation("permanent key " + std::to_string(key) + " is missing");
       continue;
     }
     uint64_t value = 0;
@@ -190,52 +165,43 @@ void mover(World* world, uint64_t s) {
   }
 }
 
-void run_threads(World* world, uint64_t s, double seconds, std::array<Model, kWriters>* models,
-                 uint64_t* value) {
+void run_threads(World* world, uint64_t s, double seconds) {
   world->stop = false;
   std::array<uint64_t, kWriters> values;
-  values.fill(*value);
+  values.fill(world->value);
   std::vector<std::thread> threads;
   for (uint64_t w = 0; w < kWriters; ++w) {
-    threads.emplace_back(writer, world, w, s + w, &(*models)[w], &values[w]);
+    threads.emplace_back(writer, world, w, s + w, &world->models[w], &values[w]);
   }
   for (uint64_t r = 0; r < kReaders; ++r) threads.emplace_back(reader, world, s + 100 + r);
   threads.emplace_back(mover, world, s + 200);
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
   world->stop = true;
   for (std::thread& thread : threads) thread.join();
-  *value = *std::max_element(values.begin(), values.end());
+  world->value = *std::max_element(values.begin(), values.end());
 }
 
-void compare_all(World* world, const std::array<Model, kWriters>& models) {
+void compare_all(World* world) {
   Model all;
-  for (const Model& model : models) all.insert(model.begin(), model.end());
+  for (const Model& model : world->models) all.insert(model.begin(), model.end());
   std::vector<uint64_t> keys(kKeySpace);
   for (uint64_t k = 0; k < kKeySpace; ++k) keys[k] = k;
   EXPECT_EQ(testing::compare(*world->table, all, keys), "");
   world->tables->walk();
-  const VerifyReport report = world->tables->verify();
-  EXPECT_TRUE(report.clean()) << (report.problems.empty() ? "" : report.problems.front());
+  testing::expect_clean(*world->tables);
   EXPECT_EQ(world->table->status().rows, all.size());
 }
 
 TEST(Stress, EverythingTogetherAndAcrossCrashes) {
   World world;
-  start(&world);
-  uint64_t value = 1;
-  std::array<Model, kWriters> models;
-  std::vector<Change> first;
-  for (uint64_t key = 0; key < kPermanent; ++key) first.push_back({key, value, false});
-  ASSERT_TRUE(testing::apply(*world.table, first).ok());
-  for (const Change& change : first) models[change.key % kWriters][change.key] = change.value;
-  value += 1;
+  load(&world);
   const double seconds = PETPS_SANITIZED != 0 ? 3.0 : std::max(0.3, 2.0 * scale());
   for (uint64_t life = 0; life < 4; ++life) {
-    run_threads(&world, tests::seed() + 1000 * life, seconds, &models, &value);
+    run_threads(&world, tests::seed() + 1000 * life, seconds);
     ASSERT_EQ(world.violations, 0u) << world.first;
-    compare_all(&world, models);
-    crash_and_reopen(&world);
-    compare_all(&world, models);
+    compare_all(&world);
+    world.reopen(/*background=*/true);
+    compare_all(&world);
   }
   EXPECT_GT(world.pulls, 10u);
   EXPECT_GT(world.batches, 10u);
@@ -247,19 +213,12 @@ TEST(Stress, SeesTheFaultWhenPinsAreDisabled) {
   if (PETPS_SANITIZED != 0)
     GTEST_SKIP() << "the fault is a data race by design; the sanitizers would stop at it";
   World world;
-  start(&world);
+  load(&world);
   world.tables->epochs().disable_pins_for_test();
-  uint64_t value = 1;
-  std::array<Model, kWriters> models;
-  std::vector<Change> first;
-  for (uint64_t key = 0; key < kPermanent; ++key) first.push_back({key, value, false});
-  ASSERT_TRUE(testing::apply(*world.table, first).ok());
-  for (const Change& change : first) models[change.key % kWriters][change.key] = change.value;
   for (int round = 0; round < 20 && world.violations == 0; ++round) {
-    run_threads(&world, tests::seed() + 50'000 + static_cast<uint64_t>(round), 0.5, &models,
-                &value);
+    run_threads(&world, tests::seed() + 50'000 + static_cast<uint64_t>(round), 0.5);
   }
-  EXPECT_GT(world.violations, 0u) << "rows were reused under readers and nobody noticed";
+  EXPECT_GT(world.violations, 0u) << "rows were reused under readers, and no reader noticed";
 }
 
 }  // namespace

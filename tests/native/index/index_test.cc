@@ -144,7 +144,7 @@ TEST(Index, EraseOfAChangedRefIsRefused) {
 
 // With more displaced keys than a counter can count, the counter stays at its maximum (until a
 // recount), and no key is lost.
-TEST(Index, ASaturatedCounterStays) {
+TEST(Index, ASaturatedCounterStaysUntilARecount) {
   Rig rig(600);
   constexpr uint64_t kHome = 3;
   const std::vector<uint64_t> keys = rig.keys_of(kHome, 14 + 300);
@@ -162,11 +162,11 @@ TEST(Index, ASaturatedCounterStays) {
     model.erase(order[i]);
   }
   EXPECT_EQ(rig.index->bucket(kHome).overflow, kSaturated)
-      << "it no longer knows how many there are";
+      << "a saturated counter does not count any more";
   rig.expect_equal(model, keys);
 }
 
-TEST(Index, AFullTableRefusesAndForgetsItsCounters) {
+TEST(Index, AFullTableRefusesNewKeysAndLowersTheCountersItRaised) {
   Rig rig(22);  // two buckets of 14
   std::map<uint64_t, SlotRef> model;
   std::vector<uint64_t> keys;
@@ -181,12 +181,12 @@ TEST(Index, AFullTableRefusesAndForgetsItsCounters) {
   EXPECT_EQ(rig.index->bucket(0).overflow, before[0]);
   EXPECT_EQ(rig.index->bucket(1).overflow, before[1]);
   rig.expect_equal(model, keys);
-  EXPECT_EQ(rig.index->exchange(7, 70).value(), 7u) << "what is there may still change";
+  EXPECT_EQ(rig.index->exchange(7, 70).value(), 7u) << "present keys can still change";
 }
 
 // The plan of a batch saw room in a bucket, but the bucket is full at publish: the key goes to the
 // next bucket, after another drain.
-TEST(Index, ADestinationThatFillsUpSendsTheKeyOn) {
+TEST(Index, AKeyGoesToTheNextBucketIfItsDestinationFillsUp) {
   Rig rig(100);
   const std::vector<uint64_t> keys = rig.keys_of(0, 16);
   for (size_t i = 0; i < 13; ++i) ASSERT_TRUE(rig.index->exchange(keys[i], i + 1).ok());
@@ -237,7 +237,7 @@ TEST(Index, CountersRaisedInVainAreLowered) {
 }
 
 // A batch whose keys all have one home: several rounds of raise and publish place every key.
-TEST(Index, ABatchOfOneHome) {
+TEST(Index, ABatchOfKeysWithOneHomeIsPlacedInRounds) {
   Rig rig(300);
   const std::vector<uint64_t> keys = rig.keys_of(1, 200);
   std::vector<Op> ops(keys.size());
@@ -282,7 +282,7 @@ TEST(Index, ProbingVisitsEveryBucket) {
 
 // A move whose copy could not be made durable leaves the key in one place, where scans and pulls
 // find it.
-TEST(Index, AFailedMoveShowsTheKeyOnce) {
+TEST(Index, AFailedMoveLeavesTheKeyInOnePlace) {
   media::SimulatedMedium disk(uint64_t{4} << 20);
   auto pool = pool::Pool::format(disk.media(uint64_t{1} << 20), pool::kTestUnitBytes);
   ASSERT_TRUE(pool.ok() && pool.value()->create_instance("model", "model@1", 1).ok());

@@ -9,41 +9,15 @@
 
 #include "base/atomics.h"
 #include "model.h"
-#include "table/impl.h"
-#include "tests/native/pool/memory_pool.h"
+#include "rig.h"
 #include "tests/seed.h"
 
 namespace petps::table {
 namespace {
 
-using pool::testing_support::Memory;
-using pool::testing_support::spec;
 using testing::Change;
-
-struct Rig {
-  explicit Rig(uint64_t capacity) {
-    auto opened = Tables::attach(memory.format(), false);
-    tables = std::move(opened).value();
-    table = tables->create_table(spec("t", capacity)).value();
-  }
-  // Reopen the pool without a close, as after a kill.
-  void reopen() {
-    memory.keep(tables->pool());
-    table.reset();
-    tables.reset();
-    tables = Tables::attach(memory.attach().value(), false).value();
-    table = tables->find("model@1", "t");
-  }
-  void expect_clean() {
-    const VerifyReport report = tables->verify();
-    EXPECT_TRUE(report.clean()) << report.problem_count << " problems, first: "
-                                << (report.problems.empty() ? "" : report.problems.front());
-  }
-
-  Memory memory;
-  std::unique_ptr<Tables> tables;
-  TablePointer table;
-};
+using testing::expect_clean;
+using testing::Rig;
 
 std::vector<Change> puts(uint64_t from, uint64_t to) {
   std::vector<Change> changes;
@@ -51,7 +25,7 @@ std::vector<Change> puts(uint64_t from, uint64_t to) {
   return changes;
 }
 
-TEST(Capacity, NoKeyIsRefusedBelowIt) {
+TEST(Capacity, NoKeyIsRefusedBelowCapacity) {
   for (const uint32_t threads : {1u, 4u}) {
     for (int round = 0; round < 20; ++round) {
       Rig rig(20480);
@@ -63,7 +37,7 @@ TEST(Capacity, NoKeyIsRefusedBelowIt) {
   }
 }
 
-TEST(Capacity, SeveralWritersTakeItTogether) {
+TEST(Capacity, SeveralWritersFillTheTableExactly) {
   constexpr uint64_t kCapacity = 8000;
   constexpr uint64_t kEach = 3000;  // four writers bring more keys than the table has room for
   Rig rig(kCapacity);
@@ -82,14 +56,14 @@ TEST(Capacity, SeveralWritersTakeItTogether) {
   EXPECT_EQ(sum.inserted, kCapacity);
   EXPECT_EQ(sum.refused, 4 * kEach - kCapacity);
   EXPECT_EQ(rig.table->status().rows, kCapacity);
-  rig.expect_clean();
+  expect_clean(*rig.tables);
 }
 
 // Every writer deletes keys of its own, then inserts at most as many others, so that all writers
 // together never need more room than exists. (They use two batches. A single batch with both is
 // not one step: beside other writers it may need room for its new keys before its deletions have
 // made that room.)
-TEST(Capacity, WritersThatKeepWithinItAreNeverRefused) {
+TEST(Capacity, WritersThatStayWithinCapacityAreNeverRefused) {
   for (const uint64_t capacity : {22, 200, 2000}) {
     Rig rig(capacity);
     std::atomic<uint64_t> refused{0};
@@ -99,31 +73,31 @@ TEST(Capacity, WritersThatKeepWithinItAreNeverRefused) {
       threads.emplace_back([&, t] {
         std::mt19937_64 random(tests::seed() + t);
         const uint64_t base = t << 32;
-        std::vector<bool> there(4 * share, false);
+        std::vector<bool> present(4 * share, false);
         uint64_t rows = 0;
         for (int round = 0; round < 200; ++round) {
           std::vector<Change> changes;
-          std::vector<bool> touched(there.size(), false);
+          std::vector<bool> touched(present.size(), false);
           for (uint64_t i = 0; i < share; ++i) {
-            const uint64_t key = random() % there.size();
+            const uint64_t key = random() % present.size();
             if (touched[key]) continue;
             touched[key] = true;
-            const bool erase = there[key] ? random() % 2 == 0 : false;
-            if (!there[key] && rows == share) continue;
+            const bool erase = present[key] && random() % 2 == 0;
+            if (!present[key] && rows == share) continue;
             changes.push_back({base + key, 1, erase});
-            rows += (erase ? 0 : 1) - (there[key] ? 1 : 0);
-            there[key] = !erase;
+            rows += (erase ? 0 : 1) - (present[key] ? 1 : 0);
+            present[key] = !erase;
           }
-          const auto brings = std::stable_partition(changes.begin(), changes.end(),
-                                                    [](const Change& each) { return each.erase; });
-          (void)testing::apply(*rig.table, {changes.begin(), brings}).value();
-          refused += testing::apply(*rig.table, {brings, changes.end()}).value().refused;
+          const auto inserts = std::stable_partition(
+              changes.begin(), changes.end(), [](const Change& change) { return change.erase; });
+          (void)testing::apply(*rig.table, {changes.begin(), inserts}).value();
+          refused += testing::apply(*rig.table, {inserts, changes.end()}).value().refused;
         }
       });
     }
     for (std::thread& thread : threads) thread.join();
     EXPECT_EQ(refused.load(), 0u) << "capacity " << capacity;
-    rig.expect_clean();
+    expect_clean(*rig.tables);
   }
 }
 
@@ -148,7 +122,7 @@ TEST(Capacity, ABatchUsesTheRoomOfItsOwnDeletions) {
     other.join();
     ASSERT_EQ(report.refused, 0u) << "round " << round;
     ASSERT_EQ(rig.table->status().rows, kRows + kNew - kDeleted + others);
-    rig.expect_clean();
+    expect_clean(*rig.tables);
   }
 }
 
@@ -165,10 +139,10 @@ TEST(Capacity, ABatchMayReplaceEveryKey) {
     ASSERT_EQ(report.refused, 0u) << "round " << round;
   }
   EXPECT_EQ(testing::apply(*rig.table, puts(9999, 10000)).value().refused, 1u);
-  rig.expect_clean();
+  expect_clean(*rig.tables);
 }
 
-TEST(Capacity, ItIsExactBeforeTheWalkToo) {
+TEST(Capacity, IsExactAlsoBeforeTheWalk) {
   constexpr uint64_t kCapacity = 3000;
   for (const uint64_t rows : {kCapacity, kCapacity - 10, kCapacity / 2, uint64_t{0}}) {
     Rig rig(kCapacity);
@@ -184,7 +158,7 @@ TEST(Capacity, ItIsExactBeforeTheWalkToo) {
     EXPECT_EQ(report.refused, 5u) << rows << " rows";
     rig.tables->walk();
     EXPECT_EQ(rig.table->status().rows, kCapacity);
-    rig.expect_clean();
+    expect_clean(*rig.tables);
   }
 }
 
@@ -197,7 +171,7 @@ TEST(Capacity, ATableWithRoomTakesKeysBeforeTheWalk) {
   EXPECT_FALSE(rig.tables->walked());
   rig.tables->walk();
   EXPECT_EQ(rig.table->impl().occupied.load(), 60'000u);
-  rig.expect_clean();
+  expect_clean(*rig.tables);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "model.h"
+#include "rig.h"
 #include "tests/native/media/temporary_folder.h"
 
 namespace petps::table {
@@ -20,13 +21,7 @@ class Close : public ::testing::Test {
     options_.background = false;
     tables_ = Tables::create(options_).value();
     EXPECT_TRUE(tables_->pool().create_instance("model", "model@1", 1).ok());
-    pool::TableSpec spec;
-    spec.name = "rows";
-    spec.instance = 1;
-    spec.dim = 16;
-    spec.row_bytes = 64;
-    spec.capacity = 1000;
-    table_ = tables_->create_table(spec).value();
+    table_ = tables_->create_table(testing::spec("rows", 1000)).value();
     write(1);
   }
   void write(uint64_t value) {
@@ -55,7 +50,7 @@ class Close : public ::testing::Test {
   TablePointer table_;
 };
 
-TEST_F(Close, WithoutReadersThePoolIsClean) {
+TEST_F(Close, WithoutReadersLeavesACleanPool) {
   write(2);
   ASSERT_TRUE(tables_->close().ok());
   reopen();
@@ -63,14 +58,14 @@ TEST_F(Close, WithoutReadersThePoolIsClean) {
   EXPECT_EQ(lost_slots(), 0u);
 }
 
-TEST_F(Close, RowsThatAPinHoldsMakeItUnclean) {
+TEST_F(Close, FailsAndLeavesAnUncleanPoolIfAPinHoldsRows) {
   epoch::Reader* const reader = tables_->epochs().lease();
   epoch::Pin pin = reader->pin();
   write(2);
   ASSERT_GT(table_->status().retired_slots, 0u);
   const base::Status closed = tables_->close();
   EXPECT_EQ(closed.code(), Code::kFailedPrecondition) << closed.to_string();
-  EXPECT_NE(closed.message().find("a read that has not ended holds rows that were replaced"),
+  EXPECT_NE(closed.message().find("a read in progress holds rows that were replaced"),
             std::string_view::npos)
       << closed.to_string();
   pin.drop();
@@ -78,15 +73,14 @@ TEST_F(Close, RowsThatAPinHoldsMakeItUnclean) {
   reopen();
   EXPECT_FALSE(tables_->pool().was_clean());
   EXPECT_EQ(lost_slots(), 0u);
-  const VerifyReport report = tables_->verify();
-  EXPECT_TRUE(report.clean()) << report.problems.front();
-  EXPECT_EQ(report.unreachable_slots, 0u);
+  testing::expect_clean(*tables_);
+  EXPECT_EQ(tables_->verify().unreachable_slots, 0u);
   ASSERT_TRUE(tables_->close().ok());
 }
 
 // The rows that a pin holds may belong to a dropped table; its extents stay its own until the
 // next open.
-TEST_F(Close, ADroppedTableThatAPinHolds) {
+TEST_F(Close, FailsIfAPinHoldsRowsOfADroppedTable) {
   const uint32_t other = tables_->pool().create_instance("model", "model@2", 1).value().id;
   ASSERT_TRUE(tables_->switch_alias("model", other).ok());
   epoch::Reader* const reader = tables_->epochs().lease();

@@ -14,6 +14,7 @@
 #include "base/checksum.h"
 #include "model.h"
 #include "pool/layout.h"
+#include "rig.h"
 #include "tests/native/media/simulated_medium.h"
 
 namespace petps::table {
@@ -61,17 +62,6 @@ uint64_t read_lines(const std::string& name, std::byte* bytes) {
   return length;
 }
 
-pool::TableSpec spec(const std::string& name, uint64_t capacity, uint32_t row_bytes) {
-  pool::TableSpec s;
-  s.name = name;
-  s.instance = 1;
-  s.dtype = 0;
-  s.dim = row_bytes / 4;
-  s.row_bytes = row_bytes;
-  s.capacity = capacity;
-  return s;
-}
-
 std::vector<Change> rows(uint64_t from, uint64_t to, uint64_t factor) {
   std::vector<Change> changes;
   for (uint64_t key = from; key < to; ++key) changes.push_back({key, key * factor, false});
@@ -88,15 +78,16 @@ std::unique_ptr<Tables> attach(std::byte* memory, uint64_t bytes) {
 }
 
 // Make the contents of both golden pools; "killed" stops before the close.
-std::unique_ptr<Tables> make(media::SimulatedMedium& disk, Model* items, Model* users) {
+std::unique_ptr<Tables> make_contents(media::SimulatedMedium& disk, Model* items, Model* users) {
   auto pool = pool::Pool::format(disk.media(kMetadata), pool::kTestUnitBytes);
   EXPECT_TRUE(pool.ok() && pool.value()->create_instance("ranking", "ranking@7", 3).ok());
   auto tables = Tables::attach(std::move(pool).value(), /*background=*/false).value();
-  pool::TableSpec with_default = spec("users", 22, 72);
+  pool::TableSpec with_default = testing::spec("users", 22, 72);
+  with_default.dim = 18;
   with_default.dtype = 1;
   with_default.feed = pool::Feed::kDelta;
   with_default.default_row.assign(72, std::byte{0x5A});
-  Table* a = tables->create_table(spec("items", 100, 64)).value().get();
+  Table* a = tables->create_table(testing::spec("items", 100)).value().get();
   Table* b = tables->create_table(with_default).value().get();
   const auto apply_both = [](Table* table, Model* model, const std::vector<Change>& changes) {
     EXPECT_TRUE(testing::apply(*table, changes).ok());
@@ -125,9 +116,8 @@ std::unique_ptr<Tables> make(media::SimulatedMedium& disk, Model* items, Model* 
 }
 
 void expect_contents(const Tables& tables, const Model& items, const Model& users, int version) {
-  const VerifyReport report = tables.verify();
-  EXPECT_TRUE(report.clean()) << (report.problems.empty() ? "" : report.problems.front());
-  EXPECT_EQ(report.rows, items.size() + users.size());
+  testing::expect_clean(tables);
+  EXPECT_EQ(tables.verify().rows, items.size() + users.size());
   const TablePointer a = tables.find("ranking@7", "items");
   const TablePointer b = tables.find("ranking@7", "users");
   ASSERT_TRUE(a != nullptr && b != nullptr);
@@ -172,9 +162,9 @@ TEST_P(GoldenPool, OpensAndVerifies) {
   media::SimulatedMedium written(kCapacity);
   Model items;
   Model users;
-  auto made = make(written, &items, &users);
+  auto tables_written = make_contents(written, &items, &users);
   if (clean()) {
-    ASSERT_TRUE(made->close().ok());
+    ASSERT_TRUE(tables_written->close().ok());
   }
   if (std::getenv("PETPS_WRITE_GOLDEN") != nullptr &&
       version() == static_cast<int>(pool::layout::kFormatVersion))

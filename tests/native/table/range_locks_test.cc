@@ -13,13 +13,16 @@
 
 #include "index/index.h"
 #include "model.h"
+#include "rig.h"
 #include "tests/seed.h"
 
 namespace petps::table {
 namespace {
 
 using testing::Change;
+using testing::expect_clean;
 using testing::Model;
+using testing::Rig;
 
 void wait_until(const std::function<bool()>& condition) {
   while (!condition()) std::this_thread::yield();
@@ -33,7 +36,7 @@ TEST(RangeLocks, TwoWritersBeginAtOppositeEnds) {
   EXPECT_EQ(range_locks.take_one(kAllRanges, 1), kRanges - 2);
 }
 
-TEST(RangeLocks, ATakenRangeIsWaitedFor) {
+TEST(RangeLocks, AWriterWaitsForATakenRange) {
   RangeLocks range_locks;
   EXPECT_EQ(range_locks.take_one(0b0100, 0), 2u);
   std::atomic<bool> taken{false};
@@ -49,17 +52,16 @@ TEST(RangeLocks, ATakenRangeIsWaitedFor) {
   EXPECT_TRUE(taken);
 }
 
-TEST(RangeLocks, WhoWantsAllComesBeforeWhoWantsOneLater) {
+TEST(RangeLocks, AWriterOfAllRangesComesBeforeALaterWriterOfOne) {
   RangeLocks range_locks;
   ASSERT_EQ(range_locks.take_one(0b0001, 0), 0u);
   std::atomic<int> order{0};
-  int all = 0;
-  int one = 0;
+  int all_taken_at = 0;
   std::atomic<bool> waits{false};
   std::thread whole([&] {
     waits = true;
     range_locks.take_all();
-    all = ++order;
+    all_taken_at = ++order;
     range_locks.give(kAllRanges);
   });
   wait_until([&] { return waits.load(); });
@@ -72,14 +74,12 @@ TEST(RangeLocks, WhoWantsAllComesBeforeWhoWantsOneLater) {
   }
   range_locks.give(0b0001);
   whole.join();
-  one = ++order;
-  EXPECT_EQ(all, 1);
-  EXPECT_EQ(one, 2);
+  EXPECT_EQ(all_taken_at, 1);
 }
 
 // Two threads hold the shared side alternately, overlapping, so it is never empty unless a
 // newcomer has to wait.
-TEST(Gate, TheExclusiveSideGetsInBetweenOverlappingSharedOnes) {
+TEST(Gate, TheExclusiveSideIsNotStarvedByOverlappingSharedHolders) {
   constexpr uint64_t kEnough = 20'000;
   constexpr int kPatience = 20'000;  // yields, for a newcomer that waits for the exclusive side
   Gate gate;
@@ -103,40 +103,22 @@ TEST(Gate, TheExclusiveSideGetsInBetweenOverlappingSharedOnes) {
     gate.lock();
     gate.unlock();
   }
-  EXPECT_LT(entered[0] + entered[1], 2 * kEnough) << "it got in when the others had finished";
+  EXPECT_LT(entered[0] + entered[1], 2 * kEnough) << "it waited until the others had finished";
   stop = true;
   for (std::thread& thread : shared) thread.join();
 }
 
-struct World {
-  std::unique_ptr<Tables> tables;
-  TablePointer table;
-};
-
-World make_world(uint64_t capacity) {
-  auto medium = media::Media::create({}, uint64_t{1} << 20);
-  auto pool = pool::Pool::format(std::move(medium).value(), pool::kTestUnitBytes);
-  EXPECT_TRUE(pool.value()->create_instance("m", "m@1", 1).ok());
-  World world;
-  world.tables = Tables::attach(std::move(pool).value(), /*background=*/true).value();
-  pool::TableSpec spec;
-  spec.name = "t";
-  spec.instance = 1;
-  spec.dim = 16;
-  spec.row_bytes = 64;
-  spec.capacity = capacity;
-  EXPECT_TRUE(world.tables->create_table(spec).ok());
-  world.table = world.tables->find("m@1", "t");
-  return world;
+Rig make_rig(uint64_t capacity) {
+  return Rig(capacity, 64, /*background=*/true, uint64_t{64} << 20);
 }
 
 // A scan may stay open for any time, and its owner may wait for a batch (a catch-up does). So a
 // move that waits for the scan must not block the batch. The pending move runs once the scan has
 // ended.
-TEST(Scan, ABatchGoesOnBesideAMoveThatWantsItsTurn) {
+TEST(Scan, ABatchRunsBesideAMoveThatWaitsForTheScan) {
   constexpr uint64_t kKeys = 4000;
-  World world = make_world(kKeys);
-  Table& table = *world.table;
+  Rig rig = make_rig(kKeys);
+  Table& table = *rig.table;
   std::vector<Change> changes(kKeys);
   for (uint64_t key = 0; key < kKeys; ++key) changes[key] = {key, key + 1, false};
   ASSERT_TRUE(testing::apply(table, changes).ok());
@@ -170,16 +152,16 @@ TEST(Scan, ABatchGoesOnBesideAMoveThatWantsItsTurn) {
   ASSERT_TRUE(moved.ok());
   EXPECT_EQ(moved.value(), 0u);
   wait_until([&] { return !displaced(hot.front()); });
-  EXPECT_TRUE(world.tables->verify().clean());
+  expect_clean(*rig.tables);
 }
 
-// Each writer owns the keys of one residue and sends batches of several chunks, with repeated
+// Each writer owns the keys of one residue and sends batches of several slices, with repeated
 // keys and deletions.
-TEST(ParallelApply, ComesOutAsOneWriterAfterAnother) {
+TEST(ParallelApply, ResultEqualsThatOfOneWriterAfterAnother) {
   constexpr uint64_t kWriters = 3;
   constexpr uint64_t kKeys = 9000;
   const uint64_t s = tests::seed();
-  World world = make_world(kKeys);
+  Rig rig = make_rig(kKeys);
   std::array<Model, kWriters> models;
   std::vector<std::thread> writers;
   for (uint64_t w = 0; w < kWriters; ++w) {
@@ -190,7 +172,7 @@ TEST(ParallelApply, ComesOutAsOneWriterAfterAnother) {
         std::vector<Change> changes(rng() % 6000 + 1);
         for (Change& change : changes)
           change = {rng() % (kKeys / kWriters) * kWriters + w, value++, rng() % 8 == 0};
-        const auto report = testing::apply(*world.table, changes);
+        const auto report = testing::apply(*rig.table, changes);
         ASSERT_TRUE(report.ok()) << report.status().to_string();
         ASSERT_EQ(report.value().refused, 0u);
         testing::apply(&models[w], changes);
@@ -202,41 +184,40 @@ TEST(ParallelApply, ComesOutAsOneWriterAfterAnother) {
   for (const Model& model : models) all.insert(model.begin(), model.end());
   std::vector<uint64_t> keys(kKeys);
   for (uint64_t key = 0; key < kKeys; ++key) keys[key] = key;
-  EXPECT_EQ(testing::compare(*world.table, all, keys), "");
-  const VerifyReport report = world.tables->verify();
-  EXPECT_TRUE(report.clean()) << (report.problems.empty() ? "" : report.problems.front());
-  EXPECT_EQ(report.rows, all.size());
+  EXPECT_EQ(testing::compare(*rig.table, all, keys), "");
+  expect_clean(*rig.tables);
+  EXPECT_EQ(rig.tables->verify().rows, all.size());
 }
 
 // Several threads apply one batch: counts and rows equal those of one thread, and the last entry
 // of a repeated key counts.
-TEST(ParallelApply, SeveralThreadsOfOneBatchDoWhatOneDoes) {
+TEST(ParallelApply, SeveralThreadsApplyABatchLikeOneThread) {
   constexpr uint64_t kKeys = 60'000;
   const uint64_t s = tests::seed();
-  std::array<World, 2> worlds = {make_world(kKeys), make_world(kKeys)};
+  std::array<Rig, 2> rigs = {make_rig(kKeys), make_rig(kKeys)};
   std::mt19937_64 rng(s);
   Model model;
   for (uint64_t round = 0; round < 4; ++round) {
     std::vector<Change> changes(40'000 + rng() % 10'000);
     for (uint64_t i = 0; i < changes.size(); ++i)
       changes[i] = {rng() % kKeys, round << 32 | i, rng() % 8 == 0};
-    const auto one = testing::apply(*worlds[0].table, changes, 1);
-    const auto four = testing::apply(*worlds[1].table, changes, 4);
-    ASSERT_TRUE(one.ok() && four.ok());
+    const auto by_one = testing::apply(*rigs[0].table, changes, 1);
+    const auto by_four = testing::apply(*rigs[1].table, changes, 4);
+    ASSERT_TRUE(by_one.ok() && by_four.ok());
     testing::apply(&model, changes);
-    // The reports of a key with two entries depend on whether both are in one chunk; the sums do
+    // The reports of a key with two entries depend on whether both are in one slice; the sums do
     // not.
-    EXPECT_EQ(one.value().inserted - one.value().deleted,
-              four.value().inserted - four.value().deleted);
-    EXPECT_EQ(four.value().refused, 0u);
-    const ApplyReport& r = four.value();
+    EXPECT_EQ(by_one.value().inserted - by_one.value().deleted,
+              by_four.value().inserted - by_four.value().deleted);
+    EXPECT_EQ(by_four.value().refused, 0u);
+    const ApplyReport& r = by_four.value();
     EXPECT_EQ(r.inserted + r.updated + r.deleted + r.absent + r.superseded, changes.size());
   }
   std::vector<uint64_t> keys(kKeys);
   for (uint64_t key = 0; key < kKeys; ++key) keys[key] = key;
-  for (const World& world : worlds) {
-    EXPECT_EQ(testing::compare(*world.table, model, keys), "");
-    EXPECT_TRUE(world.tables->verify().clean());
+  for (const Rig& rig : rigs) {
+    EXPECT_EQ(testing::compare(*rig.table, model, keys), "");
+    expect_clean(*rig.tables);
   }
 }
 
@@ -244,15 +225,15 @@ TEST(ParallelApply, SeveralThreadsOfOneBatchDoWhatOneDoes) {
 // another writer.
 TEST(ParallelApply, InAFullTableDeletionsMakeRoom) {
   constexpr uint64_t kWriters = 2;
-  constexpr uint64_t kRows = 512;  // of each writer; one chunk replaces half of them
-  World world = make_world(kWriters * kRows);
+  constexpr uint64_t kRows = 512;  // of each writer; one slice replaces half of them
+  Rig rig = make_rig(kWriters * kRows);
   std::vector<std::thread> writers;
   std::atomic<uint64_t> ready{0};
   for (uint64_t w = 0; w < kWriters; ++w) {
     writers.emplace_back([&, w] {
       std::vector<Change> first;
       for (uint64_t i = 0; i < kRows; ++i) first.push_back({(i << 8) + w, 1, false});
-      ASSERT_TRUE(testing::apply(*world.table, first).ok());
+      ASSERT_TRUE(testing::apply(*rig.table, first).ok());
       ready += 1;
       wait_until([&] { return ready == kWriters; });
       for (uint64_t round = 0; round < 200; ++round) {
@@ -261,7 +242,7 @@ TEST(ParallelApply, InAFullTableDeletionsMakeRoom) {
           changes.push_back({((round * kRows / 2 + i) << 8) + w, 0, true});
           changes.push_back({((round * kRows / 2 + i + kRows) << 8) + w, round + 2, false});
         }
-        const auto report = testing::apply(*world.table, changes);
+        const auto report = testing::apply(*rig.table, changes);
         ASSERT_TRUE(report.ok()) << report.status().to_string();
         ASSERT_EQ(report.value().refused, 0u) << "round " << round;
         ASSERT_EQ(report.value().deleted, kRows / 2);
@@ -269,8 +250,8 @@ TEST(ParallelApply, InAFullTableDeletionsMakeRoom) {
     });
   }
   for (std::thread& writer : writers) writer.join();
-  EXPECT_EQ(world.table->status().rows, kWriters * kRows);
-  EXPECT_TRUE(world.tables->verify().clean());
+  EXPECT_EQ(rig.table->status().rows, kWriters * kRows);
+  expect_clean(*rig.tables);
 }
 
 // The keys of a range have consecutive home buckets, and every range gets an equal share.

@@ -8,30 +8,16 @@
 #include <thread>
 
 #include "model.h"
-#include "table/impl.h"
-#include "tests/native/pool/memory_pool.h"
+#include "rig.h"
 #include "tests/seed.h"
 
 namespace petps::table {
 namespace {
 
-using pool::testing_support::Memory;
-using pool::testing_support::spec;
 using testing::Change;
 
-struct Rig {
-  explicit Rig(uint64_t capacity) {
-    tables = Tables::attach(memory.format(), false).value();
-    table = tables->create_table(spec("t", capacity)).value();
-  }
-  const index::Index& index() const { return table->impl().index; }
-  std::vector<uint64_t> keys_of(uint64_t home, size_t count) const {
-    std::vector<uint64_t> keys;
-    for (uint64_t key = 1; keys.size() < count; ++key) {
-      if (index().path_of(key).home == home) keys.push_back(key);
-    }
-    return keys;
-  }
+struct Rig : testing::Rig {
+  using testing::Rig::Rig;
   void write(const std::vector<uint64_t>& keys, bool erase) {
     std::vector<Change> changes;
     for (const uint64_t key : keys) changes.push_back({key, 1, erase});
@@ -39,7 +25,7 @@ struct Rig {
     ASSERT_TRUE(report.ok()) << report.status().to_string();
     ASSERT_EQ(report.value().refused, 0u);
   }
-  uint64_t saturated() const {
+  uint64_t count_saturated() const {
     uint64_t n = 0;
     for (uint64_t i = 0; i < index().bucket_count(); ++i)
       n += index().bucket(i).overflow == index::kSaturated ? 1 : 0;
@@ -56,29 +42,24 @@ struct Rig {
     for (uint64_t i = 0; i < index().bucket_count(); ++i)
       ASSERT_EQ(index().bucket(i).overflow, std::min<uint64_t>(passed[i], index::kSaturated))
           << "bucket " << i;
-    const VerifyReport report = tables->verify();
-    EXPECT_TRUE(report.clean()) << report.problems.front();
-    EXPECT_EQ(report.high_counters, 0u);
+    testing::expect_clean(*tables);
+    EXPECT_EQ(tables->verify().high_counters, 0u);
   }
-
-  Memory memory;
-  std::unique_ptr<Tables> tables;
-  TablePointer table;
 };
 
 TEST(Recount, ASaturatedCounterComesDown) {
   Rig rig(400);
   const std::vector<uint64_t> keys = rig.keys_of(3, 340);
   rig.write(keys, false);
-  ASSERT_GT(rig.saturated(), 0u);
-  ASSERT_FALSE(rig.index().recount_wanted());
+  ASSERT_GT(rig.count_saturated(), 0u);
+  ASSERT_FALSE(rig.index().wants_recount());
   EXPECT_EQ(rig.table->recount().value(), 0u);
-  ASSERT_GT(rig.saturated(), 0u) << "300 and more keys passed it";
+  ASSERT_GT(rig.count_saturated(), 0u) << "300 and more keys passed it";
   rig.write({keys.begin(), keys.begin() + 300}, true);
-  ASSERT_GT(rig.saturated(), 0u);
-  EXPECT_TRUE(rig.index().recount_wanted());
+  ASSERT_GT(rig.count_saturated(), 0u);
+  EXPECT_TRUE(rig.index().wants_recount());
   EXPECT_GT(rig.table->recount().value(), 0u);
-  EXPECT_FALSE(rig.index().recount_wanted());
+  EXPECT_FALSE(rig.index().wants_recount());
   rig.expect_exact();
   rig.write({keys.begin(), keys.begin() + 150}, false);  // the lowered counters keep counting
   rig.expect_exact();
@@ -87,7 +68,7 @@ TEST(Recount, ASaturatedCounterComesDown) {
 }
 
 // Keys are inserted, deleted and moved while the buckets are counted and the counters lowered.
-TEST(Recount, WritersGoOn) {
+TEST(Recount, IsExactAlsoBesideWriters) {
   Rig rig(4000);
   const std::vector<uint64_t> crowd = rig.keys_of(5, 400);
   rig.write(crowd, false);
@@ -114,8 +95,7 @@ TEST(Recount, WritersGoOn) {
   for (int round = 0; round < 300; ++round) {
     ASSERT_TRUE(rig.table->recount().ok());
     if (round % 50 == 0) {
-      const VerifyReport report = rig.tables->verify();
-      ASSERT_TRUE(report.clean()) << report.problems.front();
+      testing::expect_clean(*rig.tables);
     }
   }
   stop.store(true);
@@ -125,16 +105,12 @@ TEST(Recount, WritersGoOn) {
 }
 
 // A table that is opened after a kill is recounted in the background.
-TEST(Recount, FollowsAKill) {
+TEST(Recount, RunsInTheBackgroundAfterAKill) {
   Rig rig(400);
   const std::vector<uint64_t> keys = rig.keys_of(3, 340);
   rig.write(keys, false);
   rig.write({keys.begin(), keys.begin() + 300}, true);
-  rig.memory.keep(rig.tables->pool());
-  rig.table.reset();
-  rig.tables.reset();
-  rig.tables = Tables::attach(rig.memory.attach().value(), /*background=*/true).value();
-  rig.table = rig.tables->find("model@1", "t");
+  rig.reopen(/*background=*/true);
   while (!rig.tables->walked() || rig.table->impl().wants_recount()) std::this_thread::yield();
   rig.expect_exact();
 }

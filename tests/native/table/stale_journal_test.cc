@@ -4,8 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "pool/layout.h"
-#include "table/impl.h"
+#include "rig.h"
 #include "tests/native/media/temporary_folder.h"
 
 namespace petps::table {
@@ -25,7 +24,7 @@ Journal journal_of(const pool::Pool& pool) {
 
 // Fill the buckets with keys so that some are displaced, then delete some keys, so that displaced
 // ones move.
-void move_some(Table& table) {
+void move_entries(Table& table) {
   std::vector<uint64_t> keys;
   for (uint64_t key = 0; key < table.record().spec.capacity; ++key) keys.push_back(key);
   std::vector<std::byte> rows(keys.size() * table.record().spec.row_bytes);
@@ -43,17 +42,13 @@ void move_some(Table& table) {
 
 pool::TableSpec spec_of(const std::string& name, uint32_t instance, uint32_t row_bytes,
                         uint64_t capacity) {
-  pool::TableSpec spec;
-  spec.name = name;
+  pool::TableSpec spec = testing::spec(name, capacity, row_bytes);
   spec.instance = instance;
-  spec.dim = row_bytes / 4;
-  spec.row_bytes = row_bytes;
-  spec.capacity = capacity;
   return spec;
 }
 
 // The rows look like the entry of the last moved key at every offset.
-TEST(StaleJournal, RowsWhereTheBucketsOfADroppedTableWereAreLeftAlone) {
+TEST(StaleJournal, OpeningChangesNoRowsThatReplacedTheBucketsOfADroppedTable) {
   testing_support::TemporaryFolder folder;
   TablesOptions options;
   options.background = false;
@@ -67,7 +62,7 @@ TEST(StaleJournal, RowsWhereTheBucketsOfADroppedTableWereAreLeftAlone) {
     // next table's buckets take the one unit of this table's first slots.
     const auto dropped = tables->create_table(spec_of("dropped", 1, 8, 5000)).value();
     const uint64_t buckets = dropped->record().bucket_offset;
-    move_some(*dropped);
+    move_entries(*dropped);
     const Journal journal = journal_of(tables->pool());
     ASSERT_GT(journal.from, buckets);
     ASSERT_TRUE(tables->switch_alias("m", 2).ok());
@@ -82,9 +77,9 @@ TEST(StaleJournal, RowsWhereTheBucketsOfADroppedTableWereAreLeftAlone) {
     std::vector<uint64_t> row(kRowBytes / 8);
     for (size_t i = 0; i < row.size(); ++i) row[i] = i % 2 == 0 ? journal.key : 1;
     const auto holds = [&](uint64_t at) {  // true if a row there looks like the entry
-      uint64_t found[2];
-      std::memcpy(found, tables->pool().at(at), sizeof found);
-      return found[0] == journal.key && found[1] == 1;
+      uint64_t words[2];
+      std::memcpy(words, tables->pool().at(at), sizeof words);
+      return words[0] == journal.key && words[1] == 1;
     };
     for (uint64_t key = 0; key < 64; ++key) {
       ASSERT_TRUE(
@@ -93,8 +88,7 @@ TEST(StaleJournal, RowsWhereTheBucketsOfADroppedTableWereAreLeftAlone) {
     ASSERT_TRUE(holds(journal.from) && holds(journal.to)) << "the space was not used again";
   }  // killed
   const auto tables = Tables::open(options).value();
-  const VerifyReport report = tables->verify();
-  EXPECT_TRUE(report.clean()) << report.problems.front();
+  testing::expect_clean(*tables);
 }
 
 }  // namespace

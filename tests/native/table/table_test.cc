@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "model.h"
+#include "rig.h"
 #include "tests/native/media/temporary_folder.h"
 #include "tests/seed.h"
 
@@ -19,62 +20,18 @@ namespace petps::table {
 namespace {
 
 using testing::Change;
+using testing::expect_clean;
+using testing::make_tables;
+using testing::Memory;
 using testing::Model;
+using testing::Rig;
+using testing::spec;
 
-constexpr uint64_t kReserve = uint64_t{256} << 20;
-
-// A pool over the test's own buffer: destroying the Tables equals the death of the process.
-struct Memory {
-  std::vector<std::byte> bytes = std::vector<std::byte>(kReserve / 4 + 4096);
-  uint64_t used = 0;
-  std::byte* base() {
-    const auto address = reinterpret_cast<uintptr_t>(bytes.data());
-    return bytes.data() + ((4096 - address % 4096) % 4096);
-  }
-  std::unique_ptr<media::Media> medium() {
-    return media::Media::borrow(base(), used, kReserve / 4, nullptr);
-  }
-};
-
-std::unique_ptr<Tables> format(Memory& memory, bool background = false) {
-  memory.used = uint64_t{1} << 20;
-  auto pool = pool::Pool::format(memory.medium(), pool::kTestUnitBytes);
-  EXPECT_TRUE(pool.ok()) << pool.status().to_string();
-  EXPECT_TRUE(pool.value()->create_instance("model", "model@1", 1).ok());
-  auto tables = Tables::attach(std::move(pool).value(), background);
-  EXPECT_TRUE(tables.ok()) << tables.status().to_string();
-  return std::move(tables).value();
-}
-
-std::unique_ptr<Tables> reopen(Memory& memory, uint64_t used, bool background = false) {
-  memory.used = used;
-  auto pool = pool::Pool::attach(memory.medium());
-  EXPECT_TRUE(pool.ok()) << pool.status().to_string();
-  auto tables = Tables::attach(std::move(pool).value(), background);
-  EXPECT_TRUE(tables.ok()) << tables.status().to_string();
-  return std::move(tables).value();
-}
-
-pool::TableSpec spec(const std::string& name, uint64_t capacity, uint32_t row_bytes = 64) {
-  pool::TableSpec s;
-  s.name = name;
-  s.instance = 1;
-  s.dim = row_bytes / 4;
-  s.row_bytes = row_bytes;
-  s.capacity = capacity;
-  return s;
-}
-
-void expect_clean(const Tables& tables) {
-  const VerifyReport report = tables.verify();
-  EXPECT_TRUE(report.clean()) << report.problem_count << " problems, first: "
-                              << (report.problems.empty() ? "" : report.problems.front());
-}
+constexpr uint64_t kReserve = uint64_t{64} << 20;
 
 TEST(Table, AnswersWhatWasApplied) {
-  Memory memory;
-  auto tables = format(memory);
-  Table* table = tables->create_table(spec("t", 1000)).value().get();
+  Rig rig(1000);
+  Table* table = rig.table.get();
   ASSERT_TRUE(testing::apply(*table, {{1, 10, false}, {2, 20, false}, {1, 11, false}}).ok());
   EXPECT_EQ(testing::compare(*table, {{1, 11}, {2, 20}}, {1, 2, 3}), "");
   auto report = testing::apply(*table, {{1, 0, true}, {7, 0, true}, {2, 21, false}});
@@ -83,16 +40,15 @@ TEST(Table, AnswersWhatWasApplied) {
   EXPECT_EQ(report.value().absent, 1u);
   EXPECT_EQ(report.value().updated, 1u);
   EXPECT_EQ(testing::compare(*table, {{2, 21}}, {1, 2, 3, 7}), "");
-  expect_clean(*tables);
+  expect_clean(*rig.tables);
 }
 
 // Keys that occur twice: in a batch that only replaces, one that inserts, and one that deletes.
 // The last entry counts, each change is reported once, and all slots but one per key are free
 // again.
-TEST(Table, OfAKeyThatStandsTwiceTheLastCounts) {
-  Memory memory;
-  auto tables = format(memory);
-  Table* table = tables->create_table(spec("t", 1000)).value().get();
+TEST(Table, TheLastEntryOfARepeatedKeyCounts) {
+  Rig rig(1000);
+  Table* table = rig.table.get();
   auto report = testing::apply(*table, {{1, 10, false}, {2, 20, false}, {1, 11, false}});
   ASSERT_TRUE(report.ok());
   EXPECT_EQ(report.value().inserted, 2u);
@@ -108,16 +64,15 @@ TEST(Table, OfAKeyThatStandsTwiceTheLastCounts) {
   EXPECT_EQ(report.value().deleted, 1u);
   EXPECT_EQ(report.value().superseded, 2u);
   EXPECT_EQ(testing::compare(*table, {{1, 15}}, {1, 2}), "");
-  tables->reclaim();
+  rig.tables->reclaim();
   const TableStatus status = table->status();
   EXPECT_EQ(status.slots - status.free_slots, 1u);
-  expect_clean(*tables);
+  expect_clean(*rig.tables);
 }
 
 TEST(Table, FullTableRefusesNewKeysAndUpdatesOldOnes) {
-  Memory memory;
-  auto tables = format(memory);
-  Table* table = tables->create_table(spec("t", 100)).value().get();
+  Rig rig(100);
+  Table* table = rig.table.get();
   std::vector<Change> changes;
   for (uint64_t k = 0; k < 150; ++k) changes.push_back({k, k, false});
   auto report = testing::apply(*table, changes);
@@ -132,7 +87,7 @@ TEST(Table, FullTableRefusesNewKeysAndUpdatesOldOnes) {
   EXPECT_EQ(report.value().inserted, 1u) << "room again after an erase";
   report = testing::apply(*table, {{1000, 1, false}, {8, 0, true}, {9, 0, true}});
   EXPECT_EQ(report.value().inserted, 1u) << "a batch that deletes makes room for what it brings";
-  expect_clean(*tables);
+  expect_clean(*rig.tables);
 }
 
 // Applies the same random events to a table and to a map, and compares after each one, with
@@ -140,9 +95,7 @@ TEST(Table, FullTableRefusesNewKeysAndUpdatesOldOnes) {
 // cover: lost lines (tests/crash), threads (tests/stress).
 void fuzz(uint64_t rounds, uint64_t capacity, uint64_t key_space, uint64_t s) {
   std::mt19937_64 rng(s);
-  Memory memory;
-  auto tables = format(memory);
-  Table* table = tables->create_table(spec("t", capacity)).value().get();
+  Rig rig(capacity, 64, /*background=*/false, kReserve);
   Model model;
   std::vector<uint64_t> all(key_space);
   std::iota(all.begin(), all.end(), 0);
@@ -152,47 +105,44 @@ void fuzz(uint64_t rounds, uint64_t capacity, uint64_t key_space, uint64_t s) {
     for (Change& c : changes) c = {rng() % key_space, value++, rng() % 4 == 0};
     Model next = model;
     testing::apply(&next, changes);
-    auto report = testing::apply(*table, changes);
+    auto report = testing::apply(*rig.table, changes);
     ASSERT_TRUE(report.ok()) << report.status().to_string();
     if (next.size() <= capacity && report.value().refused == 0) {
       model = std::move(next);
     } else {  // refused keys are absent, the rest present: ask the table only for new keys
       for (const auto& [key, v] : next) {
-        if (model.contains(key) || table->lookup_one(key) != nullptr) model[key] = v;
+        if (model.contains(key) || rig.table->lookup_one(key) != nullptr) model[key] = v;
       }
       std::erase_if(model, [&](const auto& e) { return !next.contains(e.first); });
       ASSERT_EQ(model.size(), capacity) << "a key is refused by a full table only";
     }
-    ASSERT_EQ(testing::compare(*table, model, all), "") << "round " << round << " seed " << s;
+    ASSERT_EQ(testing::compare(*rig.table, model, all), "") << "round " << round << " seed " << s;
     if (rng() % 8 == 0) {
       std::vector<uint64_t> hot;
       for (int i = 0; i < 8; ++i) hot.push_back(rng() % key_space);
-      ASSERT_TRUE(table->migrate(hot).ok());
-      ASSERT_EQ(testing::compare(*table, model, all), "")
+      ASSERT_TRUE(rig.table->migrate(hot).ok());
+      ASSERT_EQ(testing::compare(*rig.table, model, all), "")
           << "after migrate, round " << round << " seed " << s;
     }
     if (rng() % 16 == 0) {
-      ASSERT_TRUE(table->rehome().ok());
+      ASSERT_TRUE(rig.table->rehome().ok());
     }
     if (rng() % 16 == 0) {
-      const uint64_t used = tables->pool().medium().size();
       if (rng() % 2 == 0) {
-        ASSERT_TRUE(tables->close().ok());
+        ASSERT_TRUE(rig.tables->close().ok());
       }
-      tables.reset();
-      tables = reopen(memory, used);
-      table = tables->find("model@1", "t").get();
-      ASSERT_NE(table, nullptr);
-      if (rng() % 2 == 0) tables->walk();
-      ASSERT_EQ(testing::compare(*table, model, all), "")
+      rig.reopen();
+      ASSERT_NE(rig.table, nullptr);
+      if (rng() % 2 == 0) rig.tables->walk();
+      ASSERT_EQ(testing::compare(*rig.table, model, all), "")
           << "after reopen, round " << round << " seed " << s;
     }
-    if (round % 32 == 0) expect_clean(*tables);
+    if (round % 32 == 0) expect_clean(*rig.tables);
     if (::testing::Test::HasFailure()) FAIL() << "seed " << s << " round " << round;
   }
-  tables->walk();
-  expect_clean(*tables);
-  EXPECT_EQ(table->status().rows, model.size());
+  rig.tables->walk();
+  expect_clean(*rig.tables);
+  EXPECT_EQ(rig.table->status().rows, model.size());
 }
 
 TEST(TableFuzz, SmallTableNearlyFull) {
@@ -203,7 +153,7 @@ TEST(TableFuzz, TinyTableOfTwoBuckets) {
 }
 TEST(TableFuzz, LargerTable) { fuzz(600, 5000, 6000, tests::seed() + 200); }
 
-TEST(Table, ReadsOfBucketsPerHitAsThePaperSays) {
+TEST(Table, BucketReadsPerHitAreThoseOfThePaper) {
   auto pool_options = TablesOptions{};
   pool_options.background = false;
   auto tables = Tables::create(pool_options);
@@ -234,9 +184,9 @@ Table* add_instance(Tables& tables, uint32_t number) {
   const std::string name = "model@" + std::to_string(number);
   const auto instance = tables.pool().create_instance("model", name, 1);
   EXPECT_TRUE(instance.ok()) << instance.status().to_string();
-  auto wanted = spec("t", 1000);
-  wanted.instance = instance.value().id;
-  return tables.create_table(wanted).value().get();
+  auto table_spec = spec("t", 1000);
+  table_spec.instance = instance.value().id;
+  return tables.create_table(table_spec).value().get();
 }
 
 std::vector<Change> rows_of(uint64_t value) {
@@ -245,9 +195,9 @@ std::vector<Change> rows_of(uint64_t value) {
   return changes;
 }
 
-TEST(Drop, ADroppedTableIsReadUnderItsPinsAndThenItsSpaceIsUsedAgain) {
-  Memory memory;
-  auto tables = format(memory);
+TEST(Drop, ADroppedTableCanBeReadUnderItsPinsAndThenItsSpaceIsReused) {
+  Memory memory(kReserve);
+  auto tables = make_tables(memory);
   Table* old = tables->create_table(spec("t", 1000)).value().get();
   ASSERT_TRUE(testing::apply(*old, rows_of(1)).ok());
   Table* fresh = add_instance(*tables, 2);
@@ -255,11 +205,11 @@ TEST(Drop, ADroppedTableIsReadUnderItsPinsAndThenItsSpaceIsUsedAgain) {
   epoch::Reader* reader = tables->epochs().lease();
   epoch::Pin pin = reader->pin();
   TablePointer held = tables->find(old->id());
-  const uint64_t generation = tables->generation();
+  const uint64_t change_count = tables->change_count();
   EXPECT_EQ(tables->drop_instance(1).code(), base::Code::kFailedPrecondition);
   ASSERT_TRUE(tables->pool().set_alias("model", 2).ok());
   ASSERT_TRUE(tables->drop_instance(1).ok());
-  EXPECT_NE(tables->generation(), generation);
+  EXPECT_NE(tables->change_count(), change_count);
   EXPECT_EQ(tables->find(old->id()), nullptr);
   EXPECT_EQ(tables->find("model@1", "t"), nullptr);
   EXPECT_EQ(testing::apply(*held, {{1, 9, false}}).status().code(), base::Code::kNotFound);
@@ -285,21 +235,23 @@ TEST(Drop, ADroppedTableIsReadUnderItsPinsAndThenItsSpaceIsUsedAgain) {
   tables->epochs().release(reader);
 }
 
-// Drop the first of two instances, free its space, report over `told`, and wait to be killed.
-void leave_free_space(const TablesOptions& options, int told) {
+// Drop the first of two instances, free its space, write a byte to `channel`, and wait to be
+// killed.
+void leave_free_space(const TablesOptions& options, int channel) {
   auto tables = Tables::create(options).value();
-  const bool made = tables->pool().create_instance("model", "model@1", 1).ok() &&
-                    testing::apply(*tables->create_table(spec("t", 1000)).value(), rows_of(1)).ok();
+  const bool is_loaded =
+      tables->pool().create_instance("model", "model@1", 1).ok() &&
+      testing::apply(*tables->create_table(spec("t", 1000)).value(), rows_of(1)).ok();
   add_instance(*tables, 2);
   const bool dropped = tables->pool().set_alias("model", 2).ok() && tables->drop_instance(1).ok();
   for (int i = 0; i < 3; ++i) tables->reclaim();
-  const char free = made && dropped && tables->pool().free_bytes() > 0 ? 'y' : 'n';
-  if (::write(told, &free, 1) == 1) ::pause();
+  const char free = is_loaded && dropped && tables->pool().free_bytes() > 0 ? 'y' : 'n';
+  if (::write(channel, &free, 1) == 1) ::pause();
   ::_exit(1);
 }
 
 // Otherwise a server that is killed repeatedly takes new space each time.
-TEST(Drop, AfterAKillFreeSpaceIsTakenAtOnceUnlessAProcessMayReadIt) {
+TEST(Drop, AfterAKillFreeSpaceIsUsedAtOnceUnlessAProcessMayReadIt) {
   for (const bool read : {false, true}) {
     testing_support::TemporaryFolder folder;
     TablesOptions options;
@@ -336,9 +288,9 @@ TEST(Drop, AfterAKillFreeSpaceIsTakenAtOnceUnlessAProcessMayReadIt) {
   }
 }
 
-TEST(Drop, WhoKeepsATableReadsItOnAndItsSpaceStays) {
-  Memory memory;
-  auto tables = format(memory);
+TEST(Drop, AHeldTableCanStillBeReadAndKeepsItsSpace) {
+  Memory memory(kReserve);
+  auto tables = make_tables(memory);
   Table* old = tables->create_table(spec("t", 1000)).value().get();
   ASSERT_TRUE(testing::apply(*old, rows_of(1)).ok());
   ASSERT_TRUE(testing::apply(*old, rows_of(2)).ok());  // some slots are retired and wait
@@ -357,22 +309,22 @@ TEST(Drop, WhoKeepsATableReadsItOnAndItsSpaceStays) {
 }
 
 // The drop starts as soon as the pool has the new table.
-TEST(Drop, ATableThatIsJustMadeIsDroppedToo) {
-  Memory memory;
-  auto tables = format(memory);
+TEST(Drop, ATableThatWasJustCreatedIsDroppedToo) {
+  Memory memory(kReserve);
+  auto tables = make_tables(memory);
   for (uint32_t round = 2; round < 200; ++round) {
     const auto instance = tables->pool().create_instance("model", "m@" + std::to_string(round), 1);
     ASSERT_TRUE(instance.ok()) << instance.status().to_string();
-    auto wanted = spec("t", 20'000);  // takes a while to set up
-    wanted.instance = instance.value().id;
-    std::atomic<bool> made{false};
+    auto table_spec = spec("t", 20'000);  // takes a while to set up
+    table_spec.instance = instance.value().id;
+    std::atomic<bool> is_created{false};
     std::thread dropper([&] {
-      while (tables->pool().tables().empty() && !made) {
+      while (tables->pool().tables().empty() && !is_created) {
       }
-      EXPECT_TRUE(tables->drop_instance(wanted.instance).ok());
+      EXPECT_TRUE(tables->drop_instance(table_spec.instance).ok());
     });
-    const auto table = tables->create_table(wanted);
-    made = true;
+    const auto table = tables->create_table(table_spec);
+    is_created = true;
     dropper.join();
     ASSERT_TRUE(table.ok()) << table.status().to_string();
     EXPECT_EQ(table.value()->record().spec.name, "t");
@@ -383,8 +335,8 @@ TEST(Drop, ATableThatIsJustMadeIsDroppedToo) {
 
 // Instances are created and dropped until every place for applied versions has been reused.
 TEST(Drop, AppliedVersionsBelongToTheirInstance) {
-  Memory memory;
-  auto tables = format(memory);
+  Memory memory(kReserve);
+  auto tables = make_tables(memory);
   for (uint32_t number = 2; number < 3 * pool::kMaxInstances; ++number) {
     add_instance(*tables, number);
     const uint32_t id = tables->resolve("model@" + std::to_string(number)).value().id;
@@ -398,9 +350,9 @@ TEST(Drop, AppliedVersionsBelongToTheirInstance) {
   }
 }
 
-TEST(Drop, WhatTheDroppedHadReadOfTheLogIsPassedOver) {
-  Memory memory;
-  auto tables = format(memory);
+TEST(Drop, OtherInstancesSkipTheLogThatTheDroppedOneHadRead) {
+  Memory memory(kReserve);
+  auto tables = make_tables(memory);
   add_instance(*tables, 2);
   using pool::ProgressState;
   ASSERT_TRUE(tables->record_progress({1, 0, 7, 70, 700, 5, ProgressState::kFollowing, 0}).ok());
