@@ -36,10 +36,10 @@ class EpochRig final : public epoch::Reclaimer {
   epoch::Pin read(size_t reader) {
     epoch::Pin pin = leased[reader]->pin();
     if (!pin) fail("the list is full");
-    look(load(&current, 8, std::memory_order_acquire, kNowhere));
+    check_row(load(&current, 8, std::memory_order_acquire, kNowhere));
     return pin;
   }
-  void look(uint64_t slot) {
+  void check_row(uint64_t slot) {
     if (load_plain(rows[slot]) == kPoison) fail("a pinned row was reclaimed");
   }
 
@@ -50,8 +50,8 @@ class EpochRig final : public epoch::Reclaimer {
   size_t reclaimed = 0;
 };
 
-Scenario on(const std::shared_ptr<EpochRig>& rig, size_t readers, const std::string& name,
-            std::vector<std::function<void()>> threads) {
+Scenario make_scenario(const std::shared_ptr<EpochRig>& rig, size_t readers,
+                       const std::string& name, std::vector<std::function<void()>> threads) {
   Scenario scenario;
   scenario.name = name;
   scenario.fixed_addresses = false;  // each run creates a new Domain
@@ -60,7 +60,7 @@ Scenario on(const std::shared_ptr<EpochRig>& rig, size_t readers, const std::str
   scenario.check = [rig] {
     while (rig->domain->reclaim() != 0) {
     }
-    if (rig->domain->retired_items() != 0) fail("a slot that nobody reads is never reclaimed");
+    if (rig->domain->retired_items() != 0) fail("a slot that no reader reads is never reclaimed");
   };
   return scenario;
 }
@@ -73,9 +73,9 @@ Scenario a_pin_and_a_reclaim() {
   };
   const auto read = [=] {
     const epoch::Pin pin = rig->read(0);
-    rig->look(load(&rig->current, 8, std::memory_order_acquire, kNowhere));
+    rig->check_row(load(&rig->current, 8, std::memory_order_acquire, kNowhere));
   };
-  return on(rig, 1, "a pin beside a reclaim", {write, read});
+  return make_scenario(rig, 1, "a pin beside a reclaim", {write, read});
 }
 
 // A reader drops a pin and uses its place for a second pin. The row that the first pin protected is
@@ -92,31 +92,32 @@ Scenario a_place_is_used_again() {
     { const epoch::Pin pin = rig->read(0); }
     const epoch::Pin pin = rig->read(0);
   };
-  return on(rig, 1, "a place is used again", {write, read});
+  return make_scenario(rig, 1, "a place is used again", {write, read});
 }
 
 // A completion drops the pin on another thread.
 Scenario another_thread_drops() {
   auto rig = std::make_shared<EpochRig>();
-  auto handed = std::make_shared<epoch::Pin>();
+  auto passed_on = std::make_shared<epoch::Pin>();
   auto ready = std::make_shared<uint64_t>(0);
   const auto write = [=] {
     rig->publish(2, 1);
     rig->domain->reclaim();
   };
   const auto read = [=] {
-    *handed = rig->read(0);
+    *passed_on = rig->read(0);
     store(ready.get(), 8, 1, std::memory_order_release, kNowhere);
     const epoch::Pin second = rig->read(0);
   };
   const auto complete = [=] {
     while (load(ready.get(), 8, std::memory_order_acquire, kNowhere) == 0) wait();
-    rig->look(load(&rig->current, 8, std::memory_order_acquire, kNowhere));
-    handed->drop();
+    rig->check_row(load(&rig->current, 8, std::memory_order_acquire, kNowhere));
+    passed_on->drop();
   };
-  Scenario scenario = on(rig, 1, "another thread drops the pin", {write, read, complete});
+  Scenario scenario =
+      make_scenario(rig, 1, "another thread drops the pin", {write, read, complete});
   scenario.setup = [=] {
-    *handed = epoch::Pin();
+    *passed_on = epoch::Pin();
     *ready = 0;
     rig->restart(1);
   };
@@ -137,9 +138,9 @@ Scenario two_writers() {
   };
   const auto read = [=] {
     const epoch::Pin pin = rig->read(0);
-    rig->look(load(other.get(), 8, std::memory_order_acquire, kNowhere));
+    rig->check_row(load(other.get(), 8, std::memory_order_acquire, kNowhere));
   };
-  Scenario scenario = on(rig, 1, "two writers retire", {first, second, read});
+  Scenario scenario = make_scenario(rig, 1, "two writers retire", {first, second, read});
   scenario.setup = [=] {
     *other = 4;
     rig->restart(1);

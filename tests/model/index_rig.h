@@ -36,16 +36,16 @@ class IndexRig {
 
   // Return new keys with home bucket `home` and second bucket `second`.
   std::vector<uint64_t> keys(uint64_t home, uint64_t second, size_t count) {
-    std::vector<uint64_t> found;
-    for (; found.size() < count; ++next_key_) {
+    std::vector<uint64_t> keys;
+    for (; keys.size() < count; ++next_key_) {
       const index::Path path = index_->path_of(next_key_);
       if (path.home != home || index_->bucket_at(path, 1) != second) continue;
-      found.push_back(next_key_);
+      keys.push_back(next_key_);
       const size_t number = history_.size();
       if (number == kRefs) std::abort();
       history_[next_key_].number = number;
     }
-    return found;
+    return keys;
   }
 
   // ---- the start of a run ----
@@ -120,7 +120,7 @@ class IndexRig {
       end_read(live.entries[i].key, done[live.entries[i].key], live.entries[i].ref);
     }
     for (const uint64_t key : always) {
-      if (!seen.contains(key)) fail("a scan misses a key that is there");
+      if (!seen.contains(key)) fail("a scan misses a key that was present");
     }
   }
 
@@ -133,7 +133,7 @@ class IndexRig {
     for (const auto& [key, known] : history_) {
       const pool::SlotRef last = known.refs.back();
       const index::Place place = index_->find_one(key);
-      if (place.ref != last) return fail("at the end a key has not its last value");
+      if (place.ref != last) return fail("at the end a key does not have its last value");
       if (last == 0) continue;
       rows += 1;
       displaced += place.distance > 0 ? 1 : 0;
@@ -191,7 +191,7 @@ class IndexRig {
     for (size_t i = done; i < refs.size(); ++i) {
       if (refs[i] == ref) return;
     }
-    fail(ref == 0 ? "a key that is there is missing: a false miss" : "a key has an old value");
+    fail(ref == 0 ? "a present key is missing: a false miss" : "a key has an old value");
   }
 
   pool::testing_support::Memory memory_;

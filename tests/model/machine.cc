@@ -24,8 +24,8 @@ constexpr uint64_t kMaxSteps = 20'000;  // of one run; a run with more is in an 
 constexpr uint32_t kMaxIdleRounds = 20;
 constexpr int kProbes = 400;  // random runs that find the locations which threads share
 
-[[noreturn]] void too_small(const char* what) {
-  std::fprintf(stderr, "the model has too few %s for this scenario\n", what);
+[[noreturn]] void abort_for_lack_of(const char* resource) {
+  std::fprintf(stderr, "the model has too few %s for this scenario\n", resource);
   std::abort();
 }
 
@@ -54,9 +54,9 @@ struct Thread {
   std::unique_ptr<std::byte[]> stack = std::make_unique<std::byte[]>(kStackBytes);
   const std::function<void()>* body = nullptr;
   View view;
-  bool ended = false;
-  bool waiting = false;
-  std::string doing;
+  bool has_finished = false;
+  bool is_waiting = false;
+  std::string activity;
 };
 
 struct Site {
@@ -76,6 +76,14 @@ bool acquires(std::memory_order order) {
 bool releases(std::memory_order order) {
   return order == std::memory_order_release || order == std::memory_order_acq_rel ||
          order == std::memory_order_seq_cst;
+}
+
+// Return the ways to spoil a read-modify-write of this order.
+std::vector<Spoil> spoils_of(std::memory_order order) {
+  std::vector<Spoil> spoils;
+  if (acquires(order)) spoils.push_back(Spoil::kNoAcquire);
+  if (releases(order)) spoils.push_back(Spoil::kNoRelease);
+  return spoils;
 }
 
 std::string site_name(const Where& where, const char* kind) {
@@ -101,9 +109,9 @@ class Machine {
   uint64_t add(void* at, uint64_t by, std::memory_order order, const Where& where);
   void fence(const Where& where);
   void wait();
-  void fail(const std::string& what);
-  void note(const std::string& what) {
-    if (running_) threads_[current_].doing = what;
+  void fail(const std::string& problem);
+  void note(const std::string& activity) {
+    if (running_) threads_[current_].activity = activity;
   }
   bool running() const { return running_; }
 
@@ -113,12 +121,15 @@ class Machine {
   void finish_thread();
   uint32_t choose(uint32_t count);
   bool next_combination();
+  void find_contended();
   void before_step(uintptr_t word, bool writes);
   void switch_to(size_t thread);
-  void abandon(const std::string& what);
+  void abandon(const std::string& problem);
   std::vector<size_t> runnable(bool others_only) const;
-  void stored_something();
+  void wake_waiting();
   Location& location(const void* at, size_t* number);
+  const Message& load_newest(const void* at, std::memory_order order, const Site& here,
+                             size_t* number);
   void append(size_t number, uint64_t value, bool release, const Message* replaced);
   const Site& site(const Where& where, const char* kind, std::vector<Spoil> spoils);
   bool spoiled(const Site& site, Spoil how) const {
@@ -169,13 +180,13 @@ void Machine::enter() {
 }
 
 void Machine::finish_thread() {
-  threads_[current_].ended = true;
-  stored_something();
+  threads_[current_].has_finished = true;
+  wake_waiting();
   const std::vector<size_t> next = runnable(true);
   if (next.empty()) {
     const bool all = std::all_of(threads_.begin(), threads_.begin() + thread_count_,
-                                 [](const Thread& thread) { return thread.ended; });
-    if (!all) abandon("no thread can go on");
+                                 [](const Thread& thread) { return thread.has_finished; });
+    if (!all) abandon("no thread can continue");
     setcontext(&main_);
   }
   current_ = next[choose(static_cast<uint32_t>(next.size()))];
@@ -185,7 +196,7 @@ void Machine::finish_thread() {
 std::vector<size_t> Machine::runnable(bool others_only) const {
   std::vector<size_t> result;
   for (size_t t = 0; t < thread_count_; ++t) {
-    if (!threads_[t].ended && !threads_[t].waiting && !(others_only && t == current_))
+    if (!threads_[t].has_finished && !threads_[t].is_waiting && !(others_only && t == current_))
       result.push_back(t);
   }
   return result;
@@ -198,25 +209,25 @@ void Machine::switch_to(size_t thread) {
 }
 
 // Stop the run at once. The objects on the stacks of its threads are not destroyed.
-void Machine::abandon(const std::string& what) {
-  fail(what);
+void Machine::abandon(const std::string& problem) {
+  fail(problem);
   setcontext(&main_);
 }
 
-void Machine::stored_something() {
+void Machine::wake_waiting() {
   idle_rounds_ = 0;
-  for (size_t t = 0; t < thread_count_; ++t) threads_[t].waiting = false;
+  for (size_t t = 0; t < thread_count_; ++t) threads_[t].is_waiting = false;
 }
 
 void Machine::wait() {
   if (!running_) return;
-  threads_[current_].waiting = true;
+  threads_[current_].is_waiting = true;
   std::vector<size_t> next = runnable(true);
   if (next.empty()) {
     // The waiting threads may have loaded old values: let them load again, a limited number of
     // times.
     if (++idle_rounds_ > kMaxIdleRounds) abandon("all threads wait for one another");
-    for (size_t t = 0; t < thread_count_; ++t) threads_[t].waiting = false;
+    for (size_t t = 0; t < thread_count_; ++t) threads_[t].is_waiting = false;
     next = runnable(false);
   }
   const size_t chosen = next[choose(static_cast<uint32_t>(next.size()))];
@@ -224,7 +235,8 @@ void Machine::wait() {
 }
 
 void Machine::before_step(uintptr_t word, bool writes) {
-  if (++steps_ > kMaxSteps) abandon("a run of " + std::to_string(steps_) + " steps does not end");
+  if (++steps_ > kMaxSteps)
+    abandon("a run of " + std::to_string(steps_) + " steps does not finish");
   Use& use = used_[word];
   (writes ? use.writers : use.readers) |= 1u << current_;
   if (preemptions_ >= bounds_.preemptions) return;
@@ -244,7 +256,7 @@ uint32_t Machine::choose(uint32_t count) {
   if (random_ != nullptr)
     return (*random_)() % 8 == 0 ? static_cast<uint32_t>((*random_)() % count) : 0;
   if (depth_ == trail_.size()) trail_.push_back({0, count});
-  if (trail_[depth_].count != count) too_small("repeatable choices");
+  if (trail_[depth_].count != count) abort_for_lack_of("repeatable choices");
   return trail_[depth_++].taken;
 }
 
@@ -255,12 +267,12 @@ bool Machine::next_combination() {
   return true;
 }
 
-void Machine::fail(const std::string& what) {
+void Machine::fail(const std::string& problem) {
   if (failed_) return;
   failed_ = true;
-  result_->failure = what;
+  result_->failure = problem;
   for (size_t t = 0; t < thread_count_; ++t)
-    result_->trace.push_back("thread " + std::to_string(t) + ": " + threads_[t].doing);
+    result_->trace.push_back("thread " + std::to_string(t) + ": " + threads_[t].activity);
 }
 
 // ---- memory ----
@@ -271,7 +283,7 @@ Location& Machine::location(const void* at, size_t* number) {
   while (table_[slot] != 0 && locations_[table_[slot] - 1].address != address)
     slot = (slot + 1) % kTable;
   if (table_[slot] == 0) {
-    if (location_count_ == kLocations) too_small("locations");
+    if (location_count_ == kLocations) abort_for_lack_of("locations");
     Location& fresh = locations_[location_count_++];
     table_[slot] = static_cast<uint16_t>(location_count_);
     fresh.address = address;
@@ -284,18 +296,18 @@ Location& Machine::location(const void* at, size_t* number) {
 }
 
 // Return the `bytes` bytes of the word that `at` points to.
-uint64_t part(uint64_t word, const void* at, size_t bytes) {
+uint64_t read_part(uint64_t word, const void* at, size_t bytes) {
   const size_t shift = reinterpret_cast<uintptr_t>(at) % 8 * 8;
   return bytes == 8 ? word : (word >> shift) & 0xFF;
 }
-uint64_t merged(uint64_t word, const void* at, size_t bytes, uint64_t value) {
+uint64_t merge(uint64_t word, const void* at, size_t bytes, uint64_t value) {
   const size_t shift = reinterpret_cast<uintptr_t>(at) % 8 * 8;
   return bytes == 8 ? value : (word & ~(uint64_t{0xFF} << shift)) | (value & 0xFF) << shift;
 }
 
 void Machine::append(size_t number, uint64_t value, bool release, const Message* replaced) {
   Location& at = locations_[number];
-  if (at.count == kMessages) too_small("values of one location");
+  if (at.count == kMessages) abort_for_lack_of("values of one location");
   Thread& thread = threads_[current_];
   Message& message = at.messages[at.count];
   message.value = value;
@@ -309,7 +321,7 @@ void Machine::append(size_t number, uint64_t value, bool release, const Message*
   thread.view.oldest[number] = static_cast<uint8_t>(at.count);
   at.count += 1;
   std::memcpy(reinterpret_cast<void*>(at.address), &value, 8);
-  stored_something();
+  wake_waiting();
 }
 
 const Site& Machine::site(const Where& where, const char* kind, std::vector<Spoil> spoils) {
@@ -343,7 +355,7 @@ uint64_t Machine::load(const void* at, size_t bytes, std::memory_order order, co
   thread.view.oldest[number] = static_cast<uint8_t>(taken);
   if (acquires(order) && message.has_view && !spoiled(here, Spoil::kNoAcquire))
     thread.view.join(message.view, location_count_);
-  return part(message.value, at, bytes);
+  return read_part(message.value, at, bytes);
 }
 
 void Machine::store(void* at, size_t bytes, uint64_t value, std::memory_order order,
@@ -356,52 +368,50 @@ void Machine::store(void* at, size_t bytes, uint64_t value, std::memory_order or
   size_t number;
   const Location& to = location(at, &number);
   const uint64_t word = to.messages[to.count - 1].value;
-  append(number, merged(word, at, bytes, value),
+  append(number, merge(word, at, bytes, value),
          releases(order) && !spoiled(here, Spoil::kNoRelease), nullptr);
+}
+
+// Load the newest value of a location, as a read-modify-write does.
+const Message& Machine::load_newest(const void* at, std::memory_order order, const Site& here,
+                                    size_t* number) {
+  const Location& from = location(at, number);
+  const Message& newest = from.messages[from.count - 1];
+  Thread& thread = threads_[current_];
+  thread.view.oldest[*number] = static_cast<uint8_t>(from.count - 1);
+  if (acquires(order) && newest.has_view && !spoiled(here, Spoil::kNoAcquire))
+    thread.view.join(newest.view, location_count_);
+  return newest;
 }
 
 bool Machine::exchange(void* at, size_t bytes, uint64_t* expected, uint64_t value,
                        std::memory_order order, const Where& where) {
   before_step(reinterpret_cast<uintptr_t>(at) / 8, true);
-  std::vector<Spoil> spoils;
-  if (acquires(order)) spoils.push_back(Spoil::kNoAcquire);
-  if (releases(order)) spoils.push_back(Spoil::kNoRelease);
-  const Site& here = site(where, "exchange", spoils);
+  const Site& here = site(where, "exchange", spoils_of(order));
   size_t number;
-  const Location& from = location(at, &number);
-  const Message& newest = from.messages[from.count - 1];
-  Thread& thread = threads_[current_];
-  thread.view.oldest[number] = static_cast<uint8_t>(from.count - 1);
-  if (acquires(order) && newest.has_view && !spoiled(here, Spoil::kNoAcquire))
-    thread.view.join(newest.view, location_count_);
-  const uint64_t seen = part(newest.value, at, bytes);
+  const Message& newest = load_newest(at, order, here, &number);
+  const uint64_t seen = read_part(newest.value, at, bytes);
   if (seen != *expected) {
     *expected = seen;
     return false;
   }
-  append(number, merged(newest.value, at, bytes, value),
+  append(number, merge(newest.value, at, bytes, value),
          releases(order) && !spoiled(here, Spoil::kNoRelease), &newest);
   return true;
 }
 
 uint64_t Machine::add(void* at, uint64_t by, std::memory_order order, const Where& where) {
   before_step(reinterpret_cast<uintptr_t>(at) / 8, true);
-  std::vector<Spoil> spoils;
-  if (acquires(order)) spoils.push_back(Spoil::kNoAcquire);
-  if (releases(order)) spoils.push_back(Spoil::kNoRelease);
-  const Site& here = site(where, "add", spoils);
+  const Site& here = site(where, "add", spoils_of(order));
   size_t number;
-  const Location& from = location(at, &number);
-  const Message& newest = from.messages[from.count - 1];
-  if (acquires(order) && newest.has_view && !spoiled(here, Spoil::kNoAcquire))
-    threads_[current_].view.join(newest.view, location_count_);
+  const Message& newest = load_newest(at, order, here, &number);
   const uint64_t before = newest.value;
   append(number, before + by, releases(order) && !spoiled(here, Spoil::kNoRelease), &newest);
   return before;
 }
 
 void Machine::fence(const Where& where) {
-  if (++steps_ > kMaxSteps) abandon("a run that does not end");
+  if (++steps_ > kMaxSteps) abandon("a run does not finish");
   const Site& here = site(where, "fence", {Spoil::kNoFence});
   if (spoiled(here, Spoil::kNoFence)) return;
   Thread& thread = threads_[current_];
@@ -425,8 +435,8 @@ void Machine::run(const Scenario& scenario) {
     Thread& thread = threads_[t];
     thread.body = &scenario.threads[t];
     thread.view = View{};
-    thread.ended = thread.waiting = false;
-    thread.doing.clear();
+    thread.has_finished = thread.is_waiting = false;
+    thread.activity.clear();
     getcontext(&thread.context);
     thread.context.uc_stack.ss_sp = thread.stack.get();
     thread.context.uc_stack.ss_size = kStackBytes;
@@ -439,6 +449,14 @@ void Machine::run(const Scenario& scenario) {
   swapcontext(&main_, &threads_[current_].context);
   running_ = false;
   if (!failed_) scenario.check();
+}
+
+// Add the locations that at least two threads accessed and at least one of them wrote.
+void Machine::find_contended() {
+  for (const auto& [word, use] : used_) {
+    const uint32_t all = use.readers | use.writers;
+    if (use.writers != 0 && (all & (all - 1)) != 0) contended_.insert(word);
+  }
 }
 
 Result Machine::explore(const Scenario& scenario, const Bounds& bounds,
@@ -463,10 +481,7 @@ Result Machine::explore(const Scenario& scenario, const Bounds& bounds,
   random_ = nullptr;
   const bool reached = !mutation_ || result.sites.contains(mutation_->site);
   for (bool more = reached; more && result.failure.empty();) {
-    for (const auto& [word, use] : used_) {
-      const uint32_t all = use.readers | use.writers;
-      if (use.writers != 0 && (all & (all - 1)) != 0) contended_.insert(word);
-    }
+    find_contended();
     const size_t known = contended_.size();
     trail_.clear();
     do {
@@ -476,12 +491,8 @@ Result Machine::explore(const Scenario& scenario, const Bounds& bounds,
     } while (next_combination());
     result.complete = trail_.empty();
     if (result.runs >= bounds.runs) break;
-    size_t now = 0;
-    for (const auto& [word, use] : used_) {
-      const uint32_t all = use.readers | use.writers;
-      now += use.writers != 0 && (all & (all - 1)) != 0 ? 1 : 0;
-    }
-    more = fixed_addresses_ && now > known;
+    find_contended();
+    more = fixed_addresses_ && contended_.size() > known;
   }
   return result;
 }
@@ -524,8 +535,8 @@ void fence(const Where& where) {
   if (g_machine.running()) g_machine.fence(where);
 }
 void wait() { g_machine.wait(); }
-void fail(const std::string& what) { g_machine.fail(what); }
-void note(const std::string& what) { g_machine.note(what); }
+void fail(const std::string& problem) { g_machine.fail(problem); }
+void note(const std::string& activity) { g_machine.note(activity); }
 
 std::string to_string(Spoil spoil) {
   switch (spoil) {

@@ -42,9 +42,9 @@ void fence(const Where& where);
 // Let another thread run. Call it in a loop that waits for another thread's store.
 void wait();
 // Record that this run is wrong, for the report of explore().
-void fail(const std::string& what);
+void fail(const std::string& problem);
 // Record what this thread is doing, for the trace of a failure.
-void note(const std::string& what);
+void note(const std::string& activity);
 
 // Plain accesses of the test, like those to the bytes of a row.
 inline uint64_t load_plain(const uint64_t& at) {

@@ -27,11 +27,11 @@ std::string report(const Result& result) {
   return text;
 }
 
-void expect_right(const std::vector<Scenario>& scenarios) {
+void expect_no_failure(const std::vector<Scenario>& scenarios) {
   for (const Scenario& scenario : scenarios) {
     uint64_t runs = 0;
-    for (const Bounds& each : bounds()) {
-      const Result result = explore(scenario, each);
+    for (const Bounds& limits : bounds()) {
+      const Result result = explore(scenario, limits);
       runs += result.runs;
       EXPECT_TRUE(result.failure.empty()) << scenario.name << ": " << report(result);
       EXPECT_TRUE(result.complete) << scenario.name;
@@ -40,8 +40,8 @@ void expect_right(const std::vector<Scenario>& scenarios) {
   }
 }
 
-TEST(Model, NoInterleavingOfTheIndexIsWrong) { expect_right(index_scenarios()); }
-TEST(Model, NoInterleavingOfPinsAndReclaimIsWrong) { expect_right(epoch_scenarios()); }
+TEST(Model, NoInterleavingOfTheIndexIsWrong) { expect_no_failure(index_scenarios()); }
+TEST(Model, NoInterleavingOfPinsAndReclaimIsWrong) { expect_no_failure(epoch_scenarios()); }
 
 std::vector<Scenario> all_scenarios() {
   std::vector<Scenario> all = index_scenarios();
@@ -49,13 +49,21 @@ std::vector<Scenario> all_scenarios() {
   return all;
 }
 
+using Sites = std::map<std::string, std::vector<Spoil>>;
+
+Sites sites_of(const std::vector<Scenario>& scenarios) {
+  Sites sites;
+  for (const Scenario& scenario : scenarios) sites.merge(explore(scenario, {1, 0, 3000}).sites);
+  return sites;
+}
+
 // Return the failure that the first scenario reports, or an empty string if no scenario notices the
 // mutation.
-std::string caught(const std::vector<Scenario>& scenarios, const Mutation& mutation) {
-  for (const Bounds& each : std::vector<Bounds>{
+std::string find_failure(const std::vector<Scenario>& scenarios, const Mutation& mutation) {
+  for (const Bounds& limits : std::vector<Bounds>{
            {0, 2, 4000}, {1, 1, 4000}, {0, 4, 20000}, {1, 2, 40000}, {2, 0, 6000}, {2, 1, 20000}}) {
     for (const Scenario& scenario : scenarios) {
-      const Result result = explore(scenario, each, mutation);
+      const Result result = explore(scenario, limits, mutation);
       if (!result.failure.empty()) return scenario.name + ": " + result.failure;
     }
   }
@@ -64,7 +72,7 @@ std::string caught(const std::vector<Scenario>& scenarios, const Mutation& mutat
 
 // Return a label for each site, such as "write.cc:fill_entry 2 store": the second site of the
 // function, in the order of the source.
-std::map<std::string, std::string> labels(const std::map<std::string, std::vector<Spoil>>& sites) {
+std::map<std::string, std::string> labels(const Sites& sites) {
   std::map<std::string, std::map<std::pair<int, int>, std::string>> functions;
   for (const auto& [site, spoils] : sites) {
     if (spoils.empty()) continue;
@@ -87,8 +95,7 @@ std::map<std::string, std::string> labels(const std::map<std::string, std::vecto
 // why none does.
 TEST(Model, EveryMutationIsCaughtOrArgued) {
   const std::vector<Scenario> scenarios = all_scenarios();
-  std::map<std::string, std::vector<Spoil>> sites;
-  for (const Scenario& scenario : scenarios) sites.merge(explore(scenario, {1, 0, 3000}).sites);
+  const Sites sites = sites_of(scenarios);
   const std::map<std::string, std::string> names = labels(sites);
   size_t count = 0;
   size_t not_caught = 0;
@@ -99,7 +106,7 @@ TEST(Model, EveryMutationIsCaughtOrArgued) {
       count += 1;
       not_caught += is_argued ? 1 : 0;
       if (is_argued && !full()) continue;
-      const std::string how = caught(scenarios, {site, spoil});
+      const std::string how = find_failure(scenarios, {site, spoil});
       if (is_argued) {
         EXPECT_EQ(how, "") << name << " is argued, but caught: take it off the list";
       } else {
@@ -107,17 +114,15 @@ TEST(Model, EveryMutationIsCaughtOrArgued) {
       }
     }
   }
-  EXPECT_EQ(not_caught, argued().size()) << "argued.h names a site that is not there";
+  EXPECT_EQ(not_caught, argued().size()) << "argued.h names a site that does not exist";
   std::cout << count << " mutations, " << not_caught << " of them argued\n";
 }
 
 // Without the second change of a bucket's count, a reader misses a key that moves.
 TEST(Model, WithoutTheSecondCountAMovingKeyIsMissed) {
   const std::vector<Scenario> scenarios = all_scenarios();
-  std::map<std::string, std::vector<Spoil>> sites;
-  for (const Scenario& scenario : scenarios) sites.merge(explore(scenario, {1, 0, 3000}).sites);
   size_t missed = 0;
-  for (const auto& [site, spoils] : sites) {
+  for (const auto& [site, spoils] : sites_of(scenarios)) {
     if (!site.starts_with("move.cc:move_locked")) continue;
     for (const Scenario& scenario : scenarios) {
       if (!scenario.name.starts_with("a key moves home")) continue;
@@ -125,7 +130,7 @@ TEST(Model, WithoutTheSecondCountAMovingKeyIsMissed) {
       missed += result.failure.find("false miss") != std::string::npos ? 1 : 0;
     }
   }
-  EXPECT_EQ(missed, 2u) << "by one and in a batch";
+  EXPECT_EQ(missed, 2u) << "by a single find and by a batch";
 }
 
 }  // namespace
