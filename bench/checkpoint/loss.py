@@ -1,11 +1,11 @@
 """checkpoint.loss.<bits>.<restores>: what quantised checkpoints cost a model (Check-N-Run 6.2).
 
 A small DLRM (examples/demo/dlrm.py) trains for one epoch on Book-Crossing's ratings, or on drawn
-clicks. At ``restores`` evenly spaced steps a Feed writes a version, with the intermittent policy,
-to a store that expects this number of restores and chooses the bits by it. Then a new trainer
-continues from the version: rows and optimizer state by Store.resume, dense weights and the place in
-the data as parts. Each seed draws initial weights and order. All runs of a seed share them, so each
-run's loss is compared with the loss of the same run without any resume.
+clicks. At ``restores`` evenly spaced steps a TrainerOutput writes a version, with the intermittent
+policy, to a store that expects this number of restores and chooses the bits by it. Then a new
+trainer continues from the version: rows and optimizer state by TrainerOutput.restore, dense weights
+and the place in the data as parts. Each seed draws initial weights and order. All runs of a seed
+share them, so each run's loss is compared with the loss of the same run without any resume.
 
 bench.report runs this in the environment of `make test-train`, because it needs PyTorch:
 `python -m bench.checkpoint.loss '<sizes as JSON>'` prints each result as a line of JSON.
@@ -29,7 +29,7 @@ from examples.demo.dlrm import DENSE, READER, Encoded, Shape, Training, Vocabula
 from examples.demo.ratings import Samples, draw_clicks, load_ratings
 from petps.checkpoint import POLICIES, Quantising, Store
 from petps.errors import Unavailable
-from petps.train import Feed
+from petps.train import TrainerOutput
 
 HELD_OUT: Final = 0.1
 # A control: rows with the fewest bits, resumed far more often than those bits allow. A measure that
@@ -78,23 +78,23 @@ def resumed(
     """
     training = task.begin(seed)
     store = Store.create(folder, "dlrm", training.stored_as(row, state), quantising)
-    feed = _feed(training, store)
+    output = _output(training, store)
     for version in range(1, restores + 1):
         training.train(version * training.steps // (restores + 1))
-        feed.checkpoint(version, training.parts())
+        output.checkpoint(version, training.parts())
         store = Store.open(folder)
         training = task.begin(seed)
         training.forget()
-        feed = _feed(training, store)
-        feed.restore(version)
+        output = _output(training, store)
+        output.restore(version)
         training.load_parts({part: store.part(version, part) for part in (DENSE, READER)})
     training.train(training.steps)
     return training, store
 
 
-def _feed(training: Training, store: Store) -> Feed:
+def _output(training: Training, store: Store) -> TrainerOutput:
     policy = POLICIES["intermittent"]()
-    return Feed(training.tracker, training.tables, store=store, policy=policy)
+    return TrainerOutput(training.tracker, training.tables, store=store, policy=policy)
 
 
 def figures(work: dict[str, Any]) -> Iterator[Result]:

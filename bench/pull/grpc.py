@@ -20,11 +20,11 @@ from typing import Any, Final
 import grpc
 import numpy as np
 import numpy.typing as npt
-import petps.v1.petps_pb2 as messages
-import petps.v1.petps_pb2_grpc as stubs
 import petps_client
 
 import petps
+import petps.v1.petps_pb2 as messages
+import petps.v1.petps_pb2_grpc as stubs
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DIM: Final = 128

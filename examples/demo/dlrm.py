@@ -2,7 +2,7 @@
 
 Owns:        Shape, Interaction, Vocabulary, Training: embeddings summed by field, dot products
              between fields, a perceptron below and one above; log loss and AUC of its logits.
-Never does:  write checkpoints or logs (petps.train.Feed does, from Training.tables).
+Never does:  write checkpoints or logs (petps.train.TrainerOutput does, from Training.tables).
 Called by:   bench, tests; training/, which keeps its rows elsewhere.
 Invariants:  a step depends only on seed, step, rows, optimizer state and dense weights: after a
              restore that is exact to the bit, training continues exact to the bit. PyTorch has
@@ -209,7 +209,7 @@ class Training:
                 parameter.fill_(float("nan"))
 
     def load_parts(self, parts: Mapping[str, bytes]) -> None:
-        """Load the result of parts(); Feed.restore() loads the rows."""
+        """Load the result of parts(); TrainerOutput.restore() loads the rows."""
         weights, state = torch.load(io.BytesIO(parts[DENSE]), weights_only=True)
         self.model.dense.load_state_dict(weights)
         self._dense_optimizer.load_state_dict(state)

@@ -2,7 +2,7 @@
 
 Owns:        Published: the names and bytes of its parts.
 Never does:  publish.
-Called by:   a trainer's feed, which writes the parts; served.py, which reads them.
+Called by:   a trainer's output, which writes the parts; served.py, which reads them.
 """
 
 from __future__ import annotations

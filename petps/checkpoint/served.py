@@ -226,8 +226,8 @@ class ServedVersions:
             self._warned_versions.add(entry.version)
             _log.warning(
                 "[checkpoint] version %d of %s has rows that its log does not have yet, in %d "
-                "partitions: these partitions cannot catch up to it; Feed.checkpoint(publish=True) "
-                "writes a version to which all can",
+                "partitions: these partitions cannot catch up to it; "
+                "TrainerOutput.checkpoint(publish=True) writes a version to which all can",
                 entry.version,
                 store.name,
                 len(published.behind()),

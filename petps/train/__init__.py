@@ -2,26 +2,26 @@
 
 Owns:        ArrayTable (numpy), PyTorch's embeddings (pytorch.py), TorchRec's trackers
              (torchrec.py), and the contract TrainedTable for other trainers; TrackedSource, a
-             tenant of a tracker as a Source of checkpoints; Feed, one gather for checkpoints and
-             log; ShardedTables, rows and optimizer state in a pool; Pipeline, the loop over them;
-             RankedFeed, their versions (PIPELINE.md).
+             tenant of a tracker as a Source of checkpoints; TrainerOutput, one gather for
+             checkpoints and log; ShardedTables, rows and optimizer state in a pool; Pipeline, the
+             loop over them; RankedOutput, their versions (PIPELINE.md).
 Never does:  decide what a version is written as (petps.checkpoint.policy does); import torch
              before it is needed (pip install petps[torch]).
 Called by:   trainers.
 Invariants:  a row that changed is in the next checkpoint and in the next version of the log,
-             whichever calls failed before, and also after a crash and Feed.restore().
-Threads:     one thread makes all calls of a Feed, between two steps; any thread may call
+             whichever calls failed before, and also after a crash and TrainerOutput.restore().
+Threads:     one thread makes all calls of a TrainerOutput, between two steps; any thread may call
              cancel().
 """
 
 from petps.train.batch import Batch, Ragged
 from petps.train.clustering import ByKeys
-from petps.train.feed import Feed
 from petps.train.link import Links
 from petps.train.optimizer import Adam, RowwiseAdagrad, Sgd
 from petps.train.options import PipelineOptions
+from petps.train.output import TrainerOutput
 from petps.train.pipeline import Pipeline
-from petps.train.ranks import Every, RankedFeed, publisher_of, store_tables
+from petps.train.ranks import Every, RankedOutput, publisher_of, store_tables
 from petps.train.sharded import ShardedTables, TableSpec
 from petps.train.source import TrackedSource
 from petps.train.table import ArrayTable, Gathered, TrainedTable
@@ -33,13 +33,12 @@ __all__ = [
     "Batch",
     "ByKeys",
     "Every",
-    "Feed",
     "Gathered",
     "Links",
     "Pipeline",
     "PipelineOptions",
     "Ragged",
-    "RankedFeed",
+    "RankedOutput",
     "RowwiseAdagrad",
     "Sgd",
     "ShardedTables",
@@ -47,6 +46,7 @@ __all__ = [
     "Timeline",
     "TrackedSource",
     "TrainedTable",
+    "TrainerOutput",
     "publisher_of",
     "store_tables",
 ]

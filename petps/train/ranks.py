@@ -1,6 +1,6 @@
 """Versions of tables that several workers hold: shares of the store's version, and the log's.
 
-Owns:        RankedFeed (a hook of Pipeline), Every, Restored, publisher_of(), store_tables().
+Owns:        RankedOutput (a hook of Pipeline), Every, Restored, publisher_of(), store_tables().
 Never does:  train; know a policy, or which log it is.
 Called by:   trainers, demo.
 Invariants:  a version exists in the store once every worker has written its share, and in the log
@@ -31,8 +31,8 @@ from petps.checkpoint.state import Version
 from petps.delta import DeltaLog, TableSchema
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError, Unavailable
 from petps.publish import Position, Publisher
-from petps.train.feed import PUBLISH, Late, Sent
 from petps.train.link import Link
+from petps.train.output import PUBLISH, Late, Sent
 from petps.train.pipeline import Boundary
 from petps.train.pytorch import torch_module
 from petps.train.sharded import ShardedTables
@@ -40,10 +40,10 @@ from petps.train.source import TrackedSource
 from petps.train.stages import works_ahead
 from petps.train.table import Floats, Keys
 
-__all__ = ["Every", "RankedFeed", "Restored", "publisher_of", "store_tables"]
+__all__ = ["Every", "RankedOutput", "Restored", "publisher_of", "store_tables"]
 
 _log = logging.getLogger("petps.train")
-# Parts of a version besides those of Feed. The names of a worker's own parts end in its rank.
+# Parts of a version besides those of TrainerOutput. The names of a rank's own parts end in it.
 DENSE: Final = "petps.dense"
 READER: Final = "petps.reader"
 RANDOM: Final = "petps.random"
@@ -121,7 +121,7 @@ def publisher_of(
         return publisher(run, tables.owned())
 
 
-class RankedFeed:
+class RankedOutput:
     """A writer of all workers' rows to a checkpoint store, to a log, or to both with one gather.
 
     Every worker has one, with the same arguments except its own ``tables``, ``link``, a handle of
@@ -325,7 +325,7 @@ class RankedFeed:
         self._wait_arranged()
         self._behind.shutdown()
 
-    def __enter__(self) -> RankedFeed:
+    def __enter__(self) -> RankedOutput:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -343,7 +343,7 @@ class RankedFeed:
         all call it again.
         """
         if self._store is None:
-            raise FailedPrecondition("the feed has no store: there is nothing to restore from")
+            raise FailedPrecondition("the output has no store: there is nothing to restore from")
         with _Together(self._link, "no version was restored"):
             newest = self._newest(self._store, version)
         with _Together(self._link, "no version was restored"):

@@ -2,7 +2,7 @@
 
 Owns:        TableSpec, ShardedTables, ShardedTable (a TrainedTable).
 Never does:  talk to other workers, compute gradients; import torch.
-Called by:   pipeline.py; Feed and RankedFeed, which write its rows to store and log.
+Called by:   pipeline.py; TrainerOutput and RankedOutput, which write its rows to store and log.
 Invariants:  a slot is the row followed by its optimizer state, written together; a new row
              depends only on (seed, table, key); a worker holds only keys of its own partitions.
 Threads:     one calls retrieve(), another write_back(). A row that both touch is read whole, from

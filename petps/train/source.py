@@ -2,7 +2,7 @@
 
 Owns:        TrackedSource.
 Never does:  decide what is written; open files.
-Called by:   feed.py, ranks.py; Checkpointer.
+Called by:   output.py, ranks.py; Checkpointer.
 Threads:     one.
 """
 

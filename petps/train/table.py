@@ -2,7 +2,7 @@
 
 Owns:        TrainedTable, Gathered, ArrayTable.
 Never does:  open files or logs.
-Called by:   source.py, feed.py; ArrayTable by trainers.
+Called by:   source.py, output.py; ArrayTable by trainers.
 Threads:     one at a time, because rows are gathered between two steps.
 """
 

@@ -81,7 +81,7 @@ BAD_CODE: list[tuple[Check, str, str, str]] = [
         "may not",
     ),
     (checks.import_complaints, "petps/server/ingest/a.py", "from petps.server import http", "may"),
-    (checks.import_complaints, "petps/train/tracker/a.py", "import petps.train.feed", "may not"),
+    (checks.import_complaints, "petps/train/tracker/a.py", "import petps.train.output", "may not"),
     (checks.import_complaints, "petps/server/ingest/a.py", "import petps_client", "petps_client"),
     (checks.import_complaints, "petps/cli/a.py", "import examples.demo", "may not import examples"),
     (checks.import_complaints, "petps/util/a.py", "", "no place"),

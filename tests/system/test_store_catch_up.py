@@ -1,6 +1,6 @@
 """A server catches up from the checkpoint store automatically, also after kill -9 on the way.
 
-A trainer's feed writes log and store, and retention removes log entries that the server needs.
+A TrainerOutput writes log and store, and retention removes log entries that the server needs.
 Does not cover: every instant of a catch-up (tests/python/ingest/test_catch_up_store.py).
 """
 
@@ -23,7 +23,7 @@ from petps.checkpoint import POLICIES, Column, Store, Table
 from petps.delta import TableSchema
 from petps.delta.directory import DirectoryLog
 from petps.publish import Publisher
-from petps.train import ArrayTable, Feed
+from petps.train import ArrayTable, TrainerOutput
 from petps.train.tracker import Tracker
 from tests.seed import SEED
 from tests.system.test_serve import Process
@@ -66,7 +66,7 @@ class Trainer:
         self.log = DirectoryLog(folder / "log", partitions=P, segment_bytes=1 << 16)
         publisher = Publisher(self.log, "default", tables=[SCHEMA])
         publisher.begin_continue(None)
-        self.feed = Feed(
+        self.feed = TrainerOutput(
             tracker,
             [self.table],
             store=Store.create(folder / "store", "default", [Table("items", columns)]),

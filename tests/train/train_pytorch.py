@@ -14,7 +14,7 @@ import torch
 
 from petps.checkpoint import POLICIES, Column, Store, Table
 from petps.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
-from petps.train import Feed
+from petps.train import TrainerOutput
 from petps.train.pytorch import TorchTable, track_module
 from petps.train.tracker import Tracker
 
@@ -131,17 +131,17 @@ def test_a_trainer_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     tables = [Table(name, (Column("row", "f32", DIM), Column("sum", "f32", DIM))) for name in names]
     store = Store.create(tmp_path / "store", "m", tables)
 
-    def begun() -> tuple[Trainer, Feed]:
+    def begun() -> tuple[Trainer, TrainerOutput]:
         tracker = Tracker()
         trainer = Trainer(tracker)
         policy = POLICIES["consecutive"]()
-        return trainer, Feed(tracker, trainer.tables, store=store, policy=policy)
+        return trainer, TrainerOutput(tracker, trainer.tables, store=store, policy=policy)
 
-    trainer, feed = begun()
+    trainer, output = begun()
     dense = {}
     for version in range(1, 6):
         trainer.train(3)
-        made = feed.checkpoint(version)
+        made = output.checkpoint(version)
         assert made.rows == 2 * ROWS if version == 1 else made.rows < ROWS
         expected = trainer.rows()
         for name, rows in store.restore(version).items():
@@ -151,8 +151,8 @@ def test_a_trainer_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
         }
     expected_sums = trainer.tables[0].gather(trainer.tables[0].keys()).columns["sum"]
 
-    again, feed = begun()
-    feed.restore(5)
+    again, output = begun()
+    output.restore(5)
     again.model.dense.load_state_dict(dense[5])
     again.step = trainer.step
     found_sums = again.tables[0].gather(again.tables[0].keys()).columns["sum"]
@@ -162,7 +162,7 @@ def test_a_trainer_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
         each.train(10)
     for name, expected_rows in trainer.rows().items():
         np.testing.assert_array_equal(again.rows()[name], expected_rows)
-    feed.checkpoint(6)
+    output.checkpoint(6)
     restored = store.restore(6)[names[0]].columns["row"].view(np.float32)
     np.testing.assert_array_equal(restored, trainer.rows()[names[0]])
 

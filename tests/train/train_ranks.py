@@ -25,7 +25,7 @@ from petps.train.link import Links
 from petps.train.optimizer import Adam
 from petps.train.options import Mode, PipelineOptions
 from petps.train.pipeline import Pipeline
-from petps.train.ranks import Every, RankedFeed, publisher_of, store_tables
+from petps.train.ranks import Every, RankedOutput, publisher_of, store_tables
 from petps.train.sharded import ShardedTables, TableSpec
 from tests.train.workers import FEATURES, SPECS, Loader, Ranker, in_threads
 
@@ -84,7 +84,7 @@ def work(
     policy: str = "2d",
     pools: bool = False,
     checkpoint: Every | None = None,
-    changed: Callable[[RankedFeed, ShardedTables], None] | None = None,
+    changed: Callable[[RankedOutput, ShardedTables], None] | None = None,
     patience: int = 0,
 ) -> dict[str, Any]:
     """Train a worker up to ``steps``, from the store's newest version if ``restore``."""
@@ -92,24 +92,24 @@ def work(
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     with open_tables(rank, links.rows.world, folder / f"{rank}.pool" if pools else None) as tables:
         store = Store.open(folder / "store")
-        feed = RankedFeed(
+        output = RankedOutput(
             tables, links.dense, store=store, policy=POLICIES[policy](),
             checkpoint=checkpoint or Every(steps=5), model=model, optimizer=optimizer,
             patience=patience,
         )  # fmt: skip
         first = 0
         if restore:
-            restored = feed.restore()
+            restored = output.restore()
             first = restored.step
             assert restored.reader == b"%d" % first
         if changed is not None:
-            changed(feed, tables)
+            changed(output, tables)
         options = PipelineOptions(2, mode, first_step=first + 1, deterministic=True)
         with (
-            feed,
+            output,
             Pipeline(
                 model, tables, iter(Loader(SEED, rank, steps, first=first + 1)), options=options,
-                optimizer=optimizer, links=links, features=FEATURES, hooks=[feed],
+                optimizer=optimizer, links=links, features=FEATURES, hooks=[output],
             ) as pipeline,
         ):  # fmt: skip
             pipeline.run()
@@ -148,11 +148,11 @@ def test_more_or_fewer_workers_may_go_on(tmp_path: Path, policy: str) -> None:
 
     def look(rank: int, links: Links, world: int) -> dict[str, Any]:
         model = Ranker()
-        with open_tables(rank, world) as tables, RankedFeed(
+        with open_tables(rank, world) as tables, RankedOutput(
             tables, links.dense, store=Store.open(tmp_path / "store"), policy=POLICIES[policy](),
             checkpoint=Every(steps=5), model=model,
-        ) as feed:  # fmt: skip
-            feed.restore()
+        ) as output:  # fmt: skip
+            output.restore()
             return ended(tables, model)
 
     def train(rank: int, links: Links) -> dict[str, Any]:
@@ -183,19 +183,19 @@ def test_what_is_served_is_what_was_trained(tmp_path: Path) -> None:
         log = open_log(place, partitions=PARTITIONS)
         with open_tables(rank, WORLD) as tables:
             publisher = publisher_of(log, "m", tables, links.dense)
-            feed = RankedFeed(
+            output = RankedOutput(
                 tables, links.dense, store=Store.open(tmp_path / "store"),
                 policy=POLICIES["2d"](), checkpoint=Every(steps=10), publisher=publisher,
                 publish=Every(steps=4), model=model, optimizer=optimizer,
             )  # fmt: skip
-            restored = feed.restore() if restore else None
+            restored = output.restore() if restore else None
             publisher.begin_continue(restored.position if restored else None)
             first = restored.step + 1 if restored else 1
             with (
-                feed,
+                output,
                 Pipeline(
                     model, tables, iter(Loader(SEED, rank, steps, first=first)),
-                    optimizer=optimizer, links=links, features=FEATURES, hooks=[feed],
+                    optimizer=optimizer, links=links, features=FEATURES, hooks=[output],
                     options=PipelineOptions(2, first_step=first, deterministic=True),
                 ) as pipeline,
             ):  # fmt: skip
@@ -237,10 +237,10 @@ def test_a_worker_whose_store_fails_is_named_and_none_hangs(tmp_path: Path) -> N
     create(tmp_path)
     failed: list[int] = []
 
-    def broken(feed: RankedFeed, tables: ShardedTables) -> None:
+    def broken(output: RankedOutput, tables: ShardedTables) -> None:
         if tables.rank != 1:
             return
-        checkpointer = feed._checkpointer
+        checkpointer = output._checkpointer
         assert checkpointer is not None
         share = checkpointer.share
 
@@ -276,14 +276,16 @@ def test_what_is_asked_for_wrongly(tmp_path: Path) -> None:
             Every(**given)
     with open_tables(0, 1) as tables:
         with pytest.raises(InvalidArgument, match="need a store and a policy"):
-            RankedFeed(tables, Links.alone().dense, checkpoint=Every(steps=1))
+            RankedOutput(tables, Links.alone().dense, checkpoint=Every(steps=1))
         with pytest.raises(InvalidArgument, match="needs a publisher"):
-            RankedFeed(tables, Links.alone().dense, publish=Every(steps=1))
+            RankedOutput(tables, Links.alone().dense, publish=Every(steps=1))
         with (
-            RankedFeed(tables, Links.alone().dense, store=store, policy=POLICIES["full"]()) as feed,
+            RankedOutput(
+                tables, Links.alone().dense, store=store, policy=POLICIES["full"]()
+            ) as output,
             pytest.raises(FailedPrecondition, match="has no version: nothing to restore"),
         ):
-            feed.restore()
+            output.restore()
 
 
 def test_a_row_is_in_one_workers_partitions(tmp_path: Path) -> None:

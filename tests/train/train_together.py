@@ -21,7 +21,7 @@ from petps.train.link import Links
 from petps.train.optimizer import Adam
 from petps.train.options import PipelineOptions
 from petps.train.pipeline import Boundary, Pipeline
-from petps.train.ranks import Every, RankedFeed, publisher_of
+from petps.train.ranks import Every, RankedOutput, publisher_of
 from petps.train.sharded import ShardedTables
 from tests.train.train_ranks import (
     PARTITIONS,
@@ -65,20 +65,20 @@ def test_a_restore_that_fails_on_one_worker_is_repeated_by_all(tmp_path: Path) -
 
     def restore(rank: int, links: Links) -> dict[str, Any]:
         model = Ranker()
-        with open_tables(rank, WORLD) as tables, RankedFeed(
+        with open_tables(rank, WORLD) as tables, RankedOutput(
             tables, links.dense, store=Store.open(tmp_path / "store"), policy=POLICIES["2d"](),
             model=model,
-        ) as feed:  # fmt: skip
+        ) as output:  # fmt: skip
             user = tables["user"]
             if rank == 1:
                 user.load_pieces = _failing("it cannot be read")  # type: ignore[method-assign]
             with pytest.raises(PetpsError) as raised:
-                feed.restore()
+                output.restore()
             said = "it cannot be read" if rank == 1 else "worker 1: IoError: it cannot be read"
             assert said in str(raised.value)
             if rank == 1:
                 del user.load_pieces
-            assert feed.restore().step == 15
+            assert output.restore().step == 15
             return ended(tables, model)
 
     check_same(seen, in_threads(WORLD, restore))
@@ -92,11 +92,11 @@ def _failing(said: str, kind: type[Exception] = IoError) -> Callable[..., Any]:
 
 
 def acting(
-    folder: Path, steps: list[int], changed: Callable[[int, int, RankedFeed], None]
+    folder: Path, steps: list[int], changed: Callable[[int, int, RankedOutput], None]
 ) -> list[tuple[int, list[str], list[str]]]:
     """Train and act at each of ``steps`` without a pipeline. The log is due at every second one.
 
-    changed(rank, step, feed) runs before each. Return, for each worker, the log's version, the
+    changed(rank, step, output) runs before each. Return, for each worker, the log's version, the
     errors, and the dense parts requested.
     """
     create(folder)
@@ -114,21 +114,21 @@ def acting(
         with closing(open_log(place, partitions=PARTITIONS)) as log, open_tables(rank, 2) as tables:
             publisher = publisher_of(log, "m", tables, links.dense)
             publisher.begin_continue(None)
-            with RankedFeed(
+            with RankedOutput(
                 tables, links.dense, store=Store.open(folder / "store"),
                 policy=POLICIES["2d"](), checkpoint=Every(steps=1), publisher=publisher,
                 publish=Every(steps=2), patience=1, model=torch.nn.Linear(1, 1),
                 dense=dense,
-            ) as feed:  # fmt: skip
+            ) as output:  # fmt: skip
                 for step in steps:
                     for table in tables:
                         keys = np.arange(step * 100, step * 100 + 50, dtype=np.uint64)
                         keys = keys[tables.owns(keys)]
                         rows = np.ones((len(keys), table.width), np.float32)
                         table.write_back(step, keys, rows)
-                    changed(rank, step, feed)
+                    changed(rank, step, output)
                     try:
-                        feed.act(Boundary(step, b""))
+                        output.act(Boundary(step, b""))
                     except Exception as error:
                         errors.append(f"{type(error).__name__}: {error}")
             return publisher.version, errors, asked
@@ -139,8 +139,8 @@ def acting(
 def test_a_checkpoint_that_fails_leaves_the_log_alone(tmp_path: Path) -> None:
     """Both are due. Worker 1's disk is full, which patience allows."""
 
-    def full(rank: int, step: int, feed: RankedFeed) -> None:
-        checkpointer = feed._checkpointer
+    def full(rank: int, step: int, output: RankedOutput) -> None:
+        checkpointer = output._checkpointer
         assert checkpointer is not None
         if rank == 1 and step == 2:
             checkpointer.share = _failing("the disk is full")  # type: ignore[method-assign]
@@ -158,8 +158,8 @@ def test_a_checkpoint_that_fails_leaves_the_log_alone(tmp_path: Path) -> None:
 def test_a_defect_on_one_worker_ends_all_and_commits_nothing(tmp_path: Path) -> None:
     """The error is not one of petps, and that worker's rows are not in the log."""
 
-    def broken(rank: int, step: int, feed: RankedFeed) -> None:
-        checkpointer = feed._checkpointer
+    def broken(rank: int, step: int, output: RankedOutput) -> None:
+        checkpointer = output._checkpointer
         assert checkpointer is not None
         if rank == 1 and step == 2:
             checkpointer.share = _failing("list index", IndexError)  # type: ignore[method-assign]

@@ -31,7 +31,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 from petps.checkpoint import POLICIES, Column, Store, Table
 from petps.errors import FailedPrecondition, InvalidArgument
-from petps.train import Feed
+from petps.train import TrainerOutput
 from petps.train.torchrec import TorchRecIds, _local_rows
 from petps.train.tracker import Tracker
 
@@ -212,22 +212,24 @@ def test_a_trainer_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     columns = (Column("row", "f32", DIM), Column("momentum1", "f32", 1))
     store = Store.create(tmp_path, "m", [Table(name, columns) for name in (USERS, GOODS)])
 
-    def begun() -> tuple[Trainer, Feed]:
+    def begun() -> tuple[Trainer, TrainerOutput]:
         tracker = Tracker()
         trainer = Trainer(tracker)
         tables = list(trainer.ids.tables.values())
-        return trainer, Feed(tracker, tables, store=store, policy=POLICIES["consecutive"]())
+        return trainer, TrainerOutput(
+            tracker, tables, store=store, policy=POLICIES["consecutive"]()
+        )
 
-    trainer, feed = begun()
+    trainer, output = begun()
     for version in range(1, 5):
         trainer.train(2)
-        made = feed.checkpoint(version)
+        made = output.checkpoint(version)
         assert (made.rows == 2 * ROWS) == (version == 1)
         for name, rows in store.restore(version).items():
             found = rows.columns["row"].view(np.float32)
             np.testing.assert_array_equal(found, trainer.rows()[name])
-    again, feed = begun()
-    feed.restore(4)
+    again, output = begun()
+    output.restore(4)
     again.step = trainer.step
     for each in (trainer, again):
         each.train(5)

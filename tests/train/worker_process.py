@@ -23,7 +23,7 @@ from petps.train.batch import Batch
 from petps.train.link import Links
 from petps.train.options import PipelineOptions
 from petps.train.pipeline import Pipeline
-from petps.train.ranks import Every, RankedFeed
+from petps.train.ranks import Every, RankedOutput
 from tests.train.train_ranks import SEED, TABLES, open_tables
 from tests.train.workers import FEATURES, Loader, Ranker
 
@@ -50,19 +50,19 @@ def main(rank: int, world: int, folder: Path, steps: int) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     store = Store.open(folder / "store")
     with open_tables(rank, world, folder / f"{rank}.pool") as tables:
-        feed = RankedFeed(
+        output = RankedOutput(
             tables, links.dense, store=store, policy=POLICIES["2d"](), checkpoint=Every(steps=5),
             model=model, optimizer=optimizer,
         )  # fmt: skip
-        first = feed.restore().step if store.state.versions() else 0
+        first = output.restore().step if store.state.versions() else 0
         options = PipelineOptions(
             2, MODE, first_step=first + 1, deterministic=True, device=device
         )  # fmt: skip
         with (
-            feed,
+            output,
             Pipeline(
                 model, tables, iter(Loader(SEED, rank, steps, first=first + 1)), options=options,
-                optimizer=optimizer, links=links, features=FEATURES, hooks=[feed],
+                optimizer=optimizer, links=links, features=FEATURES, hooks=[output],
             ) as pipeline,
         ):  # fmt: skip
             for step in pipeline:

@@ -40,7 +40,7 @@ from petps.train import (
     Links,
     Pipeline,
     PipelineOptions,
-    RankedFeed,
+    RankedOutput,
     Timeline,
     publisher_of,
     store_tables,
@@ -55,9 +55,9 @@ FAILED: Final = 3
 
 
 class Told:
-    """A RankedFeed as a hook of the pipeline, which also reports what it published."""
+    """A RankedOutput as a hook of the pipeline, which also reports what it published."""
 
-    def __init__(self, worker: Worker, feed: RankedFeed) -> None:
+    def __init__(self, worker: Worker, feed: RankedOutput) -> None:
         self._worker = worker
         self._feed = feed
 
@@ -125,7 +125,7 @@ class Worker:
             links.dense.all_gather(torch.zeros(1))  # wait until the store exists
             store = Store.open(settings.path("store"))
             publisher = publisher_of(log, MODEL, tables, links.dense)
-            with RankedFeed(
+            with RankedOutput(
                 tables,
                 links.dense,
                 store=store,

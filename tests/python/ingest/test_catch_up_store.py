@@ -1,6 +1,6 @@
 """Catch-up from a checkpoint store: a server without its log takes the rows of a version.
 
-A trainer's feed writes log and store. The trainer itself is the model of the server's rows.
+A TrainerOutput writes log and store. The trainer itself is the model of the server's rows.
 Does not cover: a real server (tests/system/test_store_catch_up.py).
 """
 
@@ -25,7 +25,7 @@ from petps.errors import DataLoss, NotFound
 from petps.publish import Publisher
 from petps.server.ingest import BaseSource, Ingest, Mode, Progress, Standing
 from petps.server.ingest.ingest import ROWS_MAX
-from petps.train import ArrayTable, Feed
+from petps.train import ArrayTable, TrainerOutput
 from petps.train.tracker import Tracker
 from tests.python.ingest.driver import SCHEMAS, Driver, P
 from tests.python.ingest.model import Letters, MemoryTables
@@ -66,7 +66,7 @@ class Trainer:
             ],
             quantising,
         )
-        self.feed = Feed(
+        self.feed = TrainerOutput(
             tracker,
             self.tables.values(),
             store=self.store,

@@ -8,10 +8,10 @@ from typing import Any
 
 import grpc
 import numpy as np
-import petps.v1.petps_pb2_grpc as stubs
 import pytest
 
 import petps
+import petps.v1.petps_pb2_grpc as stubs
 from petps import config
 from petps.server import Serving
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import grpc
 import numpy as np
-import petps.v1.petps_pb2 as messages
 import pytest
 
 import petps
+import petps.v1.petps_pb2 as messages
 from petps import _native, errors
 from petps.server import Serving
 from petps.server.grpc.codes import GRPC_CODES

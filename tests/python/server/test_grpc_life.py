@@ -11,14 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc
-import petps.v1.petps_pb2 as messages
-import petps.v1.petps_pb2_grpc as stubs
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
+import petps.v1.petps_pb2 as messages
+import petps.v1.petps_pb2_grpc as stubs
 from petps.errors import Unavailable
 from petps.server import Serving
 from petps.server.grpc.door import SERVICE

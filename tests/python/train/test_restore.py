@@ -1,6 +1,6 @@
 """A version restored into a trainer's own arrays: memory, parallel reads, damage.
 
-Does not cover that the trainer continues as if it had not been interrupted (test_feed.py does).
+Does not cover that the trainer continues as if it had not been interrupted (test_output.py does).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from petps.checkpoint import POLICIES, Checkpointer, Column, Store, Table
 from petps.checkpoint import reader as reader_module
 from petps.checkpoint.files import LocalFiles
 from petps.errors import DataLoss
-from petps.train import ArrayTable, Feed, TrackedSource
+from petps.train import ArrayTable, TrackedSource, TrainerOutput
 from petps.train.tracker import Tracker
 
 ROWS, DIM = 100_000, 32
@@ -56,8 +56,10 @@ class Trainer:
             source.begin()
             source.committed(writer.write(version))
 
-    def feed(self) -> Feed:
-        return Feed(self.tracker, [self.table], store=self.store, policy=POLICIES["consecutive"]())
+    def output(self) -> TrainerOutput:
+        return TrainerOutput(
+            self.tracker, [self.table], store=self.store, policy=POLICIES["consecutive"]()
+        )
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +79,10 @@ def expected() -> tuple[np.ndarray, np.ndarray]:
 
 def test_into_the_trainers_own_arrays_in_bounded_memory(written: Path) -> None:
     trainer = Trainer(Store.open(written), None)
-    feed = trainer.feed()
+    output = trainer.output()
     above = sum(chunk.length for chunk in trainer.store.state.line.deltas())
     tracemalloc.start()
-    feed.restore(3)
+    output.restore(3)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     rows, sums = expected()
@@ -141,14 +143,14 @@ def test_a_damaged_chunk_is_not_loaded_and_not_counted(tmp_path: Path) -> None:
     body[last.offset + last.length // 2] ^= 0x10
     path.write_bytes(body)
     trainer = Trainer(Store.open(tmp_path / "store"), None)
-    feed = trainer.feed()
+    output = trainer.output()
     with pytest.raises(DataLoss, match=f"version 3: .*at {last.offset} does not fit its checksum"):
-        feed.restore(3)
+        output.restore(3)
     assert Store.open(tmp_path / "store").state.restores == 0
     assert not trainer.rows[last.min_key : last.max_key + 1].any()
     body[last.offset + last.length // 2] ^= 0x10
     path.write_bytes(body)
-    feed.restore(3)
+    output.restore(3)
     rows, _ = expected()
     np.testing.assert_array_equal(trainer.rows, rows)
     assert Store.open(tmp_path / "store").state.restores == 1

@@ -27,7 +27,7 @@ from petps.errors import (
     ResourceExhausted,
 )
 from petps.publish import Position, Publisher
-from petps.train import ArrayTable, Feed, TrackedSource
+from petps.train import ArrayTable, TrackedSource, TrainerOutput
 from petps.train.tracker import Tracker
 
 SEED = 7
@@ -186,9 +186,9 @@ def touched_only(
     return {"users": users, "items": dict(rows["items"])}
 
 
-def make_feed(
+def make_output(
     folder: Path, policy: str, *, quantising: Quantising | None = None, spill: bool = False
-) -> tuple[Trainer, Feed, Store, DirectoryLog]:
+) -> tuple[Trainer, TrainerOutput, Store, DirectoryLog]:
     budget = {"memory_bytes": 500, "spill": folder / "spill"} if spill else {}
     tracker = Tracker(**budget)  # type: ignore[arg-type]
     trainer = Trainer(tracker)
@@ -196,16 +196,16 @@ def make_feed(
     log = DirectoryLog(folder / "log", partitions=P)
     publisher = Publisher(log, "m", P, tables=SCHEMAS)
     publisher.begin_continue(None)
-    feed = Feed(
+    output = TrainerOutput(
         tracker, trainer.tables, store=store, policy=POLICIES[policy](), publisher=publisher
     )
-    return trainer, feed, store, log
+    return trainer, output, store, log
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("spill", [False, True], ids=["memory", "spilled"])
 def test_every_version_of_both_is_the_replay(tmp_path: Path, policy: str, spill: bool) -> None:
-    trainer, feed, store, log = make_feed(tmp_path, policy, spill=spill)
+    trainer, output, store, log = make_output(tmp_path, policy, spill=spill)
     checkpoints: dict[int, int] = {}
     published: dict[int, int] = {}
     while trainer.step < STEPS:
@@ -213,14 +213,14 @@ def test_every_version_of_both_is_the_replay(tmp_path: Path, policy: str, spill:
         both = trainer.step % 20 == 0
         if trainer.step % 5 == 0:
             version = len(checkpoints) + 1
-            feed.checkpoint(version, publish=both, step=trainer.step)
-            feed.arrange()
+            output.checkpoint(version, publish=both, step=trainer.step)
+            output.arrange()
             checkpoints[version] = trainer.step
             if both:
-                assert feed.publisher is not None
-                published[feed.publisher.version] = trainer.step
+                assert output.publisher is not None
+                published[output.publisher.version] = trainer.step
         elif trainer.step % 3 == 0:
-            published[feed.publish(step=trainer.step)] = trainer.step
+            published[output.publish(step=trainer.step)] = trainer.step
     for version, step in checkpoints.items():
         assert_holds(store, version, replayed(step))
     served = Served(log)
@@ -234,10 +234,10 @@ def test_every_version_of_both_is_the_replay(tmp_path: Path, policy: str, spill:
 
 
 def test_quantised_checkpoints_beside_a_log_of_whole_rows(tmp_path: Path) -> None:
-    trainer, feed, store, log = make_feed(tmp_path, "consecutive", quantising=Quantising(10))
+    trainer, output, store, log = make_output(tmp_path, "consecutive", quantising=Quantising(10))
     for version in range(1, 6):
         trainer.train(4)
-        feed.checkpoint(version, publish=True)
+        output.checkpoint(version, publish=True)
         assert_holds(store, version, trainer)
         assert store.tables_of(version)["users"].columns[0].dtype.endswith("4")
         served = Served(log).versions[version]
@@ -246,16 +246,16 @@ def test_quantised_checkpoints_beside_a_log_of_whole_rows(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("policy", ["consecutive", "intermittent", "2d", "merged"])
 def test_a_trainer_that_crashes_goes_on_from_its_checkpoint(tmp_path: Path, policy: str) -> None:
-    trainer, feed, store, log = make_feed(tmp_path, policy)
+    trainer, output, store, log = make_output(tmp_path, policy)
     trainer.train(3)
-    feed.publish(step=3)
+    output.publish(step=3)
     trainer.train(4)
-    feed.checkpoint(1)  # the rows of 4 steps are owed to the log
-    feed.arrange()
+    output.checkpoint(1)  # the rows of 4 steps are owed to the log
+    output.arrange()
     for version in range(2, 5):
         trainer.train(4)
-        feed.checkpoint(version, publish=version == 3)
-        feed.arrange()
+        output.checkpoint(version, publish=version == 3)
+        output.arrange()
     at = trainer.step
     trainer.train(2)  # these steps are lost
     log.close()
@@ -265,8 +265,10 @@ def test_a_trainer_that_crashes_goes_on_from_its_checkpoint(tmp_path: Path, poli
     store = Store.open(tmp_path / "store")
     log = DirectoryLog(tmp_path / "log", partitions=P)
     publisher = Publisher(log, "m", P, tables=SCHEMAS)
-    feed = Feed(tracker, again.tables, store=store, policy=POLICIES[policy](), publisher=publisher)
-    position = feed.restore(4)
+    output = TrainerOutput(
+        tracker, again.tables, store=store, policy=POLICIES[policy](), publisher=publisher
+    )
+    position = output.restore(4)
     assert position is not None
     assert position.version == 2
     publisher.begin_continue(position)
@@ -275,12 +277,12 @@ def test_a_trainer_that_crashes_goes_on_from_its_checkpoint(tmp_path: Path, poli
     np.testing.assert_array_equal(again.sums[again.present], replayed(at).sums[again.present])
 
     again.train(3)
-    version = feed.publish()
+    version = output.publish()
     expected = replayed(again.step).rows()["items"]
     assert Served(log).versions[version]["items"] == expected
     for number in range(5, 9):
-        feed.checkpoint(number, publish=number == 7)
-        feed.arrange()
+        output.checkpoint(number, publish=number == 7)
+        output.arrange()
         assert_holds(store, number, replayed(again.step))
         again.train(2)
     for number in range(1, 5):
@@ -292,11 +294,11 @@ def test_a_restore_that_fails_is_called_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
     """Whichever read of the store fails, a second restore() does what the first would have done."""
-    trainer, feed, store, log = make_feed(tmp_path, "oneshot")
+    trainer, output, store, log = make_output(tmp_path, "oneshot")
     trainer.train(4)
-    feed.checkpoint(1, publish=True)
+    output.checkpoint(1, publish=True)
     trainer.train(4)
-    feed.checkpoint(2)  # a difference: its keys, and those owed to the log, must come again
+    output.checkpoint(2)  # a difference: its keys, and those owed to the log, must come again
     expected = trainer.rows()
     log.close()
 
@@ -306,7 +308,7 @@ def test_a_restore_that_fails_is_called_again(
     log = DirectoryLog(tmp_path / "log", partitions=P)
     publisher = Publisher(log, "m", P, tables=SCHEMAS)
     policy = POLICIES["oneshot"]()
-    feed = Feed(tracker, again.tables, store=store, policy=policy, publisher=publisher)
+    output = TrainerOutput(tracker, again.tables, store=store, policy=policy, publisher=publisher)
     calls = 0
 
     def once(call: Callable[..., object]) -> Callable[..., object]:
@@ -322,32 +324,32 @@ def test_a_restore_that_fails_is_called_again(
     for name in ("count_restore", "part", "read"):
         monkeypatch.setattr(store, name, once(getattr(store, name)))
     try:
-        position = feed.restore(2)
+        position = output.restore(2)
         assert calls < failing, "it passed over an error"
     except IoError:
-        position = feed.restore(2)
+        position = output.restore(2)
     assert position is not None
     publisher.begin_continue(position)
     again.step = 8
-    version = feed.publish()
+    version = output.publish()
     assert Served(log).versions[version]["items"] == expected["items"]
     again.train(2)
-    feed.checkpoint(3)
+    output.checkpoint(3)
     assert_holds(store, 3, replayed(10))
 
 
 def test_a_difference_is_not_written_after_a_resume_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer, feed, _, _ = make_feed(tmp_path, "oneshot")
+    trainer, output, _, _ = make_output(tmp_path, "oneshot")
     trainer.train(4)
-    feed.checkpoint(1)
+    output.checkpoint(1)
     trainer.train(4)
-    feed.checkpoint(2)
+    output.checkpoint(2)
     tracker = Tracker()
     again = Trainer(tracker)
     store = Store.open(tmp_path / "store")
-    feed = Feed(tracker, again.tables, store=store, policy=POLICIES["oneshot"]())
+    output = TrainerOutput(tracker, again.tables, store=store, policy=POLICIES["oneshot"]())
 
     real, calls = store.read, 0
 
@@ -361,11 +363,11 @@ def test_a_difference_is_not_written_after_a_resume_that_failed(
     with monkeypatch.context() as patch:
         patch.setattr(store, "read", down)
         with pytest.raises(IoError, match="network"):
-            feed.restore(2)
+            output.restore(2)
     with pytest.raises(FailedPrecondition, match=r"since version 1 is not tracked .*resume\(\)"):
-        feed.checkpoint(3)
-    assert feed.restore(2) is None
-    feed.checkpoint(3)
+        output.checkpoint(3)
+    assert output.restore(2) is None
+    output.checkpoint(3)
     assert_holds(store, 3, replayed(8))
 
 
@@ -375,7 +377,7 @@ def test_rows_are_owed_to_the_log_by_key(tmp_path: Path) -> None:
     log = DirectoryLog(tmp_path / "log", partitions=P)
     schemas = {"t": TableSchema("t", "f32", 1)}
 
-    def fed(store: Store, keys: list[int]) -> tuple[ArrayTable, Feed, Tracker]:
+    def fed(store: Store, keys: list[int]) -> tuple[ArrayTable, TrainerOutput, Tracker]:
         tracker = Tracker()
         trained = ArrayTable(
             tracker,
@@ -388,26 +390,26 @@ def test_rows_are_owed_to_the_log_by_key(tmp_path: Path) -> None:
         policy = POLICIES["consecutive"]()
         return (
             trained,
-            Feed(tracker, [trained], store=store, policy=policy, publisher=publisher),
+            TrainerOutput(tracker, [trained], store=store, policy=policy, publisher=publisher),
             tracker,
         )
 
     store = Store.create(tmp_path / "store", "m", [table])
-    trained, feed, _ = fed(store, [10, 20, 30])
-    assert feed.publisher is not None
-    feed.publisher.begin_continue(None)
+    trained, output, _ = fed(store, [10, 20, 30])
+    assert output.publisher is not None
+    output.publisher.begin_continue(None)
     trained.update([0, 1, 2], [1, 2, 3])
-    feed.publish()
+    output.publish()
     trained.update([2], [7])
-    feed.checkpoint(1)
-    trained, feed, tracker = fed(Store.open(tmp_path / "store"), [5, 10, 20, 30])
-    assert feed.restore(1) is not None
+    output.checkpoint(1)
+    trained, output, tracker = fed(Store.open(tmp_path / "store"), [5, 10, 20, 30])
+    assert output.restore(1) is not None
     owed = tracker.read("publish").ids("t")
     assert trained.keys_of(owed).tolist() == [30]
 
 
 def test_rows_are_gathered_once_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, feed, _, log = make_feed(tmp_path, "consecutive")
+    trainer, output, _, log = make_output(tmp_path, "consecutive")
     gathered = 0
     real = ArrayTable.gather
 
@@ -417,18 +419,18 @@ def test_rows_are_gathered_once_for_both(tmp_path: Path, monkeypatch: pytest.Mon
         return real(self, keys)
 
     trainer.train(5)
-    feed.checkpoint(1, publish=True)
+    output.checkpoint(1, publish=True)
     before = Served(log).rows
     trainer.train(5)
     monkeypatch.setattr(ArrayTable, "gather", counted)
-    made_ = feed.checkpoint(2, publish=True)
+    made_ = output.checkpoint(2, publish=True)
     assert made_.rows == gathered == Served(log).rows - before > 0
 
 
 def test_a_log_that_refuses_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, feed, store, log = make_feed(tmp_path, "consecutive")
+    trainer, output, store, log = make_output(tmp_path, "consecutive")
     trainer.train(5)
-    feed.checkpoint(1, publish=True)
+    output.checkpoint(1, publish=True)
     trainer.train(5)
 
     def refuse(*_: object) -> None:
@@ -437,18 +439,18 @@ def test_a_log_that_refuses_costs_no_row(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(log, "publish", refuse)
         with pytest.raises(ResourceExhausted, match="log is full"):
-            feed.checkpoint(2, {"dense": b"weights"}, publish=True)
+            output.checkpoint(2, {"dense": b"weights"}, publish=True)
     assert_holds(store, 2, trainer)  # the checkpoint was completed
     assert store.part(2, "dense") == b"weights"
     with pytest.raises(NotFound):
         store.part(2, POSITION)  # the position in the log is not known
     trainer.train(1)
     with pytest.raises(FailedPrecondition, match=r"run .* ended with an error"):
-        feed.publish()
+        output.publish()
     position = json.loads(store.part(1, POSITION))
-    feed.publisher = Publisher(log, "m", P, tables=SCHEMAS)
-    feed.publisher.begin_continue(Position.from_json(position))
-    version = feed.publish()
+    output.publisher = Publisher(log, "m", P, tables=SCHEMAS)
+    output.publisher.begin_continue(Position.from_json(position))
+    version = output.publish()
     served = Served(log).versions[version]
     assert served["items"] == trainer.rows()["items"]
     expected = touched_only(trainer.rows(), Trainer())["users"]
@@ -476,67 +478,67 @@ def test_a_store_that_refuses_costs_no_row(tmp_path: Path, policy: str) -> None:
     log = DirectoryLog(tmp_path / "log", partitions=P)
     publisher = Publisher(log, "m", P, tables=SCHEMAS)
     publisher.begin_continue(None)
-    feed = Feed(
+    output = TrainerOutput(
         tracker, trainer.tables, store=store, policy=POLICIES[policy](), publisher=publisher
     )
     trainer.train(5)
-    feed.checkpoint(1, publish=True)
+    output.checkpoint(1, publish=True)
     for number in range(2, 8):
         trainer.train(3)
         files.full = True
         with pytest.raises(IoError, match="no space left"):
-            feed.checkpoint(number, publish=True)
+            output.checkpoint(number, publish=True)
         assert publisher.version == number  # the log's version was completed
         served = Served(log).versions[publisher.version]
         assert served["items"] == trainer.rows()["items"]
         assert store.state.versions()[-1].version == number - 1
         files.full = False
         trainer.train(2)
-        feed.checkpoint(number)
+        output.checkpoint(number)
         assert_holds(store, number, trainer)
 
 
 def test_a_checkpoint_that_is_cancelled_costs_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer, feed, store, _ = make_feed(tmp_path, "consecutive")
+    trainer, output, store, _ = make_output(tmp_path, "consecutive")
     trainer.train(5)
-    feed.checkpoint(1)
+    output.checkpoint(1)
     trainer.train(5)
     real = ArrayTable.gather
 
     def cancelling(self, keys):  # type: ignore[no-untyped-def]
-        feed.cancel()
+        output.cancel()
         return real(self, keys)
 
     with monkeypatch.context() as patch:
         patch.setattr(ArrayTable, "gather", cancelling)
         with pytest.raises(FailedPrecondition, match="was cancelled"):
-            feed.checkpoint(2)
+            output.checkpoint(2)
     trainer.train(1)
-    feed.checkpoint(2)
+    output.checkpoint(2)
     assert_holds(store, 2, trainer)
 
 
 def test_bad_calls_are_named(tmp_path: Path) -> None:
-    trainer, feed, store, log = make_feed(tmp_path, "consecutive")
+    trainer, output, store, log = make_output(tmp_path, "consecutive")
     with pytest.raises(FailedPrecondition, match="version 3 is not the newest"):
-        feed.restore(3)
+        output.restore(3)
     trainer.train(2)
-    feed.checkpoint(1)
-    feed.checkpoint(2)
+    output.checkpoint(1)
+    output.checkpoint(2)
     with pytest.raises(FailedPrecondition, match="version 1 is not the newest"):
-        feed.restore(1)
+        output.restore(1)
     tracker = Tracker({"other": None})
-    only = Feed(tracker, [])
+    only = TrainerOutput(tracker, [])
     with pytest.raises(FailedPrecondition, match="has no store"):
         only.checkpoint(1)
     with pytest.raises(NotFound, match="no tenant 'publish'"):
         only.publish()
     with pytest.raises(InvalidArgument, match="a store and a policy"):
-        Feed(tracker, [], store=store)
+        TrainerOutput(tracker, [], store=store)
     with pytest.raises(InvalidArgument, match="not both"):
-        Feed(tracker, [], store=store, policy=POLICIES["full"]())
+        TrainerOutput(tracker, [], store=store, policy=POLICIES["full"]())
     with pytest.raises(NotFound, match="tracker has no table"):
         TrackedSource(tracker, [trainer.users])
     log.close()
@@ -544,9 +546,9 @@ def test_bad_calls_are_named(tmp_path: Path) -> None:
 
 def test_changes_that_nobody_tracked_are_not_passed_over(tmp_path: Path) -> None:
     """A source that was not resumed knows no change since the store's newest version."""
-    trainer, feed, store, _ = make_feed(tmp_path, "consecutive")
+    trainer, output, store, _ = make_output(tmp_path, "consecutive")
     trainer.train(2)
-    feed.checkpoint(1)
+    output.checkpoint(1)
     tracker = Tracker()
     again = Trainer(tracker)
     source = TrackedSource(tracker, again.tables)

@@ -1,6 +1,6 @@
 """Checkpoints and log from one gather of the rows that a trainer touched.
 
-Owns:        Feed.
+Owns:        TrainerOutput.
 Never does:  know a policy, or which log it is.
 Called by:   trainers.
 Invariants:  a tenant acknowledges what it read only after the version with those rows is
@@ -25,14 +25,14 @@ from petps.train.source import CHECKPOINT, TrackedSource
 from petps.train.table import ROW, Gathered, Keys, TrainedTable
 from petps.train.tracker import Reading, Tracker
 
-__all__ = ["PUBLISH", "Feed", "Late", "Sent"]
+__all__ = ["PUBLISH", "Late", "Sent", "TrainerOutput"]
 
 PUBLISH: Final = "publish"
 # The number of rows gathered at a time when only the log needs them.
 GATHER_ROWS: Final = 1 << 16
 
 
-class Feed:
+class TrainerOutput:
     """A writer of trained tables to a checkpoint store, to a log, or to both with one gather.
 
     The store's tables and the publisher's are ``tables``, by name. The store's columns are those
@@ -97,7 +97,7 @@ class Feed:
         source, checkpointer = self._the_checkpoints()
         reading = self._tracker.read(PUBLISH) if self._publishes else None
         if publish and reading is None:
-            raise FailedPrecondition("the feed has no publisher")
+            raise FailedPrecondition("the output has no publisher")
         sent = None
         if publish and reading is not None:
             sent = Sent(self._tables, self._the_publisher(), reading, step)
@@ -197,12 +197,12 @@ class Feed:
 
     def _the_publisher(self) -> Publisher:
         if self.publisher is None:
-            raise FailedPrecondition("the feed has no publisher")
+            raise FailedPrecondition("the output has no publisher")
         return self.publisher
 
     def _the_checkpoints(self) -> tuple[TrackedSource, Checkpointer]:
         if self._source is None or self._checkpointer is None:
-            raise FailedPrecondition("the feed has no store: it only publishes")
+            raise FailedPrecondition("the output has no store: it only publishes")
         return self._source, self._checkpointer
 
 
