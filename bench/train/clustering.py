@@ -4,7 +4,7 @@ As in NestPipe's Figure 9, the batch stays the same and N grows, in mode nested.
 for each micro-batch that has it, so a plain division sends more bytes the smaller the micro-batches
 are. Clustering puts samples that share keys into one micro-batch. ``sessions``: samples come in
 random order, and each draws its keys from those of one session. ``named``: the keys of the named
-figures. Batches are clustered before the clock starts, because a worker has one processor here;
+figures. Batches are clustered before the clock starts, because a rank has one processor here;
 ``arranging_ms`` is the time that this takes for a batch.
 
 bench.report runs this in the environment of `make test-train`: `python -m bench.train.clustering

@@ -15,7 +15,7 @@ from typing import Final
 
 __all__ = ["Shaped", "shaped", "unavailable"]
 
-# The same name on both sides: GLOO_SOCKET_IFNAME is the same for all workers.
+# The same name on both sides: GLOO_SOCKET_IFNAME is the same for all ranks.
 INTERFACE: Final = "shaped0"
 # The burst that the token bucket allows. With a smaller one, timers are too coarse for the rate.
 BURST_SECONDS: Final = 1.2e-3

@@ -1,17 +1,17 @@
-"""train.scale.<method>: the simulation at 128 to 1,536 workers, against NestPipe's Table III.
+"""train.scale.<method>: the simulation at 128 to 1,536 ranks, against NestPipe's Table III.
 
 The stages of a lookup and the other parts of a step are measured here. Their growth is fitted:
 
 - fitted, to TorchRec's numbers alone (its column of Table III, its row of Table II, Figure 2): the
   time of a step besides its dense time, as a non-negative sum of three terms: the link's bytes, of
-  which only the part that leaves a worker grows; a latency for each peer; and the wait for the
-  slowest worker, which grows with the logarithm. Figure 2 says how much of it is transfers. All
+  which only the part that leaves a rank grows; a latency for each peer; and the wait for the
+  slowest rank, which grows with the logarithm. Figure 2 says how much of it is transfers. All
   stages of a lookup grow alike; dense time and updates do not grow.
 - predicted: everything else. ``dual`` is the paper's UniEmb, ``nested`` is NestPipe, ``groups`` is
-  2D-SP (transfers as with a quarter of the workers), ``nested_groups`` is both (Table IV).
+  2D-SP (transfers as with a quarter of the ranks), ``nested_groups`` is both (Table IV).
 
-``train.scale.real.<W>``: the real loop on two workers, at the proportions of W workers, against
-its simulation. Each worker has one processor; in the paper it has a host and an accelerator.
+``train.scale.real.<W>``: the real loop on two ranks, at the proportions of W ranks, against
+its simulation. Each rank has one processor; in the paper it has a host and an accelerator.
 
 bench.report runs this in the environment of `make test-train`: `python -m bench.train.scale
 '<sizes as JSON>'` prints a JSON line for each result.
@@ -41,24 +41,24 @@ from bench.train.steps import (
     stages_of,
 )
 
-WORKERS: Final = (128, 256, 512, 1024, 1536)
+RANKS: Final = (128, 256, 512, 1024, 1536)
 # The scaling factors of Table III and, for nested_groups, of Table IV: the throughput over that of
-# 128 workers, over the ratio of the numbers of workers.
+# 128 ranks, over the ratio of the numbers of ranks.
 PAPER: Final[Mapping[str, Mapping[int, float]]] = {
-    "synchronous": dict(zip(WORKERS, (1, 0.9123, 0.6664, 0.5336, 0.4434), strict=True)),
-    "groups": dict(zip(WORKERS, (1, 0.9136, 0.6964, 0.5667, 0.4932), strict=True)),
-    "dual": dict(zip(WORKERS, (1, 0.9613, 0.8921, 0.7800, 0.6762), strict=True)),
-    "nested": dict(zip(WORKERS, (1, 0.9839, 0.9733, 0.9563, 0.9407), strict=True)),
+    "synchronous": dict(zip(RANKS, (1, 0.9123, 0.6664, 0.5336, 0.4434), strict=True)),
+    "groups": dict(zip(RANKS, (1, 0.9136, 0.6964, 0.5667, 0.4932), strict=True)),
+    "dual": dict(zip(RANKS, (1, 0.9613, 0.8921, 0.7800, 0.6762), strict=True)),
+    "nested": dict(zip(RANKS, (1, 0.9839, 0.9733, 0.9563, 0.9407), strict=True)),
     "nested_groups": {128: 1, 1536: 0.9717},
 }
 FITTED: Final = "synchronous"
-# TorchRec with 1,536 workers, Table II, in ms; and its shares with 128 workers, Figure 2.
+# TorchRec with 1,536 ranks, Table II, in ms; and its shares with 128 ranks, Figure 2.
 STEP_MS, LOOKUP_MS, TRANSFERS_MS = 5793.83, 2870.99, 1207.85
 LOOKUP_SHARE, TRANSFERS_SHARE = 0.244, 0.092
 GROUPS: Final = 4
-# As in the paper's runs: 13 % of the transfers are exposed with 1,536 workers.
+# As in the paper's runs: 13 % of the transfers are exposed with 1,536 ranks.
 PAPER_MICRO_BATCHES: Final = 8
-# The threads of a worker; in the paper none of them waits for a processor.
+# The threads of a rank; in the paper none of them waits for a processor.
 PROCESSORS: Final = 6.0
 STAGES: Final = ("prefetch", "to-device", "route", "exchange", "retrieve", "write-back")
 ROUTING: Final = ("prefetch", "route", "exchange")
@@ -66,47 +66,47 @@ ROUTING: Final = ("prefetch", "route", "exchange")
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """The paper's step with W workers, in ms: the dense part, and terms of the other parts."""
+    """The paper's step with W ranks, in ms: the dense part, and terms of the other parts."""
 
     dense: float
     terms: tuple[float, float, float]
-    """The terms of the link's bytes, of each peer, and of the slowest worker."""
+    """The terms of the link's bytes, of each peer, and of the slowest rank."""
 
-    def beside(self, workers: int) -> float:
+    def beside(self, ranks: int) -> float:
         """Return the time of everything that is not dense."""
-        return float(np.dot(self.terms, _basis(workers)))
+        return float(np.dot(self.terms, _basis(ranks)))
 
-    def transfers(self, workers: int) -> float:
+    def transfers(self, ranks: int) -> float:
         """Return the time of all transfers of rows and gradients."""
-        first, last = WORKERS[0], WORKERS[-1]
+        first, last = RANKS[0], RANKS[-1]
         ends = (
             TRANSFERS_SHARE / (LOOKUP_SHARE + TRANSFERS_SHARE),
             TRANSFERS_MS / (LOOKUP_MS + TRANSFERS_MS),
         )
-        part = math.log(workers / first) / math.log(last / first)
-        return (ends[0] + part * (ends[1] - ends[0])) * self.beside(workers)
+        part = math.log(ranks / first) / math.log(last / first)
+        return (ends[0] + part * (ends[1] - ends[0])) * self.beside(ranks)
 
-    def lookup(self, workers: int) -> float:
+    def lookup(self, ranks: int) -> float:
         """Return the time of the rest."""
-        return self.beside(workers) - self.transfers(workers)
+        return self.beside(ranks) - self.transfers(ranks)
 
 
-def _basis(workers: int) -> tuple[float, float, float]:
-    return (workers - 1) / workers, workers - 1, math.log(workers)
+def _basis(ranks: int) -> tuple[float, float, float]:
+    return (ranks - 1) / ranks, ranks - 1, math.log(ranks)
 
 
 def paper_steps() -> dict[int, float]:
-    """Return the milliseconds of TorchRec's step by number of workers."""
+    """Return the milliseconds of TorchRec's step by number of ranks."""
     factors = PAPER[FITTED]
-    return {each: STEP_MS * factors[WORKERS[-1]] / factors[each] for each in WORKERS}
+    return {each: STEP_MS * factors[RANKS[-1]] / factors[each] for each in RANKS}
 
 
 def fitted() -> Growth:
     """Fit the growth by least squares of the relative errors of a step."""
     dense = STEP_MS - LOOKUP_MS - TRANSFERS_MS
     steps = paper_steps()
-    lengths = np.array([steps[each] for each in WORKERS])
-    basis = np.array([_basis(each) for each in WORKERS]) / lengths[:, None]
+    lengths = np.array([steps[each] for each in RANKS])
+    basis = np.array([_basis(each) for each in RANKS]) / lengths[:, None]
     beside = 1 - dense / lengths
     best, found = math.inf, np.zeros(3)
     for count in (1, 2, 3):
@@ -121,24 +121,24 @@ def fitted() -> Growth:
 
 
 def stages_with(
-    growth: Growth, measured: Mapping[str, float], workers: int, groups: int, only_routing: bool
+    growth: Growth, measured: Mapping[str, float], ranks: int, groups: int, only_routing: bool
 ) -> Stages:
-    """Return the paper's stage times with ``workers`` workers, in milliseconds.
+    """Return the paper's stage times with ``ranks`` ranks, in milliseconds.
 
     measured: by stage, in any unit; it gives the division of a lookup, and the ratios of freshen,
     reduce and update to the lookup.
     """
     lookup = sum(measured.get(name, 0.0) for name in STAGES)
-    unit = growth.lookup(WORKERS[0]) / lookup
+    unit = growth.lookup(RANKS[0]) / lookup
     fixed = {name: unit * measured.get(name, 0.0) for name in ("freshen", "reduce", "update")}
     grown = {name: unit * measured.get(name, 0.0) for name in STAGES}
-    more = growth.lookup(workers) - growth.lookup(WORKERS[0])
+    more = growth.lookup(ranks) - growth.lookup(RANKS[0])
     growing = ROUTING if only_routing else STAGES
     over = sum(grown[name] for name in growing)
     grown = {
         name: each * (1 + more / over if name in growing else 1) for name, each in grown.items()
     }
-    transfers = growth.transfers(workers // groups if groups > 1 else workers)
+    transfers = growth.transfers(ranks // groups if groups > 1 else ranks)
     return Stages(
         cpu=fixed | grown | {"dense": 0.0},
         transfer_cpu=0.0,
@@ -162,28 +162,28 @@ def balanced(measured: Mapping[str, float]) -> dict[str, float]:
 def factors(
     growth: Growth, measured: Mapping[str, float], method: str, only_routing: bool = False
 ) -> dict[int, float]:
-    """Return the scaling factors by number of workers."""
+    """Return the scaling factors by number of ranks."""
     groups = GROUPS if method.endswith("groups") else 1
     mode = {"groups": "synchronous", "nested_groups": "nested"}.get(method, method)
     steps = {
-        workers: step_seconds(
+        ranks: step_seconds(
             mode,
-            stages_with(growth, measured, workers, groups, only_routing),
+            stages_with(growth, measured, ranks, groups, only_routing),
             PAPER_MICRO_BATCHES,
             PROCESSORS,
         )
-        for workers in PAPER[method]
+        for ranks in PAPER[method]
     }
-    return {workers: steps[WORKERS[0]] / each for workers, each in steps.items()}
+    return {ranks: steps[RANKS[0]] / each for ranks, each in steps.items()}
 
 
 def figures(sizes: dict[str, Any]) -> Iterator[Result]:
     """Yield a result for each method, one for the worst prediction, one for each real run."""
     growth = fitted()
     alone = run(sizes, mode="synchronous")
-    chosen = [(workers, mode) for workers in sizes["real_workers"] for mode in MODES]
-    links = {workers: _at(alone, growth, workers) for workers in sizes["real_workers"]}
-    told = runs(sizes, [links[workers] | {"mode": mode} for workers, mode in chosen])
+    chosen = [(ranks, mode) for ranks in sizes["real_ranks"] for mode in MODES]
+    links = {ranks: _at(alone, growth, ranks) for ranks in sizes["real_ranks"]}
+    told = runs(sizes, [links[ranks] | {"mode": mode} for ranks, mode in chosen])
     real = dict(zip(chosen, told, strict=True))
     # The synchronous loop has nothing to freshen, so its time comes from the dual one.
     freshen = min(each["stages_s"]["freshen"] for (_, m), each in real.items() if m == "dual")
@@ -199,10 +199,10 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
             worst = max(worst, *errors)
         yield {
             "name": f"train.scale.{method}",
-            "value": found[WORKERS[-1]],
+            "value": found[RANKS[-1]],
             "unit": "share",
             "ratio_to": "the paper's, " + ("fitted" if method == FITTED else "predicted"),
-            "ratio": found[WORKERS[-1]] / paper[WORKERS[-1]],
+            "ratio": found[RANKS[-1]] / paper[RANKS[-1]],
             "simulated_and_paper": {
                 each: [round(found[each], 4), each_paper] for each, each_paper in paper.items()
             },
@@ -226,10 +226,10 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
 MODES: Final = ("synchronous", "dual", "nested")
 
 
-def _at(alone: dict[str, Any], growth: Growth, workers: int) -> dict[str, Any]:
+def _at(alone: dict[str, Any], growth: Growth, ranks: int) -> dict[str, Any]:
     """Return settings of the real loop at the paper's proportions, for the lookup as measured."""
-    unit = alone["lookup_stall_s"] / growth.lookup(workers)
-    wanted = unit * growth.transfers(workers)
+    unit = alone["lookup_stall_s"] / growth.lookup(ranks)
+    wanted = unit * growth.transfers(ranks)
     left = max(wanted - moving_of(alone), 0.1 * wanted)
     return {
         "slow": True,
@@ -246,13 +246,13 @@ def _real(
     real: dict[tuple[int, str], dict[str, Any]],
 ) -> Iterator[Result]:
     share = min(1.0, (os.cpu_count() or 1) / 2)
-    for workers in sizes["real_workers"]:
-        stages = stages_of(alone, links[workers], share, real[workers, "dual"])
-        seconds = {mode: real[workers, mode]["medians"]["seconds"] for mode in MODES}
+    for ranks in sizes["real_ranks"]:
+        stages = stages_of(alone, links[ranks], share, real[ranks, "dual"])
+        seconds = {mode: real[ranks, mode]["medians"]["seconds"] for mode in MODES}
         simulated = {m: step_seconds(m, stages, MICRO_BATCHES, share) for m in MODES}
         alike = {m: step_seconds(m, stages, MICRO_BATCHES, PROCESSORS) for m in MODES}
         yield {
-            "name": f"train.scale.real.{workers}",
+            "name": f"train.scale.real.{ranks}",
             "value": 1e3 * seconds["nested"],
             "unit": "ms",
             "ratio_to": "the synchronous loop",

@@ -1,6 +1,6 @@
 """train.shaped.<link>: the named figures over links that the kernel shapes, and over SlowLink.
 
-There are two workers, each in a network namespace of its own. Between them is a veth pair whose
+There are two ranks, each in a network namespace of its own. Between them is a veth pair whose
 sides send at a limited rate (tc tbf). SlowLink gets the same rate and no latency. The name of a
 rate is the time of all transfers at that rate over that of the lookup; the named figures have 0.5.
 
@@ -22,7 +22,7 @@ MODES: Final = ("synchronous", "nested")
 
 
 def inside(link: Shaped) -> list[list[str]]:
-    """Return the prefixes of the workers' commands."""
+    """Return the prefixes of the ranks' commands."""
     return [[*side, "env", f"GLOO_SOCKET_IFNAME={link.interface}"] for side in link.inside]
 
 

@@ -1,12 +1,12 @@
 """A discrete-event simulation of the training loop, from measured stage times.
 
-Every worker does the same at the same time, so the simulation has one: its threads (caller, link,
+Every rank does the same at the same time, so the simulation has one: its threads (caller, link,
 route, exchange, retrieve, write-back), each serial, and the processors that they share with the
-other workers of the machine. A task waits for the tasks before it and then takes its seconds:
+other ranks of the machine. A task waits for the tasks before it and then takes its seconds:
 either of a processor's time (shared when more tasks need a processor than there are), or of the
 clock (the dense wait, the link's own time).
 
-It does not model workers that drift apart, memory bandwidth, the page cache, or keys that wait for
+It does not model ranks that drift apart, memory bandwidth, the page cache, or keys that wait for
 rows on the link.
 """
 
@@ -26,7 +26,7 @@ AHEAD: Final = 6  # steps after them, whose lookups run at the same time, as in 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The seconds of a step on one worker.
+    """The seconds of a step on one rank.
 
     cpu: by stage, processor time. wait: by stage, clock time (for peers). The rows and the
     gradients of a micro-batch each take ``transfer_cpu`` of a processor, then ``transfer`` on the
@@ -56,7 +56,7 @@ class Task:
 
 
 def simulate(tasks: Sequence[Task], processors: float) -> None:
-    """Set each task's end. processors: how many this worker has, a fraction if it shares them."""
+    """Set each task's end. processors: how many this rank has, a fraction if it shares them."""
     threads: dict[str, list[Task]] = {}
     for task in reversed(tasks):
         threads.setdefault(task.thread, []).append(task)

@@ -14,7 +14,7 @@ __all__ = ["LinkSchedule", "SlowLink"]
 
 
 class LinkSchedule:
-    """The transfer schedule of one worker's network, which carries one transfer at a time."""
+    """The transfer schedule of one rank's network, which carries one transfer at a time."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -30,9 +30,9 @@ class LinkSchedule:
 class SlowLink:
     """A network to measure by: one transfer at a time, each taking latency + bytes / bandwidth.
 
-    This time counts from when the worker asks for the transfer, and the real transfer runs within
+    This time counts from when the rank asks for the transfer, and the real transfer runs within
     it. A transfer that takes longer, for example because a peer is late, completes when it really
-    does. schedule: one object for all links of a worker.
+    does. schedule: one object for all links of a rank.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class SlowLink:
 
     @contextmanager
     def _transfer(self, size: int) -> Iterator[None]:
-        """Delay a transfer. Holds no lock during it; otherwise two workers deadlock."""
+        """Delay a transfer. Holds no lock during it; otherwise two ranks deadlock."""
         self.bytes += size
         end = self._schedule.reserve(self._latency_s + size / self._bytes_per_second)
         yield

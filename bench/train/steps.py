@@ -1,6 +1,6 @@
 """train.step.<mode>, train.exposed_communication.<N>, train.lookup_hidden, train.simulator_error.
 
-The named figures have 2 workers, `nested`, 4 micro-batches, and lookup : all-to-all : dense =
+The named figures have 2 ranks, `nested`, 4 micro-batches, and lookup : all-to-all : dense =
 1 : 0.5 : 1. The lookup is real. Each round first measures it alone, and sets the dense wait and the
 link by it.
 
@@ -41,7 +41,7 @@ Result = dict[str, Any]
 
 
 def run(sizes: dict[str, Any], **settings: Any) -> dict[str, Any]:
-    """Run all workers with these settings; return the result of slowest()."""
+    """Run all ranks with these settings; return the result of slowest()."""
     return runs(sizes, [settings])[0]
 
 
@@ -52,9 +52,9 @@ def runs(
     inside: Sequence[Sequence[str]] = (),
     **settings: Any,
 ) -> list[dict[str, Any]]:
-    """Run all workers with several settings, one after another in the same processes.
+    """Run all ranks with several settings, one after another in the same processes.
 
-    All runs share ``settings``. inside: for each worker, the prefix of its command (shaped.py).
+    All runs share ``settings``. inside: for each rank, the prefix of its command (shaped.py).
     Returns the result of slowest() for each run.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -63,22 +63,22 @@ def runs(
             "bytes_per_second": 1e18, "slow": False, "seed": 1, "meeting": f"{folder}/meeting",
             "sessions": 0, "session_keys": 0, "clustered": False,
         } | sizes | settings | {"runs": list(run_settings)}  # fmt: skip
-        # Files, because a pipe that is not read would stop its worker, and so all workers.
+        # Files, because a pipe that is not read would stop its rank, and so all ranks.
         files = [open(f"{folder}/{rank}.out", "w+") for rank in range(full["world"])]  # noqa: SIM115
-        workers = [
+        processes = [
             subprocess.Popen(
                 [*(inside[rank] if inside else ()),
-                 sys.executable, "-m", "bench.train.worker", str(rank), json.dumps(full)],
+                 sys.executable, "-m", "bench.train.rank", str(rank), json.dumps(full)],
                 cwd=ROOT, stdout=file,
             )
             for rank, file in enumerate(files)
         ]  # fmt: skip
-        codes = [worker.wait() for worker in workers]
+        codes = [process.wait() for process in processes]
         outputs = [Path(file.name).read_text() for file in files]
         for file in files:
             file.close()
     if any(codes):
-        raise SystemExit(f"a worker of {settings | run_settings[0]} failed")
+        raise SystemExit(f"a rank of {settings | run_settings[0]} failed")
     return [
         slowest([json.loads(line) for line in lines])
         for lines in zip(
@@ -88,9 +88,9 @@ def runs(
 
 
 def slowest(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the means of the worker that computed most, for which all others wait."""
-    return max(results, key=lambda worker: worker["process_s"]) | {
-        name: max(worker[name] for worker in results) for name in ("step_s", "lookup_stall_s")
+    """Return the means of the rank that computed most, for which all others wait."""
+    return max(results, key=lambda result: result["process_s"]) | {
+        name: max(result[name] for result in results) for name in ("step_s", "lookup_stall_s")
     }
 
 
@@ -188,7 +188,7 @@ def stages_of(
 ) -> Stages:
     """Return the inputs of the simulation, from a run of the synchronous loop without a slow link.
 
-    share: the part of a processor that each worker has. ahead: a run of the dual loop without
+    share: the part of a processor that each rank has. ahead: a run of the dual loop without
     dense part and slow link. It provides what the synchronous loop does not have: finding and
     copying the common keys of two buffers.
 
@@ -231,8 +231,8 @@ def simulated(sizes: dict[str, Any]) -> Iterator[Result]:
     """Compare the simulation, fed with stage times of the synchronous loop, with real runs."""
     errors = {}
     beside = {}
-    for world in sizes["simulated_workers"]:
-        # The workers share the processors while all of them look up.
+    for world in sizes["simulated_ranks"]:
+        # The ranks share the processors while all of them look up.
         share = min(1.0, (os.cpu_count() or 1) / world)
         pairs: dict[str, list[tuple[float, float]]] = {mode: [] for mode in SIMULATED}
         run_settings = [ALONE_AHEAD, *({"mode": mode} for mode in SIMULATED)]

@@ -1,7 +1,7 @@
 """Admission of new keys: a key gets a row once it occurred often enough, in the order of batches.
 
 Owns:        Admission.
-Never does:  touch rows; know which worker needs a key.
+Never does:  touch rows; know which rank needs a key.
 Called by:   sharded.py.
 Invariants:  the counts are those after the last committed batch. Counts of later batches are kept
              separately until they are committed, so a version saved in between does not contain

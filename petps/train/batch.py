@@ -83,7 +83,7 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One worker's samples of one step.
+    """One rank's samples of one step.
 
     keys: the keys of each feature, by name. dense: tensors by name, labels included; the first
     axis is the samples. reader: the loader's state after this batch, from which a restored

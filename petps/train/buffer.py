@@ -1,7 +1,7 @@
 """The rows of one batch on their owner's device, while the batch is trained.
 
 Owns:        Buffer (retrieve, freshen, update, write back), SharedRows, find_shared_rows().
-Never does:  talk to other workers.
+Never does:  talk to other ranks.
 Called by:   lookup.py, pipeline.py, write_back.py.
 Invariants:  a row and its optimizer state move together; a key without a row reads as zeros and
              is neither updated nor copied nor written back.
@@ -42,7 +42,7 @@ class SharedRows:
 
 
 class Buffer:
-    """The slots of the keys that all workers need from this one: by block float32[n, width]."""
+    """The slots of the keys that all ranks need from this one: by block float32[n, width]."""
 
     def __init__(
         self, batch: int, owned: OwnedKeys, tables: ShardedTables, layout: Layout, lane: Lane

@@ -3,7 +3,7 @@
 Owns:        ForwardBackward.
 Never does:  update anything.
 Called by:   pipeline.py.
-Invariants:  all workers begin the transfers of a batch in the same order.
+Invariants:  all ranks begin the transfers of a batch in the same order.
 Threads:     the trainer's; in modes that overlap transfers, also the link's.
 """
 
@@ -45,9 +45,9 @@ class ForwardBackward:
         layout, lanes = resources.layout, resources.lanes
         self._layout, self._lanes, self._timeline = layout, lanes, resources.timeline
         self.window = Window(work, layout, resources.links.rows)
-        """After run(), its gradients are the sums over all workers."""
+        """After run(), its gradients are the sums over all ranks."""
         self.totals = Totals(lanes.compute, lambda *row: work.name_row(layout, *row))
-        """After run(), the loss of all micro-batches of this worker."""
+        """After run(), the loss of all micro-batches of this rank."""
         self._waits: list[tuple[Any, Any]] = []  # pairs of moments of the trainer's lane
         self._crossings: list[tuple[Any, Any]] = []  # pairs of moments of the link's lane
 

@@ -1,11 +1,11 @@
-"""Exchanges between workers.
+"""Exchanges between ranks.
 
-There is one contract and two implementations: torch.distributed, and one worker alone.
+There is one contract and two implementations: torch.distributed, and one rank alone.
 
 Owns:        Link, GroupLink, LoneLink, Links.
 Never does:  know keys or rows.
 Called by:   routing.py, window.py, totals.py, pipeline.py, ranks.py.
-Invariants:  all workers make the same calls on a link in the same order; a call returns within
+Invariants:  all ranks make the same calls on a link in the same order; a call returns within
              the group's timeout, or raises an error that says what to look at.
 Threads:     one thread for each link.
 """
@@ -28,7 +28,7 @@ TIMEOUT_SECONDS: Final = 60.0
 
 
 class Link(Protocol):
-    """Collective calls, which all workers make."""
+    """Collective calls, which all ranks make."""
 
     rank: int
     world: int
@@ -47,7 +47,7 @@ class Link(Protocol):
 
 
 class LoneLink:
-    """The link of one worker alone."""
+    """The link of one rank alone."""
 
     rank = 0
     world = 1
@@ -95,7 +95,7 @@ class GroupLink:
 
     def all_gather(self, values: Any) -> list[Any]:
         """See Link."""
-        own = values.to(self._device)  # workers exchange control messages from host memory
+        own = values.to(self._device)  # ranks exchange control messages from host memory
         tensors = [self._torch.empty_like(own) for _ in range(self.world)]
         self._call(self._distributed.all_gather, tensors, own, group=self._group)
         return [tensor.to(values.device) for tensor in tensors]
@@ -111,15 +111,15 @@ class GroupLink:
         try:
             collective(*arguments, group=group, **options)
         except RuntimeError as error:
-            where = f"worker {self.rank} of {self.world}"
+            where = f"rank {self.rank} of {self.world}"
             reason = str(error).strip().splitlines()[0][:200] if str(error) else "no reason"
             if time.monotonic() - began >= 0.9 * self._timeout_s:
                 raise DeadlineExceeded(
                     f"{where}: a peer did not answer within {self._timeout_s:g} s ({reason}): it "
-                    "hangs or is slow; look at the other workers, or give Links a longer timeout_s"
+                    "hangs or is slow; look at the other ranks, or give Links a longer timeout_s"
                 ) from error
             raise Unavailable(
-                f"{where}: a peer is gone ({reason}): restart the workers from the last version"
+                f"{where}: a peer is gone ({reason}): restart the ranks from the last version"
             ) from error
 
 
@@ -133,15 +133,15 @@ class Links:
 
     @staticmethod
     def alone() -> Links:
-        """Return the links of one worker alone."""
+        """Return the links of one rank alone."""
         return Links(LoneLink(), LoneLink(), LoneLink())
 
     @staticmethod
     def of_processes(timeout_s: float = TIMEOUT_SECONDS, *, device: str = "cpu") -> Links:
-        """Return links over torch.distributed, which is initialised; all workers call it together.
+        """Return links over torch.distributed, which is initialised; all ranks call it together.
 
         Keys cross over gloo. Rows and dense gradients do too, or over NCCL on a GPU. device: this
-        worker's own device as PyTorch names it ("cuda:1"). From then on the calling thread uses
+        rank's own device as PyTorch names it ("cuda:1"). From then on the calling thread uses
         short time slices (native/base/time_slice.h).
         """
         distributed = torch_module().distributed

@@ -4,7 +4,7 @@ Owns:        LookupStages; BatchWork, what the stages know of a batch.
 Never does:  change rows.
 Called by:   pipeline.py.
 Invariants:  the keys of at most ROUTED_AHEAD batches beyond the current one are exchanged, the
-             same number on all workers.
+             same number on all ranks.
 Threads:     in modes that run ahead, each stage has its own; otherwise the caller's.
 """
 
@@ -26,7 +26,7 @@ from petps.train.write_back import WriteBack
 __all__ = ["BatchWork", "LookupStages"]
 
 # How many batches beyond the current one have their keys exchanged. The number is the same on all
-# workers, so that all can stop after the same step (drain). It cannot be larger: retrieving the
+# ranks, so that all can stop after the same step (drain). It cannot be larger: retrieving the
 # third batch waits for the write-back of the first, which drain() does not train.
 ROUTED_AHEAD: Final = 2
 
@@ -114,7 +114,7 @@ class LookupStages:
         return work
 
     def drain(self) -> None:
-        """Drop the batches whose keys peers may have begun to exchange, after this worker did too.
+        """Drop the batches whose keys peers may have begun to exchange, after this rank did too.
 
         Raises what a stage raised.
         """
@@ -138,7 +138,7 @@ class LookupStages:
         self._reading += 1
         with self._timeline.span("prefetch", "prefetch", number):
             batch = next(self._loader, None)
-            if batch is None:  # other workers may have more: continue with empty batches
+            if batch is None:  # other ranks may have more: continue with empty batches
                 return BatchWork(number, [Batch({})] * options.micro_batches, self._reader, True)
             self._reader = batch.reader
             if options.arrange is not None:

@@ -28,7 +28,7 @@ MODES: Final = ("nested", "dual", "frozen", "synchronous")
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """How a pipeline trains. All workers have the same options.
+    """How a pipeline trains. All ranks have the same options.
 
     micro_batches: the number of parts of a batch, divided by cuts() of batch.py.
     mode: 'synchronous' overlaps nothing; 'dual' overlaps the lookup with training (NestPipe IV);

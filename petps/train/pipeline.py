@@ -3,8 +3,8 @@
 Owns:        Pipeline, Step; Hook and Boundary, what happens between two steps.
 Never does:  open files, write checkpoints (hooks do), read data.
 Called by:   trainers, demo, bench.
-Invariants:  a batch is trained with rows that have all updates before it; no worker applies any
-             part of a batch unless its gradients are finite on all workers.
+Invariants:  a batch is trained with rows that have all updates before it; no rank applies any
+             part of a batch unless its gradients are finite on all ranks.
 Threads:     the caller's; the stages (lookup.py), the link (forward_backward.py) and the
              write-back (write_back.py) have their own, on a GPU with streams of their own.
 """
@@ -38,7 +38,7 @@ __all__ = ["Boundary", "Hook", "Pipeline", "Step"]
 class Step:
     """The result of one batch.
 
-    loss: mean over the samples of all workers. Seconds are those of this worker. lookup_stall:
+    loss: mean over the samples of all ranks. Seconds are those of this rank. lookup_stall:
     the wait for the batch's rows and for their write-back. exposed: the wait for rows and
     gradients to cross. crossing: the duration of these transfers.
     """
@@ -61,13 +61,13 @@ class Boundary:
 
 
 class Hook(Protocol):
-    """An action between two steps, at the same step on all workers."""
+    """An action between two steps, at the same step on all ranks."""
 
     def wants(self, step: int) -> bool:
-        """Return whether to act after this step. Called on each worker; one True is enough."""
+        """Return whether to act after this step. Called on each rank; one True is enough."""
 
     def act(self, boundary: Boundary) -> None:
-        """Act. Called on all workers; the next batch waits until it returns."""
+        """Act. Called on all ranks; the next batch waits until it returns."""
 
 
 class Pipeline:
@@ -77,7 +77,7 @@ class Pipeline:
         model: model(lookups, batch) returns the mean loss of the samples of ``batch``, a
             micro-batch; lookups: a Lookup for each feature.
         optimizer: a torch optimizer of the dense parameters.
-        links: the links to the other workers, or None for one worker alone.
+        links: the links to the other ranks, or None for one rank alone.
         features: maps a feature to the table of its keys, if that has another name.
 
     Raises:
@@ -101,7 +101,7 @@ class Pipeline:
         options, links = options or PipelineOptions(), links or Links.alone()
         if (links.rows.rank, links.rows.world) != (tables.rank, tables.world):
             raise InvalidArgument(
-                f"the links are worker {links.rows.rank}'s of {links.rows.world}, the tables "
+                f"the links are rank {links.rows.rank}'s of {links.rows.world}, the tables "
                 f"{tables.rank}'s of {tables.world}"
             )
         layout = Layout(tables, features)
@@ -160,7 +160,7 @@ class Pipeline:
             raise
 
     def close(self) -> None:
-        """Stop the threads, on all workers after the same step. The rows trained are in the pool.
+        """Stop the threads, on all ranks after the same step. The rows trained are in the pool.
 
         Raises the error of a stage or of a write-back, once, if no step has raised it.
         """
@@ -200,7 +200,7 @@ class Pipeline:
         passes.run()
         with self.timeline.span("compute", "reduce", work.number):
             wishes = [hook.wants(work.number) for hook in self._hooks]
-            loss, actions = passes.totals.sum_over_workers(
+            loss, actions = passes.totals.sum_over_ranks(
                 work.number, self._parameters, wishes, resources.links.dense,
                 deterministic=resources.options.deterministic,
             )  # fmt: skip
@@ -232,7 +232,7 @@ class Pipeline:
                 work.buffer.freshen(work.shared)
 
     def _update(self, work: BatchWork, window: Window) -> None:
-        """Apply the gradients of all workers to the rows and to the dense parameters."""
+        """Apply the gradients of all ranks to the rows and to the dense parameters."""
         with self.timeline.span("compute", "update", work.number):
             work.buffer.update(window.gradients, self._resources.tables.optimizer)
             if self._optimizer is not None:

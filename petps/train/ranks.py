@@ -1,11 +1,11 @@
-"""Versions of tables that several workers hold: shares of the store's version, and the log's.
+"""Versions of tables that several ranks hold: shares of the store's version, and the log's.
 
 Owns:        RankedOutput (a hook of Pipeline), Every, Restored, publisher_of(), store_tables().
 Never does:  train; know a policy, or which log it is.
 Called by:   trainers, demo.
-Invariants:  a version exists in the store once every worker has written its share, and in the log
-             once the log has acknowledged every worker's rows. A worker that fails still meets
-             the others, so that none waits for it. What a worker read of the tracker is
+Invariants:  a version exists in the store once every rank has written its share, and in the log
+             once the log has acknowledged every rank's rows. A rank that fails still meets
+             the others, so that none waits for it. What a rank read of the tracker is
              acknowledged only once the version exists.
 Threads:     the pipeline's caller; arranging the store in the background has its own.
 """
@@ -74,7 +74,7 @@ class Every:
 class Restored:
     """The state from which a training continues.
 
-    step: the last one trained. reader: the state of this worker's loader after it. position: for
+    step: the last one trained. reader: the state of this rank's loader after it. position: for
     Publisher.begin_continue(), or None if nothing was published.
     """
 
@@ -102,10 +102,10 @@ def publisher_of(
     *,
     schemas: Iterable[TableSchema] | None = None,
 ) -> Publisher:
-    """Make this worker's publisher, for the run that worker 0 chooses.
+    """Make this rank's publisher, for the run that rank 0 chooses.
 
-    All workers call this; afterwards each one begins the run. schemas: what to publish; None:
-    float32 rows of all tables. Raises as Publisher does, or Unavailable, which names the worker
+    All ranks call this; afterwards each one begins the run. schemas: what to publish; None:
+    float32 rows of all tables. Raises as Publisher does, or Unavailable, which names the rank
     whose publisher could not be made.
     """
     sent = list(schemas or (TableSchema(t.name, "f32", t.spec.dim) for t in tables))
@@ -116,17 +116,17 @@ def publisher_of(
     with _Together(link, "the log's run was not begun"):
         own_run = publisher(None, None).run if link.rank == 0 else 0
     run = int(_gather_bytes(link, str(own_run).encode())[0])
-    # No worker begins before all have read the state of the log.
+    # No rank begins before all have read the state of the log.
     with _Together(link, "the log's run was not begun"):
         return publisher(run, tables.owned())
 
 
 class RankedOutput:
-    """A writer of all workers' rows to a checkpoint store, to a log, or to both with one gather.
+    """A writer of all ranks' rows to a checkpoint store, to a log, or to both with one gather.
 
-    Every worker has one, with the same arguments except its own ``tables``, ``link``, a handle of
+    Every rank has one, with the same arguments except its own ``tables``, ``link``, a handle of
     the same store, and a publisher_of() the same run, which has begun. The number of a version is
-    its step. model, optimizer: the dense part of a version, taken from worker 0. patience: how
+    its step. model, optimizer: the dense part of a version, taken from rank 0. patience: how
     many checkpoints in a row may fail (each is logged) before training stops with the error.
     """
 
@@ -171,11 +171,11 @@ class RankedOutput:
     # ---- as a hook
 
     def wants(self, step: int) -> bool:
-        """See Hook. Only worker 0's clock counts."""
+        """See Hook. Only rank 0's clock counts."""
         return self._link.rank == 0 and any(self._due(step).values())
 
     def act(self, boundary: Boundary) -> None:
-        """See Hook. Raises on all workers what writing raised; then nothing is forgotten."""
+        """See Hook. Raises on all ranks what writing raised; then nothing is forgotten."""
         plan = self._agree(boundary.step)
         reading = self._tables.tracker.read(PUBLISH) if self.publisher is not None else None
         sent = None
@@ -215,7 +215,7 @@ class RankedOutput:
         }
 
     def _agree(self, step: int) -> _Plan:
-        """Agree on what is due and how it is written: worker 0 decides and sends it to all."""
+        """Agree on what is due and how it is written: rank 0 decides and sends it to all."""
         body = b""
         if self._link.rank == 0:
             due = self._due(step)
@@ -228,7 +228,7 @@ class RankedOutput:
                     next_version = f"{type(error).__name__}: {error}"
             version = 0 if self.publisher is None else self.publisher.version + 1
             dense = self._dense(step) if self._dense is not None and due[PUBLISH] else None
-            # pickle is safe here: the bytes come from our own workers.
+            # pickle is safe here: the bytes come from our own ranks.
             body = pickle.dumps(_Plan(due[PUBLISH], next_version, version, dense))
             for what, is_due in due.items():
                 if is_due:
@@ -238,7 +238,7 @@ class RankedOutput:
 
     def _share(self, boundary: Boundary, plan: _Plan, log: _Log, reading: Any) -> None:
         if isinstance(plan.next, str):
-            raise FailedPrecondition(f"worker 0 could not begin a version: {plan.next}")
+            raise FailedPrecondition(f"rank 0 could not begin a version: {plan.next}")
         assert plan.next is not None
         assert self._source is not None
         assert self._checkpointer is not None
@@ -273,9 +273,9 @@ class RankedOutput:
         return parts
 
     def _commit(self, step: int, plan: _Plan, failure: PetpsError | None) -> PetpsError | None:
-        """Commit the store's version on worker 0, once all workers have written their shares.
+        """Commit the store's version on rank 0, once all ranks have written their shares.
 
-        Returns the failure, the same on all workers, or None.
+        Returns the failure, the same on all ranks, or None.
         """
         if plan.next is None:
             return None
@@ -334,12 +334,12 @@ class RankedOutput:
     # ---- back to a version
 
     def restore(self, version: int | None = None) -> Restored:
-        """Load the store's newest version: this worker's rows, and the dense part.
+        """Load the store's newest version: this rank's rows, and the dense part.
 
-        All workers call it; their number may differ from when the version was written. Rows and
-        counts go to the workers that own them now. A loader's state and random numbers go only to
-        the worker of the same rank. Raises FailedPrecondition (not the newest: roll back first),
-        DataLoss, and on the other workers Unavailable, which names the worker that failed; then
+        All ranks call it; their number may differ from when the version was written. Rows and
+        counts go to the ranks that own them now. A loader's state and random numbers go only to
+        the same rank. Raises FailedPrecondition (not the newest: roll back first),
+        DataLoss, and on the other ranks Unavailable, which names the rank that failed; then
         all call it again.
         """
         if self._store is None:
@@ -409,18 +409,18 @@ class RankedOutput:
             tracker.track(table, keys[self._tables.owns(keys)])
 
     def _position(self, store: Store, version: int) -> Position | None:
-        """Return the position that the workers of that version together had in the log."""
+        """Return the position that the ranks of that version together had in the log."""
         entry = store.state.version(version)
-        workers = sum(name.startswith(f"{READER}.") for name in entry.parts)
-        if len(Published.positions(entry)) != workers:
-            return None  # the log failed on some worker, so servers need a base
+        rank_count = sum(name.startswith(f"{READER}.") for name in entry.parts)
+        if len(Published.positions(entry)) != rank_count:
+            return None  # the log failed on some rank, so servers need a base
         published = Published.of(store, version)
         return None if published is None else published.position
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The plan of a boundary, which worker 0 makes and all workers execute.
+    """The plan of a boundary, which rank 0 makes and all ranks execute.
 
     publish: whether the log's ``version`` is due. next: how the store's version is written, or
     why it cannot be, or None if none is due. dense: the location of the version's dense part.
@@ -433,7 +433,7 @@ class _Plan:
 
 
 class _Log:
-    """The log's version of a boundary: each worker commits once the log has all workers' rows."""
+    """The log's version of a boundary: each rank commits once the log has all ranks' rows."""
 
     def __init__(
         self, link: Link, publisher: Publisher | None, sent: Sent | None, plan: _Plan
@@ -447,7 +447,7 @@ class _Log:
         self._met = not plan.publish
 
     def commit(self) -> None:
-        """Publish, meet the other workers and commit. Raise what this worker's publisher raised."""
+        """Publish, meet the other ranks and commit. Raise what this rank's publisher raised."""
         if self.sent is None or self._publisher is None or self._met:
             return
         error: PetpsError | None = None
@@ -482,9 +482,9 @@ class _Log:
         self.failed = _first(_gather_bytes(self._link, self.failed.encode())) or ""
 
     def meet(self, error: PetpsError | None) -> list[dict[str, int]]:
-        """Tell the others once whether this worker failed; return the rows each has published.
+        """Tell the others once whether this rank failed; return the rows each has published.
 
-        The result has, for each worker, a count by table. It is empty if this was done before.
+        The result has, for each rank, a count by table. It is empty if this was done before.
         """
         if self._met:
             return []
@@ -497,12 +497,12 @@ class _Log:
         answers = [json.loads(body) for body in bodies]
         for rank, answer in enumerate(answers):
             if answer["error"]:
-                self.failed = self.failed or f"worker {rank}: {answer['error']}"
+                self.failed = self.failed or f"rank {rank}: {answer['error']}"
         return [answer["counted"] for answer in answers]
 
 
 class _Together:
-    """A block that fails on all workers if it fails on one: each raises on leaving the block."""
+    """A block that fails on all ranks if it fails on one: each raises on leaving the block."""
 
     def __init__(self, link: Link, what: str) -> None:
         self._link = link
@@ -529,12 +529,12 @@ def _encode_error(error: PetpsError | None) -> bytes:
 def _first(answers: list[bytes]) -> str | None:
     for rank, answer in enumerate(answers):
         if answer:
-            return f"worker {rank}: {answer.decode()}"
+            return f"rank {rank}: {answer.decode()}"
     return None
 
 
 def _gather_bytes(link: Link, body: bytes) -> list[bytes]:
-    """Return the bytes of every worker, in the order of ranks, to every worker."""
+    """Return the bytes of every rank, in the order of ranks, to every rank."""
     torch = torch_module()
     lengths = [int(length) for length in link.all_gather(torch.tensor([len(body)]))]
     padded = np.zeros(max(1, *lengths), np.uint8)

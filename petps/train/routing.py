@@ -1,7 +1,7 @@
-"""Which worker holds which key of a batch. Keys go to their owners; rows come back by position.
+"""Which rank holds which key of a batch. Keys go to their owners; rows come back by position.
 
-Owns:        Layout (tables of one width share a buffer), KeyRequests (what this worker needs),
-             OwnedKeys (what all workers need from this one), route_keys(), exchange().
+Owns:        Layout (tables of one width share a buffer), KeyRequests (what this rank needs),
+             OwnedKeys (what all ranks need from this one), route_keys(), exchange().
 Never does:  touch rows.
 Called by:   lookup.py.
 Invariants:  a key crosses once for each micro-batch that has it; received keys are in the order
@@ -40,7 +40,7 @@ class Layout:
     """
 
     def __init__(self, tables: ShardedTables, features: Mapping[str, str] | None = None) -> None:
-        # Sorted by name too: all workers then number the tables alike, in whatever order they came.
+        # Sorted by name too: all ranks then number the tables alike, in whatever order they came.
         self.names = sorted(tables.names, key=lambda name: (tables[name].spec.dim, name))
         """The names of the tables, in order."""
         dims = [tables[name].spec.dim for name in self.names]
@@ -83,7 +83,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class KeyRequests:
-    """The keys and rows that this worker needs for a batch.
+    """The keys and rows that this rank needs for a batch.
 
     keys: uint64[n] and seen: uint64[n] or [0], both in the order (owner, micro-batch, table,
     key). counts: int64[world, micro-batches, tables], the number of keys. rows[m][b]: how many
@@ -136,7 +136,7 @@ def route_keys(parts: Sequence[Batch], tables: ShardedTables, layout: Layout) ->
 
 @dataclass(frozen=True, slots=True)
 class OwnedKeys:
-    """The keys and rows that all workers need from this one for a batch.
+    """The keys and rows that all ranks need from this one for a batch.
 
     keys[t]: uint64, ascending, distinct. seen[t]: how often each key occurs in the whole batch.
     begins[t]: where table t begins in its block. positions[m][b]: int64, the rows of block b that
@@ -156,7 +156,7 @@ class OwnedKeys:
 def exchange(
     requests: KeyRequests, samples: int, ended: bool, layout: Layout, link: Link
 ) -> OwnedKeys:
-    """Send keys to their owners, and receive the keys that other workers need from this one."""
+    """Send keys to their owners, and receive the keys that other ranks need from this one."""
     torch = torch_module()
     world, micros, count = requests.counts.shape
     header = np.empty((world, micros * count + 2), np.int64)
@@ -178,7 +178,7 @@ def exchange(
 
 
 def _merge(keys: Keys, seen: Keys, counts: Ints, loaders: Ints, layout: Layout) -> OwnedKeys:
-    """Merge the keys that all workers sent. loaders: int64[world, 2], samples and ended."""
+    """Merge the keys that all ranks sent. loaders: int64[world, 2], samples and ended."""
     world, micros, count = counts.shape
     distinct, offsets, total, position = _native.route_merge(
         keys,

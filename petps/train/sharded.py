@@ -1,10 +1,10 @@
-"""A worker's partitions of the embedding tables: training slots in a petps pool.
+"""A rank's partitions of the embedding tables: training slots in a petps pool.
 
 Owns:        TableSpec, ShardedTables, ShardedTable (a TrainedTable).
-Never does:  talk to other workers, compute gradients; import torch.
+Never does:  talk to other ranks, compute gradients; import torch.
 Called by:   pipeline.py; TrainerOutput and RankedOutput, which write its rows to store and log.
 Invariants:  a slot is the row followed by its optimizer state, written together; a new row
-             depends only on (seed, table, key); a worker holds only keys of its own partitions.
+             depends only on (seed, table, key); a rank holds only keys of its own partitions.
 Threads:     one calls retrieve(), another write_back(). A row that both touch is read whole, from
              before or after the write.
 """
@@ -34,7 +34,7 @@ __all__ = ["Retrieved", "ShardedTable", "ShardedTables", "TableSpec"]
 
 Mask = npt.NDArray[np.bool_]
 MODEL: Final = "train"  # the pool's model; the served model is another, in another pool
-PARTITIONS: Final = 64  # the default; a pool keeps its number for ever, as a log does
+PARTITIONS: Final = 64  # the default; the number of a pool, as of a log, never changes
 ROWS_AT_ONCE: Final = MAX_ROWS_PER_APPLY
 
 
@@ -42,7 +42,7 @@ ROWS_AT_ONCE: Final = MAX_ROWS_PER_APPLY
 class TableSpec:
     """An embedding table.
 
-    dim: values in a row. capacity: rows that one worker can hold. initial: new rows are uniform
+    dim: values in a row. capacity: rows that one rank can hold. initial: new rows are uniform
     in [-initial, initial). threshold: how often a key must occur before it gets a row.
     """
 
@@ -75,7 +75,7 @@ class Retrieved:
 
 
 class ShardedTable:
-    """One table's rows on this worker, tracked when they are written back."""
+    """One table's rows on this rank, tracked when they are written back."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class ShardedTable:
         self.admission = Admission(spec.threshold)
         self._table = table
         self._tracker = tracker
-        self._salt = _mixed(np.array([seed], np.uint64) ^ _name_hash(spec.name))
+        self._salt = _mix(np.array([seed], np.uint64) ^ _name_hash(spec.name))
         tracker.add_table(spec.name, None)
 
     @property
@@ -146,15 +146,15 @@ class ShardedTable:
         return Gathered(columns, None if has_row.all() else ~has_row)
 
     def load(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
-        """See TrainedTable. Rolls back later rows and erases later keys; equal rows stay."""
+        """Load one piece: roll back later rows and erase later keys; do not write equal rows."""
         self.load_pieces([(keys, columns)])
 
     def load_pieces(self, pieces: Iterable[tuple[Keys, Mapping[str, Floats]]]) -> None:
-        """Load rows piece by piece as load() does. Holds one piece and 8 bytes a row in memory."""
+        """Load rows piece by piece as load() does. Hold one piece and 8 bytes a row in memory."""
         loaded = [np.empty(0, np.uint64)]
         for keys, columns in pieces:
             self._check_columns(keys, columns)
-            for part in _pieces(len(keys)):
+            for part in _slices(len(keys)):
                 slots = np.concatenate([columns[name][part] for name in self.columns], axis=1)
                 slots = np.ascontiguousarray(slots, np.float32)
                 held = np.empty_like(slots)
@@ -163,7 +163,7 @@ class ShardedTable:
                 differs = ~has_row | (held.view(np.uint32) != slots.view(np.uint32)).any(axis=1)
                 try:
                     self._apply(keys[part][differs], slots[differs], 0)
-                except ResourceExhausted:  # later keys fill it; later pieces may name some of them
+                except ResourceExhausted:  # keys that are not in the pieces so far fill the table
                     self._erase_all_but(*loaded, keys)
                     self._apply(keys[part][differs], slots[differs], 0)
             loaded.append(keys)
@@ -171,7 +171,7 @@ class ShardedTable:
 
     def _erase_all_but(self, *kept: Keys) -> None:
         others = np.setdiff1d(self._table.keys(), np.concatenate(kept))
-        for part in _pieces(len(others)):
+        for part in _slices(len(others)):
             self._table.apply(others[part], None)
 
     def _check_columns(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
@@ -187,12 +187,12 @@ class ShardedTable:
                 )
 
     def _apply(self, keys: Keys, slots: Floats, stamp: int) -> None:
-        for part in _pieces(len(keys)):
+        for part in _slices(len(keys)):
             stored = np.ascontiguousarray(slots[part], np.float32).view(np.uint8)
             report = self._table.apply(np.ascontiguousarray(keys[part]), stored, None, stamp)
             if report.refused:
                 raise ResourceExhausted(
-                    f"table {self.name} is full: it holds {self.spec.capacity} rows on a worker; "
+                    f"table {self.name} is full: it holds {self.spec.capacity} rows on a rank; "
                     "give it a greater capacity, or raise its threshold"
                 )
 
@@ -207,17 +207,17 @@ class ShardedTable:
         dim = self.spec.dim
         slots = np.full((len(keys), self.width), self.optimizer.initial(dim), np.float32)
         counters = np.arange(1, dim + 1, dtype=np.uint64) * _GOLDEN
-        bits = _mixed(_mixed(keys ^ self._salt)[:, None] + counters) >> np.uint64(40)
+        bits = _mix(_mix(keys ^ self._salt)[:, None] + counters) >> np.uint64(40)
         unit = bits.astype(np.float32) * np.float32(2.0**-24)  # exact: 24 bits
         slots[:, :dim] = (unit * np.float32(2) - np.float32(1)) * np.float32(self.spec.initial)
         return slots
 
 
 class ShardedTables:
-    """Embedding tables, of which this worker holds the keys of its partitions.
+    """Embedding tables, of which this rank holds the keys of its partitions.
 
-    path: the worker's pool, which is reopened if it exists and created otherwise; None: memory. A
-    pool belongs to one worker: (rank, world) must be those that it was created with. partitions:
+    path: the rank's pool, which is reopened if it exists and created otherwise; None: memory. A
+    pool belongs to one rank: (rank, world) must be those that it was created with. partitions:
     the number of partitions of the log that receives the rows. seed: of new rows. As a context
     manager, it closes the pool on leaving the block.
     """
@@ -235,19 +235,19 @@ class ShardedTables:
         tracker: Tracker | None = None,
     ) -> None:
         if not 0 <= rank < world:
-            raise InvalidArgument(f"rank {rank} is not of {world} workers")
+            raise InvalidArgument(f"rank {rank} must be from 0 to {world - 1}, below world {world}")
         if partitions < world:
             raise InvalidArgument(
-                f"{partitions} partitions cannot be shared by {world} workers: each owns whole ones"
+                f"partitions must be at least {world}, one for each rank, got {partitions}"
             )
         if len({spec.name for spec in specs}) != len(specs) or not specs:
-            raise InvalidArgument("tables need names, each its own; at least one")
+            raise InvalidArgument("give at least one table, and each table a name of its own")
         self.rank = rank
         self.world = world
         self.partitions = partitions
         self.optimizer = optimizer
         self.tracker = tracker or Tracker()
-        self._pool = _opened(path, specs, optimizer, partitions, f"{MODEL}@{rank}-of-{world}")
+        self._pool = _open_pool(path, specs, optimizer, partitions, f"{MODEL}@{rank}-of-{world}")
         try:
             self._tables = {
                 spec.name: ShardedTable(
@@ -278,12 +278,12 @@ class ShardedTables:
         return partition_of(keys, self.partitions).astype(np.int64) * self.world // self.partitions
 
     def owns(self, keys: Keys) -> Mask:
-        """Return bool[n]: whether each key belongs to this worker."""
+        """Return bool[n]: whether each key belongs to this rank."""
         is_own: Mask = self.owner_of(keys) == self.rank
         return is_own
 
     def owned(self) -> range:
-        """Return this worker's partitions."""
+        """Return this rank's partitions."""
         first, last = (
             -(-rank * self.partitions // self.world) for rank in (self.rank, self.rank + 1)
         )
@@ -303,7 +303,7 @@ class ShardedTables:
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
-def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Apply SplitMix64's finaliser."""
     with np.errstate(over="ignore"):
         values = values + _GOLDEN
@@ -315,26 +315,26 @@ def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def _name_hash(name: str) -> np.uint64:
     value = np.zeros(1, np.uint64)
     for byte in name.encode():
-        value = _mixed(value ^ np.uint64(byte))
+        value = _mix(value ^ np.uint64(byte))
     return np.uint64(value[0])
 
 
-def _pieces(count: int) -> Iterator[slice]:
+def _slices(count: int) -> Iterator[slice]:
     for at in range(0, count, ROWS_AT_ONCE):
         yield slice(at, min(count, at + ROWS_AT_ONCE))
 
 
-def _opened(
+def _open_pool(
     path: str | PathLike[str] | None,
     specs: Sequence[TableSpec],
     optimizer: Optimizer,
     partitions: int,
-    worker: str,
+    instance: str,
 ) -> Pool:
     """Open or create the pool and make the tables that it lacks.
 
-    Some tables may exist already, because a worker may have been killed while it made them.
-    Raises FailedPrecondition if the pool has other tables, or belongs to another worker.
+    Some tables may exist already, because a rank may have been killed while it made them.
+    Raises FailedPrecondition if the pool has other tables, or belongs to another rank.
     """
     widths = {spec.name: spec.dim + sum(optimizer.columns(spec.dim).values()) for spec in specs}
     if path is not None and Path(path).exists():
@@ -346,14 +346,14 @@ def _opened(
     with contextlib.ExitStack() as stack:
         stack.callback(pool.close)
         instances = {entry.name: entry.partitions for entry in pool.native.instances()}
-        if instances and instances != {worker: partitions}:
+        if instances and instances != {instance: partitions}:
             raise FailedPrecondition(
                 f"pool {path} is that of {', '.join(instances)} with "
-                f"{', '.join(map(str, instances.values()))} partitions, not of {worker} with "
+                f"{', '.join(map(str, instances.values()))} partitions, not of {instance} with "
                 f"{partitions}: give another path, and restore a version"
             )
         if not instances:
-            pool.native.create_instance(MODEL, worker, partitions)
+            pool.native.create_instance(MODEL, instance, partitions)
         _make_tables(pool, path, specs, widths)
         stack.pop_all()
     return pool
@@ -362,15 +362,15 @@ def _opened(
 def _make_tables(
     pool: Pool, path: Any, specs: Sequence[TableSpec], widths: Mapping[str, int]
 ) -> None:
-    held = {table.name: table for table in pool.tables(MODEL)}
+    existing = {table.name: table for table in pool.tables(MODEL)}
     for spec in specs:
         width = widths[spec.name]
-        there = held.get(spec.name)
-        if there is None:
-            there = pool.create_table(spec.name, dim=width, capacity=spec.capacity, model=MODEL)
-        if there.dim != width or there.capacity != spec.capacity:
+        table = existing.get(spec.name)
+        if table is None:
+            table = pool.create_table(spec.name, dim=width, capacity=spec.capacity, model=MODEL)
+        if table.dim != width or table.capacity != spec.capacity:
             raise FailedPrecondition(
-                f"pool {path} was made for other tables ({spec.name}: {there.dim} values, "
-                f"{there.capacity} rows; wanted {width} and {spec.capacity}): give the same tables "
+                f"pool {path} was created for other tables ({spec.name}: {table.dim} values, "
+                f"{table.capacity} rows; wanted {width} and {spec.capacity}): give the same tables "
                 "and optimizer, or another path and restore a version"
             )

@@ -32,7 +32,7 @@ class TrackedSource:
     acknowledges nothing. A difference is never acknowledged, because the next difference is
     relative to the same base. ``also`` is called with all gathered rows. The constructor adds the
     tenant to the tracker if it is missing. owns(table, keys): bool[n], which of a store's keys
-    belong to this worker (None: all).
+    belong to this rank (None: all).
     """
 
     def __init__(

@@ -96,18 +96,18 @@ class Timeline:
             self._processor.clear()
             self._spans.clear()
 
-    def write(self, path: str | Path, worker: int = 0) -> None:
+    def write(self, path: str | Path, rank: int = 0) -> None:
         """Write the spans for a trace viewer (chrome://tracing, Perfetto)."""
         spans = self.spans()
         tracks = {track: number for number, track in enumerate(_tracks(spans))}
         events: list[dict[str, object]] = [
-            {"name": "thread_name", "ph": "M", "pid": worker, "tid": number, "args": {"name": name}}
+            {"name": "thread_name", "ph": "M", "pid": rank, "tid": number, "args": {"name": name}}
             for name, number in tracks.items()
         ]
         for span in spans:
             args = {"batch": span.batch} | ({} if span.micro is None else {"micro": span.micro})
             events.append(
-                {"name": span.stage, "ph": "X", "pid": worker, "tid": tracks[span.track],
+                {"name": span.stage, "ph": "X", "pid": rank, "tid": tracks[span.track],
                  "ts": span.begin * 1e6, "dur": (span.end - span.begin) * 1e6, "args": args}
             )  # fmt: skip
         Path(path).write_text(json.dumps({"traceEvents": events}))

@@ -1,9 +1,9 @@
-"""The totals of a step over all workers: loss, dense gradients, and whether all are finite.
+"""The totals of a step over all ranks: loss, dense gradients, and whether all are finite.
 
 Owns:        Totals.
 Never does:  apply anything.
 Called by:   pipeline.py.
-Invariants:  if a value of one worker is not finite, all workers raise; nothing is read from the
+Invariants:  if a value of one rank is not finite, all ranks raise; nothing is read from the
              device before the whole step is queued on it.
 Threads:     the trainer's.
 """
@@ -39,7 +39,7 @@ class Totals:
         self._losses.append(loss.detach().double())
         self._finite.append([finite(block) for block in gradients])
 
-    def sum_over_workers(
+    def sum_over_ranks(
         self,
         number: int,
         parameters: Sequence[Any],
@@ -48,10 +48,10 @@ class Totals:
         *,
         deterministic: bool,
     ) -> tuple[float, list[bool]]:
-        """Sum the loss and, in place, the dense gradients of step ``number`` over all workers.
+        """Sum the loss and, in place, the dense gradients of step ``number`` over all ranks.
 
-        Returns the loss, and for each wish whether any worker has it. Raises InvalidArgument on all
-        workers if a value of one is not finite.
+        Returns the loss, and for each wish whether any rank has it. Raises InvalidArgument on all
+        ranks if a value of one is not finite.
         """
         torch, lane = self._torch, self._lane
         sums = [
@@ -81,8 +81,8 @@ class Totals:
         if wrong:
             own = self._find_wrong(sums, parameters) if link.rank in wrong else ""
             raise InvalidArgument(
-                f"step {number}: {own or f'a value on worker {wrong[0]}'} is not finite; nothing "
-                f"of this step was applied (workers {', '.join(map(str, wrong))}): lower the "
+                f"step {number}: {own or f'a value on rank {wrong[0]}'} is not finite; nothing "
+                f"of this step was applied (ranks {', '.join(map(str, wrong))}): lower the "
                 "learning rate, or look at that batch"
             )
         at = 0
@@ -93,7 +93,7 @@ class Totals:
         return flags[0], [bool(flag) for flag in flags[1 : 1 + len(wishes)]]
 
     def _find_wrong(self, sums: Sequence[Any], parameters: Sequence[Any]) -> str:
-        """Return this worker's first value that is not finite, in words."""
+        """Return this rank's first value that is not finite, in words."""
         for micro, (loss, blocks) in enumerate(zip(self._losses, self._finite, strict=True)):
             if not np.isfinite(float(loss)):
                 return f"the loss of micro-batch {micro}, {float(loss)},"

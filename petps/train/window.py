@@ -61,7 +61,7 @@ class Lookup:
 
 
 class Window:
-    """The window of one batch on one worker, which requests rows and owns rows at the same time."""
+    """The window of one batch on one rank, which requests rows and owns rows at the same time."""
 
     def __init__(self, work: BatchWork, layout: Layout, link: Link) -> None:
         self._torch = torch_module()
@@ -81,7 +81,7 @@ class Window:
         return [*self.gradients, *(rows for blocks in self._positions for rows in blocks)]
 
     def send_rows(self, micro: int) -> list[Any]:
-        """Exchange a micro-batch's rows; return those for this worker, by block float32[u, dim]."""
+        """Exchange a micro-batch's rows; return those for this rank, by block float32[u, dim]."""
         rows = [
             gather(slots, at, dim)
             for slots, at, dim in zip(

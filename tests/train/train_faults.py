@@ -1,6 +1,6 @@
 """The training loop at odd moments: closed early, late and twice, after errors, and restarted.
 
-Run by `make test-train`. Workers are threads (workers.py).
+Run by `make test-train`. Ranks are threads (rank_threads.py).
 """
 
 from __future__ import annotations

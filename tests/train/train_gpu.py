@@ -21,7 +21,7 @@ from petps.train.options import MODES, Mode, PipelineOptions
 from petps.train.pipeline import Pipeline
 from petps.train.sharded import ShardedTables, TableSpec
 from tests.train import train_processes
-from tests.train.workers import SPECS, OnHost, same, train
+from tests.train.rank_threads import SPECS, OnHost, same, train
 
 GPUS = torch.cuda.device_count()
 SEED = 11

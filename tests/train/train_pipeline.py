@@ -1,6 +1,6 @@
 """The training loop: whatever overlaps, the rows end as if nothing did.
 
-Run by `make test-train`, in an environment that has PyTorch. Workers are threads (workers.py).
+Run by `make test-train`, in an environment that has PyTorch. Ranks are threads (rank_threads.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from petps.train.pipeline import Boundary, Pipeline
 from petps.train.routing import route_keys
 from petps.train.sharded import ShardedTables, TableSpec
 from petps.train.timeline import Timeline
-from tests.train.workers import FEATURES, SPECS, Loader, Ranker, in_threads, same, train
+from tests.train.rank_threads import FEATURES, SPECS, Loader, Ranker, in_threads, same, train
 
 SEED = 11
 MODES: tuple[Mode, ...] = ("dual", "frozen", "nested")
@@ -58,7 +58,7 @@ def test_every_optimizer(optimizer: Any) -> None:
 
 @pytest.mark.parametrize("case", range(12))
 def test_any_overlap_of_keys(case: int) -> None:
-    """0 to 100 % of the keys are hot; empty batches and micro-batches; 1 to 4 workers."""
+    """0 to 100 % of the keys are hot; empty batches and micro-batches; 1 to 4 ranks."""
     random = np.random.default_rng((SEED, case))
     overlap = [0.0, 1.0, *random.random(10)][case]
     world, micro_batches = int(random.integers(1, 5)), int(random.integers(1, 6))
@@ -67,7 +67,7 @@ def test_any_overlap_of_keys(case: int) -> None:
     print(f"{overlap=} {world=} {micro_batches=} {threshold=}")
 
     def loader(rank: int) -> Iterator[Batch]:
-        # Batches of 0 to 6 samples; workers end at different times.
+        # Batches of 0 to 6 samples; ranks end at different times.
         return iter(Loader(case, rank, 18 + rank, samples=3, overlap=overlap, ids=200))
 
     run: dict[str, Any] = {"micro_batches": micro_batches, "specs": specs, "loader": loader}
@@ -113,7 +113,7 @@ def test_without_a_fixed_order_one_step_is_close() -> None:
 
 
 class Poisoned(Ranker):
-    """A model whose gradients are not finite in worker 1's third batch."""
+    """A model whose gradients are not finite in rank 1's third batch."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -155,12 +155,12 @@ def test_a_gradient_that_is_not_finite(mode: Mode) -> None:
     found = in_threads(2, work)
     assert [steps for steps, _ in found] == [2, 2]
     assert all(torch.isfinite(each).all() for _, dense in found for each in dense)
-    assert all("step 3" in each and "workers 1)" in each for each in seen)
+    assert all("step 3" in each and "ranks 1)" in each for each in seen)
     assert sum("the gradient of table shop, key " in each for each in seen) == 1
 
 
 def test_training_ends_between_any_two_steps() -> None:
-    """Stages of other workers have begun later batches by then. None hangs; all rows exist."""
+    """Stages of other ranks have begun later batches by then. None hangs; all rows exist."""
     whole = train("nested", 2, steps=7)
 
     def work(rank: int, links: Links) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def test_training_ends_between_any_two_steps() -> None:
 
 
 class Recording:
-    """A hook: rank 0 wants steps 3 and 6; all workers act, after all rows are written."""
+    """A hook: rank 0 wants steps 3 and 6; all ranks act, after all rows are written."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -198,7 +198,7 @@ class Recording:
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "nested"])
-def test_hooks_act_on_all_workers_at_the_same_step(mode: Mode) -> None:
+def test_hooks_act_on_all_ranks_at_the_same_step(mode: Mode) -> None:
     def work(rank: int, links: Links) -> Any:
         hook = Recording(rank)
         with (
@@ -226,7 +226,7 @@ def test_a_full_table_says_so() -> None:
     [
         ({"features": {"history": "items"}}, "a table 'items' that there is not"),
         ({"features": {}}, "feature 'history' has no table"),
-        ({"links": Links.alone()}, "the links are worker 0's of 1, the tables 1's of 2"),
+        ({"links": Links.alone()}, "the links are rank 0's of 1, the tables 1's of 2"),
     ],
 )
 def test_what_is_asked_for_wrongly(arguments: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Workers that are processes, over gloo: killed, stopped, restarted.
+"""Ranks that are processes, over gloo: killed, stopped, restarted.
 
 Run by `make test-train`.
 """
@@ -24,7 +24,7 @@ WORLD, STEPS = 2, 40
 WAIT_SECONDS = 120.0
 
 
-class Worker:
+class RankProcess:
     def __init__(
         self,
         rank: int,
@@ -37,7 +37,7 @@ class Worker:
         self.out = folder / f"{rank}-{meeting}.txt"
         with self.out.open("w") as out:
             self.process = subprocess.Popen(
-                [*inside, sys.executable, "-m", "tests.train.worker_process", str(rank),
+                [*inside, sys.executable, "-m", "tests.train.rank_process", str(rank),
                  str(WORLD), str(folder), str(STEPS)],
                 cwd=ROOT, stdout=out, stderr=subprocess.STDOUT,
                 env=os.environ | environment
@@ -56,16 +56,16 @@ class Worker:
 
 
 @contextmanager
-def workers(
+def run_ranks(
     folder: Path,
     meeting: int,
     timeout_s: float = 60.0,
     environment: dict[str, str] | None = None,
     inside: Sequence[Sequence[str]] = ((),) * WORLD,
-) -> Iterator[list[Worker]]:
-    """inside: for each worker, the prefix of its command."""
+) -> Iterator[list[RankProcess]]:
+    """inside: for each rank, the prefix of its command."""
     started = [
-        Worker(rank, folder, meeting, timeout_s, environment or {}, inside[rank])
+        RankProcess(rank, folder, meeting, timeout_s, environment or {}, inside[rank])
         for rank in range(WORLD)
     ]
     try:
@@ -95,15 +95,15 @@ def train(
     """Train without a fault."""
     folder.mkdir()
     create(folder)
-    with workers(folder, 0, environment=environment, inside=inside) as running:
+    with run_ranks(folder, 0, environment=environment, inside=inside) as running:
         for each in running:
             code, said = each.ended()
             assert code == 0, said
     return read_results(folder)
 
 
-def test_killed_workers_go_on_bit_by_bit(tmp_path: Path) -> None:
-    """Kill either worker with SIGKILL at random steps.
+def test_killed_ranks_go_on_bit_by_bit(tmp_path: Path) -> None:
+    """Kill either rank with SIGKILL at random steps.
 
     Its pool then has later rows and keys than the version. Random numbers, counts, dense weights
     and the loader must continue as they were.
@@ -118,15 +118,15 @@ def test_killed_workers_go_on_bit_by_bit(tmp_path: Path) -> None:
     for meeting in range(3):
         victim = int(random.integers(WORLD))
         last += int(random.integers(5, 9))
-        with workers(folder, meeting) as running:
+        with run_ranks(folder, meeting) as running:
             running[victim].wait_step(last)
             running[victim].process.send_signal(signal.SIGKILL)
             code, said = running[1 - victim].ended()
             assert code == 3, said
-            assert "Unavailable: worker" in said
+            assert "Unavailable: rank" in said
             assert "a peer is gone" in said
-            assert "restart the workers from the last version" in said
-    with workers(folder, 99) as running:
+            assert "restart the ranks from the last version" in said
+    with run_ranks(folder, 99) as running:
         for each in running:
             code, said = each.ended()
             assert code == 0, said
@@ -136,7 +136,7 @@ def test_killed_workers_go_on_bit_by_bit(tmp_path: Path) -> None:
 
 def test_a_peer_that_hangs_is_told_within_the_limit(tmp_path: Path) -> None:
     create(tmp_path)
-    with workers(tmp_path, 0, timeout_s=15.0) as running:
+    with run_ranks(tmp_path, 0, timeout_s=15.0) as running:
         running[0].wait_step(3)
         running[0].process.send_signal(signal.SIGSTOP)
         began = time.monotonic()
@@ -144,5 +144,5 @@ def test_a_peer_that_hangs_is_told_within_the_limit(tmp_path: Path) -> None:
         waited = time.monotonic() - began
         running[0].process.send_signal(signal.SIGCONT)
     assert code == 3, said
-    assert "DeadlineExceeded: worker 1 of 2: a peer did not answer within 15 s" in said
+    assert "DeadlineExceeded: rank 1 of 2: a peer did not answer within 15 s" in said
     print(f"told after {waited:.1f} s")

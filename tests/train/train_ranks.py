@@ -1,6 +1,6 @@
-"""Versions that several workers write: equal bit by bit to those of an uninterrupted training.
+"""Versions that several ranks write: equal bit by bit to those of an uninterrupted training.
 
-Run by `make test-train`. Workers are threads (workers.py); train_processes.py has real processes.
+Run by `make test-train`. Ranks are threads (rank_threads.py); train_processes.py has processes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from petps.train.options import Mode, PipelineOptions
 from petps.train.pipeline import Pipeline
 from petps.train.ranks import Every, RankedOutput, publisher_of, store_tables
 from petps.train.sharded import ShardedTables, TableSpec
-from tests.train.workers import FEATURES, SPECS, Loader, Ranker, in_threads
+from tests.train.rank_threads import FEATURES, SPECS, Loader, Ranker, in_threads
 
 SEED, WORLD, PARTITIONS = 5, 2, 8
 TABLES = [TableSpec(each.name, each.dim, each.capacity, threshold=2) for each in SPECS]
@@ -59,7 +59,7 @@ def ended(tables: ShardedTables, model: Ranker) -> dict[str, Any]:
 
 
 def check_same(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> None:
-    """Compare all rows, whichever worker holds them."""
+    """Compare all rows, whichever rank holds them."""
     for spec in TABLES:
         one: dict[int, Any] = {}
         two: dict[int, Any] = {}
@@ -87,7 +87,7 @@ def work(
     changed: Callable[[RankedOutput, ShardedTables], None] | None = None,
     patience: int = 0,
 ) -> dict[str, Any]:
-    """Train a worker up to ``steps``, from the store's newest version if ``restore``."""
+    """Train a rank up to ``steps``, from the store's newest version if ``restore``."""
     model = Ranker()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     with open_tables(rank, links.rows.world, folder / f"{rank}.pool" if pools else None) as tables:
@@ -142,8 +142,8 @@ def test_training_goes_on_bit_by_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["full", "oneshot", "consecutive", "2d", "merged"])
-def test_more_or_fewer_workers_may_go_on(tmp_path: Path, policy: str) -> None:
-    """Rows, optimizer state and admission counts go to the workers that then own the keys."""
+def test_more_or_fewer_ranks_may_go_on(tmp_path: Path, policy: str) -> None:
+    """Rows, optimizer state and admission counts go to the ranks that then own the keys."""
     create(tmp_path)
 
     def look(rank: int, links: Links, world: int) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class NoDeadLetters:
 
 
 def test_what_is_served_is_what_was_trained(tmp_path: Path) -> None:
-    """Two workers publish one run, each its own partitions, and a new run after a restart."""
+    """Two ranks publish one run, each its own partitions, and a new run after a restart."""
     create(tmp_path)
     place = str(tmp_path / "log")
 
@@ -233,7 +233,7 @@ def test_what_is_served_is_what_was_trained(tmp_path: Path) -> None:
     tables.close()
 
 
-def test_a_worker_whose_store_fails_is_named_and_none_hangs(tmp_path: Path) -> None:
+def test_a_rank_whose_store_fails_is_named_and_none_hangs(tmp_path: Path) -> None:
     create(tmp_path)
     failed: list[int] = []
 
@@ -252,7 +252,7 @@ def test_a_worker_whose_store_fails_is_named_and_none_hangs(tmp_path: Path) -> N
 
         checkpointer.share = sometimes  # type: ignore[method-assign]
 
-    with pytest.raises(Unavailable, match=r"step 5: no checkpoint .* worker 1: .* disk is full"):
+    with pytest.raises(Unavailable, match=r"step 5: no checkpoint .* rank 1: .* disk is full"):
         in_threads(WORLD, lambda r, n: work(tmp_path, r, n, steps=20, changed=broken))
     assert failed == [5]
     failed.clear()
@@ -288,7 +288,7 @@ def test_what_is_asked_for_wrongly(tmp_path: Path) -> None:
             output.restore()
 
 
-def test_a_row_is_in_one_workers_partitions(tmp_path: Path) -> None:
+def test_a_row_is_in_one_ranks_partitions(tmp_path: Path) -> None:
     log = open_log(str(tmp_path / "log"), partitions=PARTITIONS)
     with closing(log), open_tables(1, 2) as tables:
         publisher = publisher_of(log, "m", tables, Links.alone().dense)
@@ -326,5 +326,5 @@ def test_random_numbers_of_a_gpu_go_on_too(monkeypatch: pytest.MonkeyPatch) -> N
     ranks._set_random_state(state, OnGpu())
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(held[OnGpu.device], gpu)
-    ranks._set_random_state(ranks._random_state(None), OnGpu())  # saved by a worker without a GPU
+    ranks._set_random_state(ranks._random_state(None), OnGpu())  # saved by a rank without a GPU
     assert len(held) == 1

@@ -39,7 +39,7 @@ def test_over_a_shaped_link_every_bit_is_the_same(tmp_path: Path) -> None:
         for side in range(2):
             counted = _counted(link, side)
             print(f"side {side}: {counted['bytes']} bytes, {counted['overlimits']} times late")
-            # The workers used this link, and the kernel shaped it.
+            # The ranks used this link, and the kernel shaped it.
             assert counted["bytes"] > 100_000
             assert counted["overlimits"] > 0
     check_same(reference, found)

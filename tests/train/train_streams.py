@@ -18,7 +18,7 @@ from petps.train.link import Link, Links
 from petps.train.options import MODES
 from petps.train.sharded import TableSpec
 from tests.train.fake_gpu import DEVICE, FakeGpu, OnDevice
-from tests.train.workers import SPECS, LocalLink, OnHost, same, train
+from tests.train.rank_threads import SPECS, LocalLink, OnHost, same, train
 
 STEPS = 8
 # The points in PIPELINE.md's table, by name, and the modes that use them.
@@ -94,7 +94,7 @@ def test_what_the_fake_gpu_sees(gpu: FakeGpu) -> None:
 
 
 class DeviceLink:
-    """A collective of device tensors, on each worker's current stream and after all the others."""
+    """A collective of device tensors, on each rank's current stream and after all the others."""
 
     def __init__(self, link: Link, gpu: FakeGpu) -> None:
         self._link = link
@@ -116,7 +116,7 @@ class DeviceLink:
             return collective()
         self._joined()
         found = collective()
-        self._joined()  # no worker may overwrite what it sent before all have read it
+        self._joined()  # no rank may overwrite what it sent before all have read it
         return found
 
     def _joined(self) -> None:

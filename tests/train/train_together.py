@@ -1,6 +1,6 @@
-"""An error on one worker reaches all of them, names the worker, and the call can be repeated.
+"""An error on one rank reaches all of them, names the rank, and the call can be repeated.
 
-Run by `make test-train`. Workers are threads (workers.py).
+Run by `make test-train`. Ranks are threads (rank_threads.py).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from petps.train.options import PipelineOptions
 from petps.train.pipeline import Boundary, Pipeline
 from petps.train.ranks import Every, RankedOutput, publisher_of
 from petps.train.sharded import ShardedTables
+from tests.train.rank_threads import FEATURES, SPECS, Loader, Ranker, in_threads, train
 from tests.train.train_ranks import (
     PARTITIONS,
     SEED,
@@ -34,11 +35,10 @@ from tests.train.train_ranks import (
     open_tables,
     work,
 )
-from tests.train.workers import FEATURES, SPECS, Loader, Ranker, in_threads, train
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
-def test_a_publisher_that_one_worker_cannot_make(tmp_path: Path, wrong: int) -> None:
+def test_a_publisher_that_one_rank_cannot_make(tmp_path: Path, wrong: int) -> None:
     for partitions in (PARTITIONS, 2 * PARTITIONS):
         open_log(str(tmp_path / f"log-{partitions}"), partitions=partitions).close()
 
@@ -55,11 +55,11 @@ def test_a_publisher_that_one_worker_cannot_make(tmp_path: Path, wrong: int) -> 
     errors = in_threads(WORLD, make)
     assert isinstance(errors[wrong], InvalidArgument)
     assert isinstance(errors[1 - wrong], Unavailable)
-    assert f"worker {wrong}: InvalidArgument: " in str(errors[1 - wrong])
+    assert f"rank {wrong}: InvalidArgument: " in str(errors[1 - wrong])
     assert "the number is fixed for ever" in str(errors[1 - wrong])
 
 
-def test_a_restore_that_fails_on_one_worker_is_repeated_by_all(tmp_path: Path) -> None:
+def test_a_restore_that_fails_on_one_rank_is_repeated_by_all(tmp_path: Path) -> None:
     create(tmp_path)
     seen = in_threads(WORLD, lambda r, n: work(tmp_path, r, n, steps=15, pools=True))
 
@@ -74,7 +74,7 @@ def test_a_restore_that_fails_on_one_worker_is_repeated_by_all(tmp_path: Path) -
                 user.load_pieces = _failing("it cannot be read")  # type: ignore[method-assign]
             with pytest.raises(PetpsError) as raised:
                 output.restore()
-            said = "it cannot be read" if rank == 1 else "worker 1: IoError: it cannot be read"
+            said = "it cannot be read" if rank == 1 else "rank 1: IoError: it cannot be read"
             assert said in str(raised.value)
             if rank == 1:
                 del user.load_pieces
@@ -96,7 +96,7 @@ def acting(
 ) -> list[tuple[int, list[str], list[str]]]:
     """Train and act at each of ``steps`` without a pipeline. The log is due at every second one.
 
-    changed(rank, step, output) runs before each. Return, for each worker, the log's version, the
+    changed(rank, step, output) runs before each. Return, for each rank, the log's version, the
     errors, and the dense parts requested.
     """
     create(folder)
@@ -137,7 +137,7 @@ def acting(
 
 
 def test_a_checkpoint_that_fails_leaves_the_log_alone(tmp_path: Path) -> None:
-    """Both are due. Worker 1's disk is full, which patience allows."""
+    """Both are due. Rank 1's disk is full, which patience allows."""
 
     def full(rank: int, step: int, output: RankedOutput) -> None:
         checkpointer = output._checkpointer
@@ -155,8 +155,8 @@ def test_a_checkpoint_that_fails_leaves_the_log_alone(tmp_path: Path) -> None:
     assert len(store.restore(4)["item"].keys) == 4 * 50
 
 
-def test_a_defect_on_one_worker_ends_all_and_commits_nothing(tmp_path: Path) -> None:
-    """The error is not one of petps, and that worker's rows are not in the log."""
+def test_a_defect_on_one_rank_ends_all_and_commits_nothing(tmp_path: Path) -> None:
+    """The error is not one of petps, and that rank's rows are not in the log."""
 
     def broken(rank: int, step: int, output: RankedOutput) -> None:
         checkpointer = output._checkpointer
@@ -168,7 +168,7 @@ def test_a_defect_on_one_worker_ends_all_and_commits_nothing(tmp_path: Path) -> 
     assert [version for version, *_ in found] == [0, 0]
     assert found[1][1] == ["IndexError: list index"]
     assert len(found[0][1]) == 1
-    assert "worker 1: Unavailable: IndexError: list index" in found[0][1][0]
+    assert "rank 1: Unavailable: IndexError: list index" in found[0][1][0]
     versions = Store.open(tmp_path / "store").state.versions()
     assert [each.version for each in versions] == [1]
 
@@ -178,7 +178,7 @@ def test_dense_weights_are_asked_for_only_where_the_log_names_them(tmp_path: Pat
     assert [asked for *_, asked in found] == [["2", "4"], []]
 
 
-def test_workers_may_give_their_tables_in_any_order() -> None:
+def test_ranks_may_give_their_tables_in_any_order() -> None:
     reference = train("synchronous", WORLD, steps=5, seed=SEED)
 
     def train_in_other_order(rank: int, links: Links) -> dict[str, Any]:

@@ -175,7 +175,7 @@ class Worker:
             if step.number == traced:
                 name = f"timeline-{self._rank}"
                 self._timeline.draw(self._settings.path(f"{name}.svg"), batches=TRACED_STEPS)
-                self._timeline.write(self._settings.path(f"{name}.json"), worker=self._rank)
+                self._timeline.write(self._settings.path(f"{name}.json"), rank=self._rank)
         self.say_stages()
 
     def _write_dense(self, step: int) -> str:

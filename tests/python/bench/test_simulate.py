@@ -10,9 +10,9 @@ import pytest
 from bench.train.scale import (
     FITTED,
     PAPER,
+    RANKS,
     STAGES,
     STEP_MS,
-    WORKERS,
     balanced,
     factors,
     fitted,
@@ -144,11 +144,11 @@ MEASURED = {"prefetch": 2, "route": 16, "exchange": 2, "retrieve": 9, "write-bac
 def test_the_fit_keeps_to_the_column_that_it_was_given() -> None:
     growth, steps = fitted(), paper_steps()
     assert min(growth.terms) >= 0
-    assert steps[WORKERS[-1]] == pytest.approx(STEP_MS)
-    for workers in WORKERS:
-        told = growth.dense + growth.lookup(workers) + growth.transfers(workers)
-        assert told == pytest.approx(steps[workers], rel=0.08), workers
-    # Figure 2: shares of the step for the fewest and for the most workers.
+    assert steps[RANKS[-1]] == pytest.approx(STEP_MS)
+    for ranks in RANKS:
+        told = growth.dense + growth.lookup(ranks) + growth.transfers(ranks)
+        assert told == pytest.approx(steps[ranks], rel=0.08), ranks
+    # Figure 2: shares of the step for the fewest and for the most ranks.
     assert growth.lookup(128) / steps[128] == pytest.approx(0.244, abs=0.01)
     assert growth.transfers(1536) / steps[1536] == pytest.approx(0.205, abs=0.015)
 
@@ -167,12 +167,12 @@ def test_stages_add_up_to_what_grows() -> None:
 def test_the_shape_of_the_papers_table() -> None:
     growth = fitted()
     found = {method: factors(growth, MEASURED, method) for method in PAPER}
-    for workers in WORKERS[1:]:
-        order = [found[m][workers] for m in ("synchronous", "groups", "dual", "nested")]
-        assert order == sorted(order), workers
+    for ranks in RANKS[1:]:
+        order = [found[m][ranks] for m in ("synchronous", "groups", "dual", "nested")]
+        assert order == sorted(order), ranks
     for method in ("dual", "nested"):
-        for workers in WORKERS:
-            assert found[method][workers] == pytest.approx(PAPER[method][workers], rel=0.05)
+        for ranks in RANKS:
+            assert found[method][ranks] == pytest.approx(PAPER[method][ranks], rel=0.05)
     assert found[FITTED][1536] == pytest.approx(PAPER[FITTED][1536], rel=0.05)
     # One thread routes. If most of a lookup, or all of its growth, were routing, nested would wait
     # for that thread.

@@ -1,4 +1,4 @@
-"""Sharded tables and admission: the keys that a worker holds, new rows, and rollback."""
+"""Sharded tables and admission: the keys that a rank holds, new rows, and rollback."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def opened(path: Path | None = None, *, threshold: int = 1, **options: Any) -> S
 
 def test_every_key_has_one_owner_and_it_is_the_logs() -> None:
     keys = keys_of(5000)
-    workers = [ShardedTables(None, [TableSpec("t", 4, 10)], Sgd(1), rank=r, world=3,
+    shards = [ShardedTables(None, [TableSpec("t", 4, 10)], Sgd(1), rank=r, world=3,
                              partitions=8) for r in range(3)]  # fmt: skip
-    owners = workers[0].owner_of(keys)
+    owners = shards[0].owner_of(keys)
     from petps.delta.schema import partition_of
 
     partitions = partition_of(keys, 8)
-    owned = [worker.owned() for worker in workers]
+    owned = [shard.owned() for shard in shards]
     assert [p for each in owned for p in each] == list(range(8))
     for rank, own in enumerate(owned):
         assert np.array_equal(owners == rank, np.isin(partitions, list(own)))
-    for worker in workers:
-        worker.close()
+    for shard in shards:
+        shard.close()
 
 
 def test_a_new_row_depends_on_seed_table_and_key_alone() -> None:
@@ -84,7 +84,7 @@ def test_what_was_written_back_is_there_after_a_reopen(tmp_path: Path) -> None:
         assert [each.shape[1] for each in gathered.columns.values()] == [6, 6, 6, 1]
         assert gathered.deleted is not None
         assert gathered.deleted.tolist() == [False] * len(keys) + [True]
-    with pytest.raises(FailedPrecondition, match=r"made for other tables \(t: 19 values"):
+    with pytest.raises(FailedPrecondition, match=r"created for other tables \(t: 19 values"):
         ShardedTables(tmp_path / "pool", [TableSpec("t", 6, 2000)], Sgd(1))
     for options in ({"rank": 1, "world": 2}, {"world": 2}, {"partitions": 8}):
         with pytest.raises(FailedPrecondition, match=r"is that of train@0-of-1 with 64 partitions"):
@@ -137,9 +137,9 @@ def test_errors_name_the_thing() -> None:
         (lambda: TableSpec("t", 0, 1), "dim 0"),
         (lambda: TableSpec("t", 1, 0), "capacity 0"),
         (lambda: TableSpec("t", 1, 1, threshold=0), "threshold 0"),
-        (lambda: opened(rank=2, world=2), "rank 2 is not of 2"),
-        (lambda: opened(world=3, partitions=2), "2 partitions cannot be shared by 3"),
-        (lambda: ShardedTables(None, [], Sgd(1)), "at least one"),
+        (lambda: opened(rank=2, world=2), "rank 2 must be from 0 to 1"),
+        (lambda: opened(world=3, partitions=2), "partitions must be at least 3, .* got 2"),
+        (lambda: ShardedTables(None, [], Sgd(1)), "at least one table"),
         (lambda: Adam(0), "lr 0 is not positive"),
         (lambda: Adam(1, beta1=1), "beta1 1 is not in"),
         (lambda: Admission(0), "threshold 0"),

@@ -1,7 +1,7 @@
-"""A worker of the training figures: python -m bench.train.worker RANK 'SETTINGS as JSON'.
+"""A rank of the training figures: python -m bench.train.rank RANK 'SETTINGS as JSON'.
 
 Tables, lookups and transfers over gloo are real; a SlowLink slows the transfers down. The dense
-computation is a wait. The worker prints a line of JSON for each run: means over the steps after the
+computation is a wait. The rank prints a line of JSON for each run: means over the steps after the
 warm-up. ``runs`` has the settings in which each run differs from the others; without it there is
 one run.
 """
@@ -86,7 +86,7 @@ class Descent:
 
 
 def batches(settings: dict[str, Any], rank: int) -> list[Batch]:
-    """Return sequences of ids in the order of access; each worker begins at another place.
+    """Return sequences of ids in the order of access; each rank begins at another place.
 
     The batches are made before the clock starts. With ``sessions`` above 0, each sample belongs
     instead to one of that many sessions, at random, and draws its ids from the ``session_keys``
@@ -154,7 +154,7 @@ def _over_mean(counts: list[int]) -> list[float]:
 
 
 def train(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """Run one worker with these settings; return what it prints."""
+    """Run one rank with these settings; return what it prints."""
     world = settings["world"]
     links = Links.of_processes()
     schedule = LinkSchedule()
@@ -175,7 +175,7 @@ def train(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
     loader = batches(settings, rank)
     arrange = ByKeys(settings["micro_batches"]) if settings["clustered"] else None
     began = time.monotonic()
-    if arrange is not None:  # before the clock: clustering would use the worker's only processor
+    if arrange is not None:  # before the clock: clustering would use the rank's only processor
         loader = [arrange(batch) for batch in loader]
     arranged = time.monotonic() - began
     with ShardedTables(None, specs, RowwiseAdagrad(0.1), rank=rank, world=world) as tables:
@@ -226,10 +226,10 @@ def train(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(rank: int, settings: dict[str, Any]) -> None:
-    """Run one worker's runs on one processor.
+    """Run one rank's runs on one processor.
 
-    Two workers have one processor each; of four, two share one. If all could use both processors,
-    a stage of one worker would delay the step of another.
+    Two ranks have one processor each; of four, two share one. If all could use both processors,
+    a stage of one rank would delay the step of another.
     """
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % len(os.sched_getaffinity(0))]})
     torch.set_num_threads(1)

@@ -1,8 +1,8 @@
-"""A worker in a process of its own: python -m tests.train.worker_process RANK WORLD FOLDER STEPS.
+"""A rank in a process of its own: python -m tests.train.rank_process RANK WORLD FOLDER STEPS.
 
 It trains over gloo, from the newest version in FOLDER's store, with its pool in a file. It prints
 each step on standard output, and at the end writes its state to FOLDER/RANK.npz. Environment:
-TIMEOUT_S, the limit of the links; MODE; DEVICE, "cuda" for a GPU of its own for each worker, with
+TIMEOUT_S, the limit of the links; MODE; DEVICE, "cuda" for a GPU of its own for each rank, with
 rows and gradients over NCCL.
 """
 
@@ -24,8 +24,8 @@ from petps.train.link import Links
 from petps.train.options import PipelineOptions
 from petps.train.pipeline import Pipeline
 from petps.train.ranks import Every, RankedOutput
+from tests.train.rank_threads import FEATURES, Loader, Ranker
 from tests.train.train_ranks import SEED, TABLES, open_tables
-from tests.train.workers import FEATURES, Loader, Ranker
 
 MODE: Any = os.environ.get("MODE", "nested")
 

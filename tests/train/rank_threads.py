@@ -1,4 +1,4 @@
-"""Workers as threads of one process, with links between them: fast, and with any schedule.
+"""Ranks as threads of one process, with links between them: fast, and with any schedule.
 
 Does not cover torch.distributed itself (train_processes.py does), or several interpreters.
 """
@@ -32,7 +32,7 @@ _RANDOM = threading.Lock()
 
 
 class Meeting:
-    """The exchange point of one link: each worker leaves its values, then all take their parts."""
+    """The exchange point of one link: each rank leaves its values, then all take their parts."""
 
     def __init__(self, world: int) -> None:
         self.barrier = threading.Barrier(world)
@@ -67,7 +67,7 @@ class LocalLink:
 
 
 def in_threads(world: int, work: Callable[[int, Links], Any]) -> list[Any]:
-    """Run work(rank, links) on each worker; return the results. Raise the first error."""
+    """Run work(rank, links) on each rank; return the results. Raise the first error."""
     meetings = [Meeting(world) for _ in range(3)]
     found: list[Any] = [None] * world
     errors: list[tuple[int, BaseException]] = []
@@ -85,7 +85,7 @@ def in_threads(world: int, work: Callable[[int, Links], Any]) -> list[Any]:
         thread.start()
     for thread in threads:
         thread.join(WAIT_SECONDS)
-        assert not thread.is_alive(), "a worker hangs"
+        assert not thread.is_alive(), "a rank hangs"
     for _, error in errors:
         if not isinstance(error, threading.BrokenBarrierError):
             raise error
@@ -117,7 +117,7 @@ class Ranker(torch.nn.Module):  # type: ignore[misc]
 
 
 class Loader:
-    """Seeded batches of a worker. overlap: the share of keys drawn from a few hot ones."""
+    """Seeded batches of a rank. overlap: the share of keys drawn from a few hot ones."""
 
     def __init__(
         self, seed: int, rank: int, steps: int, *, samples: int = 12, overlap: float = 0.5,
@@ -155,7 +155,7 @@ class Loader:
 
 
 class OnHost:
-    """The device of a worker: here the host. Subclasses put its model and links elsewhere."""
+    """The device of a rank: here the host. Subclasses put its model and links elsewhere."""
 
     device = "cpu"
 
@@ -220,17 +220,17 @@ def train(
                 slots[table.name] = (keys, np.concatenate(list(columns.values()), axis=1))
         return slots, [place.host(each) for each in model.parameters()], losses
 
-    workers = in_threads(world, work)
-    result: dict[str, Any] = {"losses": workers[0][2], "dense": workers[0][1]}
-    for each in workers[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(each[1], workers[0][1], strict=True))
-        assert each[2] == workers[0][2]
+    ranks = in_threads(world, work)
+    result: dict[str, Any] = {"losses": ranks[0][2], "dense": ranks[0][1]}
+    for each in ranks[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(each[1], ranks[0][1], strict=True))
+        assert each[2] == ranks[0][2]
     for name in (spec.name for spec in specs):
-        keys = np.concatenate([each[0][name][0] for each in workers])
-        slots = np.concatenate([each[0][name][1] for each in workers])
+        keys = np.concatenate([each[0][name][0] for each in ranks])
+        slots = np.concatenate([each[0][name][1] for each in ranks])
         order = np.argsort(keys)
         assert (np.diff(keys[order].astype(np.float64)) >= 0).all()
-        assert len(np.unique(keys)) == len(keys), "two workers hold a key"
+        assert len(np.unique(keys)) == len(keys), "two ranks hold a key"
         result[name] = (keys[order], slots[order])
     return result
 
