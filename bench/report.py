@@ -10,6 +10,7 @@ how to read the figures.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import platform
@@ -80,7 +81,7 @@ def _program(name: str) -> Path:
     folder = Path(os.environ.get("PETPS_BENCH_FOLDER", ROOT / "build" / "release" / "bench"))
     path = folder / f"bench_{name}"
     if not path.exists():
-        raise SystemExit(f"{path} is not built: run `make bench`")
+        raise SystemExit(f"{path} does not exist: run `make bench`, which builds it")
     return path
 
 
@@ -100,12 +101,6 @@ def _inprocess(work: Workload) -> Iterator[Result]:
 
 def _tcp(work: Workload) -> Iterator[Result]:
     yield from _run("pull_tcp", rounds=work["rounds"], **work["tcp"])
-
-
-def _grpc(work: Workload) -> Iterator[Result]:
-    from bench.pull.grpc import figures
-
-    yield from figures(work["grpc"] | {"rounds": work["rounds"]})
 
 
 def _gather(work: Workload) -> Iterator[Result]:
@@ -258,12 +253,6 @@ def _reopen(work: Workload) -> Iterator[Result]:
             pool.unlink()
 
 
-def _ingest(work: Workload) -> Iterator[Result]:
-    from bench.ingest.kafka import figures
-
-    yield from figures(work["ingest"] | {"rounds": work["rounds"]})
-
-
 def _codec(work: Workload) -> Iterator[Result]:
     from bench.checkpoint.codec import adaptive4, l2
 
@@ -271,16 +260,6 @@ def _codec(work: Workload) -> Iterator[Result]:
     yield from _run("codec_encode", rows=sizes["encoded_rows"], rounds=work["rounds"])
     yield from adaptive4(sizes | {"rounds": work["rounds"]})
     yield from l2(sizes)
-
-
-def _tracker(work: Workload) -> Iterator[Result]:
-    """Yield the figures of distinct ids, compared with torch too if it is installed."""
-    if TRAIN_PYTHON.exists():
-        yield from _with_torch("tracker", "bench.checkpoint.unique", work["jagged_unique"])
-        return
-    from bench.checkpoint.unique import figures
-
-    yield from figures(work["jagged_unique"])
 
 
 def _checkpoint(work: Workload) -> Iterator[Result]:
@@ -291,71 +270,61 @@ def _checkpoint(work: Workload) -> Iterator[Result]:
     yield from merging.figures(work["checkpoint"])
 
 
-def _loss(work: Workload) -> Iterator[Result]:
-    yield from _with_torch("checkpoint.loss", "bench.checkpoint.loss", work["loss"])
+def _sizes(work: Workload, sections: tuple[str, ...]) -> Workload:
+    """Return the merged sections of a workload; a later section takes precedence."""
+    sizes = {"rounds": work["rounds"]}
+    for section in sections:
+        sizes |= work[section]
+    return sizes
 
 
-def _bags(work: Workload) -> Iterator[Result]:
-    sizes = work["embedding_bag"] | {"rounds": work["rounds"]}
-    yield from _with_torch("torch.embedding_bag", "bench.train.bags", sizes)
+def _here(module: str, *sections: str) -> Part:
+    """Return a part that yields the figures() of a module."""
+
+    def part(work: Workload) -> Iterator[Result]:
+        yield from importlib.import_module(module).figures(_sizes(work, sections))
+
+    return part
 
 
-def _train(work: Workload) -> Iterator[Result]:
-    yield from _with_torch("train", "bench.train.steps", work["train"])
+def _with_torch(name: str, module: str, *sections: str) -> Part:
+    """Return a part that runs a module in the environment of `make test-train` (bench.lines).
 
-
-def _sweeps(work: Workload) -> Iterator[Result]:
-    sizes = work["train"] | work["train_sweep"]
-    yield from _with_torch("train.sweep", "bench.train.sweeps", sizes)
-
-
-def _clustering(work: Workload) -> Iterator[Result]:
-    sizes = work["train"] | work["train_clustering"]
-    yield from _with_torch("train.clustering", "bench.train.clustering", sizes)
-
-
-def _scale(work: Workload) -> Iterator[Result]:
-    sizes = work["train"] | work["train_scale"]
-    yield from _with_torch("train.scale", "bench.train.scale", sizes)
-
-
-def _shaped(work: Workload) -> Iterator[Result]:
-    sizes = work["train"] | work["train_shaped"]
-    yield from _with_torch("train.shaped", "bench.train.shaped", sizes)
-
-
-def _with_torch(name: str, module: str, sizes: Workload) -> Iterator[Result]:
-    """Run a module in the environment of `make test-train`; yield the JSON objects it prints.
-
-    Print a notice and yield nothing if that environment does not exist.
+    The part prints a notice and yields nothing if that environment does not exist.
     """
-    if not TRAIN_PYTHON.exists():
-        print(
-            f"skipped {name}: {TRAIN_PYTHON} is not there; make test-train installs PyTorch",
-            file=sys.stderr,
-            flush=True,
-        )
-        return
-    command = [str(TRAIN_PYTHON), "-m", module, json.dumps(sizes)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            yield json.loads(line)
-    if process.returncode != 0:
-        raise SystemExit(f"{name} ended with {process.returncode}")
+
+    def part(work: Workload) -> Iterator[Result]:
+        if not TRAIN_PYTHON.exists():
+            print(
+                f"skipped {name}: {TRAIN_PYTHON} does not exist; make test-train installs PyTorch",
+                file=sys.stderr,
+                flush=True,
+            )
+            return
+        command = [str(TRAIN_PYTHON), "-m", "bench.lines", module]
+        command.append(json.dumps(_sizes(work, sections)))
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                yield json.loads(line)
+        if process.returncode != 0:
+            raise SystemExit(f"{name} ended with status {process.returncode}")
+
+    return part
 
 
-def _staging(work: Workload) -> Iterator[Result]:
-    from bench.checkpoint.staging import figures
-
-    yield from figures(work["staging"] | {"rounds": work["rounds"]})
+def _tracker(work: Workload) -> Iterator[Result]:
+    """Yield the figures of distinct ids, compared with torch too if it is installed."""
+    module, section = "bench.checkpoint.unique", "jagged_unique"
+    in_torch = _with_torch("tracker", module, section)
+    yield from (in_torch if TRAIN_PYTHON.exists() else _here(module, section))(work)
 
 
 Part = Callable[[Workload], Iterator[Result]]
 PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("pull.inprocess", _inprocess),
     ("pull.tcp", _tcp),
-    ("pull.grpc", _grpc),
+    ("pull.grpc", _here("bench.pull.grpc", "grpc")),
     ("pull.tcp.connections", _connections),
     ("gather", _gather),
     ("apply", _apply),
@@ -363,18 +332,23 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("index.bucket_reads", _quality),
     ("memory", _memory),
     ("reopen", _reopen),
-    ("ingest", _ingest),
+    ("ingest", _here("bench.ingest.kafka", "ingest")),
     ("checkpoint", _checkpoint),
-    ("checkpoint.loss", _loss),
+    ("checkpoint.loss", _with_torch("checkpoint.loss", "bench.checkpoint.loss", "loss")),
     ("codec", _codec),
     ("tracker", _tracker),
-    ("staging", _staging),
-    ("torch.embedding_bag", _bags),
-    ("train", _train),
-    ("train.sweep", _sweeps),
-    ("train.clustering", _clustering),
-    ("train.shaped", _shaped),
-    ("train.scale", _scale),
+    ("staging", _here("bench.checkpoint.staging", "staging")),
+    *(
+        (name, _with_torch(name, f"bench.train.{module}", *sections))
+        for name, module, *sections in (
+            ("torch.embedding_bag", "bags", "embedding_bag"),
+            ("train", "steps", "train"),
+            ("train.sweep", "sweeps", "train", "train_sweep"),
+            ("train.clustering", "clustering", "train", "train_clustering"),
+            ("train.shaped", "shaped", "train", "train_shaped"),
+            ("train.scale", "scale", "train", "train_scale"),
+        )
+    ),
 )
 
 
@@ -457,11 +431,7 @@ def _show(results: list[Result], config: dict[str, Any]) -> None:
     )
     longest = max((len(result["name"]) for result in results), default=0)
     table.add_column("name", min_width=longest)
-    for column, justify in (
-        ("value", "right"),
-        ("unit", "left"),
-        ("ratio", "right"),
-    ):
+    for column, justify in (("value", "right"), ("unit", "left"), ("ratio", "right")):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
     table.add_column("target", justify="right")
     table.add_column("to", justify="left")
@@ -504,9 +474,7 @@ def main() -> None:
     """Run the parts that --only selects, or all parts without it."""
     parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__)
     parser.add_argument(
-        "--only",
-        default="",
-        help="parts, by comma: the beginnings of names, such as pull,reopen",
+        "--only", default="", help="parts, by comma: the beginnings of names, such as pull,reopen"
     )
     parser.add_argument(
         "--workload", default="full", help="a file of bench/workloads: full or smoke"

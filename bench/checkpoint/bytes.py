@@ -10,7 +10,6 @@ version.
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -59,20 +58,18 @@ def _intervals(keys: int, count: int) -> list[Keys]:
     shuffled = rng.permutation(keys)
     frequent, rest = np.split(shuffled, [int(ALWAYS * keys)])
     rare_count = int(MODIFIED * keys) - len(frequent)
-    return [
-        np.sort(np.concatenate([frequent, rng.choice(rest, rare_count, replace=False)])).astype(
-            np.uint64
-        )
+    intervals = (
+        np.concatenate([frequent, rng.choice(rest, rare_count, replace=False)])
         for _ in range(count)
-    ]
+    )
+    return [np.sort(interval).astype(np.uint64) for interval in intervals]
 
 
 def _measure(
     policy: Policy, quantising: Quantising | None, intervals: list[Keys], keys: int, dim: int
 ) -> dict[str, float]:
-    folder = Path(tempfile.mkdtemp(prefix="petps-bench-"))
-    try:
-        store = Store.create(folder / "store", "bench", [Table.of("items", dim)], quantising)
+    with tempfile.TemporaryDirectory(prefix="petps-bench-") as folder:
+        store = Store.create(Path(folder) / "store", "bench", [Table.of("items", dim)], quantising)
         trainer = Trainer(keys, dim)
         writer = Checkpointer(store, policy, trainer)
         written_bytes, stored_bytes, bases = [], [], 0
@@ -83,10 +80,8 @@ def _measure(
             store.purge(1)
             written_bytes.append(info.bytes)
             stored_bytes.append(store.stored_bytes())
-        return {
-            "write_bytes": statistics.fmean(written_bytes),
-            "capacity": max(stored_bytes),
-            "bases": bases,
-        }
-    finally:
-        shutil.rmtree(folder)
+    return {
+        "write_bytes": statistics.fmean(written_bytes),
+        "capacity": max(stored_bytes),
+        "bases": bases,
+    }

@@ -55,8 +55,8 @@ void run(uint64_t rows, uint32_t dim, uint32_t rounds) {
 int main(int count, char** values) {
   petps::bench::Arguments arguments(count, values);
   const uint64_t rows = arguments.number("rows", 1'000'000);
-  const auto dim = static_cast<uint32_t>(arguments.number("dim", 64));
-  const auto rounds = static_cast<uint32_t>(arguments.number("rounds", 5));
+  const auto dim = arguments.small_number("dim", 64);
+  const auto rounds = arguments.small_number("rounds", 5);
   arguments.finish();
   petps::bench::run(rows, dim, rounds);
 }

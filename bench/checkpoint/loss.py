@@ -7,19 +7,15 @@ trainer continues from the version: rows and optimizer state by TrainerOutput.re
 and the place in the data as parts. Each seed draws initial weights and order. All runs of a seed
 share them, so each run's loss is compared with the loss of the same run without any resume.
 
-bench.report runs this in the environment of `make test-train`, because it needs PyTorch:
-`python -m bench.checkpoint.loss '<sizes as JSON>'` prints each result as a line of JSON.
+It needs PyTorch; bench.lines runs it.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
 import statistics
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +125,7 @@ def figures(work: dict[str, Any]) -> Iterator[Result]:
             started = time.perf_counter()
             losses.append(_loss(task, seed, bits, restores))
             seconds.append(time.perf_counter() - started)
-        differences = [one - other for one, other in zip(losses, whole, strict=True)]
+        differences = [loss - reference for loss, reference in zip(losses, whole, strict=True)]
         yield {
             "name": f"checkpoint.loss.{bits}.{restores}",
             "value": statistics.fmean(losses),
@@ -137,20 +133,20 @@ def figures(work: dict[str, Any]) -> Iterator[Result]:
             "ratio_to": "deviation over seeds",
             "ratio": statistics.fmean(differences) / noise,
             "losses": losses,
-            "differences_in_deviations": [each / noise for each in differences],
+            "differences_in_deviations": [difference / noise for difference in differences],
             "seconds_a_run": statistics.fmean(seconds),
         }
 
 
 def _loss(task: Task, seed: int, bits: int, restores: int) -> float:
     """Return the loss of one run; exit if the store chose other bits than the name says."""
-    folder = Path(tempfile.mkdtemp(prefix="petps-bench-"))
-    try:
+    with tempfile.TemporaryDirectory(prefix="petps-bench-") as folder:
+        place = Path(folder) / "store"
         if (bits, restores) == CONTROL:  # no store would choose these bits
             columns = (f"adaptive{bits}", "asymmetric8")
-            training, _ = resumed(task, seed, restores, folder / "store", None, *columns)
+            training, _ = resumed(task, seed, restores, place, None, *columns)
             return task.loss(training)
-        training, store = resumed(task, seed, restores, folder / "store", Quantising(restores))
+        training, store = resumed(task, seed, restores, place, Quantising(restores))
         row = next(iter(store.tables_of().values())).columns[0]
         if not row.dtype.endswith(str(bits)) or store.state.restores != restores:
             raise SystemExit(
@@ -158,11 +154,3 @@ def _loss(task: Task, seed: int, bits: int, restores: int) -> float:
                 f"{store.state.restores} times"
             )
         return task.loss(training)
-    finally:
-        shutil.rmtree(folder)
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")  # PyTorch warns about sparse tensors, once a process
-    for result in figures(json.loads(sys.argv[1])):
-        print(json.dumps(result), flush=True)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.checkpoint.policies import Trainer, _intervals
+from bench.checkpoint.policies import Trainer, cut_intervals, recover
 from examples.demo.trace import load_trace
 from petps.checkpoint import POLICIES, Checkpointer, Policy, Store, Table
 from petps.checkpoint.policy import Merged, least_stride, living_volume
@@ -49,54 +49,48 @@ class _Grown:
 
     def recovery_s(self) -> float:
         """Return the best time to read the newest version above its base into an array."""
-        times = []
-        for _ in range(REPEATS):
-            began = time.perf_counter()
-            for rows in self.store.layers(None, above_base=True)["items"]:
-                self._array[rows.keys.astype(np.int64)] = rows.columns["row"]
-            times.append(time.perf_counter() - began)
-        return min(times)
+        return recover(self.store, None, self._array, repeats=REPEATS, above_base=True)[0]
 
     def living(self) -> tuple[int, int]:
         """Return the number of deltas that the newest version needs, and their rows."""
         newest = self.store.state.versions()[-1].version
-        chunks = [each for each in self.store.state.line.deltas() if each.holds(newest)]
-        return len(chunks), sum(each.rows for each in chunks)
+        chunks = [delta for delta in self.store.state.line.deltas() if delta.holds(newest)]
+        return len(chunks), sum(chunk.rows for chunk in chunks)
 
 
 def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield one result for each count of deltas."""
     accesses = load_trace().accesses[: work["accesses"]]
     keys = int(accesses.max()) + 1
-    intervals = _intervals(accesses, work["versions"])
+    intervals = cut_intervals(accesses, work["versions"])
     duplication = _duplication(intervals)
     stride = least_stride(duplication, work["velocity"])
     with tempfile.TemporaryDirectory(prefix="petps-bench-") as folder:
         place = Path(folder)
         merged = Merged(stride=stride, every=1 << 20)
-        one = _Grown(place / "merged", merged, keys, work["dim"])
-        other = _Grown(place / "naive", POLICIES["consecutive"](), keys, work["dim"])
+        ours = _Grown(place / "merged", merged, keys, work["dim"])
+        naive = _Grown(place / "naive", POLICIES["consecutive"](), keys, work["dim"])
         for count, changed in enumerate(intervals, 1):
-            one.add(count + 1, changed)
-            other.add(count + 1, changed)
+            ours.add(count + 1, changed)
+            naive.add(count + 1, changed)
             if count in work["counts"]:
-                rows = statistics.fmean(len(each) for each in intervals[:count])
-                yield _result(count, one, other, stride, duplication, rows)
+                rows = statistics.fmean(len(interval) for interval in intervals[:count])
+                yield _result(count, ours, naive, stride, duplication, rows)
 
 
 def _result(
-    count: int, one: _Grown, other: _Grown, stride: int, duplication: float, rows: float
+    count: int, ours: _Grown, naive: _Grown, stride: int, duplication: float, rows: float
 ) -> dict[str, Any]:
-    deltas, volume = one.living()
-    naive_deltas, naive_volume = other.living()
-    ours, naive = one.recovery_s(), other.recovery_s()
+    deltas, volume = ours.living()
+    naive_deltas, naive_volume = naive.living()
+    recovery_s, naive_recovery_s = ours.recovery_s(), naive.recovery_s()
     return {
         "name": f"checkpoint.merging.{count}",
-        "value": 1e3 * ours,
+        "value": 1e3 * recovery_s,
         "unit": "ms",
         "ratio_to": "the same deltas, not merged",
-        "ratio": ours / naive,
-        "not_merged_ms": 1e3 * naive,
+        "ratio": recovery_s / naive_recovery_s,
+        "not_merged_ms": 1e3 * naive_recovery_s,
         "stride": stride,
         "duplication": duplication,
         "living_deltas": deltas,
@@ -105,7 +99,7 @@ def _result(
         "living_volume": volume / rows,
         "living_volume_not_merged": naive_volume / rows,
         "living_volume_by_formula": living_volume(count, stride, duplication),
-        "merging_ms_a_delta": 1e3 * one.merging_s / count,
+        "merging_ms_a_delta": 1e3 * ours.merging_s / count,
     }
 
 

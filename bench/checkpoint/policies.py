@@ -11,7 +11,6 @@ Arranging (splits, merges) runs behind a trainer, and each result lists it separ
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import tempfile
 import time
@@ -53,11 +52,12 @@ class Trainer:
     def rows(self, table: str, keys: Keys) -> tuple[Mapping[str, Bytes], Mask | None]:
         """See petps.checkpoint.Source."""
         del table
-        taken = self.values[keys.astype(np.int64)]
-        return {"row": taken.view(np.uint8).reshape(len(keys), -1)}, None
+        rows = self.values[keys.astype(np.int64)]
+        return {"row": rows.view(np.uint8).reshape(len(keys), -1)}, None
 
 
-def _intervals(accesses: np.ndarray[Any, Any], count: int) -> list[Keys]:
+def cut_intervals(accesses: np.ndarray[Any, Any], count: int) -> list[Keys]:
+    """Return the distinct keys of ``count`` consecutive parts of the accesses."""
     return [np.unique(part).astype(np.uint64) for part in np.array_split(accesses, count)]
 
 
@@ -68,13 +68,13 @@ def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
     time to arrange 2-D chunks without one of their parts.
     """
     accesses = load_trace().accesses
-    intervals = _intervals(accesses[: work["accesses"]], work["versions"])
+    intervals = cut_intervals(accesses[: work["accesses"]], work["versions"])
     keys = int(accesses.max()) + 1
     every = (NAIVE, REFERENCE, *(set(POLICIES) - {NAIVE, REFERENCE}))
-    yield from _compared("checkpoint", every, intervals, keys, work["dim"])
+    yield from _compare("checkpoint", every, intervals, keys, work["dim"])
     zipf = _zipf(work["zipf_keys"], work["zipf_accesses"], work["versions"])
     three = (NAIVE, REFERENCE, "2d")
-    yield from _compared("checkpoint.zipf", three, zipf, work["zipf_keys"], work["dim"])
+    yield from _compare("checkpoint.zipf", three, zipf, work["zipf_keys"], work["dim"])
     yield from _ablations(intervals, keys, work["dim"])
 
 
@@ -83,38 +83,37 @@ def _zipf(keys: int, accesses: int, count: int) -> list[Keys]:
     rng = np.random.default_rng(2)
     weights = np.arange(1, keys + 1) ** -0.99
     ranks = np.searchsorted(np.cumsum(weights) / weights.sum(), rng.random(accesses))
-    return _intervals(rng.permutation(keys)[np.minimum(ranks, keys - 1)], count)
+    return cut_intervals(rng.permutation(keys)[np.minimum(ranks, keys - 1)], count)
 
 
-def _measured(policy: Policy, intervals: list[Keys], keys: int, dim: int) -> dict[str, float]:
-    folder = Path(tempfile.mkdtemp(prefix="petps-bench-"))
-    try:
-        return _measure(folder / "store", policy, intervals, keys, dim)
-    finally:
-        shutil.rmtree(folder)
+def _measure_in_folder(
+    policy: Policy, intervals: list[Keys], keys: int, dim: int
+) -> dict[str, float]:
+    with tempfile.TemporaryDirectory(prefix="petps-bench-") as folder:
+        return _measure(Path(folder) / "store", policy, intervals, keys, dim)
 
 
-def _compared(
+def _compare(
     prefix: str, policies: Iterable[str], intervals: list[Keys], keys: int, dim: int
 ) -> Iterator[dict[str, Any]]:
     measured = {}
     for name in policies:
         policy = Merged(stride=2) if name == "merged" else POLICIES[name]()
-        measured[name] = _measured(policy, intervals, keys, dim)
+        measured[name] = _measure_in_folder(policy, intervals, keys, dim)
     for figure, unit, reference in (
         ("recovery", "ms", NAIVE),
         ("storage", "MB", REFERENCE),
         ("construct", "ms", NAIVE),
     ):
-        for name, found in measured.items():
+        for name, result in measured.items():
             against = measured[reference][figure]
             yield {
                 "name": f"{prefix}.{figure}.{name}",
-                "value": found[figure],
+                "value": result[figure],
                 "unit": unit,
                 "ratio_to": reference,
-                "ratio": found[figure] / against if against else None,
-                **{key: value for key, value in found.items() if key != figure},
+                "ratio": result[figure] / against if against else None,
+                **{key: value for key, value in result.items() if key != figure},
             }
 
 
@@ -127,18 +126,18 @@ def _ablations(intervals: list[Keys], keys: int, dim: int) -> Iterator[dict[str,
         "count": TwoD(resets=False, by_count=False),
         "bundles": TwoD(resets=False, bundles=False),
     }
-    reference = _measured(whole, intervals, keys, dim)
+    reference = _measure_in_folder(whole, intervals, keys, dim)
     for name, policy in without.items():
-        found = _measured(policy, intervals, keys, dim)
+        result = _measure_in_folder(policy, intervals, keys, dim)
         yield {
             "name": f"checkpoint.without.{name}",
-            "value": found["arrange_ms"],
+            "value": result["arrange_ms"],
             "unit": "ms",
             "ratio_to": "with it",
-            "ratio": found["arrange_ms"] / reference["arrange_ms"],
-            "recovery_ratio": found["recovery"] / reference["recovery"],
-            "storage_ratio": found["storage"] / reference["storage"],
-            "construct_ratio": found["construct"] / reference["construct"],
+            "ratio": result["arrange_ms"] / reference["arrange_ms"],
+            "recovery_ratio": result["recovery"] / reference["recovery"],
+            "storage_ratio": result["storage"] / reference["storage"],
+            "construct_ratio": result["construct"] / reference["construct"],
             "chunks_read": policy.filters.by_bloom,
             "chunks_read_with_it": whole.filters.by_bloom,
             "chunks_split": policy.filters.split,
@@ -158,8 +157,8 @@ def _measure(
     for version, changed in enumerate(intervals, 2):
         trainer.step(version, changed)
         began = time.perf_counter()
-        made = writer.write(version)
-        if made.kind != BASE or with_bases:
+        info = writer.write(version)
+        if info.kind != BASE or with_bases:
             construct.append(time.perf_counter() - began)
         began = time.perf_counter()
         writer.arrange()
@@ -168,15 +167,9 @@ def _measure(
     state = np.zeros((keys, 4 * dim), np.uint8)
     state += 1  # touch its pages before the clock starts
     for version in range(2, len(intervals) + 2):
-        times = []
-        for _ in range(3):
-            began = time.perf_counter()
-            layers = store.layers(version, above_base=not with_bases)["items"]
-            for rows in layers:
-                state[rows.keys.astype(np.int64)] = rows.columns["row"]
-            times.append(time.perf_counter() - began)
-        recovery.append(min(times))
-        loaded.append(sum(len(rows) for rows in layers))
+        seconds, rows = recover(store, version, state, repeats=3, above_base=not with_bases)
+        recovery.append(seconds)
+        loaded.append(rows)
     _check(store, trainer)
     return {
         "recovery": statistics.fmean(recovery) * 1e3,
@@ -188,6 +181,20 @@ def _measure(
         "bases": len(store.state.lines),
         "storage_with_bases_mb": store.stored_bytes() / 1e6,
     }
+
+
+def recover(
+    store: Store, version: int | None, array: Bytes, *, repeats: int, above_base: bool
+) -> tuple[float, int]:
+    """Read a version into an array; return the seconds of the best repeat, and the rows read."""
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        layers = store.layers(version, above_base=above_base)["items"]
+        for rows in layers:
+            array[rows.keys.astype(np.int64)] = rows.columns["row"]
+        times.append(time.perf_counter() - began)
+    return min(times), sum(len(rows) for rows in layers)
 
 
 def _check(store: Store, trainer: Trainer) -> None:

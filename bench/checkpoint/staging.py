@@ -8,7 +8,6 @@ Pause: the time of write(), staged and not, to a store with a limited number of 
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import tempfile
 import time
@@ -85,11 +84,8 @@ def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _in_folder(measure: Any, work: dict[str, Any], megabytes: int) -> Iterator[dict[str, Any]]:
-    folder = Path(tempfile.mkdtemp(prefix="petps-bench-"))
-    try:
-        yield measure(folder, work, megabytes)
-    finally:
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="petps-bench-") as folder:
+        yield measure(Path(folder), work, megabytes)
 
 
 def _resident(folder: Path, work: dict[str, Any], megabytes: int) -> dict[str, Any]:

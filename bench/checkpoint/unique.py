@@ -9,7 +9,6 @@ as many threads as it chooses; petps uses one thread.
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -114,8 +113,3 @@ def _loops() -> dict[str, Callable[[Ids], object]]:
         )
         return loops
     return loops | {"loop of torch.unique": lambda part: torch.unique(torch.from_numpy(part))}
-
-
-if __name__ == "__main__":
-    for line in figures(json.loads(sys.argv[1])):
-        print(json.dumps(line), flush=True)

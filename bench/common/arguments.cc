@@ -21,16 +21,16 @@ Arguments::Arguments(int count, char** values) {
     const std::string argument = values[i];
     const size_t equals = argument.find('=');
     if (argument.rfind("--", 0) != 0 || equals == std::string::npos) {
-      refuse("'" + argument + "' is no --name=value");
+      refuse("'" + argument + "' must have the form --name=value");
     }
     given_[argument.substr(2, equals - 2)] = argument.substr(equals + 1);
   }
 }
 
 std::string Arguments::text(const std::string& name, const std::string& otherwise) {
-  asked_[name] = true;
-  const auto found = given_.find(name);
-  return found == given_.end() ? otherwise : found->second;
+  read_.insert(name);
+  const auto argument = given_.find(name);
+  return argument == given_.end() ? otherwise : argument->second;
 }
 
 uint64_t Arguments::number(const std::string& name, uint64_t otherwise) {
@@ -45,9 +45,15 @@ uint64_t Arguments::number(const std::string& name, uint64_t otherwise) {
   return number;
 }
 
+uint32_t Arguments::small_number(const std::string& name, uint32_t otherwise) {
+  const uint64_t value = number(name, otherwise);
+  if (value > UINT32_MAX) refuse("--" + name + " must be below 2^32");
+  return static_cast<uint32_t>(value);
+}
+
 void Arguments::finish() const {
   for (const auto& [name, value] : given_) {
-    if (!asked_.contains(name))
+    if (!read_.contains(name))
       refuse("--" + name + "=" + value + " is not an argument of this program");
   }
 }

@@ -164,7 +164,7 @@ double percentile(std::vector<double>& sorted, double share) {
 
 Compared compare(const Plan& plan, const std::function<uint64_t()>& petps,
                  const std::function<uint64_t()>& limit) {
-  std::vector<double> values, limits, ratios;
+  std::vector<double> values, limits;
   Compared result;
   run_once(petps, plan);
   run_once(limit, plan);
@@ -178,14 +178,33 @@ Compared compare(const Plan& plan, const std::function<uint64_t()>& petps,
     result.limit_best = std::max(result.limit_best, theirs.best);
     values.push_back(ours.rate());
     limits.push_back(theirs.rate());
-    ratios.push_back(ours.rate() / theirs.rate());
   }
-  result.value = median(values);
-  result.limit = median(limits);
-  result.ratio = median(ratios);
-  result.ratio_low = *std::min_element(ratios.begin(), ratios.end());
-  result.ratio_high = *std::max_element(ratios.begin(), ratios.end());
+  summarise(values, limits, &result);
   return result;
+}
+
+void summarise(const std::vector<double>& values, const std::vector<double>& limits,
+               Compared* result) {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < values.size(); ++i) ratios.push_back(values[i] / limits[i]);
+  result->value = median(values);
+  result->limit = median(limits);
+  result->ratio = median(ratios);
+  result->ratio_low = *std::min_element(ratios.begin(), ratios.end());
+  result->ratio_high = *std::max_element(ratios.begin(), ratios.end());
+}
+
+double tune(uint32_t windows, const std::function<uint64_t()>& side,
+            std::initializer_list<uint64_t> candidates, uint64_t* ahead) {
+  double best = 0;
+  uint64_t best_ahead = 0;
+  for (const uint64_t candidate : candidates) {
+    *ahead = candidate;
+    const double rate = best_rate(windows, side);
+    if (rate > best) best = rate, best_ahead = candidate;
+  }
+  *ahead = best_ahead;
+  return best;
 }
 
 double best_rate(uint32_t windows, const std::function<uint64_t()>& side) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <string>
 #include <thread>
 #include <vector>
@@ -60,6 +61,12 @@ Compared compare(const Plan& plan, const std::function<uint64_t()>& petps,
 // Return the operations per second of one side alone, in the best of `windows` windows. It serves
 // to tune a limit.
 double best_rate(uint32_t windows, const std::function<uint64_t()>& side);
+// Set `*ahead` to the candidate with which `side` has the best rate. Return that rate.
+double tune(uint32_t windows, const std::function<uint64_t()>& side,
+            std::initializer_list<uint64_t> candidates, uint64_t* ahead);
+// Set the medians, the lowest and the highest ratio of `result` from the rates of the rounds.
+void summarise(const std::vector<double>& values, const std::vector<double>& limits,
+               Compared* result);
 
 double median(std::vector<double> values);
 // Return the value at `share` (0 to 1) of `sorted`, which is in ascending order.

@@ -105,13 +105,13 @@ Batches make_batches(LoadedTable& loaded, uint64_t count, uint64_t size) {
     for (uint64_t i = 0; i < size; ++i, ++used) {
       std::swap(rows[used], rows[used + random.below(rows.size() - used)]);
       keys.push_back(LoadedTable::key(rows[used]));
-      const index::Place found = index.find_one(keys.back());
-      if (found.ref == 0) fail("a row is missing");
-      const auto* bucket = reinterpret_cast<const std::byte*>(&index.bucket(found.bucket));
+      const index::Place place = index.find_one(keys.back());
+      if (place.ref == 0) fail("a row is missing");
+      const auto* bucket = reinterpret_cast<const std::byte*>(&index.bucket(place.bucket));
       const auto tags = static_cast<uint32_t>(static_cast<uint64_t>(bucket - base) / kLine);
       places.push_back(
           {tags,
-           tags + static_cast<uint32_t>(offsetof(index::Bucket, entries) + found.entry * 16) / 64});
+           tags + static_cast<uint32_t>(offsetof(index::Bucket, entries) + place.entry * 16) / 64});
     }
     batches.keys.push_back(std::move(keys));
     batches.places.push_back(std::move(places));
@@ -147,8 +147,7 @@ void measure(const TableShape& shape, const Setting& setting) {
   // Thread t takes batches t, t + threads, and so on.
   const uint64_t count = setting.window_batches * setting.plan.windows * threads;
   const Batches batches = make_batches(loaded, count, setting.batch);
-  const std::vector<std::byte> one = make_rows(loaded, setting.batch);
-  const std::vector<std::vector<std::byte>> rows(threads, one);
+  const std::vector<std::vector<std::byte>> rows(threads, make_rows(loaded, setting.batch));
   const uint64_t window_batches = setting.window_batches * threads;
   uint64_t ours = 0;
   uint64_t theirs = count / 2 / threads * threads;
@@ -180,14 +179,7 @@ void measure(const TableShape& shape, const Setting& setting) {
        done += setting.batch * window_batches) {
     apply();
   }
-  double best = 0;
-  uint64_t best_ahead = 0;
-  for (const uint64_t candidate : {4, 8, 16, 24, 32, 48}) {
-    ahead = candidate;
-    const double rate = best_rate(setting.plan.windows, loop);
-    if (rate > best) best = rate, best_ahead = candidate;
-  }
-  ahead = best_ahead;
+  tune(setting.plan.windows, loop, {4, 8, 16, 24, 32, 48}, &ahead);
   const Compared compared = compare(plan, apply, loop);
   if (!options.path.empty()) std::remove(options.path.c_str());
   Line line(power ? "apply.power" : threads > 1 ? "apply.parallel" : "apply");
@@ -215,7 +207,7 @@ int main(int count, char** values) {
   Arguments arguments(count, values);
   TableShape shape;
   shape.rows = arguments.number("rows", 2'000'000);
-  shape.dim = static_cast<uint32_t>(arguments.number("dim", 128));
+  shape.dim = arguments.small_number("dim", 128);
   shape.medium = arguments.text("medium", "dram");
   shape.folder = arguments.text("folder", shape.folder);
   shape.durability = arguments.text("durability", shape.durability);
@@ -223,12 +215,11 @@ int main(int count, char** values) {
   setting.batch = arguments.number("batch", 2000);
   setting.window_batches = arguments.number("window_batches", 5);
   setting.target_rows = arguments.number("target_rows", 500'000);
-  setting.plan.rounds = static_cast<uint32_t>(arguments.number("rounds", setting.plan.rounds));
-  setting.plan.windows = static_cast<uint32_t>(arguments.number("windows", setting.plan.windows));
-  setting.threads = static_cast<uint32_t>(arguments.number("threads", 1));
+  setting.plan.rounds = arguments.small_number("rounds", setting.plan.rounds);
+  setting.plan.windows = arguments.small_number("windows", setting.plan.windows);
+  setting.threads = arguments.small_number("threads", 1);
   arguments.finish();
-  if (shape.durability == "power")
-    setting.plan.calm = 0;  // a wait for the disk must not count as a lost core
+  // A wait for the disk must not count as a lost core.
+  if (shape.durability == "power") setting.plan.calm = 0;
   measure(shape, setting);
-  return 0;
 }

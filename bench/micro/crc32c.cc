@@ -14,7 +14,7 @@ using Path = uint32_t (*)(uint32_t, const void*, size_t);
 
 void run(benchmark::State& state, Path path, bool supported) {
   if (!supported) {
-    state.SkipWithError("this processor has not got it");
+    state.SkipWithError("this processor does not have it");
     return;
   }
   const auto size = static_cast<size_t>(state.range(0));

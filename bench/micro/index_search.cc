@@ -58,8 +58,8 @@ uint64_t search_map(const Map& map, const uint64_t* keys, uint64_t* refs, uint64
   for (uint64_t i = 0; i < std::min(ahead, n); ++i) map.prefetch(keys[i]);
   for (uint64_t i = 0; i < n; ++i) {
     if (i + ahead < n) map.prefetch(keys[i + ahead]);
-    const auto found = map.find(keys[i]);
-    refs[i] = found == map.end() ? 0 : found->second;
+    const auto entry = map.find(keys[i]);
+    refs[i] = entry == map.end() ? 0 : entry->second;
   }
   return n;
 }
@@ -72,8 +72,8 @@ uint64_t search_map_hashed(const Map& map, const uint64_t* keys, uint64_t* refs,
   for (uint64_t i = 0; i < std::min(ahead, n); ++i) map.prefetch(keys[i]);
   for (uint64_t i = 0; i < n; ++i) {
     if (i + ahead < n) map.prefetch(keys[i + ahead]);
-    const auto found = map.find(keys[i], hashes[i]);
-    refs[i] = found == map.end() ? 0 : found->second;
+    const auto entry = map.find(keys[i], hashes[i]);
+    refs[i] = entry == map.end() ? 0 : entry->second;
   }
   return n;
 }
@@ -119,19 +119,16 @@ void measure(const Index& index, const Map& map, Access access, const Setting& s
     }
     return window;
   };
-  double best = 0;
-  uint64_t best_ahead = 0;
-  bool best_hashed = false;
-  for (const bool with : {false, true}) {
-    for (const uint64_t candidate : {4, 8, 12, 16, 24, 32, 48}) {
-      hashed = with;
-      ahead = candidate;
-      const double rate = best_rate(setting.plan.windows, limit);
-      if (rate > best) best = rate, best_ahead = candidate, best_hashed = with;
-    }
-  }
-  ahead = best_ahead;
-  hashed = best_hashed;
+  const auto tune_limit = [&](bool hashes_once, uint64_t* best_ahead) {
+    hashed = hashes_once;
+    const double rate = tune(setting.plan.windows, limit, {4, 8, 12, 16, 24, 32, 48}, &ahead);
+    *best_ahead = ahead;
+    return rate;
+  };
+  uint64_t plain_ahead = 0, hashed_ahead = 0;
+  const double plain_rate = tune_limit(false, &plain_ahead);
+  hashed = tune_limit(true, &hashed_ahead) > plain_rate;
+  ahead = hashed ? hashed_ahead : plain_ahead;
   const Compared compared = compare(setting.plan, search, limit);
   Line(std::string("index.search.") + access_name(access))
       .text("unit", "keys/s")
@@ -156,8 +153,8 @@ int main(int count, char** values) {
   setting.rows = arguments.number("rows", (uint64_t{1} << 24) / 5 * 4);
   setting.batch = arguments.number("batch", 500);
   setting.calls = arguments.number("calls", 100);
-  setting.plan.rounds = static_cast<uint32_t>(arguments.number("rounds", setting.plan.rounds));
-  setting.plan.windows = static_cast<uint32_t>(arguments.number("windows", setting.plan.windows));
+  setting.plan.rounds = arguments.small_number("rounds", setting.plan.rounds);
+  setting.plan.windows = arguments.small_number("windows", setting.plan.windows);
   arguments.finish();
 
   TableShape shape;
@@ -171,5 +168,4 @@ int main(int count, char** values) {
   for (uint64_t row = 0; row < setting.rows; ++row) map.emplace(LoadedTable::key(row), ref_of(row));
   for (const Access access : {Access::kUniform, Access::kZipf})
     measure(index, map, access, setting);
-  return 0;
 }

@@ -115,12 +115,12 @@ class ServerProcess {
   std::pair<double, double> ticks() const {
     std::ifstream file("/proc/" + std::to_string(process_) + "/stat");
     std::string field;
-    std::pair<double, double> found{0, 0};
+    std::pair<double, double> ticks{0, 0};
     for (int i = 1; i <= 15 && file >> field; ++i) {
-      if (i == 14) found.first = std::stod(field);
-      if (i == 15) found.second = std::stod(field);
+      if (i == 14) ticks.first = std::stod(field);
+      if (i == 15) ticks.second = std::stod(field);
     }
-    return found;
+    return ticks;
   }
 
  private:
@@ -250,7 +250,7 @@ void measure_fairness(const Setting& setting, const ServerProcess& server) {
   PullLoad many(port, large, 1, 4);
   // The two clients share a core. This one has priority: the figure is the server's fairness.
   run_before_others(2);
-  std::vector<double> alone, beside, long_ones, long_alone_rate, long_rate;
+  std::vector<double> alone, beside, long_pulls, long_alone_rate, long_rate;
   const auto add = [](std::vector<double>& to, const Load& load) {
     to.insert(to.end(), load.latencies_us.begin(), load.latencies_us.end());
   };
@@ -264,13 +264,13 @@ void measure_fairness(const Setting& setting, const ServerProcess& server) {
     });
     add(beside, few.run(setting.connections_window_s));
     other.join();
-    add(long_ones, loaded);
+    add(long_pulls, loaded);
     long_rate.push_back(loaded.rows_per_s());
   }
-  for (std::vector<double>* each : {&alone, &beside, &long_ones})
-    std::sort(each->begin(), each->end());
+  for (std::vector<double>* latencies : {&alone, &beside, &long_pulls})
+    std::sort(latencies->begin(), latencies->end());
   const double p99 = percentile(beside, 0.99);
-  const double long_p50 = percentile(long_ones, 0.5);
+  const double long_p50 = percentile(long_pulls, 0.5);
   Line("pull.tcp.fairness")
       .text("unit", "us")
       .text("ratio_to", "p50 of the 2,000-key pulls beside which the 10-key pulls run")
@@ -293,11 +293,11 @@ int main(int count, char** values) {
   Setting setting;
   setting.part = arguments.text("part", "grid");
   setting.table_bytes = arguments.number("table_mib", 128) << 20;
-  setting.windows = static_cast<uint32_t>(arguments.number("windows", 9));
+  setting.windows = arguments.small_number("windows", 9);
   setting.window_s = static_cast<double>(arguments.number("window_ms", 25)) / 1e3;
   setting.connections_window_s =
       static_cast<double>(arguments.number("connections_window_ms", 150)) / 1e3;
-  setting.connections_max = static_cast<uint32_t>(arguments.number("connections_max", 1000));
+  setting.connections_max = arguments.small_number("connections_max", 1000);
   arguments.finish();
   // A thousand connections need a thousand descriptors in each process.
   rlimit files{};
@@ -315,5 +315,4 @@ int main(int count, char** values) {
   }
   measure_connections(setting, server);
   measure_fairness(setting, server);
-  return 0;
 }

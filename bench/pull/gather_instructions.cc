@@ -2,7 +2,6 @@
 // exits. bench.report runs it under callgrind for two values of `lists`. The difference of the
 // counts is the cost of gathering in user space, from row addresses to the system call. The
 // lookup is left out, because it is the same for every mode.
-#include <arpa/inet.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -15,6 +14,7 @@
 #include "bench/common/loaded_table.h"
 #include "bench/common/memory.h"
 #include "bench/common/random.h"
+#include "bench/pull/loopback.h"
 #include "transport/tcp/tcp.h"
 
 namespace petps::bench {
@@ -32,13 +32,7 @@ class Sender {
     options.rules.header_bytes = options.rules.frame_bytes_max = kHeaderBytes;
     transport_ = value_of(transport::make_tcp(options));
     check_ok(transport_->start());
-    client_ = ::socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(transport_->port());
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (::connect(client_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0)
-      fail("connect failed");
+    client_ = connect_to_loopback(transport_->port());
     while (endpoint().connections().empty()) endpoint().poll(10);
     connection_ = endpoint().connections().front();
   }
@@ -99,5 +93,4 @@ int main(int count, char** values) {
   }
   Sender sender(mode);
   for (uint64_t i = 0; i < lists; ++i) sender.send(drawn[i % drawn.size()], row_bytes);
-  return 0;
 }

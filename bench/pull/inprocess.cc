@@ -96,12 +96,12 @@ Pulls make_pulls(LoadedTable& loaded, Access access, uint64_t count, uint64_t se
   };
   for (const uint32_t row : row_stream(access, loaded.rows(), count, seed)) {
     const uint64_t key = LoadedTable::key(row);
-    const index::Place found = index.find_one(key);
-    if (found.ref == 0 || found.ref % kLine != 0) fail("a row is missing or not on a line");
-    const index::Bucket& bucket = index.bucket(found.bucket);
+    const index::Place place = index.find_one(key);
+    if (place.ref == 0 || place.ref % kLine != 0) fail("a row is missing or not on a line");
+    const index::Bucket& bucket = index.bucket(place.bucket);
     pulls.keys.push_back(key);
-    pulls.places.push_back({line(&bucket), line(&bucket.entries[found.entry]),
-                            static_cast<uint32_t>(found.ref / kLine)});
+    pulls.places.push_back({line(&bucket), line(&bucket.entries[place.entry]),
+                            static_cast<uint32_t>(place.ref / kLine)});
   }
   return pulls;
 }
@@ -134,14 +134,7 @@ void measure(LoadedTable& loaded, const std::string& medium, Access access, uint
     }
     return window_pulls * request_keys;
   };
-  uint64_t best_ahead = 0;
-  double best = 0;
-  for (const uint64_t candidate : {2, 4, 6, 8, 12, 16, 24, 32}) {
-    ahead = candidate;
-    const double rate = best_rate(plan.windows, gather);
-    if (rate > best) best = rate, best_ahead = candidate;
-  }
-  ahead = best_ahead;
+  tune(plan.windows, gather, {2, 4, 6, 8, 12, 16, 24, 32}, &ahead);
   const Compared compared = compare(plan, pull, gather);
   // The design's target is for a table much larger than the caches, so it applies to uniform keys.
   // Under Zipf 0.99 most rows are in the caches, and instructions decide the figure.
@@ -164,18 +157,17 @@ int main(int count, char** values) {
   Arguments arguments(count, values);
   TableShape shape;
   shape.rows = arguments.number("rows", 2'000'000);
-  shape.dim = static_cast<uint32_t>(arguments.number("dim", 128));
+  shape.dim = arguments.small_number("dim", 128);
   shape.medium = arguments.text("medium", "dram");
   shape.folder = arguments.text("folder", shape.folder);
   const uint64_t request_keys = arguments.number("request_keys", 500);
   const uint64_t window_pulls = arguments.number("window_pulls", 60);
   Plan plan;
-  plan.rounds = static_cast<uint32_t>(arguments.number("rounds", plan.rounds));
-  plan.windows = static_cast<uint32_t>(arguments.number("windows", plan.windows));
+  plan.rounds = arguments.small_number("rounds", plan.rounds);
+  plan.windows = arguments.small_number("windows", plan.windows);
   arguments.finish();
   LoadedTable loaded(shape);
   for (const Access access : {Access::kUniform, Access::kZipf}) {
     measure(loaded, shape.medium, access, request_keys, window_pulls, plan);
   }
-  return 0;
 }

@@ -1,7 +1,5 @@
 #include "bench/pull/pull_load.h"
 
-#include <arpa/inet.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -14,25 +12,13 @@
 #include "base/clock.h"
 #include "bench/common/loaded_table.h"
 #include "bench/common/random.h"
+#include "bench/pull/loopback.h"
 
 namespace petps::bench {
 namespace {
 
 constexpr uint32_t kFrames = 64;
 constexpr size_t kWasteBytes = size_t{256} << 10;
-
-int connect_to(uint32_t port) {
-  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (fd < 0 || ::connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0)
-    fail(std::string("connect: ") + std::strerror(errno));
-  const int on = 1;
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  return fd;
-}
 
 void receive_whole(int fd, std::byte* out, size_t n) {
   if (::recv(fd, out, n, MSG_WAITALL) != static_cast<ssize_t>(n)) fail("a reply was cut off");
@@ -45,12 +31,12 @@ Requests make_requests(uint32_t table, uint64_t rows, uint32_t row_bytes, uint32
   requests.keys = keys;
   requests.row_bytes = row_bytes;
   Random random(keys * 7919 + row_bytes);
-  std::vector<uint64_t> drawn(keys);
+  std::vector<uint64_t> frame_keys(keys);
   const wire::PullSection section{table, keys};
   for (uint32_t i = 0; i < kFrames; ++i) {
-    for (uint64_t& key : drawn) key = LoadedTable::key(random.below(rows));
-    if (i == 0) requests.first_keys = drawn;
-    wire::encode_pull(i, {0, 0, 0, {&section, 1}, drawn}, requests.frames.emplace_back());
+    for (uint64_t& key : frame_keys) key = LoadedTable::key(random.below(rows));
+    if (i == 0) requests.first_keys = frame_keys;
+    wire::encode_pull(i, {0, 0, 0, {&section, 1}, frame_keys}, requests.frames.emplace_back());
   }
   return requests;
 }
@@ -63,7 +49,7 @@ PullLoad::PullLoad(uint32_t port, const Requests& requests, uint32_t connections
       connections_(connections),
       waste_(kWasteBytes) {
   for (uint32_t i = 0; i < connections; ++i) {
-    connections_[i].fd = connect_to(port);
+    connections_[i].fd = connect_to_loopback(static_cast<uint16_t>(port));
     connections_[i].next = i;
     epoll_event event{};
     event.events = EPOLLIN;
@@ -112,7 +98,7 @@ uint32_t PullLoad::receive(Connection& connection, Load& load) {
   const ssize_t n = ::recv(connection.fd, waste_.data(), waste_.size(), MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
   if (n <= 0) fail("the server closed a connection");
-  uint32_t ended = 0;
+  uint32_t replies = 0;
   for (size_t at = 0; at < static_cast<size_t>(n);) {
     const size_t left = static_cast<size_t>(n) - at;
     if (connection.head_at < wire::kHeaderBytes) {
@@ -136,29 +122,29 @@ uint32_t PullLoad::receive(Connection& connection, Load& load) {
         static_cast<double>(base::monotonic_ns() - connection.sent_ns.front()) / 1e3);
     connection.sent_ns.erase(connection.sent_ns.begin());
     load.rows += requests_.keys;
-    ++ended;
+    ++replies;
   }
-  return ended;
+  return replies;
 }
 
 Load PullLoad::run(double seconds) {
   Load load;
   const uint64_t start = base::monotonic_ns();
   const uint64_t until = start + static_cast<uint64_t>(seconds * 1e9);
-  uint64_t under_way = 0;
+  uint64_t in_flight = 0;
   for (Connection& connection : connections_) {
-    for (uint32_t i = 0; i < in_flight_; ++i, ++under_way) ask(connection);
+    for (uint32_t i = 0; i < in_flight_; ++i, ++in_flight) ask(connection);
   }
   std::array<epoll_event, 256> ready;
-  while (under_way > 0) {
+  while (in_flight > 0) {
     const int n = ::epoll_wait(epoll_, ready.data(), ready.size(), 5000);
     if (n == 0) fail("no reply for 5 s");
     for (int i = 0; i < n; ++i) {
       Connection& connection = connections_[ready[static_cast<size_t>(i)].data.u32];
-      const uint32_t ended = receive(connection, load);
-      under_way -= ended;
+      const uint32_t replies = receive(connection, load);
+      in_flight -= replies;
       if (base::monotonic_ns() >= until) continue;
-      for (uint32_t again = 0; again < ended; ++again, ++under_way) ask(connection);
+      for (uint32_t again = 0; again < replies; ++again, ++in_flight) ask(connection);
     }
   }
   load.seconds = static_cast<double>(base::monotonic_ns() - start) / 1e9;

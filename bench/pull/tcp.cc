@@ -99,20 +99,20 @@ class Lane {
   }
 
   uint64_t gather(LimitClient& client, Clock::time_point until) {
-    uint64_t asked = 0;
-    uint64_t taken = 0;
+    uint64_t sent = 0;
+    uint64_t received = 0;
     const auto ask = [&] {
       client.ask(numbers());
       at_ += setting_.request_keys;
-      ++asked;
+      ++sent;
     };
-    while (asked < in_flight_) ask();
-    while (taken < asked) {
-      client.take(out() + taken % call_requests_ * request_bytes_);
-      ++taken;
+    while (sent < in_flight_) ask();
+    while (received < sent) {
+      client.take(out() + received % call_requests_ * request_bytes_);
+      ++received;
       if (Clock::now() < until) ask();
     }
-    return taken * setting_.request_keys;
+    return received * setting_.request_keys;
   }
 
   uint64_t call_keys() const { return uint64_t{call_requests_} * setting_.request_keys; }
@@ -202,20 +202,20 @@ class Sides {
 
 LimitSetting tune_limit(const Setting& setting, Sides& sides) {
   LimitSetting best;
-  double best_found = 0;
+  double best_rate_so_far = 0;
   for (const uint32_t send_rows : {64u, 128u, 256u, setting.request_keys}) {
     for (const bool wait_all : {true, false}) {
       const LimitSetting candidate{send_rows, best.ahead, wait_all};
       sides.set_limit(candidate);
       const double rate = best_rate(setting.plan.windows, [&] { return sides.gather(); });
-      if (rate > best_found) best_found = rate, best = candidate;
+      if (rate > best_rate_so_far) best_rate_so_far = rate, best = candidate;
     }
   }
   for (const uint32_t ahead : {4u, 12u, 16u, 24u}) {
     const LimitSetting candidate{best.send_rows, ahead, best.wait_all};
     sides.set_limit(candidate);
     const double rate = best_rate(setting.plan.windows, [&] { return sides.gather(); });
-    if (rate > best_found) best_found = rate, best.ahead = ahead;
+    if (rate > best_rate_so_far) best_rate_so_far = rate, best.ahead = ahead;
   }
   sides.set_limit(best);
   return best;
@@ -242,7 +242,7 @@ Compared compare_medians(const Plan& plan, const std::function<uint64_t()>& petp
     return static_cast<double>(rows) / std::chrono::duration<double>(Clock::now() - start).count();
   };
   Compared result;
-  std::vector<double> values, limits, ratios;
+  std::vector<double> values, limits;
   rate(petps);
   rate(limit);
   for (uint32_t round = 0; round < plan.rounds; ++round) {
@@ -255,13 +255,8 @@ Compared compare_medians(const Plan& plan, const std::function<uint64_t()>& petp
     }
     values.push_back(median(ours));
     limits.push_back(median(theirs));
-    ratios.push_back(values.back() / limits.back());
   }
-  result.value = median(values);
-  result.limit = median(limits);
-  result.ratio = median(ratios);
-  result.ratio_low = *std::min_element(ratios.begin(), ratios.end());
-  result.ratio_high = *std::max_element(ratios.begin(), ratios.end());
+  summarise(values, limits, &result);
   return result;
 }
 
@@ -372,24 +367,21 @@ void measure_latency(const Setting& setting, Control& control, Access access, co
 Setting read_setting(Arguments& arguments) {
   Setting setting;
   setting.shape.rows = arguments.number("rows", 2'000'000);
-  setting.shape.dim = static_cast<uint32_t>(arguments.number("dim", 128));
+  setting.shape.dim = arguments.small_number("dim", 128);
   setting.shape.medium = arguments.text("medium", "dram");
   setting.shape.folder = arguments.text("folder", setting.shape.folder);
-  const auto small = [&](const char* name, uint64_t otherwise) {
-    return static_cast<uint32_t>(arguments.number(name, otherwise));
-  };
-  setting.request_keys = small("request_keys", setting.request_keys);
-  setting.in_flight = small("in_flight", setting.in_flight);
-  setting.connections_max = small("connections_max", setting.connections_max);
-  setting.call_requests = small("call_requests", 32);
+  setting.request_keys = arguments.small_number("request_keys", setting.request_keys);
+  setting.in_flight = arguments.small_number("in_flight", setting.in_flight);
+  setting.connections_max = arguments.small_number("connections_max", setting.connections_max);
+  setting.call_requests = arguments.small_number("call_requests", 32);
   // A window is shorter than changes in the machine's other load, and longer than a dozen calls.
   setting.window = std::chrono::milliseconds(arguments.number("window_ms", 24));
-  setting.plan.rounds = small("rounds", 5);
-  setting.plan.windows = small("windows", 21);
+  setting.plan.rounds = arguments.small_number("rounds", 5);
+  setting.plan.windows = arguments.small_number("windows", 21);
   setting.apply_window = std::chrono::milliseconds(arguments.number("apply_window_ms", 1500));
-  setting.apply_windows = small("apply_windows", 5);
-  setting.load_percent = small("load_percent", 25);
-  setting.senders = small("senders", 2);
+  setting.apply_windows = arguments.small_number("apply_windows", 5);
+  setting.load_percent = arguments.small_number("load_percent", 25);
+  setting.senders = arguments.small_number("senders", 2);
   setting.pace.batch_rows = arguments.number("apply_batch", setting.pace.batch_rows);
   setting.pace.rows_per_s = arguments.number("apply_rows_per_s", setting.pace.rows_per_s);
   return setting;
@@ -425,5 +417,4 @@ int main(int count, char** values) {
   run_process_on(servers.petps(), -1);
   if (setting.apply_windows == 0) return 0;
   measure_latency(setting, servers.control(), Access::kUniform, uniform, peak);
-  return 0;
 }

@@ -1,8 +1,6 @@
 #include "bench/pull/tcp_limit.h"
 
-#include <arpa/inet.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -13,20 +11,13 @@
 
 #include "bench/common/loaded_table.h"
 #include "bench/common/memory.h"
+#include "bench/pull/loopback.h"
 
 namespace petps::bench {
 namespace {
 
 constexpr uint32_t kRequestRowsMax = 4096;
 constexpr size_t kLine = 64;
-
-sockaddr_in loopback(uint16_t port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(port);
-  return address;
-}
 
 // Return false if the peer is gone.
 bool send_whole(int socket, const std::byte* bytes, size_t n) {
@@ -37,11 +28,6 @@ bool send_whole(int socket, const std::byte* bytes, size_t n) {
     n -= static_cast<size_t>(sent);
   }
   return true;
-}
-
-void no_delay(int socket) {
-  const int on = 1;
-  setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
 class Session {
@@ -62,13 +48,13 @@ class Session {
     size_t have = 0;  // bytes in the inbox
     auto* inbox = reinterpret_cast<std::byte*>(inbox_.data());
     for (;;) {
-      const ssize_t got = recv(socket_, inbox + have, inbox_.size() * 4 - have, 0);
-      if (got <= 0) return;
-      have += static_cast<size_t>(got);
+      const ssize_t received = recv(socket_, inbox + have, inbox_.size() * 4 - have, 0);
+      if (received <= 0) return;
+      have += static_cast<size_t>(received);
       size_t at = 0;
       while (have - at >= 4) {
         const uint32_t* request = inbox_.data() + at / 4;
-        if (request[0] > kRequestRowsMax * 4) fail("the limit was asked for too many rows");
+        if (request[0] > kRequestRowsMax * 4) fail("a request of the limit has too many rows");
         if (have - at < size_t{4} + request[0]) break;
         if (!answer(request + 1, request[0] / 4)) return;
         at += size_t{4} + request[0];
@@ -129,24 +115,19 @@ void serve_rows(int listener, const std::byte* rows, uint32_t row_bytes) {
   for (;;) {
     const int socket = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
     if (socket < 0) fail("the limit cannot accept");
-    no_delay(socket);
+    set_no_delay(socket);
     std::thread([=] { Session(socket, rows, row_bytes).run(); }).detach();
   }
 }
 
 LimitClient::LimitClient(uint16_t port, const LimitSetting& setting, uint32_t request_rows,
                          uint32_t row_bytes)
-    : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)),
+    : socket_(connect_to_loopback(port)),
       request_rows_(request_rows),
       reply_bytes_(request_rows * row_bytes),
       wait_all_(setting.wait_all),
       request_(request_rows + 1) {
   if (request_rows > kRequestRowsMax) fail("requests of more than 4096 keys are not compared");
-  const sockaddr_in address = loopback(port);
-  if (connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-    fail("the limit's server cannot be reached");
-  }
-  no_delay(socket_);
   const uint32_t head[2] = {setting.send_rows, setting.ahead};
   if (!send_whole(socket_, reinterpret_cast<const std::byte*>(head), sizeof head)) {
     fail("the limit's server is gone");
@@ -176,11 +157,11 @@ void LimitClient::take(std::byte* out) {
     msghdr message{};
     message.msg_iov = parts;
     message.msg_iovlen = 2;
-    const ssize_t got = recvmsg(socket_, &message, wait_all_ ? MSG_WAITALL : 0);
-    if (got <= 0) fail("the limit's server is gone");
-    have += static_cast<size_t>(got);
+    const ssize_t received = recvmsg(socket_, &message, wait_all_ ? MSG_WAITALL : 0);
+    if (received <= 0) fail("the limit's server is gone");
+    have += static_cast<size_t>(received);
   }
-  if (bytes != reply_bytes_) fail("a reply of the limit has another length than was asked for");
+  if (bytes != reply_bytes_) fail("a reply of the limit has the wrong length");
 }
 
 }  // namespace petps::bench

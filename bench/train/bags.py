@@ -1,15 +1,13 @@
 """torch.embedding_bag: a batch's rows pulled from a server and pooled, against in-process pulls.
 
-Run with .venv-train's Python: ``python -m bench.train.bags '{"rows": ..}'`` prints lines of JSON.
-There are one server process and one caller. A batch has the ids of 26 tables, Zipf. The in-process
-side pulls the same ids from the pool that the server has open, without pooling them.
+It needs PyTorch; bench.lines runs it. There are one server process and one caller. A batch has the
+ids of 26 tables, Zipf. The in-process side pulls the same ids from the pool that the server has
+open, without pooling them.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -56,8 +54,8 @@ def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
             ]
 
             def in_process(number: int) -> None:
-                for name, wanted in keys[number].items():
-                    beside.pull(name, wanted)
+                for name, ids in keys[number].items():
+                    beside.pull(name, ids)
 
             sides: dict[str, Callable[[int], Any]] = {
                 "pooled": lambda number: plain(batches[number]),
@@ -67,11 +65,11 @@ def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
             _check(plain, cached, batches[0], beside)
             for batch in batches:  # puts all rows into the cache before the clock starts
                 cached(batch)
-            ids = work["batch"] * BAG * TABLES
+            id_count = work["batch"] * BAG * TABLES
             rates: dict[str, list[float]] = {name: [] for name in sides}
             for _ in range(work["rounds"]):
                 for name, side in sides.items():
-                    rates[name].append(ids / _median_seconds(side, len(batches)))
+                    rates[name].append(id_count / _median_seconds(side, len(batches)))
     pairs = zip(rates["pooled"], rates["in_process"], strict=True)
     yield {
         "name": "torch.embedding_bag",
@@ -81,18 +79,19 @@ def figures(work: dict[str, Any]) -> Iterator[dict[str, Any]]:
         "ratio": statistics.median(ours / other for ours, other in pairs),
         "in_process": statistics.median(rates["in_process"]),
         "cached": statistics.median(rates["cached"]),
-        "distinct_ids_share": sum(len(np.unique(each)) for each in keys[0].values()) / ids,
+        "distinct_ids_share": sum(len(np.unique(ids_of_table)) for ids_of_table in keys[0].values())
+        / id_count,
     }
 
 
 def _make(path: Path, names: list[str], rows: int) -> None:
-    with petps.create(path, durability="process") as made:
+    with petps.create(path, durability="process") as new_pool:
         for number, name in enumerate(names):
-            made.create_table(name, dim=DIM, capacity=rows * 5 // 4)
+            new_pool.create_table(name, dim=DIM, capacity=rows * 5 // 4)
             for first in range(0, rows, LOAD_ROWS):
                 keys = np.arange(first, min(first + LOAD_ROWS, rows), dtype=np.uint64)
                 values = ((keys[:, None] + number) % 1000).astype(np.float32)
-                made.push(name, keys, np.repeat(values, DIM, axis=1))
+                new_pool.push(name, keys, np.repeat(values, DIM, axis=1))
 
 
 def _batch(names: list[str], work: dict[str, Any], number: int) -> dict[str, torch.Tensor]:
@@ -109,21 +108,16 @@ def _check(plain: Any, cached: Any, batch: dict[str, torch.Tensor], beside: Any)
     ours, again = plain(batch), cached(batch)
     for name, ids in batch.items():
         rows = torch.from_numpy(beside.pull(name, ids.numpy().ravel().view(np.uint64)))
-        every = torch.arange(len(rows)).reshape(ids.shape)
-        wanted = torch.nn.functional.embedding_bag(every, rows, mode="sum")
-        if not (torch.equal(ours[name], wanted) and torch.equal(again[name], wanted)):
+        places = torch.arange(len(rows)).reshape(ids.shape)
+        expected = torch.nn.functional.embedding_bag(places, rows, mode="sum")
+        if not (torch.equal(ours[name], expected) and torch.equal(again[name], expected)):
             raise SystemExit(f"{name} gave wrong rows")
 
 
 def _median_seconds(side: Callable[[int], Any], batches: int) -> float:
-    taken = []
+    durations = []
     for number in range(batches):
-        begun = time.perf_counter()
+        began = time.perf_counter()
         side(number)
-        taken.append(time.perf_counter() - begun)
-    return statistics.median(taken)
-
-
-if __name__ == "__main__":
-    for result in figures(json.loads(sys.argv[1])):
-        print(json.dumps(result), flush=True)
+        durations.append(time.perf_counter() - began)
+    return statistics.median(durations)

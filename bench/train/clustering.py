@@ -7,14 +7,11 @@ random order, and each draws its keys from those of one session. ``named``: the 
 figures. Batches are clustered before the clock starts, because a rank has one processor here;
 ``arranging_ms`` is the time that this takes for a batch.
 
-bench.report runs this in the environment of `make test-train`: `python -m bench.train.clustering
-'<sizes as JSON>'` prints a JSON line for each result.
+It needs PyTorch; bench.lines runs it.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,8 +68,3 @@ def _summarise(result: dict[str, Any]) -> dict[str, float]:
         "exposed_ms": 1e3 * median["exposed"],
         "exposed_share": median["exposed"] / median["crossing"],
     }
-
-
-if __name__ == "__main__":
-    for result in figures(json.loads(sys.argv[1])):
-        print(json.dumps(result), flush=True)

@@ -1,7 +1,7 @@
 """Two network namespaces, and between them a pair of links with a given rate.
 
-Nothing has a name outside of them. A namespace lives as long as the process that holds it. That
-process exits when its standard input ends, so also if its creator is killed; the links go with it.
+A namespace exists as long as the process that holds it. That process exits when its standard input
+ends, so also when its creator is killed. The links disappear with it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def unavailable() -> str:
         with shaped(1e9):
             return ""
     except subprocess.CalledProcessError as error:
-        said = error.stderr.strip().splitlines()
-        return f"{error.cmd[0]}: {said[-1] if said else 'failed'}; it needs root"
+        lines = error.stderr.strip().splitlines()
+        return f"{error.cmd[0]}: {lines[-1] if lines else 'failed'}; it needs root"
 
 
 @contextmanager
@@ -53,10 +53,10 @@ def shaped(bytes_per_second: float) -> Iterator[Shaped]:
     holders: list[subprocess.Popen[str]] = []
     try:
         for _ in range(2):
-            holders.append(_holder())
-        inside = tuple(("nsenter", f"--net=/proc/{each.pid}/ns/net", "--") for each in holders)
-        made = ["ip", "link", "add", INTERFACE, "type", "veth", "peer", "name", INTERFACE]
-        _run(*inside[0], *made, "netns", str(holders[1].pid))
+            holders.append(_start_holder())
+        inside = tuple(("nsenter", f"--net=/proc/{holder.pid}/ns/net", "--") for holder in holders)
+        add_link = ["ip", "link", "add", INTERFACE, "type", "veth", "peer", "name", INTERFACE]
+        _run(*inside[0], *add_link, "netns", str(holders[1].pid))
         bits = f"{round(8 * bytes_per_second)}bit"
         burst = max(BURST_BYTES_MIN, round(BURST_SECONDS * bytes_per_second))
         # Every kernel has Reno. BBR would probe such a link for 100 ms at a time.
@@ -73,24 +73,24 @@ def shaped(bytes_per_second: float) -> Iterator[Shaped]:
             )  # fmt: skip
         yield Shaped((inside[0], inside[1]), INTERFACE)
     finally:
-        for each in holders:
-            each.communicate()
+        for holder in holders:
+            holder.communicate()
 
 
-def _holder() -> subprocess.Popen[str]:
+def _start_holder() -> subprocess.Popen[str]:
     """Start a process in a namespace of its own, which runs until its standard input ends."""
-    holding = subprocess.Popen(
+    holder = subprocess.Popen(
         ["unshare", "--net", "sh", "-c", "echo in && exec cat"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert holding.stdout is not None
-    if holding.stdout.readline() != "in\n":
-        said = holding.communicate()[1]
-        raise subprocess.CalledProcessError(holding.returncode, ["unshare"], stderr=said)
-    return holding
+    assert holder.stdout is not None
+    if holder.stdout.readline() != "in\n":
+        errors = holder.communicate()[1]
+        raise subprocess.CalledProcessError(holder.returncode, ["unshare"], stderr=errors)
+    return holder
 
 
 def _run(*command: str) -> None:

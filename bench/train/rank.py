@@ -2,8 +2,7 @@
 
 Tables, lookups and transfers over gloo are real; a SlowLink slows the transfers down. The dense
 computation is a wait. The rank prints a line of JSON for each run: means over the steps after the
-warm-up. ``runs`` has the settings in which each run differs from the others; without it there is
-one run.
+warm-up. ``runs`` has the settings in which each run differs from the others.
 """
 
 from __future__ import annotations
@@ -158,9 +157,9 @@ def train(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
     world = settings["world"]
     links = Links.of_processes()
     schedule = LinkSchedule()
-    slow = {"latency_s": settings["latency_s"], "bytes_per_second": settings["bytes_per_second"]}
-    if not settings["slow"]:
-        slow = {"latency_s": 0.0, "bytes_per_second": 1e18}
+    slow = {"latency_s": 0.0, "bytes_per_second": 1e18}
+    if settings["slow"]:
+        slow = {name: settings[name] for name in slow}
     keys, rows, dense = (
         SlowLink(link, schedule, **slow) for link in (links.keys, links.rows, links.dense)
     )
@@ -171,7 +170,7 @@ def train(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
         TableSpec(name, settings["dim"], 2 * count // world + 1000)
         for name, count in rows_of.items()
     ]
-    timeline = Timeline(keep=bool(settings.get("trace")))
+    timeline = Timeline()
     loader = batches(settings, rank)
     arrange = ByKeys(settings["micro_batches"]) if settings["clustered"] else None
     began = time.monotonic()
@@ -195,9 +194,6 @@ def train(rank: int, settings: dict[str, Any]) -> dict[str, Any]:
             seconds, used = time.monotonic() - began, time.process_time() - used
             faults = _faults() - faults
             stages, processor = timeline.totals(), timeline.processor_totals()
-        if settings.get("trace") and rank == 0:
-            timeline.write(settings["trace"] + ".json")
-            timeline.draw(settings["trace"] + ".svg")
     count = len(steps)
     parts = list(loader[0].parts(settings["micro_batches"]))
     return {
@@ -234,13 +230,10 @@ def main(rank: int, settings: dict[str, Any]) -> None:
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % len(os.sched_getaffinity(0))]})
     torch.set_num_threads(1)
     distributed.init_process_group(
-        "gloo",
-        init_method=f"file://{settings['meeting']}",
-        rank=rank,
-        world_size=settings["world"],
+        "gloo", init_method=f"file://{settings['meeting']}", rank=rank, world_size=settings["world"]
     )
     link: dict[str, Any] = {}  # the settings from the last run that calibrates
-    for run in settings.get("runs", [{}]):
+    for run in settings["runs"]:
         result = train(rank, settings | run | (link if run.get("calibrated") else {}))
         print(json.dumps(result), flush=True)
         everyone: list[Any] = [None] * settings["world"]

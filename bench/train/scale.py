@@ -6,24 +6,21 @@ The stages of a lookup and the other parts of a step are measured here. Their gr
   time of a step besides its dense time, as a non-negative sum of three terms: the link's bytes, of
   which only the part that leaves a rank grows; a latency for each peer; and the wait for the
   slowest rank, which grows with the logarithm. Figure 2 says how much of it is transfers. All
-  stages of a lookup grow alike; dense time and updates do not grow.
+  stages of a lookup grow with_processors; dense time and updates do not grow.
 - predicted: everything else. ``dual`` is the paper's UniEmb, ``nested`` is NestPipe, ``groups`` is
   2D-SP (transfers as with a quarter of the ranks), ``nested_groups`` is both (Table IV).
 
 ``train.scale.real.<W>``: the real loop on two ranks, at the proportions of W ranks, against
 its simulation. Each rank has one processor; in the paper it has a host and an accelerator.
 
-bench.report runs this in the environment of `make test-train`: `python -m bench.train.scale
-'<sizes as JSON>'` prints a JSON line for each result.
+It needs PyTorch; bench.lines runs it.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,15 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 from bench.train.simulate import Stages, step_seconds
-from bench.train.steps import (
-    LATENCY_SHARE,
-    MICRO_BATCHES,
-    Result,
-    moving_of,
-    run,
-    runs,
-    stages_of,
-)
+from bench.train.steps import LATENCY_SHARE, MICRO_BATCHES, Result, moving_of, run, runs, stages_of
 
 RANKS: Final = (128, 256, 512, 1024, 1536)
 # The scaling factors of Table III and, for nested_groups, of Table IV: the throughput over that of
@@ -98,26 +87,27 @@ def _basis(ranks: int) -> tuple[float, float, float]:
 def paper_steps() -> dict[int, float]:
     """Return the milliseconds of TorchRec's step by number of ranks."""
     factors = PAPER[FITTED]
-    return {each: STEP_MS * factors[RANKS[-1]] / factors[each] for each in RANKS}
+    return {ranks: STEP_MS * factors[RANKS[-1]] / factors[ranks] for ranks in RANKS}
 
 
-def fitted() -> Growth:
+def fit_growth() -> Growth:
     """Fit the growth by least squares of the relative errors of a step."""
     dense = STEP_MS - LOOKUP_MS - TRANSFERS_MS
     steps = paper_steps()
-    lengths = np.array([steps[each] for each in RANKS])
-    basis = np.array([_basis(each) for each in RANKS]) / lengths[:, None]
+    lengths = np.array([steps[ranks] for ranks in RANKS])
+    basis = np.array([_basis(ranks) for ranks in RANKS]) / lengths[:, None]
     beside = 1 - dense / lengths
-    best, found = math.inf, np.zeros(3)
+    best, best_terms = math.inf, np.zeros(3)
     for count in (1, 2, 3):
         for chosen in itertools.combinations(range(3), count):
-            some = list(chosen)
+            columns = list(chosen)
             terms = np.zeros(3)
-            terms[some] = np.linalg.lstsq(basis[:, some], beside, rcond=None)[0]
+            terms[columns] = np.linalg.lstsq(basis[:, columns], beside, rcond=None)[0]
             error = float(((basis @ terms - beside) ** 2).sum())
             if terms.min() >= 0 and error < best:
-                best, found = error, terms
-    return Growth(dense, (float(found[0]), float(found[1]), float(found[2])))
+                best, best_terms = error, terms
+    first, second, third = best_terms.tolist()
+    return Growth(dense, (first, second, third))
 
 
 def stages_with(
@@ -136,7 +126,7 @@ def stages_with(
     growing = ROUTING if only_routing else STAGES
     over = sum(grown[name] for name in growing)
     grown = {
-        name: each * (1 + more / over if name in growing else 1) for name, each in grown.items()
+        name: time * (1 + more / over if name in growing else 1) for name, time in grown.items()
     }
     transfers = growth.transfers(ranks // groups if groups > 1 else ranks)
     return Stages(
@@ -147,7 +137,7 @@ def stages_with(
     )
 
 
-def balanced(measured: Mapping[str, float]) -> dict[str, float]:
+def balance(measured: Mapping[str, float]) -> dict[str, float]:
     """Divide the same lookup as suits the loop best: half of it is routing.
 
     The other half is retrieval and write-back, because retrieval waits for the write-back before
@@ -174,42 +164,45 @@ def factors(
         )
         for ranks in PAPER[method]
     }
-    return {ranks: steps[RANKS[0]] / each for ranks, each in steps.items()}
+    return {ranks: steps[RANKS[0]] / step for ranks, step in steps.items()}
 
 
 def figures(sizes: dict[str, Any]) -> Iterator[Result]:
     """Yield a result for each method, one for the worst prediction, one for each real run."""
-    growth = fitted()
+    growth = fit_growth()
     alone = run(sizes, mode="synchronous")
     chosen = [(ranks, mode) for ranks in sizes["real_ranks"] for mode in MODES]
     links = {ranks: _at(alone, growth, ranks) for ranks in sizes["real_ranks"]}
-    told = runs(sizes, [links[ranks] | {"mode": mode} for ranks, mode in chosen])
-    real = dict(zip(chosen, told, strict=True))
+    results = runs(sizes, [links[ranks] | {"mode": mode} for ranks, mode in chosen])
+    real = dict(zip(chosen, results, strict=True))
     # The synchronous loop has nothing to freshen, so its time comes from the dual one.
-    freshen = min(each["stages_s"]["freshen"] for (_, m), each in real.items() if m == "dual")
+    freshen = min(result["stages_s"]["freshen"] for (_, m), result in real.items() if m == "dual")
     measured = alone["stages_s"] | {"freshen": freshen}
-    divided = measured | balanced(measured)
+    divided = measured | balance(measured)
     worst = 0.0
     for method, paper in PAPER.items():
-        found = factors(growth, measured, method)
+        simulated = factors(growth, measured, method)
         routing = factors(growth, measured, method, only_routing=True)
         in_two = factors(growth, divided, method)
-        errors = [abs(found[each] / paper[each] - 1) for each in paper]
+        errors = [abs(simulated[ranks] / paper[ranks] - 1) for ranks in paper]
         if method != FITTED:
             worst = max(worst, *errors)
         yield {
             "name": f"train.scale.{method}",
-            "value": found[RANKS[-1]],
+            "value": simulated[RANKS[-1]],
             "unit": "share",
             "ratio_to": "the paper's, " + ("fitted" if method == FITTED else "predicted"),
-            "ratio": found[RANKS[-1]] / paper[RANKS[-1]],
+            "ratio": simulated[RANKS[-1]] / paper[RANKS[-1]],
             "simulated_and_paper": {
-                each: [round(found[each], 4), each_paper] for each, each_paper in paper.items()
+                ranks: [round(simulated[ranks], 4), each_paper]
+                for ranks, each_paper in paper.items()
             },
-            "if_only_routing_grew": {each: round(f, 4) for each, f in routing.items()},
-            "if_balanced": {each: round(f, 4) for each, f in in_two.items()},
+            "if_only_routing_grew": {ranks: round(f, 4) for ranks, f in routing.items()},
+            "if_balanced": {ranks: round(f, 4) for ranks, f in in_two.items()},
             "largest_error": max(errors),
-            "largest_error_if_balanced": max(abs(in_two[each] / paper[each] - 1) for each in paper),
+            "largest_error_if_balanced": max(
+                abs(in_two[ranks] / paper[ranks] - 1) for ranks in paper
+            ),
         }
     yield {
         "name": "train.scale.error",
@@ -218,7 +211,7 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
         "ratio_to": "the paper's scaling factors that were not fitted",
         "ratio": worst,
         "terms_ms": dict(zip(("bytes", "peer", "slowest"), growth.terms, strict=True)),
-        "stages_ms": {name: round(1e3 * each, 2) for name, each in measured.items()},
+        "stages_ms": {name: round(1e3 * seconds, 2) for name, seconds in measured.items()},
     }
     yield from _real(sizes, alone, links, real)
 
@@ -250,19 +243,16 @@ def _real(
         stages = stages_of(alone, links[ranks], share, real[ranks, "dual"])
         seconds = {mode: real[ranks, mode]["medians"]["seconds"] for mode in MODES}
         simulated = {m: step_seconds(m, stages, MICRO_BATCHES, share) for m in MODES}
-        alike = {m: step_seconds(m, stages, MICRO_BATCHES, PROCESSORS) for m in MODES}
+        with_processors = {m: step_seconds(m, stages, MICRO_BATCHES, PROCESSORS) for m in MODES}
         yield {
             "name": f"train.scale.real.{ranks}",
             "value": 1e3 * seconds["nested"],
             "unit": "ms",
             "ratio_to": "the synchronous loop",
             "ratio": seconds["nested"] / seconds["synchronous"],
-            "measured_ms": {mode: round(1e3 * each, 1) for mode, each in seconds.items()},
-            "simulated_ms": {mode: round(1e3 * each, 1) for mode, each in simulated.items()},
-            "simulated_with_processors_ms": {m: round(1e3 * each, 1) for m, each in alike.items()},
+            "measured_ms": {mode: round(1e3 * s, 1) for mode, s in seconds.items()},
+            "simulated_ms": {mode: round(1e3 * s, 1) for mode, s in simulated.items()},
+            "simulated_with_processors_ms": {
+                m: round(1e3 * s, 1) for m, s in with_processors.items()
+            },
         }
-
-
-if __name__ == "__main__":
-    for result in figures(json.loads(sys.argv[1])):
-        print(json.dumps(result), flush=True)

@@ -4,13 +4,11 @@ There are two ranks, each in a network namespace of its own. Between them is a v
 sides send at a limited rate (tc tbf). SlowLink gets the same rate and no latency. The name of a
 rate is the time of all transfers at that rate over that of the lookup; the named figures have 0.5.
 
-bench.report runs this in the environment of `make test-train`: `python -m bench.train.shaped
-'<sizes as JSON>'` prints a JSON line for each result. Without root it says why it has none.
+It needs PyTorch; bench.lines runs it. Without root it prints why it has no results.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from typing import Any, Final
@@ -70,8 +68,3 @@ def _summarise(by_mode: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "exposed_share": nested["exposed"] / nested["crossing"],
         "lookup_hidden": 1 - nested["lookup_stall"] / base["lookup_stall"],
     }
-
-
-if __name__ == "__main__":
-    for result in figures(json.loads(sys.argv[1])):
-        print(json.dumps(result), flush=True)

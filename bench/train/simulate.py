@@ -13,7 +13,7 @@ rows on the link.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -55,6 +55,10 @@ class Task:
     left: float = field(init=False, default=0.0)
 
 
+# Makes a task: its thread, its seconds, the tasks before it; cpu=False: on the clock.
+MakeTask = Callable[..., Task]
+
+
 def simulate(tasks: Sequence[Task], processors: float) -> None:
     """Set each task's end. processors: how many this rank has, a fraction if it shares them."""
     threads: dict[str, list[Task]] = {}
@@ -66,9 +70,9 @@ def simulate(tasks: Sequence[Task], processors: float) -> None:
     busy: set[str] = set()
     left = len(tasks)
     while left:
-        begun = True
-        while begun:
-            begun = False
+        has_begun = True
+        while has_begun:
+            has_begun = False
             for name, queue in threads.items():
                 if name in busy or not queue:
                     continue
@@ -76,7 +80,7 @@ def simulate(tasks: Sequence[Task], processors: float) -> None:
                 if all(0 <= before.end <= now for before in task.after):
                     queue.pop()
                     busy.add(name)
-                    begun = True
+                    has_begun = True
                     if task.on_processor:
                         task.left = task.seconds
                         running.append(task)
@@ -107,16 +111,16 @@ def step_seconds(mode: str, stages: Stages, micro_batches: int, processors: floa
     ends: list[Task] = []
 
     def task(thread: str, seconds: float, *after: Task, cpu: bool = True) -> Task:
-        tasks.append(Task(thread, seconds, cpu, [before for before in after if before is not None]))
+        tasks.append(Task(thread, seconds, cpu, after))
         return tasks[-1]
 
     ahead, overlaps = mode in ("dual", "nested"), mode in ("frozen", "nested")
     written: list[Task] = []
     for step in range(WARM_UP + STEPS + AHEAD):
-        came = _lookup(task, stages, ahead, written, ends, step)
-        ready = task("caller", stages.cpu.get("freshen", 0.0) if ahead else 0.0, *came)
-        gone = _window(task, stages, micro_batches, overlaps, ready)
-        summed = task("caller", stages.wait.get("reduce", 0.0), *gone, cpu=False)
+        rows = _lookup(task, stages, ahead, written, ends, step)
+        ready = task("caller", stages.cpu.get("freshen", 0.0) if ahead else 0.0, *rows)
+        sent = _window(task, stages, micro_batches, overlaps, ready)
+        summed = task("caller", stages.wait.get("reduce", 0.0), *sent, cpu=False)
         done = task("caller", stages.cpu["reduce"] + stages.cpu["update"], summed)
         thread = "write-back" if ahead else "caller"
         written.append(task(thread, stages.cpu["write-back"], done))
@@ -126,46 +130,41 @@ def step_seconds(mode: str, stages: Stages, micro_batches: int, processors: floa
 
 
 def _lookup(
-    task: object, stages: Stages, ahead: bool, written: list[Task], ends: list[Task], step: int
+    make: MakeTask, stages: Stages, ahead: bool, written: list[Task], ends: list[Task], step: int
 ) -> list[Task]:
-    make = task
-    assert callable(make)
     route, exchange, retrieve = ("route", "exchange", "retrieve") if ahead else ["caller"] * 3
     # The keys of at most two batches ahead are exchanged; rows wait for the write-back of the batch
     # before the last.
-    begun = [ends[step - 3]] if ahead and step >= 3 else []
+    earlier = [ends[step - 3]] if ahead and step >= 3 else []
     if not ahead and ends:
-        begun = [ends[-1]]
-    routed = make(route, stages.cpu["prefetch"] + stages.cpu["route"], *begun)
-    come = make(exchange, stages.wait.get("exchange", 0.0), routed, cpu=False)
-    keys = make(exchange, stages.cpu["exchange"], come)
+        earlier = [ends[-1]]
+    routed = make(route, stages.cpu["prefetch"] + stages.cpu["route"], *earlier)
+    peers = make(exchange, stages.wait.get("exchange", 0.0), routed, cpu=False)
+    keys = make(exchange, stages.cpu["exchange"], peers)
     behind = [written[step - 2]] if ahead and step >= 2 else []
     rows = make(retrieve, stages.cpu["retrieve"], keys, *behind)
     return [make(retrieve, stages.cpu.get("intersect", 0.0), rows)] if ahead else [rows]
 
 
 def _window(
-    task: object, stages: Stages, micro_batches: int, overlaps: bool, ready: Task
+    make: MakeTask, stages: Stages, micro_batches: int, overlaps: bool, ready: Task
 ) -> list[Task]:
-    make = task
-    assert callable(make)
     thread = "link" if overlaps else "caller"
 
-    alike = [1.0] * micro_batches
-    sizes, samples = stages.rows or alike, stages.samples or alike
+    equal = [1.0] * micro_batches
+    sizes, samples = stages.rows or equal, stages.samples or equal
 
     def cross(micro: int, *after: Task) -> Task:
         gathered = make(thread, stages.transfer_cpu * sizes[micro], *after)
-        transfer: Task = make(thread, stages.transfer * sizes[micro], gathered, cpu=False)
-        return transfer
+        return make(thread, stages.transfer * sizes[micro], gathered, cpu=False)
 
     micros = range(micro_batches)
     rows = [cross(micro, ready) for micro in micros] if overlaps else []
-    gone: list[Task] = []
+    sent: list[Task] = []
     for micro in micros:
-        come = rows[micro] if overlaps else cross(micro, ready)
+        received = rows[micro] if overlaps else cross(micro, ready)
         share = samples[micro] / micro_batches
-        computed = make("caller", stages.cpu["dense"] * share, come)
+        computed = make("caller", stages.cpu["dense"] * share, received)
         waited = make("caller", stages.dense * share, computed, cpu=False)
-        gone.append(cross(micro, waited))
-    return gone
+        sent.append(cross(micro, waited))
+    return sent

@@ -4,13 +4,11 @@ The named figures have 2 ranks, `nested`, 4 micro-batches, and lookup : all-to-a
 1 : 0.5 : 1. The lookup is real. Each round first measures it alone, and sets the dense wait and the
 link by it.
 
-bench.report runs this in the environment of `make test-train`: `python -m bench.train.steps
-'<sizes as JSON>'` prints a JSON line for each result.
+It needs PyTorch; bench.lines runs it.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import subprocess
@@ -131,6 +129,12 @@ def link_of(alone: dict[str, Any]) -> dict[str, Any]:
 
 
 def figures(sizes: dict[str, Any]) -> Iterator[Result]:
+    """Yield the figures of the real loop, then the error of the simulation."""
+    yield from _measure(sizes)
+    yield from _simulate(sizes)
+
+
+def _measure(sizes: dict[str, Any]) -> Iterator[Result]:
     """Yield one result for each name, from the round that is the median of that figure."""
     counts = [count for count in sizes["micro_batch_counts"] if count != MICRO_BATCHES]
     run_settings = [{"mode": mode} for mode in MODES]
@@ -227,7 +231,7 @@ def stages_of(
     )
 
 
-def simulated(sizes: dict[str, Any]) -> Iterator[Result]:
+def _simulate(sizes: dict[str, Any]) -> Iterator[Result]:
     """Compare the simulation, fed with stage times of the synchronous loop, with real runs."""
     errors = {}
     beside = {}
@@ -257,9 +261,3 @@ def simulated(sizes: dict[str, Any]) -> Iterator[Result]:
 
 def _share(name: str, value: float, of: str) -> Result:
     return {"name": name, "value": value, "unit": "share", "ratio_to": of, "ratio": value}
-
-
-if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    for result in itertools.chain(figures(given), simulated(given)):
-        print(json.dumps(result), flush=True)

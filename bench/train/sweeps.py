@@ -11,14 +11,11 @@ Figures are medians over the steps:
   assumed to be proportional (the paper gives none). Runs have a quarter of the samples, so
   ``length.1`` is also the first point of this sweep.
 
-bench.report runs this in the environment of `make test-train`: `python -m bench.train.sweeps
-'<sizes as JSON>'` prints a JSON line for each result.
+It needs PyTorch; bench.lines runs it.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -83,8 +80,3 @@ def figures(sizes: dict[str, Any]) -> Iterator[Result]:
             "mb_a_step": by_mode["nested"]["bytes"] / 1e6,
             "dedup_ratio": by_mode["nested"]["dedup_ratio"],
         }
-
-
-if __name__ == "__main__":
-    for result in figures(json.loads(sys.argv[1])):
-        print(json.dumps(result), flush=True)

@@ -34,16 +34,16 @@ def _holders(inside: tuple[tuple[str, ...], ...]) -> list[int]:
 
 
 def _gone(holders: list[int]) -> bool:
-    return not any(Path(f"/proc/{each}").exists() for each in holders)
+    return not any(Path(f"/proc/{holder}").exists() for holder in holders)
 
 
-def test_the_sides_see_each_other_and_nobody_else() -> None:
+def test_the_sides_see_only_their_own_links() -> None:
     with shaped(1e6) as link:
         for side in link.inside:
-            told = subprocess.run(
+            links = subprocess.run(
                 [*side, "ip", "-brief", "link"], check=True, capture_output=True, text=True
             )
-            seen = {line.split()[0].split("@")[0] for line in told.stdout.splitlines()}
+            seen = {line.split()[0].split("@")[0] for line in links.stdout.splitlines()}
             assert link.interface in seen
             assert "eth0" not in seen
         holders = _holders(link.inside)
@@ -65,13 +65,13 @@ def test_an_error_leaves_nothing() -> None:
     assert _gone(holders)
 
 
-def test_who_is_killed_leaves_nothing() -> None:
+def test_a_killed_creator_leaves_nothing() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLDING], cwd=ROOT, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as holding:  # fmt: skip
         assert holding.stdout is not None
-        holders = [int(each) for each in holding.stdout.readline().split()]
+        holders = [int(word) for word in holding.stdout.readline().split()]
         assert len(holders) == 2
         assert not _gone(holders)
         holding.kill()

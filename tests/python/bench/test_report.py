@@ -21,7 +21,7 @@ def _result(name: str, ratio: float | None, unit: str = "rows/s") -> dict[str, A
     return {"name": name, "value": 1.0, "unit": unit, "ratio_to": "limit", "ratio": ratio}
 
 
-def test_the_worst_configuration_stands_under_a_name() -> None:
+def test_a_name_gets_its_worst_configuration() -> None:
     rates = worst([_result("apply", 0.6), _result("apply", 0.5), _result("apply", 0.7)])
     assert [result["ratio"] for result in rates] == [0.5]
     times = worst([_result("pull.p99_during_apply", r, "us") for r in (1.1, 1.4, 1.2)])
@@ -33,7 +33,7 @@ def test_two_results_without_a_ratio_cannot_share_a_name() -> None:
         worst([_result("memory", None), _result("memory", None)])
 
 
-def test_a_missed_target_is_seen() -> None:
+def test_a_missed_target_is_reported() -> None:
     assert missed(_result("apply", 0.4))
     assert not missed(_result("apply", 0.6))
     assert missed(_result("pull.p99_during_apply", 1.4, "us"))
@@ -48,7 +48,7 @@ def test_small_rows_must_meet_the_ratio_and_the_time() -> None:
     assert missed(result | {"ratio": 2.1})
 
 
-def test_parts_that_are_all_skipped_are_no_error(
+def test_a_run_whose_parts_are_all_skipped_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(report, "TRAIN_PYTHON", tmp_path / "python")
