@@ -1,6 +1,6 @@
 """Room tracker: the rows that a trainer touched since each tenant's last acknowledged reading.
 
-TRACKER.md is the design. The adapters that call the tracker from trainers stand beside it.
+TRACKER.md is the design. petps.train has the adapters that call the tracker from trainers.
 
 Owns:        Tracker, Reading; the stores of ids and of bits (sets.py), the spill folder (spill.py);
              jagged_unique(), the distinct ids of many tables in one pass (unique.py).

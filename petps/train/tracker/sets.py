@@ -1,6 +1,6 @@
-"""Sets of ids of one table: as ids, as bits, or in a file. TRACKER.md, "Two stores".
+"""Sets of ids of one table, as ids or as bits. TRACKER.md, "Two stores".
 
-Owns:        Touched, IdSet, BitSet; distinct(), union(), the choice between ids and bits.
+Owns:        Touched, IdSet, BitSet; find_distinct(), join(), shrink(), concatenate().
 Never does:  know segments or tenants; lock.
 Called by:   tracker.py, spill.py.
 """
@@ -22,10 +22,10 @@ __all__ = [
     "Keep",
     "Touched",
     "TouchedSet",
-    "distinct",
-    "smaller",
-    "union",
-    "whole",
+    "concatenate",
+    "find_distinct",
+    "join",
+    "shrink",
 ]
 
 Ids = npt.NDArray[np.uint64]
@@ -49,11 +49,10 @@ class Touched:
 
     def read_only(self) -> Touched:
         """Return read-only views."""
-        ids = self.ids.view()
-        ids.flags.writeable = False
-        state = None if self.state is None else self.state.view()
-        if state is not None:
-            state.flags.writeable = False
+        ids, state = self.ids.view(), None if self.state is None else self.state.view()
+        for array in (ids, state):
+            if array is not None:
+                array.flags.writeable = False
         return Touched(ids, state)
 
 
@@ -69,7 +68,7 @@ class TouchedSet(Protocol):
 
 
 class IdSet:
-    """Ids as they arrived, 8 bytes each, with states. replace() makes the first part distinct."""
+    """Ids in the order of arrival, 8 bytes each, with states. replace() makes them distinct."""
 
     def __init__(self, first: Touched | None = None) -> None:
         self._parts = [] if first is None else [first]
@@ -138,7 +137,7 @@ def bit_bytes(rows: int) -> int:
     return (rows + 7) // 8
 
 
-def distinct(
+def find_distinct(
     tables: Mapping[str, Sequence[Touched]], keep: Keep, order: Literal["any", "ascending"]
 ) -> dict[str, Touched]:
     """Return each table's distinct ids, in one pass over all tables.
@@ -151,8 +150,8 @@ def distinct(
     sizes = [sum(len(part.ids) for part in table_parts) for table_parts in tables.values()]
     offsets = np.cumsum([0, *sizes]).astype(np.uint64)
     values = parts[0].ids if len(parts) == 1 else np.concatenate([part.ids for part in parts])
-    stateful = any(part.state is not None for part in parts)
-    unique = jagged_unique(values, offsets, order=order, inverse=stateful)
+    has_state = any(part.state is not None for part in parts)
+    unique = jagged_unique(values, offsets, order=order, inverse=has_state)
     out: dict[str, Touched] = {}
     for number, (name, table_parts) in enumerate(tables.items()):
         ids = unique.table(number).astype(np.uint64)  # a copy: a view would keep all tables' memory
@@ -168,7 +167,7 @@ def distinct(
     return out
 
 
-def union(sets: Sequence[TouchedSet], rows: int | None, keep: Keep) -> IdSet | BitSet:
+def join(sets: Sequence[TouchedSet], rows: int | None, keep: Keep) -> IdSet | BitSet:
     """Return one compact, ascending set of all ``sets``, oldest first. Leave those unchanged."""
     if rows is not None and any(isinstance(touched_set, BitSet) for touched_set in sets):
         bits = BitSet(rows)
@@ -176,11 +175,11 @@ def union(sets: Sequence[TouchedSet], rows: int | None, keep: Keep) -> IdSet | B
             bits.absorb(touched_set)
         return bits
     parts = [part for touched_set in sets for part in touched_set.parts()]
-    return smaller(distinct({"": parts}, keep, "ascending")[""], rows)
+    return shrink(find_distinct({"": parts}, keep, "ascending")[""], rows)
 
 
-def smaller(touched: Touched, rows: int | None) -> IdSet | BitSet:
-    """Return distinct ids as bits, if a bit for each row takes less than 8 bytes for each id."""
+def shrink(touched: Touched, rows: int | None) -> IdSet | BitSet:
+    """Return distinct ids as a BitSet if that is smaller than an IdSet, otherwise as an IdSet."""
     if rows is None or touched.state is not None or 8 * len(touched.ids) <= bit_bytes(rows):
         return IdSet(touched)
     bits = BitSet(rows)
@@ -188,9 +187,9 @@ def smaller(touched: Touched, rows: int | None) -> IdSet | BitSet:
     return bits
 
 
-def whole(found: TouchedSet) -> Touched:
+def concatenate(touched_set: TouchedSet) -> Touched:
     """Return all ids of a compact set as one array."""
-    parts = list(found.parts())
+    parts = list(touched_set.parts())
     if len(parts) == 1:
         return parts[0]
     return Touched(np.concatenate([part.ids for part in parts] or [np.empty(0, np.uint64)]))

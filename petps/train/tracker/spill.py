@@ -1,7 +1,7 @@
 """Files of segments whose ids exceed the memory budget. TRACKER.md, "Spill tier".
 
 Owns:        SpillFolder, SpilledSet.
-Never does:  decide what to spill (tracker.py); outlive its process: it is memory, not a store.
+Never does:  decide what to spill (tracker.py); keep a file beyond its process.
 Called by:   tracker.py.
 Invariants:  a file is whole or does not exist; a folder belongs to one tracker at a time.
 Threads:     one at a time.
@@ -19,7 +19,7 @@ from typing import BinaryIO, Final
 import numpy as np
 
 from petps.errors import DataLoss, FailedPrecondition, IoError, ResourceExhausted
-from petps.train.tracker.sets import BitSet, IdSet, Touched, TouchedSet, whole
+from petps.train.tracker.sets import BitSet, IdSet, Touched, TouchedSet, concatenate
 
 __all__ = ["SpillFolder", "SpilledSet"]
 
@@ -64,7 +64,7 @@ class SpilledSet:
         except OSError as error:
             raise IoError(f"spilled ids {self.path}: {error.strerror}") from error
         if len(values) != count:
-            raise DataLoss(f"spilled ids {self.path}: the file was cut off by another program")
+            raise DataLoss(f"spilled ids {self.path}: another program cut the file off")
         return values
 
 
@@ -85,7 +85,7 @@ class SpillFolder:
         except OSError:
             os.close(self._lock)
             raise FailedPrecondition(
-                f"spill folder {self._folder} is another tracker's: give each one of its own"
+                f"spill folder {self._folder} belongs to another tracker: give each its own"
             ) from None
         for leftover in self._folder.glob(f"*{SUFFIX}"):  # left by a process that was killed
             leftover.unlink(missing_ok=True)
@@ -112,7 +112,7 @@ class SpillFolder:
         except OSError as error:
             path.unlink(missing_ok=True)
             raise ResourceExhausted(
-                f"ids can't be spilled to {self._folder}: {error.strerror}. They stay in memory, "
+                f"ids cannot be spilled to {self._folder}: {error.strerror}. They stay in memory, "
                 "and none is lost: free space there, or let the tenants read"
             ) from error
         except BaseException:
@@ -150,7 +150,7 @@ def _write(path: Path, file: BinaryIO, touched_set: TouchedSet) -> SpilledSet:
     if isinstance(touched_set, BitSet):
         file.write(touched_set.bits.data)
         return SpilledSet(path, offset, len(touched_set.bits), touched_set.rows, None, ())
-    touched = whole(touched_set)
+    touched = concatenate(touched_set)
     file.write(np.ascontiguousarray(touched.ids).data)
     if touched.state is None:
         return SpilledSet(path, offset, len(touched.ids), None, None, ())

@@ -1,4 +1,4 @@
-"""Tracker: see petps/train/tracker/__init__.py and TRACKER.md."""
+"""Tracker, and its readings. TRACKER.md is the design."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
@@ -26,10 +25,10 @@ from petps.train.tracker.sets import (
     Keep,
     Touched,
     TouchedSet,
-    distinct,
-    smaller,
-    union,
-    whole,
+    concatenate,
+    find_distinct,
+    join,
+    shrink,
 )
 from petps.train.tracker.spill import SpilledSet, SpillFolder
 
@@ -107,12 +106,7 @@ class Reading:
     def __enter__(self) -> Reading:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.abandon()
 
 
@@ -135,11 +129,11 @@ class Tracker:
         spill: str | Path | None = None,
     ) -> None:
         if keep not in ("first", "last"):
-            raise InvalidArgument(f"keep {keep!r} is unknown: use 'first' or 'last'")
+            raise InvalidArgument(f"keep must be 'first' or 'last', got {keep!r}")
         if memory_bytes is not None and memory_bytes <= 0:
-            raise InvalidArgument(f"memory_bytes {memory_bytes} is not positive")
+            raise InvalidArgument(f"memory_bytes must be above 0, got {memory_bytes}")
         if spill is not None and memory_bytes is None:
-            raise InvalidArgument("a spill folder needs memory_bytes: how much stays in memory")
+            raise InvalidArgument("a spill folder needs memory_bytes, the ids that stay in memory")
         self._rows: dict[str, int | None] = {}
         self._states: dict[str, tuple[np.dtype[Any], tuple[int, ...]] | None] = {}
         self._tenants: dict[str, _Tenant] = {}
@@ -152,8 +146,8 @@ class Tracker:
         self._distinct = 0
         self._retry_bytes = 0  # after a failed spill: no new attempt below this many resident bytes
         self._closed = False
-        # _mutex guards all of the above, for short times. _work is taken first. A thread holds it
-        # to compact, merge, spill or read, and only that thread touches sealed segments.
+        # _mutex guards all of the above, for short times. A thread that compacts, merges, spills or
+        # reads holds _work too and takes it first; only that thread touches sealed segments.
         self._mutex = threading.Lock()
         self._work = threading.Lock()
         for name, rows in tables.items() if isinstance(tables, Mapping) else tables:
@@ -197,9 +191,9 @@ class Tracker:
     def add_table(self, name: str, rows: int | None = None) -> None:
         """Add a table. Raise AlreadyExists, InvalidArgument."""
         if not isinstance(name, str) or not name:
-            raise InvalidArgument(f"table {name!r}: a name is text, and not empty")
+            raise InvalidArgument(f"a table's name must be text that is not empty, got {name!r}")
         if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows <= 0):
-            raise InvalidArgument(f"table {name}: rows is {rows!r}, not a positive number or None")
+            raise InvalidArgument(f"table {name}: rows must be above 0 or None, got {rows!r}")
         with self._mutex:
             if name in self._rows:
                 raise AlreadyExists(
@@ -213,7 +207,7 @@ class Tracker:
             with self._mutex:
                 self._check_open()
                 if name in self._tenants:
-                    raise AlreadyExists(f"tenant {name} is there already")
+                    raise AlreadyExists(f"tenant {name} exists already")
             self._seal()
             with self._mutex:
                 self._tenants[name] = _Tenant(name, self._open.begin)
@@ -256,7 +250,7 @@ class Tracker:
                 self._tidy()
 
     def compact(self) -> int:
-        """Drop repeated ids of all tables in one pass, because now is a good time; return how many.
+        """Drop repeated ids of all tables in one pass, and return how many they were.
 
         Do nothing while fewer ids have arrived than the open segment has distinct ones, so that a
         call in each step costs little. Raise ResourceExhausted as track() does.
@@ -314,7 +308,7 @@ class Tracker:
             ]
             if not sets:
                 return Touched(np.empty(0, np.uint64))
-            touched = whole(sets[0] if len(sets) == 1 else union(sets, rows, self._keep))
+            touched = concatenate(sets[0] if len(sets) == 1 else join(sets, rows, self._keep))
             return touched.read_only()
 
     def _end(self, reading: Reading, *, acknowledged: bool) -> None:
@@ -337,8 +331,8 @@ class Tracker:
     def _check_current(self, reading: Reading) -> None:
         if not self._is_current(reading):
             raise FailedPrecondition(
-                f"this reading of tenant {reading.tenant} is over (acknowledged, abandoned, read "
-                "anew, or the tenant is gone): read again"
+                f"this reading of tenant {reading.tenant} is over (acknowledged, abandoned, "
+                "followed by another one, or the tenant was removed): call read() again"
             )
 
     # ---- under _work ----
@@ -367,14 +361,16 @@ class Tracker:
             }
         if not parts_by_table:
             return 0
-        touched_by_table = distinct(parts_by_table, self._keep, "ascending" if is_sealed else "any")
+        touched_by_table = find_distinct(
+            parts_by_table, self._keep, "ascending" if is_sealed else "any"
+        )
         count_before = sum(len(part.ids) for parts in parts_by_table.values() for part in parts)
         with self._mutex:
             for name, touched in touched_by_table.items():
                 id_set = segment.sets[name]
                 assert isinstance(id_set, IdSet)
                 id_set.replace(len(parts_by_table[name]), touched)
-                compact_set = smaller(touched, self._rows[name])
+                compact_set = shrink(touched, self._rows[name])
                 if isinstance(compact_set, BitSet):
                     compact_set.absorb(id_set)
                     segment.sets[name] = compact_set
@@ -446,7 +442,7 @@ class Tracker:
             sets = [segment.sets[name] for segment in (older, newer) if name in segment.sets]
             if len(sets) == 1:
                 return sets[0]
-            return union([_load(touched_set) for touched_set in sets], self._rows[name], self._keep)
+            return join([_load(touched_set) for touched_set in sets], self._rows[name], self._keep)
 
         names = [*older.sets, *(name for name in newer.sets if name not in older.sets)]
         if self._spill is not None and older.spilled:
@@ -466,7 +462,7 @@ class Tracker:
         assert self._budget is not None
         if self._spill is None:
             self._retry_bytes = int(self._resident + self._budget * RETRY_SHARE)
-            raise ResourceExhausted(self._budget_text())
+            raise ResourceExhausted(self._describe_budget())
         try:
             for segment in list(self._segments):
                 if self._resident <= self._budget // 2:
@@ -505,13 +501,13 @@ class Tracker:
     def _over_budget(self) -> bool:
         return self._budget is not None and self._resident > max(self._budget, self._retry_bytes)
 
-    def _budget_text(self) -> str:
+    def _describe_budget(self) -> str:
         slowest = min(self._tenants.values(), key=lambda tenant: tenant.position, default=None)
         tenant_text = "" if slowest is None else f"; tenant {slowest.name} has waited longest"
         return (
             f"the tracker holds {self._resident} bytes of ids, above memory_bytes "
             f"{self._budget}{tenant_text}. They are kept, and none is lost: let the tenants read "
-            "and acknowledge, remove those that are gone, or give a spill folder"
+            "and acknowledge, remove tenants that have stopped, or give a spill folder"
         )
 
     def _check_open(self) -> None:
@@ -536,50 +532,51 @@ class Tracker:
             if fqn not in self._rows:
                 raise self._unknown(fqn)
             rows = self._rows[fqn]
-        id_array = _unsigned(fqn, ids, rows)
+        id_array = _check_ids(fqn, ids, rows)
         state_array = None if state is None else np.array(state)
         if state_array is not None and (state_array.ndim == 0 or len(state_array) != len(id_array)):
             raise InvalidArgument(
-                f"table {fqn}: state of shape {state_array.shape} for {len(id_array)} ids: "
-                "give one state for each id"
+                f"table {fqn}: give one state for each of the {len(id_array)} ids, got shape "
+                f"{state_array.shape}"
             )
         if state_array is not None and state_array.dtype.hasobject:
-            raise InvalidArgument(f"table {fqn}: state of dtype {state_array.dtype}: give numbers")
+            raise InvalidArgument(f"table {fqn}: states must be numbers, got {state_array.dtype}")
         kind = None if state_array is None else (state_array.dtype, state_array.shape[1:])
         if len(id_array):
             with self._mutex:
                 table_kind = self._states.setdefault(fqn, kind)
             if table_kind != kind:
                 raise InvalidArgument(
-                    f"table {fqn}: state is {_kind_text(kind)}, before it was "
-                    f"{_kind_text(table_kind)}: all ids of a table need states of the same dtype "
-                    "and shape"
+                    f"table {fqn}: state is {_describe_state(kind)}, before it was "
+                    f"{_describe_state(table_kind)}: all ids of a table need states of the same "
+                    "dtype and shape"
                 )
         return Touched(id_array, state_array)
 
 
-def _unsigned(fqn: str, ids: npt.ArrayLike, rows: int | None) -> npt.NDArray[np.uint64]:
+def _check_ids(fqn: str, ids: npt.ArrayLike, rows: int | None) -> npt.NDArray[np.uint64]:
     """Return the ids as a copy, uint64[n]. Raise InvalidArgument for the first bad id."""
     array = np.asarray(ids)
     if array.size == 0:
         return np.empty(0, np.uint64)
     if array.dtype.kind not in "iu":
-        raise InvalidArgument(f"table {fqn}: ids are {array.dtype}, expected integers")
+        raise InvalidArgument(f"table {fqn}: ids must be integers, got {array.dtype}")
     flat = array.ravel()
     if array.dtype.kind == "i" and flat.min() < 0:
         position = int(np.argmax(flat < 0))
         raise InvalidArgument(
-            f"table {fqn}: ids[{position}] is {flat[position]}: it can't be negative"
+            f"table {fqn}: ids[{position}] must be at least 0, got {flat[position]}"
         )
     if rows is not None and flat.max() >= rows:
         position = int(np.argmax(flat >= rows))
         raise InvalidArgument(
-            f"table {fqn}: ids[{position}] is {flat[position]}, but the table has {rows} rows"
+            f"table {fqn}: ids[{position}] must be below {rows}, the table's rows, got "
+            f"{flat[position]}"
         )
     return flat.astype(np.uint64)
 
 
-def _kind_text(kind: tuple[np.dtype[Any], tuple[int, ...]] | None) -> str:
+def _describe_state(kind: tuple[np.dtype[Any], tuple[int, ...]] | None) -> str:
     return "none" if kind is None else f"{kind[0]}{[*kind[1]]} an id"
 
 

@@ -49,14 +49,14 @@ def jagged_unique(
     order. Beside the result it takes at most 8 bytes for each id of the largest table, or 16 with
     inverse or counts. The GIL is released. One thread works.
 
-    Errors: InvalidArgument names the offset that is not 0 at first, falls, or does not end with the
-    values; the first negative id; a table of 2^32 ids or more.
+    Raises InvalidArgument, which names an offset that does not begin at 0, ascend, or end with the
+    values; the first negative id; or a table of 2^32 ids or more.
     """
     if order not in ("any", "ascending"):
-        raise InvalidArgument(f"order {order!r} is unknown: use 'any' or 'ascending'")
+        raise InvalidArgument(f"order must be 'any' or 'ascending', got {order!r}")
     result = _native.jagged_unique(
-        _unsigned(values, "values"),
-        _unsigned(offsets, "offsets"),
+        _as_unsigned(values, "values"),
+        _as_unsigned(offsets, "offsets"),
         ascending=order == "ascending",
         inverse=inverse,
         counts=counts,
@@ -65,11 +65,11 @@ def jagged_unique(
     return JaggedUnique(ids, *result[1:])
 
 
-def _unsigned(array: Any, name: str) -> npt.NDArray[np.uint64]:
+def _as_unsigned(array: Any, name: str) -> npt.NDArray[np.uint64]:
     """View int64 as uint64, without negatives; leave other dtypes to the native check."""
     if not isinstance(array, np.ndarray) or array.dtype != np.int64:
         return array  # type: ignore[no-any-return]
     if array.size > 0 and array.min() < 0:
         first = int(np.argmax(array.ravel() < 0))
-        raise InvalidArgument(f"{name}[{first}] is {array.ravel()[first]}: it can't be negative")
+        raise InvalidArgument(f"{name}[{first}] must be at least 0, got {array.ravel()[first]}")
     return array.view(np.uint64)

@@ -62,7 +62,7 @@ def test_a_reading_that_is_over_is_refused() -> None:
             call()
     first.abandon()  # no effect on the second reading
     second.acknowledge()
-    with pytest.raises(FailedPrecondition, match="read again"):
+    with pytest.raises(FailedPrecondition, match=r"call read\(\) again"):
         second.acknowledge()
     third = tracker.read("a")
     tracker.remove_tenant("a")
@@ -73,10 +73,10 @@ def test_a_reading_that_is_over_is_refused() -> None:
 @pytest.mark.parametrize(
     ("ids", "expected"),
     [
-        ([1, -5], r"sparse: ids\[1\] is -5: it can't be negative"),
-        (np.array([1.0]), "sparse: ids are float64, expected integers"),
-        ([True], "sparse: ids are bool"),
-        (["1"], "sparse: ids are <U1"),
+        ([1, -5], r"sparse: ids\[1\] must be at least 0, got -5"),
+        (np.array([1.0]), "sparse: ids must be integers, got float64"),
+        ([True], "sparse: ids must be integers, got bool"),
+        (["1"], "sparse: ids must be integers, got <U1"),
     ],
 )
 def test_bad_ids_are_named_and_not_recorded(ids: object, expected: str) -> None:
@@ -86,35 +86,41 @@ def test_bad_ids_are_named_and_not_recorded(ids: object, expected: str) -> None:
     assert tracker.read("a").ids("sparse").tolist() == []
 
 
-def test_bad_calls_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda t: t.track("dense", [5, 1000]),
+            InvalidArgument,
+            r"ids\[1\] must be below 1000, .*",
+        ),
+        (lambda t: t.track("other", [1]), NotFound, "no table 'other'; it has: dense, sparse"),
+        (lambda t: t.read("a").ids("other"), NotFound, "no table 'other'"),
+        (lambda t: t.read("b"), NotFound, "no tenant 'b'; it has: a"),
+        (lambda t: t.remove_tenant("b"), NotFound, "no tenant 'b'"),
+        (lambda t: t.add_tenant("a"), AlreadyExists, "tenant a exists"),
+        (lambda t: t.add_table("dense"), AlreadyExists, "table dense is tracked already"),
+        (lambda t: Tracker([("t", None), ("t", 3)]), AlreadyExists, "table t is tracked already"),
+        (
+            lambda t: t.track("sparse", [1, 2], [0.5]),
+            InvalidArgument,
+            "one state for each of the 2",
+        ),
+        (lambda t: t.track("sparse", [1]), InvalidArgument, "is none, before it was float64"),
+        (lambda t: Tracker(keep="newest"), InvalidArgument, "keep must be .*, got 'newest'"),
+        (lambda t: Tracker(spill="folder"), InvalidArgument, "needs memory_bytes"),
+        (lambda t: t.add_table("t", -1), InvalidArgument, "rows must be above 0 or None, got -1"),
+    ],
+)
+def test_a_bad_call_is_named(call: Any, error: type[Exception], message: str) -> None:
     tracker = new_tracker()
-    with pytest.raises(InvalidArgument, match=r"ids\[1\] is 1000, but the table has 1000 rows"):
-        tracker.track("dense", [5, 1000])
-    with pytest.raises(NotFound, match="no table 'other'; it has: dense, sparse"):
-        tracker.track("other", [1])
-    with pytest.raises(NotFound, match="no table 'other'"):
-        tracker.read("a").ids("other")
-    with pytest.raises(NotFound, match="no tenant 'b'; it has: a"):
-        tracker.read("b")
-    with pytest.raises(NotFound, match="no tenant 'b'"):
-        tracker.remove_tenant("b")
-    with pytest.raises(AlreadyExists, match="tenant a is there"):
-        tracker.add_tenant("a")
-    with pytest.raises(AlreadyExists, match="table dense is tracked already"):
-        tracker.add_table("dense")
-    with pytest.raises(AlreadyExists, match="table t is tracked already"):
-        Tracker([("t", None), ("t", 3)])
-    with pytest.raises(InvalidArgument, match="state of shape"):
-        tracker.track("sparse", [1, 2], [0.5])
     tracker.track("sparse", [1, 2], [0.5, 0.5])
-    with pytest.raises(InvalidArgument, match="state is none, before it was float64"):
-        tracker.track("sparse", [1])
-    with pytest.raises(InvalidArgument, match="keep 'newest'"):
-        Tracker(keep="newest")  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="needs memory_bytes"):
-        Tracker(spill=tmp_path)
-    with pytest.raises(InvalidArgument, match="rows is -1"):
-        tracker.add_table("t", -1)
+    with pytest.raises(error, match=message):
+        call(tracker)
+
+
+def test_a_closed_tracker_refuses_calls() -> None:
+    tracker = new_tracker()
     tracker.close()
     tracker.close()
     for call in (lambda: tracker.track("dense", [1]), lambda: tracker.read("a"), tracker.compact):
@@ -122,7 +128,7 @@ def test_bad_calls_are_named(tmp_path: Path) -> None:
             call()
 
 
-def test_what_is_given_is_copied_and_what_is_handed_out_is_not_the_trackers() -> None:
+def test_given_ids_are_copied_and_returned_ids_are_read_only() -> None:
     tracker = new_tracker()
     ids = np.array([4, 5], np.uint64)
     tracker.track("sparse", ids)
@@ -174,13 +180,13 @@ def test_repeated_ids_stay_bounded_without_compact(monkeypatch: pytest.MonkeyPat
     assert len(tracker.read("a").ids("sparse")) == 1000
 
 
-def test_ids_that_come_while_others_are_compacted_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_tracked_during_a_compaction_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     tracker = new_tracker()
-    real = sets.distinct
+    real = sets.find_distinct
     late = iter([300, 301])
 
-    def slow(*given: Any) -> dict[str, Touched]:
-        found = real(*given)
+    def slow(*arguments: Any) -> dict[str, Touched]:
+        found = real(*arguments)
         for table in ("dense", "sparse"):
             tracker.track(table, [next(late)])
             tracker.track(table, [1])
@@ -190,7 +196,7 @@ def test_ids_that_come_while_others_are_compacted_stay(monkeypatch: pytest.Monke
     for table in ("dense", "sparse"):
         # The dense table becomes bits here.
         tracker.track(table, np.repeat(np.arange(200), 2))
-    monkeypatch.setattr("petps.train.tracker.tracker.distinct", slow)
+    monkeypatch.setattr("petps.train.tracker.tracker.find_distinct", slow)
     assert tracker.compact() == 400
     reading = tracker.read("a")
     assert reading.ids("dense").tolist() == [*range(200), 300]
@@ -257,13 +263,13 @@ def test_many_threads_track_while_tenants_read(tmp_path: Path) -> None:
 
     readers = [threading.Thread(target=read, args=(tenant,)) for tenant in ("a", "b")]
     trainers = [threading.Thread(target=train, args=(number,)) for number in range(threads)]
-    for each in (*readers, *trainers):
-        each.start()
-    for each in trainers:
-        each.join(120)
+    for thread in (*readers, *trainers):
+        thread.start()
+    for trainer in trainers:
+        trainer.join(120)
     done.set()
-    for each in readers:
-        each.join(120)
+    for reader in readers:
+        reader.join(120)
     assert not failed
     for found in seen.values():
         for parts in found.values():  # no id repeats here, so each is handed out once
@@ -274,7 +280,7 @@ def test_many_threads_track_while_tenants_read(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ids_beyond_the_budget_lie_in_files(tmp_path: Path) -> None:
+def test_ids_beyond_the_budget_are_spilled_to_files(tmp_path: Path) -> None:
     print(f"seed {SEED}")
     random = np.random.default_rng(SEED)
     budget = 256 << 10
@@ -306,7 +312,7 @@ def test_ids_beyond_the_budget_lie_in_files(tmp_path: Path) -> None:
         assert found.ids.tolist() == sorted(expected)
         if table == "states":
             assert found.state is not None
-            assert found.state.tolist() == [states[each] for each in sorted(expected)]
+            assert found.state.tolist() == [states[key] for key in sorted(expected)]
     reading.acknowledge()
     tracker.read("fast").acknowledge()
     assert (tracker.spilled_bytes, tracker.resident_bytes) == (0, 0)
@@ -347,7 +353,7 @@ class Refusing:
         monkeypatch.setattr("petps.train.tracker.spill.open", refuse, raising=False)
 
 
-def test_a_full_disk_says_so_and_loses_nothing(
+def test_a_full_disk_is_reported_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Refusing(monkeypatch)
@@ -382,7 +388,7 @@ def test_a_file_that_fails_on_close_has_no_size(
     assert tracker.spilled_bytes == 0
 
 
-def test_a_real_disk_that_is_full(tmp_path: Path) -> None:
+def test_a_file_size_limit_is_reported_and_loses_nothing(tmp_path: Path) -> None:
     """The kernel refuses the write: a file of this process may have 100 KB at most."""
     script = """
 import resource, signal, sys
@@ -402,12 +408,12 @@ print(len(tracker.read("a").ids("t")))
         [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert f"ids can't be spilled to {tmp_path}: File too large" in done.stdout
+    assert f"ids cannot be spilled to {tmp_path}: File too large" in done.stdout
     assert done.stdout.endswith("50000\n")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_folder_the_budget_is_a_limit_that_is_told() -> None:
+def test_without_a_folder_track_refuses_ids_beyond_the_budget() -> None:
     tracker = Tracker({"t": None}, tenants=["gone", "a"], memory_bytes=10_000)
     tracker.track("t", np.arange(1000))
     tracker.read("a").acknowledge()
@@ -419,12 +425,12 @@ def test_without_a_folder_the_budget_is_a_limit_that_is_told() -> None:
     assert tracker.resident_bytes == 0
 
 
-def test_a_spill_folder_has_one_tracker_and_is_cleaned(tmp_path: Path) -> None:
+def test_a_spill_folder_belongs_to_one_tracker_and_is_cleaned(tmp_path: Path) -> None:
     (tmp_path / "00000007.segment").write_bytes(b"left by a process that was killed")
     (tmp_path / "other.txt").write_bytes(b"not ours")
     first = Tracker({"t": None}, tenants=["a"], memory_bytes=8, spill=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["other.txt"]
-    with pytest.raises(FailedPrecondition, match="is another tracker's"):
+    with pytest.raises(FailedPrecondition, match="belongs to another tracker"):
         Tracker(memory_bytes=8, spill=tmp_path)
     first.track("t", np.arange(100))
     assert first.spilled_bytes == 800
@@ -433,10 +439,10 @@ def test_a_spill_folder_has_one_tracker_and_is_cleaned(tmp_path: Path) -> None:
     Tracker(memory_bytes=8, spill=tmp_path).close()
 
 
-def test_a_spilled_file_that_was_cut_is_named(tmp_path: Path) -> None:
+def test_a_truncated_spill_file_is_named(tmp_path: Path) -> None:
     tracker = Tracker({"t": None}, tenants=["a"], memory_bytes=8, spill=tmp_path)
     tracker.track("t", np.arange(100))
     (path,) = tmp_path.iterdir()
     os.truncate(path, 50)
-    with pytest.raises(DataLoss, match=r"segment: the file was cut off"):
+    with pytest.raises(DataLoss, match=r"segment: another program cut the file off"):
         tracker.read("a").ids("t")

@@ -11,13 +11,7 @@ from typing import Literal
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from petps.train.tracker import Reading, Tracker
 
@@ -58,12 +52,12 @@ class TrackerModel(RuleBasedStateMachine):
         states = np.full((len(ids), 2), self.step) if table == "state" else None
         self.tracker.track(table, array, states)
         for parts in self.missed.values():
-            for each in ids:
+            for number in ids:
                 value = self.step if table == "state" else 0
                 if self.keep == "last":
-                    parts[-1].setdefault(table, {})[each] = value
+                    parts[-1].setdefault(table, {})[number] = value
                 else:
-                    parts[-1].setdefault(table, {}).setdefault(each, value)
+                    parts[-1].setdefault(table, {}).setdefault(number, value)
 
     @rule()
     def compact(self) -> None:
@@ -99,7 +93,7 @@ class TrackerModel(RuleBasedStateMachine):
             assert touched.ids.tolist() == sorted(expected)
             if table == "state" and expected:
                 assert touched.state is not None
-                values = [[expected[each]] * 2 for each in sorted(expected)]
+                values = [[expected[key]] * 2 for key in sorted(expected)]
                 assert touched.state.tolist() == values
 
     @precondition(lambda self: self.readings)
