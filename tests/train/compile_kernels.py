@@ -9,49 +9,35 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from petps.train.kernels import intersect, pooled, rank, unique
+from petps.train.kernels import intersect, rank, unique
 
 HOPPER = GPUTarget("cuda", 90, 32)
-CONSTANTS = {
-    "steps": 20,
-    "is_mean": True,
-    "is_weighted": True,
-    "partitions": 64,
-    "radix": 1 << unique.DIGIT_BITS,
-}
-SIZES = {
-    intersect: rank.BLOCK,
-    pooled: pooled.DIMS_MAX,
-    rank: rank.BLOCK,
-    unique: rank.BLOCK,
-}
-NUMBERS = ("n", "m", "dim", "blocks", "shift", "dummy")
+CONSTANTS = {"steps": 20, "partitions": 64, "radix": 1 << unique.DIGIT_BITS}
+NUMBERS = ("n", "m", "blocks", "shift", "dummy")
 
 
-def type_of(module: object, argument: str) -> str:
+def type_of(argument: str) -> str:
     if argument in NUMBERS:
         return "i32"
-    if argument == "flags":
-        return "*i32"
-    return "*fp32" if module is pooled and argument in ("rows", "weights", "out") else "*i64"
+    return "*i32" if argument == "flags" else "*i64"
 
 
 def main() -> None:
-    for module, size in SIZES.items():
+    for module in (intersect, rank, unique):
         for name, kernel in vars(module).items():
             if not isinstance(kernel, triton.JITFunction) or kernel.__module__ != module.__name__:
                 continue
             if name == "_hash":  # compiled with the kernels that call it
                 continue
-            fixed = {each.name for each in kernel.params if each.is_constexpr}
+            fixed = {parameter.name for parameter in kernel.params if parameter.is_constexpr}
             small = "radix" in fixed
-            constants = CONSTANTS | {"size": unique.SORT_BLOCK if small else size}
+            constants = CONSTANTS | {"size": unique.SORT_BLOCK if small else rank.BLOCK}
             signature = {
-                each: "constexpr" if each in fixed else type_of(module, each)
-                for each in kernel.arg_names
+                argument: "constexpr" if argument in fixed else type_of(argument)
+                for argument in kernel.arg_names
             }
             source = ASTSource(
-                kernel, signature=signature, constexprs={each: constants[each] for each in fixed}
+                kernel, signature=signature, constexprs={name: constants[name] for name in fixed}
             )
             built = triton.compile(source, target=HOPPER)
             print(f"{name}: {len(built.asm['cubin'])} bytes", flush=True)

@@ -11,21 +11,21 @@ from petps.train import tracker
 from petps.train.kernels import Distinct
 from petps.train.pytorch import torch_module
 
-__all__ = ["intersection", "jagged_unique", "pooled_lookup"]
+__all__ = ["intersection", "jagged_unique"]
 
 
 def jagged_unique(values: Any, offsets: Any, variant: str) -> Distinct:
     """Do the same as petps.train.kernels.jagged_unique."""
     torch = torch_module()
-    found = tracker.jagged_unique(
+    unique = tracker.jagged_unique(
         values.numpy().view(np.uint64),
         offsets.numpy().view(np.uint64),
         order="ascending" if variant == "radix" else "any",
         inverse=True,
     )
-    keys, ends = found.ids.view(np.int64), found.offsets.astype(np.int64)
-    assert found.inverse is not None
-    inverse = found.inverse.astype(np.int64)
+    keys, ends = unique.ids.view(np.int64), unique.offsets.astype(np.int64)
+    assert unique.inverse is not None
+    inverse = unique.inverse.astype(np.int64)
     if variant == "hash":
         tables = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets.numpy()))
         places = ends[tables] + inverse
@@ -36,19 +36,12 @@ def jagged_unique(values: Any, offsets: Any, variant: str) -> Distinct:
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
         keys, inverse = keys[order], rank[places] - ends[tables]
-    return Distinct(*(torch.from_numpy(each) for each in (keys, ends, inverse)))
+    return Distinct(*map(torch.from_numpy, (keys, ends, inverse)))
 
 
-def intersection(one: Any, other: Any) -> tuple[Any, Any]:
+def intersection(first: Any, second: Any) -> tuple[Any, Any]:
     """Do the same as petps.train.kernels.intersection."""
     torch = torch_module()
-    found = _native.common_keys(*(each.numpy().view(np.uint64) for each in (one, other)))
-    return torch.from_numpy(found[0]), torch.from_numpy(found[1])
-
-
-def pooled_lookup(rows: Any, places: Any, offsets: Any, mode: str, weights: Any) -> Any:
-    """Do the same as petps.train.kernels.pooled_lookup."""
-    torch = torch_module()
-    return torch.nn.functional.embedding_bag(
-        places, rows, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True
-    )
+    keys = [tensor.numpy().view(np.uint64) for tensor in (first, second)]
+    in_first, in_second = _native.common_keys(*keys)
+    return torch.from_numpy(in_first), torch.from_numpy(in_second)

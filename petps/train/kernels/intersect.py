@@ -7,28 +7,28 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from petps.train.kernels.rank import BLOCK, blocks_of, ranks
+from petps.train.kernels.rank import BLOCK, grid_of, number_flags
 from petps.train.pytorch import torch_module
 
 __all__ = ["intersection"]
 
 
 @triton.jit
-def _search(one, other, flags, places, n, m, steps: tl.constexpr, size: tl.constexpr):
+def _search(first, second, flags, places, n, m, steps: tl.constexpr, size: tl.constexpr):
     at = tl.program_id(0) * size + tl.arange(0, size)
     there = at < n
-    key = tl.load(one + at, mask=there, other=0)
+    key = tl.load(first + at, mask=there, other=0)
     wanted = key.to(tl.uint64, bitcast=True)
     low = tl.full([size], 0, tl.int64)  # all keys before low are less
     high = tl.full([size], 0, tl.int64) + m  # all keys from high on are not less
     for _ in range(steps):
         middle = (low + high) // 2
         open = there & (low < high)
-        less = tl.load(other + middle, mask=open, other=0).to(tl.uint64, bitcast=True) < wanted
+        less = tl.load(second + middle, mask=open, other=0).to(tl.uint64, bitcast=True) < wanted
         low = tl.where(open & less, middle + 1, low)
         high = tl.where(open & (less == 0), middle, high)
     inside = there & (low < m)
-    same = inside & (tl.load(other + low, mask=inside, other=0) == key)
+    same = inside & (tl.load(second + low, mask=inside, other=0) == key)
     tl.store(flags + at, same.to(tl.int32), mask=there)
     tl.store(places + at, low, mask=there)
 
@@ -37,22 +37,22 @@ def _search(one, other, flags, places, n, m, steps: tl.constexpr, size: tl.const
 def _pick_both(flags, numbers, places, left, right, n, size: tl.constexpr):
     at = tl.program_id(0) * size + tl.arange(0, size)
     there = at < n
-    taken = there & (tl.load(flags + at, mask=there, other=0) != 0)
+    is_common = there & (tl.load(flags + at, mask=there, other=0) != 0)
     number = tl.load(numbers + at, mask=there, other=0)
-    tl.store(left + number, at.to(tl.int64), mask=taken)
-    tl.store(right + number, tl.load(places + at, mask=there, other=0), mask=taken)
+    tl.store(left + number, at.to(tl.int64), mask=is_common)
+    tl.store(right + number, tl.load(places + at, mask=there, other=0), mask=is_common)
 
 
-def intersection(one: Any, other: Any) -> tuple[Any, Any]:
+def intersection(first: Any, second: Any) -> tuple[Any, Any]:
     """Do the same as petps.train.kernels.intersection for two inputs that are not empty."""
     torch = torch_module()
-    n, m = len(one), len(other)
-    grid = blocks_of(n)
-    flags = torch.empty(n, dtype=torch.int32, device=one.device)
-    places = torch.empty(n, dtype=torch.int64, device=one.device)
-    _search[grid](one, other, flags, places, n, m, steps=m.bit_length(), size=BLOCK)
-    numbers = ranks(flags)
-    left = torch.empty(int(numbers[n]), dtype=torch.int64, device=one.device)
+    n, m = len(first), len(second)
+    grid = grid_of(n)
+    flags = torch.empty(n, dtype=torch.int32, device=first.device)
+    places = torch.empty(n, dtype=torch.int64, device=first.device)
+    _search[grid](first, second, flags, places, n, m, steps=m.bit_length(), size=BLOCK)
+    numbers = number_flags(flags)
+    left = torch.empty(int(numbers[n]), dtype=torch.int64, device=first.device)
     right = torch.empty_like(left)
     _pick_both[grid](flags, numbers, places, left, right, n, size=BLOCK)
     return left, right

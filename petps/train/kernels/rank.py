@@ -9,12 +9,12 @@ import triton.language as tl
 
 from petps.train.pytorch import torch_module
 
-__all__ = ["BLOCK", "blocks_of", "ranks"]
+__all__ = ["BLOCK", "grid_of", "number_flags"]
 
 BLOCK: Final = 1024
 
 
-def blocks_of(count: int) -> tuple[int]:
+def grid_of(count: int) -> tuple[int]:
     """Return the grid of a kernel in which each program takes BLOCK places."""
     return (triton.cdiv(count, BLOCK),)
 
@@ -36,11 +36,11 @@ def _number(flags, begins, numbers, n, size: tl.constexpr):
     tl.store(numbers + at, number, mask=at < n)
 
 
-def ranks(flags: Any) -> Any:
-    """Count the flags before each place: int32[n] of 0 or 1 -> int64[n + 1], the last the total."""
+def number_flags(flags: Any) -> Any:
+    """Count the flags before each place: int32[n] of 0 or 1 -> int64[n + 1], then the total."""
     torch = torch_module()
     n = len(flags)
-    grid = blocks_of(n)
+    grid = grid_of(n)
     counts = torch.empty(grid[0], dtype=torch.int64, device=flags.device)
     _count[grid](flags, counts, n, size=BLOCK)
     ends = torch.cumsum(counts, 0)

@@ -14,15 +14,16 @@ occurrence.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import triton
 import triton.language as tl
 
-from petps.train.kernels.rank import BLOCK, blocks_of, ranks
+from petps.train.kernels.rank import BLOCK, grid_of, number_flags
 from petps.train.pytorch import torch_module
 
-__all__ = ["by_hash", "by_radix"]
+__all__ = ["find_distinct"]
 
 # Keys in a partition: their cells (8 bytes, twice as many) are a small part of a level-2 cache.
 PARTITION_KEYS: Final = 1 << 15
@@ -32,6 +33,8 @@ DIGIT_BITS: Final = 4
 SORT_BLOCK: Final = 256
 
 Tensors = tuple[Any, Any, Any]
+# The values in the order of the flags, and a call that fills the inverse.
+Flagged = tuple[Any, Callable[[Any, Any, Any], None]]
 
 
 @triton.jit
@@ -88,23 +91,23 @@ def _claim(
     room = 2 * tl.load(counts + part, mask=there, other=1)
     low = (_hash(key, table) & 0xFFFFFFFF).to(tl.int64)
     step = (low * room) >> 32
-    found = tl.full([size], 0, tl.int64)
+    own_cell = tl.full([size], 0, tl.int64)
     free = tl.full([size], -1, tl.int64)
     searches = there
     while tl.max(searches.to(tl.int32), axis=0) > 0:
         # A value that has found its cell reads the last cell instead, which is never free.
         cell = tl.where(searches, begin + step, dummy)
         seen = tl.atomic_cas(cells + cell, free, place)
-        took = searches & (seen == -1)
-        asks = searches & (seen != -1)
-        same = tl.load(values + seen, mask=asks, other=0) == key
-        same = same & (tl.load(tables + seen, mask=asks, other=0) == table)
-        ends = took | (asks & same)
-        found = tl.where(ends, cell, found)
-        searches = searches & (ends == 0)
+        is_claimed = searches & (seen == -1)
+        is_taken = searches & (seen != -1)
+        same = tl.load(values + seen, mask=is_taken, other=0) == key
+        same = same & (tl.load(tables + seen, mask=is_taken, other=0) == table)
+        is_done = is_claimed | (is_taken & same)
+        own_cell = tl.where(is_done, cell, own_cell)
+        searches = searches & (is_done == 0)
         step = tl.where(step + 1 == room, 0, step + 1)
-    tl.atomic_min(first + found, place, mask=there)
-    tl.store(cell_of + place, found, mask=there)
+    tl.atomic_min(first + own_cell, place, mask=there)
+    tl.store(cell_of + place, own_cell, mask=there)
 
 
 @triton.jit
@@ -138,37 +141,6 @@ def _invert_hash(first, cell_of, numbers, tables, ends, inverse, n, size: tl.con
     tl.store(inverse + at, number - tl.load(ends + table, mask=there, other=0), mask=there)
 
 
-def by_hash(values: Any, offsets: Any) -> Tensors:
-    """Return (keys, offsets, inverse); each table's keys are in the order of first occurrence."""
-    torch = torch_module()
-    n, device = len(values), values.device
-    grid = blocks_of(n)
-    tables = _tables_of(offsets, n)
-    partitions = min(PARTITIONS_MAX, triton.next_power_of_2(triton.cdiv(n, PARTITION_KEYS)))
-    parts = torch.empty(n, dtype=torch.int64, device=device)
-    counts = torch.zeros(partitions, dtype=torch.int64, device=device)
-    _deal[grid](values, tables, parts, counts, n, partitions=partitions, size=BLOCK)
-    begins = torch.cumsum(counts, 0) - counts
-    order = torch.empty_like(parts)
-    _gather_partition[grid](parts, begins.clone(), order, n, size=BLOCK)
-    cells = torch.full((2 * n + 1,), -1, dtype=torch.int64, device=device)
-    cells[2 * n :] = 0
-    first = torch.full_like(cells, n)
-    cell_of = torch.empty_like(parts)
-    _claim[grid](
-        values, tables, parts, order, begins, counts, cells, first, cell_of, n, 2 * n, size=BLOCK
-    )
-    flags = torch.empty(n, dtype=torch.int32, device=device)
-    _flag_first[grid](first, cell_of, flags, n, size=BLOCK)
-    numbers = ranks(flags)
-    ends = numbers[offsets]
-    keys = torch.empty(int(numbers[n]), dtype=torch.int64, device=device)
-    _pick[grid](values, numbers, flags, keys, n, size=BLOCK)
-    inverse = torch.empty_like(parts)
-    _invert_hash[grid](first, cell_of, numbers, tables, ends, inverse, n, size=BLOCK)
-    return keys, ends, inverse
-
-
 @triton.jit
 def _digits(source, order, counts, shift, n, blocks, size: tl.constexpr, radix: tl.constexpr):
     block = tl.program_id(0)
@@ -176,9 +148,9 @@ def _digits(source, order, counts, shift, n, blocks, size: tl.constexpr, radix: 
     place = tl.load(order + at, mask=at < n, other=0)
     value = tl.load(source + place, mask=at < n, other=0)
     digit = tl.where(at < n, (value >> shift) & (radix - 1), radix)
-    each = tl.arange(0, radix)
-    of_digit = (digit[:, None] == each[None, :]).to(tl.int32)
-    tl.store(counts + each * blocks + block, tl.sum(of_digit, axis=0))
+    digits = tl.arange(0, radix)
+    of_digit = (digit[:, None] == digits[None, :]).to(tl.int32)
+    tl.store(counts + digits * blocks + block, tl.sum(of_digit, axis=0))
 
 
 @triton.jit
@@ -219,30 +191,73 @@ def _invert_radix(order, numbers, flags, tables, ends, inverse, n, size: tl.cons
     tl.store(inverse + place, number - tl.load(ends + table, mask=there, other=0), mask=there)
 
 
-def by_radix(values: Any, offsets: Any) -> Tensors:
-    """Return (keys, offsets, inverse); each table's keys ascend as unsigned numbers."""
+def find_distinct(values: Any, offsets: Any, variant: str) -> Tensors:
+    """Return (keys, offsets, inverse) as petps.train.kernels.jagged_unique does, of any values."""
     torch = torch_module()
     n, device = len(values), values.device
-    grid = blocks_of(n)
-    tables = _tables_of(offsets, n)
-    order = torch.arange(n, dtype=torch.int64, device=device)
-    key_bits = 64 if bool((values < 0).any()) else int(values.max()).bit_length()
-    for source, bits in ((values, key_bits), (tables, (len(offsets) - 2).bit_length())):
-        for shift in range(0, bits, DIGIT_BITS):
-            order = _sorted_by_digit(source, order, shift)
+    grid = grid_of(n)
+    tables = _number_tables(offsets, n)
     flags = torch.empty(n, dtype=torch.int32, device=device)
-    sorted_values = torch.empty_like(values)
-    _flag_heads[grid](values, tables, order, flags, sorted_values, n, size=BLOCK)
-    numbers = ranks(flags)
-    ends = numbers[offsets]  # the sort keeps the range of each table's values
+    flag = _flag_by_hash if variant == "hash" else _flag_by_radix
+    flagged_values, invert = flag(values, tables, len(offsets) - 1, flags)
+    numbers = number_flags(flags)
+    ends = numbers[offsets]
     keys = torch.empty(int(numbers[n]), dtype=torch.int64, device=device)
-    _pick[grid](sorted_values, numbers, flags, keys, n, size=BLOCK)
-    inverse = torch.empty_like(order)
-    _invert_radix[grid](order, numbers, flags, tables, ends, inverse, n, size=BLOCK)
+    _pick[grid](flagged_values, numbers, flags, keys, n, size=BLOCK)
+    inverse = torch.empty_like(values)
+    invert(numbers, ends, inverse)
     return keys, ends, inverse
 
 
-def _sorted_by_digit(source: Any, order: Any, shift: int) -> Any:
+def _flag_by_hash(values: Any, tables: Any, table_count: int, flags: Any) -> Flagged:
+    """Flag the first place of each key of a table."""
+    del table_count
+    torch = torch_module()
+    n, device = len(values), values.device
+    grid = grid_of(n)
+    partitions = min(PARTITIONS_MAX, triton.next_power_of_2(triton.cdiv(n, PARTITION_KEYS)))
+    parts = torch.empty(n, dtype=torch.int64, device=device)
+    counts = torch.zeros(partitions, dtype=torch.int64, device=device)
+    _deal[grid](values, tables, parts, counts, n, partitions=partitions, size=BLOCK)
+    begins = torch.cumsum(counts, 0) - counts
+    order = torch.empty_like(parts)
+    _gather_partition[grid](parts, begins.clone(), order, n, size=BLOCK)
+    cells = torch.full((2 * n + 1,), -1, dtype=torch.int64, device=device)
+    cells[2 * n :] = 0
+    first = torch.full_like(cells, n)
+    cell_of = torch.empty_like(parts)
+    _claim[grid](
+        values, tables, parts, order, begins, counts, cells, first, cell_of, n, 2 * n, size=BLOCK
+    )
+    _flag_first[grid](first, cell_of, flags, n, size=BLOCK)
+
+    def invert(numbers: Any, ends: Any, inverse: Any) -> None:
+        _invert_hash[grid](first, cell_of, numbers, tables, ends, inverse, n, size=BLOCK)
+
+    return values, invert
+
+
+def _flag_by_radix(values: Any, tables: Any, table_count: int, flags: Any) -> Flagged:
+    """Sort the values of each table as unsigned numbers; flag the first of each run."""
+    torch = torch_module()
+    n = len(values)
+    grid = grid_of(n)
+    order = torch.arange(n, dtype=torch.int64, device=values.device)
+    key_bits = 64 if bool((values < 0).any()) else int(values.max()).bit_length()
+    # The sort keeps the range of each table's values.
+    for source, bits in ((values, key_bits), (tables, (table_count - 1).bit_length())):
+        for shift in range(0, bits, DIGIT_BITS):
+            order = _sort_by_digit(source, order, shift)
+    sorted_values = torch.empty_like(values)
+    _flag_heads[grid](values, tables, order, flags, sorted_values, n, size=BLOCK)
+
+    def invert(numbers: Any, ends: Any, inverse: Any) -> None:
+        _invert_radix[grid](order, numbers, flags, tables, ends, inverse, n, size=BLOCK)
+
+    return sorted_values, invert
+
+
+def _sort_by_digit(source: Any, order: Any, shift: int) -> Any:
     """Return order int64[n], stably sorted by one digit of source[order]."""
     torch = torch_module()
     n, radix = len(order), 1 << DIGIT_BITS
@@ -255,7 +270,7 @@ def _sorted_by_digit(source: Any, order: Any, shift: int) -> Any:
     return out
 
 
-def _tables_of(offsets: Any, n: int) -> Any:
+def _number_tables(offsets: Any, n: int) -> Any:
     """Return int64[n]: the number of each value's table."""
     torch = torch_module()
     numbers = torch.arange(len(offsets) - 1, dtype=torch.int64, device=offsets.device)
