@@ -4,9 +4,9 @@ Owns:        Admission.
 Never does:  touch rows; know which rank needs a key.
 Called by:   sharded.py.
 Invariants:  the counts are those after the last committed batch. Counts of later batches are kept
-             separately until they are committed, so a version saved in between does not contain
-             them.
-Threads:     one calls count(), another commit(); a lock serialises them.
+             separately until they are committed, so a version that is saved before that does not
+             contain them.
+Threads:     one thread calls count(), another commit(); a lock serialises them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Admission"]
 Keys = npt.NDArray[np.uint64]
 Counts = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.bool_]
-# Beyond this number of newer counts, they are merged into the older ones in a pass over all.
+# If there are more newer counts than this, a pass over all counts merges them into the older ones.
 NEWER_MAX: Final = 1 << 16
 
 
@@ -40,7 +40,7 @@ class Admission:
 
     def __init__(self, threshold: int = 1) -> None:
         if threshold < 1:
-            raise InvalidArgument(f"threshold {threshold} is below 1")
+            raise InvalidArgument(f"threshold must be at least 1, got {threshold}")
         self.threshold = threshold
         self._mutex = threading.Lock()
         self._older = _KeyCounts()
@@ -62,12 +62,12 @@ class Admission:
         with self._mutex:
             if self._uncommitted and batch <= self._uncommitted[-1][0]:
                 raise FailedPrecondition(
-                    f"batch {batch} is counted after batch {self._uncommitted[-1][0]}"
+                    f"batch {batch} must be above {self._uncommitted[-1][0]}, counted before it"
                 )
             after = np.zeros(len(keys), np.uint64)
             ahead = (counts for _, counts in self._uncommitted)
-            for known in (self._older, self._newer, self._last, *ahead):
-                known.into(after, keys)
+            for counts in (self._older, self._newer, self._last, *ahead):
+                counts.copy_to(after, keys)
             after = np.minimum(after + seen.astype(np.uint64), np.iinfo(np.uint32).max)
             self._uncommitted.append((batch, _KeyCounts(keys, after.astype(np.uint32))))
             return after >= self.threshold
@@ -76,7 +76,7 @@ class Admission:
         """Make the counts of the batches up to this one permanent. Stop counting admitted keys."""
         with self._mutex:
             while self._uncommitted and self._uncommitted[0][0] <= batch:
-                self._newer = self._newer.under(self._last)
+                self._newer = self._newer.updated_by(self._last)
                 self._last = self._uncommitted.pop(0)[1]
             if len(self._newer.keys) > NEWER_MAX:
                 self._fold()
@@ -87,30 +87,31 @@ class Admission:
             self._uncommitted = []
 
     def _fold(self) -> None:
-        self._older = self._older.under(self._newer).below(self.threshold)
+        self._older = self._older.updated_by(self._newer).below(self.threshold)
         self._newer = _KeyCounts()
 
-    def saved(self) -> bytes:
+    def save(self) -> bytes:
         """Return the committed counts, for load()."""
         with self._mutex:
             out = io.BytesIO()
             self._fold()
-            counts = self._older.under(self._last).below(self.threshold)
+            counts = self._older.updated_by(self._last).below(self.threshold)
             np.savez(out, keys=counts.keys, counts=counts.counts)
             return out.getvalue()
 
-    def load(self, saved: Sequence[bytes], owns: Callable[[Keys], Mask] | None = None) -> None:
-        """Replace all counts by those of ``saved``, for the keys that ``owns`` accepts (None: all).
+    def load(self, bodies: Sequence[bytes], owns: Callable[[Keys], Mask] | None = None) -> None:
+        """Replace all counts by those that save() returned.
 
-        Forgets uncommitted counts. Raises DataLoss; then nothing has changed.
+        owns: accepts the keys to keep (None: all). Forgets uncommitted counts. Raises DataLoss;
+        then nothing has changed.
         """
         older = _KeyCounts()
-        for body in saved:
+        for body in bodies:
             counts = _read(body)
             if owns is not None:
                 is_own = owns(counts.keys)
                 counts = _KeyCounts(counts.keys[is_own], counts.counts[is_own])
-            older = older.under(counts)
+            older = older.updated_by(counts)
         with self._mutex:
             self._older, self._newer, self._last = older, _KeyCounts(), _KeyCounts()
             self._uncommitted = []
@@ -123,31 +124,31 @@ class _KeyCounts:
     keys: Keys = field(default_factory=lambda: np.empty(0, np.uint64))
     counts: Counts = field(default_factory=lambda: np.empty(0, np.uint32))
 
-    def into(self, after: npt.NDArray[np.uint64], keys: Keys) -> None:
-        """Set the count of each of ``keys`` that is here."""
+    def copy_to(self, after: npt.NDArray[np.uint64], keys: Keys) -> None:
+        """Set after[i] to the count of keys[i], for the keys that have a count here."""
         if len(self.keys) == 0:
             return
         where = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        there = self.keys[where] == keys
-        after[there] = self.counts[where[there]]
+        is_here = self.keys[where] == keys
+        after[is_here] = self.counts[where[is_here]]
 
-    def under(self, newer: _KeyCounts) -> _KeyCounts:
-        """Return the union; for a key in both, the count of ``newer``."""
-        stays = ~np.isin(self.keys, newer.keys, assume_unique=True)
-        keys = np.concatenate([self.keys[stays], newer.keys])
+    def updated_by(self, newer: _KeyCounts) -> _KeyCounts:
+        """Return the union. A key that is in both has the count of ``newer``."""
+        is_kept = ~np.isin(self.keys, newer.keys, assume_unique=True)
+        keys = np.concatenate([self.keys[is_kept], newer.keys])
         order = np.argsort(keys, kind="stable")
-        counts = np.concatenate([self.counts[stays], newer.counts])
+        counts = np.concatenate([self.counts[is_kept], newer.counts])
         return _KeyCounts(keys[order], counts[order])
 
     def below(self, threshold: int) -> _KeyCounts:
         """Return the counts of the keys that are not admitted."""
-        waits = self.counts < threshold
-        return _KeyCounts(self.keys[waits], self.counts[waits])
+        is_below = self.counts < threshold
+        return _KeyCounts(self.keys[is_below], self.counts[is_below])
 
 
-def _read(saved: bytes) -> _KeyCounts:
+def _read(body: bytes) -> _KeyCounts:
     try:
-        with np.load(io.BytesIO(saved), allow_pickle=False) as arrays:
+        with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
             keys, counts = arrays["keys"], arrays["counts"]
     except (OSError, ValueError, KeyError) as error:
         raise DataLoss(f"admission counts cannot be read: {error}") from error

@@ -1,9 +1,9 @@
 """A loader's samples, and their division into micro-batches.
 
-Owns:        Ragged, Batch, cuts().
-Never does:  read data; import torch (dense values are whatever tensors the loader gives).
+Owns:        Ragged, Batch, divide().
+Never does:  read data; import torch (dense values are the loader's own tensors).
 Called by:   loaders, pipeline.py, routing.py, clustering.py.
-Threads:     values only; after the pipeline takes a batch, the batch's arrays belong to it.
+Threads:     values only; once a pipeline has taken a batch, its arrays belong to the pipeline.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import numpy.typing as npt
 
 from petps.errors import InvalidArgument
 
-__all__ = ["Batch", "Ragged", "cuts"]
+__all__ = ["Batch", "Ragged", "divide"]
 
 Keys = npt.NDArray[np.uint64]
 Offsets = npt.NDArray[np.int64]
 
 
-def cuts(samples: int, micro_batches: int) -> list[int]:
-    """Return int[micro_batches + 1]: micro-batch m has the samples [cuts[m], cuts[m + 1]).
+def divide(samples: int, micro_batches: int) -> list[int]:
+    """Return bounds int[micro_batches + 1]: micro-batch m has samples [bounds[m], bounds[m + 1]).
 
     All micro-batches have the same size, except that the first and the last of three or more have
     half of it: nothing is computed while the first's rows and the last's gradients cross
     (PIPELINE.md). Raises InvalidArgument if there is less than one micro-batch.
     """
     if micro_batches < 1:
-        raise InvalidArgument(f"micro_batches {micro_batches} is below 1")
-    whole = max(1, 2 * micro_batches - 2)
-    halves = [0, *range(1, whole, 2), whole]
-    return [samples * half // whole for half in halves]
+        raise InvalidArgument(f"micro_batches must be at least 1, got {micro_batches}")
+    half_count = max(1, 2 * micro_batches - 2)  # a whole micro-batch has two halves
+    halves = [0, *range(1, half_count, 2), half_count]
+    return [samples * half // half_count for half in halves]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,18 @@ class Ragged:
 
     def __post_init__(self) -> None:
         if self.keys.dtype != np.uint64 or self.keys.ndim != 1:
-            raise InvalidArgument(f"keys are {self.keys.dtype}{list(self.keys.shape)}: uint64[n]")
+            raise InvalidArgument(
+                f"keys must be uint64[n], got {self.keys.dtype}{list(self.keys.shape)}"
+            )
         ends = self.offsets
         if ends.dtype != np.int64 or ends.ndim != 1 or len(ends) == 0:
-            raise InvalidArgument(f"offsets are {ends.dtype}{list(ends.shape)}: int64[samples + 1]")
+            raise InvalidArgument(
+                f"offsets must be int64[samples + 1], got {ends.dtype}{list(ends.shape)}"
+            )
         if ends[0] != 0 or ends[-1] != len(self.keys) or (ends[1:] < ends[:-1]).any():
-            raise InvalidArgument(f"offsets must ascend from 0 to {len(self.keys)}, the keys given")
+            raise InvalidArgument(
+                f"offsets must ascend from 0 to {len(self.keys)}, the number of keys"
+            )
 
     @staticmethod
     def single(keys: Keys) -> Ragged:
@@ -98,16 +104,17 @@ class Batch:
         counts = {name: ragged.samples for name, ragged in self.keys.items()}
         counts |= {name: len(values) for name, values in self.dense.items()}
         if len(set(counts.values())) > 1:
-            raise InvalidArgument(f"a batch's features differ in samples: {counts}")
+            raise InvalidArgument(
+                f"all features must have the same number of samples, got {counts}"
+            )
 
     @property
     def samples(self) -> int:
         """The number of samples."""
-        for ragged in self.keys.values():
-            return ragged.samples
-        for values in self.dense.values():
-            return len(values)
-        return 0
+        counts = itertools.chain(
+            (ragged.samples for ragged in self.keys.values()), map(len, self.dense.values())
+        )
+        return next(counts, 0)
 
     def select(self, order: npt.NDArray[np.intp]) -> Batch:
         """Return the samples at these positions, in this order."""
@@ -118,8 +125,8 @@ class Batch:
         )
 
     def parts(self, count: int) -> Iterator[Batch]:
-        """Yield ``count`` micro-batches of neighbouring samples, divided by cuts()."""
-        for begin, end in itertools.pairwise(cuts(self.samples, count)):
+        """Yield ``count`` micro-batches of neighbouring samples, divided by divide()."""
+        for begin, end in itertools.pairwise(divide(self.samples, count)):
             yield Batch(
                 {name: ragged.part(begin, end) for name, ragged in self.keys.items()},
                 {name: values[begin:end] for name, values in self.dense.items()},

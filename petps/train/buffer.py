@@ -5,7 +5,7 @@ Never does:  talk to other ranks.
 Called by:   lookup.py, pipeline.py, write_back.py.
 Invariants:  a row and its optimizer state move together; a key without a row reads as zeros and
              is neither updated nor copied nor written back.
-Threads:     one at a time; on a GPU each thread works on its own lane.
+Threads:     one at a time; on a GPU each thread uses its own lane.
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ class Buffer:
             numbers = np.flatnonzero(layout.block_of == block)
             count = sum(len(owned.keys[number]) for number in numbers)
             width = tables[layout.names[numbers[0]]].width
-            blocks.append(lane.staged((count, width), torch_module().float32))
+            blocks.append(lane.allocate((count, width), torch_module().float32))
         hosts = [block.numpy() for block in blocks]
         for number, name in enumerate(layout.names):
             keys, begin = owned.keys[number], int(owned.begins[number])
             into = hosts[layout.block_of[number]][begin : begin + len(keys)]
             self.live.append(tables[name].retrieve(batch, keys, owned.seen[number], into).live)
-        self.slots = [lane.copied(block) for block in blocks]
-        self.keys = [lane.copied(keys.view(np.int64)) for keys in owned.keys]
+        self.slots = [lane.copy_in(block) for block in blocks]
+        self.keys = [lane.copy_in(keys.view(np.int64)) for keys in owned.keys]
         """By table: int64[n], the bits of its keys, on the device."""
-        self._trained = [self._live_of(block, lane) for block in range(len(layout.dims))]
+        self._trained = [self._find_live(block, lane) for block in range(len(layout.dims))]
 
-    def _live_of(self, block: int, lane: Lane) -> Any | None:
+    def _find_live(self, block: int, lane: Lane) -> Any | None:
         """Return the positions of a block's keys that have a row, or None if all have."""
         numbers = np.flatnonzero(self._layout.block_of == block)
         live = np.concatenate([self.live[number] for number in numbers])
-        return None if live.all() else lane.copied(np.flatnonzero(live))
+        return None if live.all() else lane.copy_in(np.flatnonzero(live))
 
     @property
     def tensors(self) -> list[Any]:
@@ -98,7 +98,7 @@ class Buffer:
 
     def write_back(self, tables: ShardedTables, lane: Lane) -> None:
         """Write the rows that exist back into the pool."""
-        hosts = lane.arrays("written", self.slots)
+        hosts = lane.copy_out("written", self.slots)
         for number, name in enumerate(self._layout.names):
             keys, live = self.owned.keys[number], self.live[number]
             begin = int(self.owned.begins[number])
@@ -109,10 +109,7 @@ class Buffer:
 
 
 def find_shared_rows(older: Buffer, newer: Buffer, layout: Layout, lane: Lane) -> SharedRows:
-    """Return the rows of the older buffer whose keys are in both.
-
-    See NestPipe IV.B, compact key sets.
-    """
+    """Find the rows whose keys are in both buffers (NestPipe IV.B, compact key sets)."""
     torch = torch_module()
     shared = SharedRows(older, [], [])
     for block in range(len(layout.dims)):
@@ -121,10 +118,10 @@ def find_shared_rows(older: Buffer, newer: Buffer, layout: Layout, lane: Lane) -
             left, right = intersection(older.keys[number], newer.keys[number])
             live = older.live[number]
             if not live.all():
-                known = lane.copied(live)[left]
-                left, right = left[known], right[known]
+                has_row = lane.copy_in(live)[left]
+                left, right = left[has_row], right[has_row]
             parts[0].append(left + int(older.owned.begins[number]))
             parts[1].append(right + int(newer.owned.begins[number]))
-        for into, part in zip((shared.older, shared.newer), parts, strict=True):
-            into.append(part[0] if len(part) == 1 else torch.cat(part))
+        for positions, part in zip((shared.older, shared.newer), parts, strict=True):
+            positions.append(part[0] if len(part) == 1 else torch.cat(part))
     return shared

@@ -6,10 +6,10 @@ because keys are deduplicated only within a micro-batch.
 Owns:        cluster(), dedup_ratio(), ByKeys (for Pipeline's ``arrange``).
 Never does:  drop, repeat or change a sample.
 Called by:   the prefetch stage of Pipeline, or offline.
-Invariants:  the order is a permutation; the micro-batches that cuts() makes of it have together
+Invariants:  the order is a permutation; the micro-batches that divide() makes of it have together
              no more distinct keys than those of the given order; the result depends only on the
              keys and the seed.
-Threads:     functions; a ByKeys belongs to one thread.
+Threads:     any for functions; a ByKeys belongs to one thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from petps.errors import InvalidArgument
-from petps.train.batch import Batch, Ragged, cuts
+from petps.train.batch import Batch, Ragged, divide
 from petps.train.tracker import jagged_unique
 
 __all__ = ["ByKeys", "Clustering", "cluster", "dedup_ratio"]
@@ -66,23 +66,22 @@ def cluster(
 
     Raises InvalidArgument if micro_batches is below 1 or features differ in samples.
     """
-    sample, number, count, samples = _number_keys(keys, features or {})
-    batch = _KeyPairs(sample, number, count, samples, np.array(cuts(samples, micro_batches)))
-    assignment = batch.assign(np.arange(samples))
-    before = best = batch.distinct_keys(assignment)
-    if micro_batches > 1 and samples > 1:
-        for candidate in batch.candidates(np.random.default_rng(seed)):
-            worth = batch.distinct_keys(candidate)
-            if worth < best:
-                best, assignment = worth, candidate
+    batch = _find_pairs(keys, micro_batches, features)
+    assignment = batch.assign(np.arange(batch.samples))
+    before = best = batch.count_distinct(assignment)
+    if micro_batches > 1 and batch.samples > 1:
+        for candidate in batch.sweep(np.random.default_rng(seed)):
+            distinct = batch.count_distinct(candidate)
+            if distinct < best:
+                best, assignment = distinct, candidate
         for _ in range(ROUNDS):
             candidate = batch.move(assignment)
-            worth = batch.distinct_keys(candidate)
-            if worth >= best:
+            distinct = batch.count_distinct(candidate)
+            if distinct >= best:
                 break
-            best, assignment = worth, candidate
+            best, assignment = distinct, candidate
     order = np.argsort(assignment, kind="stable")
-    return Clustering(order, batch.bounds, len(count), before, best)
+    return Clustering(order, batch.bounds, len(batch.count), before, best)
 
 
 def dedup_ratio(
@@ -97,13 +96,14 @@ def dedup_ratio(
     order: of the samples before they are cut; None: the given order. Returns 1 for a batch
     without keys. Raises InvalidArgument if order is no permutation of the samples.
     """
-    sample, number, count, samples = _number_keys(keys, features or {})
-    batch = _KeyPairs(sample, number, count, samples, np.array(cuts(samples, micro_batches)))
-    if order is None:
-        order = np.arange(samples)
-    elif not np.array_equal(np.sort(order), np.arange(samples)):
-        raise InvalidArgument(f"order is no permutation of the {samples} samples")
-    return batch.distinct_keys(batch.assign(order)) / max(1, len(count)) if len(count) else 1.0
+    batch = _find_pairs(keys, micro_batches, features)
+    given_order = np.arange(batch.samples)
+    if order is not None and not np.array_equal(np.sort(order), given_order):
+        raise InvalidArgument(f"order is no permutation of the {batch.samples} samples")
+    if len(batch.count) == 0:
+        return 1.0
+    assignment = batch.assign(given_order if order is None else order)
+    return batch.count_distinct(assignment) / len(batch.count)
 
 
 class ByKeys:
@@ -133,33 +133,32 @@ class ByKeys:
         return self._before / max(1, self._distinct), self._after / max(1, self._distinct)
 
 
-def _number_keys(
-    keys: Mapping[str, Ragged], features: Mapping[str, str]
-) -> tuple[Ints, Ints, Ints, int]:
-    """Return the batch as distinct pairs of a sample and the number of a key.
-
-    Returns (sample int64[n], number int64[n], the count of samples of each key, samples).
-    """
+def _find_pairs(
+    keys: Mapping[str, Ragged], micro_batches: int, features: Mapping[str, str] | None
+) -> _KeyPairs:
+    """Return the batch as distinct pairs of a sample and the number of a key."""
     counts = {name: ragged.samples for name, ragged in keys.items()}
     if len(set(counts.values())) > 1:
-        raise InvalidArgument(f"features differ in samples: {counts}")
+        raise InvalidArgument(f"all features must have the same number of samples, got {counts}")
     by_table: dict[str, list[Ragged]] = {}
     for name, ragged in keys.items():
-        by_table.setdefault(features.get(name, name), []).append(ragged)
-    inorder = [ragged for group in by_table.values() for ragged in group]
-    values = np.concatenate([np.empty(0, np.uint64), *(ragged.keys for ragged in inorder)])
+        by_table.setdefault((features or {}).get(name, name), []).append(ragged)
+    sorted_by_table = [ragged for group in by_table.values() for ragged in group]
+    values = np.concatenate([np.empty(0, np.uint64), *(ragged.keys for ragged in sorted_by_table)])
     lengths = [sum(len(ragged.keys) for ragged in group) for group in by_table.values()]
     offsets = np.cumsum([0, *lengths]).astype(np.uint64)
     unique = jagged_unique(values, offsets, inverse=True)
     assert unique.inverse is not None
     number = np.repeat(unique.offsets[:-1].astype(np.int64), lengths) + unique.inverse
     samples = max(counts.values(), default=0)
-    sample = [np.repeat(np.arange(samples), np.diff(ragged.offsets)) for ragged in inorder]
+    sample = [np.repeat(np.arange(samples), np.diff(ragged.offsets)) for ragged in sorted_by_table]
     distinct = max(1, len(unique.ids))
     pairs = np.concatenate([np.empty(0, np.int64), *sample]) * distinct + number
-    once = jagged_unique(pairs, np.array([0, len(pairs)])).ids.astype(np.int64)
-    number = once % distinct
-    return once // distinct, number, np.bincount(number, minlength=len(unique.ids)), samples
+    distinct_pairs = jagged_unique(pairs, np.array([0, len(pairs)])).ids.astype(np.int64)
+    number = distinct_pairs % distinct
+    count = np.bincount(number, minlength=len(unique.ids))
+    bounds = np.array(divide(samples, micro_batches))
+    return _KeyPairs(distinct_pairs // distinct, number, count, samples, bounds)
 
 
 @dataclass(slots=True)
@@ -179,14 +178,14 @@ class _KeyPairs:
         assignment[order] = np.repeat(np.arange(len(sizes)), sizes)
         return assignment
 
-    def distinct_keys(self, assignment: Ints) -> int:
+    def count_distinct(self, assignment: Ints) -> int:
         """Return the sum of the distinct keys of each micro-batch."""
         parts = len(self.bounds) - 1
-        there = np.zeros(len(self.count) * parts, np.bool_)
-        there[self.number * parts + assignment[self.sample]] = True
-        return int(np.count_nonzero(there))
+        has_key = np.zeros(len(self.count) * parts, np.bool_)
+        has_key[self.number * parts + assignment[self.sample]] = True
+        return int(np.count_nonzero(has_key))
 
-    def candidates(self, random: np.random.Generator) -> list[Ints]:
+    def sweep(self, random: np.random.Generator) -> list[Ints]:
         """Return assignments by least hash, then after each sweep along a line of samples.
 
         The first order sorts samples by the least hash of a key that other samples have too, but
@@ -194,7 +193,7 @@ class _KeyPairs:
         samples, and a sample moves to the middle of its keys. Frequent keys weigh less, and a key
         of all samples weighs nothing. Samples that belong together meet, wherever they begin.
         """
-        order = self._by_least_hash(random)
+        order = self._sort_by_least_hash(random)
         assignments = [self.assign(order)]
         weight = np.where(self.count > 1, np.log(self.samples / self.count), 0).clip(min=0)
         weights = weight[self.number]
@@ -203,14 +202,14 @@ class _KeyPairs:
         place[order] = np.arange(self.samples)
         for _ in range(SWEEPS):
             middle = np.bincount(self.number, place[self.sample], len(self.count)) / self.count
-            drawn = np.bincount(self.sample, weights * middle[self.number], self.samples)
-            np.divide(drawn, sums, out=place, where=sums > 0)
+            pulls = np.bincount(self.sample, weights * middle[self.number], self.samples)
+            np.divide(pulls, sums, out=place, where=sums > 0)
             order = np.argsort(place, kind="stable")
             place[order] = np.arange(self.samples)
             assignments.append(self.assign(order))
         return assignments
 
-    def _by_least_hash(self, random: np.random.Generator) -> Ints:
+    def _sort_by_least_hash(self, random: np.random.Generator) -> Ints:
         size = np.diff(self.bounds).max()
         shared = (self.count > 1) & (self.count <= size)
         pairs = shared[self.number]
@@ -226,24 +225,24 @@ class _KeyPairs:
         """
         parts = len(self.bounds) - 1
         own = assignment[self.sample]
-        stand = np.bincount(self.number * parts + own, minlength=len(self.count) * parts)
+        count_in_part = np.bincount(self.number * parts + own, minlength=len(self.count) * parts)
         score = np.empty((self.samples, parts))
         for part in range(parts):
-            others = stand[self.number * parts + part] - (own == part) > 0
+            others = count_in_part[self.number * parts + part] - (own == part) > 0
             score[:, part] = np.bincount(self.sample, others, self.samples)
         score[np.arange(self.samples), assignment] += 0.5  # a sample that gains nothing stays
         best = np.sort(score, axis=1)
         waiting = np.argsort(best[:, -2] - best[:, -1], kind="stable")
         room = np.diff(self.bounds)
-        moved = np.empty(self.samples, np.int64)
+        assignment = np.empty(self.samples, np.int64)
         while len(waiting) > 0:
-            wish = score[waiting].argmax(axis=1)
-            refused = np.zeros(len(waiting), np.bool_)
+            choice = score[waiting].argmax(axis=1)
+            is_refused = np.zeros(len(waiting), np.bool_)
             for part in range(parts):
-                wanting = np.flatnonzero(wish == part)
-                moved[waiting[wanting[: room[part]]]] = part
-                refused[wanting[room[part] :]] = True
+                wanting = np.flatnonzero(choice == part)
+                assignment[waiting[wanting[: room[part]]]] = part
+                is_refused[wanting[room[part] :]] = True
                 room[part] -= min(room[part], len(wanting))
             score[:, room == 0] = -1
-            waiting = waiting[refused]
-        return moved
+            waiting = waiting[is_refused]
+        return assignment

@@ -4,7 +4,7 @@ Owns:        ForwardBackward.
 Never does:  update anything.
 Called by:   pipeline.py.
 Invariants:  all ranks begin the transfers of a batch in the same order.
-Threads:     the trainer's; in modes that overlap transfers, also the link's.
+Threads:     the trainer's thread; in modes that overlap transfers, also the link's.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ class ForwardBackward:
     def _begin(
         self, point: str, call: Callable[..., Any], ready: Handoff | None, micro: int, *values: Any
     ) -> Callable[[], Any]:
-        """Begin a transfer, or, without a link thread, leave it to _wait(), which takes the result.
+        """Begin a transfer; without a link thread, _wait() runs it. Return a call for its result.
 
-        point: where the transfer hands its result over (PIPELINE.md).
+        point: the name of the handoff of the result (PIPELINE.md).
         """
 
         def transfer() -> Any:
@@ -126,8 +126,8 @@ class ForwardBackward:
         loss = self._model(lookups, part)
         if not self._torch.is_tensor(loss) or loss.numel() != 1 or not loss.requires_grad:
             raise InvalidArgument(
-                f"the model gave {_describe_loss(loss)} for micro-batch {micro} of step "
-                f"{work.number}: expected the mean loss of its samples, one value that has a "
+                f"the model returned {_describe_loss(loss)} for micro-batch {micro} of step "
+                f"{work.number}: it must return the mean loss of the samples, one value with a "
                 "gradient"
             )
         loss = loss.reshape(()) * (part.samples / sum(work.owned.samples))
@@ -143,7 +143,6 @@ def _sum_seconds(lane: Lane, spans: list[tuple[Any, Any]]) -> float:
 
 
 def _describe_loss(loss: Any) -> str:
-    """Describe what a model returned."""
     if not hasattr(loss, "requires_grad"):
         return f"a {type(loss).__name__}"
     without = "" if loss.requires_grad else " without a gradient"

@@ -1,6 +1,6 @@
 """Exchanges between ranks.
 
-There is one contract and two implementations: torch.distributed, and one rank alone.
+One contract has two implementations: torch.distributed, and one rank alone.
 
 Owns:        Link, GroupLink, LoneLink, Links.
 Never does:  know keys or rows.
@@ -43,7 +43,7 @@ class Link(Protocol):
         """Return the tensors of all ranks; all have one shape."""
 
     def all_reduce(self, values: Any) -> Any:
-        """Return the sum over all ranks, added in whatever order is fastest."""
+        """Return the sum over all ranks, added in any order."""
 
 
 class LoneLink:
@@ -70,7 +70,7 @@ class GroupLink:
     """A link over a process group of torch.distributed. device: where the group's tensors are.
 
     NCCL's calls are queued on the current stream, and fail where the host waits for that stream.
-    If a peer does not answer, NCCL's watchdog ends the process after the group's timeout.
+    If a peer does not answer, NCCL's watchdog terminates the process after the group's timeout.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ ROUTED_AHEAD: Final = 2
 class BatchWork:
     """A batch on its way through the stages. Each stage fills in what it finds.
 
-    ended: whether the loader has no batch of this number. requests, owned: see routing.py.
+    is_past_end: whether the loader has no batch of this number. requests, owned: see routing.py.
     positions: those of ``owned``, on the device. inputs: for each micro-batch and feature, inverse
     and offsets on the device. buffer: the rows. shared: the rows that the batch before also has.
     handoffs: the results of stages that the training of this batch uses.
@@ -44,7 +44,7 @@ class BatchWork:
     number: int
     parts: list[Batch]
     reader: bytes
-    ended: bool
+    is_past_end: bool
     requests: KeyRequests = field(init=False)
     owned: OwnedKeys = field(init=False)
     positions: list[list[Any]] = field(init=False)
@@ -143,14 +143,14 @@ class LookupStages:
             self._reader = batch.reader
             if options.arrange is not None:
                 batch = options.arrange(batch)
-            pinned = self._resources.lanes.to_device.pinned
-            parts = [_map_dense(part, pinned) for part in batch.parts(options.micro_batches)]
+            pin = self._resources.lanes.to_device.pin
+            parts = [_map_dense(part, pin) for part in batch.parts(options.micro_batches)]
             return BatchWork(number, parts, batch.reader, False)
 
     def _to_device(self, work: BatchWork) -> BatchWork:
         lane = self._resources.lanes.to_device
         with self._timeline.span("to-device", "to-device", work.number), lane.use():
-            work.parts = [_map_dense(part, lane.copied) for part in work.parts]
+            work.parts = [_map_dense(part, lane.copy_in) for part in work.parts]
             dense = [values for part in work.parts for values in part.dense.values()]
             work.handoffs.append(lane.hand("samples", dense))
         return work
@@ -169,16 +169,16 @@ class LookupStages:
         with self._timeline.span("exchange", "exchange", work.number), lane.use():
             samples = sum(part.samples for part in work.parts)
             layout, link = self._resources.layout, self._resources.links.keys
-            work.owned = exchange(work.requests, samples, work.ended, layout, link)
-            if work.owned.ended:
+            work.owned = exchange(work.requests, samples, work.is_past_end, layout, link)
+            if work.owned.are_all_past_end:
                 self._all_ended.set()
                 return None
             work.positions = [
-                [lane.copied(positions) for positions in blocks] for blocks in work.owned.positions
+                [lane.copy_in(positions) for positions in blocks] for blocks in work.owned.positions
             ]
             work.inputs = [
                 {
-                    feature: (lane.copied(inverse), lane.copied(part.keys[feature].offsets))
+                    feature: (lane.copy_in(inverse), lane.copy_in(part.keys[feature].offsets))
                     for feature, inverse in inverses.items()
                 }
                 for part, inverses in zip(work.parts, work.requests.inverse, strict=True)

@@ -19,20 +19,24 @@ __all__ = ["Adam", "Optimizer", "RowwiseAdagrad", "Sgd"]
 
 
 class Optimizer(Protocol):
-    """An optimizer of embedding rows."""
+    """An optimizer of embedding rows. By default it keeps no state."""
 
     def columns(self, dim: int) -> Mapping[str, int]:
         """Return the columns after the row in a slot: widths in float32, by name, in order."""
+        del dim
+        return {}
 
     def initial(self, dim: int) -> float:
         """Return the value that fills the state of a new row."""
+        del dim
+        return 0.0
 
     def apply(self, slots: Any, gradients: Any) -> None:
         """Update slots float32[n, dim + state] in place with gradients float32[n, dim]; tensors."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sgd:
+class Sgd(Optimizer):
     """Plain gradient descent: row -= lr * gradient."""
 
     lr: float
@@ -40,26 +44,16 @@ class Sgd:
     def __post_init__(self) -> None:
         _check_positive("lr", self.lr)
 
-    def columns(self, dim: int) -> Mapping[str, int]:
-        """See Optimizer."""
-        del dim
-        return {}
-
-    def initial(self, dim: int) -> float:
-        """See Optimizer."""
-        del dim
-        return 0.0
-
     def apply(self, slots: Any, gradients: Any) -> None:
         """See Optimizer."""
         slots.sub_(gradients, alpha=self.lr)
 
 
 @dataclass(frozen=True, slots=True)
-class RowwiseAdagrad:
+class RowwiseAdagrad(Optimizer):
     """Row-wise Adagrad: one sum a row of the mean squared gradient.
 
-    It computes what FBGEMM's EXACT_ROWWISE_ADAGRAD does.
+    It computes the same as FBGEMM's EXACT_ROWWISE_ADAGRAD.
     """
 
     lr: float
@@ -89,7 +83,7 @@ class RowwiseAdagrad:
 
 
 @dataclass(frozen=True, slots=True)
-class Adam:
+class Adam(Optimizer):
     """Lazy Adam: each row has moments and a count of steps, and counts only its own steps."""
 
     lr: float
@@ -102,16 +96,11 @@ class Adam:
         _check_positive("eps", self.eps)
         for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
             if not 0 <= beta < 1:
-                raise InvalidArgument(f"{name} {beta} is not in [0, 1)")
+                raise InvalidArgument(f"{name} must be at least 0 and below 1, got {beta}")
 
     def columns(self, dim: int) -> Mapping[str, int]:
         """See Optimizer."""
         return {"mean": dim, "variance": dim, "steps": 1}
-
-    def initial(self, dim: int) -> float:
-        """See Optimizer."""
-        del dim
-        return 0.0
 
     def apply(self, slots: Any, gradients: Any) -> None:
         """See Optimizer."""
@@ -127,4 +116,4 @@ class Adam:
 
 def _check_positive(name: str, value: float) -> None:
     if not value > 0:
-        raise InvalidArgument(f"{name} {value} is not positive")
+        raise InvalidArgument(f"{name} must be above 0, got {value}")

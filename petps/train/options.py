@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from petps.errors import InvalidArgument
-from petps.train.batch import Batch, cuts
+from petps.train.batch import Batch, divide
 from petps.train.link import Links
 from petps.train.routing import Layout
 from petps.train.sharded import ShardedTables
@@ -30,7 +30,7 @@ MODES: Final = ("nested", "dual", "frozen", "synchronous")
 class PipelineOptions:
     """How a pipeline trains. All ranks have the same options.
 
-    micro_batches: the number of parts of a batch, divided by cuts() of batch.py.
+    micro_batches: into how many parts divide() of batch.py cuts a batch.
     mode: 'synchronous' overlaps nothing; 'dual' overlaps the lookup with training (NestPipe IV);
         'frozen' overlaps transfers with computation inside a batch (V); 'nested' does both.
     arrange: orders a batch's samples before they are cut into micro-batches (clustering).
@@ -53,8 +53,8 @@ class PipelineOptions:
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise InvalidArgument(f"mode {self.mode!r} is unknown; there are: {', '.join(MODES)}")
-        cuts(0, self.micro_batches)  # raises now what it would raise for the first batch
+            raise InvalidArgument(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}")
+        divide(0, self.micro_batches)  # raise now, not in the first batch
 
     @property
     def runs_ahead(self) -> bool:
@@ -69,7 +69,7 @@ class PipelineOptions:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What all parts of a pipeline use."""
+    """The options, tables, links and lanes that all parts of a pipeline share."""
 
     options: PipelineOptions
     tables: ShardedTables

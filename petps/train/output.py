@@ -1,7 +1,7 @@
 """Checkpoints and log from one gather of the rows that a trainer touched.
 
-Owns:        TrainerOutput.
-Never does:  know a policy, or which log it is.
+Owns:        TrainerOutput; LogRows and LazyParts, which ranks.py uses too.
+Never does:  know a policy, or the kind of the log.
 Called by:   trainers.
 Invariants:  a tenant acknowledges what it read only after the version with those rows is
              committed.
@@ -11,6 +11,7 @@ Threads:     one, between two steps; any thread may call cancel().
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -22,13 +23,13 @@ from petps.checkpoint.state import Version
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError
 from petps.publish import Position, Publisher
 from petps.train.source import CHECKPOINT, TrackedSource
-from petps.train.table import ROW, Gathered, Keys, TrainedTable
+from petps.train.table import ROW, Floats, Gathered, Keys, Mask, TrainedTable
 from petps.train.tracker import Reading, Tracker
 
-__all__ = ["PUBLISH", "Late", "Sent", "TrainerOutput"]
+__all__ = ["PUBLISH", "LazyParts", "LogRows", "TrainerOutput", "read_pieces"]
 
 PUBLISH: Final = "publish"
-# The number of rows gathered at a time when only the log needs them.
+# How many rows are gathered at a time if only the log needs them.
 GATHER_ROWS: Final = 1 << 16
 
 
@@ -52,9 +53,9 @@ class TrainerOutput:
         self._tracker = tracker
         self._tables = {table.name: table for table in tables}
         self.publisher = publisher
-        self._publishes = publisher is not None  # whether touched ids are owed to a log
+        self._owes_log = publisher is not None
         if (store is None) != (policy is None):
-            raise InvalidArgument("checkpoints need a store and a policy")
+            raise InvalidArgument("give both a store and a policy, or neither")
         self._store = store
         self._source: TrackedSource | None = None
         self._checkpointer: Checkpointer | None = None
@@ -62,11 +63,12 @@ class TrainerOutput:
             missing = set(store.state.tables) ^ set(self._tables)
             if missing:
                 raise InvalidArgument(
-                    f"table {min(missing)} is not both the trainer's and {store.name}'s"
+                    f"the trainer and store {store.name} must have the same tables: table "
+                    f"{min(missing)} is in one of them only"
                 )
             self._source = TrackedSource(tracker, self._tables.values(), tenant=CHECKPOINT)
             self._checkpointer = Checkpointer(store, policy, self._source)
-        if self._publishes:
+        if self._owes_log:
             tracker.add_tenant(PUBLISH)
 
     def publish(self, *, step: int | None = None, dense: str | None = None) -> int:
@@ -75,8 +77,8 @@ class TrainerOutput:
         Raises as Publisher does; then nothing is forgotten.
         """
         with self._tracker.read(PUBLISH) as reading:
-            sent = Sent(self._tables, self._the_publisher(), reading, step)
-            version = sent.commit(dense)
+            log_rows = LogRows(self._tables, self._require_publisher(), reading, step)
+            version = log_rows.commit(dense)
             reading.acknowledge()
         return version
 
@@ -94,41 +96,41 @@ class TrainerOutput:
         One of the two may fail alone: the other is finished, then the error is raised. Raises as
         Checkpointer.write and Publisher do; then nothing is forgotten.
         """
-        source, checkpointer = self._the_checkpoints()
-        reading = self._tracker.read(PUBLISH) if self._publishes else None
+        source, checkpointer = self._require_checkpoints()
+        reading = self._tracker.read(PUBLISH) if self._owes_log else None
         if publish and reading is None:
-            raise FailedPrecondition("the output has no publisher")
-        sent = None
+            raise FailedPrecondition("TrainerOutput has no publisher: give it one")
+        log_rows = None
         if publish and reading is not None:
-            sent = Sent(self._tables, self._the_publisher(), reading, step)
-            source.also = sent.take
+            log_rows = LogRows(self._tables, self._require_publisher(), reading, step)
+            source.on_gathered = log_rows.take
         source.begin()
         try:
-            late = Late(lambda: self._parts(parts, reading, sent, dense))
-            written = checkpointer.write(version, late)
-            source.committed(written)
+            lazy_parts = LazyParts(lambda: self._make_parts(parts, reading, log_rows, dense))
+            written = checkpointer.write(version, lazy_parts)
+            source.acknowledge(written)
         except PetpsError:
-            if sent is not None:
-                sent.try_commit(dense)
+            if log_rows is not None:
+                log_rows.try_commit(dense)
             raise
         finally:
-            source.also = None
-            source.cancelled()
-            if sent is not None and sent.version is not None:
-                sent.reading.acknowledge()
+            source.on_gathered = None
+            source.abandon()
+            if log_rows is not None and log_rows.version is not None:
+                log_rows.reading.acknowledge()
             elif reading is not None:
                 reading.abandon()
-        if sent is not None and sent.failed is not None:
-            raise sent.failed
+        if log_rows is not None and log_rows.error is not None:
+            raise log_rows.error
         return written
 
     def arrange(self) -> None:
-        """See Checkpointer."""
-        self._the_checkpoints()[1].arrange()
+        """Do the store's work that a trainer need not wait for; see Checkpointer.arrange()."""
+        self._require_checkpoints()[1].arrange()
 
     def cancel(self) -> None:
-        """See Checkpointer."""
-        self._the_checkpoints()[1].cancel()
+        """Cancel a checkpoint in progress; see Checkpointer.cancel()."""
+        self._require_checkpoints()[1].cancel()
 
     def restore(self, version: int) -> Position | None:
         """Load the store's newest version into the tables, and continue from there.
@@ -139,9 +141,10 @@ class TrainerOutput:
 
         Rows and optimizer state are read piece by piece into the tables' own memory; the extra
         memory is what Store.pieces() says. Raises as Store.pieces(), Store.count_restore() and
-        TrackedSource.resume() do; then rows are mixed, and the caller must call it again.
+        TrackedSource.resume() do. After an error the tables hold rows of two versions, and the
+        caller must call restore() again.
         """
-        source, _ = self._the_checkpoints()
+        source, _ = self._require_checkpoints()
         assert self._store is not None
         newest = self._store.state.versions()
         if not newest or newest[-1].version != version:
@@ -149,21 +152,21 @@ class TrainerOutput:
                 f"version {version} is not the newest of {self._store.name}: roll back to it first"
             )
         for name, table in self._tables.items():
-            table.load_pieces(_pieces(self._store, version, name))
-        position, owed = self._owed(self._store, version) if self._publishes else (None, {})
+            table.load_pieces(read_pieces(self._store, version, name))
+        position, owed = self._find_owed(self._store, version) if self._owes_log else (None, {})
         source.resume(self._store, version)
-        if self._publishes:
-            # Only now: a restore that failed is called again, and the ids that resume() tracked
-            # belong to checkpoints alone.
+        if self._owes_log:
+            # Not earlier: a restore that fails is called again, and the ids that resume() tracks
+            # belong to checkpoints only.
             if PUBLISH in self._tracker.tenants:
                 self._tracker.remove_tenant(PUBLISH)
             self._tracker.add_tenant(PUBLISH)
         for name, ids in owed.items():
             self._tracker.track(name, ids)
-        self._store.count_restore()  # training has not begun yet, and failures are not counted
+        self._store.count_restore()  # last, so that a restore that fails is not counted
         return position
 
-    def _owed(
+    def _find_owed(
         self, store: Store, version: int
     ) -> tuple[Position | None, dict[str, npt.NDArray[np.uint64]]]:
         """Return the publisher's position, and its owed ids as the tables now number them."""
@@ -174,52 +177,54 @@ class TrainerOutput:
             name: self._tables[name].ids_of(keys) for name, keys in published.owed.items()
         }
 
-    def _parts(
+    def _make_parts(
         self,
         parts: Mapping[str, bytes] | None,
         reading: Reading | None,
-        sent: Sent | None,
+        log_rows: LogRows | None,
         dense: str | None,
     ) -> Mapping[str, bytes]:
         """Commit the log's version, then return the parts. The store calls it after the rows."""
-        if sent is not None:
-            sent.try_commit(dense)
+        if log_rows is not None:
+            log_rows.try_commit(dense)
         own_parts = dict(parts or {})
         publisher = self.publisher
-        if reading is None or publisher is None or (sent is not None and sent.failed is not None):
+        if reading is None or publisher is None or (log_rows and log_rows.error):
             return own_parts
         owed = (
             {}
-            if sent is not None
+            if log_rows is not None
             else {name: table.keys_of(reading.ids(name)) for name, table in self._tables.items()}
         )
         return {**own_parts, **Published(publisher.position(), owed).parts()}
 
-    def _the_publisher(self) -> Publisher:
+    def _require_publisher(self) -> Publisher:
         if self.publisher is None:
-            raise FailedPrecondition("the output has no publisher")
+            raise FailedPrecondition("TrainerOutput has no publisher: give it one")
         return self.publisher
 
-    def _the_checkpoints(self) -> tuple[TrackedSource, Checkpointer]:
+    def _require_checkpoints(self) -> tuple[TrackedSource, Checkpointer]:
         if self._source is None or self._checkpointer is None:
-            raise FailedPrecondition("the output has no store: it only publishes")
+            raise FailedPrecondition("TrainerOutput has no store: give it a store and a policy")
         return self._source, self._checkpointer
 
 
-def _pieces(
-    store: Store, version: int, table: str
-) -> Iterator[tuple[Keys, dict[str, npt.NDArray[np.float32]]]]:
+def read_pieces(
+    store: Store, version: int, table: str, owns: Callable[[Keys], Mask] | None = None
+) -> Iterator[tuple[Keys, dict[str, Floats]]]:
+    """Yield the pieces of a version for load_pieces(), of the keys that ``owns`` accepts."""
     columns = store.tables_of(version)[table].columns
     for rows in store.pieces(table, version):
-        yield (
-            rows.keys,
-            {column.name: column.values(rows.columns[column.name]) for column in columns},
-        )
-        del rows  # free this piece before the next one is made
+        chosen = slice(None) if owns is None else owns(rows.keys)
+        values = {
+            column.name: column.values(rows.columns[column.name][chosen]) for column in columns
+        }
+        yield rows.keys[chosen], values
+        del rows, values  # free this piece before the next one is made
 
 
-class Sent:
-    """A reading's rows on their way to the log: those gathered for a checkpoint, then the rest."""
+class LogRows:
+    """The rows of a reading that the log needs: those gathered for a checkpoint, then the rest."""
 
     def __init__(
         self,
@@ -230,20 +235,22 @@ class Sent:
     ) -> None:
         self.reading = reading
         self.version: int | None = None
-        self.failed: PetpsError | None = None
+        self.error: PetpsError | None = None
         self._tables = tables
         self._publisher = publisher
         self._step = step
-        self._due: dict[str, tuple[Keys, npt.NDArray[np.bool_]]] = {}  # by table: keys, done
+        self._due: dict[
+            str, tuple[Keys, npt.NDArray[np.bool_]]
+        ] = {}  # by table: keys, whether published
 
     def take(self, table: str, keys: Keys, gathered: Gathered) -> None:
         """Publish those rows that the log needs. Keep an error: a checkpoint can continue."""
-        if self.failed is not None:
+        if self.error is not None:
             return
-        due, done = self._of(table)
+        due, is_published = self._find_due(table)
         places = np.searchsorted(due, keys)
         places[places == len(due)] = 0
-        chosen = (due[places] == keys) & ~done[places] if len(due) else keys < 0
+        chosen = (due[places] == keys) & ~is_published[places] if len(due) else keys < 0
         if not chosen.any():
             return
         deleted = None if gathered.deleted is None else gathered.deleted[chosen]
@@ -251,21 +258,21 @@ class Sent:
         try:
             self._publisher.publish(table, keys[chosen], rows, deleted, step=self._step)
         except PetpsError as error:
-            self.failed = error
+            self.error = error
             return
-        done[places[chosen]] = True
+        is_published[places[chosen]] = True
 
     def finish(self) -> None:
         """Gather and publish the rest of the rows."""
         for name, table in self._tables.items():
-            due, done = self._of(name)
-            rest = due[~done]
+            due, is_published = self._find_due(name)
+            rest = due[~is_published]
             for start in range(0, len(rest), GATHER_ROWS):
                 keys = rest[start : start + GATHER_ROWS]
                 self.take(name, keys, table.gather(keys))
             self._due.pop(name)
-        if self.failed is not None:
-            raise self.failed
+        if self.error is not None:
+            raise self.error
 
     def commit(self, dense: str | None) -> int:
         """Publish the rest, and commit. Return the version."""
@@ -275,31 +282,28 @@ class Sent:
 
     def try_commit(self, dense: str | None) -> None:
         """Commit unless that was done or failed before. Keep an error instead of raising it."""
-        if self.version is None and self.failed is None:
+        if self.version is None and self.error is None:
             try:
                 self.commit(dense)
             except PetpsError as error:
-                self.failed = error
+                self.error = error
 
-    def _of(self, table: str) -> tuple[Keys, npt.NDArray[np.bool_]]:
+    def _find_due(self, table: str) -> tuple[Keys, npt.NDArray[np.bool_]]:
         if table not in self._due:
             keys = self._tables[table].keys_of(self.reading.ids(table))
             self._due[table] = (keys, np.zeros(len(keys), np.bool_))
         return self._due[table]
 
 
-class Late(Mapping[str, bytes]):
-    """Parts that are made at first use: the store reads them after it has written the rows."""
+class LazyParts(Mapping[str, bytes]):
+    """Parts that the first use computes: the store reads them after it has written the rows."""
 
     def __init__(self, make: Callable[[], Mapping[str, bytes]]) -> None:
         self._make = make
-        self._made: Mapping[str, bytes] | None = None
 
-    @property
+    @cached_property
     def _parts(self) -> Mapping[str, bytes]:
-        if self._made is None:
-            self._made = self._make()
-        return self._made
+        return self._make()
 
     def __getitem__(self, name: str) -> bytes:
         return self._parts[name]

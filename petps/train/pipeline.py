@@ -5,8 +5,8 @@ Never does:  open files, write checkpoints (hooks do), read data.
 Called by:   trainers, demo, bench.
 Invariants:  a batch is trained with rows that have all updates before it; no rank applies any
              part of a batch unless its gradients are finite on all ranks.
-Threads:     the caller's; the stages (lookup.py), the link (forward_backward.py) and the
-             write-back (write_back.py) have their own, on a GPU with streams of their own.
+Threads:     the caller's thread trains; the stages (lookup.py), the link (forward_backward.py)
+             and the write-back (write_back.py) have threads of their own, and on a GPU streams.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Pipeline:
         options, links = options or PipelineOptions(), links or Links.alone()
         if (links.rows.rank, links.rows.world) != (tables.rank, tables.world):
             raise InvalidArgument(
-                f"the links are rank {links.rows.rank}'s of {links.rows.world}, the tables "
-                f"{tables.rank}'s of {tables.world}"
+                f"links and tables must be of the same rank and world, got rank {links.rows.rank} "
+                f"of {links.rows.world} and rank {tables.rank} of {tables.world}"
             )
         layout = Layout(tables, features)
         for table in tables:
@@ -132,7 +132,7 @@ class Pipeline:
 
     def __exit__(self, kind: object, *exc: object) -> None:
         if kind is not None:
-            self._end("its block was left by an error")
+            self._end("an error left its block")
         self.close()
 
     def __iter__(self) -> Iterator[Step]:
@@ -160,7 +160,7 @@ class Pipeline:
             raise
 
     def close(self) -> None:
-        """Stop the threads, on all ranks after the same step. The rows trained are in the pool.
+        """Stop the threads, on all ranks after the same step, with all trained rows in the pool.
 
         Raises the error of a stage or of a write-back, once, if no step has raised it.
         """
@@ -181,7 +181,7 @@ class Pipeline:
                 self._link_thread.shutdown(wait=is_complete, cancel_futures=not is_complete)
 
     def _end(self, reason: str) -> None:
-        """Train no further batch. The first reason is the one that later calls report."""
+        """Train no further batch. Later calls report the first reason."""
         self._end_reason = self._end_reason or reason
         self._lookup.stop()
         self._write_back.stop_waits(self._end_reason)
@@ -199,9 +199,9 @@ class Pipeline:
         passes = ForwardBackward(self._model, resources, self._link_thread, work)
         passes.run()
         with self.timeline.span("compute", "reduce", work.number):
-            wishes = [hook.wants(work.number) for hook in self._hooks]
+            wants = [hook.wants(work.number) for hook in self._hooks]
             loss, actions = passes.totals.sum_over_ranks(
-                work.number, self._parameters, wishes, resources.links.dense,
+                work.number, self._parameters, wants, resources.links.dense,
                 deterministic=resources.options.deterministic,
             )  # fmt: skip
         self._update(work, passes.window)

@@ -5,7 +5,7 @@ Never does:  import torch before it is needed (pip install petps[torch]).
 Called by:   trainers, torchrec.py; torch_module() by all of petps.train.
 Invariants:  an id is tracked after the step that changed its row, so a read of the tracker
              between any two calls of the trainer loses nothing.
-Threads:     the trainer's.
+Threads:     the trainer's thread.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import numpy as np
 import numpy.typing as npt
 
 from petps.errors import FailedPrecondition, InvalidArgument, NotFound
-from petps.train.table import ROW, Floats, Gathered, Keys
+from petps.train.table import ROW, Floats, Gathered, Keys, check_columns
 from petps.train.tracker import Tracker
 
 __all__ = ["TorchTable", "torch_module", "track_module"]
 
 
 def torch_module() -> ModuleType:
-    """Return the package torch. Raise FailedPrecondition, which says how to install it."""
+    """Return the package torch. Raise FailedPrecondition if it is not installed."""
     try:
         import torch
     except ImportError as error:
         raise FailedPrecondition(
-            f"PyTorch is not there ({error}): pip install petps[torch]"
+            f"PyTorch is not installed ({error}): pip install petps[torch]"
         ) from error
     return torch  # type: ignore[no-any-return, unused-ignore]
 
@@ -58,14 +58,17 @@ class TorchTable:
         self._torch = torch_module()
         if weight.dim() != 2 or not weight.is_floating_point():
             raise InvalidArgument(
-                f"table {name}: a weight of {weight.dtype}{list(weight.shape)}, expected [n, dim]"
+                f"table {name}: the weight must be of floats [n, dim], got "
+                f"{weight.dtype}{list(weight.shape)}"
             )
         if columns and optimizer is None:
             raise InvalidArgument(f"table {name}: columns {list(columns)} need an optimizer")
         if ROW in columns or len(set(columns)) != len(columns):
-            raise InvalidArgument(f"table {name}: columns {list(columns)}: each once, none 'row'")
+            raise InvalidArgument(
+                f"table {name}: columns must be distinct and not 'row', got {list(columns)}"
+            )
         if first_key < 0:
-            raise InvalidArgument(f"table {name}: first_key {first_key} is negative")
+            raise InvalidArgument(f"table {name}: first_key must be at least 0, got {first_key}")
         self._name = name
         self._weight = weight
         self._optimizer = optimizer
@@ -96,20 +99,16 @@ class TorchTable:
 
     def gather(self, keys: Keys) -> Gathered:
         """See TrainedTable."""
-        ids = self._index(keys)
-        columns = {ROW: self._taken(self._weight, ids)}
+        ids = self._make_index(keys)
+        columns = {ROW: self._take_rows(self._weight, ids)}
         for name in self._names:
-            state = self._state(name)
+            state = self._find_state(name)
             columns[name] = (
                 np.zeros((len(keys), self._weight.shape[1]), np.float32)
                 if state is None
-                else self._taken(state, ids)
+                else self._take_rows(state, ids)
             )
         return Gathered(columns)
-
-    def load(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
-        """Load one piece; see load_pieces()."""
-        self.load_pieces([(keys, columns)])
 
     def load_pieces(self, pieces: Iterable[tuple[Keys, Mapping[str, Floats]]]) -> None:
         """See TrainedTable. Creates missing optimizer state as zeros first."""
@@ -118,30 +117,29 @@ class TorchTable:
             self._load_piece(keys, columns)
             count += len(keys)
         if count != self._weight.shape[0]:
-            raise InvalidArgument(f"table {self._name}: {count} rows for {self._weight.shape[0]}")
+            raise InvalidArgument(
+                f"table {self._name}: all {self._weight.shape[0]} rows must be loaded, got {count}"
+            )
 
     def _load_piece(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
-        if set(columns) != {ROW, *self._names}:
-            raise InvalidArgument(
-                f"table {self._name} has columns {[ROW, *self._names]}, given {sorted(columns)}"
-            )
-        ids = self._index(keys)
+        check_columns(self._name, [ROW, *self._names], columns)
+        ids = self._make_index(keys)
         targets = {ROW: self._weight}
         for name in self._names:
-            if self._state(name) is None:
+            if self._find_state(name) is None:
                 self._optimizer.state[self._weight][name] = self._torch.zeros_like(self._weight)
-            targets[name] = self._state(name)
+            targets[name] = self._find_state(name)
         with self._torch.no_grad():
             for name, target in targets.items():
                 values = self._torch.from_numpy(np.array(columns[name], np.float32))
                 shape = (len(keys), *target.shape[1:])
                 target[ids] = values.reshape(shape).to(target.device, target.dtype)
 
-    def _index(self, keys: Keys) -> Any:
+    def _make_index(self, keys: Keys) -> Any:
         ids = self.ids_of(keys).astype(np.int64)
         return self._torch.from_numpy(ids).to(self._weight.device)
 
-    def _state(self, name: str) -> Any:
+    def _find_state(self, name: str) -> Any:
         state = self._optimizer.state.get(self._weight, {}).get(name)
         if state is not None and state.shape[:1] != self._weight.shape[:1]:
             raise InvalidArgument(
@@ -149,14 +147,14 @@ class TorchTable:
             )
         return state
 
-    def _taken(self, tensor: Any, ids: Any) -> Floats:
+    def _take_rows(self, tensor: Any, ids: Any) -> Floats:
         rows = tensor.detach().index_select(0, ids).reshape(len(ids), -1)
         values: Floats = rows.to("cpu", self._torch.float32, copy=True).numpy()
         return values
 
 
-class _Tables:
-    """The state that the hooks of one module share: the current step's ids by table."""
+class _Lookups:
+    """The current step's ids by table, which the hooks of one module share."""
 
     def __init__(self, tracker: Tracker, deferred: bool) -> None:
         self._tracker = tracker
@@ -164,7 +162,7 @@ class _Tables:
         self._pending: list[tuple[str, npt.NDArray[np.int64]]] = []
         self._mutex = threading.Lock()
 
-    def looked_up(self, name: str, ids: Any) -> None:
+    def record(self, name: str, ids: Any) -> None:
         flat = ids.detach().reshape(-1)
         flat = flat.unique() if flat.is_cuda else flat  # fewer bytes to copy from the device
         ids = flat.cpu().numpy().astype(np.int64)
@@ -174,7 +172,7 @@ class _Tables:
         with self._mutex:
             self._pending.append((name, ids))
 
-    def stepped(self, *_: Any) -> None:
+    def track_all(self, *_: Any) -> None:
         with self._mutex:
             pending, self._pending = self._pending, []
         for name, ids in pending:
@@ -200,11 +198,11 @@ def track_module(
 
     Raises InvalidArgument if there is no trained embedding, and for an optimizer that changes
     rows that were not looked up. SGD without momentum, Adagrad and SparseAdam, all without weight
-    decay, change no other rows; any other optimizer is refused.
+    decay, change no other rows; track_module() refuses any other optimizer.
     """
     torch = torch_module()
     modules: list[tuple[str, Any]] = []
-    tables = _Tables(tracker, optimizer is not None)
+    lookups = _Lookups(tracker, optimizer is not None)
     for path, part in module.named_modules():
         if not isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag):
             continue
@@ -225,19 +223,19 @@ def track_module(
             table = by_weight[id(part.weight)] = TorchTable(
                 tracker, name, part.weight, optimizer=optimizer, columns=columns
             )
-        part.register_forward_pre_hook(_hook(table.name, tables), with_kwargs=True)
+        part.register_forward_pre_hook(_make_hook(table.name, lookups), with_kwargs=True)
     if optimizer is not None:
-        optimizer.register_step_post_hook(tables.stepped)
+        optimizer.register_step_post_hook(lookups.track_all)
     return list(by_weight.values())
 
 
-def _hook(name: str, tables: _Tables) -> Callable[[Any, Any, Any], None]:
-    def before(module: Any, arguments: Any, named: Any) -> None:
+def _make_hook(name: str, lookups: _Lookups) -> Callable[[Any, Any, Any], None]:
+    def record(module: Any, arguments: Any, named: Any) -> None:
         # max_norm rescales the rows that are looked up, in evaluation too.
         if module.training or module.max_norm is not None:
-            tables.looked_up(name, arguments[0] if arguments else named["input"])
+            lookups.record(name, arguments[0] if arguments else named["input"])
 
-    return before
+    return record
 
 
 def _check_optimizer(name: str, module: Any, optimizer: Any, torch: ModuleType) -> None:
@@ -249,10 +247,10 @@ def _check_optimizer(name: str, module: Any, optimizer: Any, torch: ModuleType) 
     if not groups:
         raise InvalidArgument(f"table {name}: the optimizer does not train its weight")
     (group,) = groups
-    lazy = isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad | torch.optim.SparseAdam)
-    if not lazy or group.get("momentum") or group.get("weight_decay"):
+    is_lazy = isinstance(optimizer, torch.optim.SGD | torch.optim.Adagrad | torch.optim.SparseAdam)
+    if not is_lazy or group.get("momentum") or group.get("weight_decay"):
         raise InvalidArgument(
             f"table {name}: {type(optimizer).__name__} with momentum {group.get('momentum', 0)} "
             f"and weight decay {group.get('weight_decay', 0)} changes rows that nobody looked up, "
-            "so they can't be tracked: take SGD, Adagrad or SparseAdam without either"
+            "so they cannot be tracked: use SGD, Adagrad or SparseAdam without either"
         )

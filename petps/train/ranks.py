@@ -1,12 +1,12 @@
 """Versions of tables that several ranks hold: shares of the store's version, and the log's.
 
 Owns:        RankedOutput (a hook of Pipeline), Every, Restored, publisher_of(), store_tables().
-Never does:  train; know a policy, or which log it is.
+Never does:  train; know a policy, or the kind of the log.
 Called by:   trainers, demo.
 Invariants:  a version exists in the store once every rank has written its share, and in the log
              once the log has acknowledged every rank's rows. A rank that fails still meets
-             the others, so that none waits for it. What a rank read of the tracker is
-             acknowledged only once the version exists.
+             the others, so that none waits for it. A rank acknowledges what it read of the
+             tracker only once the version exists.
 Threads:     the pipeline's caller; arranging the store in the background has its own.
 """
 
@@ -19,6 +19,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,13 +33,12 @@ from petps.delta import DeltaLog, TableSchema
 from petps.errors import FailedPrecondition, InvalidArgument, PetpsError, Unavailable
 from petps.publish import Position, Publisher
 from petps.train.link import Link
-from petps.train.output import PUBLISH, Late, Sent
+from petps.train.output import PUBLISH, LazyParts, LogRows, read_pieces
 from petps.train.pipeline import Boundary
 from petps.train.pytorch import torch_module
 from petps.train.sharded import ShardedTables
 from petps.train.source import TrackedSource
-from petps.train.stages import works_ahead
-from petps.train.table import Floats, Keys
+from petps.train.stages import give_way
 
 __all__ = ["Every", "RankedOutput", "Restored", "publisher_of", "store_tables"]
 
@@ -52,19 +52,19 @@ ADMISSION: Final = "petps.admission"
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """A schedule: something is due after every ``steps`` steps, or once ``seconds`` have passed."""
+    """A schedule: due after every ``steps`` steps, or once ``seconds`` have passed."""
 
     steps: int | None = None
     seconds: float | None = None
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.seconds is None):
-            raise InvalidArgument("every so many steps, or seconds: one of the two")
+            raise InvalidArgument(f"Every needs either steps or seconds, got {self}")
         if (self.steps or self.seconds or 0) <= 0:
-            raise InvalidArgument(f"every {self.steps or self.seconds}: not positive")
+            raise InvalidArgument(f"Every needs a value above 0, got {self}")
 
-    def due(self, step: int, since_s: float) -> bool:
-        """Return whether it is due after ``step``, ``since_s`` seconds after the last time."""
+    def is_due(self, step: int, since_s: float) -> bool:
+        """Return whether it is due after ``step``; ``since_s``: seconds since it was due last."""
         if self.steps is not None:
             return step % self.steps == 0
         return since_s >= (self.seconds or 0)
@@ -87,8 +87,7 @@ def store_tables(tables: ShardedTables) -> list[Table]:
     """Return the tables for Store.create(): the row, and the optimizer's columns."""
     return [
         Table(
-            table.name,
-            tuple(Column(name, "f32", width) for name, width in table.columns.items()),
+            table.name, tuple(Column(name, "f32", width) for name, width in table.columns.items())
         )
         for table in tables
     ]
@@ -108,17 +107,17 @@ def publisher_of(
     float32 rows of all tables. Raises as Publisher does, or Unavailable, which names the rank
     whose publisher could not be made.
     """
-    sent = list(schemas or (TableSchema(t.name, "f32", t.spec.dim) for t in tables))
+    published = list(schemas or (TableSchema(t.name, "f32", t.spec.dim) for t in tables))
 
-    def publisher(run: int | None, own: range | None) -> Publisher:
-        return Publisher(log, model, tables.partitions, tables=sent, run=run, own=own)
+    def make(run: int | None, own: range | None) -> Publisher:
+        return Publisher(log, model, tables.partitions, tables=published, run=run, own=own)
 
-    with _Together(link, "the log's run was not begun"):
-        own_run = publisher(None, None).run if link.rank == 0 else 0
+    with _fail_together(link, "the log's run was not begun"):
+        own_run = make(None, None).run if link.rank == 0 else 0
     run = int(_gather_bytes(link, str(own_run).encode())[0])
     # No rank begins before all have read the state of the log.
-    with _Together(link, "the log's run was not begun"):
-        return publisher(run, tables.owned())
+    with _fail_together(link, "the log's run was not begun"):
+        return make(run, tables.owned_partitions())
 
 
 class RankedOutput:
@@ -146,17 +145,17 @@ class RankedOutput:
         patience: int = 0,
     ) -> None:
         if (store is None) != (policy is None) or (checkpoint is not None and store is None):
-            raise InvalidArgument("checkpoints need a store and a policy")
+            raise InvalidArgument("checkpoints need both a store and a policy")
         if publish is not None and publisher is None:
-            raise InvalidArgument("to publish needs a publisher")
+            raise InvalidArgument("publish needs a publisher")
         self._tables, self._link = tables, link
         self._store = store
-        self._every = {"checkpoint": checkpoint, PUBLISH: publish}
-        self._last = dict.fromkeys(self._every, time.monotonic())
+        self._schedules = {"checkpoint": checkpoint, PUBLISH: publish}
+        self._last_times = dict.fromkeys(self._schedules, time.monotonic())
         self.publisher = publisher
         self._model, self._optimizer, self._dense = model, optimizer, dense
         self._patience, self._failures = patience, 0
-        self._behind = ThreadPoolExecutor(1, "petps-train-arrange", works_ahead)
+        self._background = ThreadPoolExecutor(1, "petps-train-arrange", give_way)
         self._arranging: Future[None] | None = None
         self._source: TrackedSource | None = None
         self._checkpointer: Checkpointer | None = None
@@ -172,17 +171,17 @@ class RankedOutput:
 
     def wants(self, step: int) -> bool:
         """See Hook. Only rank 0's clock counts."""
-        return self._link.rank == 0 and any(self._due(step).values())
+        return self._link.rank == 0 and any(self._find_due(step).values())
 
     def act(self, boundary: Boundary) -> None:
         """See Hook. Raises on all ranks what writing raised; then nothing is forgotten."""
         plan = self._agree(boundary.step)
         reading = self._tables.tracker.read(PUBLISH) if self.publisher is not None else None
-        sent = None
+        rows = None
         if plan.publish and reading is not None and self.publisher is not None:
             tables = {table.name: table for table in self._tables}
-            sent = Sent(tables, self.publisher, reading, boundary.step)
-        log = _Log(self._link, self.publisher, sent, plan)
+            rows = LogRows(tables, self.publisher, reading, boundary.step)
+        log = _LogVersion(self._link, self.publisher, rows, plan)
         failure: PetpsError | None = None
         try:
             if plan.next is not None:
@@ -191,82 +190,82 @@ class RankedOutput:
                 log.commit()
         except PetpsError as error:
             failure = error
-            log.try_commit()  # the failure of the store's version does not affect the log's
+            log.try_commit()  # the log's version does not need the store's
         except BaseException as error:
-            failure = Unavailable(f"{type(error).__name__}: {error}")
+            failure = Unavailable(_describe(error))
             raise
         finally:
             log.end(failure)
-            committed = self._commit(boundary.step, plan, failure)
+            failed = self._commit(boundary.step, plan, failure)
             if reading is not None:
-                if log.committed and not log.failed:
+                if log.has_committed and not log.failure:
                     reading.acknowledge()
                 else:
                     reading.abandon()
-        if log.failed:
-            raise Unavailable(f"step {boundary.step}: the log's version failed: {log.failed}")
-        self._judge(boundary.step, plan, committed)
+        if log.failure:
+            raise Unavailable(f"step {boundary.step}: the log's version failed: {log.failure}")
+        self._count_failure(boundary.step, plan, failed)
 
-    def _due(self, step: int) -> dict[str, bool]:
+    def _find_due(self, step: int) -> dict[str, bool]:
         now = time.monotonic()
         return {
-            what: every is not None and every.due(step, now - self._last[what])
-            for what, every in self._every.items()
+            kind: schedule is not None and schedule.is_due(step, now - self._last_times[kind])
+            for kind, schedule in self._schedules.items()
         }
 
     def _agree(self, step: int) -> _Plan:
         """Agree on what is due and how it is written: rank 0 decides and sends it to all."""
         body = b""
         if self._link.rank == 0:
-            due = self._due(step)
+            due = self._find_due(step)
             next_version: Next | str | None = None
             if due["checkpoint"] and self._checkpointer is not None:
                 try:
                     self._wait_arranged()
                     next_version = self._checkpointer.next()
                 except PetpsError as error:
-                    next_version = f"{type(error).__name__}: {error}"
+                    next_version = _describe(error)
             version = 0 if self.publisher is None else self.publisher.version + 1
             dense = self._dense(step) if self._dense is not None and due[PUBLISH] else None
             # pickle is safe here: the bytes come from our own ranks.
             body = pickle.dumps(_Plan(due[PUBLISH], next_version, version, dense))
-            for what, is_due in due.items():
+            for kind, is_due in due.items():
                 if is_due:
-                    self._last[what] = time.monotonic()
+                    self._last_times[kind] = time.monotonic()
         plan: _Plan = pickle.loads(_gather_bytes(self._link, body)[0])
         return plan
 
-    def _share(self, boundary: Boundary, plan: _Plan, log: _Log, reading: Any) -> None:
+    def _share(self, boundary: Boundary, plan: _Plan, log: _LogVersion, reading: Any) -> None:
         if isinstance(plan.next, str):
             raise FailedPrecondition(f"rank 0 could not begin a version: {plan.next}")
         assert plan.next is not None
         assert self._source is not None
         assert self._checkpointer is not None
-        self._source.also = log.sent.take if log.sent is not None else None
+        self._source.on_gathered = log.rows.take if log.rows is not None else None
         self._source.begin()
         try:
             self._checkpointer.share(
                 boundary.step, plan.next, self._link.rank, self._link.world,
-                Late(lambda: self._parts(boundary, log, reading)), replace_own=True,
+                LazyParts(lambda: self._parts(boundary, log, reading)), replace_own=True,
             )  # fmt: skip
         finally:
-            self._source.also = None
+            self._source.on_gathered = None
 
-    def _parts(self, boundary: Boundary, log: _Log, reading: Any) -> Mapping[str, bytes]:
+    def _parts(self, boundary: Boundary, log: _LogVersion, reading: Any) -> Mapping[str, bytes]:
         """Commit the log's version, then return the parts. The store calls it after the rows."""
         log.try_commit()
         rank = self._link.rank
         parts = {
             f"{READER}.{rank}": boundary.reader,
-            f"{RANDOM}.{rank}": _random_state(self._model),
+            f"{RANDOM}.{rank}": _get_random_state(self._model),
         }
         for table in self._tables:
             if table.spec.threshold > 1:
-                parts[f"{ADMISSION}.{table.name}.{rank}"] = table.admission.saved()
+                parts[f"{ADMISSION}.{table.name}.{rank}"] = table.admission.save()
         if rank == 0 and self._model is not None:
-            parts[DENSE] = _dense_state(self._model, self._optimizer)
-        if self.publisher is not None and not log.failed:
-            owed = {} if log.sent is not None else {
+            parts[DENSE] = _save_dense(self._model, self._optimizer)
+        if self.publisher is not None and not log.failure:
+            owed = {} if log.rows is not None else {
                 table.name: reading.ids(table.name) for table in self._tables
             }  # fmt: skip
             parts |= Published(self.publisher.position(), owed).parts(rank)
@@ -282,7 +281,7 @@ class RankedOutput:
         assert self._source is not None
         assert self._checkpointer is not None
         assert self._store is not None
-        failed = _first(_gather_bytes(self._link, _encode_error(failure)))
+        failed = _find_failure(_gather_bytes(self._link, _describe(failure).encode()))
         if failed is None:
             error: PetpsError | None = None
             if self._link.rank == 0:
@@ -290,17 +289,17 @@ class RankedOutput:
                     self._checkpointer.commit(step)
                 except PetpsError as raised:
                     error = raised
-            failed = _first(_gather_bytes(self._link, _encode_error(error))[:1])
+            failed = _find_failure(_gather_bytes(self._link, _describe(error).encode())[:1])
         if failed is not None:
-            self._source.cancelled()
+            self._source.abandon()
             return Unavailable(f"step {step}: no checkpoint was written: {failed}")
         versions = self._store.refresh().line_of(step).versions
-        self._source.committed(next(entry for entry in versions if entry.version == step))
+        self._source.acknowledge(next(entry for entry in versions if entry.version == step))
         if self._link.rank == 0:
-            self._arranging = self._behind.submit(self._checkpointer.arrange)
+            self._arranging = self._background.submit(self._checkpointer.arrange)
         return None
 
-    def _judge(self, step: int, plan: _Plan, failed: PetpsError | None) -> None:
+    def _count_failure(self, step: int, plan: _Plan, failed: PetpsError | None) -> None:
         if plan.next is None:
             return
         if failed is None:
@@ -312,7 +311,7 @@ class RankedOutput:
         _log.warning("[train] %s (%d in a row)", failed, self._failures)
 
     def _wait_arranged(self) -> None:
-        """Wait for the arranging. It changes no version, so a failure is only logged."""
+        """Wait until the store is arranged. That changes no version, so only log a failure."""
         if self._arranging is not None:
             try:
                 self._arranging.result()
@@ -321,9 +320,9 @@ class RankedOutput:
             self._arranging = None
 
     def close(self) -> None:
-        """Wait for the work in the background."""
+        """Wait for the background work."""
         self._wait_arranged()
-        self._behind.shutdown()
+        self._background.shutdown()
 
     def __enter__(self) -> RankedOutput:
         return self
@@ -331,7 +330,7 @@ class RankedOutput:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # ---- back to a version
+    # ---- restoring a version
 
     def restore(self, version: int | None = None) -> Restored:
         """Load the store's newest version: this rank's rows, and the dense part.
@@ -343,30 +342,32 @@ class RankedOutput:
         all call it again.
         """
         if self._store is None:
-            raise FailedPrecondition("the output has no store: there is nothing to restore from")
-        with _Together(self._link, "no version was restored"):
+            raise FailedPrecondition("RankedOutput has no store to restore from: give it one")
+        with _fail_together(self._link, "no version was restored"):
             newest = self._newest(self._store, version)
-        with _Together(self._link, "no version was restored"):
+        with _fail_together(self._link, "no version was restored"):
             if self._link.rank == 0:
                 self._store.count_restore()
-        with _Together(self._link, "no version was restored"):
+        with _fail_together(self._link, "no version was restored"):
             return self._restore(self._store, newest)
 
     @staticmethod
     def _newest(store: Store, version: int | None) -> Version:
         versions = store.refresh().versions()
         if not versions or (version is not None and versions[-1].version != version):
-            raise FailedPrecondition(
-                f"{store.name} has {'no version' if not versions else 'newer versions'}: "
-                f"{'nothing to restore' if not versions else 'roll back first'}"
+            state = (
+                f"versions up to {versions[-1].version}: roll back first"
+                if versions
+                else ("no version: nothing to restore")
             )
+            raise FailedPrecondition(f"{store.name} has {state}")
         return versions[-1]
 
     def _restore(self, store: Store, newest: Version) -> Restored:
         assert self._source is not None
         store.refresh()
         for table in self._tables:
-            table.load_pieces(self._own_pieces(store, newest.version, table.name))
+            table.load_pieces(read_pieces(store, newest.version, table.name, self._tables.owns))
             counts = [
                 store.part(newest.version, name)
                 for name in newest.parts
@@ -384,18 +385,6 @@ class RankedOutput:
         if own[READER] in newest.parts:
             reader = store.part(newest.version, own[READER])
         return Restored(newest.version, reader, self._position(store, newest.version))
-
-    def _own_pieces(
-        self, store: Store, version: int, table: str
-    ) -> Iterator[tuple[Keys, Mapping[str, Floats]]]:
-        columns = store.tables_of(version)[table].columns
-        for rows in store.pieces(table, version):
-            is_own = self._tables.owns(rows.keys)
-            values = {
-                column.name: column.values(rows.columns[column.name][is_own]) for column in columns
-            }
-            yield rows.keys[is_own], values
-            del rows  # free this piece before the next one is made
 
     def _owe_again(self, store: Store, version: int) -> None:
         tracker = self._tables.tracker
@@ -432,101 +421,93 @@ class _Plan:
     dense: str | None
 
 
-class _Log:
+class _LogVersion:
     """The log's version of a boundary: each rank commits once the log has all ranks' rows."""
 
     def __init__(
-        self, link: Link, publisher: Publisher | None, sent: Sent | None, plan: _Plan
+        self, link: Link, publisher: Publisher | None, rows: LogRows | None, plan: _Plan
     ) -> None:
-        self.sent = sent
-        self.committed = False
-        self.failed = ""
+        self.rows = rows
+        self.has_committed = False
+        self.failure = ""
         self._link = link
         self._publisher = publisher
         self._plan = plan
-        self._met = not plan.publish
+        self._has_met = not plan.publish
 
     def commit(self) -> None:
         """Publish, meet the other ranks and commit. Raise what this rank's publisher raised."""
-        if self.sent is None or self._publisher is None or self._met:
+        if self.rows is None or self._publisher is None or self._has_met:
             return
         error: PetpsError | None = None
         try:
-            self.sent.finish()
+            self.rows.finish()
             self._publisher.flush()
         except PetpsError as raised:
             error = raised
         counts = self.meet(error)
         if error is not None:
             raise error
-        if not self.failed:
+        if not self.failure:
             names = sorted({name for count in counts for name in count})
             everywhere = {name: sum(count.get(name, 0) for count in counts) for name in names}
             self._publisher.commit(
                 self._plan.version, dense=self._plan.dense, everywhere=everywhere
             )
-            self.committed = True
+            self.has_committed = True
 
     def try_commit(self) -> None:
         """Commit, but keep an error: the checkpoint continues without the log."""
         try:
             self.commit()
         except PetpsError as error:
-            self.failed = self.failed or f"{type(error).__name__}: {error}"
+            self.failure = self.failure or _describe(error)
 
     def end(self, error: PetpsError | None) -> None:
         """Meet the others if this was not done yet, and learn whether all have committed."""
         if not self._plan.publish:
             return
         self.meet(error)
-        self.failed = _first(_gather_bytes(self._link, self.failed.encode())) or ""
+        self.failure = _find_failure(_gather_bytes(self._link, self.failure.encode())) or ""
 
     def meet(self, error: PetpsError | None) -> list[dict[str, int]]:
         """Tell the others once whether this rank failed; return the rows each has published.
 
         The result has, for each rank, a count by table. It is empty if this was done before.
         """
-        if self._met:
+        if self._has_met:
             return []
-        self._met = True
+        self._has_met = True
         counted = {} if self._publisher is None or error else self._publisher.counted()
         bodies = _gather_bytes(
-            self._link,
-            json.dumps({"error": _encode_error_text(error), "counted": counted}).encode(),
+            self._link, json.dumps({"error": _describe(error), "counted": counted}).encode()
         )
         answers = [json.loads(body) for body in bodies]
         for rank, answer in enumerate(answers):
             if answer["error"]:
-                self.failed = self.failed or f"rank {rank}: {answer['error']}"
+                self.failure = self.failure or f"rank {rank}: {answer['error']}"
         return [answer["counted"] for answer in answers]
 
 
-class _Together:
-    """A block that fails on all ranks if it fails on one: each raises on leaving the block."""
-
-    def __init__(self, link: Link, what: str) -> None:
-        self._link = link
-        self._what = what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        failure = "" if kind is None else f"{kind.__name__}: {error}"
-        failed = _first(_gather_bytes(self._link, failure.encode()))
-        if failed is not None and kind is None:
-            raise Unavailable(f"{self._what}: {failed}")
+@contextmanager
+def _fail_together(link: Link, consequence: str) -> Iterator[None]:
+    """If the block raises on any rank, raise on every rank on leaving it."""
+    try:
+        yield
+    except BaseException as error:
+        _gather_bytes(link, _describe(error).encode())
+        raise
+    failure = _find_failure(_gather_bytes(link, b""))
+    if failure is not None:
+        raise Unavailable(f"{consequence}: {failure}")
 
 
-def _encode_error_text(error: PetpsError | None) -> str:
+def _describe(error: BaseException | None) -> str:
+    """Return an error as text, or an empty string for None."""
     return "" if error is None else f"{type(error).__name__}: {error}"
 
 
-def _encode_error(error: PetpsError | None) -> bytes:
-    return _encode_error_text(error).encode()
-
-
-def _first(answers: list[bytes]) -> str | None:
+def _find_failure(answers: list[bytes]) -> str | None:
     for rank, answer in enumerate(answers):
         if answer:
             return f"rank {rank}: {answer.decode()}"
@@ -543,10 +524,10 @@ def _gather_bytes(link: Link, body: bytes) -> list[bytes]:
     return [values.numpy().tobytes()[:n] for values, n in zip(bodies, lengths, strict=True)]
 
 
-def _random_state(model: Any) -> bytes:
+def _get_random_state(model: Any) -> bytes:
     """Return the random state of the host, followed by that of the model's GPU if it has one."""
     torch = torch_module()
-    states, gpu = [torch.get_rng_state()], _gpu_of(model)
+    states, gpu = [torch.get_rng_state()], _find_gpu(model)
     if gpu is not None:
         states.append(torch.cuda.get_rng_state(gpu))
     return b"".join(values.numpy().tobytes() for values in states)
@@ -554,19 +535,19 @@ def _random_state(model: Any) -> bytes:
 
 def _set_random_state(state: bytes, model: Any) -> None:
     torch = torch_module()
-    host, gpu = torch.get_rng_state().numel(), _gpu_of(model)
+    host, gpu = torch.get_rng_state().numel(), _find_gpu(model)
     states = torch.from_numpy(np.frombuffer(state, np.uint8).copy())
     torch.set_rng_state(states[:host])
     if gpu is not None and len(states) > host:
         torch.cuda.set_rng_state(states[host:], gpu)
 
 
-def _gpu_of(model: Any) -> Any:
+def _find_gpu(model: Any) -> Any:
     devices = [] if model is None else [value.device for value in model.parameters()]
     return next((device for device in devices if device.type == "cuda"), None)
 
 
-def _dense_state(model: Any, optimizer: Any) -> bytes:
+def _save_dense(model: Any, optimizer: Any) -> bytes:
     out = io.BytesIO()
     states = {"model": model.state_dict()}
     if optimizer is not None:

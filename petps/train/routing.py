@@ -54,9 +54,11 @@ class Layout:
         self._features = dict(features or {})
         unknown = set(self._features.values()) - set(self.names)
         if unknown:
-            raise InvalidArgument(f"features name a table {min(unknown)!r} that there is not")
+            raise InvalidArgument(
+                f"features name table {min(unknown)!r}, but the tables are: {', '.join(self.names)}"
+            )
 
-    def begins(self, ends: Ints) -> Ints:
+    def begins_in_block(self, ends: Ints) -> Ints:
         """Return int64[tables]: where each table begins in its block.
 
         ends: int64[tables], where each table begins among all tables.
@@ -75,8 +77,7 @@ class Layout:
         name = self._features.get(feature, feature)
         if name not in self.names:
             raise InvalidArgument(
-                f"feature {feature!r} has no table; there are: {', '.join(self.names)} (name one "
-                "in features)"
+                f"feature {feature!r} has no table: name one of {', '.join(self.names)} in features"
             )
         return self.names.index(name)
 
@@ -109,11 +110,11 @@ def route_keys(parts: Sequence[Batch], tables: ShardedTables, layout: Layout) ->
             place = number * count + layout.table_of(feature)
             groups[place].append(ragged.keys)
             places.append((number, feature, place))
-    none = np.empty(0, np.uint64)
+    no_keys = np.empty(0, np.uint64)
     values = [
         np.require(group[0], requirements=["C", "A"])
         if len(group) == 1
-        else np.concatenate([none, *group])
+        else np.concatenate([no_keys, *group])
         for group in groups
     ]
     keys, seen, key_counts, places_of_keys = _native.route_ask(
@@ -125,7 +126,7 @@ def route_keys(parts: Sequence[Batch], tables: ShardedTables, layout: Layout) ->
         seen=layout.counts,
     )
     inverse: list[dict[str, npt.NDArray[np.int32]]] = [{} for _ in parts]
-    positions, at = places_of_keys.view(np.int32), _ends([len(group) for group in values])
+    positions, at = places_of_keys.view(np.int32), _add_up([len(group) for group in values])
     for part, feature, number in places:
         length = len(parts[part].keys[feature].keys)
         inverse[part][feature] = positions[at[number] : at[number] + length]
@@ -141,7 +142,7 @@ class OwnedKeys:
     keys[t]: uint64, ascending, distinct. seen[t]: how often each key occurs in the whole batch.
     begins[t]: where table t begins in its block. positions[m][b]: int64, the rows of block b that
     micro-batch m needs, for rank 0, then 1, ... counts[m][b]: how many of them go to each rank.
-    samples: the number of samples of each rank. ended: whether every loader is at its end.
+    samples: the number of samples of each rank. are_all_past_end: whether no loader has the batch.
     """
 
     keys: list[Keys]
@@ -150,18 +151,18 @@ class OwnedKeys:
     positions: list[list[Ints]]
     counts: list[list[list[int]]]
     samples: list[int]
-    ended: bool
+    are_all_past_end: bool
 
 
 def exchange(
-    requests: KeyRequests, samples: int, ended: bool, layout: Layout, link: Link
+    requests: KeyRequests, samples: int, is_past_end: bool, layout: Layout, link: Link
 ) -> OwnedKeys:
     """Send keys to their owners, and receive the keys that other ranks need from this one."""
     torch = torch_module()
     world, micros, count = requests.counts.shape
     header = np.empty((world, micros * count + 2), np.int64)
     header[:, :-2] = requests.counts.reshape(world, -1)
-    header[:, -2:] = samples, ended
+    header[:, -2:] = samples, is_past_end
     even = [header.shape[1]] * world
     headers = link.all_to_all(torch.from_numpy(header.ravel()), even, even).numpy()
     headers = headers.reshape(world, -1)
@@ -178,7 +179,7 @@ def exchange(
 
 
 def _merge(keys: Keys, seen: Keys, counts: Ints, loaders: Ints, layout: Layout) -> OwnedKeys:
-    """Merge the keys that all ranks sent. loaders: int64[world, 2], samples and ended."""
+    """Merge the keys that all ranks sent. loaders: int64[world, 2], samples and is_past_end."""
     world, micros, count = counts.shape
     distinct, offsets, total, position = _native.route_merge(
         keys,
@@ -192,20 +193,20 @@ def _merge(keys: Keys, seen: Keys, counts: Ints, loaders: Ints, layout: Layout) 
     if not layout.counts:
         total = np.ones(len(distinct), np.uint64)
     lengths = layout.by_block(counts)
-    bounds = _ends([sum(ranks) for blocks in lengths for ranks in blocks])
-    cuts = iter([position[a:b] for a, b in pairwise(bounds)])
+    bounds = _add_up([sum(ranks) for blocks in lengths for ranks in blocks])
+    parts = iter([position[a:b] for a, b in pairwise(bounds)])
     return OwnedKeys(
         keys=[distinct[ends[table] : ends[table + 1]] for table in range(count)],
         seen=[total[ends[table] : ends[table + 1]].view(np.int64) for table in range(count)],
-        begins=layout.begins(ends[:-1]),
-        positions=[[next(cuts) for _ in blocks] for blocks in lengths],
+        begins=layout.begins_in_block(ends[:-1]),
+        positions=[[next(parts) for _ in blocks] for blocks in lengths],
         counts=lengths,
         samples=loaders[:, 0].tolist(),
-        ended=bool(loaders[:, 1].all()),
+        are_all_past_end=bool(loaders[:, 1].all()),
     )
 
 
-def _ends(lengths: Any) -> Ints:
+def _add_up(lengths: Any) -> Ints:
     """Return int64[n + 1]: where each part begins, and the total."""
     ends = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=ends[1:])

@@ -1,7 +1,7 @@
 """Rows moved by position: in memory by native code without the GIL, on a device by PyTorch.
 
-Owns:        gather(), add(), copy(), finite().
-Never does:  know what the rows are.
+Owns:        gather(), add(), copy(), are_finite().
+Never does:  know what the rows mean.
 Called by:   buffer.py, window.py, totals.py.
 Invariants:  both ways compute the same sums in the same order.
 Threads:     any.
@@ -15,7 +15,7 @@ from typing import Any
 from petps import _native
 from petps.train.pytorch import torch_module
 
-__all__ = ["add", "copy", "finite", "gather"]
+__all__ = ["add", "are_finite", "copy", "gather"]
 
 
 def gather(rows: Any, at: Any, dim: int) -> Any:
@@ -46,10 +46,10 @@ def copy(into: Any, to: Any, rows: Any, of: Any) -> None:
         into.index_copy_(0, to, rows.index_select(0, of))
 
 
-def finite(rows: Any) -> Any:
+def are_finite(rows: Any) -> Any:
     """Return whether each row is finite: float32[n, dim] -> bool[n].
 
-    In memory, return bool[1] if all rows are finite.
+    In memory, return bool[1] if all rows are finite, because that is faster.
     """
     torch = torch_module()
     if _in_memory(rows) and (rows.numel() == 0 or all(map(isfinite, torch.aminmax(rows)))):

@@ -5,8 +5,8 @@ Never does:  talk to other ranks, compute gradients; import torch.
 Called by:   pipeline.py; TrainerOutput and RankedOutput, which write its rows to store and log.
 Invariants:  a slot is the row followed by its optimizer state, written together; a new row
              depends only on (seed, table, key); a rank holds only keys of its own partitions.
-Threads:     one calls retrieve(), another write_back(). A row that both touch is read whole, from
-             before or after the write.
+Threads:     one thread calls retrieve(), another write_back(). If both touch a row, retrieve()
+             reads all of it from before the write, or all of it from after the write.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from petps.errors import FailedPrecondition, InvalidArgument, NotFound, Resource
 from petps.pool import MAX_ROWS_PER_APPLY, Pool
 from petps.train.admission import Admission
 from petps.train.optimizer import Optimizer
-from petps.train.table import ROW, Floats, Gathered, Keys
+from petps.train.table import ROW, Floats, Gathered, Keys, check_columns
 from petps.train.tracker import Tracker
 
 __all__ = ["Retrieved", "ShardedTable", "ShardedTables", "TableSpec"]
@@ -55,11 +55,12 @@ class TableSpec:
     def __post_init__(self) -> None:
         check_name("table", self.name)
         if not 1 <= self.dim <= MAX_DIM:
-            raise InvalidArgument(f"table {self.name}: dim {self.dim} is not in 1..{MAX_DIM}")
-        if self.capacity < 1:
-            raise InvalidArgument(f"table {self.name}: capacity {self.capacity} is below 1")
-        if self.threshold < 1:
-            raise InvalidArgument(f"table {self.name}: threshold {self.threshold} is below 1")
+            raise InvalidArgument(
+                f"table {self.name}: dim must be from 1 to {MAX_DIM}, got {self.dim}"
+            )
+        for name, value in (("capacity", self.capacity), ("threshold", self.threshold)):
+            if value < 1:
+                raise InvalidArgument(f"table {self.name}: {name} must be at least 1, got {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class ShardedTable:
         self.admission = Admission(spec.threshold)
         self._table = table
         self._tracker = tracker
-        self._salt = _mix(np.array([seed], np.uint64) ^ _name_hash(spec.name))
+        self._salt = _mix(np.array([seed], np.uint64) ^ _hash_name(spec.name))
         tracker.add_table(spec.name, None)
 
     @property
@@ -116,7 +117,7 @@ class ShardedTable:
         if len(new) or self.spec.threshold > 1:
             admitted = new[self.admission.count(batch, keys[new], seen[new])]
             live[admitted] = True
-            slots[admitted] = self._initial(keys[admitted])
+            slots[admitted] = self._make_slots(keys[admitted])
         return Retrieved(slots, live)
 
     def write_back(self, batch: int, keys: Keys, slots: Floats) -> None:
@@ -142,25 +143,25 @@ class ShardedTable:
         slots = np.empty((len(keys), self.width), np.float32)
         has_row = np.empty(len(keys), np.bool_)
         self._table.pull(keys, slots, has_row)
-        columns = {name: slots[:, part] for name, part in self._parts()}
+        columns = {name: slots[:, part] for name, part in self._column_slices()}
         return Gathered(columns, None if has_row.all() else ~has_row)
 
-    def load(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
-        """Load one piece: roll back later rows and erase later keys; do not write equal rows."""
-        self.load_pieces([(keys, columns)])
-
     def load_pieces(self, pieces: Iterable[tuple[Keys, Mapping[str, Floats]]]) -> None:
-        """Load rows piece by piece as load() does. Hold one piece and 8 bytes a row in memory."""
+        """See TrainedTable. Erases keys that no piece has, and does not write rows that are equal.
+
+        Holds one piece and 8 bytes a row in memory.
+        """
         loaded = [np.empty(0, np.uint64)]
         for keys, columns in pieces:
             self._check_columns(keys, columns)
             for part in _slices(len(keys)):
                 slots = np.concatenate([columns[name][part] for name in self.columns], axis=1)
                 slots = np.ascontiguousarray(slots, np.float32)
-                held = np.empty_like(slots)
+                old_slots = np.empty_like(slots)
                 has_row = np.empty(len(slots), np.bool_)
-                self._table.pull(np.ascontiguousarray(keys[part]), held, has_row)
-                differs = ~has_row | (held.view(np.uint32) != slots.view(np.uint32)).any(axis=1)
+                self._table.pull(np.ascontiguousarray(keys[part]), old_slots, has_row)
+                same_bits = old_slots.view(np.uint32) == slots.view(np.uint32)
+                differs = ~(has_row & same_bits.all(axis=1))
                 try:
                     self._apply(keys[part][differs], slots[differs], 0)
                 except ResourceExhausted:  # keys that are not in the pieces so far fill the table
@@ -175,10 +176,7 @@ class ShardedTable:
             self._table.apply(others[part], None)
 
     def _check_columns(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
-        if set(columns) != set(self.columns):
-            raise InvalidArgument(
-                f"table {self.name} has columns {sorted(self.columns)}, given {sorted(columns)}"
-            )
+        check_columns(self.name, self.columns, columns)
         for name, width in self.columns.items():
             if columns[name].shape != (len(keys), width):
                 raise InvalidArgument(
@@ -188,22 +186,22 @@ class ShardedTable:
 
     def _apply(self, keys: Keys, slots: Floats, stamp: int) -> None:
         for part in _slices(len(keys)):
-            stored = np.ascontiguousarray(slots[part], np.float32).view(np.uint8)
-            report = self._table.apply(np.ascontiguousarray(keys[part]), stored, None, stamp)
+            rows = np.ascontiguousarray(slots[part], np.float32).view(np.uint8)
+            report = self._table.apply(np.ascontiguousarray(keys[part]), rows, None, stamp)
             if report.refused:
                 raise ResourceExhausted(
                     f"table {self.name} is full: it holds {self.spec.capacity} rows on a rank; "
                     "give it a greater capacity, or raise its threshold"
                 )
 
-    def _parts(self) -> Iterator[tuple[str, slice]]:
+    def _column_slices(self) -> Iterator[tuple[str, slice]]:
         at = 0
         for name, width in self.columns.items():
             yield name, slice(at, at + width)
             at += width
 
-    def _initial(self, keys: Keys) -> Floats:
-        """Return float32[n, width]: rows from counters hashed with the key, and initial state."""
+    def _make_slots(self, keys: Keys) -> Floats:
+        """Return float32[n, width]: rows that are hashes of key and column, and initial state."""
         dim = self.spec.dim
         slots = np.full((len(keys), self.width), self.optimizer.initial(dim), np.float32)
         counters = np.arange(1, dim + 1, dtype=np.uint64) * _GOLDEN
@@ -268,7 +266,9 @@ class ShardedTables:
         try:
             return self._tables[name]
         except KeyError:
-            raise NotFound(f"no table {name!r}; there are: {', '.join(self._tables)}") from None
+            raise NotFound(
+                f"there is no table {name!r}; the tables are: {', '.join(self._tables)}"
+            ) from None
 
     def __iter__(self) -> Iterator[ShardedTable]:
         return iter(self._tables.values())
@@ -282,7 +282,7 @@ class ShardedTables:
         is_own: Mask = self.owner_of(keys) == self.rank
         return is_own
 
-    def owned(self) -> range:
+    def owned_partitions(self) -> range:
         """Return this rank's partitions."""
         first, last = (
             -(-rank * self.partitions // self.world) for rank in (self.rank, self.rank + 1)
@@ -312,7 +312,7 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         return values ^ (values >> np.uint64(31))
 
 
-def _name_hash(name: str) -> np.uint64:
+def _hash_name(name: str) -> np.uint64:
     value = np.zeros(1, np.uint64)
     for byte in name.encode():
         value = _mix(value ^ np.uint64(byte))
@@ -348,8 +348,8 @@ def _open_pool(
         instances = {entry.name: entry.partitions for entry in pool.native.instances()}
         if instances and instances != {instance: partitions}:
             raise FailedPrecondition(
-                f"pool {path} is that of {', '.join(instances)} with "
-                f"{', '.join(map(str, instances.values()))} partitions, not of {instance} with "
+                f"pool {path} belongs to {', '.join(instances)} with "
+                f"{', '.join(map(str, instances.values()))} partitions, not to {instance} with "
                 f"{partitions}: give another path, and restore a version"
             )
         if not instances:

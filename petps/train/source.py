@@ -3,7 +3,7 @@
 Owns:        TrackedSource.
 Never does:  decide what is written; open files.
 Called by:   output.py, ranks.py; Checkpointer.
-Threads:     one.
+Threads:     one at a time.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ CHECKPOINT: Final = "checkpoint"  # the default name of the tenant
 class TrackedSource:
     """The rows of trained tables, and which of them changed since a version.
 
-    Call begin() before a version is written and committed() after it; until then the tenant
+    Call begin() before a version is written and acknowledge() after it; until then the tenant
     acknowledges nothing. A difference is never acknowledged, because the next difference is
-    relative to the same base. ``also`` is called with all gathered rows. The constructor adds the
-    tenant to the tracker if it is missing. owns(table, keys): bool[n], which of a store's keys
-    belong to this rank (None: all).
+    relative to the same base. The source passes all gathered rows to ``on_gathered``. The
+    constructor adds the tenant to the tracker if it is missing. owns(table, keys): bool[n], which
+    of a store's keys belong to this rank (None: all).
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class TrackedSource:
         self.tables = {table.name: table for table in tables}
         unknown = set(self.tables) - set(tracker.tables)
         if unknown:
-            raise NotFound(f"the tracker has no table {min(unknown)!r}: add_table() it")
+            raise NotFound(f"the tracker has no table {min(unknown)!r}: call its add_table()")
         self.tenant = tenant
-        self.also: Callable[[str, Keys, Gathered], None] | None = None
+        self.on_gathered: Callable[[str, Keys, Gathered], None] | None = None
         self._owns = owns
         self._tracker = tracker
         self._reading: Reading | None = None
-        self._at: int | None = None  # the version that the tenant's position corresponds to
+        self._since: int | None = None  # the version at which the tenant's position was
         if tenant not in tracker.tenants:
             tracker.add_tenant(tenant)
 
@@ -68,12 +68,12 @@ class TrackedSource:
                 f"{store.name} has versions up to {newest}: roll back to {version}, then resume"
             )
         self._reading = None
-        self._at = None  # until all is tracked: this may fail halfway and be called again
+        self._since = None  # unknown until all ids are tracked, because a read below may fail
         if self.tenant in self._tracker.tenants:
             self._tracker.remove_tenant(self.tenant)
         self._tracker.add_tenant(self.tenant)
         if line.versions[-1].kind != DIFFERENCE:
-            self._at = version
+            self._since = version
             return
         # The next difference must contain the keys of this one.
         for chunk in line.deltas():
@@ -82,24 +82,24 @@ class TrackedSource:
                 if self._owns is not None:
                     keys = keys[self._owns(chunk.table, keys)]
                 self._tracker.track(chunk.table, self._table(chunk.table).ids_of(keys))
-        self._at = line.began
+        self._since = line.began
 
     def begin(self) -> None:
         """Begin a version: ids touched from here on belong to the next one."""
         self._reading = self._tracker.read(self.tenant)
 
-    def committed(self, version: Version) -> None:
+    def acknowledge(self, version: Version) -> None:
         """Acknowledge what was read: the version exists."""
         if self._reading is None:
-            raise FailedPrecondition("no version is written: begin() comes first")
+            raise FailedPrecondition("call begin() before acknowledge()")
         if version.kind == DIFFERENCE:
             self._reading.abandon()
         else:
             self._reading.acknowledge()
-            self._at = version.version
+            self._since = version.version
         self._reading = None
 
-    def cancelled(self) -> None:
+    def abandon(self) -> None:
         """Abandon what was read: the version does not exist, and the ids are read again."""
         if self._reading is not None:
             self._reading.abandon()
@@ -111,9 +111,11 @@ class TrackedSource:
         if since is None:
             return trained.keys()
         if self._reading is None:
-            raise FailedPrecondition("begin() comes before a version is written")
-        if self._at is None or self._at > since:
-            known = "nothing was written yet" if self._at is None else f"only since {self._at}"
+            raise FailedPrecondition("call begin() before a version is written")
+        if self._since is None or self._since > since:
+            known = (
+                "nothing was written yet" if self._since is None else f"only since {self._since}"
+            )
             raise FailedPrecondition(
                 f"table {table}: what changed since version {since} is not tracked ({known}): "
                 "resume() from the store's newest version, or write a base"
@@ -123,8 +125,8 @@ class TrackedSource:
     def rows(self, table: str, keys: Keys) -> tuple[Mapping[str, npt.NDArray[Any]], Mask | None]:
         """See Source."""
         gathered = self._table(table).gather(keys)
-        if self.also is not None:
-            self.also(table, keys, gathered)
+        if self.on_gathered is not None:
+            self.on_gathered(table, keys, gathered)
         return gathered.columns, gathered.deleted
 
     def _table(self, name: str) -> TrainedTable:

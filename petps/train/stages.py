@@ -1,11 +1,11 @@
-"""Stages on threads of their own, each of which hands its batch to the next: from loader to rows.
+"""Stages on threads of their own. Each stage hands its batch to the next one.
 
-Owns:        Chain; works_ahead().
+Owns:        Chain; give_way().
 Never does:  know what a stage does.
-Called by:   lookup.py; write_back.py, ranks.py (works_ahead).
+Called by:   lookup.py; write_back.py, ranks.py (give_way).
 Invariants:  batches leave in the order in which they entered; a stage works on one batch at a
-             time and is at most one ahead of the next stage; an error leaves in place of its
-             batch and ends all stages.
+             time and is at most one ahead of the next stage; an error takes the place of its
+             batch and stops all stages.
 Threads:     one for each stage; one thread calls next(), drain() and give_up().
 """
 
@@ -14,20 +14,21 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from petps import _native
 from petps.errors import DeadlineExceeded
 
-__all__ = ["Chain", "works_ahead"]
+__all__ = ["Chain", "give_way"]
 
 _END: Final = object()
 _POLL_SECONDS: Final = 0.05  # the longest time until a stage notices that the chain gave up
-# The links limit how long the work of a stage takes; this is more than all those limits together.
+# More than the work of a stage takes: the links limit its time, and this exceeds all those limits.
 CLOSE_SECONDS: Final = 300.0
 
 
-def works_ahead() -> None:
+def give_way() -> None:
     """Let the calling thread give way to the threads that a step waits for (link.py)."""
     _native.set_time_slice(short=False)
 
@@ -52,22 +53,15 @@ class Chain:
         self._stopped = threading.Event()
         queues: list[queue.Queue[Any]] = [queue.Queue(1) for _ in range(len(stages) + 1)]
         self._out = queues[-1]
-        first, *others = [("prefetch", lambda _: source()), *stages]
-        self._threads = [
-            threading.Thread(
-                target=self._first, args=(first[1], queues[0]), name=f"{name}-{first[0]}"
-            )
+        runs: list[tuple[str, Callable[[], None]]] = [
+            ("prefetch", partial(self._run_source, source, queues[0]))
         ]
-        for number, (stage, work) in enumerate(others):
-            self._threads.append(
-                threading.Thread(
-                    target=self._work,
-                    args=(work, queues[number], queues[number + 1]),
-                    name=f"{name}-{stage}",
-                )
-            )
+        for number, (stage, work) in enumerate(stages):
+            runs.append((stage, partial(self._run_stage, work, queues[number], queues[number + 1])))
+        self._threads = [  # daemons, because a peer that hangs must not keep the process
+            threading.Thread(target=run, name=f"{name}-{stage}", daemon=True) for stage, run in runs
+        ]
         for thread in self._threads:
-            thread.daemon = True  # a peer that hangs must not keep the process
             thread.start()
 
     def next(self) -> Any | None:
@@ -91,38 +85,40 @@ class Chain:
         for thread in self._threads:
             thread.join(CLOSE_SECONDS)
             if thread.is_alive():
-                raise DeadlineExceeded(f"stage {thread.name} does not end")
+                raise DeadlineExceeded(
+                    f"thread {thread.name} did not end within {CLOSE_SECONDS:g} s: a peer may hang"
+                )
 
-    def _first(self, source: Callable[[Any], Any | None], out: queue.Queue[Any]) -> None:
-        works_ahead()
+    def _run_source(self, source: Callable[[], Any | None], out: queue.Queue[Any]) -> None:
+        give_way()
         while not self._stopped.is_set():
-            item = self._try(source, None)
+            item = self._try(source)
             self._hand(out, item)
             if item is _END or isinstance(item, _Failure):
                 return
 
-    def _work(
+    def _run_stage(
         self, work: Callable[[Any], Any | None], into: queue.Queue[Any], out: queue.Queue[Any]
     ) -> None:
-        works_ahead()
-        ended = False
+        give_way()
+        has_ended = False
         while not self._stopped.is_set():
             try:
                 item = into.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 continue
-            last = item is _END or isinstance(item, _Failure)
-            if not ended:  # drop items behind an end, so that the stage before can finish
-                result = item if last else self._try(work, item)
+            is_last = item is _END or isinstance(item, _Failure)
+            if not has_ended:  # drop items after the end, so that the stage before can finish
+                result = item if is_last else self._try(partial(work, item))
                 self._hand(out, result)
-                ended = result is _END or isinstance(result, _Failure)
-            if last:
+                has_ended = result is _END or isinstance(result, _Failure)
+            if is_last:
                 return
 
     @staticmethod
-    def _try(work: Callable[[Any], Any | None], item: Any) -> Any:
+    def _try(work: Callable[[], Any | None]) -> Any:
         try:
-            result = work(item)
+            result = work()
         except BaseException as error:
             return _Failure(error)
         return _END if result is None else result

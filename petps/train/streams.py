@@ -6,9 +6,9 @@ does nothing.
 Owns:        Lane, Lanes, Handoff; Device, the operations needed from a GPU.
 Never does:  wait for a whole device; decide what a stage does.
 Called by:   pipeline.py, lookup.py, forward_backward.py, write_back.py, buffer.py, totals.py.
-Invariants:  a lane's work runs after the work that produced the tensors that it takes; the memory
-             of such a tensor is reused only after the lane's work; the host waits for a device
-             only where it reads.
+Invariants:  a lane's work runs after the work that produced the tensors that it takes; PyTorch
+             reuses the memory of such a tensor only after the lane's work; the host waits for a
+             device only where it reads.
 Threads:     a lane belongs to one thread; a Handoff passes from thread to thread.
 """
 
@@ -51,7 +51,7 @@ class Device(Protocol):
     def keep(self, tensor: Any, stream: Any) -> None:
         """Keep the tensor's memory until the work queued on the stream so far is done."""
 
-    def pinned(self, shape: Sequence[int], dtype: Any) -> Any:
+    def allocate_pinned(self, shape: Sequence[int], dtype: Any) -> Any:
         """Return an uninitialised host tensor; its memory is reused only after its copies."""
 
     def seconds(self, begin: Any, end: Any) -> float:
@@ -89,7 +89,7 @@ class _Cuda:
     def keep(self, tensor: Any, stream: Any) -> None:
         tensor.record_stream(stream)
 
-    def pinned(self, shape: Sequence[int], dtype: Any) -> Any:
+    def allocate_pinned(self, shape: Sequence[int], dtype: Any) -> Any:
         return self._torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def seconds(self, begin: Any, end: Any) -> float:
@@ -98,7 +98,7 @@ class _Cuda:
 
 
 def device_of(device: Any) -> Device | None:
-    """Return the streams of this device, or None if it has none that petps uses."""
+    """Return the streams of this device, or None if petps uses none on it."""
     return _Cuda(device) if device.type == "cuda" else None
 
 
@@ -127,7 +127,7 @@ class Lane:
         return _NOTHING
 
     def hand(self, name: str, tensors: Iterable[Any]) -> Handoff | None:
-        """Hand the tensors, as this lane's work so far leaves them, to other lanes."""
+        """Hand the tensors to other lanes, once this lane's work so far is done."""
         del name, tensors
         return None
 
@@ -135,27 +135,27 @@ class Lane:
         """Make this lane's work from here on wait for the tensors of a handoff."""
         del handoff
 
-    def staged(self, shape: Sequence[int], dtype: Any) -> Any:
-        """Return an uninitialised host tensor, to be filled and passed to copied()."""
+    def allocate(self, shape: Sequence[int], dtype: Any) -> Any:
+        """Return an uninitialised host tensor, to be filled and passed to copy_in()."""
         return self._torch.empty(tuple(shape), dtype=dtype)
 
-    def pinned(self, host: Any) -> Any:
-        """Return a copy of a host tensor that copied() need not stage; any thread may call it.
+    def pin(self, host: Any) -> Any:
+        """Return a copy of a host tensor in pinned memory; any thread may call it.
 
         On a CPU, return the tensor itself.
         """
         return host
 
-    def copied(self, host: Any) -> Any:
-        """Return a host tensor or array on the device; on a CPU, the tensor itself.
+    def copy_in(self, host: Any) -> Any:
+        """Copy a host tensor or array to the device; on a CPU, return the tensor itself.
 
         The caller must not write to ``host`` afterwards.
         """
         tensor = self._torch.from_numpy(host) if isinstance(host, np.ndarray) else host
         return tensor.to(self._device)
 
-    def arrays(self, name: str, tensors: Sequence[Any]) -> list[Any]:
-        """Return device tensors as numpy arrays on the host. Waits for them, for no other lane."""
+    def copy_out(self, name: str, tensors: Sequence[Any]) -> list[Any]:
+        """Copy device tensors to numpy arrays on the host. Wait for this lane only."""
         del name
         return [tensor.cpu().numpy() for tensor in tensors]
 
@@ -169,7 +169,7 @@ class Lane:
 
 
 class _StreamLane(Lane):
-    """A lane on a device's stream; stream None: the thread's current stream at each use."""
+    """A lane on a device's stream. stream: None uses the thread's current stream each time."""
 
     def __init__(self, torch_device: Any, device: Device, stream: Any) -> None:
         super().__init__(torch_device)
@@ -194,23 +194,23 @@ class _StreamLane(Lane):
         for tensor in handoff.tensors:
             self._on.keep(tensor, stream)
 
-    def staged(self, shape: Sequence[int], dtype: Any) -> Any:
-        return self._on.pinned(shape, dtype)
+    def allocate(self, shape: Sequence[int], dtype: Any) -> Any:
+        return self._on.allocate_pinned(shape, dtype)
 
-    def pinned(self, host: Any) -> Any:
+    def pin(self, host: Any) -> Any:
         if host.is_pinned():
             return host
-        staged = self._on.pinned(host.shape, host.dtype)
-        staged.copy_(host)
-        return staged
+        pinned = self._on.allocate_pinned(host.shape, host.dtype)
+        pinned.copy_(host)
+        return pinned
 
-    def copied(self, host: Any) -> Any:
+    def copy_in(self, host: Any) -> Any:
         tensor = self._torch.from_numpy(host) if isinstance(host, np.ndarray) else host
-        return self.pinned(tensor).to(self._device, non_blocking=True)
+        return self.pin(tensor).to(self._device, non_blocking=True)
 
-    def arrays(self, name: str, tensors: Sequence[Any]) -> list[Any]:
+    def copy_out(self, name: str, tensors: Sequence[Any]) -> list[Any]:
         del name
-        hosts = [self._on.pinned(tensor.shape, tensor.dtype) for tensor in tensors]
+        hosts = [self._on.allocate_pinned(tensor.shape, tensor.dtype) for tensor in tensors]
         for host, tensor in zip(hosts, tensors, strict=True):
             host.copy_(tensor, non_blocking=True)
         self._on.wait_on_host(self._on.record(self._stream))
@@ -253,7 +253,7 @@ class Lanes:
             return Lanes(*[compute] * 6)
         compute = _StreamLane(torch_device, device, None)
 
-        def own(wanted: bool) -> Lane:
-            return _StreamLane(torch_device, device, device.stream()) if wanted else compute
+        def make(is_own: bool) -> Lane:
+            return _StreamLane(torch_device, device, device.stream()) if is_own else compute
 
-        return Lanes(compute, own(ahead), own(ahead), own(ahead), own(overlaps), own(ahead))
+        return Lanes(compute, make(ahead), make(ahead), make(ahead), make(overlaps), make(ahead))

@@ -3,12 +3,12 @@
 Owns:        TrainedTable, Gathered, ArrayTable.
 Never does:  open files or logs.
 Called by:   source.py, output.py; ArrayTable by trainers.
-Threads:     one at a time, because rows are gathered between two steps.
+Threads:     one at a time, between two steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from petps.errors import FailedPrecondition, InvalidArgument, NotFound
 from petps.train.tracker import Tracker
 
-__all__ = ["ROW", "ArrayTable", "Gathered", "TrainedTable"]
+__all__ = ["ROW", "ArrayTable", "Gathered", "TrainedTable", "check_columns"]
 
 Keys = npt.NDArray[np.uint64]
 Floats = npt.NDArray[np.float32]
@@ -95,15 +95,15 @@ class ArrayTable:
         if keys is not None:
             if keys.dtype != np.uint64 or keys.shape != (len(rows),):
                 raise InvalidArgument(
-                    f"table {name}: keys are {keys.dtype}{list(keys.shape)}, "
-                    f"expected uint64[{len(rows)}]"
+                    f"table {name}: keys must be uint64[{len(rows)}], got "
+                    f"{keys.dtype}{list(keys.shape)}"
                 )
             if not (keys[1:] > keys[:-1]).all():
-                raise InvalidArgument(f"table {name}: keys must ascend, each once")
+                raise InvalidArgument(f"table {name}: keys must be ascending and distinct")
         if present is not None and (present.dtype != np.bool_ or present.shape != (len(rows),)):
             raise InvalidArgument(
-                f"table {name}: present is {present.dtype}{list(present.shape)}, "
-                f"expected bool[{len(rows)}]"
+                f"table {name}: present must be bool[{len(rows)}], got "
+                f"{present.dtype}{list(present.shape)}"
             )
         self._tracker = tracker
         self._name = name
@@ -128,10 +128,10 @@ class ArrayTable:
 
     def lookup(self, ids: npt.ArrayLike) -> Floats:
         """Return copies of rows, float32[..., dim]; track the ids in training."""
-        checked = self._find_positions(ids)
+        positions = self._find_positions(ids)
         if self.training:
-            self._tracker.track(self._name, checked)
-        return self._columns[ROW][checked]
+            self._tracker.track(self._name, positions)
+        return self._columns[ROW][positions]
 
     def update(self, ids: npt.ArrayLike, rows: npt.ArrayLike, **columns: npt.ArrayLike) -> None:
         """Write and track rows, and any further columns. The rows exist from then on.
@@ -139,35 +139,35 @@ class ArrayTable:
         Raises FailedPrecondition in evaluation, InvalidArgument; then nothing is written.
         """
         self._check_training("update")
-        checked = self._find_positions(ids).ravel()
+        positions = self._find_positions(ids).ravel()
         values: dict[str, npt.NDArray[Any]] = {}
         for name, column in {ROW: rows, **columns}.items():
             if name not in self._columns:
                 raise InvalidArgument(f"table {self._name} has no column {name!r}")
             width = self._columns[name].shape[1]
             try:
-                values[name] = np.asarray(column, np.float32).reshape(len(checked), width)
+                values[name] = np.asarray(column, np.float32).reshape(len(positions), width)
             except ValueError as error:
                 raise InvalidArgument(
                     f"table {self._name}: {name} has shape {np.shape(column)}, "
-                    f"expected ({len(checked)}, {width})"
+                    f"expected ({len(positions)}, {width})"
                 ) from error
         for name, column in values.items():
-            self._columns[name][checked] = column
+            self._columns[name][positions] = column
         if self._present is not None:
-            self._present[checked] = True
-        self._tracker.track(self._name, checked)
+            self._present[positions] = True
+        self._tracker.track(self._name, positions)
 
     def delete(self, ids: npt.ArrayLike) -> None:
         """Delete rows until they are updated again. Raise FailedPrecondition in evaluation."""
         self._check_training("delete")
         if self._present is None:
             raise FailedPrecondition(
-                f"table {self._name}: rows can be deleted only where 'present' was given"
+                f"table {self._name}: rows can be deleted only if the table was made with 'present'"
             )
-        checked = self._find_positions(ids).ravel()
-        self._present[checked] = False
-        self._tracker.track(self._name, checked)
+        positions = self._find_positions(ids).ravel()
+        self._present[positions] = False
+        self._tracker.track(self._name, positions)
 
     def keys(self) -> Keys:
         """See TrainedTable."""
@@ -199,10 +199,6 @@ class ArrayTable:
             return Gathered(columns)
         return Gathered(columns, ~self._present[ids])
 
-    def load(self, keys: Keys, columns: Mapping[str, Floats]) -> None:
-        """Load one piece; see load_pieces()."""
-        self.load_pieces([(keys, columns)])
-
     def load_pieces(self, pieces: Iterable[tuple[Keys, Mapping[str, Floats]]]) -> None:
         """See TrainedTable; the memory is the trainer's own arrays."""
         count = 0
@@ -210,11 +206,7 @@ class ArrayTable:
             self._present[:] = False
         for keys, columns in pieces:
             ids = self.ids_of(keys).astype(np.intp)
-            if set(columns) != set(self._columns):
-                raise InvalidArgument(
-                    f"table {self._name} has columns {sorted(self._columns)}, "
-                    f"given {sorted(columns)}"
-                )
+            check_columns(self._name, self._columns, columns)
             for name, values in columns.items():
                 self._columns[name][ids] = values
             if self._present is not None:
@@ -222,28 +214,34 @@ class ArrayTable:
             count += len(ids)
         if self._present is None and count != len(self._columns[ROW]):
             raise InvalidArgument(
-                f"table {self._name}: {count} rows for {len(self._columns[ROW])}: a table that "
-                "may miss some needs 'present'"
+                f"table {self._name}: all {len(self._columns[ROW])} rows must be loaded, got "
+                f"{count}: make the table with 'present' if some rows may be missing"
             )
 
     def _find_positions(self, ids: npt.ArrayLike) -> npt.NDArray[np.intp]:
         """Return ids as positions. Raise InvalidArgument if one is not a row number."""
-        checked = np.asarray(ids)
-        if checked.size == 0:
-            return checked.astype(np.intp)
+        positions = np.asarray(ids)
+        if positions.size == 0:
+            return positions.astype(np.intp)
         count = len(self._columns[ROW])
-        if checked.dtype.kind not in "iu" or checked.min() < 0 or checked.max() >= count:
+        if positions.dtype.kind not in "iu" or positions.min() < 0 or positions.max() >= count:
             raise InvalidArgument(
-                f"table {self._name}: ids must be row numbers, 0 to {count - 1}; given are "
-                f"{checked.dtype} {sorted(checked.ravel().tolist())[0]} and others"
+                f"table {self._name}: ids must be row numbers, 0 to {count - 1}, got "
+                f"{positions.dtype} {sorted(positions.ravel().tolist())[0]} and others"
             )
-        return checked.astype(np.intp)
+        return positions.astype(np.intp)
 
     def _check_training(self, call: str) -> None:
         if not self.training:
             raise FailedPrecondition(
                 f"table {self._name} is in evaluation: call train() before {call}()"
             )
+
+
+def check_columns(table: str, expected: Collection[str], given: Collection[str]) -> None:
+    """Raise InvalidArgument unless a piece has exactly the columns of its table."""
+    if set(given) != set(expected):
+        raise InvalidArgument(f"table {table} has columns {sorted(expected)}, got {sorted(given)}")
 
 
 def _as_rows(table: str, name: str, values: Floats, count: int) -> Floats:

@@ -1,4 +1,4 @@
-"""When each stage of each batch ran: totals always, single spans if the caller asks to keep them.
+"""When each stage of each batch ran: always the totals, and each span if the caller keeps them.
 
 Owns:        Timeline.
 Never does:  decide what a stage is.
@@ -151,7 +151,7 @@ def new_figure(height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
-        raise FailedPrecondition("matplotlib is not there: pip install petps[plots]") from None
+        raise FailedPrecondition("matplotlib is not installed: pip install petps[plots]") from None
     return Figure(figsize=(10, height), layout="constrained")
 
 

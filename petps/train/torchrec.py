@@ -7,12 +7,12 @@ known faults of TorchRec's trackers:
 - A table that was not looked up in an interval breaks the read of all tables.
 - They confuse tables, or features, of the same name.
 - Their ids are row numbers of the rank's own shard.
-- They regard a lookup as read if it follows a read within the same step.
+- A lookup that follows a read within the same step counts as read already.
 
 Owns:        TorchRecIds.
 Never does:  import torchrec; gather (TorchTable does).
 Called by:   trainers.
-Threads:     the trainer's.
+Threads:     the trainer's thread.
 """
 
 from __future__ import annotations
@@ -42,21 +42,16 @@ class TorchRecIds:
     """
 
     def __init__(
-        self,
-        tracker: Tracker,
-        model: Any,
-        *,
-        consumer: str = CONSUMER,
-        columns: Sequence[str] = (),
+        self, tracker: Tracker, model: Any, *, consumer: str = CONSUMER, columns: Sequence[str] = ()
     ) -> None:
         self._tracker = tracker
-        self._theirs = _their_tracker(model)
+        self._theirs = _find_tracker(model)
         self._consumer = consumer
         known = self._theirs.per_consumer_batch_idx
         if consumer not in known:
             raise InvalidArgument(
-                f"TorchRec's tracker has no consumer {consumer!r}, but {', '.join(known)}: "
-                f"add it to the configuration's consumers"
+                f"TorchRec's tracker has no consumer {consumer!r}; it has: {', '.join(known)}: add "
+                f"{consumer!r} to the configuration's consumers"
             )
         mode = self._theirs._mode.name
         if mode != "ID_ONLY":
@@ -75,7 +70,7 @@ class TorchRecIds:
                 tracker, name, weight, optimizer=fused, columns=columns, first_key=first_key
             )
         for module in self._theirs.tracked_modules.values():
-            module.post_lookup_tracker_fn = self._guarded(module, module.post_lookup_tracker_fn)
+            module.post_lookup_tracker_fn = self._guard(module, module.post_lookup_tracker_fn)
 
     def drain(self) -> int:
         """Move the ids looked up since the last call to the tracker, and compact it.
@@ -97,7 +92,7 @@ class TorchRecIds:
         return count
 
     def _read(self) -> Mapping[str, Any]:
-        """Read TorchRec's ids of the looked-up tables; it cannot concatenate an empty list."""
+        """Read TorchRec's ids of the tables that were looked up; it fails for the others."""
         store = self._theirs.store
         since = self._theirs.per_consumer_batch_idx[self._consumer]
         quiet = {
@@ -115,8 +110,8 @@ class TorchRecIds:
             for name, lookups in quiet.items():  # other consumers may not have read them yet
                 store.per_fqn_lookups.setdefault(name, lookups)
 
-    def _guarded(self, module: Any, record: Any) -> Any:
-        def recorded(*arguments: Any) -> None:
+    def _guard(self, module: Any, record: Any) -> Any:
+        def record_training(*arguments: Any) -> None:
             if not module.training:
                 return
             theirs = self._theirs
@@ -124,7 +119,7 @@ class TorchRecIds:
                 theirs.step()
             record(*arguments)
 
-        return recorded
+        return record_training
 
 
 class _Fused:
@@ -145,7 +140,7 @@ class _Fused:
         }
 
 
-def _their_tracker(model: Any) -> Any:
+def _find_tracker(model: Any) -> Any:
     """Return the model's tracker. Raise InvalidArgument or FailedPrecondition if there is none."""
     if hasattr(model, "get_delta_tracker"):
         tracker = model.get_delta_tracker()
@@ -155,23 +150,23 @@ def _their_tracker(model: Any) -> Any:
         remedy = 'model_tracker_config=ModelTrackerConfig(..., consumers=["petps"])'
     else:
         raise InvalidArgument(
-            f"{type(model).__name__} is no DistributedModelParallel with a tracker: TorchRec has "
-            "them from 1.3 on"
+            f"{type(model).__name__} is no DistributedModelParallel with a tracker, which needs "
+            "TorchRec 1.3 or later"
         )
     if tracker is None:
-        raise FailedPrecondition(f"TorchRec's tracker is not turned on: {remedy}")
+        raise FailedPrecondition(f"TorchRec's tracker is not turned on: use {remedy}")
     return tracker
 
 
 def _check_names(modules: Mapping[str, Any]) -> None:
     """Refuse names that occur twice: TorchRec finds a table or a feature by its bare name."""
-    for what, named in (("table", list(_tables(modules))), ("feature", list(_features(modules)))):
+    for kind, named in (("table", list(_tables(modules))), ("feature", list(_features(modules)))):
         owners: dict[str, str] = {}
         for owner, name in named:
             if name in owners:
                 raise InvalidArgument(
-                    f"{what} {name} stands in {owners[name]} and in {owner}: TorchRec's tracker "
-                    "takes one for the other; give each a name of its own"
+                    f"{kind} {name} is in {owners[name]} and in {owner}: TorchRec's tracker "
+                    "confuses the two; give each a name of its own"
                 )
             owners[name] = owner
 
@@ -197,10 +192,7 @@ def _local_rows(name: str, tensor: Any) -> tuple[Any, int]:
         return tensor, 0  # data parallel: every rank has the whole table
     shards = tensor.local_shards()
     if len(shards) != 1:
-        raise InvalidArgument(
-            f"table {name} has {len(shards)} shards on this rank: one can be tracked, and a rank "
-            "without leaves the table to others"
-        )
+        raise InvalidArgument(f"table {name} must have one shard on this rank, got {len(shards)}")
     (shard,) = shards
     offsets = list(shard.metadata.shard_offsets)
     whole = list(tensor.size())

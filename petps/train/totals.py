@@ -5,7 +5,7 @@ Never does:  apply anything.
 Called by:   pipeline.py.
 Invariants:  if a value of one rank is not finite, all ranks raise; nothing is read from the
              device before the whole step is queued on it.
-Threads:     the trainer's.
+Threads:     the trainer's thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from petps.errors import InvalidArgument
 from petps.train.link import Link
 from petps.train.pytorch import torch_module
-from petps.train.rows import finite
+from petps.train.rows import are_finite
 from petps.train.streams import Lane
 
 __all__ = ["Totals"]
@@ -37,21 +37,21 @@ class Totals:
     def add(self, loss: Any, gradients: Sequence[Any]) -> None:
         """Add a micro-batch: its loss, and its gradients by block float32[u, dim]."""
         self._losses.append(loss.detach().double())
-        self._finite.append([finite(block) for block in gradients])
+        self._finite.append([are_finite(block) for block in gradients])
 
     def sum_over_ranks(
         self,
         number: int,
         parameters: Sequence[Any],
-        wishes: Sequence[bool],
+        wants: Sequence[bool],
         link: Link,
         *,
         deterministic: bool,
     ) -> tuple[float, list[bool]]:
         """Sum the loss and, in place, the dense gradients of step ``number`` over all ranks.
 
-        Returns the loss, and for each wish whether any rank has it. Raises InvalidArgument on all
-        ranks if a value of one is not finite.
+        Returns the loss, and for each of ``wants`` whether any rank has it set. Raises
+        InvalidArgument on all ranks if a value of one is not finite.
         """
         torch, lane = self._torch, self._lane
         sums = [
@@ -63,11 +63,11 @@ class Totals:
         checks = [torch.isfinite(losses).all()]
         checks += [rows.all() for blocks in self._finite for rows in blocks]
         checks += [torch.isfinite(values).all() for values in sums]
-        flags = np.zeros(1 + len(wishes) + link.world, np.float32)
-        flags[1 : 1 + len(wishes)] = wishes
-        tail = lane.copied(flags)
+        flags = np.zeros(1 + len(wants) + link.world, np.float32)
+        flags[1 : 1 + len(wants)] = wants
+        tail = lane.copy_in(flags)
         tail[0] = losses.sum()
-        tail[1 + len(wishes) + link.rank] = ~torch.stack(checks).all()
+        tail[1 + len(wants) + link.rank] = ~torch.stack(checks).all()
         flat = torch.cat([*sums, tail])
         if deterministic:
             gathered = link.all_gather(flat)
@@ -76,13 +76,13 @@ class Totals:
                 flat += values
         else:
             flat = link.all_reduce(flat)
-        flags = lane.arrays("totals", [flat[len(flat) - len(flags) :]])[0].tolist()
-        wrong = [rank for rank, flag in enumerate(flags[1 + len(wishes) :]) if flag]
-        if wrong:
-            own = self._find_wrong(sums, parameters) if link.rank in wrong else ""
+        flags = lane.copy_out("totals", [flat[len(flat) - len(flags) :]])[0].tolist()
+        bad_ranks = [rank for rank, flag in enumerate(flags[1 + len(wants) :]) if flag]
+        if bad_ranks:
+            own = self._name_bad_value(sums, parameters) if link.rank in bad_ranks else ""
             raise InvalidArgument(
-                f"step {number}: {own or f'a value on rank {wrong[0]}'} is not finite; nothing "
-                f"of this step was applied (ranks {', '.join(map(str, wrong))}): lower the "
+                f"step {number}: {own or f'a value on rank {bad_ranks[0]}'} is not finite; nothing "
+                f"of this step was applied (ranks {', '.join(map(str, bad_ranks))}): lower the "
                 "learning rate, or look at that batch"
             )
         at = 0
@@ -90,16 +90,16 @@ class Totals:
             gradient = flat[at : at + parameter.numel()].view_as(parameter)
             parameter.grad = gradient.to(parameter.dtype, copy=True)
             at += parameter.numel()
-        return flags[0], [bool(flag) for flag in flags[1 : 1 + len(wishes)]]
+        return flags[0], [bool(flag) for flag in flags[1 : 1 + len(wants)]]
 
-    def _find_wrong(self, sums: Sequence[Any], parameters: Sequence[Any]) -> str:
+    def _name_bad_value(self, sums: Sequence[Any], parameters: Sequence[Any]) -> str:
         """Return this rank's first value that is not finite, in words."""
         for micro, (loss, blocks) in enumerate(zip(self._losses, self._finite, strict=True)):
             if not np.isfinite(float(loss)):
                 return f"the loss of micro-batch {micro}, {float(loss)},"
-            for block, whole in enumerate(blocks):
-                if not bool(whole.all()):
-                    row = int(self._torch.nonzero(~whole)[0])
+            for block, is_finite in enumerate(blocks):
+                if not bool(is_finite.all()):
+                    row = int(self._torch.nonzero(~is_finite)[0])
                     return f"the gradient of {self._name_row(micro, block, row)}"
         for parameter, gradient in zip(parameters, sums, strict=True):
             if not bool(self._torch.isfinite(gradient).all()):

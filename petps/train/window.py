@@ -7,8 +7,8 @@ Owns:        Window, Lookup.
 Never does:  decide when a transfer runs.
 Called by:   pipeline.py, forward_backward.py.
 Invariants:  the gradients of a row are added in the order (micro-batch, rank), whatever overlaps.
-Threads:     send_rows() and take_gradients() run on the link's; gradients is read once they have
-             returned.
+Threads:     send_rows() and take_gradients() run on the link's thread; the trainer reads
+             gradients once both have returned.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Window:
             self._torch.zeros((len(slots), dim), dtype=slots.dtype, device=slots.device)
             for slots, dim in zip(self._slots, layout.dims, strict=True)
         ]
-        """By block float32[n, dim]: the sums so far."""
+        """By block float32[n, dim], the sums so far."""
 
     @property
     def tensors(self) -> list[Any]:
@@ -120,10 +120,7 @@ class Window:
         pieces = [block.split(counts) for block, counts in zip(blocks, sends, strict=True)]
         ranks = range(self._link.world)
         flat = self._torch.cat([block[rank].reshape(-1) for rank in ranks for block in pieces])
-        parts = iter(
-            self._link.all_to_all(flat, sent, received).split(
-                [receives[b][rank] * int(dims[b]) for rank in ranks for b in range(len(blocks))]
-            )
-        )
+        sizes = [receives[b][rank] * int(dims[b]) for rank in ranks for b in range(len(blocks))]
+        parts = iter(self._link.all_to_all(flat, sent, received).split(sizes))
         by_rank = [[next(parts).view(-1, int(dim)) for dim in dims] for _ in ranks]
         return [self._torch.cat(block) for block in zip(*by_rank, strict=True)]

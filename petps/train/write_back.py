@@ -1,9 +1,9 @@
-"""The way of trained rows back to the pool.
+"""The write-back of trained rows to the pool.
 
 Owns:        WriteBack.
 Never does:  wait for a peer.
 Called by:   pipeline.py; lookup.py, which waits for rows.
-Invariants:  batches are written in the order in which they were trained; the first error stays.
+Invariants:  batches are written in the order of training; the first error is kept.
 Threads:     in modes that run ahead, one thread writes; any thread may wait.
 """
 
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from petps.errors import FailedPrecondition
 from petps.train.buffer import Buffer
 from petps.train.options import Resources
-from petps.train.stages import works_ahead
+from petps.train.stages import give_way
 from petps.train.streams import Handoff
 
 __all__ = ["WriteBack"]
@@ -32,7 +32,7 @@ class WriteBack:
         self._changed = threading.Condition()
         name = f"{resources.thread_name}-write-back"
         self._thread = (
-            ThreadPoolExecutor(1, name, works_ahead) if resources.options.runs_ahead else None
+            ThreadPoolExecutor(1, name, give_way) if resources.options.runs_ahead else None
         )
 
     def start(self, buffer: Buffer, updated: Handoff | None) -> None:
@@ -61,7 +61,7 @@ class WriteBack:
             self.check()
 
     def stop_waits(self, reason: str) -> None:
-        """End all waits for batches that are not written yet: they may never be trained."""
+        """Fail all waits for batches that are not written yet, because none may come."""
         with self._changed:
             self._end_reason = reason
             self._changed.notify_all()

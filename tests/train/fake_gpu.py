@@ -21,7 +21,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,7 +95,9 @@ class Pinned(OnDevice):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        gpu = next(each.gpu for each in tree_leaves((args, kwargs)) if isinstance(each, Pinned))
+        gpu = next(
+            tensor.gpu for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Pinned)
+        )
         return gpu.dispatched(func, args, kwargs or {})
 
     def is_pinned(self, *_: Any) -> bool:
@@ -171,7 +173,7 @@ class FakeGpu:
             if not self._is("no keep"):
                 self._memories[_key(tensor.inner)].kept.add(stream.number)
 
-    def pinned(self, shape: Sequence[int], dtype: Any) -> Pinned:
+    def allocate_pinned(self, shape: Sequence[int], dtype: Any) -> Pinned:
         return Pinned(torch.empty(tuple(shape), dtype=dtype), self)
 
     def seconds(self, begin: Clock, end: Clock) -> float:
@@ -179,13 +181,10 @@ class FakeGpu:
 
     # ---- for tests
 
-    def leaving_out(self, what: str) -> AbstractContextManager[None]:
-        """In the block, on this thread: 'no wait' disables waits, 'no keep' disables keep()."""
-        return self._leaving_out(what)
-
     @contextmanager
-    def _leaving_out(self, what: str) -> Iterator[None]:
-        self._thread.out = what
+    def leave_out(self, omission: str) -> Iterator[None]:
+        """In the block, on this thread: 'no wait' disables waits, 'no keep' disables keep()."""
+        self._thread.out = omission
         try:
             yield
         finally:
@@ -193,54 +192,60 @@ class FakeGpu:
 
     def kernel(self, name: str, call: Callable[..., Any], *given: OnDevice) -> Any:
         """Record a kernel outside PyTorch: it reads ``given``; the host waits for its size."""
-        found = call(*(each.inner for each in given))
-        stream = self._queued(name, given, [], tree_leaves(found))
+        result = call(*(tensor.inner for tensor in given))
+        stream = self._queued(name, given, [], tree_leaves(result))
         self._host_waits(stream.clock, name)
-        return tree_map_only(torch.Tensor, lambda each: OnDevice(each, self), found)
+        return tree_map_only(torch.Tensor, lambda tensor: OnDevice(tensor, self), result)
 
     # ---- what the dispatch mode records
 
     def dispatched(self, func: Any, args: Any, kwargs: Any) -> Any:
-        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        given = [
+            tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)
+        ]
         name = func._schema.name
         target = kwargs.get("device")
         target = None if target is None else torch.device(target).type
         if target == DEVICE:
             kwargs = kwargs | {"device": torch.device("cpu")}
-        on = [each for each in given if type(each) is OnDevice]
-        inner_args, inner_kwargs = tree_map_only(OnDevice, lambda each: each.inner, (args, kwargs))
+        on = [tensor for tensor in given if type(tensor) is OnDevice]
+        inner_args, inner_kwargs = tree_map_only(
+            OnDevice, lambda tensor: tensor.inner, (args, kwargs)
+        )
         if not on and target != DEVICE:
-            for each in given:
-                if isinstance(each, Pinned) and not _is_copy_into(name, args, each):
-                    self.host_reads(each, name)
-            found = func(*inner_args, **inner_kwargs)
-            return self._as_given(found, given, None)
+            for tensor in given:
+                if isinstance(tensor, Pinned) and not _is_copy_into(name, args, tensor):
+                    self.host_reads(tensor, name)
+            result = func(*inner_args, **inner_kwargs)
+            return self._as_given(result, given, None)
         is_copy = name in ("aten::copy_", "aten::_to_copy")
-        for each in given:
-            if type(each) is not OnDevice and each.dim() > 0:
+        for tensor in given:
+            if type(tensor) is not OnDevice and tensor.dim() > 0:
                 assert is_copy, f"{name} of tensors on the device and on the host"
-                if not isinstance(each, Pinned):
+                if not isinstance(tensor, Pinned):
                     self._fault(f"{name}: from or to host memory that is not pinned")
-        if any(each.is_meta and type(each) is not OnDevice for each in given):
+        if any(tensor.is_meta and type(tensor) is not OnDevice for tensor in given):
             raise AssertionError(f"{name} of a tensor that was made outside all lanes")
-        found = func(*inner_args, **inner_kwargs)
+        result = func(*inner_args, **inner_kwargs)
         if _is_view(func):
-            return self._as_given(found, given, OnDevice)
+            return self._as_given(result, given, OnDevice)
         writes = [
-            each
+            tensor
             for argument, value in itertools.chain(
                 zip(func._schema.arguments, args, strict=False),
                 ((a, kwargs[a.name]) for a in func._schema.arguments if a.name in kwargs),
             )
             if argument.alias_info is not None and argument.alias_info.is_write
-            for each in tree_leaves(value)
+            for tensor in tree_leaves(value)
         ]
         to_host = target == "cpu"
-        new = [] if to_host else [each for each in tree_leaves(found) if torch.is_tensor(each)]
+        new = (
+            [] if to_host else [tensor for tensor in tree_leaves(result) if torch.is_tensor(tensor)]
+        )
         stream = self._queued(name, [e for e in given if isinstance(e, OnDevice)], writes, new)
         if to_host or name in SIZED or (name == "aten::index" and _has_mask(args[1])):
             self._host_waits(stream.clock, name)
-        return self._as_given(found, given, None if to_host else OnDevice)
+        return self._as_given(result, given, None if to_host else OnDevice)
 
     def host_reads(self, tensor: Pinned, what: str) -> None:
         with self._mutex:
@@ -258,12 +263,12 @@ class FakeGpu:
             _join(stream.clock, self._host())
             stream.clock[stream.number] = stream.clock.get(stream.number, 0) + 1
             use = Use(stream, stream.clock[stream.number], f"{name} on {stream.name}")
-            into = {_key(each.inner) for each in writes}
-            for each in given:
-                self._used(each.inner, use, _key(each.inner) in into)
-            for each in new:
-                if _key(each) not in self._memories:
-                    self._add(each, Memory(stream, use))
+            into = {_key(tensor.inner) for tensor in writes}
+            for tensor in given:
+                self._used(tensor.inner, use, _key(tensor.inner) in into)
+            for tensor in new:
+                if _key(tensor) not in self._memories:
+                    self._add(tensor, Memory(stream, use))
         return stream
 
     def _used(self, inner: torch.Tensor, use: Use, writes: bool) -> None:
@@ -298,14 +303,14 @@ class FakeGpu:
                 if not pinned and number not in memory.kept and not use.before(memory.home.clock):
                     self._fault(f"freed by {memory.home.name} while {use.what} may use it")
 
-    def _as_given(self, found: Any, given: Sequence[Any], wrapped: Any) -> Any:
+    def _as_given(self, result: Any, given: Sequence[Any], wrapped: Any) -> Any:
         """Return the given tensor for a result in place; wrap others, or return them plain."""
-        same = {id(each.inner): each for each in given if isinstance(each, OnDevice)}
+        same = {id(tensor.inner): tensor for tensor in given if isinstance(tensor, OnDevice)}
 
         def one(each: torch.Tensor) -> Any:
             return same.get(id(each), each if wrapped is None else wrapped(each, self))
 
-        return tree_map_only(torch.Tensor, one, found)
+        return tree_map_only(torch.Tensor, one, result)
 
     def _fault(self, what: str) -> None:
         with self._mutex:
@@ -349,7 +354,7 @@ def _key(inner: torch.Tensor) -> int:
 
 
 def _is_view(func: Any) -> bool:
-    infos = [each.alias_info for each in func._schema.returns]
+    infos = [result.alias_info for result in func._schema.returns]
     return any(info is not None and not info.is_write for info in infos)
 
 
@@ -358,4 +363,4 @@ def _is_copy_into(name: str, args: Any, tensor: Any) -> bool:
 
 
 def _has_mask(indices: Any) -> bool:
-    return any(each.dtype == torch.bool for each in tree_leaves(indices) if each is not None)
+    return any(tensor.dtype == torch.bool for tensor in tree_leaves(indices) if tensor is not None)

@@ -21,11 +21,9 @@ from petps.checkpoint import POLICIES, Store
 from petps.errors import PetpsError
 from petps.train.batch import Batch
 from petps.train.link import Links
-from petps.train.options import PipelineOptions
-from petps.train.pipeline import Pipeline
 from petps.train.ranks import Every, RankedOutput
-from tests.train.rank_threads import FEATURES, Loader, Ranker
-from tests.train.train_ranks import SEED, TABLES, open_tables
+from tests.train.rank_threads import Ranker, read_slots
+from tests.train.train_ranks import SEED, TABLES, open_tables, resume
 
 MODE: Any = os.environ.get("MODE", "nested")
 
@@ -55,27 +53,19 @@ def main(rank: int, world: int, folder: Path, steps: int) -> None:
             model=model, optimizer=optimizer,
         )  # fmt: skip
         first = output.restore().step if store.state.versions() else 0
-        options = PipelineOptions(
-            2, MODE, first_step=first + 1, deterministic=True, device=device
-        )  # fmt: skip
-        with (
-            output,
-            Pipeline(
-                model, tables, iter(Loader(SEED, rank, steps, first=first + 1)), options=options,
-                optimizer=optimizer, links=links, features=FEATURES, hooks=[output],
-            ) as pipeline,
-        ):  # fmt: skip
-            for step in pipeline:
+        loop = resume(rank, links, model, optimizer, tables, output, first, steps, MODE, device)
+        with output, loop:
+            for step in loop:
                 print("step", step.number, step.loss, flush=True)
-        found = {
-            f"dense{i}": each.detach().cpu().numpy() for i, each in enumerate(model.parameters())
+        results = {
+            f"dense{i}": parameter.detach().cpu().numpy()
+            for i, parameter in enumerate(model.parameters())
         }
         for spec in TABLES:
-            keys = tables[spec.name].keys()
-            columns = tables[spec.name].gather(keys).columns
-            found[f"{spec.name}.keys"] = keys
-            found[f"{spec.name}.slots"] = np.concatenate(list(columns.values()), axis=1)
-        np.savez(folder / f"{rank}.npz", **found)
+            results[f"{spec.name}.keys"], results[f"{spec.name}.slots"] = read_slots(
+                tables[spec.name]
+            )
+        np.savez(folder / f"{rank}.npz", **results)
     distributed.destroy_process_group()
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from petps.train.batch import Batch, Ragged
 from petps.train.link import Links
 from petps.train.optimizer import Adam, Optimizer
 from petps.train.options import PipelineOptions
-from petps.train.pipeline import Hook
-from petps.train.sharded import ShardedTables, TableSpec
+from petps.train.pipeline import Hook, Pipeline
+from petps.train.sharded import ShardedTable, ShardedTables, TableSpec
 
 SPECS = (
     TableSpec("item", 8, 20_000),
@@ -27,6 +28,13 @@ SPECS = (
     TableSpec("shop", 4, 20_000, initial=0.1),
 )
 FEATURES = {"history": "item"}
+
+
+def specs_with(threshold: int) -> list[TableSpec]:
+    """Return SPECS with an admission threshold."""
+    return [replace(spec, threshold=threshold) for spec in SPECS]
+
+
 WAIT_SECONDS = 120.0
 _RANDOM = threading.Lock()
 
@@ -47,20 +55,20 @@ class LocalLink:
 
     def all_to_all(self, send: Any, sends: Sequence[int], receives: Sequence[int]) -> Any:
         pieces = send.split(list(sends))
-        come = [each[self.rank].clone() for each in self._met(pieces)]
+        received = [pieces_of_rank[self.rank].clone() for pieces_of_rank in self.exchange(pieces)]
         self._meeting.barrier.wait(WAIT_SECONDS)
-        assert [len(each) for each in come] == list(receives)
-        return torch.cat(come)
+        assert [len(piece) for piece in received] == list(receives)
+        return torch.cat(received)
 
     def all_gather(self, values: Any) -> list[Any]:
-        come = [each.clone() for each in self._met(values)]
+        tensors = [tensor.clone() for tensor in self.exchange(values)]
         self._meeting.barrier.wait(WAIT_SECONDS)
-        return come
+        return tensors
 
     def all_reduce(self, values: Any) -> Any:
         return torch.stack(self.all_gather(values)).sum(dim=0)
 
-    def _met(self, given: Any) -> list[Any]:
+    def exchange(self, given: Any) -> list[Any]:
         self._meeting.left[self.rank] = given
         self._meeting.barrier.wait(WAIT_SECONDS)
         return self._meeting.left
@@ -69,18 +77,20 @@ class LocalLink:
 def in_threads(world: int, work: Callable[[int, Links], Any]) -> list[Any]:
     """Run work(rank, links) on each rank; return the results. Raise the first error."""
     meetings = [Meeting(world) for _ in range(3)]
-    found: list[Any] = [None] * world
+    results: list[Any] = [None] * world
     errors: list[tuple[int, BaseException]] = []
 
-    def one(rank: int) -> None:
+    def run(rank: int) -> None:
         try:
-            found[rank] = work(rank, Links(*(LocalLink(each, rank, world) for each in meetings)))
+            results[rank] = work(
+                rank, Links(*(LocalLink(meeting, rank, world) for meeting in meetings))
+            )
         except BaseException as error:
             errors.append((rank, error))
-            for each in meetings:
-                each.barrier.abort()
+            for meeting in meetings:
+                meeting.barrier.abort()
 
-    threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(world)]
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(world)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -90,7 +100,7 @@ def in_threads(world: int, work: Callable[[int, Links], Any]) -> list[Any]:
         if not isinstance(error, threading.BrokenBarrierError):
             raise error
     assert not errors
-    return found
+    return results
 
 
 class Ranker(torch.nn.Module):  # type: ignore[misc]
@@ -154,6 +164,37 @@ class Loader:
         return keys * np.uint64(0x9E3779B97F4A7C15)
 
 
+@contextmanager
+def open_pipeline(
+    steps: int,
+    *,
+    rank: int = 0,
+    world: int = 1,
+    seed: int = 1,
+    model: Any = None,
+    lr: float = 0.0,
+    options: PipelineOptions | None = None,
+    **more: Any,
+) -> Iterator[tuple[ShardedTables, Pipeline]]:
+    """Open tables in memory and a pipeline over them. lr: of the dense parameters; 0: fixed."""
+    model = model or Ranker()
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr) if lr else None
+    loader = iter(Loader(seed, rank, steps))
+    with (
+        ShardedTables(None, SPECS, Adam(0.05), rank=rank, world=world, seed=seed) as tables,
+        Pipeline(
+            model, tables, loader, options=options, optimizer=optimizer, features=FEATURES, **more
+        ) as pipeline,
+    ):
+        yield tables, pipeline
+
+
+def read_slots(table: ShardedTable) -> tuple[np.ndarray, np.ndarray]:
+    """Return the keys of a table, uint64[n] ascending, and their slots, float32[n, width]."""
+    keys = table.keys()
+    return keys, np.concatenate(list(table.gather(keys).columns.values()), axis=1)
+
+
 class OnHost:
     """The device of a rank: here the host. Subclasses put its model and links elsewhere."""
 
@@ -212,22 +253,18 @@ def train(
                 features=FEATURES, hooks=hooks,
             ) as pipeline,
         ):  # fmt: skip
-            losses = [each.loss for each in pipeline.run()]
-            slots = {}
-            for table in tables:
-                keys = table.keys()
-                columns = table.gather(keys).columns
-                slots[table.name] = (keys, np.concatenate(list(columns.values()), axis=1))
-        return slots, [place.host(each) for each in model.parameters()], losses
+            losses = [step.loss for step in pipeline.run()]
+            slots = {table.name: read_slots(table) for table in tables}
+        return slots, [place.host(parameter) for parameter in model.parameters()], losses
 
     ranks = in_threads(world, work)
     result: dict[str, Any] = {"losses": ranks[0][2], "dense": ranks[0][1]}
-    for each in ranks[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(each[1], ranks[0][1], strict=True))
-        assert each[2] == ranks[0][2]
+    for other in ranks[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(other[1], ranks[0][1], strict=True))
+        assert other[2] == ranks[0][2]
     for name in (spec.name for spec in specs):
-        keys = np.concatenate([each[0][name][0] for each in ranks])
-        slots = np.concatenate([each[0][name][1] for each in ranks])
+        keys = np.concatenate([rank[0][name][0] for rank in ranks])
+        slots = np.concatenate([rank[0][name][1] for rank in ranks])
         order = np.argsort(keys)
         assert (np.diff(keys[order].astype(np.float64)) >= 0).all()
         assert len(np.unique(keys)) == len(keys), "two ranks hold a key"

@@ -50,14 +50,14 @@ def command(folder: Path, *more: str) -> list[str]:
 
 def left(folder: Path) -> list[psutil.Process]:
     """Return the processes whose command line has the folder."""
-    found = []
-    for each in psutil.process_iter():
+    processes = []
+    for process in psutil.process_iter():
         try:
-            if str(folder) in " ".join(each.cmdline()):
-                found.append(each)
+            if str(folder) in " ".join(process.cmdline()):
+                processes.append(process)
         except psutil.Error:
             continue
-    return found
+    return processes
 
 
 def check_nothing_stays(folder: Path) -> None:
@@ -65,7 +65,7 @@ def check_nothing_stays(folder: Path) -> None:
     assert list((folder / "work").iterdir()) == []
 
 
-def test_from_nothing_to_equal_scores(tmp_path: Path) -> None:
+def test_the_demo_ends_with_equal_scores(tmp_path: Path) -> None:
     done = subprocess.run(
         command(tmp_path, "--json"),
         capture_output=True, text=True, timeout=WAIT_SECONDS, check=False,
@@ -90,8 +90,8 @@ def test_from_nothing_to_equal_scores(tmp_path: Path) -> None:
     # It learns: a model that knows nothing has loss 0.693 and AUC 0.5.
     assert final["log_loss"] < 0.68
     assert final["auc_served"] > 0.6
-    assert all(each["equal"] is not False for each in report["scored"])
-    assert any(each["equal"] for each in report["scored"])
+    assert all(version["equal"] is not False for version in report["scored"])
+    assert any(version["equal"] for version in report["scored"])
     assert report["stages"]["steps"] >= report["steps"]
     assert {"route", "retrieve", "dense", "send_rows"} <= set(report["stages"]["stages_ms"])
     assert 0 < report["stages"]["exposed_share"] <= 1
@@ -99,7 +99,7 @@ def test_from_nothing_to_equal_scores(tmp_path: Path) -> None:
     for name in ("loss", "auc", "stages", "freshness", "timeline"):
         ElementTree.parse(tmp_path / "plots" / f"{name}.svg")
     events = json.loads((tmp_path / "plots" / "timeline.json").read_text())["traceEvents"]
-    assert {each["pid"] for each in events} == set(range(WORLD))
+    assert {event["pid"] for event in events} == set(range(WORLD))
     assert "Passed." in (tmp_path / "plots" / "index.html").read_text()
     check_nothing_stays(tmp_path)
 
@@ -107,14 +107,14 @@ def test_from_nothing_to_equal_scores(tmp_path: Path) -> None:
 @pytest.fixture(name="interrupts")
 def fixture_interrupts() -> Iterator[None]:
     """Restore SIGINT and SIGTERM after a demo that runs in this process and replaces them."""
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    for each, handler in before.items():
-        signal.signal(each, handler)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.usefixtures("interrupts")
-def test_a_wrong_row_is_seen(
+def test_a_wrong_row_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Another publisher changes one value of one row after training has ended."""
@@ -158,7 +158,7 @@ def test_one_bit_of_a_row_or_of_a_weight_is_another_score(tmp_path: Path) -> Non
     random = np.random.default_rng(1)
     torch.manual_seed(1)  # with other weights, the bit may not reach an active unit
     scorer = scoring.Scorer(task)
-    weights = {name: each.clone() for name, each in scorer._dense.state_dict().items()}
+    weights = {name: weight.clone() for name, weight in scorer._dense.state_dict().items()}
     tables = {
         name: scoring.Rows(keys[::2], random.standard_normal((len(keys[::2]), DIM), np.float32))
         for name, keys in task.keys_by_field()
@@ -182,7 +182,7 @@ def hear_interrupts() -> None:
 
 
 @pytest.mark.parametrize("how", ["interrupt", "worker gone"])
-def test_it_ends_and_leaves_nothing(tmp_path: Path, how: str) -> None:
+def test_a_stopped_demo_leaves_nothing(tmp_path: Path, how: str) -> None:
     """The demo is interrupted, or a worker dies that the demo did not kill."""
     process = subprocess.Popen(
         command(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -196,7 +196,7 @@ def test_it_ends_and_leaves_nothing(tmp_path: Path, how: str) -> None:
     if how == "interrupt":
         process.send_signal(signal.SIGINT)
     else:
-        worker = next(each for each in children if "worker" in " ".join(each.cmdline()))
+        worker = next(child for child in children if "worker" in " ".join(child.cmdline()))
         os.kill(worker.pid, signal.SIGKILL)
     _, errors = process.communicate(timeout=WAIT_SECONDS)
     assert "Traceback" not in errors
@@ -210,7 +210,7 @@ def test_it_ends_and_leaves_nothing(tmp_path: Path, how: str) -> None:
     check_nothing_stays(tmp_path)
 
 
-def test_without_the_data_the_remedy_is_said(tmp_path: Path) -> None:
+def test_missing_data_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "examples.demo", "--train", "--folder", str(tmp_path),
          "--plots", str(tmp_path / "plots")],

@@ -27,7 +27,7 @@ def weights(training: torch.nn.Module) -> dict[str, np.ndarray]:
     return {name: value.numpy() for name, value in training.model.state_dict().items()}
 
 
-def test_it_learns(task: Task) -> None:
+def test_training_lowers_the_loss(task: Task) -> None:
     training = task.begin(SEED)
     labels = task.held_out.labels.numpy()
     before = task.loss(training)
@@ -39,7 +39,7 @@ def test_it_learns(task: Task) -> None:
     assert area_under_curve(after, labels) > 0.6
 
 
-def test_figures_are_those_of_the_definitions() -> None:
+def test_auc_and_log_loss_match_their_definitions() -> None:
     logits = np.array([0.0, 2.0, 2.0, -1.0])
     labels = np.array([0, 1, 0, 0], np.float32)
     pairs = [(a > b) + (a == b) / 2 for a in logits[labels == 1] for b in logits[labels == 0]]
@@ -55,18 +55,18 @@ def test_one_label_alone_has_no_area_under_the_curve(labels: np.ndarray) -> None
         area_under_curve(np.array([0.0, 1.0, 2.0]), labels)
 
 
-def test_kept_whole_it_ends_as_if_never_resumed(task: Task, tmp_path: Path) -> None:
+def test_unquantised_restores_change_nothing(task: Task, tmp_path: Path) -> None:
     whole = task.begin(SEED)
     whole.train(whole.steps)
     training, store = resumed(task, SEED, 3, tmp_path / "store", None)
     assert store.state.restores == 3
     expected = weights(whole)
-    for name, found in weights(training).items():
-        np.testing.assert_array_equal(found, expected[name], name)
+    for name, actual in weights(training).items():
+        np.testing.assert_array_equal(actual, expected[name], name)
 
 
 @pytest.mark.parametrize(("bits", "restores"), [(2, 1), (3, 3), (4, 4)])
-def test_quantised_it_goes_on_from_what_the_store_has(
+def test_quantised_restores_change_the_loss_little(
     task: Task, tmp_path: Path, bits: int, restores: int
 ) -> None:
     training, store = resumed(task, SEED, restores, tmp_path / "store", Quantising(restores))
@@ -80,7 +80,7 @@ def test_quantised_it_goes_on_from_what_the_store_has(
     assert task.loss(training) == pytest.approx(task.loss(whole), abs=0.02)
 
 
-def test_what_is_resumed_more_often_than_expected_has_8_bits(task: Task, tmp_path: Path) -> None:
+def test_a_version_restored_more_often_than_expected_has_8_bits(task: Task, tmp_path: Path) -> None:
     _, store = resumed(task, SEED, 3, tmp_path / "store", Quantising(1))
     kinds = {
         version.version: (version.kind, next(iter(line.tables.values())).columns[0].dtype)
@@ -92,12 +92,12 @@ def test_what_is_resumed_more_often_than_expected_has_8_bits(task: Task, tmp_pat
     assert kinds[3] == ("base", "asymmetric8")
 
 
-def test_a_trainer_that_forgot_has_nothing_left(task: Task) -> None:
+def test_forget_erases_all_weights(task: Task) -> None:
     training = task.begin(SEED)
     training.forget()
     assert np.isnan(training.score(task.held_out)).all()
 
 
-def test_a_key_that_no_sample_had_is_named(task: Task) -> None:
+def test_an_unknown_key_is_named(task: Task) -> None:
     with pytest.raises(InvalidArgument, match=r"field field0: key \d+ is unknown"):
         task.vocabulary.encode(draw_clicks(3_000, SEED, ids=900))

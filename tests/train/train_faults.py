@@ -48,13 +48,13 @@ def opened(threshold: int = 1) -> ShardedTables:
 
 def check_no_threads(before: set[threading.Thread]) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
-    while left := [each.name for each in threading.enumerate() if each not in before]:
+    while left := [thread.name for thread in threading.enumerate() if thread not in before]:
         assert time.monotonic() < deadline, left
         time.sleep(0.01)
 
 
 @pytest.mark.parametrize("failing", [2, 3])
-def test_close_says_what_was_read_ahead_in_vain_and_ends(failing: int) -> None:
+def test_close_raises_the_error_of_a_batch_read_ahead(failing: int) -> None:
     """The first step is trained; a later batch, which no step has requested, cannot be read."""
     before = set(threading.enumerate())
     with opened() as tables:
@@ -73,7 +73,7 @@ def test_close_says_what_was_read_ahead_in_vain_and_ends(failing: int) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_closed_loop_trains_no_more(mode: Mode) -> None:
+def test_a_closed_pipeline_refuses_steps(mode: Mode) -> None:
     before = set(threading.enumerate())
     with opened() as tables:
         for steps in (0, 1):
@@ -88,7 +88,7 @@ def test_a_closed_loop_trains_no_more(mode: Mode) -> None:
     check_no_threads(before)
 
 
-def test_what_was_trained_before_an_error_is_in_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_trained_before_an_error_reach_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """The row of step 2 is being written back while step 3 fails: close() waits for it."""
     go = threading.Event()
     write_back = Buffer.write_back
@@ -116,7 +116,7 @@ def test_what_was_trained_before_an_error_is_in_the_pool(monkeypatch: pytest.Mon
         assert tables["t"].keys().tolist() == [1, 2]
 
 
-def test_another_loop_goes_on_where_one_was_left() -> None:
+def test_a_second_pipeline_continues_after_the_first() -> None:
     """Batches that the first loop only read ahead are not counted twice, and do not disturb."""
     kept = {}
     for parts in (1, 2):
@@ -136,12 +136,12 @@ def test_another_loop_goes_on_where_one_was_left() -> None:
 @pytest.mark.parametrize(
     ("gives", "message"),
     [
-        (lambda rows: 1.0, "the model gave a float for micro-batch 0 of step 1"),
+        (lambda rows: 1.0, "the model returned a float for micro-batch 0 of step 1"),
         (lambda rows: rows, r"a tensor of shape \[1, 4\] for"),
         (lambda rows: rows.sum().detach(), r"a tensor of shape \[\] without a gradient"),
     ],
 )
-def test_a_model_that_gives_no_loss(gives: Any, message: str) -> None:
+def test_a_model_that_returns_no_loss_is_refused(gives: Any, message: str) -> None:
     class Wrong(torch.nn.Module):  # type: ignore[misc]
         def forward(self, lookups: Any, batch: Batch) -> Any:
             del batch
@@ -165,7 +165,7 @@ def test_dense_parameters_of_any_floating_type(dtypes: list[Any]) -> None:
             )
 
         def forward(self, lookups: Any, batch: Batch) -> Any:
-            return lookups["t"].pooled().sum() * sum(each.float().sum() for each in self.scales)
+            return lookups["t"].pooled().sum() * sum(scale.float().sum() for scale in self.scales)
 
     model = Dense()
     with (
@@ -175,5 +175,5 @@ def test_dense_parameters_of_any_floating_type(dtypes: list[Any]) -> None:
         ) as pipeline,
     ):
         assert len(pipeline.run()) == 3
-    assert all(each.dtype == dtype for each, dtype in zip(model.scales, dtypes, strict=True))
-    assert all(bool((each != 1).all()) for each in model.scales)
+    assert all(scale.dtype == dtype for scale, dtype in zip(model.scales, dtypes, strict=True))
+    assert all(bool((scale != 1).all()) for scale in model.scales)

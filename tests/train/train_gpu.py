@@ -21,7 +21,7 @@ from petps.train.options import MODES, Mode, PipelineOptions
 from petps.train.pipeline import Pipeline
 from petps.train.sharded import ShardedTables, TableSpec
 from tests.train import train_processes
-from tests.train.rank_threads import SPECS, OnHost, same, train
+from tests.train.rank_threads import OnHost, same, specs_with, train
 
 GPUS = torch.cuda.device_count()
 SEED = 11
@@ -47,7 +47,7 @@ class OnGpu(OnHost):
 @pytest.mark.parametrize("threshold", [1, 2])
 def test_two_hundred_steps_end_bit_identical(threshold: int) -> None:
     _need(1)
-    specs = [TableSpec(each.name, each.dim, each.capacity, threshold=threshold) for each in SPECS]
+    specs = specs_with(threshold)
     run: dict[str, Any] = {"steps": 200, "micro_batches": 3, "seed": SEED, "specs": specs}
     reference = train("synchronous", 1, on=OnGpu(), **run)
     for mode in OVERLAPPING:
@@ -59,8 +59,8 @@ def test_two_processes_over_nccl_end_bit_identical(tmp_path: Path) -> None:
     _need(train_processes.WORLD)
     reference = train_processes.train(tmp_path / "synchronous", DEVICE="cuda", MODE="synchronous")
     for mode in OVERLAPPING:
-        found = train_processes.train(tmp_path / mode, DEVICE="cuda", MODE=mode)
-        train_processes.check_same(reference, found)
+        result = train_processes.train(tmp_path / mode, DEVICE="cuda", MODE=mode)
+        train_processes.check_same(reference, result)
 
 
 class Dense(torch.nn.Module):  # type: ignore[misc]
@@ -74,18 +74,18 @@ class Dense(torch.nn.Module):  # type: ignore[misc]
         )
 
     def forward(self, lookups: Any, batch: Batch) -> Any:
-        found = torch.cat([lookups[name].pooled() for name in sorted(lookups)], dim=1)
+        result = torch.cat([lookups[name].pooled() for name in sorted(lookups)], dim=1)
         for layer in self.layers:
-            found = torch.relu(layer(found))
-        return (found.squeeze(1) - batch.dense["label"]).square().mean()
+            result = torch.relu(layer(result))
+        return (result.squeeze(1) - batch.dense["label"]).square().mean()
 
 
 def _batches(steps: int, samples: int, features: int) -> Iterator[Batch]:
     for step in range(steps):
         random = np.random.default_rng((SEED, step))
         keys = {
-            f"f{each}": Ragged.single(random.zipf(1.2, samples).astype(np.uint64) % 1_000_000)
-            for each in range(features)
+            f"f{feature}": Ragged.single(random.zipf(1.2, samples).astype(np.uint64) % 1_000_000)
+            for feature in range(features)
         }
         yield Batch(keys, {"label": torch.from_numpy(random.random(samples).astype(np.float32))})
 
@@ -102,13 +102,13 @@ def test_timing() -> None:
             Pipeline(
                 model, tables, _batches(steps, 16_384, features),
                 options=PipelineOptions(4, mode, device="cuda:0"),
-                features={f"f{each}": "t" for each in range(features)},
+                features={f"f{feature}": "t" for feature in range(features)},
                 optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
             ) as pipeline,
         ):  # fmt: skip
             done = pipeline.run()[10:]
         mean = {
-            name: 1e3 * sum(getattr(each, name) for each in done) / len(done)
+            name: 1e3 * sum(getattr(step, name) for step in done) / len(done)
             for name in ("seconds", "lookup_stall", "exposed", "crossing")
         }
         print(mode, ", ".join(f"{name} {value:.2f} ms" for name, value in mean.items()))

@@ -27,13 +27,7 @@ from petps.checkpoint.merge import InPlace, plan_merges
 from petps.checkpoint.on_ray import OnRay
 from petps.checkpoint.policy import Merged
 from petps.checkpoint.store import BASE
-from petps.errors import (
-    DataLoss,
-    FailedPrecondition,
-    PetpsError,
-    Unavailable,
-    Unimplemented,
-)
+from petps.errors import DataLoss, FailedPrecondition, PetpsError, Unavailable, Unimplemented
 from tests.python.checkpoint.replay import Replay, assert_same
 from tests.train.ray_files import DeadlyFiles, GatedFiles
 
@@ -43,6 +37,7 @@ TABLES = {
     "users": Table.of("users", 2),
 }
 SECONDS = 120
+CopyStore = Callable[[type[LocalFiles]], Store]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,7 +81,7 @@ def unmerged(replay: Replay, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def store_of(unmerged: Path, tmp_path: Path) -> Callable[[type[LocalFiles]], Store]:
+def store_of(unmerged: Path, tmp_path: Path) -> CopyStore:
     """Return a function that copies the unmerged store, over files of a given kind."""
 
     def copied(kind: type[LocalFiles]) -> Store:
@@ -96,10 +91,17 @@ def store_of(unmerged: Path, tmp_path: Path) -> Callable[[type[LocalFiles]], Sto
     return copied
 
 
+def begin_gated_merge(store: Store) -> tuple[GatedFiles, Merging]:
+    """Begin a merge whose writes stop at the gate."""
+    assert isinstance(store.files, GatedFiles)
+    store.files.gate.touch()
+    return store.files, Merging(store)
+
+
 def check(store: Store, replay: Replay) -> None:
     for version in range(1, VERSIONS + 1):
-        for name, found in store.restore(version).items():
-            assert_same(found, replay.at(name, version))
+        for name, actual in store.restore(version).items():
+            assert_same(actual, replay.at(name, version))
     assert store.verify() == []
 
 
@@ -126,23 +128,23 @@ class Merging(threading.Thread):
         except PetpsError as error:
             self.error = error
 
-    def ended(self) -> PetpsError | None:
+    def wait(self) -> PetpsError | None:
         self.join(SECONDS)
         assert not self.is_alive()
         return self.error
 
 
-def test_every_version_is_what_it_was_merged_in_place(
-    store_of: Callable[[type[LocalFiles]], Store], replay: Replay, tmp_path: Path
+def test_merging_on_ray_gives_the_versions_of_merging_in_place(
+    store_of: CopyStore, replay: Replay, tmp_path: Path
 ) -> None:
     by_ray = store_of(LocalFiles)
     shutil.copytree(tmp_path / "LocalFiles", tmp_path / "in-place")
     in_place = Store.open(tmp_path / "in-place")
     Merged(stride=STRIDE).arrange_all(in_place)
-    told: list[int] = []
+    merges: list[int] = []
     with OnRay() as executor:
-        Merged(stride=STRIDE, executor=executor).arrange_all(by_ray, lambda: told.append(1))
-    assert len(told) == 22  # 24 deltas: 12 + 6 + 3 + 1
+        Merged(stride=STRIDE, executor=executor).arrange_all(by_ray, lambda: merges.append(1))
+    assert len(merges) == 22  # 24 deltas: 12 + 6 + 3 + 1
     spans = [
         {(c.table, c.first, c.end, c.layer, c.rows, c.checksum) for c in store.state.line.chunks}
         for store in (by_ray, in_place)
@@ -153,33 +155,28 @@ def test_every_version_is_what_it_was_merged_in_place(
     check(Store.open(tmp_path / "LocalFiles"), replay)
 
 
-def test_groups_are_merged_at_once_and_a_killed_worker_is_replaced(
-    store_of: Callable[[type[LocalFiles]], Store], replay: Replay
+def test_groups_merge_in_parallel_and_a_killed_worker_is_replaced(
+    store_of: CopyStore, replay: Replay
 ) -> None:
     store = store_of(GatedFiles)
-    files = store.files
-    assert isinstance(files, GatedFiles)
-    files.gate.touch()
-    merging = Merging(store)
+    files, merging = begin_gated_merge(store)
     until(lambda: len(files.waiting()) == 2)
     first, second = files.waiting()
     assert os.getpid() not in (first, second)
     os.kill(first, signal.SIGKILL)
     until(lambda: len(files.waiting()) == 3)  # another worker has begun the merge again
     files.gate.unlink()
-    assert merging.ended() is None
+    assert merging.wait() is None
     assert {c.layer for c in store.state.line.deltas()} == {4, 5}
     check(store, replay)
 
 
-def test_a_merge_whose_workers_all_die_is_given_up(
-    store_of: Callable[[type[LocalFiles]], Store], replay: Replay
-) -> None:
+def test_a_merge_whose_workers_all_die_is_given_up(store_of: CopyStore, replay: Replay) -> None:
     store = store_of(DeadlyFiles)
     assert isinstance(store.files, DeadlyFiles)
     store.files.own()
     before = store.state
-    error = Merging(store, retries=1).ended()
+    error = Merging(store, retries=1).wait()
     assert isinstance(error, Unavailable)
     assert re.fullmatch(
         r"the merge of 2 deltas, \d+ to \d+ is given up: its Ray worker died 2 times \(.*\); "
@@ -192,21 +189,18 @@ def test_a_merge_whose_workers_all_die_is_given_up(
     check(store, replay)
 
 
-def test_chunks_that_are_purged_meanwhile(
-    store_of: Callable[[type[LocalFiles]], Store], replay: Replay
+def test_a_merge_of_chunks_that_are_purged_meanwhile_changes_nothing(
+    store_of: CopyStore, replay: Replay
 ) -> None:
     store = store_of(GatedFiles)
-    files = store.files
-    assert isinstance(files, GatedFiles)
-    files.gate.touch()
-    merging = Merging(store)
+    files, merging = begin_gated_merge(store)
     until(files.waiting)
     other = Store.open(LocalFiles(files.name))
     base = {name: replay.at(name, VERSIONS) for name in TABLES}
     other.write(VERSIONS + 1, base, kind=BASE)
     other.purge(1)
     files.gate.unlink()
-    error = merging.ended()
+    error = merging.wait()
     assert isinstance(error, FailedPrecondition)
     assert "was purged, split or rolled back meanwhile; nothing has changed" in str(error)
     assert store.refresh().number == other.state.number
@@ -222,9 +216,7 @@ def test_chunks_that_are_purged_meanwhile(
         assert_same(rows, replay.at(name, VERSIONS))
 
 
-def test_a_damaged_chunk_is_refused_by_the_worker(
-    store_of: Callable[[type[LocalFiles]], Store], replay: Replay
-) -> None:
+def test_a_damaged_chunk_is_refused_by_the_worker(store_of: CopyStore, replay: Replay) -> None:
     store = store_of(LocalFiles)
     chunk = next(c for c in store.state.line.deltas() if c.first == 8)
     path = Path(store.name) / chunk.file
@@ -233,7 +225,7 @@ def test_a_damaged_chunk_is_refused_by_the_worker(
     path.write_bytes(body)
     damaged = [plan for plan in plan_merges(store, STRIDE) if chunk in plan.chunks]
     (in_place,) = InPlace().run(damaged)
-    error = Merging(store).ended()
+    error = Merging(store).wait()
     assert type(error) is type(in_place.error) is DataLoss
     assert str(error) == str(in_place.error)
     assert "does not fit its checksum" in str(error)
@@ -245,7 +237,7 @@ def test_a_damaged_chunk_is_refused_by_the_worker(
     check(store, replay)
 
 
-def test_by_hand(store_of: Callable[[type[LocalFiles]], Store], replay: Replay) -> None:
+def test_the_command_merges_on_a_cluster_of_its_own(store_of: CopyStore, replay: Replay) -> None:
     """The command starts a cluster of its own, which other processes cannot reach."""
     store = store_of(LocalFiles)
     petps = [sys.executable, "-m", "petps.cli", "checkpoint", "merge", store.name]
@@ -254,9 +246,9 @@ def test_by_hand(store_of: Callable[[type[LocalFiles]], Store], replay: Replay) 
     with subprocess.Popen(
         [*petps, "--on", "ray", "--json"], stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
-        said = process.communicate(timeout=SECONDS)[0]
+        output = process.communicate(timeout=SECONDS)[0]
     assert process.returncode == 0
-    assert '"merges": 22' in said
+    assert '"merges": 22' in output
     store.refresh()
     assert {c.layer for c in store.state.line.deltas()} == {4, 5}
     check(store, replay)
@@ -294,13 +286,13 @@ with OnRay():
 
 
 def test_a_cluster_that_is_started_here_listens_here_only() -> None:
-    said = [line.split() for line in run_alone(LISTENING).splitlines()]
-    addresses = {words[1] for words in said if words[0] == "listens"}
+    output = [line.split() for line in run_alone(LISTENING).splitlines()]
+    addresses = {words[1] for words in output if words[0] == "listens"}
     assert addresses
     assert addresses <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
-def test_who_imported_ray_before_is_told() -> None:
+def test_an_earlier_import_of_ray_is_refused() -> None:
     text = """
 import os
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"
@@ -314,21 +306,19 @@ OnRay()
     ) in run_alone(text)
 
 
-def test_a_cluster_that_is_not_there() -> None:
+def test_a_missing_cluster_is_named() -> None:
     with pytest.raises(FailedPrecondition, match=r"already: leave out ray://127\.0\.0\.1:1"):
         OnRay("ray://127.0.0.1:1")
     text = "from petps.checkpoint.on_ray import OnRay; OnRay('ray://127.0.0.1:1')"
     assert "Unavailable: no Ray cluster at ray://127.0.0.1:1: " in run_alone(text)
 
 
-def test_rows_that_no_version_had_are_not_made_up(
-    store_of: Callable[[type[LocalFiles]], Store], replay: Replay
-) -> None:
+def test_partial_bundles_of_a_dead_worker_are_ignored(store_of: CopyStore, replay: Replay) -> None:
     """A worker that dies leaves partial bundles; the state names none of them."""
     store = store_of(DeadlyFiles)
     assert isinstance(store.files, DeadlyFiles)
     store.files.own()
-    Merging(store, retries=0).ended()
+    Merging(store, retries=0).wait()
     named = {chunk.file for chunk in store.state.line.chunks}
     pieces = {f"data/{path.name}" for path in (Path(store.name) / "data").iterdir()} - named
     assert pieces

@@ -26,18 +26,21 @@ from petps.train.pipeline import Boundary, Pipeline
 from petps.train.routing import route_keys
 from petps.train.sharded import ShardedTables, TableSpec
 from petps.train.timeline import Timeline
-from tests.train.rank_threads import FEATURES, SPECS, Loader, Ranker, in_threads, same, train
+from tests.train.rank_threads import (
+    FEATURES,
+    SPECS,
+    Loader,
+    Ranker,
+    in_threads,
+    open_pipeline,
+    same,
+    specs_with,
+    train,
+)
 
 SEED = 11
 MODES: tuple[Mode, ...] = ("dual", "frozen", "nested")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 @pytest.mark.parametrize(("world", "micro_batches"), [(2, 1), (2, 3), (4, 2)])
@@ -63,7 +66,7 @@ def test_any_overlap_of_keys(case: int) -> None:
     overlap = [0.0, 1.0, *random.random(10)][case]
     world, micro_batches = int(random.integers(1, 5)), int(random.integers(1, 6))
     threshold = int(random.integers(1, 4))
-    specs = [TableSpec(each.name, each.dim, each.capacity, threshold=threshold) for each in SPECS]
+    specs = specs_with(threshold)
     print(f"{overlap=} {world=} {micro_batches=} {threshold=}")
 
     def loader(rank: int) -> Iterator[Batch]:
@@ -101,11 +104,11 @@ def test_a_key_of_every_second_batch() -> None:
     assert all(same(reference, train(mode, 2, loader=loader)) for mode in MODES)
 
 
-def test_without_a_fixed_order_one_step_is_close() -> None:
+def test_a_step_without_a_fixed_order_is_close() -> None:
     exact = train("synchronous", 4, steps=1, micro_batches=2)
     for mode in MODES:
         loose = train(mode, 4, steps=1, micro_batches=2, deterministic=False)
-        both = [(torch.cat([p.ravel() for p in each["dense"]])) for each in (exact, loose)]
+        both = [(torch.cat([p.ravel() for p in result["dense"]])) for result in (exact, loose)]
         assert float((both[0] - both[1]).norm() / both[0].norm()) <= 1e-6
         for spec in SPECS:
             left, right = exact[spec.name][1], loose[spec.name][1]
@@ -128,18 +131,15 @@ class Poisoned(Ranker):
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "nested"])
-def test_a_gradient_that_is_not_finite(mode: Mode) -> None:
+def test_a_gradient_that_is_not_finite_stops_all_ranks(mode: Mode) -> None:
     seen: list[str] = []
     mutex = threading.Lock()
 
     def work(rank: int, links: Links) -> tuple[int, list[Any]]:
-        model = Poisoned(rank)
-        with ShardedTables(None, SPECS, Adam(0.1), rank=rank, world=2) as tables:
-            pipeline = Pipeline(
-                model, tables, iter(Loader(SEED, rank, 9)),
-                options=PipelineOptions(2, mode), links=links, features=FEATURES,
-                optimizer=torch.optim.SGD(model.parameters(), 0.1),
-            )  # fmt: skip
+        model, options = Poisoned(rank), PipelineOptions(2, mode)
+        with open_pipeline(
+            9, rank=rank, world=2, seed=SEED, model=model, lr=0.1, options=options, links=links
+        ) as (tables, pipeline):
             steps: list[Any] = []
             with pytest.raises(InvalidArgument) as raised:
                 steps.extend(iter(pipeline))
@@ -149,37 +149,35 @@ def test_a_gradient_that_is_not_finite(mode: Mode) -> None:
                 pipeline.step()
             pipeline.close()
             rows = [table.gather(table.keys()).columns["row"] for table in tables]
-            assert all(np.isfinite(each).all() for each in rows)
-            return len(steps), [each.detach() for each in model.parameters()]
+            assert all(np.isfinite(row).all() for row in rows)
+            return len(steps), [parameter.detach() for parameter in model.parameters()]
 
-    found = in_threads(2, work)
-    assert [steps for steps, _ in found] == [2, 2]
-    assert all(torch.isfinite(each).all() for _, dense in found for each in dense)
-    assert all("step 3" in each and "ranks 1)" in each for each in seen)
-    assert sum("the gradient of table shop, key " in each for each in seen) == 1
+    results = in_threads(2, work)
+    assert [steps for steps, _ in results] == [2, 2]
+    assert all(torch.isfinite(parameter).all() for _, dense in results for parameter in dense)
+    assert all("step 3" in message and "ranks 1)" in message for message in seen)
+    assert sum("the gradient of table shop, key " in message for message in seen) == 1
 
 
-def test_training_ends_between_any_two_steps() -> None:
+def test_training_can_stop_between_any_two_steps() -> None:
     """Stages of other ranks have begun later batches by then. None hangs; all rows exist."""
     whole = train("nested", 2, steps=7)
 
     def work(rank: int, links: Links) -> dict[str, Any]:
-        model = Ranker()
-        with ShardedTables(None, SPECS, Adam(0.05), rank=rank, world=2, seed=1) as tables:
-            with Pipeline(
-                model, tables, iter(Loader(1, rank, 50)), links=links, features=FEATURES,
-                optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
-                options=PipelineOptions(2, deterministic=True),
-            ) as pipeline:  # fmt: skip
-                for step in pipeline:
-                    if step.number == 7:
-                        break
+        options = PipelineOptions(2, deterministic=True)
+        with open_pipeline(
+            50, rank=rank, world=2, lr=0.01, options=options, links=links
+        ) as (tables, pipeline):  # fmt: skip
+            for step in pipeline:
+                if step.number == 7:
+                    break
+            pipeline.close()
             return {table.name: table.gather(table.keys()).columns["row"] for table in tables}
 
-    found = in_threads(2, work)
+    results = in_threads(2, work)
     for spec in SPECS:
         left = np.sort(whole[spec.name][1][:, : spec.dim], axis=0)
-        right = np.sort(np.concatenate([each[spec.name] for each in found]), axis=0)
+        right = np.sort(np.concatenate([result[spec.name] for result in results]), axis=0)
         assert np.array_equal(left, right)
 
 
@@ -201,13 +199,10 @@ class Recording:
 def test_hooks_act_on_all_ranks_at_the_same_step(mode: Mode) -> None:
     def work(rank: int, links: Links) -> Any:
         hook = Recording(rank)
-        with (
-            ShardedTables(None, SPECS, Adam(0.05), rank=rank, world=2) as tables,
-            Pipeline(
-                Ranker(), tables, iter(Loader(1, rank, 8)), links=links, features=FEATURES,
-                hooks=[hook], options=PipelineOptions(mode=mode),
-            ) as pipeline,
-        ):  # fmt: skip
+        options = PipelineOptions(mode=mode)
+        with open_pipeline(
+            8, rank=rank, world=2, options=options, links=links, hooks=[hook]
+        ) as (_, pipeline):  # fmt: skip
             pipeline.run()
         return hook.acted
 
@@ -215,7 +210,7 @@ def test_hooks_act_on_all_ranks_at_the_same_step(mode: Mode) -> None:
         assert acted == [(3, b"3"), (6, b"6")]  # not the state of a batch that was read ahead
 
 
-def test_a_full_table_says_so() -> None:
+def test_a_full_table_is_named() -> None:
     specs = [TableSpec("item", 8, 40), *SPECS[1:]]
     with pytest.raises(ResourceExhausted, match=r"table item is full: it holds 40 rows"):
         train("nested", 1, specs=specs, steps=40)
@@ -224,12 +219,12 @@ def test_a_full_table_says_so() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"features": {"history": "items"}}, "a table 'items' that there is not"),
+        ({"features": {"history": "items"}}, "features name table 'items', but the tables are: "),
         ({"features": {}}, "feature 'history' has no table"),
-        ({"links": Links.alone()}, "the links are rank 0's of 1, the tables 1's of 2"),
+        ({"links": Links.alone()}, "got rank 0 of 1 and rank 1 of 2"),
     ],
 )
-def test_what_is_asked_for_wrongly(arguments: dict[str, Any], message: str) -> None:
+def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
     world = 2 if "links" in arguments else 1
     options = PipelineOptions(mode="synchronous")
     given: dict[str, Any] = {"features": FEATURES, "options": options} | arguments
@@ -243,11 +238,11 @@ def test_what_is_asked_for_wrongly(arguments: dict[str, Any], message: str) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "fast"}, "mode 'fast' is unknown; there are: nested, dual"),
-        ({"micro_batches": 0}, "micro_batches 0 is below 1"),
+        ({"mode": "fast"}, "mode must be one of nested, dual, .*, got 'fast'"),
+        ({"micro_batches": 0}, "micro_batches must be at least 1, got 0"),
     ],
 )
-def test_options_that_no_pipeline_has(options: dict[str, Any], message: str) -> None:
+def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         PipelineOptions(**options)
 
@@ -265,9 +260,7 @@ class Held(LoneLink):
         return super().all_to_all(send, sends, receives)
 
 
-def test_a_batch_is_routed_while_keys_of_the_one_before_cross(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_batch_is_routed_while_earlier_keys_cross(monkeypatch: pytest.MonkeyPatch) -> None:
     routed = threading.Event()
     numbers = itertools.count(1)
 
@@ -279,31 +272,21 @@ def test_a_batch_is_routed_while_keys_of_the_one_before_cross(
 
     monkeypatch.setattr(lookup, "route_keys", counted)
     links = Links(Held(routed), LoneLink(), LoneLink())
-    with (
-        ShardedTables(None, SPECS, Sgd(0.1)) as tables,
-        Pipeline(Ranker(), tables, iter(Loader(1, 0, 6)), features=FEATURES, links=links) as loop,
-    ):
-        assert len(loop.run()) == 6
+    with open_pipeline(6, links=links) as (_, pipeline):
+        assert len(pipeline.run()) == 6
 
 
-def test_the_time_line(tmp_path: Path) -> None:
+def test_a_timeline_has_every_stage(tmp_path: Path) -> None:
     timeline = Timeline(keep=True)
-    with (
-        ShardedTables(None, SPECS, Sgd(0.1)) as tables,
-        Pipeline(
-            Ranker(), tables, iter(Loader(1, 0, 6)), features=FEATURES, timeline=timeline,
-            options=PipelineOptions(2),
-        ) as pipeline,
-    ):  # fmt: skip
-        steps = pipeline.run()
-    assert len(steps) == 6
+    with open_pipeline(6, options=PipelineOptions(2), timeline=timeline) as (_, pipeline):
+        assert len(pipeline.run()) == 6
     timeline.write(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     stages = {"prefetch", "to-device", "route", "exchange", "retrieve", "freshen", "dense"}
     stages |= {"write-back", "send_rows", "take_gradients", "update", "reduce", "wait"}
-    assert {each["name"] for each in events if each["ph"] == "X"} == stages
-    dense = [each for each in events if each["name"] == "dense"]
-    assert sorted((each["args"]["batch"], each["args"]["micro"]) for each in dense) == [
+    assert {event["name"] for event in events if event["ph"] == "X"} == stages
+    dense = [event for event in events if event["name"] == "dense"]
+    assert sorted((event["args"]["batch"], event["args"]["micro"]) for event in dense) == [
         (batch, micro) for batch in range(1, 7) for micro in range(2)
     ]
     timeline.draw(tmp_path / "line.svg", batches=2)

@@ -22,10 +22,10 @@ def test_plots_are_drawn(tmp_path: Path) -> None:
         (work / f"timeline-{rank}.svg").write_text("<svg/>")
     plots.make_folder(folder)
     reports = make_reports()
-    served = [measures.Served(each, 100.0, False) for each in reports.versions]
+    served = [measures.Served(version, 100.0, False) for version in reports.versions]
     outages = [measures.Outage("trainer killed", 10, 1.0, 2.0)]
     plots.write_plots(folder, work, plots.Facts(report(), reports, served, outages))
-    names = {each.name for each in folder.iterdir()}
+    names = {path.name for path in folder.iterdir()}
     assert names == {
         *(f"{name}.svg" for name in ("loss", "auc", "freshness", "stages", "timeline")),
         *("timeline.json", "report.json", "index.html"),
@@ -36,7 +36,7 @@ def test_plots_are_drawn(tmp_path: Path) -> None:
     assert "trainer killed" in loss
     assert "held out, served rows" in loss
     pids = {
-        each["pid"] for each in json.loads((folder / "timeline.json").read_text())["traceEvents"]
+        load["pid"] for load in json.loads((folder / "timeline.json").read_text())["traceEvents"]
     }
     assert pids == {0, 1}
     assert json.loads((folder / "report.json").read_text())["passed"] is True
@@ -46,7 +46,7 @@ def test_plots_are_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("points", [[], [(1.0, 0.5)], [(1.0, 0.5), (2.0, 0.5)], [(0.0, 0.0)]])
 @pytest.mark.parametrize("logarithmic", [False, True])
-def test_little_is_drawn_too(
+def test_plots_of_few_points_are_drawn(
     tmp_path: Path, points: list[tuple[float, float]], logarithmic: bool
 ) -> None:
     path = tmp_path / "plot.svg"

@@ -71,15 +71,15 @@ def run_ranks(
     try:
         yield started
     finally:
-        for each in started:
-            if each.process.poll() is None:
-                each.process.kill()
-                each.process.wait()
+        for process in started:
+            if process.process.poll() is None:
+                process.process.kill()
+                process.process.wait()
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
     with_arrays = [np.load(folder / f"{rank}.npz") for rank in range(WORLD)]
-    return [{name: each[name] for name in each.files} for each in with_arrays]
+    return [{name: arrays[name] for name in arrays.files} for arrays in with_arrays]
 
 
 def check_same(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> None:
@@ -96,20 +96,20 @@ def train(
     folder.mkdir()
     create(folder)
     with run_ranks(folder, 0, environment=environment, inside=inside) as running:
-        for each in running:
-            code, said = each.ended()
-            assert code == 0, said
+        for process in running:
+            code, output = process.ended()
+            assert code == 0, output
     return read_results(folder)
 
 
-def test_killed_ranks_go_on_bit_by_bit(tmp_path: Path) -> None:
+def test_killed_ranks_continue_bit_by_bit(tmp_path: Path) -> None:
     """Kill either rank with SIGKILL at random steps.
 
     Its pool then has later rows and keys than the version. Random numbers, counts, dense weights
     and the loader must continue as they were.
     """
     reference = train(tmp_path / "whole")
-    assert all(len(each[f"{spec.name}.keys"]) > 5 for each in reference for spec in TABLES)
+    assert all(len(result[f"{spec.name}.keys"]) > 5 for result in reference for spec in TABLES)
     folder = tmp_path / "killed"
     folder.mkdir()
     create(folder)
@@ -121,28 +121,28 @@ def test_killed_ranks_go_on_bit_by_bit(tmp_path: Path) -> None:
         with run_ranks(folder, meeting) as running:
             running[victim].wait_step(last)
             running[victim].process.send_signal(signal.SIGKILL)
-            code, said = running[1 - victim].ended()
-            assert code == 3, said
-            assert "Unavailable: rank" in said
-            assert "a peer is gone" in said
-            assert "restart the ranks from the last version" in said
+            code, output = running[1 - victim].ended()
+            assert code == 3, output
+            assert "Unavailable: rank" in output
+            assert "a peer is gone" in output
+            assert "restart the ranks from the last version" in output
     with run_ranks(folder, 99) as running:
-        for each in running:
-            code, said = each.ended()
-            assert code == 0, said
-            assert "step 1 " not in said
+        for process in running:
+            code, output = process.ended()
+            assert code == 0, output
+            assert "step 1 " not in output
     check_same(reference, read_results(folder))
 
 
-def test_a_peer_that_hangs_is_told_within_the_limit(tmp_path: Path) -> None:
+def test_a_hanging_peer_is_reported_within_the_limit(tmp_path: Path) -> None:
     create(tmp_path)
     with run_ranks(tmp_path, 0, timeout_s=15.0) as running:
         running[0].wait_step(3)
         running[0].process.send_signal(signal.SIGSTOP)
         began = time.monotonic()
-        code, said = running[1].ended()
+        code, output = running[1].ended()
         waited = time.monotonic() - began
         running[0].process.send_signal(signal.SIGCONT)
-    assert code == 3, said
-    assert "DeadlineExceeded: rank 1 of 2: a peer did not answer within 15 s" in said
+    assert code == 3, output
+    assert "DeadlineExceeded: rank 1 of 2: a peer did not answer within 15 s" in output
     print(f"told after {waited:.1f} s")

@@ -32,8 +32,8 @@ class Model(torch.nn.Module):  # type: ignore[misc]
     def forward(self, bags: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         right = self.inner["goods"](items).sum(dim=1) + self.frozen(items[:, 0] % 5)
         both = torch.cat([self.bags(bags), right], dim=1)
-        found: torch.Tensor = self.dense(both)
-        return found
+        actual: torch.Tensor = self.dense(both)
+        return actual
 
 
 class Trainer:
@@ -82,7 +82,7 @@ def touched(tracker: Tracker, table: str) -> list[int]:
         (torch.optim.Adagrad, {"sparse": False}),
     ],
 )
-def test_all_that_changed_is_tracked(kind: Any, options: dict[str, Any]) -> None:
+def test_every_changed_row_is_tracked(kind: Any, options: dict[str, Any]) -> None:
     tracker = Tracker(tenants=["a"])
     trainer = Trainer(tracker, kind, **options)
     assert [table.name for table in trainer.tables] == ["tower.bags", "tower.inner.goods"]
@@ -91,16 +91,16 @@ def test_all_that_changed_is_tracked(kind: Any, options: dict[str, Any]) -> None
         trainer.train(2)
         after = trainer.rows()
         with tracker.read("a") as reading:
-            found = {name: reading.ids(name).tolist() for name in after}
+            actual = {name: reading.ids(name).tolist() for name in after}
             reading.acknowledge()
         for name in after:
             changed = np.flatnonzero((before[name] != after[name]).any(axis=1))
             assert len(changed) > 0
-            assert set(changed.tolist()) <= set(found[name])
-            assert len(found[name]) <= 48
+            assert set(changed.tolist()) <= set(actual[name])
+            assert len(actual[name]) <= 48
 
 
-def test_what_is_tracked_is_what_was_looked_up_in_training() -> None:
+def test_only_lookups_in_training_are_tracked() -> None:
     tracker = Tracker(tenants=["a"])
     trainer = Trainer(tracker)
     trainer.train()
@@ -126,7 +126,7 @@ def test_a_reading_within_a_step_loses_nothing() -> None:
     assert touched(tracker, "tower.bags") == sorted(set(trainer.batch()[0].ravel().tolist()))
 
 
-def test_a_trainer_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_a_restored_trainer_continues(tmp_path: Path) -> None:
     names = ("tower.bags", "tower.inner.goods")
     tables = [Table(name, (Column("row", "f32", DIM), Column("sum", "f32", DIM))) for name in names]
     store = Store.create(tmp_path / "store", "m", tables)
@@ -141,8 +141,8 @@ def test_a_trainer_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     dense = {}
     for version in range(1, 6):
         trainer.train(3)
-        made = output.checkpoint(version)
-        assert made.rows == 2 * ROWS if version == 1 else made.rows < ROWS
+        info = output.checkpoint(version)
+        assert info.rows == 2 * ROWS if version == 1 else info.rows < ROWS
         expected = trainer.rows()
         for name, rows in store.restore(version).items():
             np.testing.assert_array_equal(rows.columns["row"].view(np.float32), expected[name])
@@ -158,8 +158,8 @@ def test_a_trainer_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     found_sums = again.tables[0].gather(again.tables[0].keys()).columns["sum"]
     np.testing.assert_array_equal(found_sums, expected_sums)
     assert found_sums.any()
-    for each in (trainer, again):
-        each.train(10)
+    for one_trainer in (trainer, again):
+        one_trainer.train(10)
     for name, expected_rows in trainer.rows().items():
         np.testing.assert_array_equal(again.rows()[name], expected_rows)
     output.checkpoint(6)
@@ -211,11 +211,11 @@ def test_bad_input_is_named() -> None:
         track_module(tracker, bag)
     with pytest.raises(NotFound, match="no place for key 10"):
         table.gather(np.array([10], np.uint64))
-    with pytest.raises(InvalidArgument, match="5 rows for 10"):
-        table.load(np.arange(5, dtype=np.uint64), {"row": np.zeros((5, DIM), np.float32)})
+    with pytest.raises(InvalidArgument, match="all 10 rows must be loaded, got 5"):
+        table.load_pieces([(table.keys()[:5], {"row": np.zeros((5, DIM), np.float32)})])
     with pytest.raises(InvalidArgument, match="need an optimizer"):
         TorchTable(tracker, "t", bag.weight, columns=["sum"])
-    with pytest.raises(InvalidArgument, match=r"expected \[n, dim\]"):
+    with pytest.raises(InvalidArgument, match=r"must be of floats \[n, dim\]"):
         TorchTable(tracker, "t", torch.ones(3))
     shard = TorchTable(tracker, "shard", torch.zeros(4, 2), first_key=100)
     assert shard.keys().tolist() == [100, 101, 102, 103]

@@ -5,7 +5,7 @@ Run by `make test-train`. Ranks are threads (rank_threads.py); train_processes.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,19 +26,12 @@ from petps.train.optimizer import Adam
 from petps.train.options import Mode, PipelineOptions
 from petps.train.pipeline import Pipeline
 from petps.train.ranks import Every, RankedOutput, publisher_of, store_tables
-from petps.train.sharded import ShardedTables, TableSpec
-from tests.train.rank_threads import FEATURES, SPECS, Loader, Ranker, in_threads
+from petps.train.sharded import ShardedTables
+from tests.train.rank_threads import FEATURES, Loader, Ranker, in_threads, read_slots, specs_with
 
 SEED, WORLD, PARTITIONS = 5, 2, 8
-TABLES = [TableSpec(each.name, each.dim, each.capacity, threshold=2) for each in SPECS]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+TABLES = specs_with(threshold=2)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def open_tables(rank: int, world: int, path: Path | None = None) -> ShardedTables:
@@ -47,30 +40,49 @@ def open_tables(rank: int, world: int, path: Path | None = None) -> ShardedTable
     )
 
 
-def ended(tables: ShardedTables, model: Ranker) -> dict[str, Any]:
-    found: dict[str, Any] = {"dense": [each.detach().clone() for each in model.parameters()]}
+def read_state(tables: ShardedTables, model: Ranker) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "dense": [parameter.detach().clone() for parameter in model.parameters()]
+    }
     for table in tables:
-        keys = table.keys()
-        columns = table.gather(keys).columns
-        found[table.name] = dict(
-            zip(keys.tolist(), np.concatenate(list(columns.values()), axis=1), strict=True)
-        )
-    return found
+        keys, slots = read_slots(table)
+        result[table.name] = dict(zip(keys.tolist(), slots, strict=True))
+    return result
+
+
+def merge_ranks(results: list[dict[str, Any]], table: str) -> dict[int, Any]:
+    """Return the slots of all ranks by key."""
+    return {key: slot for result in results for key, slot in result[table].items()}
 
 
 def check_same(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> None:
     """Compare all rows, whichever rank holds them."""
     for spec in TABLES:
-        one: dict[int, Any] = {}
-        two: dict[int, Any] = {}
-        for each in left:
-            one |= each[spec.name]
-        for each in right:
-            two |= each[spec.name]
+        one, two = merge_ranks(left, spec.name), merge_ranks(right, spec.name)
         assert one.keys() == two.keys(), spec.name
         assert all(np.array_equal(one[key], two[key]) for key in one), spec.name
     for a, b in zip(left[0]["dense"], right[0]["dense"], strict=True):
         assert torch.equal(a, b)
+
+
+def resume(
+    rank: int,
+    links: Links,
+    model: Ranker,
+    optimizer: Any,
+    tables: ShardedTables,
+    output: RankedOutput,
+    last: int,
+    steps: int,
+    mode: Mode = "nested",
+    device: str = "cpu",
+) -> Pipeline:
+    """Return a pipeline that trains the steps after ``last``, up to ``steps``."""
+    return Pipeline(
+        model, tables, iter(Loader(SEED, rank, steps, first=last + 1)), optimizer=optimizer,
+        links=links, features=FEATURES, hooks=[output],
+        options=PipelineOptions(2, mode, first_step=last + 1, deterministic=True, device=device),
+    )  # fmt: skip
 
 
 def work(
@@ -104,16 +116,12 @@ def work(
             assert restored.reader == b"%d" % first
         if changed is not None:
             changed(output, tables)
-        options = PipelineOptions(2, mode, first_step=first + 1, deterministic=True)
         with (
             output,
-            Pipeline(
-                model, tables, iter(Loader(SEED, rank, steps, first=first + 1)), options=options,
-                optimizer=optimizer, links=links, features=FEATURES, hooks=[output],
-            ) as pipeline,
-        ):  # fmt: skip
-            pipeline.run()
-        return ended(tables, model)
+            resume(rank, links, model, optimizer, tables, output, first, steps, mode) as loop,
+        ):
+            loop.run()
+        return read_state(tables, model)
 
 
 def create(folder: Path) -> Store:
@@ -121,7 +129,7 @@ def create(folder: Path) -> Store:
         return Store.create(folder / "store", "m", store_tables(tables))
 
 
-def test_training_goes_on_bit_by_bit(tmp_path: Path) -> None:
+def test_a_restored_training_continues_bit_by_bit(tmp_path: Path) -> None:
     """Restore into empty tables, and into pools that already have later steps."""
     whole = tmp_path / "whole"
     create(whole)
@@ -133,16 +141,16 @@ def test_training_goes_on_bit_by_bit(tmp_path: Path) -> None:
         create(folder)
         in_threads(WORLD, lambda r, n: work(folder, r, n, steps=18, pools=pools))  # noqa: B023
         assert [v.version for v in Store.open(folder / "store").state.versions()] == [5, 10, 15]
-        found = in_threads(
+        results = in_threads(
             WORLD, lambda r, n: work(folder, r, n, steps=23, pools=pools, restore=True)  # noqa: B023
         )  # fmt: skip
-        check_same(reference, found)
+        check_same(reference, results)
         assert [v.version for v in Store.open(folder / "store").state.versions()][-1] == 20
         assert Store.open(folder / "store").verify() == []
 
 
 @pytest.mark.parametrize("policy", ["full", "oneshot", "consecutive", "2d", "merged"])
-def test_more_or_fewer_ranks_may_go_on(tmp_path: Path, policy: str) -> None:
+def test_more_or_fewer_ranks_can_continue(tmp_path: Path, policy: str) -> None:
     """Rows, optimizer state and admission counts go to the ranks that then own the keys."""
     create(tmp_path)
 
@@ -153,15 +161,15 @@ def test_more_or_fewer_ranks_may_go_on(tmp_path: Path, policy: str) -> None:
             checkpoint=Every(steps=5), model=model,
         ) as output:  # fmt: skip
             output.restore()
-            return ended(tables, model)
+            return read_state(tables, model)
 
     def train(rank: int, links: Links) -> dict[str, Any]:
         return work(tmp_path, rank, links, steps=15, policy=policy)
 
     seen = in_threads(3, train)
     for world in (1, 2, 4):
-        found = in_threads(world, lambda rank, links: look(rank, links, world))  # noqa: B023
-        check_same(seen, found)
+        results = in_threads(world, lambda rank, links: look(rank, links, world))  # noqa: B023
+        check_same(seen, results)
     saved = Store.open(tmp_path / "store")
     counts = [p for p in saved.state.versions()[-1].parts if p.startswith("petps.admission.item.")]
     assert len(counts) == 3
@@ -172,7 +180,7 @@ class NoDeadLetters:
         raise AssertionError(f"{partition}, {offset}: {reason}")
 
 
-def test_what_is_served_is_what_was_trained(tmp_path: Path) -> None:
+def test_a_server_has_the_trained_rows(tmp_path: Path) -> None:
     """Two ranks publish one run, each its own partitions, and a new run after a restart."""
     create(tmp_path)
     place = str(tmp_path / "log")
@@ -190,18 +198,11 @@ def test_what_is_served_is_what_was_trained(tmp_path: Path) -> None:
             )  # fmt: skip
             restored = output.restore() if restore else None
             publisher.begin_continue(restored.position if restored else None)
-            first = restored.step + 1 if restored else 1
-            with (
-                output,
-                Pipeline(
-                    model, tables, iter(Loader(SEED, rank, steps, first=first)),
-                    optimizer=optimizer, links=links, features=FEATURES, hooks=[output],
-                    options=PipelineOptions(2, first_step=first, deterministic=True),
-                ) as pipeline,
-            ):  # fmt: skip
-                pipeline.run()
+            last = restored.step if restored else 0
+            with output, resume(rank, links, model, optimizer, tables, output, last, steps) as loop:
+                loop.run()
             log.close()
-            return ended(tables, model)
+            return read_state(tables, model)
 
     tables = _native.Tables.create(str(tmp_path / "served.pool"), durability="process")
     instance = tables.create_instance("m", "m@0", PARTITIONS)
@@ -221,9 +222,7 @@ def test_what_is_served_is_what_was_trained(tmp_path: Path) -> None:
     ingest.stop()
     log.close()
     for spec in TABLES:
-        rows: dict[int, Any] = {}
-        for each in trained:
-            rows |= each[spec.name]
+        rows = merge_ranks(trained, spec.name)
         keys = np.array(sorted(rows), np.uint64)
         out = np.empty((len(keys), spec.dim), np.float32)
         native = tables.find("m@0", spec.name)
@@ -233,7 +232,7 @@ def test_what_is_served_is_what_was_trained(tmp_path: Path) -> None:
     tables.close()
 
 
-def test_a_rank_whose_store_fails_is_named_and_none_hangs(tmp_path: Path) -> None:
+def test_a_rank_whose_store_fails_is_named_and_no_rank_hangs(tmp_path: Path) -> None:
     create(tmp_path)
     failed: list[int] = []
 
@@ -257,25 +256,25 @@ def test_a_rank_whose_store_fails_is_named_and_none_hangs(tmp_path: Path) -> Non
     assert failed == [5]
     failed.clear()
     # With patience, training continues; rows that were not written then are in the next version.
-    found = in_threads(
+    results = in_threads(
         WORLD, lambda r, n: work(tmp_path, r, n, steps=15, changed=broken, patience=2)
     )
     assert failed == [5, 10]
     store = Store.open(tmp_path / "store")
-    assert [each.version for each in store.state.versions()] == [15]
+    assert [version.version for version in store.state.versions()] == [15]
     rows = store.restore(15)
     for spec in TABLES:
-        held = {key for each in found for key in each[spec.name]}
+        held = {key for result in results for key in result[spec.name]}
         assert held == set(rows[spec.name].keys.tolist())
 
 
-def test_what_is_asked_for_wrongly(tmp_path: Path) -> None:
+def test_bad_arguments_are_named(tmp_path: Path) -> None:
     store = create(tmp_path)
     for given in ({}, {"steps": 1, "seconds": 1.0}, {"steps": 0}):
         with pytest.raises(InvalidArgument):
             Every(**given)
     with open_tables(0, 1) as tables:
-        with pytest.raises(InvalidArgument, match="need a store and a policy"):
+        with pytest.raises(InvalidArgument, match="need both a store and a policy"):
             RankedOutput(tables, Links.alone().dense, checkpoint=Every(steps=1))
         with pytest.raises(InvalidArgument, match="needs a publisher"):
             RankedOutput(tables, Links.alone().dense, publish=Every(steps=1))
@@ -288,7 +287,7 @@ def test_what_is_asked_for_wrongly(tmp_path: Path) -> None:
             output.restore()
 
 
-def test_a_row_is_in_one_ranks_partitions(tmp_path: Path) -> None:
+def test_a_rank_publishes_only_its_own_partitions(tmp_path: Path) -> None:
     log = open_log(str(tmp_path / "log"), partitions=PARTITIONS)
     with closing(log), open_tables(1, 2) as tables:
         publisher = publisher_of(log, "m", tables, Links.alone().dense)
@@ -315,16 +314,16 @@ class OnGpu:
         return [self]
 
 
-def test_random_numbers_of_a_gpu_go_on_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_numbers_of_a_gpu_continue_too(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.arange(16, dtype=torch.uint8)
     held: dict[Any, Any] = {}
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: {OnGpu.device: gpu}[device])
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, on: held.update({on: state}))
     before = torch.get_rng_state()
-    state = ranks._random_state(OnGpu())
+    state = ranks._get_random_state(OnGpu())
     torch.manual_seed(3)
     ranks._set_random_state(state, OnGpu())
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(held[OnGpu.device], gpu)
-    ranks._set_random_state(ranks._random_state(None), OnGpu())  # saved by a rank without a GPU
+    ranks._set_random_state(ranks._get_random_state(None), OnGpu())  # saved by a rank without a GPU
     assert len(held) == 1

@@ -5,7 +5,7 @@ Run by `make test-train`. fake_gpu.py says what is checked. train_gpu.py runs on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,23 +16,15 @@ from bench.train.unfreshened import BaselineMode
 from petps.train import buffer, kernels, streams
 from petps.train.link import Link, Links
 from petps.train.options import MODES
-from petps.train.sharded import TableSpec
 from tests.train.fake_gpu import DEVICE, FakeGpu, OnDevice
-from tests.train.rank_threads import SPECS, LocalLink, OnHost, same, train
+from tests.train.rank_threads import LocalLink, OnHost, same, specs_with, train
 
 STEPS = 8
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 # The points in PIPELINE.md's table, by name, and the modes that use them.
 AHEAD = ("samples", "keys", "retrieved", "updated")
 LINK = ("fresh", "rows", "gradients", "sums")
 HOST = ("written", "totals")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(name="gpu")
@@ -46,12 +38,12 @@ def _gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     return gpu
 
 
-def test_what_the_fake_gpu_sees(gpu: FakeGpu) -> None:
+def test_the_fake_gpu_detects_each_fault(gpu: FakeGpu) -> None:
     one, other = gpu.stream(), gpu.stream()
 
     def faults() -> list[str]:
-        found, gpu.faults = gpu.faults, []
-        return found
+        result, gpu.faults = gpu.faults, []
+        return result
 
     with gpu.use(one):
         tensor = torch.zeros(4, device=DEVICE)
@@ -67,7 +59,7 @@ def test_what_the_fake_gpu_sees(gpu: FakeGpu) -> None:
         gpu.wait(one, gpu.record(other))
         tensor[2:].add_(1)
         assert faults() == []
-        host = gpu.pinned((4,), tensor.dtype)
+        host = gpu.allocate_pinned((4,), tensor.dtype)
         host.copy_(tensor, non_blocking=True)
         host.numpy()
         assert len(faults()) == 1, "read by the host before it is there"
@@ -84,9 +76,9 @@ def test_what_the_fake_gpu_sees(gpu: FakeGpu) -> None:
     assert len(faults()) == 1, "freed while it is used"
     with gpu.use(one):
         tensor = torch.zeros(4, device=DEVICE)
-        made = gpu.record(one)
+        allocated = gpu.record(one)
     with gpu.use(other):
-        gpu.wait(other, made)
+        gpu.wait(other, allocated)
         gpu.keep(tensor, other)
         tensor.sum()
     del tensor
@@ -103,26 +95,26 @@ class DeviceLink:
         self.world = link.world
 
     def all_to_all(self, send: Any, sends: Any, receives: Any) -> Any:
-        return self._met(send, lambda: self._link.all_to_all(send, sends, receives))
+        return self._order(send, lambda: self._link.all_to_all(send, sends, receives))
 
     def all_gather(self, values: Any) -> Any:
-        return self._met(values, lambda: self._link.all_gather(values))
+        return self._order(values, lambda: self._link.all_gather(values))
 
     def all_reduce(self, values: Any) -> Any:
         return torch.stack(self.all_gather(values)).sum(dim=0)
 
-    def _met(self, tensor: Any, collective: Callable[[], Any]) -> Any:
+    def _order(self, tensor: Any, collective: Callable[[], Any]) -> Any:
         if self.world == 1 or not isinstance(tensor, OnDevice):
             return collective()
-        self._joined()
-        found = collective()
-        self._joined()  # no rank may overwrite what it sent before all have read it
-        return found
+        self._join()
+        result = collective()
+        self._join()  # no rank may overwrite what it sent before all have read it
+        return result
 
-    def _joined(self) -> None:
+    def _join(self) -> None:
         stream = self._gpu.current()
         assert isinstance(self._link, LocalLink)
-        for event in list(self._link._met(self._gpu.record(stream))):
+        for event in list(self._link.exchange(self._gpu.record(stream))):
             self._gpu.wait(stream, event)
         self._link._meeting.barrier.wait(60)
 
@@ -155,12 +147,12 @@ class OnFake(OnHost):
 
 @pytest.mark.parametrize("mode", [*MODES, "stale"])
 @pytest.mark.parametrize(("world", "micro_batches", "threshold"), [(1, 3, 1), (2, 2, 2)])
-def test_everything_that_streams_share_is_ordered(
+def test_events_order_all_shared_memory(
     gpu: FakeGpu, mode: BaselineMode, world: int, micro_batches: int, threshold: int
 ) -> None:
-    specs = [TableSpec(each.name, each.dim, each.capacity, threshold=threshold) for each in SPECS]
+    specs = specs_with(threshold)
     run: dict[str, Any] = {"steps": STEPS, "micro_batches": micro_batches, "specs": specs}
-    found = train(mode, world, on=OnFake(gpu), **run)
+    result = train(mode, world, on=OnFake(gpu), **run)
     print(f"{mode}: {gpu.operations} operations, {dict(gpu.waits)}")
     assert gpu.faults == []
     # The host waits for what it reads: rows, totals, and the number of common keys.
@@ -168,7 +160,7 @@ def test_everything_that_streams_share_is_ordered(
     assert set(gpu.waits) <= {"intersect", "aten::index"}
     assert gpu.operations > 100 * STEPS
     if mode != "stale":  # stale rows may or may not be older than the last write-back
-        assert same(found, train(mode, world, **run), specs), "not what it is on the host"
+        assert same(result, train(mode, world, **run), specs), "not what it is on the host"
 
 
 def _points() -> list[tuple[BaselineMode, str]]:
@@ -183,7 +175,7 @@ def _points() -> list[tuple[BaselineMode, str]]:
 
 
 @pytest.mark.parametrize(("mode", "point"), _points())
-def test_without_any_one_point_it_is_not(
+def test_leaving_out_any_point_is_a_fault(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, mode: BaselineMode, point: str
 ) -> None:
     _leave_out(gpu, monkeypatch, point, "no wait")
@@ -193,25 +185,25 @@ def test_without_any_one_point_it_is_not(
 
 
 @pytest.mark.parametrize("point", AHEAD)
-def test_memory_is_kept_for_whom_it_was_handed(
+def test_memory_is_freed_too_early_without_keep(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     _leave_out(gpu, monkeypatch, point, "no keep")
     train("nested", 1, steps=STEPS, micro_batches=3, on=OnFake(gpu))
     print(len(gpu.faults), *dict.fromkeys(gpu.faults), sep="\n")
-    assert any(each.startswith("freed by") for each in gpu.faults)
+    assert any(fault.startswith("freed by") for fault in gpu.faults)
 
 
 def _leave_out(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, point: str, what: str) -> None:
-    take, arrays = streams._StreamLane.take, streams._StreamLane.arrays
+    take, arrays = streams._StreamLane.take, streams._StreamLane.copy_out
 
     def taken(lane: Any, handoff: Any) -> None:
-        with gpu.leaving_out(what if handoff is not None and handoff.name == point else ""):
+        with gpu.leave_out(what if handoff is not None and handoff.name == point else ""):
             take(lane, handoff)
 
     def read(lane: Any, name: str, tensors: Any) -> Any:
-        with gpu.leaving_out(what if name == point else ""):
+        with gpu.leave_out(what if name == point else ""):
             return arrays(lane, name, tensors)
 
     monkeypatch.setattr(streams._StreamLane, "take", taken)
-    monkeypatch.setattr(streams._StreamLane, "arrays", read)
+    monkeypatch.setattr(streams._StreamLane, "copy_out", read)

@@ -31,14 +31,15 @@ from tests.train.train_ranks import (
     WORLD,
     check_same,
     create,
-    ended,
+    merge_ranks,
     open_tables,
+    read_state,
     work,
 )
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
-def test_a_publisher_that_one_rank_cannot_make(tmp_path: Path, wrong: int) -> None:
+def test_a_publisher_that_one_rank_cannot_make_fails_on_all(tmp_path: Path, wrong: int) -> None:
     for partitions in (PARTITIONS, 2 * PARTITIONS):
         open_log(str(tmp_path / f"log-{partitions}"), partitions=partitions).close()
 
@@ -74,19 +75,19 @@ def test_a_restore_that_fails_on_one_rank_is_repeated_by_all(tmp_path: Path) -> 
                 user.load_pieces = _failing("it cannot be read")  # type: ignore[method-assign]
             with pytest.raises(PetpsError) as raised:
                 output.restore()
-            said = "it cannot be read" if rank == 1 else "rank 1: IoError: it cannot be read"
-            assert said in str(raised.value)
+            message = "it cannot be read" if rank == 1 else "rank 1: IoError: it cannot be read"
+            assert message in str(raised.value)
             if rank == 1:
                 del user.load_pieces
             assert output.restore().step == 15
-            return ended(tables, model)
+            return read_state(tables, model)
 
     check_same(seen, in_threads(WORLD, restore))
 
 
-def _failing(said: str, kind: type[Exception] = IoError) -> Callable[..., Any]:
+def _failing(message: str, kind: type[Exception] = IoError) -> Callable[..., Any]:
     def fail(*_: object, **__: object) -> None:
-        raise kind(said)
+        raise kind(message)
 
     return fail
 
@@ -105,10 +106,10 @@ def acting(
 
     def act(rank: int, links: Links) -> tuple[int, list[str], list[str]]:
         errors: list[str] = []
-        asked: list[str] = []
+        dense_steps: list[str] = []
 
         def dense(step: int) -> str:
-            asked.append(str(step))
+            dense_steps.append(str(step))
             return f"dense-{step}"
 
         with closing(open_log(place, partitions=PARTITIONS)) as log, open_tables(rank, 2) as tables:
@@ -131,7 +132,7 @@ def acting(
                         output.act(Boundary(step, b""))
                     except Exception as error:
                         errors.append(f"{type(error).__name__}: {error}")
-            return publisher.version, errors, asked
+            return publisher.version, errors, dense_steps
 
     return in_threads(2, act)
 
@@ -147,15 +148,15 @@ def test_a_checkpoint_that_fails_leaves_the_log_alone(tmp_path: Path) -> None:
         elif rank == 1 and step == 3:
             del checkpointer.share
 
-    found = acting(tmp_path, [1, 2, 3, 4], full)
-    assert [errors for _, errors, _ in found] == [[], []]
-    assert [version for version, *_ in found] == [2, 2]
+    results = acting(tmp_path, [1, 2, 3, 4], full)
+    assert [errors for _, errors, _ in results] == [[], []]
+    assert [version for version, *_ in results] == [2, 2]
     store = Store.open(tmp_path / "store")
-    assert [each.version for each in store.state.versions()] == [1, 3, 4]
+    assert [version.version for version in store.state.versions()] == [1, 3, 4]
     assert len(store.restore(4)["item"].keys) == 4 * 50
 
 
-def test_a_defect_on_one_rank_ends_all_and_commits_nothing(tmp_path: Path) -> None:
+def test_an_unexpected_error_on_one_rank_stops_all_and_commits_nothing(tmp_path: Path) -> None:
     """The error is not one of petps, and that rank's rows are not in the log."""
 
     def broken(rank: int, step: int, output: RankedOutput) -> None:
@@ -164,21 +165,21 @@ def test_a_defect_on_one_rank_ends_all_and_commits_nothing(tmp_path: Path) -> No
         if rank == 1 and step == 2:
             checkpointer.share = _failing("list index", IndexError)  # type: ignore[method-assign]
 
-    found = acting(tmp_path, [1, 2], broken)
-    assert [version for version, *_ in found] == [0, 0]
-    assert found[1][1] == ["IndexError: list index"]
-    assert len(found[0][1]) == 1
-    assert "rank 1: Unavailable: IndexError: list index" in found[0][1][0]
+    results = acting(tmp_path, [1, 2], broken)
+    assert [version for version, *_ in results] == [0, 0]
+    assert results[1][1] == ["IndexError: list index"]
+    assert len(results[0][1]) == 1
+    assert "rank 1: Unavailable: IndexError: list index" in results[0][1][0]
     versions = Store.open(tmp_path / "store").state.versions()
-    assert [each.version for each in versions] == [1]
+    assert [version.version for version in versions] == [1]
 
 
-def test_dense_weights_are_asked_for_only_where_the_log_names_them(tmp_path: Path) -> None:
-    found = acting(tmp_path, [1, 2, 3, 4], lambda *_: None)
-    assert [asked for *_, asked in found] == [["2", "4"], []]
+def test_dense_weights_are_written_only_for_versions_of_the_log(tmp_path: Path) -> None:
+    results = acting(tmp_path, [1, 2, 3, 4], lambda *_: None)
+    assert [dense_steps for *_, dense_steps in results] == [["2", "4"], []]
 
 
-def test_ranks_may_give_their_tables_in_any_order() -> None:
+def test_ranks_may_list_their_tables_in_any_order() -> None:
     reference = train("synchronous", WORLD, steps=5, seed=SEED)
 
     def train_in_other_order(rank: int, links: Links) -> dict[str, Any]:
@@ -192,13 +193,11 @@ def test_ranks_may_give_their_tables_in_any_order() -> None:
             options=PipelineOptions(micro_batches=2, deterministic=True),
         ) as pipeline:  # fmt: skip
             pipeline.run()
-            return ended(tables, model)
+            return read_state(tables, model)
 
-    found = in_threads(WORLD, train_in_other_order)
+    results = in_threads(WORLD, train_in_other_order)
     for spec in TABLES:
-        rows: dict[int, Any] = {}
-        for each in found:
-            rows |= each[spec.name]
+        rows = merge_ranks(results, spec.name)
         keys, slots = reference[spec.name]
         assert sorted(rows) == keys.tolist()
         assert np.array_equal(np.stack([rows[key] for key in sorted(rows)]), slots)

@@ -21,11 +21,7 @@ import torchrec
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.model_tracker import types
-from torchrec.distributed.sharding_plan import (
-    construct_module_sharding_plan,
-    row_wise,
-    table_wise,
-)
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
@@ -80,23 +76,23 @@ def sharded(
     module: Any, consumers: list[str] | None, mode: str = "ID_ONLY", *, ranks: int = 1
 ) -> Any:
     """Shard by tables on one rank, by rows over several."""
-    sparse = [each for name, each in module.named_parameters() if "embedding_bags" in name]
+    sparse = [weight for name, weight in module.named_parameters() if "embedding_bags" in name]
     apply_optimizer_in_backward(torchrec.optim.RowWiseAdagrad, sparse, {"lr": 0.1})
     sharder = EmbeddingBagCollectionSharder()
     plans = {
         path: construct_module_sharding_plan(
-            each,
+            collection,
             {
                 table.name: table_wise(rank=0) if ranks == 1 else row_wise()
-                for table in each.embedding_bag_configs()
+                for table in collection.embedding_bag_configs()
             },
             sharder=sharder,
             local_size=ranks,
             world_size=ranks,
             device_type="cpu",
         )
-        for path, each in module.named_modules()
-        if isinstance(each, torchrec.EmbeddingBagCollection)
+        for path, collection in module.named_modules()
+        if isinstance(collection, torchrec.EmbeddingBagCollection)
     }
     plan, sharders = ShardingPlan(plan=plans), [sharder]
     given = {"module": module, "device": torch.device("cpu"), "plan": plan, "sharders": sharders}
@@ -146,7 +142,7 @@ def kjt(features: dict[str, list[int]]) -> Any:
     lengths = [n for ids in features.values() for n in (len(ids) // 2, len(ids) - len(ids) // 2)]
     return torchrec.KeyedJaggedTensor(
         keys=list(features),
-        values=torch.tensor([each for ids in features.values() for each in ids], dtype=torch.int64),
+        values=torch.tensor([id for ids in features.values() for id in ids], dtype=torch.int64),
         lengths=torch.tensor(lengths, dtype=torch.int32),
     )
 
@@ -156,9 +152,9 @@ USERS, GOODS = "bags.embedding_bags.users", "bags.embedding_bags.goods"
 
 def touched(tracker: Tracker, tenant: str = "a") -> dict[str, list[int]]:
     with tracker.read(tenant) as reading:
-        found = {name: reading.ids(name).tolist() for name in (USERS, GOODS)}
+        actual = {name: reading.ids(name).tolist() for name in (USERS, GOODS)}
         reading.acknowledge()
-    return found
+    return actual
 
 
 def test_what_training_looked_up_is_tracked_and_evaluation_is_not() -> None:
@@ -169,21 +165,21 @@ def test_what_training_looked_up_is_tracked_and_evaluation_is_not() -> None:
         before = trainer.rows()
         trainer.train(2)
         expected = [batch(step) for step in (trainer.step - 1, trainer.step)]
-        found = touched(tracker)
-        assert found[USERS] == sorted({each for b in expected for each in b["viewer"]})
-        goods = {each for b in expected for each in (*b["seen"], *b["bought"])}
-        assert found[GOODS] == sorted(goods)
+        actual = touched(tracker)
+        assert actual[USERS] == sorted({key for b in expected for key in b["viewer"]})
+        goods = {key for b in expected for key in (*b["seen"], *b["bought"])}
+        assert actual[GOODS] == sorted(goods)
         for name, rows in trainer.rows().items():
             changed = np.flatnonzero((rows != before[name]).any(axis=1))
             assert len(changed) > 0
-            assert set(changed.tolist()) <= set(found[name])
+            assert set(changed.tolist()) <= set(actual[name])
     trainer.model.eval()
     trainer.model(kjt(batch(99)))
     trainer.ids.drain()
     assert touched(tracker) == {USERS: [], GOODS: []}
 
 
-def test_a_quiet_interval_and_a_quiet_table() -> None:
+def test_intervals_and_tables_without_lookups_are_empty() -> None:
     tracker = Tracker(tenants=["a"])
     trainer = Trainer(tracker, ["petps", "slow"])
     assert trainer.ids.drain() == 0
@@ -194,8 +190,8 @@ def test_a_quiet_interval_and_a_quiet_table() -> None:
     assert touched(tracker) == {USERS: [], GOODS: [3, 4]}
     theirs = trainer.ids._theirs  # the other consumer has lost nothing
     read = theirs.get_delta_ids if FIRST else theirs.get_unique_ids
-    found = {name: sorted(ids.tolist()) for name, ids in read("slow").items()}
-    assert found == {USERS: [1, 2], GOODS: [3, 4]}
+    actual = {name: sorted(ids.tolist()) for name, ids in read("slow").items()}
+    assert actual == {USERS: [1, 2], GOODS: [3, 4]}
 
 
 def test_a_lookup_after_a_reading_within_a_step_is_not_lost() -> None:
@@ -208,7 +204,7 @@ def test_a_lookup_after_a_reading_within_a_step_is_not_lost() -> None:
     assert touched(tracker) == {USERS: [1, 7], GOODS: [1, 8, 9]}
 
 
-def test_a_trainer_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_a_restored_trainer_continues(tmp_path: Path) -> None:
     columns = (Column("row", "f32", DIM), Column("momentum1", "f32", 1))
     store = Store.create(tmp_path, "m", [Table(name, columns) for name in (USERS, GOODS)])
 
@@ -223,36 +219,36 @@ def test_a_trainer_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     trainer, output = begun()
     for version in range(1, 5):
         trainer.train(2)
-        made = output.checkpoint(version)
-        assert (made.rows == 2 * ROWS) == (version == 1)
+        info = output.checkpoint(version)
+        assert (info.rows == 2 * ROWS) == (version == 1)
         for name, rows in store.restore(version).items():
-            found = rows.columns["row"].view(np.float32)
-            np.testing.assert_array_equal(found, trainer.rows()[name])
+            actual = rows.columns["row"].view(np.float32)
+            np.testing.assert_array_equal(actual, trainer.rows()[name])
     again, output = begun()
     output.restore(4)
     again.step = trainer.step
-    for each in (trainer, again):
-        each.train(5)
+    for one_trainer in (trainer, again):
+        one_trainer.train(5)
     for name, expected in trainer.rows().items():  # these depend on the optimizer's state too
         np.testing.assert_array_equal(again.rows()[name], expected)
 
 
-def test_what_is_in_the_way_is_named() -> None:
+def test_unusable_models_are_named() -> None:
     tracker = Tracker()
     with pytest.raises(InvalidArgument, match="is no DistributedModelParallel"):
         TorchRecIds(tracker, torch.nn.Linear(1, 1))
     with pytest.raises(FailedPrecondition, match="is not turned on"):
         TorchRecIds(tracker, sharded(Tower(TABLES), None))
-    with pytest.raises(InvalidArgument, match="no consumer 'petps', but other"):
+    with pytest.raises(InvalidArgument, match="no consumer 'petps'; it has: other"):
         TorchRecIds(tracker, sharded(Tower(TABLES), ["other"]))
     if not FIRST:
         with pytest.raises(InvalidArgument, match="in mode MOMENTUM_LAST"):
             TorchRecIds(tracker, sharded(Tower(TABLES), ["petps"], "MOMENTUM_LAST"))
     twice = sharded(Two({"users": ["a"]}, {"users": ["b"]}), ["petps"])
-    with pytest.raises(InvalidArgument, match=r"table users stands in first.bags and in second"):
+    with pytest.raises(InvalidArgument, match=r"table users is in first.bags and in second"):
         TorchRecIds(tracker, twice)
     twice = sharded(Two({"users": ["a"]}, {"goods": ["a"]}), ["petps"])
-    with pytest.raises(InvalidArgument, match="feature a stands in"):
+    with pytest.raises(InvalidArgument, match="feature a is in"):
         TorchRecIds(tracker, twice)
     assert tracker.tables == {}
 
@@ -277,7 +273,7 @@ torch.distributed.destroy_process_group()
 """
 
 
-def test_two_ranks_of_a_table_by_rows(tmp_path: Path) -> None:
+def test_each_of_two_ranks_tracks_its_own_rows(tmp_path: Path) -> None:
     """Each rank has half of the rows, and the ids that any rank looked up of them, as keys."""
     ranks = [
         subprocess.Popen(
@@ -290,20 +286,20 @@ def test_two_ranks_of_a_table_by_rows(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    found: list[list[int]] = []
+    actual: list[list[int]] = []
     try:
-        for each in ranks:
-            out, error = each.communicate(timeout=150)
-            assert each.returncode == 0, error[-4000:]
+        for process in ranks:
+            out, error = process.communicate(timeout=150)
+            assert process.returncode == 0, error[-4000:]
             (line,) = [line for line in out.splitlines() if line.startswith("KEYS ")]
-            found.append([int(word) for word in line.split()[1:]])
+            actual.append([int(word) for word in line.split()[1:]])
     finally:
-        for each in ranks:
-            each.kill()
+        for process in ranks:
+            process.kill()
     expected = sorted({key for step in range(6) for key in batch(step)["viewer"]})
-    assert [each[0] for each in found] == [ROWS // 2, ROWS // 2]
-    assert found[0][1:] == [key for key in expected if key < ROWS // 2]
-    assert found[1][1:] == [key for key in expected if key >= ROWS // 2]
+    assert [numbers[0] for numbers in actual] == [ROWS // 2, ROWS // 2]
+    assert actual[0][1:] == [key for key in expected if key < ROWS // 2]
+    assert actual[1][1:] == [key for key in expected if key >= ROWS // 2]
 
 
 def shard(offsets: list[int], sizes: list[int]) -> Any:
@@ -311,7 +307,7 @@ def shard(offsets: list[int], sizes: list[int]) -> Any:
     return SimpleNamespace(metadata=metadata, tensor=torch.zeros(*sizes))
 
 
-def test_ids_of_a_rank_become_rows_of_the_table() -> None:
+def test_local_rows_are_numbered_within_the_table() -> None:
     """Two ranks of a table by rows; with sharding by columns, no rank has a whole row."""
 
     def whole(*shards: Any) -> Any:
@@ -322,14 +318,14 @@ def test_ids_of_a_rank_become_rows_of_the_table() -> None:
     with pytest.raises(InvalidArgument, match="sharded by columns"):
         _local_rows("t", whole(shard([0, 2], [16, 2])))
     for shards in ((), (shard([0, 0], [4, 4]), shard([8, 0], [4, 4]))):
-        with pytest.raises(InvalidArgument, match=f"has {len(shards)} shards on this rank"):
+        with pytest.raises(InvalidArgument, match=f"one shard on this rank, got {len(shards)}"):
             _local_rows("t", whole(*shards))
     with pytest.raises(InvalidArgument, match="not in the model's state"):
         _local_rows("t", None)
 
 
 @pytest.mark.skipif(FIRST, reason="this is the first generation")
-def test_the_same_with_the_first_generation() -> None:
+def test_the_first_generation_passes_these_tests() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider", __file__],
         cwd=ROOT,

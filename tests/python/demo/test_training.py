@@ -51,7 +51,7 @@ def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_without_pytorch_it_says_what_to_install(tmp_path: Path) -> None:
     done = demo("--train", "--plots", str(tmp_path / "plots"), "--folder", str(tmp_path))
     assert done.returncode == 6
-    assert done.stderr.startswith("error: PyTorch is not there")
+    assert done.stderr.startswith("error: PyTorch is not installed")
     assert "pip install petps[torch]" in done.stderr
     assert list(tmp_path.iterdir()) == []
 

@@ -9,7 +9,7 @@ import pytest
 
 from petps.errors import InvalidArgument
 from petps.train import Batch, Ragged
-from petps.train.batch import cuts
+from petps.train.batch import divide
 
 
 @pytest.mark.parametrize(
@@ -26,12 +26,12 @@ from petps.train.batch import cuts
 def test_the_first_and_the_last_micro_batch_are_half_as_large(
     samples: int, micro_batches: int, sizes: list[int]
 ) -> None:
-    found = cuts(samples, micro_batches)
-    assert [end - begin for begin, end in itertools.pairwise(found)] == sizes
+    bounds = divide(samples, micro_batches)
+    assert [end - begin for begin, end in itertools.pairwise(bounds)] == sizes
     batch = Batch({"a": Ragged.single(np.arange(samples, dtype=np.uint64))})
     assert [part.samples for part in batch.parts(micro_batches)] == sizes
 
 
 def test_no_micro_batches_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="micro_batches 0 is below 1"):
-        cuts(8, 0)
+    with pytest.raises(InvalidArgument, match="micro_batches must be at least 1, got 0"):
+        divide(8, 0)

@@ -19,13 +19,7 @@ from petps.checkpoint.published import POSITION
 from petps.checkpoint.quantise import Quantising
 from petps.delta import Delivery, Kind, RowsBody, TableSchema, decode_record
 from petps.delta.directory import DirectoryLog
-from petps.errors import (
-    FailedPrecondition,
-    InvalidArgument,
-    IoError,
-    NotFound,
-    ResourceExhausted,
-)
+from petps.errors import FailedPrecondition, InvalidArgument, IoError, NotFound, ResourceExhausted
 from petps.publish import Position, Publisher
 from petps.train import ArrayTable, TrackedSource, TrainerOutput
 from petps.train.tracker import Tracker
@@ -94,14 +88,14 @@ class Trainer:
 
     def rows(self) -> dict[str, dict[int, bytes]]:
         """Return the rows by table and key."""
-        found = {}
+        actual = {}
         for table in self.tables:
             keys = table.keys()
             gathered = table.gather(keys).columns
-            found[table.name] = {
+            actual[table.name] = {
                 int(key): row.tobytes() for key, row in zip(keys, gathered["row"], strict=True)
             }
-        return found
+        return actual
 
 
 def replayed(step: int) -> Trainer:
@@ -112,14 +106,14 @@ def replayed(step: int) -> Trainer:
 
 def assert_holds(store: Store, version: int, trainer: Trainer) -> None:
     """Check that a version restores the trainer's state, as the codec stores it."""
-    found = store.restore(version)
+    actual = store.restore(version)
     for table in trainer.tables:
         keys = table.keys()
-        np.testing.assert_array_equal(found[table.name].keys, keys)
+        np.testing.assert_array_equal(actual[table.name].keys, keys)
         gathered = table.gather(keys).columns
         for column in store.tables_of(version)[table.name].columns:
             expected = column.stored(gathered[column.name])
-            np.testing.assert_array_equal(found[table.name].columns[column.name], expected)
+            np.testing.assert_array_equal(actual[table.name].columns[column.name], expected)
 
 
 class Served:
@@ -159,12 +153,12 @@ class Served:
 
     @staticmethod
     def _records(log: DirectoryLog, partition: int) -> list[object]:
-        found: list[object] = []
+        actual: list[object] = []
         subscription = log.subscribe({partition: 0})
         while events := subscription.poll(max_bytes=1 << 22, timeout=0):
             for event in events:
                 assert isinstance(event, Delivery)
-                found.append(
+                actual.append(
                     decode_record(
                         event.message,
                         model="m",
@@ -174,7 +168,7 @@ class Served:
                     )
                 )
         subscription.close()
-        return found
+        return actual
 
 
 def touched_only(
@@ -187,15 +181,24 @@ def touched_only(
 
 
 def make_output(
-    folder: Path, policy: str, *, quantising: Quantising | None = None, spill: bool = False
+    folder: Path,
+    policy: str,
+    *,
+    create: bool = True,
+    quantising: Quantising | None = None,
+    spill: bool = False,
+    files: LocalFiles | None = None,
 ) -> tuple[Trainer, TrainerOutput, Store, DirectoryLog]:
+    """Make a trainer and its output, with a new store and run, or else with those of the folder."""
     budget = {"memory_bytes": 500, "spill": folder / "spill"} if spill else {}
     tracker = Tracker(**budget)  # type: ignore[arg-type]
     trainer = Trainer(tracker)
-    store = Store.create(folder / "store", "m", store_tables(), quantising)
+    place = files or folder / "store"
+    store = Store.create(place, "m", store_tables(), quantising) if create else Store.open(place)
     log = DirectoryLog(folder / "log", partitions=P)
     publisher = Publisher(log, "m", P, tables=SCHEMAS)
-    publisher.begin_continue(None)
+    if create:
+        publisher.begin_continue(None)
     output = TrainerOutput(
         tracker, trainer.tables, store=store, policy=POLICIES[policy](), publisher=publisher
     )
@@ -204,7 +207,9 @@ def make_output(
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("spill", [False, True], ids=["memory", "spilled"])
-def test_every_version_of_both_is_the_replay(tmp_path: Path, policy: str, spill: bool) -> None:
+def test_every_version_of_store_and_log_equals_the_replay(
+    tmp_path: Path, policy: str, spill: bool
+) -> None:
     trainer, output, store, log = make_output(tmp_path, policy, spill=spill)
     checkpoints: dict[int, int] = {}
     published: dict[int, int] = {}
@@ -228,9 +233,9 @@ def test_every_version_of_both_is_the_replay(tmp_path: Path, policy: str, spill:
     first = Trainer()
     for version, step in published.items():
         expected = touched_only(replayed(step).rows(), first)
-        found = served.versions[version]
-        assert found["items"] == expected["items"]
-        assert {key: found["users"].get(key) for key in expected["users"]} == expected["users"]
+        actual = served.versions[version]
+        assert actual["items"] == expected["items"]
+        assert {key: actual["users"].get(key) for key in expected["users"]} == expected["users"]
 
 
 def test_quantised_checkpoints_beside_a_log_of_whole_rows(tmp_path: Path) -> None:
@@ -245,7 +250,7 @@ def test_quantised_checkpoints_beside_a_log_of_whole_rows(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("policy", ["consecutive", "intermittent", "2d", "merged"])
-def test_a_trainer_that_crashes_goes_on_from_its_checkpoint(tmp_path: Path, policy: str) -> None:
+def test_a_crashed_trainer_continues_from_its_checkpoint(tmp_path: Path, policy: str) -> None:
     trainer, output, store, log = make_output(tmp_path, policy)
     trainer.train(3)
     output.publish(step=3)
@@ -260,18 +265,12 @@ def test_a_trainer_that_crashes_goes_on_from_its_checkpoint(tmp_path: Path, poli
     trainer.train(2)  # these steps are lost
     log.close()
 
-    tracker = Tracker()
-    again = Trainer(tracker)
-    store = Store.open(tmp_path / "store")
-    log = DirectoryLog(tmp_path / "log", partitions=P)
-    publisher = Publisher(log, "m", P, tables=SCHEMAS)
-    output = TrainerOutput(
-        tracker, again.tables, store=store, policy=POLICIES[policy](), publisher=publisher
-    )
+    again, output, store, log = make_output(tmp_path, policy, create=False)
+    assert output.publisher is not None
     position = output.restore(4)
     assert position is not None
     assert position.version == 2
-    publisher.begin_continue(position)
+    output.publisher.begin_continue(position)
     again.step = at
     assert again.rows() == replayed(at).rows()
     np.testing.assert_array_equal(again.sums[again.present], replayed(at).sums[again.present])
@@ -290,7 +289,7 @@ def test_a_trainer_that_crashes_goes_on_from_its_checkpoint(tmp_path: Path, poli
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3, 4, 5, 6])
-def test_a_restore_that_fails_is_called_again(
+def test_a_restore_that_failed_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
     """Whichever read of the store fails, a second restore() does what the first would have done."""
@@ -302,24 +301,19 @@ def test_a_restore_that_fails_is_called_again(
     expected = trainer.rows()
     log.close()
 
-    tracker = Tracker()
-    again = Trainer(tracker)
-    store = Store.open(tmp_path / "store")
-    log = DirectoryLog(tmp_path / "log", partitions=P)
-    publisher = Publisher(log, "m", P, tables=SCHEMAS)
-    policy = POLICIES["oneshot"]()
-    output = TrainerOutput(tracker, again.tables, store=store, policy=policy, publisher=publisher)
+    again, output, store, log = make_output(tmp_path, "oneshot", create=False)
+    assert output.publisher is not None
     calls = 0
 
     def once(call: Callable[..., object]) -> Callable[..., object]:
-        def counted(*given: object, **named: object) -> object:
+        def count(*arguments: object, **options: object) -> object:
             nonlocal calls
             calls += 1
             if calls == failing:
                 raise IoError("the network is down")
-            return call(*given, **named)
+            return call(*arguments, **options)
 
-        return counted
+        return count
 
     for name in ("count_restore", "part", "read"):
         monkeypatch.setattr(store, name, once(getattr(store, name)))
@@ -329,7 +323,7 @@ def test_a_restore_that_fails_is_called_again(
     except IoError:
         position = output.restore(2)
     assert position is not None
-    publisher.begin_continue(position)
+    output.publisher.begin_continue(position)
     again.step = 8
     version = output.publish()
     assert Served(log).versions[version]["items"] == expected["items"]
@@ -353,15 +347,15 @@ def test_a_difference_is_not_written_after_a_resume_that_failed(
 
     real, calls = store.read, 0
 
-    def down(*given, **named):  # type: ignore[no-untyped-def]
+    def fail_later(*arguments, **options):  # type: ignore[no-untyped-def]
         nonlocal calls
         calls += 1
         if calls > 1:  # the tables are loaded; this read is of the difference's keys
             raise IoError("the network is down")
-        return real(*given, **named)
+        return real(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "read", down)
+        patch.setattr(store, "read", fail_later)
         with pytest.raises(IoError, match="network"):
             output.restore(2)
     with pytest.raises(FailedPrecondition, match=r"since version 1 is not tracked .*resume\(\)"):
@@ -377,7 +371,7 @@ def test_rows_are_owed_to_the_log_by_key(tmp_path: Path) -> None:
     log = DirectoryLog(tmp_path / "log", partitions=P)
     schemas = {"t": TableSchema("t", "f32", 1)}
 
-    def fed(store: Store, keys: list[int]) -> tuple[ArrayTable, TrainerOutput, Tracker]:
+    def make(store: Store, keys: list[int]) -> tuple[ArrayTable, TrainerOutput, Tracker]:
         tracker = Tracker()
         trained = ArrayTable(
             tracker,
@@ -388,21 +382,18 @@ def test_rows_are_owed_to_the_log_by_key(tmp_path: Path) -> None:
         )
         publisher = Publisher(log, "m", P, tables=schemas)
         policy = POLICIES["consecutive"]()
-        return (
-            trained,
-            TrainerOutput(tracker, [trained], store=store, policy=policy, publisher=publisher),
-            tracker,
-        )
+        output = TrainerOutput(tracker, [trained], store=store, policy=policy, publisher=publisher)
+        return trained, output, tracker
 
     store = Store.create(tmp_path / "store", "m", [table])
-    trained, output, _ = fed(store, [10, 20, 30])
+    trained, output, _ = make(store, [10, 20, 30])
     assert output.publisher is not None
     output.publisher.begin_continue(None)
     trained.update([0, 1, 2], [1, 2, 3])
     output.publish()
     trained.update([2], [7])
     output.checkpoint(1)
-    trained, output, tracker = fed(Store.open(tmp_path / "store"), [5, 10, 20, 30])
+    trained, output, tracker = make(Store.open(tmp_path / "store"), [5, 10, 20, 30])
     assert output.restore(1) is not None
     owed = tracker.read("publish").ids("t")
     assert trained.keys_of(owed).tolist() == [30]
@@ -423,11 +414,11 @@ def test_rows_are_gathered_once_for_both(tmp_path: Path, monkeypatch: pytest.Mon
     before = Served(log).rows
     trainer.train(5)
     monkeypatch.setattr(ArrayTable, "gather", counted)
-    made_ = output.checkpoint(2, publish=True)
-    assert made_.rows == gathered == Served(log).rows - before > 0
+    info = output.checkpoint(2, publish=True)
+    assert info.rows == gathered == Served(log).rows - before > 0
 
 
-def test_a_log_that_refuses_costs_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusing_log_loses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, output, store, log = make_output(tmp_path, "consecutive")
     trainer.train(5)
     output.checkpoint(1, publish=True)
@@ -470,17 +461,11 @@ class FailingFiles(LocalFiles):
 
 
 @pytest.mark.parametrize("policy", ["consecutive", "intermittent"])
-def test_a_store_that_refuses_costs_no_row(tmp_path: Path, policy: str) -> None:
-    tracker = Tracker()
-    trainer = Trainer(tracker)
+def test_a_refusing_store_loses_no_row(tmp_path: Path, policy: str) -> None:
     files = FailingFiles(tmp_path / "store")
-    store = Store.create(files, "m", store_tables())
-    log = DirectoryLog(tmp_path / "log", partitions=P)
-    publisher = Publisher(log, "m", P, tables=SCHEMAS)
-    publisher.begin_continue(None)
-    output = TrainerOutput(
-        tracker, trainer.tables, store=store, policy=POLICIES[policy](), publisher=publisher
-    )
+    trainer, output, store, log = make_output(tmp_path, policy, files=files)
+    publisher = output.publisher
+    assert publisher is not None
     trainer.train(5)
     output.checkpoint(1, publish=True)
     for number in range(2, 8):
@@ -498,7 +483,7 @@ def test_a_store_that_refuses_costs_no_row(tmp_path: Path, policy: str) -> None:
         assert_holds(store, number, trainer)
 
 
-def test_a_checkpoint_that_is_cancelled_costs_no_row(
+def test_a_cancelled_checkpoint_loses_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, output, store, _ = make_output(tmp_path, "consecutive")
@@ -535,16 +520,16 @@ def test_bad_calls_are_named(tmp_path: Path) -> None:
         only.checkpoint(1)
     with pytest.raises(NotFound, match="no tenant 'publish'"):
         only.publish()
-    with pytest.raises(InvalidArgument, match="a store and a policy"):
+    with pytest.raises(InvalidArgument, match="both a store and a policy"):
         TrainerOutput(tracker, [], store=store)
-    with pytest.raises(InvalidArgument, match="not both"):
+    with pytest.raises(InvalidArgument, match="must have the same tables: table"):
         TrainerOutput(tracker, [], store=store, policy=POLICIES["full"]())
     with pytest.raises(NotFound, match="tracker has no table"):
         TrackedSource(tracker, [trainer.users])
     log.close()
 
 
-def test_changes_that_nobody_tracked_are_not_passed_over(tmp_path: Path) -> None:
+def test_a_delta_of_untracked_changes_is_refused(tmp_path: Path) -> None:
     """A source that was not resumed knows no change since the store's newest version."""
     trainer, output, store, _ = make_output(tmp_path, "consecutive")
     trainer.train(2)

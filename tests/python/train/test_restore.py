@@ -54,7 +54,7 @@ class Trainer:
                 sum=self.sums[version:5000:7],
             )
             source.begin()
-            source.committed(writer.write(version))
+            source.acknowledge(writer.write(version))
 
     def output(self) -> TrainerOutput:
         return TrainerOutput(
@@ -77,7 +77,7 @@ def expected() -> tuple[np.ndarray, np.ndarray]:
     return rows, sums
 
 
-def test_into_the_trainers_own_arrays_in_bounded_memory(written: Path) -> None:
+def test_a_restore_fills_the_trainers_arrays_in_bounded_memory(written: Path) -> None:
     trainer = Trainer(Store.open(written), None)
     output = trainer.output()
     above = sum(chunk.length for chunk in trainer.store.state.line.deltas())
@@ -116,7 +116,7 @@ class Together(LocalFiles):
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["pieces", "restore"])
-def test_chunks_are_read_side_by_side(
+def test_chunks_are_read_in_parallel(
     written: Path, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks of one file are read in parallel too: a base is one file."""
@@ -126,11 +126,11 @@ def test_chunks_are_read_side_by_side(
     assert len({chunk.file for chunk in store.state.line.chunks if chunk.layer == 0}) == 1
     rows, _ = expected()
     if whole:
-        found = store.restore()["items"].columns["row"].view(np.float32)
+        actual = store.restore()["items"].columns["row"].view(np.float32)
     else:
-        pieces = [each.columns["row"].view(np.float32) for each in store.pieces("items")]
-        found = np.concatenate(pieces)
-    np.testing.assert_array_equal(found, rows)
+        pieces = [piece.columns["row"].view(np.float32) for piece in store.pieces("items")]
+        actual = np.concatenate(pieces)
+    np.testing.assert_array_equal(actual, rows)
     assert files.met == files.READS
 
 

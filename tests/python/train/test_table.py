@@ -52,7 +52,7 @@ def test_keys_and_deletions() -> None:
     deleted = table.gather(KEYS).deleted
     assert deleted is not None
     assert deleted.tolist() == [True, False, False]
-    table.load(KEYS[:1], {"row": np.zeros((1, 2), np.float32)})
+    table.load_pieces([(KEYS[:1], {"row": np.zeros((1, 2), np.float32)})])
     assert table.keys().tolist() == [5]
     for key in (6, 2**64 - 1):
         with pytest.raises(NotFound, match=f"no place for key {key}"):
@@ -68,21 +68,21 @@ def test_bad_input_is_named() -> None:
         table.update([1], np.ones((1, 3)))
     with pytest.raises(InvalidArgument, match="no column 'sun'"):
         table.update([1], np.ones((1, 2)), sun=[1])
-    with pytest.raises(FailedPrecondition, match="only where 'present'"):
+    with pytest.raises(FailedPrecondition, match="only if the table was made with 'present'"):
         table.delete([1])
     none = {"row": np.ones((0, 2), np.float32), "sum": np.ones((0, 1), np.float32)}
-    with pytest.raises(InvalidArgument, match="needs 'present'"):
-        table.load(KEYS[:0], none)
+    with pytest.raises(InvalidArgument, match="make the table with 'present'"):
+        table.load_pieces([(KEYS[:0], none)])
     with pytest.raises(InvalidArgument, match="has columns"):
-        table.load(KEYS[:0], {"row": np.ones((0, 2), np.float32)})
+        table.load_pieces([(KEYS[:0], {"row": np.ones((0, 2), np.float32)})])
     assert touched(tracker) == []
     rows = np.ones((3, 2), np.float32)
     with pytest.raises(AlreadyExists, match="name it by its owner"):
         ArrayTable(tracker, "t", rows)
     for options, expected in (
         ({"keys": KEYS[::-1]}, "ascend"),
-        ({"keys": KEYS[:2]}, r"uint64\[2\], expected uint64\[3\]"),
-        ({"present": KEYS}, "present is uint64"),
+        ({"keys": KEYS[:2]}, r"keys must be uint64\[3\], got uint64\[2\]"),
+        ({"present": KEYS}, r"present must be bool\[3\], got uint64"),
         ({"columns": {"row": rows}}, "rows themselves"),
         ({"columns": {"sum": rows[:2]}}, r"sum has shape \(2, 2\)"),
         ({"columns": {"sum": np.ones(3)}}, "not a float32"),
@@ -91,7 +91,7 @@ def test_bad_input_is_named() -> None:
             ArrayTable(tracker, "other", rows, **options)
 
 
-def test_pytorch_is_asked_for_by_name() -> None:
+def test_without_pytorch_the_error_names_the_package() -> None:
     """These suites run without PyTorch; tests/train has the tests that need it."""
     from petps.train import pytorch, torchrec
 

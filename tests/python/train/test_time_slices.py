@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from petps import _native
-from petps.train.stages import Chain, works_ahead
+from petps.train.stages import Chain, give_way
 
 SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}.get(platform.machine())
 SHORT_NS = 300_000  # native/base/time_slice.h
 
 
-def turn_ns() -> int:
+def time_slice_ns() -> int:
     """Return the calling thread's time slice in ns, as the kernel reports it."""
     words = ctypes.create_string_buffer(48)
     call = ctypes.CDLL(None, use_errno=True).syscall
@@ -28,55 +28,57 @@ def turn_ns() -> int:
     return int(struct.unpack("IIQiIQQQ", words.raw)[5])
 
 
-def on_a_thread(work: Callable[[], Any]) -> Any:
+def run_on_thread(work: Callable[[], Any]) -> Any:
     """Return the result of ``work`` on a thread of its own, whose time slice ends with it."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(work()))
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(work()))
     thread.start()
     thread.join()
-    return found[0]
+    return results[0]
 
 
-def short_and(work: Callable[[], Any]) -> Any:
+def run_with_short_slices(work: Callable[[], Any]) -> Any:
     """Return the result of ``work`` on a thread that uses short time slices."""
 
     def both() -> Any:
         _native.set_time_slice(short=True)
         return work()
 
-    return on_a_thread(both)
+    return run_on_thread(both)
 
 
 @pytest.fixture(autouse=True)
 def skip_without_own_time_slices() -> None:
-    turn_ns()
-    if short_and(turn_ns) != SHORT_NS:
-        pytest.skip("this kernel keeps no turns of a thread's own: Linux 6.12 and later do")
+    time_slice_ns()
+    if run_with_short_slices(time_slice_ns) != SHORT_NS:
+        pytest.skip(
+            "this kernel gives threads no time slices of their own; Linux 6.12 and later do"
+        )
 
 
-def test_heirs_take_short_turns_until_they_work_ahead() -> None:
+def test_a_child_thread_inherits_short_slices_until_it_gives_way() -> None:
     def ahead() -> int:
-        works_ahead()
-        return turn_ns()
+        give_way()
+        return time_slice_ns()
 
-    assert on_a_thread(turn_ns) != SHORT_NS
-    assert short_and(lambda: on_a_thread(turn_ns)) == SHORT_NS
-    assert short_and(lambda: on_a_thread(ahead)) != SHORT_NS
+    assert run_on_thread(time_slice_ns) != SHORT_NS
+    assert run_with_short_slices(lambda: run_on_thread(time_slice_ns)) == SHORT_NS
+    assert run_with_short_slices(lambda: run_on_thread(ahead)) != SHORT_NS
 
 
-def test_stages_work_ahead_of_who_takes_short_turns() -> None:
+def test_stages_use_long_slices_beside_a_caller_with_short_ones() -> None:
     def stages() -> list[int]:
         drawn = iter([0])
         chain = Chain(
-            lambda: None if next(drawn, None) is None else [turn_ns()],
-            [("route", lambda turns: [*turns, turn_ns()])],
-            "turns",
+            lambda: None if next(drawn, None) is None else [time_slice_ns()],
+            [("route", lambda slices: [*slices, time_slice_ns()])],
+            "slices",
         )
-        turns: list[int] | None = chain.next()
+        slices: list[int] | None = chain.next()
         chain.give_up()
-        assert turns is not None
-        return turns
+        assert slices is not None
+        return slices
 
-    turns = short_and(stages)
-    assert len(turns) == 2
-    assert SHORT_NS not in turns
+    slices = run_with_short_slices(stages)
+    assert len(slices) == 2
+    assert SHORT_NS not in slices
