@@ -107,7 +107,7 @@ def test_bad_ids_are_named_and_not_recorded(ids: object, expected: str) -> None:
             "one state for each of the 2",
         ),
         (lambda t: t.track("sparse", [1]), InvalidArgument, "is none, before it was float64"),
-        (lambda t: Tracker(keep="newest"), InvalidArgument, "keep must be .*, got 'newest'"),
+        (lambda t: new_tracker(keep="newest"), InvalidArgument, "keep must be .*, got 'newest'"),
         (lambda t: Tracker(spill="folder"), InvalidArgument, "needs memory_bytes"),
         (lambda t: t.add_table("t", -1), InvalidArgument, "rows must be above 0 or None, got -1"),
     ],
