@@ -22,12 +22,12 @@ __all__ = ["LivePool", "Pool", "TableInfo", "__version__", "create", "open", "op
 def create(
     path: str | Path | None = None, *, durability: str = "power", replace: bool = False
 ) -> Pool:
-    """Create an empty pool at ``path``; without a path, in memory until the process ends.
+    """Create an empty pool at ``path``, or in the memory of this process if ``path`` is None.
 
     Args:
         path: The file or device.
-        durability: What an acknowledged write survives: the loss of 'power', or only the end of the
-            'process'.
+        durability: What an acknowledged write survives. With 'process', a kill of the process; with
+            'power', a power loss too.
         replace: Overwrite the content of a device-DAX device (/dev/dax0.0). A file is never
             replaced.
 
@@ -40,7 +40,7 @@ def create(
 
 
 def open(path: str | Path, *, read_only: bool = False) -> Pool:
-    """Open the pool at ``path`` in this process. It serves at once, whatever its size.
+    """Open the pool at ``path`` in this process, without delay whatever its size.
 
     Raises NotFound, InUse (another process has it open), FailedPrecondition (it lost power),
     InvalidArgument (not a pool, or another format), DataLoss (an incomplete copy).
@@ -54,8 +54,8 @@ def open_live(path: str | Path) -> LivePool:
     """Open the pool at ``path`` for reading, beside the server that writes it.
 
     The reader sees every row as soon as the server's own pulls do, and continues when the server is
-    killed. Raises NotFound, FailedPrecondition (no server has it open, or it keeps readers out),
-    PermissionDenied (``path``.readers must be writable), Unimplemented, DataLoss.
+    killed. Raises NotFound, FailedPrecondition (no server has the pool open, or it refuses
+    readers), PermissionDenied (``path``.readers must be writable), Unimplemented, DataLoss.
     """
     from petps.pool import LivePool
 

@@ -1,7 +1,7 @@
-"""Types of the extension module (native/bindings). Thin: no logic, the GIL released on all work.
+"""Types of the extension module (native/bindings). It has no logic, and works without the GIL.
 
-Arrays are checked, never converted: a wrong dtype, shape or a strided array raises
-``petps.errors.InvalidArgument`` that names the argument. Everything else raises the class of
+Arrays are checked, never converted: a wrong dtype, a wrong shape or a strided array raises
+``petps.errors.InvalidArgument``, which names the argument. Other errors raise the class of
 ``petps.errors`` that native/base/status.h names. Methods of a closed ``Tables`` (and of its tables)
 raise ``FailedPrecondition``. Do not write to an array while a call is reading it.
 """
@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 __version__: str
 LOST_POOL_EXIT_STATUS: int
-"""Of a process that stop_on_lost_pool() ended: native/media/bus_error.h."""
+"""The exit status of a process that stop_on_lost_pool() ended (native/media/bus_error.h)."""
 
 def stop_on_lost_pool() -> None:
-    """Ends this process with a message and LOST_POOL_EXIT_STATUS when a page of a pool is lost.
+    """From now on, exit with a message and LOST_POOL_EXIT_STATUS when a page of a pool is lost.
 
-    A disk that failed, a file that was truncated, a lost mount (SIGBUS). For commands that own
-    their process, never for libraries.
+    A page is lost (SIGBUS) when a disk fails, a file is truncated or a mount disappears. Call it
+    from commands that own their process, never from libraries.
     """
 
 Keys = npt.NDArray[np.uint64]
@@ -36,7 +36,7 @@ class PoolInfo:
     volatile: bool
     read_only: bool
     failed: bool
-    """A drain failed since it was opened: the pool is read-only until reopened."""
+    """Whether a drain failed since the open: the pool is read-only until it is opened again."""
     uuid: str
     generation: int
     was_clean: bool
@@ -44,7 +44,7 @@ class PoolInfo:
     size_bytes: int
     unit_bytes: int
     readers_refused: str
-    """Why no process may read the pool beside this one; empty: it may."""
+    """Why no other process may read the pool beside this one; empty if others may."""
     epoch_current: int
     epoch_retired_items: int
     def as_dict(self) -> dict[str, Any]: ...
@@ -91,9 +91,9 @@ class ApplyReport:
     deleted: int
     absent: int
     refused: int
-    """New keys refused because the table is at capacity."""
+    """New keys that were refused because the table is full."""
     superseded: int
-    """Entries of the batch that a later one of the same key replaced."""
+    """Entries of the batch that a later entry of the same key replaced."""
     def as_dict(self) -> dict[str, Any]: ...
 
 class VerifyReport:
@@ -111,9 +111,9 @@ class Progress:
     """What a partition of an instance has applied.
 
     ``state``: 'following', 'catching_up' (to version ``target``), 'passing' (run ``target`` feeds
-    another instance), 'incomplete' (rows of version ``target`` never came), 'conflict' (of two
-    publishers of ``run``) or 'lost_power' (rows may be older than any progress). ``publisher``: 24
-    bits that tell who wrote ``run``; 0: not known.
+    another instance), 'incomplete' (rows of version ``target`` never came), 'conflict' (two
+    publishers wrote ``run``) or 'lost_power' (rows may be older than any progress). ``publisher``:
+    24 bits that identify the publisher of ``run``; 0 if it is not known.
     """
 
     instance: int
@@ -141,13 +141,13 @@ class Progress:
     def as_dict(self) -> dict[str, Any]: ...
 
 class Scan:
-    """Pages of a table, each a copy; holds off migration until closed or exhausted."""
+    """Iterator over copies of a table's pages. No key migrates until it is closed or exhausted."""
 
     def __enter__(self) -> Scan: ...
     def __exit__(self, *exc: object) -> None: ...
     def __iter__(self) -> Scan: ...
     def __next__(self) -> tuple[Keys, Bytes]:
-        """keys: uint64[n], rows: uint8[n, row_bytes]; n may be 0."""
+        """Return the next page: keys uint64[n], rows uint8[n, row_bytes]; n may be 0."""
     def close(self) -> None: ...
     buckets_done: int
     buckets: int
@@ -166,7 +166,7 @@ class Table:
     @property
     def row_bytes(self) -> int: ...
     def default_row(self) -> Bytes:
-        """uint8[row_bytes]: the stored row shown for a missing key."""
+        """Return the row that a pull returns for a missing key, as stored: uint8[row_bytes]."""
     def apply(
         self,
         keys: Keys,
@@ -175,29 +175,32 @@ class Table:
         stamp: int = 0,
         threads: int = 1,
     ) -> ApplyReport:
-        """keys: uint64[n], rows: uint8[n, row_bytes] or None (all deletions), deleted: bool[n].
+        """Write rows and delete keys. They are durable, at the pool's level, on return.
 
-        Durable at the pool's level when it returns. Later entries of the same key win. ``stamp`` is
-        the low 32 bits of the writing version (a wider number is cut). ``threads``: how many may
-        work on a large batch, the caller among them.
+        keys: uint64[n]; rows: uint8[n, row_bytes], or None to delete all keys; deleted: bool[n].
+        The last entry of a repeated key wins. ``stamp``: the version of the rows, of which the low
+        32 bits are stored. ``threads``: the number of threads, the caller included, that may work
+        on a large batch.
         """
     def pull(self, keys: Keys, out: Floats | Bytes, mask: Mask | None = None) -> int:
-        """Fills out (float32[n, dim], or uint8[n, row_bytes] for stored bytes) and mask (bool[n]).
+        """Fill out (float32[n, dim], or uint8[n, row_bytes] for stored bytes) and mask (bool[n]).
 
-        Missing keys get the table's default row. Returns how many keys were found.
+        Missing keys get the table's default row. Return the number of keys found.
         """
     def keys(self) -> Keys:
-        """uint64[n]: every key, in no order; one written meanwhile may be missing or twice."""
+        """Return all keys, uint64[n], unordered. A key written during the call may be missing, or
+        appear twice.
+        """
     def scan(self, buckets_per_page: int = 4096) -> Scan: ...
     def status(self) -> TableStatus: ...
     def set_hot_keys(self, keys: Keys) -> None: ...
     def migrate(self, hot_keys: Keys) -> int: ...
     def rehome(self) -> int: ...
     def bucket_reads(self, keys: Keys) -> tuple[int, int]:
-        """(buckets read, keys found) for the keys that are there."""
+        """Return (buckets read, keys found); only found keys count."""
 
 class Tables:
-    """One open pool. ``close`` stores the free lists; dropped without it, it recovers at open."""
+    """An open pool. ``close`` stores the free lists; without it, the next open recovers them."""
 
     @staticmethod
     def create(
@@ -208,10 +211,13 @@ class Tables:
         background: bool = True,
         replace: bool = False,
     ) -> Tables:
-        """path '' makes a volatile pool in anonymous memory; replace: what a device holds."""
+        """Create a pool; path '' creates a volatile one in anonymous memory.
+
+        replace: overwrite what a device holds.
+        """
     @staticmethod
     def discard(path: str) -> None:
-        """Removes a pool that nobody has open: the file, or what makes a device hold one."""
+        """Remove a pool that no process has open: delete the file, or clear the device's header."""
     @staticmethod
     def open(
         path: str,
@@ -223,9 +229,9 @@ class Tables:
     ) -> Tables:
         """Open a pool.
 
-        allow_lost_power: also one that lost power, if read_only (for verify). accept_lost_power:
-        take such a pool, which verify found clean, back into service: every recorded progress then
-        needs a base.
+        allow_lost_power: with read_only, also open a pool that lost power (for verify).
+        accept_lost_power: take such a pool back into service after verify found it clean. Every
+        partition with progress then needs a base.
         """
     def close(self) -> None: ...
     @property
@@ -242,7 +248,7 @@ class Tables:
     def previous_of_aliases(self) -> dict[str, int]:
         """Return the previous instance of each alias, if that instance still exists."""
     def drop_instance(self, instance: int) -> None:
-        """Drop it; its space is used again once no reader holds it.
+        """Drop the instance; its space is reused once no reader holds it.
 
         Raise FailedPrecondition if an alias names it.
         """
@@ -260,7 +266,7 @@ class Tables:
         default_row: Bytes | None = None,
     ) -> Table: ...
     def find(self, instance: str, table: str) -> Table:
-        """Raises NotFound that names the tables of the instance."""
+        """Return a table of an instance. Raise NotFound, which lists the instance's tables."""
     def find_id(self, table: int) -> Table: ...
     def tables(self) -> list[Table]: ...
     def set_feed(self, table: int, feed: Literal["push", "delta"]) -> None: ...
@@ -276,9 +282,10 @@ class Tables:
     def verify(self) -> VerifyReport: ...
 
 class LiveReader:
-    """A pool of this machine, read in this process while a server writes it.
+    """Reader of a pool in this process, while a server on the same machine writes the pool.
 
-    FailedPrecondition: no server has made POOL.readers, closed, or used in a forked child.
+    Methods raise FailedPrecondition if no server has made POOL.readers, after close(), and in a
+    forked child.
     """
 
     @staticmethod
@@ -293,7 +300,7 @@ class LiveReader:
     def resolve(self, model: str) -> InstanceRecord: ...
     def instances(self) -> list[InstanceRecord]: ...
     def find(self, model: str, tables: list[str]) -> list[TableRecord]:
-        """Return the tables of the instance that ``model`` names now, in this order."""
+        """Return the named tables, in this order, of the instance that ``model`` names now."""
     def pull(
         self, table: TableRecord, keys: Keys, out: Floats | Bytes, mask: Mask | None = None
     ) -> int | None:
@@ -303,7 +310,7 @@ class LiveReader:
     def disable_pins_for_test(self) -> None: ...
 
 class ShardMap:
-    """Who owns which partitions of a model. InvalidArgument names the first fault."""
+    """Assignment of a model's partitions to servers. InvalidArgument names the first fault."""
 
     def __init__(
         self,
@@ -313,7 +320,7 @@ class ShardMap:
         partitions: int,
         servers: list[tuple[str, list[int]]],
     ) -> None:
-        """servers: (address, partitions) each; those with the same partitions are replicas."""
+        """Check and store the map. servers: (address, partitions) of each."""
     @property
     def model(self) -> str: ...
     @property
@@ -323,28 +330,29 @@ class ShardMap:
     @property
     def servers(self) -> list[tuple[str, list[int]]]: ...
     def owned_by(self, address: str) -> list[int]:
-        """The partitions of one server; none when the map does not name it."""
+        """Return the partitions of a server; none if the map does not name it."""
 
 class CallReply:
-    """The reply of a call. Its methods raise the error that it is."""
+    """Reply of a call. If the call failed, check(), pulled() and pushed() raise its error."""
 
     @property
     def ticket(self) -> int: ...
     def check(self) -> None: ...
     def pulled(self) -> tuple[int, list[tuple[int, int, int, bytes, bytes]]]:
-        """(applied version, [(code, row bytes, rows found, presence bitmap, rows packed)])."""
+        """Return (applied version, [(code, row bytes, rows found, presence bits, packed rows)])."""
     def pushed(self) -> tuple[int, int, int, int, int]:
-        """(inserted, updated, deleted, absent, refused)."""
+        """Return (inserted, updated, deleted, absent, refused)."""
 
 class Calls:
-    """Requests of this process to its own server: submitted, then taken by ticket.
+    """Requests of this process to its own server. pull() and push() return a ticket at once.
 
-    keys: 8 little-endian bytes each. Errors: Unavailable (stopped), ResourceExhausted (too many).
+    take() returns the replies, which carry the tickets. keys: 8 little-endian bytes each. Errors:
+    Unavailable (the server stopped), ResourceExhausted (too many calls in flight).
     """
 
     @property
     def ready_descriptor(self) -> int:
-        """Readable while replies wait; take() resets it."""
+        """Return a descriptor that is readable while replies wait; take() resets it."""
     def pull(
         self,
         instance: int,
@@ -353,7 +361,7 @@ class Calls:
         min_version: int = 0,
         wait_ms: int = 0,
     ) -> int:
-        """sections: (table id, keys)."""
+        """Submit a pull and return its ticket. sections: (table id, keys)."""
     def push(
         self,
         table: TableRecord,
@@ -363,12 +371,15 @@ class Calls:
         deleted: bytes = b"",
         stamp: int = 0,
     ) -> int:
-        """rows: as stored, packed; empty: all keys are deleted. deleted: a bit a key."""
+        """Submit a push and return its ticket.
+
+        rows: packed, as stored; empty to delete all keys. deleted: one bit for each key.
+        """
     def set_hot_keys(self, table: int, keys: bytes) -> int: ...
     def take(self) -> list[CallReply]: ...
 
 class Server:
-    """The native server over the tables of an open pool. ``Tables.close`` refuses while it runs."""
+    """Native server over the tables of an open pool. ``Tables.close`` raises while it runs."""
 
     @staticmethod
     def start(
@@ -387,12 +398,15 @@ class Server:
         rdma: str = "off",
         real_time: int = 0,
     ) -> Server:
-        """Listens and serves when it returns. Unknown limits raise InvalidArgument.
+        """Start a server, which listens and serves on return.
 
-        address: its own in the shard map, by default host:port. call_workers: threads of
-        ``calls``. rdma: "off", "auto" (the first device with an active port) or a device's name;
-        without such a device, or over a pool in a file that is not in memory, FailedPrecondition.
-        real_time: priority of workers, 1 to 99, FailedPrecondition where it is not permitted.
+        address: the server's address in the shard map; by default host:port. call_workers: threads
+        of ``calls``. rdma: "off", "auto" (the first device with an active port) or a device's name.
+        real_time: priority of the workers, 1 to 99; 0: none.
+
+        Raise InvalidArgument for an unknown limit. Raise FailedPrecondition if the RDMA device does
+        not exist, if RDMA shall serve a pool whose file is not in memory, or if the process may not
+        use real-time priorities.
         """
     @property
     def calls(self) -> Calls: ...
@@ -401,21 +415,26 @@ class Server:
     @property
     def address(self) -> str: ...
     def set_shard_map(self, map: ShardMap) -> None:
-        """From now on. InvalidArgument (model, partitions), FailedPrecondition (version)."""
-    def stop(self) -> None:
-        """Accepts no more, answers what arrived. DeadlineExceeded: cut after drain_ms.
+        """Use this map from now on.
 
-        Afterwards the other methods raise FailedPrecondition; port, address and calls stay.
+        Raise InvalidArgument (another model or partition count) or FailedPrecondition (an older
+        version).
+        """
+    def stop(self) -> None:
+        """Accept no more requests, answer those that arrived, then stop.
+
+        Raise DeadlineExceeded if requests were cut after drain_ms. Afterwards the other methods
+        raise FailedPrecondition; port, address and calls remain usable.
         """
     def stats(self) -> dict[str, Any]: ...
     def status_json(self) -> str: ...
     def set_status_member(self, name: str, json: str) -> None: ...
 
 def encode_rows(dtype: str, rows: Floats) -> Bytes:
-    """rows: float32[n, dim] -> uint8[n, row_bytes(dtype, dim)]."""
+    """Encode rows: float32[n, dim] -> uint8[n, row_bytes(dtype, dim)]."""
 
 def decode_rows(dtype: str, dim: int, rows: Bytes) -> Floats:
-    """rows: uint8[n, row_bytes] -> float32[n, dim]."""
+    """Decode rows: uint8[n, row_bytes] -> float32[n, dim]."""
 
 def row_bytes(dtype: str, dim: int) -> int: ...
 def quantise_rows(
@@ -427,13 +446,13 @@ def quantise_rows(
     ratio: float = ...,
     seed: int = ...,
 ) -> Bytes:
-    """rows: float32[n, dim] -> uint8[n, quantised_row_bytes(method, bits, dim)].
+    """Quantise rows: float32[n, dim] -> uint8[n, quantised_row_bytes(method, bits, dim)].
 
     InvalidArgument names the first row with a NaN, an infinity or a range beyond float32.
     """
 
 def dequantise_rows(method: str, bits: int, dim: int, rows: Bytes) -> Floats:
-    """rows: uint8[n, quantised_row_bytes] -> float32[n, dim]."""
+    """Dequantise rows: uint8[n, quantised_row_bytes] -> float32[n, dim]."""
 
 def quantised_row_bytes(method: str, bits: int, dim: int) -> int: ...
 def jagged_unique(
@@ -444,11 +463,12 @@ def jagged_unique(
     inverse: bool = ...,
     counts: bool = ...,
 ) -> tuple[Keys, Keys, npt.NDArray[np.uint32] | None, Keys | None]:
-    """Distinct ids of each table of values: uint64[n], offsets: uint64[tables + 1].
+    """Return the distinct ids of each table.
 
-    Gives ids uint64[m], their offsets uint64[tables + 1], and if asked inverse uint32[n] (the place
-    of each value's id in its table's part) and counts uint64[m]. InvalidArgument names an offset
-    that falls or does not end with the values.
+    values: uint64[n], table after table; offsets: uint64[tables + 1]. The result is ids uint64[m],
+    their offsets uint64[tables + 1], and on request inverse uint32[n] (the place of each value's id
+    in its table's part) and counts uint64[m]. InvalidArgument names an offset that is smaller than
+    the one before, or a last offset that is not n.
     """
 
 def route_ask(
@@ -480,36 +500,38 @@ def route_merge(
     """
 
 def gather_rows(rows: Floats, at: npt.NDArray[np.int64], out: Floats) -> None:
-    """out[i] = the first values of rows[at[i]]: float32[n, width], int64[m], float32[m, dim].
+    """Set out[i] to the first dim values of rows[at[i]].
 
-    InvalidArgument names a position that is none, and nothing is written; likewise below.
+    rows: float32[n, width]; at: int64[m]; out: float32[m, dim]. This function, add_rows and
+    copy_rows write nothing if a position is out of range: InvalidArgument names it.
     """
 
 def add_rows(into: Floats, at: npt.NDArray[np.int64], rows: Floats) -> None:
-    """into[at[i]] += rows[i], in order: float32[n, dim], int64[m], float32[m, dim]."""
+    """Add rows[i] to into[at[i]], in order: float32[m, dim], float32[n, dim], int64[m]."""
 
 def copy_rows(
     into: Floats, to: npt.NDArray[np.int64], rows: Floats, from_: npt.NDArray[np.int64]
 ) -> None:
-    """into[to[i]] = rows[from_[i]]: float32 rows of one width."""
+    """Set into[to[i]] to rows[from_[i]]: float32 rows of one width."""
 
 def common_keys(left: Keys, right: Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Positions in left and right of the keys that both have: ascending uint64[n], uint64[m]."""
+    """Return the positions of the common keys in left and right, which are ascending uint64."""
 
 def first_not_finite(rows: Floats) -> int:
-    """Index of the first row of float32[n, dim] with a NaN or infinity, or n."""
+    """Return the index of the first row of float32[n, dim] with a NaN or infinity, or n."""
 
 def partition_of(keys: Keys, partitions: int) -> npt.NDArray[np.uint32]:
-    """keys: uint64[n] -> uint32[n], each below ``partitions``: xxh3(key) mod partitions."""
+    """Return the partition of each key: xxh3(key) mod partitions. uint64[n] -> uint32[n]."""
 
 def set_time_slice(short: bool) -> None:
-    """Whether this thread, and those that it starts, take short turns on a busy processor.
+    """Give this thread, and the threads that it starts, short time slices or the usual ones.
 
-    Who does is not kept waiting when it wakes up (Linux 6.12 and later), at the same share.
+    A thread with short slices waits less when it wakes up on a busy processor, and gets the same
+    share of the processor (Linux 6.12 and later).
     """
 
 def cpu_features() -> dict[str, bool]: ...
 def formats() -> dict[str, int]:
-    """Version of every format this build reads and writes, by name."""
+    """Return the version of every format that this build reads and writes, by name."""
 
 def crc32c(data: bytes | memoryview, seed: int = 0) -> int: ...

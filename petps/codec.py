@@ -49,8 +49,8 @@ GAIN_SHARE: Final = 0.98
 SAMPLE_SHARE: Final = 1e-5
 SAMPLE_ROWS_MIN: Final = 1000
 
-# (restores, bits) of Check-N-Run 6.2: a training that is resumed at most that often loses less
-# than 0.01 % accuracy.
+# (restores, bits) of Check-N-Run 6.2: a training with so few bits that is resumed at most that
+# often loses less than 0.01 % accuracy.
 RESTORES_MAX: Final = ((1, 2), (3, 3), (20, 4))
 BITS_SAFE: Final = 8
 
@@ -108,26 +108,26 @@ def default_quantisation(bits: int) -> Quantisation:
 def bits_for_restores(expected: float, restores: int = 0) -> int:
     """Return the bits of a checkpoint's rows for a training expected to resume ``expected`` times.
 
-    ``restores`` is how often it has resumed. Once that exceeds ``expected``, the result is 8.
+    ``restores`` is how often it has resumed. If that exceeds ``expected``, the result is 8.
     """
     if not expected >= 0 or restores < 0:
         raise InvalidArgument(
-            f"restores: {restores} of an expected {expected}: neither can be negative or NaN"
+            f"expected restores and restores must be at least 0, got {expected} and {restores}"
         )
     if restores > expected:
         return BITS_SAFE
     return next((bits for most, bits in RESTORES_MAX if expected <= most), BITS_SAFE)
 
 
-def bits_for_state(bits: int, asked: int | None = None) -> int:
-    """Return the bits of optimizer state: ``asked``, or by default ``bits`` but at least 8."""
-    chosen = max(bits, BITS_SAFE) if asked is None else asked
+def bits_for_state(bits: int, state_bits: int | None = None) -> int:
+    """Return the bits of optimizer state: ``state_bits``, or if None, ``bits`` but at least 8."""
+    chosen = max(bits, BITS_SAFE) if state_bits is None else state_bits
     _check_bits(chosen)
     return chosen
 
 
 def sample_rows(n: int, seed: int = 0) -> npt.NDArray[np.int64]:
-    """Return the numbers of the rows, of ``n``, for ``choose_parameters``: ascending int64[m]."""
+    """Return which of ``n`` rows to give to ``choose_parameters``: ascending int64[m]."""
     count = min(n, max(SAMPLE_ROWS_MIN, int(n * SAMPLE_SHARE)))
     generator = np.random.default_rng(seed)
     return np.sort(generator.choice(n, count, replace=False, shuffle=False))
@@ -137,14 +137,15 @@ def choose_parameters(rows: Floats, bits: int) -> Quantisation:
     """Return the quantisation for a table with rows like ``rows``.
 
     The search takes the smallest number of bins whose gain over asymmetric is near the largest
-    gain, and then the smallest ratio in the same way. 8 bits are asymmetric: nothing to gain.
+    gain, and then the smallest ratio in the same way. With 8 bits it returns asymmetric, which
+    cannot be improved.
 
     Args:
         rows: float32[n, dim]; see ``sample_rows``.
         bits: Bits per value.
 
     Raises:
-        InvalidArgument: As in ``Quantisation.quantise``, or there are no rows.
+        InvalidArgument: As in ``Quantisation.quantise``, or ``rows`` is empty.
     """
     chosen = default_quantisation(bits)
     if chosen.method != "adaptive":
@@ -159,18 +160,18 @@ def choose_parameters(rows: Floats, bits: int) -> Quantisation:
 def mean_l2_error(rows: Floats, quantisation: Quantisation) -> float:
     """Return the mean l2 distance between rows, float32[n > 0, dim], and the rows as decoded."""
     if len(rows) == 0:
-        raise InvalidArgument("rows: none given, so there is no mean error")
+        raise InvalidArgument("rows must have at least one row, got 0")
     back = quantisation.dequantise(quantisation.quantise(rows), rows.shape[1])
     return float(np.linalg.norm(back.astype(np.float64) - rows, axis=1).mean())
 
 
 def _where_gain_tapers_off(rows: Floats, plain: float, tried: list[Quantisation]) -> Quantisation:
     """Return the first of ``tried`` (cheapest first) with nearly the largest gain."""
-    gains = [plain - mean_l2_error(rows, one) for one in tried]
-    enough = GAIN_SHARE * max(gains)
-    return next(one for one, gain in zip(tried, gains, strict=True) if gain >= enough)
+    gains = [plain - mean_l2_error(rows, quantisation) for quantisation in tried]
+    sufficient_gain = GAIN_SHARE * max(gains)
+    return tried[next(i for i, gain in enumerate(gains) if gain >= sufficient_gain)]
 
 
 def _check_bits(bits: int) -> None:
     if bits not in BITS:
-        raise InvalidArgument(f"bits {bits} is none of 2, 3, 4 and 8")
+        raise InvalidArgument(f"bits must be 2, 3, 4 or 8, got {bits}")

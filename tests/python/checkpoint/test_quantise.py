@@ -240,7 +240,7 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
     for restores in (-1.0, float("nan"), float("inf")):
         with pytest.raises(InvalidArgument, match="restores"):
             Quantising(restores)
-    with pytest.raises(InvalidArgument, match="bits 5 is none of 2, 3, 4 and 8"):
+    with pytest.raises(InvalidArgument, match="bits must be 2, 3, 4 or 8, got 5"):
         Quantising(1, state_bits=5)
     with pytest.raises(InvalidArgument, match="seed -1 is negative"):
         Quantising(1, seed=-1)

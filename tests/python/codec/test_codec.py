@@ -212,9 +212,9 @@ def test_bits_follow_the_expected_restores() -> None:
 
 def test_state_keeps_eight_bits_unless_asked() -> None:
     assert [bits_for_state(bits) for bits in BITS] == [8, 8, 8, 8]
-    assert bits_for_state(2, asked=4) == 4
-    with pytest.raises(InvalidArgument, match="bits 5 is none of 2, 3, 4 and 8"):
-        bits_for_state(2, asked=5)
+    assert bits_for_state(2, state_bits=4) == 4
+    with pytest.raises(InvalidArgument, match="bits must be 2, 3, 4 or 8, got 5"):
+        bits_for_state(2, state_bits=5)
 
 
 def test_bad_input_is_named() -> None:
